@@ -1,0 +1,113 @@
+"""Admission: SGLang's `PrefillAdder` with a prefill budget that counts computed tokens only.
+
+Owns when a request is planned, how its chunk is cut and what the budgets are charged. KV slots are still reserved for
+the whole extend: spliced rows need a place too. It must not know how a plan is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+
+from sglang_pic.adapter.cache import PicRadixCache
+from sglang_pic.adapter.metrics import Fallback
+from sglang_pic.adapter.request_state import PendingSplice
+
+__all__ = ["PicPrefillAdder"]
+
+# Larger than any budget: a limit that must not bind.
+_NO_LIMIT = 1 << 40
+
+
+class PicPrefillAdder(PrefillAdder):
+    """One prefill pass of the scheduler, with splices."""
+
+    tree_cache: PicRadixCache
+
+    def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
+        """Plan the request, then admit it as SGLang does; a request that is not admitted gives its donors back."""
+        self.tree_cache.plan_request(req)
+        try:
+            result = super().add_one_req(req, has_chunked_req, truncation_align_size)
+        finally:
+            admitted = bool(self.can_run_list) and self.can_run_list[-1] is req
+            if not admitted:
+                self.tree_cache.drop_pending(req)
+        return result
+
+    def _select_prefill_admission(self, req: Any, **options: Any) -> Any:
+        pending = self.tree_cache.pending_of(req)
+        if pending is None:
+            return super()._select_prefill_admission(req, **options)
+        align = options.get("truncation_align_size") or self.page_size
+        if self.rem_chunk_tokens is None:
+            end = pending.end
+        else:
+            end = pending.cut(self.rem_chunk_tokens, max(align, self.page_size))
+        extend_len = end - pending.prefix_len
+        whole = end == pending.end
+        with self._budgets(chunk=_NO_LIMIT if whole else extend_len, spliced=pending.num_spliced):
+            admission = super()._select_prefill_admission(req, **options)
+        if admission is AddReqResult.NO_TOKEN and pending.locks:
+            # The donors' locks may be what fills the pool: the request goes first, its reuse second.
+            self.tree_cache.drop_pending(req, Fallback.MEMORY)
+            return super()._select_prefill_admission(req, **options)
+        if isinstance(admission, AddReqResult) or whole:
+            return admission
+        return replace(admission, extend_len=min(admission.extend_len, extend_len))
+
+    def _commit_prefill_admission(self, req: Any, admission: Any, mamba_gap_reserve: int) -> None:
+        super()._commit_prefill_admission(req, admission, mamba_gap_reserve)
+        self._settle(req, self.tree_cache.pending_of(req), first_chunk=True)
+
+    def add_chunked_req(self, req: Any) -> Any:
+        """Continue a chunked request: plan what is left of it, cut the next chunk by computed tokens."""
+        self.tree_cache.plan_request(req)
+        pending = self.tree_cache.pending_of(req)
+        if pending is None or self.rem_chunk_tokens is None:
+            rest = super().add_chunked_req(req)
+        else:
+            limit = min(self.rem_chunk_tokens, self.chunked_req_limit or self.rem_chunk_tokens)
+            extend_len = pending.cut(limit, self.page_size) - pending.prefix_len
+            with self._budgets(chunk=extend_len, spliced=pending.num_spliced, request_limit=extend_len):
+                rest = super().add_chunked_req(req)
+        if self.can_run_list and self.can_run_list[-1] is req:
+            self._settle(req, pending, first_chunk=False)
+        else:
+            self.tree_cache.drop_pending(req)
+        return rest
+
+    def _settle(self, req: Any, pending: PendingSplice | None, *, first_chunk: bool) -> None:
+        """Clip the plan to the chunk that was admitted, and give back what its runs were charged."""
+        num_spliced = 0
+        if pending is not None:
+            pending.clip(req.extend_end)
+            num_spliced = pending.num_spliced
+            self.rem_input_tokens += num_spliced
+            if self.rem_chunk_tokens is not None:
+                self.rem_chunk_tokens += num_spliced
+            self.log_hit_tokens += num_spliced
+            self.log_input_tokens -= num_spliced
+        self.tree_cache.admit(req, first_chunk=first_chunk, num_spliced=num_spliced)
+
+    @contextmanager
+    def _budgets(self, *, chunk: int, spliced: int, request_limit: int | None = None) -> Iterator[None]:
+        """Let a selection see other limits; what it charges meanwhile stays charged."""
+        before = self.rem_chunk_tokens
+        limit_before = self.chunked_req_limit
+        if before is not None:
+            self.rem_chunk_tokens = chunk
+        self.rem_input_tokens += spliced
+        if request_limit is not None and limit_before is not None:
+            self.chunked_req_limit = request_limit
+        try:
+            yield
+        finally:
+            if before is not None:
+                self.rem_chunk_tokens = before - (chunk - self.rem_chunk_tokens)
+            self.rem_input_tokens -= spliced
+            self.chunked_req_limit = limit_before

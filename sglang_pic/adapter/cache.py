@@ -1,0 +1,243 @@
+"""`PicRadixCache`: SGLang's radix tree, keyed by content as well.
+
+Owns the joints between the tree and the pure core: a donor is resolved by matching its path in the tree again, locked
+until its rows have been copied, and whatever a request computed is published once the tree has adopted it. The tree
+decides what stays resident; the planner decides what is reused; this file carries the answers between them. It must
+not move rows.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import numpy as np
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams, InsertResult, MatchPrefixParams, zero_match_result
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from sglang_pic.adapter.metrics import Fallback, Metrics
+from sglang_pic.adapter.options import Mode
+from sglang_pic.adapter.request_state import PendingSplice, RequestState, RunSource
+from sglang_pic.adapter.resolver import TreeResolver
+from sglang_pic.adapter.spans import intersect, subtract
+from sglang_pic.config import PicConfig
+from sglang_pic.core import ContentIndex, PlanOptions
+from sglang_pic.core.invariants import check
+from sglang_pic.runtime.splice import Splicer
+
+__all__ = ["Namespace", "PicRadixCache"]
+
+Namespace = tuple[str | None, str | None]
+"""What nothing crosses: SGLang's extra key (with the adapter in it) and the cache salt."""
+
+
+class PicRadixCache(UnifiedRadixCache):
+    """SGLang's unified radix cache with a chunk index beside it; made by `factory.create_cache`."""
+
+    config: PicConfig
+    splicer: Splicer
+    index: ContentIndex
+    metrics: Metrics
+    _inserted: list[InsertResult] | None = None
+
+    def attach(
+        self, *, config: PicConfig, splicer: Splicer, metrics: Metrics, delimiters: frozenset[int], max_runs: int
+    ) -> None:
+        """Give the cache its other half, once, before the first request.
+
+        Args:
+            config: the operator's settings.
+            splicer: moves rows of this rank's pool.
+            metrics: this rank's counters.
+            delimiters: token ids that open or close a message of the chat template.
+            max_runs: most runs of one request.
+        """
+        self.config, self.splicer, self.metrics = config, splicer, metrics
+        self.index = ContentIndex(config.core)
+        self._delimiters, self._max_runs = delimiters, max_runs
+
+    # -- the tree's own calls --------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget everything, as the tree does on a flush or a change of weights."""
+        super().reset()
+        if hasattr(self, "index"):
+            self.index.flush()
+
+    def match_prefix(self, params: MatchPrefixParams) -> Any:
+        """Match as SGLang does; the test switch `ignore_prefix` turns a hit of an ordinary request into a miss."""
+        result = super().match_prefix(params)
+        ignores = hasattr(self, "config") and self.config.testing.ignore_prefix
+        if ignores and params.req is not None and params.req.pic.options.mode is Mode.AUTO:
+            return zero_match_result(self, result, extra_key=params.req.extra_key)
+        return result
+
+    def insert(self, params: InsertParams) -> InsertResult:
+        """Insert as SGLang does, noting what the tree adopted for the publication that follows."""
+        result = super().insert(params)
+        if self._inserted is not None:
+            self._inserted.append((result, len(params.key)))
+        return result
+
+    def checkpoint_into_tree(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
+        """Hand the request's row to the tree, then publish what it computed."""
+        self._inserted = []
+        try:
+            super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+            if self._inserted:
+                result, path_len = self._inserted[0]
+                self._publish(req, path_len, adopted_from=result.prefix_len)
+        finally:
+            self._inserted = None
+
+    def on_release(self, req: Any, *, checkpointed: bool) -> None:
+        """The row is gone: give back donors that were never copied, forget what the row held."""
+        super().on_release(req, checkpointed=checkpointed)
+        self.drop_pending(req)
+        req.pic.forget_row()
+
+    # -- planning, called by admission -----------------------------------------------------------------------------
+
+    def plan_request(self, req: Any) -> None:
+        """Plan what the request's row still lacks, and lock the donors; the plan waits in `req.pic.pending`."""
+        self.drop_pending(req)
+        state: RequestState = req.pic
+        if self._refusal(req) is not None:
+            return
+        tokens = _as_tokens(req.full_untruncated_fill_ids)
+        if len(tokens) - req.prefix_len <= self.config.core.min_run_tokens:
+            return
+        resolver = TreeResolver(self, req.extra_key, req.cache_salt)
+        seam_tokens = state.options.seam_tokens
+        plan = self.index.plan(
+            self._namespace(req),
+            tokens,
+            prefix_len=req.prefix_len,
+            options=PlanOptions(
+                seam_tokens=self.config.core.seam_tokens if seam_tokens is None else seam_tokens,
+                max_runs=self._max_runs,
+            ),
+            delimiters=self._delimiters,
+            resolve=resolver,
+        )
+        for dropped, count in plan.dropped.items():
+            self.metrics.count_fallback(Fallback(dropped.value), count)
+        runs = [
+            RunSource(
+                run.target_start,
+                run.target_end,
+                run.target_start - run.donor_start,
+                resolver.slots(run.donor, run.donor_start, run.donor_end),
+            )
+            for run in plan.runs
+        ]
+        locks = resolver.keep_locks_of([run.donor for run in plan.runs])
+        if runs:
+            state.pending = PendingSplice(plan.prefix_len, plan.end, runs, locks)
+
+    def pending_of(self, req: Any) -> PendingSplice | None:
+        """The request's plan, if it has one that still waits."""
+        pending: PendingSplice | None = req.pic.pending
+        return pending
+
+    def take_pending(self, req: Any) -> PendingSplice | None:
+        """Hand the plan to the forward pass, which owns its locks from here on; `None` where there are no runs left."""
+        pending: PendingSplice | None = req.pic.pending
+        req.pic.pending = None
+        if pending is not None and not pending.runs:
+            self.release_locks(pending.locks)
+            return None
+        return pending
+
+    def drop_pending(self, req: Any, reason: Fallback | None = None) -> None:
+        """Give the donors of a plan back unused, counting why if there is a reason."""
+        pending: PendingSplice | None = req.pic.pending
+        if pending is not None:
+            req.pic.pending = None
+            self.release_locks(pending.locks)
+            if reason is not None:
+                self.metrics.count_fallback(reason)
+
+    def release_locks(self, locks: list[object]) -> None:
+        """Unlock donors; each receipt is given back once."""
+        while locks:
+            self.unlock(locks.pop())
+
+    def admit(self, req: Any, *, first_chunk: bool, num_spliced: int) -> None:
+        """Note that `[req.prefix_len, req.extend_end)` runs in the next batch, with its plan if it has one."""
+        state: RequestState = req.pic
+        pending = state.pending
+        if first_chunk:
+            state.matched_len = req.prefix_len
+            reason = self._refusal(req)
+            if reason is not None and not req.retracted_stain:
+                self.metrics.count_fallback(reason)
+        if pending is not None:
+            state.spliced += [(run.target_start, run.target_end) for run in pending.runs]
+        if req.retracted_stain:
+            return
+        state.num_chunk_hit += num_spliced
+        req.cached_tokens += num_spliced
+        self.metrics.count_tokens(
+            prefix=req.prefix_len if first_chunk else 0,
+            chunk=num_spliced,
+            computed=req.extend_end - req.prefix_len - num_spliced,
+            runs=len(pending.runs) if pending is not None else 0,
+        )
+
+    # -- private ---------------------------------------------------------------------------------------------------
+
+    def _publish(self, req: Any, path_len: int, *, adopted_from: int) -> None:
+        """Tell the index which rows of this path the request computed itself, and which it got by splicing.
+
+        NOTE: only rows that the tree adopted count. Rows of another request that got there first stay as that
+        request published them; ours were freed as duplicates.
+        """
+        state: RequestState = req.pic
+        if state.matched_len is None or self._refusal(req) is not None:
+            return
+        start = max(adopted_from, state.matched_len)
+        if start >= path_len:
+            return
+        adopted = [(start, path_len)]
+        spliced = intersect(state.spliced, adopted)
+        self.index.publish(
+            self._namespace(req),
+            _as_tokens(req.full_untruncated_fill_ids[:path_len]),
+            subtract(adopted, spliced),
+            spliced=spliced,
+            delimiters=self._delimiters,
+        )
+        if self.config.testing.check_invariants:
+            check(self.index)
+
+    def _refusal(self, req: Any) -> Fallback | None:
+        """Why this request neither reuses nor donates, or `None`."""
+        if req.pic.options.mode is Mode.OFF:
+            return Fallback.OFF
+        if req.input_embeds is not None or req.positional_embed_overrides is not None or req.multimodal_inputs:
+            return Fallback.EMBEDDINGS
+        if req.lora_id is not None:
+            return Fallback.ADAPTER
+        if req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids):
+            return Fallback.INPUT_LOGPROBS
+        if req.return_hidden_states:
+            return Fallback.HIDDEN_STATES
+        if req.session is not None:
+            return Fallback.SESSION
+        return None
+
+    @staticmethod
+    def _namespace(req: Any) -> Namespace:
+        return (req.extra_key, req.cache_salt)
+
+
+def _as_tokens(token_ids: array[int]) -> np.ndarray:
+    """SGLang's token array as the core wants it: int32, contiguous."""
+    return np.frombuffer(token_ids, dtype=np.int64).astype(np.int32)
+
+
+def radix_key(token_ids: np.ndarray, extra_key: str | None, cache_salt: str | None) -> RadixKey:
+    """A path of the tree, from the core's tokens."""
+    return RadixKey(array("q", token_ids.astype(np.int64).tobytes()), extra_key, cache_salt=cache_salt)

@@ -1,0 +1,192 @@
+"""The contract: every symbol of SGLang that this adapter relies on, and what it must look like.
+
+Checked before anything is registered. SGLang swallows the exceptions of plugins, so a half-registered plugin would
+serve without its cache and say nothing; a missing or changed symbol must stop the server with one line instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import NamedTuple
+
+from sglang_pic.errors import ContractError
+
+__all__ = ["BUILT_FOR", "CONTRACT", "Symbol", "check_contract"]
+
+BUILT_FOR = "0.5.23"
+
+
+class Symbol(NamedTuple):
+    """One symbol: where it is, which parameters we pass or receive, and why we need it.
+
+    `source_has` names words that its source must hold, for attributes which only instances have.
+    """
+
+    path: str
+    parameters: tuple[str, ...] = ()
+    source_has: tuple[str, ...] = ()
+    why: str = ""
+
+
+_SRT = "sglang.srt"
+_CACHE = f"{_SRT}.mem_cache.unified_radix_cache.UnifiedRadixCache"
+_ADDER = f"{_SRT}.managers.schedule_policy.PrefillAdder"
+
+CONTRACT: tuple[Symbol, ...] = (
+    # Registration.
+    Symbol(f"{_SRT}.mem_cache.registry.register_radix_cache_backend", ("name", "factory"), why="the backend's name"),
+    Symbol(f"{_SRT}.mem_cache.registry.create_unified_radix_cache", ("ctx", "cache_class"), why="builds the tree"),
+    Symbol(f"{_SRT}.plugins.hook_registry.HookRegistry.register", ("target", "hook", "hook_type"), why="hooks"),
+    Symbol(f"{_SRT}.plugins.hook_registry.HookRegistry.apply_hooks", why="hooks"),
+    # The tree.
+    Symbol(f"{_CACHE}.match_prefix", ("params",), why="donors are matched again"),
+    Symbol(f"{_CACHE}.insert", ("params",), why="what the tree adopted"),
+    Symbol(f"{_CACHE}.checkpoint_into_tree", ("req", "up_to"), ("self.insert(insert_params)",), why="publication"),
+    Symbol(f"{_CACHE}.on_release", ("req", "checkpointed"), why="the end of a row"),
+    Symbol(f"{_CACHE}.reset", why="flush"),
+    Symbol(f"{_CACHE}.lock", ("node_id",), why="donors stay until copied"),
+    Symbol(f"{_CACHE}.unlock", ("lock",), why="donors stay until copied"),
+    Symbol(f"{_CACHE}.path_device_indices", ("node",), why="slots of a donor"),
+    Symbol(f"{_SRT}.mem_cache.base_prefix_cache.MatchPrefixParams", ("key", "req"), why="donors are matched again"),
+    Symbol(f"{_SRT}.mem_cache.base_prefix_cache.zero_match_result", ("tree_cache", "match_result", "extra_key")),
+    Symbol(f"{_SRT}.mem_cache.radix_cache.RadixKey", ("token_ids", "extra_key", "cache_salt"), why="paths"),
+    # Requests.
+    Symbol(
+        f"{_SRT}.managers.schedule_batch.Req.__init__",
+        ("sampling_params",),
+        (
+            "self.extra_key", "self.cached_tokens", "self.cache_salt", "self.lora_id", "self.sampling_params",
+            "self.full_untruncated_fill_ids", "self.input_embeds", "self.retracted_stain", "self.return_hidden_states",
+        ),
+        why="options and namespace",
+    ),  # fmt: skip
+    # Admission.
+    Symbol(f"{_SRT}.managers.scheduler.Scheduler.get_prefill_adder_class", why="our adder"),
+    Symbol(f"{_ADDER}.add_one_req", ("req", "has_chunked_req", "truncation_align_size"), why="planning"),
+    Symbol(f"{_ADDER}.add_chunked_req", ("req",), ("self.rem_chunk_tokens", "req.extend_end"), why="chunked prefill"),
+    Symbol(
+        f"{_ADDER}._select_prefill_admission", ("req",), ("self.rem_chunk_tokens", "_PrefillAdmission("), why="budgets"
+    ),
+    Symbol(f"{_ADDER}._commit_prefill_admission", ("req", "admission", "mamba_gap_reserve"), why="budgets"),
+    Symbol(
+        f"{_ADDER}._update_prefill_budget",
+        (),
+        ("self.rem_input_tokens -=", "self.rem_chunk_tokens -=", "self.log_hit_tokens +=", "self.log_input_tokens +="),
+        why="budgets",
+    ),
+    # The forward path.
+    Symbol(
+        f"{_SRT}.model_executor.forward_batch_info.ForwardBatch.init_new",
+        ("batch", "model_runner"),
+        ("own_plan(ret)", "kv_loc_plan.bind(", "ret.extend_start_loc", "ret.extend_logprob_start_lens_cpu"),
+        why="where a batch gets its splices",
+    ),
+    Symbol(f"{_SRT}.model_executor.model_runner.ModelRunner.forward", ("forward_batch",), why="splice and compute"),
+    Symbol(
+        f"{_SRT}.model_executor.model_runner.ModelRunner._forward_raw",
+        (),
+        ("self.prefill_cuda_graph_runner is not None", "self.eager_runner.execute("),
+        why="a gap batch runs eagerly",
+    ),
+    Symbol(
+        f"{_SRT}.layers.logits_processor.LogitsMetadata.from_forward_batch",
+        ("forward_batch",),
+        ("extend_seq_lens_cpu", "extend_logprob_start_lens_cpu"),
+        why="the last row of each request",
+    ),
+    Symbol(
+        f"{_SRT}.models.deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method",
+        ("forward_batch",),
+        why="absorbed MLA for a gap batch",
+    ),
+    Symbol(
+        f"{_SRT}.models.deepseek_common.attention_forward_methods.forward_methods.AttnForwardMethod.MLA",
+        why="absorbed MLA for a gap batch",
+    ),
+    Symbol(f"{_SRT}.mem_cache.kv_loc_plan.KVLocPlan.bind", ("batch", "reader"), why="write slots of a gap batch"),
+    Symbol(
+        f"{_SRT}.mem_cache.kv_index_translator.KVIndexTranslator.own_plan",
+        ("forward_batch",),
+        why="write slots of a gap batch",
+    ),
+    Symbol(f"{_SRT}.environ.envs.SGLANG_EAGER_INPUT_NO_COPY", why="a gap batch has more sequences than requests"),
+    # What users see.
+    Symbol(
+        f"{_SRT}.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.get_cached_tokens_details",
+        ("req",),
+        why="chunk hits in responses",
+    ),
+    Symbol(
+        f"{_SRT}.managers.tokenizer_manager.TokenizerManager._validate_one_request",
+        ("obj", "input_ids"),
+        why="HTTP 400 for bad options",
+    ),
+    Symbol(f"{_SRT}.entrypoints.openai.protocol.CachedTokensDetails", why="chunk hits in responses"),
+    Symbol(f"{_SRT}.entrypoints.openai.utils.cached_tokens_details_from_dict", ("details",), why="chunk hits"),
+)
+
+
+def check_contract(contract: tuple[Symbol, ...] = CONTRACT) -> None:
+    """Check every symbol against the installed SGLang.
+
+    Raises:
+        ContractError: one line that names the first symbol that is missing or changed, and the versions.
+    """
+    for symbol in contract:
+        problem = _problem(symbol)
+        if problem:
+            raise ContractError(
+                f"{symbol.path} {problem} in the installed SGLang {_installed_version()}; sglang_pic was built for "
+                f"{BUILT_FOR} and needs it ({symbol.why or 'see adapter/contract.py'}). Install sglang=={BUILT_FOR}, "
+                "or start without --radix-cache-backend pic."
+            )
+
+
+def _problem(symbol: Symbol) -> str | None:
+    target = _resolve(symbol.path)
+    if target is _MISSING:
+        return "is missing"
+    if symbol.parameters:
+        try:
+            known = set(inspect.signature(target).parameters)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            return "cannot be called"
+        lacking = [name for name in symbol.parameters if name not in known]
+        if lacking:
+            return f"has no parameter {lacking[0]!r}"
+    if symbol.source_has:
+        source = inspect.getsource(inspect.unwrap(target))  # type: ignore[arg-type]
+        lacking = [word for word in symbol.source_has if word not in source]
+        if lacking:
+            return f"no longer has {lacking[0]!r}"
+    return None
+
+
+_MISSING = object()
+
+
+def _resolve(path: str) -> object:
+    parts = path.split(".")
+    for split in range(len(parts) - 1, 0, -1):
+        try:
+            target: object = importlib.import_module(".".join(parts[:split]))
+        except ModuleNotFoundError as error:
+            if error.name is not None and ".".join(parts[:split]).startswith(error.name):
+                continue
+            raise
+        for name in parts[split:]:
+            target = getattr(target, name, _MISSING)
+            if target is _MISSING:
+                return _MISSING
+        return target
+    return _MISSING
+
+
+def _installed_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("sglang")
+    except PackageNotFoundError:
+        return "(not installed)"

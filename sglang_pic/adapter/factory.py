@@ -1,0 +1,78 @@
+"""Builds the cache inside a scheduler process, when SGLang asks for the backend `pic`.
+
+Owns the order: refuse what is unsupported, read the live model, make the tree, install the hooks. It runs before the
+first request; whatever it raises stops the server.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from sglang.srt.mem_cache.registry import create_unified_radix_cache
+
+from sglang_pic.adapter import forward_hooks, scheduler_hooks
+from sglang_pic.adapter.cache import PicRadixCache
+from sglang_pic.adapter.delimiters import read_delimiters
+from sglang_pic.adapter.metrics import Metrics
+from sglang_pic.adapter.support import check_support
+from sglang_pic.config import load_config
+from sglang_pic.runtime.rope import read_geometry
+from sglang_pic.runtime.rope_check import verify_geometry
+from sglang_pic.runtime.splice import Splicer
+from sglang_pic.runtime.views import view_pool
+
+__all__ = ["create_cache"]
+
+logger = logging.getLogger(__name__)
+
+
+def create_cache(ctx: Any) -> PicRadixCache:
+    """Make the cache of one scheduler rank from SGLang's `TreeCacheBuildContext`.
+
+    Raises:
+        ConfigError: the configuration is not valid.
+        UnsupportedError: the model, its pool, the topology or a flag cannot be served safely.
+        ContractError: the model's rotation is not what its module says.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    config = load_config()
+    check_support(ctx)
+    runner = ctx.tp_worker.model_runner
+    view = view_pool(runner.token_to_kv_pool)
+    geometry = read_geometry(runner.model, max_shift=ctx.model_config.context_len)
+    error = verify_geometry(runner.model, geometry)
+    cache = create_unified_radix_cache(ctx, cache_class=PicRadixCache)
+    assert isinstance(cache, PicRadixCache)
+    delimiters = read_delimiters(ctx.server_args)
+    cache.attach(
+        config=config,
+        splicer=Splicer(view, geometry),
+        metrics=Metrics(_labels(ctx)),
+        delimiters=delimiters,
+        # Each gap is a virtual sequence, and backends size their tables by the rows of the request pool.
+        max_runs=max(1, min(config.max_gaps, runner.req_to_token_pool.size) - 1),
+    )
+    scheduler_hooks.install(cache)
+    forward_hooks.install(cache)
+    HookRegistry.apply_hooks()
+    logger.info(
+        "sglang_pic: %s pool, %d layers, rotation checked to %.1e, %d delimiters, config %s",
+        view.kind.value,
+        view.num_layers,
+        error,
+        len(delimiters),
+        msgspec.json.encode(config).decode(),
+    )
+    if config.testing.ignore_prefix:
+        logger.warning("sglang_pic: the test switch ignore_prefix is on; exact prefix hits are thrown away")
+    return cache
+
+
+def _labels(ctx: Any) -> dict[str, str] | None:
+    """SGLang's rank labels; every rank plans the same, so only the first one counts."""
+    if not ctx.server_args.enable_metrics or ctx.tp_rank != 0:
+        return None
+    return {"model_name": ctx.server_args.served_model_name, "tp_rank": str(ctx.tp_rank)}

@@ -1,0 +1,61 @@
+"""The entry point `sglang.srt.plugins`: check the contract, then register everything or nothing.
+
+SGLang runs it in every process, before it parses the server's arguments, and swallows exceptions; so a failure that
+the operator must see leaves as `SystemExit`, which nothing swallows.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from sglang_pic.errors import ContractError, PicError
+
+__all__ = ["register"]
+
+logger = logging.getLogger(__name__)
+
+BACKEND_NAME = "pic"
+
+
+def register() -> None:
+    """Register the backend `pic` and the front end's hooks.
+
+    Raises:
+        SystemExit: SGLang is not what this version was built for, and the command line asks for the backend.
+    """
+    from sglang_pic.adapter.contract import check_contract
+
+    try:
+        check_contract()
+    except ContractError as error:
+        if _is_requested(sys.argv):
+            raise SystemExit(f"sglang_pic: {error}") from error
+        logger.error("sglang_pic: not registered: %s", error)
+        return
+    from sglang.srt.mem_cache.registry import register_radix_cache_backend
+
+    from sglang_pic.adapter import frontend_hooks
+
+    frontend_hooks.install()
+    register_radix_cache_backend(BACKEND_NAME, _create_cache)
+
+
+def _create_cache(ctx: Any) -> Any:
+    # Imported here: only a scheduler that was asked for the backend pays for torch and the core.
+    from sglang_pic.adapter.factory import create_cache
+
+    try:
+        return create_cache(ctx)
+    except PicError as error:
+        logger.error("sglang_pic: %s", error)
+        raise
+
+
+def _is_requested(argv: list[str]) -> bool:
+    """Whether the command line asks for `--radix-cache-backend pic`, in either spelling."""
+    for flag, value in zip(argv, [*argv[1:], ""], strict=True):
+        if flag == f"--radix-cache-backend={BACKEND_NAME}" or (flag, value) == ("--radix-cache-backend", BACKEND_NAME):
+            return True
+    return False

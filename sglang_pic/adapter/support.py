@@ -1,0 +1,52 @@
+"""What the cache cannot serve safely: refused when the server starts, in one line that says what to change.
+
+Owns the table of flags and topologies. Pools and rotary embeddings are refused where they are read, in `runtime`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_pic.errors import UnsupportedError
+
+__all__ = ["ATTENTION_BACKENDS", "check_support"]
+
+# Backends whose layers write KV into the pool before attention reads it through the page table, so that virtual
+# sequences of one row see each other. `pic_cpu` and `torch_native` are tested with every commit; the others follow the
+# same order by their source and want a GPU to be measured on.
+ATTENTION_BACKENDS = ("pic_cpu", "torch_native", "triton", "fa3", "flashinfer")
+
+
+def check_support(ctx: Any) -> None:
+    """Refuse what would be served wrongly.
+
+    Args:
+        ctx: SGLang's `TreeCacheBuildContext`.
+
+    Raises:
+        UnsupportedError: naming the flag or the model property and what to change.
+    """
+    args = ctx.server_args
+    for present, what, change in (
+        (ctx.disable_radix_cache, "--disable-radix-cache", "remove it"),
+        (ctx.is_hybrid_swa, "a model with sliding-window layers", "serve it without --radix-cache-backend pic"),
+        (ctx.is_hybrid_ssm, "a model with state-space layers", "serve it without --radix-cache-backend pic"),
+        (ctx.is_dsa, "a model with a sparse-attention indexer", "serve it without --radix-cache-backend pic"),
+        (ctx.enable_hierarchical_cache, "--enable-hierarchical-cache", "remove it"),
+        (args.enable_lmcache, "--enable-lmcache", "remove it"),
+        (args.speculative_algorithm is not None, "--speculative-algorithm", "remove it"),
+        (args.pp_size > 1, f"--pp-size {args.pp_size}", "use tensor parallelism"),
+        (args.enable_dp_attention, "--enable-dp-attention", "remove it"),
+        (args.disaggregation_mode != "null", f"--disaggregation-mode {args.disaggregation_mode}", "remove it"),
+        (args.enable_two_batch_overlap, "--enable-two-batch-overlap", "remove it"),
+        (args.enable_pdmux, "--enable-pdmux", "remove it"),
+        (args.dllm_algorithm is not None, "--dllm-algorithm", "remove it"),
+    ):
+        if present:
+            raise UnsupportedError(f"--radix-cache-backend pic does not work with {what}: {change}.")
+    backend = ctx.tp_worker.model_runner.prefill_attention_backend_str
+    if backend not in ATTENTION_BACKENDS:
+        raise UnsupportedError(
+            f"--radix-cache-backend pic does not work with the prefill attention backend {backend!r}: choose one of "
+            f"{', '.join(ATTENTION_BACKENDS)} with --attention-backend."
+        )

@@ -1,0 +1,77 @@
+"""The one configuration of the plugin, `PicConfig`.
+
+It comes from one JSON text or file, named by the environment variable `SGLANG_PIC_CONFIG`, and is checked whole: an
+unknown key or a value out of range stops the server. It knows neither torch nor SGLang.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from sglang_pic.core.config import CoreConfig
+from sglang_pic.errors import ConfigError
+
+__all__ = ["CONFIG_VARIABLE", "PicConfig", "TestingConfig", "load_config", "read_config"]
+
+CONFIG_VARIABLE = "SGLANG_PIC_CONFIG"
+
+
+class TestingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Switches that make sense in tests only; each one is named in the log when it is on."""
+
+    __test__ = False  # the name begins like a test class; pytest must not collect it
+
+    ignore_prefix: bool = False
+    """Serve nothing from the exact prefix, so that a repeated prompt is spliced from its own chunks at shift 0."""
+
+    check_invariants: bool = False
+    """Check the whole chunk index after every publication (slow)."""
+
+
+class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything an operator can set; the defaults are the measured ones of the design notes."""
+
+    core: CoreConfig = msgspec.field(default_factory=CoreConfig)
+    """Chunking, index and planning."""
+
+    max_gaps: int = 32
+    """Most gaps that one request may have; each one is a virtual sequence of the gap prefill."""
+
+    testing: TestingConfig = msgspec.field(default_factory=TestingConfig)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_gaps <= 4096:
+            raise ConfigError(f"max_gaps={self.max_gaps!r}: must be from 1 to 4096; 32 is the default.")
+
+
+def read_config(text: str) -> PicConfig:
+    """Read a configuration from a JSON text, or from the file it names.
+
+    Raises:
+        ConfigError: the text is neither JSON nor a readable file, or a value is not allowed.
+    """
+    source = "the JSON text"
+    if not text.lstrip().startswith("{"):
+        source = text
+        try:
+            text = Path(text).read_text(encoding="utf8")
+        except OSError as error:
+            raise ConfigError(
+                f"{CONFIG_VARIABLE}={source!r}: neither a JSON object nor a readable file ({error.strerror}); "
+                f'give {{"core": {{"seam_tokens": 1}}}} or the path of such a file.'
+            ) from error
+    try:
+        return msgspec.json.decode(text, type=PicConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{CONFIG_VARIABLE}: {error} (in {source}).") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{CONFIG_VARIABLE}: {source} is not valid JSON: {error}.") from error
+
+
+def load_config() -> PicConfig:
+    """The configuration of this process: `SGLANG_PIC_CONFIG`, or the defaults where it is not set."""
+    text = os.environ.get(CONFIG_VARIABLE, "").strip()
+    return read_config(text) if text else PicConfig()

@@ -1,0 +1,37 @@
+"""The exceptions of the project.
+
+PicError
+├── ConfigError       a setting or a request option is not valid
+├── ContractError     SGLang differs from what this version was built for
+├── UnsupportedError  a model, KV pool, backend or topology that cannot be served safely
+├── TraceError        a trace file cannot be read
+└── BenchError        a server, a replay or a comparison failed
+"""
+
+from __future__ import annotations
+
+__all__ = ["BenchError", "ConfigError", "ContractError", "PicError", "TraceError", "UnsupportedError"]
+
+
+class PicError(Exception):
+    """Base of every error this project raises on purpose."""
+
+
+class ConfigError(PicError, ValueError):
+    """A setting or a request option is not valid; the message says what is allowed."""
+
+
+class ContractError(PicError):
+    """SGLang differs from what this version was built for."""
+
+
+class UnsupportedError(PicError):
+    """A model, KV pool, attention backend or flag that cannot be served safely."""
+
+
+class TraceError(PicError, ValueError):
+    """A trace file cannot be read; the message names the file and the line."""
+
+
+class BenchError(PicError):
+    """A server, a replay or a comparison failed; the message says where to look."""

@@ -1,0 +1,43 @@
+"""Request options: every bad value is refused with a message that names it and what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_pic.adapter.options import STRICT_MARK, Mode, RequestOptions, parse_options, strict_key
+from sglang_pic.errors import ConfigError
+
+
+@pytest.mark.parametrize("custom_params", [None, {}, {"thinking_budget": 3}, {"pic": None}, {"pic": {}}])
+def test_absent_options_are_the_defaults(custom_params: object) -> None:
+    assert parse_options(custom_params) == RequestOptions(mode=Mode.AUTO, seam_tokens=None)
+
+
+def test_options_are_read() -> None:
+    assert parse_options({"pic": {"mode": "off"}}).mode is Mode.OFF
+    assert parse_options({"pic": {"seam_tokens": 8}}).seam_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("off", "'off'"),
+        ({"mode": "fast"}, "mode='fast'"),
+        ({"mode": ["auto"]}, "mode=['auto']"),
+        ({"seam_tokens": -1}, "seam_tokens=-1"),
+        ({"seam_tokens": 10**9}, "seam_tokens=1000000000"),
+        ({"seam_tokens": True}, "seam_tokens=True"),
+        ({"seam_tokens": 1.5}, "seam_tokens=1.5"),
+        ({"seams": 1}, "'seams'"),
+    ],
+)
+def test_bad_options_are_named(options: object, named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_options({"pic": options})
+    assert named in str(caught.value)
+    assert "must be" in str(caught.value) or "allowed" in str(caught.value)
+
+
+def test_strict_keys_keep_tenants_apart() -> None:
+    assert strict_key(None) == STRICT_MARK
+    assert strict_key("a") != strict_key("b") != strict_key(None)
