@@ -1,0 +1,39 @@
+"""How far an op may be from the exact result: one frozen table by op and dtype.
+
+Owns the tolerances of the kernels' tests and of the start-up checks built on them. Loosening an entry is a
+change of its own, with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from torch import Tensor
+
+__all__ = ["MAX_TESTED_SHIFT", "ROTATE_REL_L2", "relative_l2"]
+
+MAX_TESTED_SHIFT: Final = 131_072
+"""The largest shift, in tokens and either direction, at which the tolerances are tested."""
+
+# Relative L2 of rotated K against K computed at the target position from the same float64 values before
+# rotation. bf16, fp16 and fp8 are one rounding of the donor's row plus one of the result.
+ROTATE_REL_L2: Final[Mapping[torch.dtype, float]] = MappingProxyType(
+    {
+        torch.float32: 2e-6,
+        torch.float16: 5e-4,
+        torch.bfloat16: 4e-3,
+        torch.float8_e4m3fn: 5e-2,
+    }
+)
+"""Relative L2 error allowed to a rotation, by the dtype of the KV rows."""
+
+
+def relative_l2(actual: Tensor, expected: Tensor) -> float:
+    """`|actual - expected| / |expected|` in float64; 0 where both are zero."""
+    want = expected.to(torch.float64)
+    error = torch.linalg.vector_norm(actual.to(torch.float64) - want).item()
+    norm = torch.linalg.vector_norm(want).item()
+    return error / norm if norm else error

@@ -1,0 +1,252 @@
+"""The rotation of a live model's keys, read from its own rotary embedding modules.
+
+Owns the answer to "what turns a key of this layer by one position": frequencies after scaling and the layout of
+the pairs. Modules are recognised by class name and attributes; nothing of SGLang is imported. A magnitude
+(YaRN's `mscale`) stays out: it is the same at every position, so a moved key keeps it. What cannot be shifted
+exactly is refused: frequencies that depend on the length (dynamic NTK, LongRoPE), layers that look at positions
+in another way, and every class this file does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import torch
+from pic_kernels import RopeParams
+from torch import Tensor, nn
+
+from sglang_pic.errors import UnsupportedError
+
+__all__ = ["AttentionRope", "RopeGeometry", "attention_ropes", "is_rotary_module", "read_geometry", "read_params"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RopeGeometry:
+    """The rotation of every attention layer that a model holds.
+
+    Attributes:
+        class_names: the rotary classes it was read from, sorted.
+        layer_ids: the model's attention layers, ascending; with pipeline parallelism this rank's.
+        params: the rotation of each of `layer_ids`; equal rotations are one object.
+        max_shift: the largest shift, in tokens and either direction, the reader asked for.
+        is_text_only: True for M-RoPE, where one shift moves text but not images.
+    """
+
+    class_names: tuple[str, ...]
+    layer_ids: tuple[int, ...]
+    params: tuple[RopeParams, ...]
+    max_shift: int
+    is_text_only: bool
+
+    def groups(self) -> list[tuple[RopeParams, list[int]]]:
+        """Each distinct rotation with the indices into `layer_ids` that share it; usually one group."""
+        found: dict[int, tuple[RopeParams, list[int]]] = {}
+        for index, params in enumerate(self.params):
+            found.setdefault(id(params), (params, []))[1].append(index)
+        return list(found.values())
+
+
+class AttentionRope(NamedTuple):
+    """An attention layer and the module that rotates its keys."""
+
+    layer_id: int
+    name: str
+    rotary: nn.Module
+
+
+def read_geometry(model: nn.Module, *, max_shift: int) -> RopeGeometry:
+    """The rotation of every attention layer of `model`.
+
+    Args:
+        model: the loaded model; parameters are not read, only the attributes of its rotary modules.
+        max_shift: the largest shift that will be asked for, in tokens: the context length.
+
+    Raises:
+        UnsupportedError: the model has no RoPE, or one of its layers cannot be shifted exactly; the message
+            names the layer and the class.
+    """
+    if not 0 < max_shift <= _MAX_SHIFT:
+        raise ValueError(f"max_shift={max_shift!r}: must be in [1, {_MAX_SHIFT}]; pass the context length.")
+    layers = attention_ropes(model)
+    by_module: dict[int, RopeParams] = {}
+    distinct: list[RopeParams] = []
+    for layer in layers:
+        if id(layer.rotary) not in by_module:
+            by_module[id(layer.rotary)] = _shared(read_params(layer.rotary), distinct)
+    names = {type(layer.rotary).__name__ for layer in layers}
+    return RopeGeometry(
+        class_names=tuple(sorted(names)),
+        layer_ids=tuple(layer.layer_id for layer in layers),
+        params=tuple(by_module[id(layer.rotary)] for layer in layers),
+        max_shift=max_shift,
+        is_text_only=bool(names & _TEXT_ONLY),
+    )
+
+
+def read_params(rotary: nn.Module) -> RopeParams:
+    """The rotation of one rotary embedding module.
+
+    Raises:
+        UnsupportedError: its class is unknown or its frequencies change with the length.
+    """
+    name = type(rotary).__name__
+    if name in _REFUSED:
+        raise UnsupportedError(
+            f"rotary embedding {name}: {_REFUSED[name]}. Serve this model without --radix-cache-backend pic."
+        )
+    reader = _READERS.get(name)
+    if reader is None:
+        known = ", ".join(sorted(_READERS))
+        raise UnsupportedError(
+            f"rotary embedding {name}: its geometry is not known; known are {known}. "
+            "Serve this model without --radix-cache-backend pic."
+        )
+    rotary_dim = int(rotary.rotary_dim)  # type: ignore[arg-type]
+    is_neox = bool(rotary.is_neox_style)
+    inv_freq = reader(rotary).detach().cpu()
+    if inv_freq.dtype != torch.float64:
+        inv_freq = inv_freq.to(torch.float32)
+    if tuple(inv_freq.shape) != (rotary_dim // 2,) or not bool(inv_freq.isfinite().all()):
+        raise UnsupportedError(
+            f"rotary embedding {name}: read frequencies of shape {tuple(inv_freq.shape)!r} for "
+            f"rotary_dim={rotary_dim!r}; expected ({rotary_dim // 2},), all finite."
+        )
+    return RopeParams(inv_freq=inv_freq, rotary_dim=rotary_dim, is_neox_style=is_neox)
+
+
+def attention_ropes(model: nn.Module) -> list[AttentionRope]:
+    """Every attention layer of `model` with its rotary module, by ascending layer id.
+
+    Raises:
+        UnsupportedError: there is no such layer, or one has no RoPE, several, or attends in a window.
+    """
+    layers: dict[int, AttentionRope] = {}
+    without: list[str] = []
+    for name, parent in model.named_modules():
+        cores = [child for child in parent.children() if _is_a(child, "RadixAttention")]
+        if not cores:
+            continue
+        _refuse_attention(name, parent, cores)
+        ropes = [child for child in parent.children() if is_rotary_module(child)]
+        if len(ropes) > 1:
+            classes = ", ".join(type(rope).__name__ for rope in ropes)
+            raise UnsupportedError(
+                f"attention layer {name!r} has {len(ropes)} rotary embeddings ({classes}); expected one."
+            )
+        if not ropes or not all(getattr(parent, flag, True) for flag in _ROPE_FLAGS):
+            without.append(name)
+            continue
+        for layer_id in sorted({int(core.layer_id) for core in cores}):
+            if layer_id in layers:
+                raise UnsupportedError(
+                    f"attention layers {layers[layer_id].name!r} and {name!r} share layer_id={layer_id!r}."
+                )
+            layers[layer_id] = AttentionRope(layer_id, name, ropes[0])
+    if not layers:
+        raise UnsupportedError(
+            f"{type(model).__name__}: no attention layer with a rotary embedding was found; "
+            "only models with RoPE are supported."
+        )
+    if without:
+        raise UnsupportedError(
+            f"{type(model).__name__}: {len(without)} attention layers have no rotary embedding, e.g. {without[0]!r}; "
+            "models that mix layers with and without RoPE are not supported."
+        )
+    return [layers[layer_id] for layer_id in sorted(layers)]
+
+
+def is_rotary_module(module: nn.Module) -> bool:
+    """Whether `module` looks like a rotary embedding, known or not."""
+    return hasattr(module, "rotary_dim") or any(
+        "rotaryembedding" in base.__name__.lower() for base in type(module).__mro__
+    )
+
+
+# A float64 angle is exact to 1e-8 rad far beyond this; no context is longer.
+_MAX_SHIFT: Final = 1 << 24
+
+# Attributes by which an attention module says that it does not use the rotary embedding it holds.
+_ROPE_FLAGS: Final = ("use_rope", "attn_use_rope")
+
+# Modules that change a key after its rotation by learned weights: the result of a shift is no rotation of it.
+_KEY_NORM_AFTER_ROPE: Final = frozenset({"HunYuanAttention"})
+
+_TEXT_ONLY: Final = frozenset({"MRotaryEmbedding", "YaRNScalingMRotaryEmbedding"})
+
+_LENGTH = "its frequencies change with the length, so a shift is not a rotation"
+_REFUSED: Final = {
+    "DualChunkRotaryEmbedding": "key positions wrap within a chunk, so a shift is not a rotation",
+    "DynamicNTKAlphaRotaryEmbedding": _LENGTH,
+    "DynamicNTKScalingRotaryEmbedding": _LENGTH,
+    "FourierRotaryEmbedding": "its coefficients mix frequencies, so a shift is not a rotation",
+    "Phi3LongRoPEScaledRotaryEmbedding": _LENGTH,
+}
+
+
+def _is_a(module: nn.Module, class_name: str) -> bool:
+    return any(base.__name__ == class_name for base in type(module).__mro__)
+
+
+def _shared(params: RopeParams, distinct: list[RopeParams]) -> RopeParams:
+    """The entry of `distinct` that equals `params`, which is added if there is none."""
+    for other in distinct:
+        if (
+            other.rotary_dim == params.rotary_dim
+            and other.is_neox_style == params.is_neox_style
+            and torch.equal(other.inv_freq, params.inv_freq)
+        ):
+            return other
+    distinct.append(params)
+    return params
+
+
+def _refuse_attention(name: str, parent: nn.Module, cores: Sequence[nn.Module]) -> None:
+    """Refuse layers whose keys are not rotations of one another whatever the rotary embedding says."""
+    for core in cores:
+        window = getattr(core, "sliding_window_size", None)
+        if window is not None and window > 0:
+            raise UnsupportedError(
+                f"attention layer {name!r} attends in a sliding window of {window!r} tokens: not supported."
+            )
+        if getattr(core, "is_cross_attention", False):
+            raise UnsupportedError(f"attention layer {name!r} is cross attention: not supported.")
+    if type(parent).__name__ in _KEY_NORM_AFTER_ROPE and getattr(parent, "use_qk_norm", True):
+        raise UnsupportedError(
+            f"attention layer {name!r} ({type(parent).__name__}) normalises keys after their rotation: not supported."
+        )
+
+
+def _frequencies(rotary: nn.Module, argument: float) -> Tensor:
+    """What the module itself computes, on the device where it keeps its table (rounding differs by device)."""
+    with torch.device(rotary.cos_sin_cache.device):  # type: ignore[union-attr,arg-type]
+        compute: Callable[[float], Tensor] = rotary._compute_inv_freq  # type: ignore[assignment]
+        return compute(argument)
+
+
+def _by_base(rotary: nn.Module) -> Tensor:
+    return _frequencies(rotary, rotary.base)  # type: ignore[arg-type]
+
+
+def _by_factor(rotary: nn.Module) -> Tensor:
+    return _frequencies(rotary, rotary.scaling_factor)  # type: ignore[arg-type]
+
+
+def _linear(rotary: nn.Module) -> Tensor:
+    """Positions are divided by the factor; in float64, because a float32 quotient is rounded once more."""
+    factors = list(rotary.scaling_factors)  # type: ignore[arg-type]
+    if len(factors) != 1:
+        raise UnsupportedError(f"{type(rotary).__name__} with scaling_factors={factors!r}: one factor is supported.")
+    return _by_base(rotary).to(torch.float64) / float(factors[0])
+
+
+_READERS: Final[dict[str, Callable[[nn.Module], Tensor]]] = {
+    "DeepseekScalingRotaryEmbedding": _by_factor,
+    "LinearScalingRotaryEmbedding": _linear,
+    "Llama3RotaryEmbedding": _by_base,
+    "MRotaryEmbedding": _by_base,
+    "RotaryEmbedding": _by_base,
+    "YaRNScalingMRotaryEmbedding": _by_factor,
+    "YaRNScalingRotaryEmbedding": _by_factor,
+}

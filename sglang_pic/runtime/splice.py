@@ -1,0 +1,112 @@
+"""The splice executor: applies "these slots to those, shifted by so much" to all layers of a pool.
+
+Owns the binding of a pool's buffers to the rotation of the layers they belong to, and the counts of what was
+moved. Decides nothing: which rows, where to, and that nobody else owns the targets is the plan's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pic_kernels import RopeParams, splice_mha, splice_mla
+from torch import Tensor
+
+from sglang_pic.errors import UnsupportedError
+from sglang_pic.runtime.rope import RopeGeometry
+from sglang_pic.runtime.views import PoolKind, PoolView
+
+__all__ = ["SpliceCounts", "Splicer"]
+
+
+@dataclass(slots=True)
+class SpliceCounts:
+    """What a `Splicer` has moved since it was made."""
+
+    num_calls: int = 0
+    num_rows: int = 0
+    """Tokens whose rows were written, all layers counting as one."""
+    moved_bytes: int = 0
+    """Bytes written; as many were read."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Group:
+    """Layers that share one rotation."""
+
+    rope: RopeParams
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+
+class Splicer:
+    """Moves KV rows between slots of one pool. One per model runner; not thread safe."""
+
+    def __init__(self, view: PoolView, geometry: RopeGeometry) -> None:
+        """Bind the layers of `view` to their rotations.
+
+        Raises:
+            UnsupportedError: the pool's layers are not the model's, or a rotary part does not fit a row.
+        """
+        pool_ids = tuple(range(view.start_layer, view.start_layer + view.num_layers))
+        if pool_ids != geometry.layer_ids:
+            raise UnsupportedError(
+                f"the KV pool holds layers {_span(pool_ids)} and the model's attention layers are "
+                f"{_span(geometry.layer_ids)}: every layer of the pool must be one with RoPE."
+            )
+        for rope, _ in geometry.groups():
+            fits = rope.rotary_dim == view.rope_dim if view.kind is PoolKind.MLA else rope.rotary_dim <= view.rope_dim
+            if not fits:
+                raise UnsupportedError(
+                    f"rotary_dim={rope.rotary_dim!r} does not fit the {view.kind.value} pool's rotary part of "
+                    f"{view.rope_dim!r} dimensions."
+                )
+        self._view = view
+        self._max_shift = geometry.max_shift
+        self._groups = [
+            _Group(
+                rope=rope.to(view.device),
+                keys=tuple(view.keys[index] for index in indices),
+                values=tuple(view.values[index] for index in indices) if view.values else (),
+            )
+            for rope, indices in geometry.groups()
+        ]
+        self.counts = SpliceCounts()
+
+    def splice(self, src: Tensor, dst: Tensor, shifts: Tensor) -> None:
+        """Copy the rows of `src` to `dst` in all layers, keys turned by each token's shift.
+
+        The caller holds the donors of `src` and owns `dst`; every row of `src` has been written in all layers (a
+        hierarchical cache must have finished loading it). Work is queued on the current stream and ordered
+        with the model's; on a CPU it is done on return. Cost O(n) per layer; `n = 0` does nothing.
+
+        Args:
+            src: `[n]` int64 slots, on the pool's device.
+            dst: `[n]` int64 slots, each once, none of them in `src`.
+            shifts: `[n]` int32 or int64 tokens, target position minus source position, within `max_shift`.
+
+        Raises:
+            TypeError: a wrong dtype.
+            ValueError: shapes or devices differ, or, on a CPU only, slots are out of bounds, repeated in `dst`
+                or shared by both, or a shift exceeds `max_shift`. Nothing has been written. On an accelerator
+                values are not read back: checking them would stall the stream.
+        """
+        view = self._view
+        if src.numel() and view.device.type == "cpu" and shifts.numel():
+            farthest = max(abs(int(bound)) for bound in shifts.aminmax())
+            if farthest > self._max_shift:
+                raise ValueError(f"shifts reach {farthest} tokens: must be within max_shift={self._max_shift!r}.")
+        for group in self._groups:
+            if view.kind is PoolKind.MLA:
+                splice_mla(group.keys, src, dst, shifts, group.rope, rope_offset=view.rope_offset)
+            else:
+                splice_mha(group.keys, group.values, src, dst, shifts, group.rope)
+        if src.numel():
+            self.counts.num_calls += 1
+            self.counts.num_rows += src.numel()
+            self.counts.moved_bytes += src.numel() * view.token_bytes
+
+
+def _span(layer_ids: tuple[int, ...]) -> str:
+    if layer_ids == tuple(range(layer_ids[0], layer_ids[-1] + 1)):
+        return f"[{layer_ids[0]}, {layer_ids[-1] + 1})"
+    return repr(list(layer_ids))

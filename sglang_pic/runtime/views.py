@@ -1,0 +1,195 @@
+"""SGLang's KV pools as plain tensors, one row per token slot.
+
+Owns the table of pools whose rows may be moved, by exact class name; nothing of SGLang is imported. A subclass is
+refused even though it *is* an MHA or MLA pool: subclasses exist to change the layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from sglang_pic.errors import ContractError, UnsupportedError
+
+__all__ = ["PoolKind", "PoolView", "view_pool"]
+
+
+class PoolKind(Enum):
+    """What a row of the pool is."""
+
+    MHA = "mha"
+    """Keys and values per KV head, in separate buffers."""
+    MLA = "mla"
+    """One latent row, its last dimensions rotary."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolView:
+    """The buffers of a KV pool; they are the pool's own memory, not copies.
+
+    Attributes:
+        kind: what a row is.
+        keys: per layer `[num_slots, num_kv_heads, head_dim]`, or the latent rows `[num_slots, 1, row_dim]`.
+        values: per layer `[num_slots, num_kv_heads, v_head_dim]`; empty for MLA.
+        dtype: the rows' dtype; FP8 pools store bytes, seen here as FP8.
+        num_slots: slots per buffer, the padding page included.
+        page_size: tokens per page of the allocator.
+        rope_offset: first dimension of the rotary part: 0 for MHA, `kv_lora_rank` for MLA.
+        rope_dim: dimensions from `rope_offset` on that may hold rotary pairs.
+        start_layer: layer id of the first buffer (pipeline parallelism).
+    """
+
+    kind: PoolKind
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    dtype: torch.dtype
+    num_slots: int
+    page_size: int
+    rope_offset: int
+    rope_dim: int
+    start_layer: int
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that the pool holds on this rank."""
+        return len(self.keys)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self.keys[0].device
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's rows over all layers."""
+        return sum(buffer[0].nbytes for buffer in (*self.keys, *self.values))
+
+
+def view_pool(kv_pool: object) -> PoolView:
+    """The view of SGLang's KV pool.
+
+    Args:
+        kv_pool: `model_runner.token_to_kv_pool`, after its buffers were allocated for good.
+
+    Raises:
+        UnsupportedError: the pool, its layout or its dtype is not one whose rows can be moved.
+        ContractError: a supported pool does not look as it did when this was written.
+    """
+    name = type(kv_pool).__name__
+    kind = _SUPPORTED.get(name)
+    if kind is None:
+        raise UnsupportedError(_refusal(kv_pool))
+    pool = cast(_Pool, kv_pool)
+    _refuse_layout(pool)
+    try:
+        num_slots, page_size, start_layer = pool.size + pool.page_size, pool.page_size, pool.start_layer
+        if kind is PoolKind.MLA:
+            rope_offset, rope_dim = pool.kv_lora_rank, pool.qk_rope_head_dim
+            keys = _typed(pool, pool.kv_buffer, (num_slots, 1, rope_offset + rope_dim))
+            values: tuple[Tensor, ...] = ()
+        else:
+            rope_offset, rope_dim = 0, pool.head_dim
+            keys = _typed(pool, pool.k_buffer, (num_slots, pool.head_num, pool.head_dim))
+            values = _typed(pool, pool.v_buffer, (num_slots, pool.head_num, pool.v_head_dim))
+    except AttributeError as error:
+        raise ContractError(f"{name}.{error.name}: missing; this version was built for SGLang 0.5.23.") from error
+    if not keys:
+        raise UnsupportedError(f"{name}: it holds no layer.")
+    return PoolView(
+        kind=kind,
+        keys=keys,
+        values=values,
+        dtype=pool.dtype,
+        num_slots=num_slots,
+        page_size=page_size,
+        rope_offset=rope_offset,
+        rope_dim=rope_dim,
+        start_layer=start_layer,
+    )
+
+
+_SUPPORTED: Final = {"MHATokenToKVPool": PoolKind.MHA, "MLATokenToKVPool": PoolKind.MLA}
+_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
+
+_REASONS: Final = {
+    "DSATokenToKVPool": "its sparse-attention indexer keeps rotated keys of its own",
+    "HybridLinearKVPool": "linear-attention state cannot be moved",
+    "MHATokenToKVPoolFP4": "FP4 rows cannot be rotated; use --kv-cache-dtype auto or fp8_e4m3",
+    "MHATokenToKVPoolMXFP8": "block-scaled rows cannot be rotated; use --kv-cache-dtype auto or fp8_e4m3",
+    "MLATokenToKVPoolFP4": "FP4 rows cannot be rotated; use --kv-cache-dtype auto or fp8_e4m3",
+    "SWAKVPool": "sliding-window layers forget rows",
+    "UnifiedMHATokenToKVPool": "its slots are translated on every access; serve without --enable-unified-memory",
+    "UnifiedMLATokenToKVPool": "its slots are translated on every access; serve without --enable-unified-memory",
+}
+
+# Attributes that mark another layout inside a supported class, with the value they have in the plain one.
+_PLAIN: Final[tuple[tuple[str, tuple[object, ...], str], ...]] = (
+    ("kv_cache_layout", ("nhd",), "rows must be [slot, head, dim]; unset SGLANG_USE_HND_KVCACHE and the layout flags"),
+    ("use_hnd", (False,), "rows must be [slot, head, dim]; unset SGLANG_USE_HND_KVCACHE"),
+    (
+        "is_quantized_kv_cache",
+        (False,),
+        "block-quantised rows cannot be rotated; use --kv-cache-dtype auto or fp8_e4m3",
+    ),
+    ("post_capture_active", (False,), "buffers are replaced after graph capture; turn post-capture KV backing off"),
+    ("use_dsa", (False,), "a sparse-attention indexer keeps rotated keys of its own"),
+    ("layer_shard_enabled", (False,), "KV-cache sharding spreads layers over ranks; turn it off"),
+    ("kv_scale_buffer", (None,), "block-scaled rows cannot be rotated; use --kv-cache-dtype auto or fp8_e4m3"),
+)
+
+
+class _Pool(Protocol):
+    """What is read of a pool; K and V for MHA, the latent for MLA."""
+
+    size: int
+    page_size: int
+    start_layer: int
+    dtype: torch.dtype
+    head_num: int
+    head_dim: int
+    v_head_dim: int
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    k_buffer: list[Tensor]
+    v_buffer: list[Tensor]
+    kv_buffer: list[Tensor]
+
+
+def _refusal(kv_pool: object) -> str:
+    name = type(kv_pool).__name__
+    supported = " and ".join(sorted(_SUPPORTED))
+    for base in type(kv_pool).__mro__:
+        if base.__name__ in _REASONS:
+            return f"KV pool {name}: {_REASONS[base.__name__]}. Supported are {supported}."
+    parents = [base.__name__ for base in type(kv_pool).__mro__[1:] if base.__name__ in _SUPPORTED]
+    reason = f"a {parents[0]} with a layout of its own, which is not known" if parents else "its layout is not known"
+    return f"KV pool {name}: {reason}. Supported are {supported}."
+
+
+def _refuse_layout(pool: _Pool) -> None:
+    name = type(pool).__name__
+    for attribute, plain, reason in _PLAIN:
+        value = getattr(pool, attribute, plain[0])
+        if value not in plain:
+            raise UnsupportedError(f"KV pool {name}.{attribute}={value!r}: {reason}.")
+    if pool.dtype not in _DTYPES:
+        allowed = ", ".join(str(dtype) for dtype in _DTYPES)
+        raise UnsupportedError(f"KV pool {name}.dtype={pool.dtype!r}: must be one of {allowed}; set --kv-cache-dtype.")
+
+
+def _typed(pool: _Pool, buffers: list[Tensor], shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """The buffers in the pool's dtype, checked to be `shape` and free of gaps."""
+    name = type(pool).__name__
+    for layer, buffer in enumerate(buffers):
+        if tuple(buffer.shape) != shape or not buffer.is_contiguous():
+            raise UnsupportedError(
+                f"KV pool {name}: layer {layer} has shape {tuple(buffer.shape)!r} and strides {buffer.stride()!r}; "
+                f"only contiguous {shape!r} is supported."
+            )
+        if buffer.element_size() != pool.dtype.itemsize:
+            raise ContractError(f"KV pool {name}: layer {layer} stores {buffer.dtype} for rows of {pool.dtype}.")
+    return tuple(buffer if buffer.dtype == pool.dtype else buffer.view(pool.dtype) for buffer in buffers)

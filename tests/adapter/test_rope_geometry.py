@@ -1,0 +1,167 @@
+"""Geometry, pools and splices on SGLang's own rotary embeddings and KV pools."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from pic_kernels.numerics import relative_l2
+from torch import nn
+
+with warnings.catch_warnings():
+    # SGLang and what it imports warn about this machine's missing accelerators.
+    warnings.simplefilter("ignore")
+    factory = pytest.importorskip("sglang.srt.layers.rotary_embedding.factory")
+    memory_pool = pytest.importorskip("sglang.srt.mem_cache.memory_pool")
+
+from sglang_pic.errors import UnsupportedError
+from sglang_pic.runtime import PoolKind, Splicer, read_geometry, rope, verify_geometry, view_pool, views
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 1_024,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1_024}
+DEEPSEEK_YARN = {
+    "rope_type": "deepseek_yarn",
+    "factor": 40.0,
+    "original_max_position_embeddings": 1_024,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.9,
+}
+M_ROPE = {"rope_type": "default", "mrope_section": [8, 12, 12]}
+
+SCALINGS = {
+    "none": (None, "RotaryEmbedding"),
+    "default": ({"rope_type": "default"}, "RotaryEmbedding"),
+    "llama3": (LLAMA3, "Llama3RotaryEmbedding"),
+    "linear": ({"rope_type": "linear", "factor": 2.5}, "LinearScalingRotaryEmbedding"),
+    "yarn": (YARN, "YaRNScalingRotaryEmbedding"),
+    "yarn with mscale": ({**YARN, "mscale": 0.7, "mscale_all_dim": 1.0}, "YaRNScalingRotaryEmbedding"),
+    "mrope": (M_ROPE, "MRotaryEmbedding"),
+}
+
+
+class RadixAttention(nn.Module):
+    """SGLang's is recognised by this name; the real one needs a running server."""
+
+    layer_id = 0
+
+
+def _model(rotary: nn.Module) -> nn.Module:
+    model = nn.Module()
+    model.rotary_emb, model.attn = rotary, RadixAttention()
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_scalings_are_read_and_verified(name: str, is_neox: bool, dtype: torch.dtype) -> None:
+    """The frequencies read, without any magnitude, turn keys as the live module does; its table is in `dtype`."""
+    scaling, class_name = SCALINGS[name]
+    rotary = factory.get_rope(64, 64, 2_048, 10_000, is_neox, scaling, dtype=dtype)
+    geometry = read_geometry(_model(rotary), max_shift=131_072)
+    assert geometry.class_names == (class_name,)
+    assert geometry.params[0].is_neox_style is is_neox
+    assert geometry.is_text_only is (name == "mrope")
+    assert verify_geometry(rotary, geometry) <= (1e-3 if rotary.cos_sin_cache.dtype == torch.float32 else 2e-2)
+
+
+def test_partial_rotary_is_read() -> None:
+    rotary = factory.get_rope(128, 128, 2_048, 10_000, True, None, dtype=torch.float32, partial_rotary_factor=0.25)
+    geometry = read_geometry(_model(rotary), max_shift=2_048)
+    assert geometry.params[0].rotary_dim == 32
+    verify_geometry(rotary, geometry)
+
+
+@pytest.mark.parametrize("make", [factory.get_rope, factory.get_rope_cpu])
+@pytest.mark.parametrize("is_neox", [True, False])
+def test_deepseek_yarn_is_read_and_verified(make: object, is_neox: bool) -> None:
+    device = {"device": "cpu"} if make is factory.get_rope_cpu else {}
+    rotary = make(64, 64, 40_960, 10_000, is_neox, DEEPSEEK_YARN, dtype=torch.float32, **device)  # type: ignore[operator]
+    assert rotary.mscale != 1.0
+    geometry = read_geometry(_model(rotary), max_shift=131_072)
+    assert geometry.class_names == ("DeepseekScalingRotaryEmbedding",)
+    assert verify_geometry(rotary, geometry) <= 1e-3
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "dynamic", "factor": 2.0, "alpha": 3.0},
+        {
+            "rope_type": "longrope",
+            "short_factor": [1.0] * 32,
+            "long_factor": [2.0] * 32,
+            "original_max_position_embeddings": 1_024,
+        },
+        {"rope_type": "proportional"},
+    ],
+    ids=["dynamic", "dynamic alpha", "longrope", "proportional"],
+)
+def test_inexact_or_unknown_scalings_are_refused_by_name(scaling: dict[str, object]) -> None:
+    rotary = factory.get_rope(64, 64, 2_048, 10_000, True, scaling, dtype=torch.float32)
+    with pytest.raises(UnsupportedError, match=type(rotary).__name__):
+        read_geometry(_model(rotary), max_shift=2_048)
+
+
+def test_every_known_class_name_is_sglangs() -> None:
+    """A class renamed by SGLang must not turn a reasoned refusal, or support, into "unknown"."""
+    assert set(rope._READERS) | set(rope._REFUSED) <= set(vars(factory))
+    assert set(views._SUPPORTED) <= set(vars(memory_pool))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_mha_pool_is_spliced(dtype: torch.dtype) -> None:
+    pool = memory_pool.MHATokenToKVPool(
+        size=64,
+        page_size=16,
+        dtype=dtype,
+        head_num=3,
+        head_dim=64,
+        layer_num=1,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+    view = view_pool(pool)
+    assert (view.kind, view.num_slots, view.dtype) == (PoolKind.MHA, 80, dtype)
+    rotary = factory.get_rope(64, 64, 2_048, 10_000, True, LLAMA3, dtype=torch.float32)
+    raw, at = torch.randn(20, 3, 64), torch.arange(20) + 30
+    src, dst = torch.arange(20) + 1, torch.arange(20) + 40
+    view.keys[0].view(pool.store_dtype)[src] = rotary.forward_native(at, raw, raw)[1].to(dtype).view(pool.store_dtype)
+    Splicer(view, read_geometry(_model(rotary), max_shift=2_048)).splice(src, dst, torch.full((20,), 777))
+    fresh = rotary.forward_native(at + 777, raw, raw)[1]
+    assert relative_l2(pool.get_key_buffer(0)[dst], fresh) <= (4e-3 if dtype == torch.bfloat16 else 5e-2)
+
+
+def test_mla_pool_is_spliced() -> None:
+    """The row as DeepSeek's attention stores it: latent, then the key's rotary part, pairs still interleaved."""
+    pool = memory_pool.MLATokenToKVPool(
+        size=64,
+        page_size=1,
+        dtype=torch.bfloat16,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        layer_num=1,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+    view = view_pool(pool)
+    assert (view.kind, view.rope_offset, view.rope_dim) == (PoolKind.MLA, 512, 64)
+    rotary = factory.get_rope_cpu(64, 64, 40_960, 10_000, False, DEEPSEEK_YARN, dtype=torch.float32, device="cpu")
+    raw, at = torch.randn(20, 1, 64), torch.arange(20) + 30
+    src, dst = torch.arange(20) + 1, torch.arange(20) + 40
+    pool.kv_buffer[0][src] = torch.randn(20, 1, 576).bfloat16()
+    pool.kv_buffer[0][src, :, 512:] = rotary.forward_native(at, raw, raw)[1].bfloat16()
+    Splicer(view, read_geometry(_model(rotary), max_shift=40_960)).splice(src, dst, torch.full((20,), 30_000))
+    fresh = rotary.forward_native(at + 30_000, raw, raw)[1]
+    assert relative_l2(pool.kv_buffer[0][dst, :, 512:], fresh) <= 5e-3
+    assert torch.equal(pool.kv_buffer[0][dst, :, :512], pool.kv_buffer[0][src, :, :512])

@@ -1,0 +1,82 @@
+"""Operands and exact results for the tests of the splice ops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from pic_kernels import RopeParams
+from torch import Tensor
+
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+def make_rope(rotary_dim: int, *, is_neox: bool, base: float = 10_000.0) -> RopeParams:
+    """Unscaled frequencies, as a model without RoPE scaling has them."""
+    inv_freq = 1.0 / base ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
+    return RopeParams(inv_freq=inv_freq, rotary_dim=rotary_dim, is_neox_style=is_neox)
+
+
+def rotate_exact(rows: Tensor, positions: Tensor, rope: RopeParams) -> Tensor:
+    """`rows` `[n, heads, rotary_dim]` turned in float64, as complex numbers: independent of the code under test."""
+    rows = rows.to(torch.float64)
+    angles = positions.to(torch.float64)[:, None, None] * rope.inv_freq.to(torch.float64)
+    if rope.is_neox_style:
+        half = rope.rotary_dim // 2
+        turned = torch.complex(rows[..., :half], rows[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat((turned.real, turned.imag), dim=-1)
+    turned = torch.complex(rows[..., 0::2], rows[..., 1::2]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.view_as_real(turned).flatten(-2)
+
+
+@dataclass(slots=True)
+class Slots:
+    """Disjoint source and target slots of a pool, with the shifts between them."""
+
+    num_slots: int
+    src: Tensor
+    dst: Tensor
+    shifts: Tensor
+
+
+def scattered(num_tokens: int, shifts: Tensor, *, seed: int = 0, spare: int = 7) -> Slots:
+    """Slots in random order, with `spare` slots that a splice must not touch."""
+    num_slots = 2 * num_tokens + spare
+    order = torch.randperm(num_slots, generator=torch.Generator().manual_seed(seed))
+    return Slots(num_slots, order[:num_tokens].clone(), order[num_tokens : 2 * num_tokens].clone(), shifts)
+
+
+def spans(lengths: list[int], shifts: list[int]) -> Slots:
+    """Runs of slots that follow one another, one shift each, with a gap of one slot between any two."""
+    total = sum(lengths) + len(lengths)
+    src, dst, per_token, at = [], [], [], 0
+    for length, shift in zip(lengths, shifts, strict=True):
+        src.append(torch.arange(at, at + length))
+        dst.append(torch.arange(at, at + length) + total)
+        per_token.append(torch.full((length,), shift))
+        at += length + 1
+    return Slots(2 * total, torch.cat(src), torch.cat(dst), torch.cat(per_token))
+
+
+def pages(num_pages: int, page_size: int, shift: int, *, seed: int = 0) -> Slots:
+    """Whole pages in random order, as an allocator with `page_size` hands them out."""
+    order = torch.randperm(2 * num_pages, generator=torch.Generator().manual_seed(seed))
+    rows = (order[:, None] * page_size + torch.arange(page_size)).view(2, -1)
+    shifts = torch.full((num_pages * page_size,), shift)
+    return Slots(2 * num_pages * page_size, rows[0].contiguous(), rows[1].contiguous(), shifts)
+
+
+def random_rows(shape: tuple[int, ...], dtype: torch.dtype, *, seed: int = 0) -> Tensor:
+    """Normal values in `dtype`."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def poison(buffer: Tensor, slots: Tensor) -> None:
+    """Fill the rows `slots` with NaN, so that a value left unwritten shows."""
+    bits = buffer.view(BITS[buffer.element_size()])
+    bits[slots] = torch.full((1,), torch.nan).to(buffer.dtype).view(bits.dtype)
+
+
+def bits_of(buffer: Tensor) -> Tensor:
+    """The bytes of `buffer`, comparable with `torch.equal` whatever they hold."""
+    return buffer.view(BITS[buffer.element_size()])

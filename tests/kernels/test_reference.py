@@ -1,0 +1,60 @@
+"""The references against float64: what every other implementation is measured by."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
+from pic_kernels.reference.rotate import rotate
+from splice_cases import bits_of, make_rope, random_rows, rotate_exact
+
+SHIFTS = (1, -1, 17, 4_095, -30_000, MAX_TESTED_SHIFT, -MAX_TESTED_SHIFT)
+
+
+@pytest.mark.parametrize("dtype", ROTATE_REL_L2, ids=str)
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize("rotary_dim", [2, 64, 128])
+def test_rotation_agrees_with_rows_computed_at_the_target(dtype: torch.dtype, is_neox: bool, rotary_dim: int) -> None:
+    """A donor's row, rounded as the pool keeps it and moved, is the row computed there, at any distance."""
+    rope = make_rope(rotary_dim, is_neox=is_neox)
+    exact = random_rows((64, 4, rotary_dim), torch.float32).to(torch.float64)
+    start = torch.arange(64) + MAX_TESTED_SHIFT
+    donor = rotate_exact(exact, start, rope).to(torch.float32).to(dtype)
+    for shift in SHIFTS:
+        moved = rotate(donor, torch.full((64,), shift), rope)
+        fresh = rotate_exact(exact, start + shift, rope)
+        assert relative_l2(moved, fresh) <= ROTATE_REL_L2[dtype]
+
+
+def test_rotations_compose() -> None:
+    rope = make_rope(64, is_neox=True)
+    rows = random_rows((32, 3, 64), torch.float32)
+    there = rotate(rotate(rows, torch.full((32,), 1_000), rope), torch.full((32,), -1_003), rope)
+    assert relative_l2(there, rotate(rows, torch.full((32,), -3), rope)) <= ROTATE_REL_L2[torch.float32]
+
+
+def test_rotation_keeps_the_norm_of_every_pair() -> None:
+    rope = make_rope(8, is_neox=False)
+    rows = random_rows((16, 2, 8), torch.float32)
+    turned = rotate(rows, torch.arange(16) * 977, rope)
+    norms = [torch.linalg.vector_norm(x.unflatten(-1, (4, 2)), dim=-1) for x in (rows, turned)]
+    torch.testing.assert_close(norms[1], norms[0])
+
+
+@pytest.mark.parametrize("dtype", ROTATE_REL_L2, ids=str)
+def test_shift_zero_returns_the_same_bits(dtype: torch.dtype) -> None:
+    """Also where arithmetic would not: signed zeros, infinities, NaN."""
+    rows = random_rows((4, 2, 8), dtype)
+    rows[0, 0, :4] = torch.tensor([-0.0, torch.inf, -torch.inf, torch.nan]).to(dtype)
+    for is_neox in (True, False):
+        turned = rotate(rows, torch.zeros(4, dtype=torch.int32), make_rope(8, is_neox=is_neox))
+        assert torch.equal(bits_of(turned), bits_of(rows))
+
+
+def test_fp8_saturates() -> None:
+    """A pair at the edge of e4m3 turns past it: 448 + 448 at 45 degrees is 634."""
+    rope = make_rope(2, is_neox=True)
+    rows = torch.full((3, 1, 2), 448.0).to(torch.float8_e4m3fn)
+    turned = rotate(rows, torch.tensor([-1, 1, 2]), rope).to(torch.float32)
+    assert turned.isfinite().all()
+    assert turned.abs().max() == 448.0

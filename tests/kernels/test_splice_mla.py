@@ -1,0 +1,96 @@
+"""`splice_mla`: the latent moves untouched, only its rotary slice turns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pic_kernels import splice_mla
+from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
+from splice_cases import Slots, bits_of, make_rope, pages, poison, random_rows, rotate_exact, scattered, spans
+
+SLOTS = {
+    "spans": spans([40, 3, 70], [12, 1, -9]),
+    "a span that does not move": spans([50, 33], [0, 7]),
+    "scattered": scattered(77, torch.arange(77) - 30),
+    "pages of 16": pages(5, 16, 48),
+}
+
+
+def _check(slots: Slots, dtype: torch.dtype, latent: int, rotary_dim: int, *, is_neox: bool, rest: int = 0) -> None:
+    rope = make_rope(rotary_dim, is_neox=is_neox)
+    buffers = [random_rows((slots.num_slots, 1, latent + rotary_dim + rest), dtype, seed=layer) for layer in range(2)]
+    for buffer in buffers:
+        poison(buffer, slots.dst)
+    before = [bits_of(buffer).clone() for buffer in buffers]
+    splice_mla(buffers, slots.src, slots.dst, slots.shifts, rope, rope_offset=latent)
+    others = torch.ones(slots.num_slots, dtype=torch.bool)
+    others[slots.dst] = False
+    still = slots.shifts == 0
+    rotary = slice(latent, latent + rotary_dim)
+    for buffer, old in zip(buffers, before, strict=True):
+        new, donors = bits_of(buffer)[slots.dst], old[slots.src]
+        assert torch.equal(bits_of(buffer)[others], old[others])
+        assert torch.equal(new[still], donors[still])
+        assert torch.equal(new[..., :latent], donors[..., :latent])
+        assert torch.equal(new[..., rotary.stop :], donors[..., rotary.stop :])
+        if still.all():
+            continue
+        exact = rotate_exact(donors.view(dtype)[~still][..., rotary], slots.shifts[~still], rope)
+        assert relative_l2(new.view(dtype)[~still][..., rotary], exact) <= ROTATE_REL_L2[dtype]
+
+
+@pytest.fixture(params=["host", "device", "reference"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("SGLANG_PIC_KERNELS", request.param)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("dtype", ROTATE_REL_L2, ids=str)
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize("case", SLOTS)
+def test_slots_dtypes_and_layouts(case: str, is_neox: bool, dtype: torch.dtype) -> None:
+    _check(SLOTS[case], dtype, latent=512, rotary_dim=64, is_neox=is_neox)
+
+
+@pytest.mark.usefixtures("backend")
+def test_far_shifts() -> None:
+    far = scattered(60, torch.tensor([MAX_TESTED_SHIFT, -MAX_TESTED_SHIFT] * 30, dtype=torch.int32))
+    for dtype in ROTATE_REL_L2:
+        _check(far, dtype, latent=32, rotary_dim=64, is_neox=False)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    n=st.integers(1, 80),
+    seed=st.integers(0, 2**16),
+    latent=st.integers(0, 9),
+    half=st.integers(1, 8),
+    rest=st.integers(0, 3),
+    is_neox=st.booleans(),
+    dtype=st.sampled_from(tuple(ROTATE_REL_L2)),
+)
+def test_any_offset(  # noqa: PLR0917 - one argument per strategy
+    n: int, seed: int, latent: int, half: int, rest: int, is_neox: bool, dtype: torch.dtype
+) -> None:
+    """The rotary slice may begin anywhere, also where it is not aligned to anything."""
+    shifts = torch.randint(-3, 4, (n,), generator=torch.Generator().manual_seed(seed))
+    slots = scattered(n, shifts * 5_000, seed=seed)
+    _check(slots, dtype, latent, 2 * half, is_neox=is_neox, rest=rest)
+
+
+@pytest.mark.usefixtures("backend")
+def test_empty_input_writes_nothing() -> None:
+    none, buffer = torch.empty(0, dtype=torch.int64), random_rows((4, 1, 12), torch.float32)
+    before = buffer.clone()
+    splice_mla([buffer], none, none, none, make_rope(4, is_neox=False), rope_offset=8)
+    assert torch.equal(buffer, before)
+
+
+@pytest.mark.parametrize("rope_offset", [-1, 9])
+def test_a_rotary_slice_outside_the_row_is_refused(rope_offset: int) -> None:
+    one = torch.tensor([1])
+    with pytest.raises(ValueError, match="rotary part"):
+        splice_mla([torch.zeros(4, 1, 12)], one, one + 1, one, make_rope(4, is_neox=False), rope_offset=rope_offset)

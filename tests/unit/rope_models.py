@@ -1,0 +1,171 @@
+"""Stand-ins for SGLang's attention layers, rotary embeddings and KV pools.
+
+The runtime knows SGLang's objects by class name and attribute only, so a class of the same name with the same
+attributes is one of them. `tests/adapter` runs the same code on the real ones.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class RotaryEmbedding(nn.Module):
+    """Plain RoPE with a float32 table; `forward_native` rotates through complex numbers."""
+
+    def __init__(
+        self,
+        head_size: int = 16,
+        rotary_dim: int = 16,
+        *,
+        base: float = 10_000.0,
+        is_neox_style: bool = True,
+        num_positions: int = 2_048,
+        magnitude: float = 1.0,
+        table_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.head_size = head_size
+        self.rotary_dim = rotary_dim
+        self.base = base
+        self.is_neox_style = is_neox_style
+        angles = torch.arange(num_positions).float()[:, None] * self._table_frequencies()
+        self.cos_sin_cache: Tensor
+        table = torch.cat((angles.cos(), angles.sin()), dim=-1) * magnitude
+        self.register_buffer("cos_sin_cache", table.to(table_dtype), persistent=False)
+
+    def _compute_inv_freq(self, base: float) -> Tensor:
+        return 1.0 / base ** (torch.arange(0, self.rotary_dim, 2).float() / self.rotary_dim)
+
+    def _table_frequencies(self) -> Tensor:
+        return self._compute_inv_freq(self.base)
+
+    def forward_native(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = self.cos_sin_cache[positions].float().unsqueeze(1).chunk(2, dim=-1)
+        turn = torch.complex(cos, sin)
+        return self._rotate(query, turn), self._rotate(key, turn)
+
+    def _rotate(self, rows: Tensor, turn: Tensor) -> Tensor:
+        out, half = rows.clone(), self.rotary_dim // 2
+        first = slice(0, half) if self.is_neox_style else slice(0, self.rotary_dim, 2)
+        second = slice(half, self.rotary_dim) if self.is_neox_style else slice(1, self.rotary_dim, 2)
+        turned = torch.complex(rows[..., first].contiguous(), rows[..., second].contiguous()) * turn
+        out[..., first], out[..., second] = turned.real, turned.imag
+        return out
+
+
+class LinearScalingRotaryEmbedding(RotaryEmbedding):
+    def __init__(self, *, scaling_factors: list[float]) -> None:
+        self.scaling_factors = scaling_factors
+        super().__init__()
+
+    def _table_frequencies(self) -> Tensor:
+        return super()._table_frequencies() / self.scaling_factors[0]
+
+
+class MRotaryEmbedding(RotaryEmbedding):
+    pass
+
+
+class DynamicNTKScalingRotaryEmbedding(RotaryEmbedding):
+    pass
+
+
+class Phi3LongRoPEScaledRotaryEmbedding(RotaryEmbedding):
+    pass
+
+
+class NovelRotaryEmbedding(RotaryEmbedding):
+    pass
+
+
+class RadixAttention(nn.Module):
+    def __init__(self, layer_id: int, *, sliding_window_size: int = -1, is_cross_attention: bool = False) -> None:
+        super().__init__()
+        self.layer_id = layer_id
+        self.sliding_window_size = sliding_window_size
+        self.is_cross_attention = is_cross_attention
+
+
+class Attention(nn.Module):
+    """An attention layer; `cores` as in DeepSeek, which has two with one layer id."""
+
+    def __init__(self, rotary: nn.Module | None, *cores: RadixAttention, **flags: bool) -> None:
+        super().__init__()
+        self.rotary_emb = rotary
+        for index, core in enumerate(cores):
+            self.add_module(f"attn_{index}", core)
+        for flag, value in flags.items():
+            setattr(self, flag, value)
+
+
+class HunYuanAttention(Attention):
+    pass
+
+
+def make_model(*layers: nn.Module) -> nn.Module:
+    """A model whose attention layers are `layers`."""
+    model = nn.Module()
+    model.layers = nn.ModuleList(layers)
+    return model
+
+
+def make_llama(num_layers: int = 3, rotary: nn.Module | None = None) -> nn.Module:
+    """A model whose layers share one rotary embedding, as SGLang's do."""
+    rotary = rotary or RotaryEmbedding()
+    return make_model(*(Attention(rotary, RadixAttention(layer_id)) for layer_id in range(num_layers)))
+
+
+class MHATokenToKVPool:
+    def __init__(
+        self,
+        *,
+        size: int = 64,
+        page_size: int = 1,
+        head_num: int = 2,
+        head_dim: int = 16,
+        v_head_dim: int | None = None,
+        layer_num: int = 3,
+        dtype: torch.dtype = torch.float32,
+        start_layer: int = 0,
+    ) -> None:
+        self.size, self.page_size, self.dtype, self.start_layer = size, page_size, dtype, start_layer
+        self.head_num, self.head_dim, self.v_head_dim = head_num, head_dim, v_head_dim or head_dim
+        self.kv_cache_layout, self.use_hnd = "nhd", False
+        self.is_quantized_kv_cache = self.post_capture_active = False
+        store_dtype = torch.uint8 if dtype.itemsize == 1 else dtype
+        self.k_buffer, self.v_buffer = (
+            [torch.randn(size + page_size, head_num, dim).to(dtype).view(store_dtype) for _ in range(layer_num)]
+            for dim in (self.head_dim, self.v_head_dim)
+        )
+
+
+class MLATokenToKVPool:
+    def __init__(
+        self,
+        *,
+        size: int = 64,
+        page_size: int = 1,
+        kv_lora_rank: int = 24,
+        qk_rope_head_dim: int = 16,
+        layer_num: int = 3,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.size, self.page_size, self.dtype, self.start_layer = size, page_size, dtype, 0
+        self.kv_lora_rank, self.qk_rope_head_dim = kv_lora_rank, qk_rope_head_dim
+        self.use_dsa, self.kv_scale_buffer = False, None
+        dim = kv_lora_rank + qk_rope_head_dim
+        store_dtype = torch.uint8 if dtype.itemsize == 1 else dtype
+        self.kv_buffer = [torch.randn(size + page_size, 1, dim).to(dtype).view(store_dtype) for _ in range(layer_num)]
+
+
+class DSATokenToKVPool(MLATokenToKVPool):
+    pass
+
+
+class PageInterleaveMHATokenToKVPool(MHATokenToKVPool):
+    pass
+
+
+class SWAKVPool:
+    pass

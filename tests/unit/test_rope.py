@@ -1,0 +1,130 @@
+"""Reading a model's rotation, and refusing what a shift cannot reproduce."""
+
+from __future__ import annotations
+
+import pytest
+import rope_models as models
+import torch
+from torch import nn
+
+from sglang_pic.errors import ContractError, UnsupportedError
+from sglang_pic.runtime import RopeGeometry, read_geometry, verify_geometry
+
+
+def _read(model: nn.Module) -> RopeGeometry:
+    return read_geometry(model, max_shift=8_192)
+
+
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize("rotary_dim", [16, 8])
+def test_reads_and_verifies_plain_rope(is_neox: bool, rotary_dim: int) -> None:
+    rotary = models.RotaryEmbedding(rotary_dim=rotary_dim, is_neox_style=is_neox, base=1e6)
+    geometry = _read(models.make_llama(rotary=rotary))
+    assert geometry.layer_ids == (0, 1, 2)
+    [(params, indices)] = geometry.groups()
+    assert indices == [0, 1, 2]
+    assert (params.rotary_dim, params.is_neox_style) == (rotary_dim, is_neox)
+    assert torch.equal(params.inv_freq, rotary._compute_inv_freq(1e6))
+    assert not geometry.is_text_only
+    assert verify_geometry(rotary, geometry) < 1e-3
+
+
+def test_a_magnitude_stays_out_of_the_rotation() -> None:
+    """YaRN's mscale is in the model's table; a moved key keeps it, it is not applied again."""
+    rotary = models.RotaryEmbedding(magnitude=1.37)
+    assert verify_geometry(models.make_llama(rotary=rotary), _read(models.make_llama(rotary=rotary))) < 1e-3
+
+
+def test_linear_scaling_divides_positions() -> None:
+    model = models.make_llama(rotary=models.LinearScalingRotaryEmbedding(scaling_factors=[3.0]))
+    geometry = _read(model)
+    assert geometry.params[0].inv_freq[0] == pytest.approx(1 / 3, rel=1e-12)
+    verify_geometry(model, geometry)
+    with pytest.raises(UnsupportedError, match=r"scaling_factors=\[1.0, 2.0\]"):
+        _read(models.make_llama(rotary=models.LinearScalingRotaryEmbedding(scaling_factors=[1.0, 2.0])))
+
+
+def test_tables_in_the_models_dtype_are_accepted() -> None:
+    rotary = models.RotaryEmbedding(table_dtype=torch.bfloat16)
+    assert 1e-4 < verify_geometry(rotary, _read(models.make_llama(rotary=rotary))) < 2e-2
+
+
+def test_layers_that_differ_in_base_are_grouped() -> None:
+    local, wide = models.RotaryEmbedding(base=1e4), models.RotaryEmbedding(base=1e6)
+    again = models.RotaryEmbedding(base=1e4)
+    model = models.make_model(
+        *(models.Attention(rope, models.RadixAttention(i)) for i, rope in enumerate((local, wide, again)))
+    )
+    geometry = _read(model)
+    assert [indices for _, indices in geometry.groups()] == [[0, 2], [1]]
+    verify_geometry(model, geometry)
+
+
+def test_two_cores_of_one_layer_are_one_layer() -> None:
+    """DeepSeek holds an absorbed and an expanded attention with one layer id."""
+    rotary = models.RotaryEmbedding()
+    layer = models.Attention(rotary, models.RadixAttention(0), models.RadixAttention(0))
+    assert _read(models.make_model(layer)).layer_ids == (0,)
+
+
+def test_layer_ids_of_a_pipeline_stage_need_not_begin_at_zero() -> None:
+    rotary = models.RotaryEmbedding()
+    layers = [models.Attention(rotary, models.RadixAttention(i)) for i in (5, 4)]
+    assert _read(models.make_model(*layers)).layer_ids == (4, 5)
+
+
+def test_m_rope_is_for_text() -> None:
+    assert _read(models.make_llama(rotary=models.MRotaryEmbedding())).is_text_only
+
+
+def _layer(rotary: nn.Module | None, **core: int) -> nn.Module:
+    return models.Attention(rotary, models.RadixAttention(1, **core))
+
+
+@pytest.mark.parametrize(
+    ("layer", "match"),
+    [
+        (_layer(models.DynamicNTKScalingRotaryEmbedding()), "DynamicNTKScalingRotaryEmbedding.*change with the length"),
+        (_layer(models.Phi3LongRoPEScaledRotaryEmbedding()), "Phi3LongRoPEScaledRotaryEmbedding"),
+        (_layer(models.NovelRotaryEmbedding()), "NovelRotaryEmbedding: its geometry is not known"),
+        (_layer(None), "1 attention layers have no rotary embedding, e.g. 'layers.1'"),
+        (_layer(models.RotaryEmbedding(), sliding_window_size=4_096), "sliding window of 4096"),
+        (_layer(models.RotaryEmbedding(), is_cross_attention=True), "cross attention"),
+        (models.Attention(models.RotaryEmbedding(), models.RadixAttention(1), use_rope=False), "no rotary embedding"),
+        (models.Attention(models.RotaryEmbedding(), models.RadixAttention(0)), "share layer_id=0"),
+        (
+            models.HunYuanAttention(models.RotaryEmbedding(), models.RadixAttention(1), use_qk_norm=True),
+            "normalises keys after their rotation",
+        ),
+    ],
+)
+def test_refuses_layers_by_name(layer: nn.Module, match: str) -> None:
+    """Next to a plain layer: one layer that cannot be shifted is enough."""
+    with pytest.raises(UnsupportedError, match=match):
+        _read(models.make_model(models.Attention(models.RotaryEmbedding(), models.RadixAttention(0)), layer))
+
+
+def test_refuses_a_model_without_rope() -> None:
+    with pytest.raises(UnsupportedError, match="only models with RoPE"):
+        _read(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("max_shift", [0, -1, 1 << 25])
+def test_max_shift_is_checked(max_shift: int) -> None:
+    with pytest.raises(ValueError, match=f"max_shift={max_shift}"):
+        read_geometry(models.make_llama(), max_shift=max_shift)
+
+
+@pytest.mark.parametrize("attribute", ["is_neox_style", "base", "table"])
+def test_a_module_that_rotates_otherwise_is_caught(attribute: str) -> None:
+    """Wrong layout, wrong base, wrong scaling: each alone fails the start-up check."""
+    rotary = models.RotaryEmbedding()
+    geometry = _read(models.make_llama(rotary=rotary))
+    if attribute == "is_neox_style":
+        rotary.is_neox_style = False
+    elif attribute == "base":
+        rotary = models.RotaryEmbedding(base=20_000.0)
+    else:
+        rotary.cos_sin_cache = models.LinearScalingRotaryEmbedding(scaling_factors=[2.0]).cos_sin_cache
+    with pytest.raises(ContractError, match="differ from the module's own"):
+        verify_geometry(rotary, geometry)

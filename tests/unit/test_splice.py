@@ -1,0 +1,102 @@
+"""The splice executor: moved keys are the keys the model computes at the target."""
+
+from __future__ import annotations
+
+import pytest
+import rope_models as models
+import torch
+from pic_kernels.numerics import relative_l2
+from torch import Tensor
+
+from sglang_pic.errors import UnsupportedError
+from sglang_pic.runtime import Splicer, read_geometry, view_pool
+
+
+def _splicer(pool: object, model: torch.nn.Module | None = None) -> Splicer:
+    return Splicer(view_pool(pool), read_geometry(model or models.make_llama(), max_shift=1_000))
+
+
+def _ids(*slots: int) -> Tensor:
+    return torch.tensor(slots, dtype=torch.int64)
+
+
+def test_moved_keys_are_the_models_own_at_the_target() -> None:
+    """Keys written by the model's rotary embedding at one position, moved, against the same keys at the other."""
+    ropes = [models.RotaryEmbedding(base=base) for base in (1e4, 1e6, 1e4)]
+    layers = [models.Attention(rope, models.RadixAttention(i)) for i, rope in enumerate(ropes)]
+    pool = models.MHATokenToKVPool(dtype=torch.float32)
+    raw, start, shift = torch.randn(20, 2, 16), torch.arange(20) + 100, 345
+    src, dst = torch.arange(20) + 1, torch.arange(20) + 40
+    for rope, keys in zip(ropes, pool.k_buffer, strict=True):
+        keys[src] = rope.forward_native(start, raw, raw)[1]
+    _splicer(pool, models.make_model(*layers)).splice(src, dst, torch.full((20,), shift))
+    for rope, keys, values in zip(ropes, pool.k_buffer, pool.v_buffer, strict=True):
+        assert relative_l2(keys[dst], rope.forward_native(start + shift, raw, raw)[1]) < 1e-4
+        assert torch.equal(values[dst], values[src])
+
+
+def test_mla_rows_turn_in_their_rotary_slice() -> None:
+    rope = models.RotaryEmbedding(is_neox_style=False)
+    pool = models.MLATokenToKVPool()
+    raw, start = torch.randn(20, 1, 16), torch.arange(20)
+    src, dst = torch.arange(20) + 1, torch.arange(20) + 40
+    for rows in pool.kv_buffer:
+        rows[src, :, 24:] = rope.forward_native(start, raw, raw)[1]
+    _splicer(pool, models.make_llama(rotary=rope)).splice(src, dst, torch.full((20,), 77))
+    for rows in pool.kv_buffer:
+        assert torch.equal(rows[dst, :, :24], rows[src, :, :24])
+        assert relative_l2(rows[dst, :, 24:], rope.forward_native(start + 77, raw, raw)[1]) < 1e-4
+
+
+def test_fp8_rows_move() -> None:
+    pool = models.MHATokenToKVPool(dtype=torch.float8_e4m3fn)
+    _splicer(pool).splice(_ids(1, 2), _ids(8, 9), _ids(0, 4))
+    assert torch.equal(pool.k_buffer[0][8], pool.k_buffer[0][1])
+    assert torch.equal(pool.v_buffer[0][9], pool.v_buffer[0][2])
+
+
+def test_counts_rows_and_bytes() -> None:
+    pool = models.MHATokenToKVPool()
+    splicer = _splicer(pool)
+    splicer.splice(_ids(), _ids(), _ids())
+    assert (splicer.counts.num_calls, splicer.counts.num_rows, splicer.counts.moved_bytes) == (0, 0, 0)
+    splicer.splice(_ids(1, 2), _ids(3, 4), _ids(7, 7))
+    splicer.splice(_ids(1), _ids(5), _ids(-7))
+    assert (splicer.counts.num_calls, splicer.counts.num_rows) == (2, 3)
+    assert splicer.counts.moved_bytes == 3 * 3 * 2 * (2 * 16) * 4
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "shifts", "error", "match"),
+    [
+        (_ids(1, 2), _ids(2, 3), _ids(1, 1), ValueError, "share"),
+        (_ids(1, 2), _ids(3, 65), _ids(1, 1), ValueError, "dst holds slots"),
+        (_ids(1, 2), _ids(3), _ids(1, 1), ValueError, "with one n"),
+        (_ids(1), _ids(3), _ids(-1_001), ValueError, "max_shift=1000"),
+        (_ids(1), _ids(3).int(), _ids(1), TypeError, "dst.dtype"),
+    ],
+)
+def test_broken_operands_write_nothing(
+    src: Tensor, dst: Tensor, shifts: Tensor, error: type[Exception], match: str
+) -> None:
+    pool = models.MHATokenToKVPool()
+    before = [buffer.clone() for buffer in (*pool.k_buffer, *pool.v_buffer)]
+    splicer = _splicer(pool)
+    with pytest.raises(error, match=match):
+        splicer.splice(src, dst, shifts)
+    assert all(map(torch.equal, before, (*pool.k_buffer, *pool.v_buffer)))
+    assert splicer.counts.num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("pool", "match"),
+    [
+        (models.MHATokenToKVPool(layer_num=2), r"layers \[0, 2\).*are \[0, 3\)"),
+        (models.MHATokenToKVPool(start_layer=1), r"layers \[1, 4\)"),
+        (models.MHATokenToKVPool(head_dim=8), "rotary_dim=16 does not fit"),
+        (models.MLATokenToKVPool(qk_rope_head_dim=32), "rotary_dim=16 does not fit the mla"),
+    ],
+)
+def test_a_pool_that_is_not_the_models_is_refused(pool: object, match: str) -> None:
+    with pytest.raises(UnsupportedError, match=match):
+        _splicer(pool)
