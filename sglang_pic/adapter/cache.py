@@ -12,7 +12,13 @@ from array import array
 from typing import Any
 
 import numpy as np
-from sglang.srt.mem_cache.base_prefix_cache import InsertParams, InsertResult, MatchPrefixParams, zero_match_result
+from sglang.srt.mem_cache.base_prefix_cache import (
+    InsertParams,
+    InsertResult,
+    MatchPrefixParams,
+    MatchResult,
+    zero_match_result,
+)
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
@@ -39,7 +45,7 @@ class PicRadixCache(UnifiedRadixCache):
     splicer: Splicer
     index: ContentIndex
     metrics: Metrics
-    _inserted: list[InsertResult] | None = None
+    _inserted: list[tuple[InsertResult, int]] | None = None
 
     def attach(
         self, *, config: PicConfig, splicer: Splicer, metrics: Metrics, delimiters: frozenset[int], max_runs: int
@@ -65,9 +71,9 @@ class PicRadixCache(UnifiedRadixCache):
         if hasattr(self, "index"):
             self.index.flush()
 
-    def match_prefix(self, params: MatchPrefixParams) -> Any:
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """Match as SGLang does; the test switch `ignore_prefix` turns a hit of an ordinary request into a miss."""
-        result = super().match_prefix(params)
+        result: MatchResult = super().match_prefix(params)
         ignores = hasattr(self, "config") and self.config.testing.ignore_prefix
         if ignores and params.req is not None and params.req.pic.options.mode is Mode.AUTO:
             return zero_match_result(self, result, extra_key=params.req.extra_key)
@@ -135,6 +141,12 @@ class PicRadixCache(UnifiedRadixCache):
         locks = resolver.keep_locks_of([run.donor for run in plan.runs])
         if runs:
             state.pending = PendingSplice(plan.prefix_len, plan.end, runs, locks)
+
+    def match_path(self, tokens: np.ndarray, extra_key: str | None, cache_salt: str | None) -> MatchResult:
+        """Match a path of the core in the tree; refreshes its age."""
+        key = RadixKey(array("q", tokens.astype(np.int64).tobytes()), extra_key, cache_salt=cache_salt)
+        result: MatchResult = super().match_prefix(MatchPrefixParams(key=key))
+        return result
 
     def pending_of(self, req: Any) -> PendingSplice | None:
         """The request's plan, if it has one that still waits."""
@@ -237,7 +249,3 @@ def _as_tokens(token_ids: array[int]) -> np.ndarray:
     """SGLang's token array as the core wants it: int32, contiguous."""
     return np.frombuffer(token_ids, dtype=np.int64).astype(np.int32)
 
-
-def radix_key(token_ids: np.ndarray, extra_key: str | None, cache_salt: str | None) -> RadixKey:
-    """A path of the tree, from the core's tokens."""
-    return RadixKey(array("q", token_ids.astype(np.int64).tobytes()), extra_key, cache_salt=cache_salt)

@@ -6,8 +6,11 @@ serve without its cache and say nothing; a missing or changed symbol must stop t
 
 from __future__ import annotations
 
-import importlib
-import inspect
+import ast
+import functools
+import importlib.util
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import NamedTuple
 
 from sglang_pic.errors import ContractError
@@ -110,7 +113,7 @@ CONTRACT: tuple[Symbol, ...] = (
         ("forward_batch",),
         why="write slots of a gap batch",
     ),
-    Symbol(f"{_SRT}.environ.envs.SGLANG_EAGER_INPUT_NO_COPY", why="a gap batch has more sequences than requests"),
+    Symbol(f"{_SRT}.environ.Envs.SGLANG_EAGER_INPUT_NO_COPY", why="a gap batch has more sequences than requests"),
     # What users see.
     Symbol(
         f"{_SRT}.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.get_cached_tokens_details",
@@ -144,48 +147,77 @@ def check_contract(contract: tuple[Symbol, ...] = CONTRACT) -> None:
 
 
 def _problem(symbol: Symbol) -> str | None:
-    target = _resolve(symbol.path)
-    if target is _MISSING:
+    found = _find(symbol.path)
+    if found is None:
         return "is missing"
+    node, source = found
     if symbol.parameters:
-        try:
-            known = set(inspect.signature(target).parameters)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            return "cannot be called"
+        known = _parameters(node)
         lacking = [name for name in symbol.parameters if name not in known]
         if lacking:
             return f"has no parameter {lacking[0]!r}"
-    if symbol.source_has:
-        source = inspect.getsource(inspect.unwrap(target))  # type: ignore[arg-type]
-        lacking = [word for word in symbol.source_has if word not in source]
-        if lacking:
-            return f"no longer has {lacking[0]!r}"
+    lacking = [word for word in symbol.source_has if word not in source]
+    if lacking:
+        return f"no longer has {lacking[0]!r}"
     return None
 
 
-_MISSING = object()
+def _find(path: str) -> tuple[ast.AST, str] | None:
+    """The definition of a dotted path and its source, without importing the module it is in.
 
-
-def _resolve(path: str) -> object:
+    NOTE: importing every module here would add seconds to each process of a server.
+    """
     parts = path.split(".")
-    for split in range(len(parts) - 1, 0, -1):
-        try:
-            target: object = importlib.import_module(".".join(parts[:split]))
-        except ModuleNotFoundError as error:
-            if error.name is not None and ".".join(parts[:split]).startswith(error.name):
-                continue
-            raise
-        for name in parts[split:]:
-            target = getattr(target, name, _MISSING)
-            if target is _MISSING:
-                return _MISSING
-        return target
-    return _MISSING
+    for split in range(len(parts) - 1, 1, -1):
+        module = _parse(".".join(parts[:split]))
+        if module is not None:
+            tree, text = module
+            node: ast.AST = tree
+            for name in parts[split:]:
+                member = _member(node, name)
+                if member is None:
+                    return None
+                node = member
+            return node, ast.get_source_segment(text, node) or ""
+    return None
+
+
+@functools.cache
+def _parse(module: str) -> tuple[ast.Module, str] | None:
+    # Looking a submodule up by name would import its parent packages.
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for file in (Path(folder, *rest).with_suffix(".py"), Path(folder, *rest, "__init__.py")):
+            if file.is_file():
+                text = file.read_text(encoding="utf8")
+                return ast.parse(text), text
+    return None
+
+
+def _member(node: ast.AST, name: str) -> ast.AST | None:
+    for child in getattr(node, "body", ()):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and child.name == name:
+            return child
+        targets = child.targets if isinstance(child, ast.Assign) else [getattr(child, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return child
+    return None
+
+
+def _parameters(node: ast.AST) -> set[str]:
+    """Parameters of a function, or the fields of a class that is made from its annotations."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        arguments = node.args
+        return {arg.arg for arg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    init = _member(node, "__init__")
+    if init is not None:
+        return _parameters(init)
+    fields = (child.target for child in getattr(node, "body", ()) if isinstance(child, ast.AnnAssign))
+    return {target.id for target in fields if isinstance(target, ast.Name)}
 
 
 def _installed_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
         return version("sglang")
     except PackageNotFoundError:

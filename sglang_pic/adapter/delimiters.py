@@ -21,7 +21,7 @@ def read_delimiters(server_args: Any) -> frozenset[int]:
 
     try:
         tokenizer = get_tokenizer(
-            server_args.tokenizer_path,
+            server_args.tokenizer_path or server_args.model_path,
             tokenizer_mode=server_args.tokenizer_mode,
             trust_remote_code=server_args.trust_remote_code,
             revision=server_args.revision,

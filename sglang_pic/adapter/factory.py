@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
+from sglang.srt.runtime_context import get_serving
 
 from sglang_pic.adapter import forward_hooks, scheduler_hooks
 from sglang_pic.adapter.cache import PicRadixCache
@@ -75,4 +76,4 @@ def _labels(ctx: Any) -> dict[str, str] | None:
     """SGLang's rank labels; every rank plans the same, so only the first one counts."""
     if not ctx.server_args.enable_metrics or ctx.tp_rank != 0:
         return None
-    return {"model_name": ctx.server_args.served_model_name, "tp_rank": str(ctx.tp_rank)}
+    return {"model_name": get_serving().served_model_name, "tp_rank": str(ctx.tp_rank)}

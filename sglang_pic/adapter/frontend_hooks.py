@@ -55,5 +55,5 @@ def _allow_extra_fields(model: type) -> None:
     model.model_config["extra"] = "allow"  # type: ignore[attr-defined]
     model.model_rebuild(force=True)  # type: ignore[attr-defined]
     for parent in vars(protocol).values():
-        if isinstance(parent, type) and issubclass(parent, BaseModel) and parent is not model:
+        if isinstance(parent, type) and issubclass(parent, BaseModel) and parent.__module__ == protocol.__name__:
             parent.model_rebuild(force=True)

@@ -63,10 +63,10 @@ class TreeResolver:
 
     def keep_locks_of(self, paths: list[Path]) -> list[object]:
         """The locks of `paths`, now the caller's, each once; every other lock is given back."""
-        kept = {id(path) for path in paths}
+        kept = set(paths)
         locks: list[object] = []
         for path, found in self._found.items():
-            if id(path) in kept:
+            if path in kept:
                 locks.append(found.lock)
             else:
                 self._cache.unlock(found.lock)

@@ -1,0 +1,138 @@
+"""A real server under test, and the few calls the tests make to it."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pic_bench.server import Server, free_port, launch_command
+
+from sglang_pic.config import CONFIG_VARIABLE
+
+# A pool that holds what the tests send several times over, and no more.
+_COMMON_ARGS = ("--device", "cpu", "--enable-cache-report", "--enable-metrics", "--max-total-tokens", "24000")
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class HttpError(Exception):
+    """An answer with an error status."""
+
+    def __init__(self, status: int, body: str) -> None:
+        super().__init__(f"HTTP {status}: {body[:500]}")
+        self.status, self.body = status, body
+
+
+class Answer(NamedTuple):
+    """What a generation returned."""
+
+    text: str
+    ids: list[int]
+    prompt_tokens: int
+    cached_tokens: int
+    chunk_hit_tokens: int
+    first_token: dict[int, float]
+    """Log-probabilities of the first token's top 20."""
+
+
+class Client:
+    """Calls one server."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """A JSON answer; raises `HttpError` on an error status."""
+        request = urllib.request.Request(
+            self.server.base_url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with _OPENER.open(request, timeout=300) as answer:
+                text = answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                raise HttpError(error.code, error.read().decode()) from error
+        return json.loads(text) if text.startswith(("{", "[")) else text
+
+    def generate(self, prompt: Sequence[int], *, pic: object = None, max_new_tokens: int = 8, **body: Any) -> Answer:
+        """Greedy text after token ids, with the first token's distribution."""
+        sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+        if pic is not None:
+            sampling["custom_params"] = {"pic": pic}
+        result = self.post(
+            "/generate",
+            {
+                "input_ids": list(prompt),
+                "sampling_params": sampling,
+                "return_logprob": True,
+                "top_logprobs_num": 20,
+                **body,
+            },
+        )
+        meta = result["meta_info"]
+        return Answer(
+            text=result["text"],
+            ids=[entry[1] for entry in meta["output_token_logprobs"]],
+            prompt_tokens=meta["prompt_tokens"],
+            cached_tokens=meta["cached_tokens"],
+            chunk_hit_tokens=(meta.get("cached_tokens_details") or {}).get("pic", 0),
+            first_token={entry[1]: entry[0] for entry in meta["output_top_logprobs"][0]},
+        )
+
+    def generate_all(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[Answer]:
+        """The prompts at once, so that the scheduler forms mixed batches."""
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(lambda prompt: self.generate(prompt, **options), prompts))
+
+    def counters(self) -> dict[str, float]:
+        """Our counters, `name{label}` for the labelled ones."""
+        found = {}
+        for line in self.server.get("/metrics").splitlines():
+            match = re.match(r"sglang:pic_(\w+?)(?:_total)?\{(.*)\} (\S+)$", line)
+            if match and not match[1].endswith("_created"):
+                label = re.search(r'(?:source|reason)="(\w+)"', match[2])
+                found[f"{match[1]}:{label[1]}" if label else match[1]] = float(match[3])
+        return found
+
+    def flush(self) -> None:
+        """Forget every cached row."""
+        self.post("/flush_cache", {})
+
+
+@contextmanager
+def serve(
+    model: Path, log_dir: Path, *args: str, backend: str | None = "pic", config: dict[str, Any] | None = None
+) -> Iterator[Client]:
+    """A server of `model`, patched unless `backend` is None, until the block ends."""
+    port = free_port()
+    backend_args = ("--radix-cache-backend", backend) if backend else ()
+    server = Server(
+        launch_command(str(model), port, [*_COMMON_ARGS, *backend_args, *args]),
+        port=port,
+        log_path=log_dir / f"server-{port}.log",
+        env={CONFIG_VARIABLE: json.dumps(config) if config else None},
+        start_timeout_s=300,
+    )
+    with server:
+        yield Client(server)
+        server.check_alive()
+
+
+def random_tokens(seed: int, count: int) -> list[int]:
+    """Seeded token ids without special meaning."""
+    rng = random.Random(seed)
+    return [rng.randrange(1000, 40000) for _ in range(count)]
+
+
+def divergence(reference: dict[int, float], other: dict[int, float]) -> float:
+    """KL of the first token over the reference's top 20; a token that `other` lacks counts with `other`'s smallest."""
+    floor = min(other.values())
+    return sum(math.exp(p) * (p - other.get(token, floor)) for token, p in reference.items())
