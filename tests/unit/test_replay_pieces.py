@@ -1,0 +1,182 @@
+"""The replay's parts that need no process: stream reading, token sources, summaries, flattening, options."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+from pic_traces import Call, command
+from pic_traces.records import Latency, RequestRecord, Status, summarize
+from pic_traces.replay.client import StreamReply, _take_event, error_message
+from pic_traces.replay.flatten import flatten_tools, uses_tools
+from pic_traces.replay.options import FlattenTools, ReplayOptions
+from pic_traces.replay.prompt import prompt_key, prompt_part
+from pic_traces.replay.result import token_sources
+from pic_traces.replay.server import too_long
+
+from sglang_pic.errors import ConfigError
+
+
+def feed(*events: object) -> StreamReply:
+    """A reply after these events, at the times 0, 1, 2, ..."""
+    reply = StreamReply()
+    for now, event in enumerate(events):
+        _take_event(reply, json.dumps(event).encode(), float(now))
+    return reply
+
+
+def test_the_role_alone_is_not_the_first_token() -> None:
+    reply = feed(
+        {"id": "r", "choices": [{"delta": {"role": "assistant", "content": ""}}]},
+        {"id": "r", "choices": [{"delta": {"reasoning_content": "hm"}}]},
+        {"id": "r", "choices": [{"delta": {"content": "so"}}]},
+        {"id": "r", "choices": [{"delta": {}, "finish_reason": "stop"}]},
+    )
+    assert (reply.first_token_at, reply.last_token_at) == (1.0, 2.0)
+    assert (reply.request_id, reply.finish_reason, "".join(reply.text)) == ("r", "stop", "hmso")
+
+
+def test_a_model_that_ends_at_once_has_a_first_token_time() -> None:
+    reply = feed({"choices": [{"delta": {"content": ""}}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    assert (reply.first_token_at, reply.last_token_at) == (1.0, 1.0)
+
+
+def test_an_error_inside_the_stream() -> None:
+    reply = feed({"error": {"message": "Input length 9 exceeds the maximum allowed length", "code": 400}})
+    assert (reply.status, reply.error) == (400, "Input length 9 exceeds the maximum allowed length")
+    assert error_message('{"object": "error", "message": "flat"}') == "flat"
+    assert error_message("<html>") == "<html>"
+
+
+@pytest.mark.parametrize(
+    ("usage", "extension", "expected"),
+    [
+        ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 7}}, {"device": 4, "pic": 3}, (4, 3, 3)),
+        ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 7, "pic": 3}}, None, (4, 3, 3)),
+        ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4}}, {"device": 4, "host": 0}, (4, 0, 6)),
+        ({"prompt_tokens": 10}, None, (0, 0, 10)),
+        ({"prompt_tokens": 10}, {"device": 4, "host": 1, "pic": 3, "storage_backend": "x"}, (5, 3, 2)),
+    ],
+)
+def test_token_sources(
+    usage: dict[str, object], extension: dict[str, object] | None, expected: tuple[int, int, int]
+) -> None:
+    reply = StreamReply(usage=usage, extension={"cached_tokens_details": extension} if extension else {})  # type: ignore[arg-type, dict-item]
+    sources = token_sources(reply, is_sglang=True)
+    assert (sources.prefix_hit, sources.chunk_hit, sources.computed) == expected
+
+
+def test_unreported_hits_of_another_server_stay_unknown() -> None:
+    sources = token_sources(StreamReply(usage={"prompt_tokens": 10}), is_sglang=False)
+    assert (sources.prompt, sources.prefix_hit, sources.computed) == (10, None, None)
+
+
+def record(status: Status = Status.OK, **fields: object) -> RequestRecord:
+    values = {
+        "session_id": "s",
+        "call": 0,
+        "prompt_key": "k",
+        "num_messages": 1,
+        "scheduled_at": 0.0,
+        "finished_at": 1.0,
+    }
+    return RequestRecord(status=status, **{**values, **fields})  # type: ignore[arg-type]
+
+
+def test_summary_counts_and_percentiles() -> None:
+    tokens = {"prompt_tokens": 10, "prefix_hit_tokens": 4, "chunk_hit_tokens": 3, "computed_tokens": 3}
+    records = [record(ttft_s=float(n), e2e_s=n + 1.0, output_tokens=2, **tokens) for n in range(11)]
+    records += [record(Status.FAILED, finished_at=4.0), record(Status.SKIPPED, prompt_tokens=9999)]
+    records += [record(Status.INTERRUPTED), record(warmup=True, prompt_tokens=500, ttft_s=99.0)]
+    summary = summarize(records, trace="t", model="m", planned=20)
+    assert (summary.requests, summary.completed, summary.failed, summary.skipped) == (14, 11, 1, 1)
+    assert (summary.interrupted, summary.warmup_requests, summary.planned) == (1, 1, 20)
+    assert (summary.prompt_tokens, summary.prefix_hit_tokens, summary.chunk_hit_tokens) == (110, 44, 33)
+    assert (summary.computed_tokens, summary.output_tokens, summary.wall_s) == (33, 22, 4.0)
+    assert summary.ttft_s == Latency(mean=5.0, p50=5.0, p90=9.0, p95=9.5, p99=pytest.approx(9.9))  # type: ignore[arg-type]
+    assert summary.achieved_requests_per_s == 11 / 4
+    assert summarize([], trace="t", model="m", planned=0).ttft_s == Latency()
+
+
+def test_one_request_without_a_report_makes_the_sum_unknown() -> None:
+    records = [record(prompt_tokens=10, computed_tokens=3), record(prompt_tokens=10)]
+    assert summarize(records, trace="t", model="m", planned=2).computed_tokens is None
+
+
+def test_flattening_is_plain_and_complete() -> None:
+    call = {"id": "c", "function": {"name": "f", "arguments": {"x": "é"}}}
+    messages = [
+        {"role": "system", "content": "S"},
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "r"}]},
+        {"role": "user", "content": "thanks"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert uses_tools(messages, None)  # type: ignore[arg-type]
+    assert not uses_tools(messages[3:], None)  # type: ignore[arg-type]
+    flat = flatten_tools(messages, tools)  # type: ignore[arg-type]
+    assert flat == [
+        {"role": "system", "content": 'S\n\nTools:\n{"type":"function","function":{"name":"f"}}'},
+        {"role": "assistant", "content": 'Let me see.\n[tool call] f {"x":"é"}'},
+        {"role": "user", "content": "[tool result] f\nr"},
+        {"role": "user", "content": "thanks"},
+    ]
+    assert not uses_tools(flat, None)
+    assert flatten_tools(flat, None) == flat
+
+
+def make_call(**fields: object) -> Call:
+    values = {"session_id": "s", "index": 0, "completion": None, "tools": None, "agent": None, "options": {}}
+    return Call(**{**values, **fields})  # type: ignore[arg-type]
+
+
+def test_prompt_part_drops_thoughts_and_its_key_ignores_the_rest() -> None:
+    messages = [{"role": "assistant", "content": "x", "reasoning_content": "hm"}]
+    part = prompt_part(make_call(messages=messages, options={"tool_choice": "none"}), flatten=False)
+    assert part == {"messages": [{"role": "assistant", "content": "x"}], "tool_choice": "none"}
+    assert prompt_part(make_call(messages=messages, options={"tool_choice": "none"}), flatten=True) == {
+        "messages": [{"role": "assistant", "content": "x"}]
+    }
+    assert prompt_key({"a": 1, "b": 2}) == prompt_key({"b": 2, "a": 1}) != prompt_key({"a": 1})
+
+
+def test_too_long_is_told_from_other_refusals() -> None:
+    assert too_long("whatever", 190, 16, 200) == "prompt of 190 tokens + 16 output tokens > context of 200"
+    assert too_long("bad seed", 10, 16, 200) is None
+    assert too_long("bad seed", None, 16, None) is None
+    told = "This model's maximum context length is 8192 tokens."
+    assert too_long(told, None, 16, None) == told
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--sessions", "0"], r"sessions=0: must be 1 or more\."),
+        (["--logprobs", "21"], "logprobs=21: must be 20 or less"),
+        (["--timeout-s", "0"], r"timeout_s=0\.0: must be more than 0"),
+        (["--base-url", "localhost:3"], "base_url='localhost:3': must be like http"),
+        (["--custom-params", "[1]"], r"--custom-params='\[1\]': is list; a JSON object is expected"),
+        (["--extra-body", "{"], r"--extra-body='\{': is not JSON"),
+    ],
+)
+def test_bad_options(argv: list[str], message: str) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    with pytest.raises(ConfigError, match=message):
+        command.options_from(parser.parse_args(["t", "--base-url", "http://h", "--out", "o", *argv]))
+
+
+def test_options_from_the_command_line() -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    argv = ["t", "--base-url", "http://h", "--out", "o", "--logprobs", "--flatten-tools", "never"]
+    options = command.options_from(parser.parse_args([*argv, "--custom-params", '{"pic": {"mode": "off"}}']))
+    assert options == ReplayOptions(
+        trace="t",
+        base_url="http://h",
+        out="o",
+        logprobs=20,
+        flatten_tools=FlattenTools.NEVER,
+        custom_params={"pic": {"mode": "off"}},
+    )

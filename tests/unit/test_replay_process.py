@@ -1,0 +1,422 @@
+"""The replay as users run it: real locust in its own process, against a small fake of the server's HTTP side."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pic_traces
+import pytest
+from pic_traces.records import RequestRecord, Status, load_records, load_summary
+from pic_traces.replay import ReplayOptions, run_replay
+
+import sglang_pic
+from sglang_pic.errors import BenchError, ConfigError
+
+PACKAGE_ROOTS = os.pathsep.join(str(Path(p.__path__[0]).parent) for p in (pic_traces, sglang_pic))
+PREFILL_S = 0.15
+DECODE_S = 0.05
+
+
+@dataclass
+class FakeServer:
+    """Counts a word as a token and reports half of a prompt as prefix hit and a quarter as chunk hit.
+
+    Words in a prompt steer it: `FAIL` gives HTTP 500, `BREAK` cuts the stream, `BARRIER` waits until as many requests
+    wait as the barrier wants, `HANG` waits for `release`.
+    """
+
+    context_len: int = 300
+    shows_tools: bool = True
+    sglang: bool = True
+    seen: list[dict[str, Any]] = field(default_factory=list)
+    running: int = 0
+    most_running: int = 0
+    barrier: threading.Barrier = field(default_factory=lambda: threading.Barrier(3))
+    hanging: threading.Event = field(default_factory=threading.Event)
+    release: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    url: str = ""
+
+    def count(self, body: dict[str, Any]) -> int:
+        texts = [str(message.get("content") or "") for message in body["messages"]]
+        if self.shows_tools:
+            texts += [json.dumps(message["tool_calls"]) for message in body["messages"] if "tool_calls" in message]
+            texts += [json.dumps(body["tools"])] if "tools" in body else []
+        return sum(len(text.split()) for text in texts)
+
+    def trace_calls(self) -> list[dict[str, Any]]:
+        """The requests that are not warm-up."""
+        return [body for body in self.seen if len(body["messages"][0]["content"]) < 300]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """The HTTP side of `FakeServer`."""
+
+    protocol_version = "HTTP/1.1"
+    fake: FakeServer
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def reply(self, status: int, value: object) -> None:
+        raw = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            self.reply(200, {"data": [{"id": "fake", "max_model_len": self.fake.context_len}]})
+        elif self.path == "/model_info" and self.fake.sglang:
+            self.reply(200, {"model_path": "fake"})
+        elif self.path == "/server_info" and self.fake.sglang:
+            self.reply(200, {"version": "0.5.23"})
+        else:
+            self.reply(404, {"detail": "Not Found"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/v1/tokenize" and self.fake.sglang:
+            self.reply(200, {"count": self.fake.count(body), "tokens": [], "max_model_len": 1})
+        elif self.path != "/v1/chat/completions":
+            self.reply(404, {"detail": "Not Found"})
+        else:
+            with self.fake.lock:
+                self.fake.seen.append(body)
+                self.fake.running += 1
+                self.fake.most_running = max(self.fake.most_running, self.fake.running)
+            try:
+                self.chat(body)
+            finally:
+                with self.fake.lock:
+                    self.fake.running -= 1
+
+    def chat(self, body: dict[str, Any]) -> None:
+        tokens = self.fake.count(body)
+        last = body["messages"][-1]["content"]
+        if tokens + body["max_tokens"] > self.fake.context_len:
+            message = f"The input ({tokens} tokens) is longer than the model's context length"
+            return self.reply(400, {"object": "error", "message": message, "code": 400})
+        if "FAIL" in last:
+            return self.reply(500, {"error": {"message": "out of luck"}})
+        if "BARRIER" in last:
+            self.fake.barrier.wait(timeout=20)
+        if "HANG" in last:
+            self.fake.hanging.set()
+            self.fake.release.wait(timeout=20)
+        time.sleep(PREFILL_S)
+        if not body["stream"]:
+            return self.reply(200, {"usage": {"prompt_tokens": tokens}})
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.stream(body, tokens, broken="BREAK" in last)
+
+    def event(self, value: object) -> None:
+        data = f"data: {value if isinstance(value, str) else json.dumps(value)}\n\n".encode()
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+    def stream(self, body: dict[str, Any], tokens: int, *, broken: bool) -> None:
+        def choice(**fields: object) -> dict[str, object]:
+            return {"id": "r1", "choices": [{"index": 0, **fields}]}
+
+        for number, word in enumerate(("hello", " there", " you")):
+            entry = {"token": word, "logprob": -0.5, "top_logprobs": [{"token": word, "logprob": -0.5}]}
+            logprobs = {"content": [entry]} if body.get("logprobs") else None
+            self.event(choice(delta={"content": word}, logprobs=logprobs))
+            if broken:
+                self.wfile.write(b"0\r\n\r\n")
+                return
+            if number < 2:
+                time.sleep(DECODE_S)
+        self.event(choice(delta={}, finish_reason="length"))
+        if body.get("return_output_ids_in_sglext"):
+            details = {"device": tokens // 2, "host": 0, "pic": tokens // 4}
+            self.event({"choices": [], "sglext": {"output_ids": [[1, 2, 3]], "cached_tokens_details": details}})
+        usage: dict[str, Any] = {"prompt_tokens": tokens, "completion_tokens": 3}
+        if self.fake.sglang:
+            usage["prompt_tokens_details"] = {"cached_tokens": tokens // 2 + tokens // 4}
+        self.event({"choices": [], "usage": usage})
+        self.event("[DONE]")
+        self.wfile.write(b"0\r\n\r\n")
+
+
+class QuietServer(ThreadingHTTPServer):
+    """Says nothing about clients that went away."""
+
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    """A fake server on a free port."""
+    state = FakeServer()
+    server = QuietServer(("127.0.0.1", 0), type("Bound", (Handler,), {"fake": state}))
+    state.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield state
+    state.release.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def write_trace(path: Path, sessions: dict[str, list[str]]) -> str:
+    """A recorded, append-only trace: each session's user messages, answered by `answer N`."""
+    with path.open("w") as file:
+        for session_id, asked in sessions.items():
+            messages: list[dict[str, str]] = []
+            for number, text in enumerate(asked):
+                messages += [{"role": "user", "content": text}, {"role": "assistant", "content": f"answer {number}"}]
+            turns = list(range(1, len(messages), 2))
+            file.write(json.dumps({"session_id": session_id, "messages": messages, "turns": turns}) + "\n")
+    return str(path)
+
+
+def by_call(records: list[RequestRecord]) -> dict[tuple[str, int], RequestRecord]:
+    """The trace's records by session and call."""
+    return {(record.session_id, record.call): record for record in records if not record.warmup}
+
+
+def test_calls_of_a_session_run_in_order_with_recorded_history(fake: FakeServer, tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", {"a": ["one", "two", "three"], "b": ["four"]})
+    out = run_replay(ReplayOptions(trace=trace, base_url=fake.url, out=str(tmp_path / "run"), quiet=True))
+    sent = [[message["content"] for message in body["messages"]] for body in fake.trace_calls()]
+    assert sent == [
+        ["one"],
+        ["one", "answer 0", "two"],
+        ["one", "answer 0", "two", "answer 1", "three"],
+        ["four"],
+    ]
+    assert fake.most_running == 1
+    summary = load_summary(out)
+    assert (summary.requests, summary.completed, summary.failed, summary.warmup_requests) == (4, 4, 0, 1)
+    assert summary.prompt_tokens == 1 + 4 + 7 + 1
+    assert summary.computed_tokens == sum(n - n // 2 - n // 4 for n in (1, 4, 7, 1))
+    assert {path.name for path in out.iterdir()} == {
+        "config.json",
+        "environment.json",
+        "requests.jsonl",
+        "summary.json",
+        "replay.log",
+    }
+    environment = json.loads((out / "environment.json").read_text())
+    assert environment["server"] == {
+        "model": "fake",
+        "is_sglang": True,
+        "version": "0.5.23",
+        "context_len": 300,
+        "can_tokenize": True,
+    }
+
+
+def test_records_are_complete_and_time_to_first_token_is_real(fake: FakeServer, tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", {"a": ["one two three four five six seven eight", "more"]})
+    out = run_replay(
+        ReplayOptions(
+            trace=trace,
+            base_url=fake.url,
+            out=str(tmp_path / "run"),
+            logprobs=20,
+            custom_params={"pic": {"mode": "off"}},
+            extra_body={"seed": 3, "custom_params": {"note": 1}},
+            max_tokens=7,
+            quiet=True,
+        )
+    )
+    first, second = by_call(load_records(out)).values()
+    assert (first.status, first.finish_reason, first.output_text) == (Status.OK, "length", "hello there you")
+    assert (first.prompt_tokens, first.cached_tokens, first.output_tokens) == (8, 6, 3)
+    assert (first.prefix_hit_tokens, first.chunk_hit_tokens, first.computed_tokens) == (4, 2, 2)
+    assert first.cached_tokens_details == {"device": 4, "host": 0, "pic": 2}
+    assert first.output_token_ids == [1, 2, 3]
+    assert first.first_top_logprobs == [("hello", -0.5)]
+    assert first.output_logprobs == [-0.5, -0.5, -0.5]
+    assert first.ttft_s is not None
+    assert first.e2e_s is not None
+    assert PREFILL_S <= first.ttft_s <= first.e2e_s - 2 * DECODE_S
+    assert first.sent_at is not None
+    assert first.first_token_at is not None
+    assert first.last_token_at is not None
+    assert 0 <= first.scheduled_at <= first.sent_at < first.first_token_at < first.last_token_at <= first.finished_at
+    assert second.scheduled_at >= first.finished_at
+    body = fake.trace_calls()[0]
+    assert body["custom_params"] == {"pic": {"mode": "off"}, "note": 1}
+    assert (body["temperature"], body["max_tokens"], body["seed"], body["top_logprobs"]) == (0, 7, 3, 20)
+    assert "logprob_start_len" not in body
+
+
+def test_sessions_run_side_by_side(fake: FakeServer, tmp_path: Path) -> None:
+    """Three first calls wait for each other in the server: with fewer users they would never get through."""
+    trace = write_trace(tmp_path / "t.jsonl", {name: ["BARRIER", "next"] for name in "abc"})
+    out = run_replay(ReplayOptions(trace=trace, base_url=fake.url, out=str(tmp_path / "run"), sessions=3, quiet=True))
+    assert load_summary(out).completed == 6
+    assert fake.most_running == 3
+
+
+def test_failed_and_too_long_requests_are_counted_and_the_session_goes_on(fake: FakeServer, tmp_path: Path) -> None:
+    long = "word " * 290
+    trace = write_trace(tmp_path / "t.jsonl", {"a": ["FAIL", "BREAK", "fine"], "b": [long], "c": ["fine"]})
+    out = run_replay(ReplayOptions(trace=trace, base_url=fake.url, out=str(tmp_path / "run"), quiet=True))
+    records = by_call(load_records(out))
+    assert [records["a", call].status for call in range(3)] == [Status.FAILED, Status.FAILED, Status.OK]
+    assert (records["a", 0].http_status, records["a", 0].error) == (500, "out of luck")
+    assert "IncompleteRead" in (records["a", 1].error or "")
+    skipped = records["b", 0]
+    assert skipped.status is Status.SKIPPED
+    assert skipped.reason == "prompt of 290 tokens + 16 output tokens > context of 300"
+    assert skipped.prompt_tokens == 290
+    summary = load_summary(out)
+    assert (summary.requests, summary.completed, summary.failed, summary.skipped) == (5, 2, 2, 1)
+    assert summary.prompt_tokens == 7 + 1
+    assert summary.stopped is None
+
+
+def test_limits(fake: FakeServer, tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", {"a": ["1", "2"], "b": ["3", "4"], "c": ["5"]})
+    options = ReplayOptions(trace=trace, base_url=fake.url, out=str(tmp_path / "run"), limit_sessions=2, quiet=True)
+    run_replay(options)
+    assert len(fake.trace_calls()) == 4
+
+
+@pytest.mark.parametrize("shows_tools", [True, False])
+def test_tools_are_flattened_where_the_template_drops_them(fake: FakeServer, tmp_path: Path, shows_tools: bool) -> None:
+    fake.shows_tools = shows_tools
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
+    session = {
+        "session_id": "a",
+        "tools": [{"type": "function", "function": {"name": "look", "parameters": {}}}],
+        "messages": [
+            {"role": "user", "content": "What is up?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "clouds"},
+            {"role": "assistant", "content": "Clouds.", "reasoning_content": "hm"},
+        ],
+        "turns": [1, 3],
+    }
+    (tmp_path / "t.jsonl").write_text(json.dumps(session))
+    out = run_replay(
+        ReplayOptions(trace=str(tmp_path / "t.jsonl"), base_url=fake.url, out=str(tmp_path / "run"), quiet=True)
+    )
+    body = fake.trace_calls()[-1]
+    assert load_summary(out).tools_flattened is not shows_tools
+    assert [m["role"] for m in body["messages"]] == (
+        ["user", "assistant", "tool"] if shows_tools else ["system", "user", "assistant", "user"]
+    )
+    assert ("tools" in body) is shows_tools
+    if not shows_tools:
+        assert body["messages"][2:] == [
+            {"role": "assistant", "content": '[tool call] look {"at": "sky"}'},
+            {"role": "user", "content": "[tool result] look\nclouds"},
+        ]
+
+
+def test_any_openai_server_will_do(fake: FakeServer, tmp_path: Path) -> None:
+    """Only OpenAI's own fields are sent, and unknown cache hits stay unknown instead of becoming zero."""
+    fake.sglang = False
+    trace = write_trace(tmp_path / "t.jsonl", {"a": ["one", "word " * 290]})
+    out = run_replay(ReplayOptions(trace=trace, base_url=fake.url + "/v1/", out=str(tmp_path / "run"), quiet=True))
+    summary = load_summary(out)
+    assert (summary.completed, summary.skipped, summary.computed_tokens) == (1, 1, None)
+    known = {"model", "messages", "temperature", "max_tokens", "stream", "stream_options"}
+    assert set(fake.trace_calls()[0]) == known
+
+
+def test_a_run_is_not_overwritten_unless_forced(fake: FakeServer, tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", {"a": ["one"]})
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "server.log").write_text("kept")
+    options = ReplayOptions(trace=trace, base_url=fake.url, out=str(tmp_path / "run"), warmup=0, quiet=True)
+    run_replay(options)
+    with pytest.raises(ConfigError, match=r"has a run already .*requests\.jsonl.*--force"):
+        run_replay(options)
+    run_replay(ReplayOptions(**{**{f: getattr(options, f) for f in options.__struct_fields__}, "force": True}))
+    assert (tmp_path / "run" / "server.log").read_text() == "kept"
+
+
+def test_a_missing_server_and_a_bad_trace_say_so(fake: FakeServer, tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", {"a": ["one"]})
+    with pytest.raises(BenchError, match=r"base_url='http://127\.0\.0\.1:9': no server answers there"):
+        run_replay(ReplayOptions(trace=trace, base_url="http://127.0.0.1:9", out=str(tmp_path / "r1"), quiet=True))
+    (tmp_path / "bad.jsonl").write_text("{}\n")
+    with pytest.raises(BenchError, match=r"bad\.jsonl:1: unknown trace format"):
+        run_replay(
+            ReplayOptions(trace=str(tmp_path / "bad.jsonl"), base_url=fake.url, out=str(tmp_path / "r2"), quiet=True)
+        )
+
+
+def command(fake: FakeServer, trace: str, out: Path, *more: str) -> list[str]:
+    """The command line of a replay."""
+    module = [sys.executable, "-m", "pic_traces.replay"]
+    return [*module, trace, "--base-url", fake.url, "--out", str(out), *more]
+
+
+def test_command_line(fake: FakeServer, tmp_path: Path) -> None:
+    """Exit codes, the summary on stdout, and a stderr with nothing on it but the progress bar."""
+    env = {**os.environ, "PYTHONPATH": PACKAGE_ROOTS}
+    good = write_trace(tmp_path / "good.jsonl", {"a": ["one"]})
+    bad = write_trace(tmp_path / "bad.jsonl", {"a": ["FAIL"]})
+
+    def run(*argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60, check=False)
+
+    done = run(*command(fake, good, tmp_path / "r1", "--json", "--api-key", "secret"))
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["completed"] == 1
+    assert "1/1" in done.stderr
+    assert "locust" not in done.stderr.lower()
+    assert "arn" not in done.stderr
+    assert not any("secret" in path.read_text() for path in (tmp_path / "r1").iterdir())
+    done = run(*command(fake, good, tmp_path / "r2", "--quiet"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "prefix hit" in done.stdout
+    assert run(*command(fake, bad, tmp_path / "r3", "--quiet")).returncode == 1
+    done = run(*command(fake, good, tmp_path / "r4", "--sessions", "0"))
+    assert done.returncode == 2
+    assert done.stderr == "replay: sessions=0: must be 1 or more.\n"
+
+
+def test_interrupt_keeps_what_was_done(fake: FakeServer, tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", {"a": ["one", "HANG", "never"]})
+    env = {**os.environ, "PYTHONPATH": PACKAGE_ROOTS}
+    argv = command(fake, trace, tmp_path / "run")
+    with subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert fake.hanging.wait(timeout=30)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "interrupted; what was done is in" in errors
+    records = by_call(load_records(tmp_path / "run"))
+    assert {key: record.status for key, record in records.items()} == {
+        ("a", 0): Status.OK,
+        ("a", 1): Status.INTERRUPTED,
+    }
+    summary = load_summary(tmp_path / "run")
+    assert (summary.planned, summary.requests, summary.interrupted, summary.stopped) == (3, 2, 1, "interrupted")
+
+
+def test_importing_the_replay_patches_nothing() -> None:
+    code = (
+        "import sys, pic_traces, pic_traces.command, pic_traces.replay\n"
+        "assert not {'locust', 'gevent', 'torch', 'sglang'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": PACKAGE_ROOTS}, check=True)

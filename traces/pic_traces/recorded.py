@@ -1,0 +1,85 @@
+"""The project's trace format: one recorded session a line, append-only (`turns`) or with explicit `prompts`.
+
+Owns the meaning of its keys (README.md beside this file lists them). Must not know files, servers or tokenizers.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pic_traces.lines import Line
+from pic_traces.session import CallSpec, JsonValue, Message, Session
+
+__all__ = ["is_recorded", "parse_recorded"]
+
+
+# NOTE: unknown keys are let through here, unlike in the structs we write: others write these files and may add notes.
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
+    session_id: str
+    messages: list[Message]
+    turns: list[int]
+    source: str = ""
+    license: str | None = None
+    prompts: list[list[int | tuple[int, int]]] | None = None
+    tools: list[JsonValue] | None = None
+    agents: list[str | None] | None = None
+
+
+def is_recorded(value: dict[str, JsonValue]) -> bool:
+    """Whether a line is meant to be a recorded session: it says which messages its calls produced."""
+    return "turns" in value
+
+
+def parse_recorded(line: Line) -> Session:
+    """Turn one line into a session.
+
+    Raises:
+        TraceError: a key is missing or of the wrong type, a role is missing, or an index is out of range.
+    """
+    try:
+        record = msgspec.convert(line.value, _Record)
+    except msgspec.ValidationError as error:
+        raise line.error(f"not a recorded session: {error}") from error
+    for index, message in enumerate(record.messages):
+        if not isinstance(message.get("role"), str):
+            raise line.error(f"messages[{index}] has role {message.get('role')!r}; every message needs a role (string)")
+    for name, values in (("prompts", record.prompts), ("agents", record.agents)):
+        if values is not None and len(values) != len(record.turns):
+            raise line.error(
+                f"{name} has {len(values)} entries but turns has {len(record.turns)}; one a call is needed"
+            )
+    return Session(
+        session_id=record.session_id,
+        source=record.source,
+        license=record.license,
+        pool=record.messages,
+        specs=[_parse_call(line, record, index) for index in range(len(record.turns))],
+    )
+
+
+def _parse_call(line: Line, record: _Record, index: int) -> CallSpec:
+    num_messages = len(record.messages)
+    turn = record.turns[index]
+    if not 0 <= turn < num_messages:
+        raise line.error(
+            f"turns[{index}] is {turn}; messages has {num_messages} entries, so 0 to {num_messages - 1} is allowed"
+        )
+    if record.prompts is None:
+        spans: tuple[tuple[int, int], ...] = ((0, turn),)
+    else:
+        entries = record.prompts[index]
+        spans = tuple((entry, entry + 1) if isinstance(entry, int) else entry for entry in entries)
+        for entry, (start, end) in zip(entries, spans, strict=True):
+            if not 0 <= start <= end <= num_messages:
+                raise line.error(
+                    f"prompts[{index}] has {entry!r}; "
+                    f"indices and half-open ranges within [0, {num_messages}) are allowed"
+                )
+    if not any(end > start for start, end in spans):
+        raise line.error(f"call {index} was sent no messages: turns[{index}] is {turn}")
+    return CallSpec(
+        spans=spans,
+        completion=turn,
+        tools=record.tools,
+        agent=None if record.agents is None else record.agents[index],
+    )

@@ -1,0 +1,87 @@
+"""Tools as plain text: for servers whose chat template cannot show tool schemas, tool calls or tool results.
+
+Owns the rendering, which is deterministic and keeps the number and order of messages. Must not know servers.
+"""
+
+from __future__ import annotations
+
+import json
+
+from pic_traces.session import JsonValue, Message
+
+__all__ = ["flatten_tools", "uses_tools"]
+
+_RESULT_ROLES = ("tool", "function")
+
+
+def uses_tools(messages: list[Message], tools: list[JsonValue] | None) -> bool:
+    """Whether a prompt has anything that `flatten_tools` would change."""
+    return bool(tools) or any(m.get("tool_calls") or m.get("role") in _RESULT_ROLES for m in messages)
+
+
+def flatten_tools(messages: list[Message], tools: list[JsonValue] | None) -> list[Message]:
+    """The same prompt with system, user and assistant messages of plain text only.
+
+    Tool schemas go to the end of the first system message (one is put in front where there is none), one JSON a line;
+    an assistant's tool calls follow its text as `[tool call] name arguments`; a tool's result is a user message that
+    begins with `[tool result]` and the tool's name where it is known.
+    """
+    names = _names(messages)
+    result = [_flatten(message, names) for message in messages]
+    if tools:
+        listing = "Tools:\n" + "\n".join(_compact(tool) for tool in tools)
+        if result and result[0].get("role") in ("system", "developer"):
+            result[0] = {**result[0], "content": f"{_text(result[0].get('content'))}\n\n{listing}"}
+        else:
+            result.insert(0, {"role": "system", "content": listing})
+    return result
+
+
+def _names(messages: list[Message]) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for message in messages:
+        for call in _calls(message):
+            function = call.get("function")
+            if isinstance(function, dict) and isinstance(call.get("id"), str):
+                names[str(call["id"])] = str(function.get("name", ""))
+    return names
+
+
+def _flatten(message: Message, names: dict[str, str]) -> Message:
+    if message.get("role") in _RESULT_ROLES:
+        name = message.get("name") or names.get(str(message.get("tool_call_id")), "")
+        return {"role": "user", "content": f"[tool result] {name}".rstrip() + f"\n{_text(message.get('content'))}"}
+    calls = _calls(message)
+    if not calls:
+        return message
+    lines = [_call_line(call) for call in calls]
+    text = _text(message.get("content"))
+    return {"role": str(message["role"]), "content": "\n".join([text, *lines] if text else lines)}
+
+
+def _calls(message: Message) -> list[dict[str, JsonValue]]:
+    calls = message.get("tool_calls")
+    return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+
+
+def _call_line(call: dict[str, JsonValue]) -> str:
+    function = call.get("function")
+    function = function if isinstance(function, dict) else call
+    arguments = function.get("arguments", "")
+    return f"[tool call] {function.get('name', '')} {arguments if isinstance(arguments, str) else _compact(arguments)}"
+
+
+def _text(content: JsonValue) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
+    ):
+        return "\n".join(str(part["text"]) for part in content if isinstance(part, dict))
+    return _compact(content)
+
+
+def _compact(value: JsonValue) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

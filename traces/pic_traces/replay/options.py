@@ -1,0 +1,89 @@
+"""What a replay is asked to do, as one value that crosses the process boundary as JSON.
+
+Owns defaults and the validation of values. Must not know argparse or locust.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from urllib.parse import urlsplit
+
+import msgspec
+
+from pic_traces.session import JsonValue
+from sglang_pic.errors import ConfigError
+
+__all__ = ["FlattenTools", "ReplayOptions"]
+
+
+class FlattenTools(Enum):
+    """Whether tool schemas, tool calls and tool results are sent as plain text messages."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The options of one replay.
+
+    Args:
+        trace: what `pic_traces.load` takes.
+        base_url: the server, without `/v1`.
+        out: the run folder; must be empty unless `force`.
+        sessions: how many sessions run side by side, `[1, ...)`.
+        limit_sessions, limit_calls: replay only the first ones of the trace; None is all.
+        max_tokens: output tokens of every request.
+        model: the model name to send; None takes the server's first.
+        extra_body: merged into every request body last, so that it wins.
+        custom_params: merged into the body's `custom_params` (SGLang passes it to plugins).
+        logprobs: record the first output token's distribution over this many tokens; 0 asks for none.
+        warmup: requests with unrelated text before the clock starts.
+        timeout_s: longest silence of the server that a request survives.
+        api_key: sent as bearer token; never written to the run folder.
+        force: replace the replay's files in a folder that has some.
+        quiet: no progress bar.
+    """
+
+    schema_version: int = 1
+    trace: str
+    base_url: str
+    out: str
+    sessions: int = 1
+    limit_sessions: int | None = None
+    limit_calls: int | None = None
+    max_tokens: int = 16
+    model: str | None = None
+    extra_body: dict[str, JsonValue] = {}
+    custom_params: dict[str, JsonValue] = {}
+    logprobs: int = 0
+    flatten_tools: FlattenTools = FlattenTools.AUTO
+    warmup: int = 1
+    timeout_s: float = 600.0
+    api_key: str | None = None
+    force: bool = False
+    quiet: bool = False
+
+    def check(self) -> ReplayOptions:
+        """The options themselves, if every value is allowed.
+
+        Raises:
+            ConfigError: names the option, its value and what is allowed.
+        """
+        least = {"sessions": 1, "limit_sessions": 1, "limit_calls": 1, "max_tokens": 1, "warmup": 0, "logprobs": 0}
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < lowest:
+                raise ConfigError(f"{name}={value!r}: must be {lowest} or more.")
+        if self.logprobs > 20:
+            raise ConfigError(f"logprobs={self.logprobs!r}: must be 20 or less, the most that the OpenAI API allows.")
+        if not self.timeout_s > 0:
+            raise ConfigError(f"timeout_s={self.timeout_s!r}: must be more than 0.")
+        url = urlsplit(self.base_url)
+        if url.scheme not in {"http", "https"} or not url.hostname:
+            raise ConfigError(f"base_url={self.base_url!r}: must be like http://127.0.0.1:30000.")
+        return self
+
+    def without_secrets(self) -> ReplayOptions:
+        """The same options with the API key blanked, for files and messages."""
+        return msgspec.structs.replace(self, api_key=None if self.api_key is None else "[not recorded]")

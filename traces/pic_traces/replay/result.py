@@ -1,0 +1,136 @@
+"""From a streamed reply to a record: clocks relative to the run, token sources, logprobs.
+
+Owns how the server's reports of cache hits are read. Must not know locust.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pic_traces.records import RequestRecord, Status
+from pic_traces.replay.client import StreamReply
+from pic_traces.session import JsonValue
+
+__all__ = ["Asked", "TokenSources", "build_record", "token_sources"]
+
+
+class Asked(NamedTuple):
+    """What is known of a request before it is sent."""
+
+    session_id: str
+    call: int
+    agent: str | None
+    warmup: bool
+    prompt_key: str
+    num_messages: int
+    scheduled_at: float
+
+
+class TokenSources(NamedTuple):
+    """Where the prompt's tokens came from; None where the server did not say."""
+
+    prompt: int | None
+    cached: int | None
+    prefix_hit: int | None
+    chunk_hit: int | None
+    computed: int | None
+    details: dict[str, int | str | None] | None
+
+
+def token_sources(reply: StreamReply, *, is_sglang: bool) -> TokenSources:
+    """Read the usage report.
+
+    `cached_tokens` counts prefix and chunk hits together, the details' `pic` the chunk hits among them. SGLang was
+    asked for details, and leaves them out where nothing was cached: there, no report means 0.
+    """
+    usage = reply.usage or {}
+    prompt = _count(usage.get("prompt_tokens"))
+    usage_details = usage.get("prompt_tokens_details")
+    usage_details = usage_details if isinstance(usage_details, dict) else {}
+    details = reply.extension.get("cached_tokens_details", usage_details.get("cached_tokens_details"))
+    details = details if isinstance(details, dict) else {}
+    cached = _count(usage_details.get("cached_tokens"))
+    if cached is None and is_sglang and prompt is not None:
+        cached = sum(_count(value) or 0 for value in details.values())
+    if prompt is None or cached is None:
+        return TokenSources(prompt, cached, None, None, None, _plain(details))
+    chunk_hit = _count(details.get("pic")) or _count(usage_details.get("pic")) or 0
+    return TokenSources(prompt, cached, cached - chunk_hit, chunk_hit, prompt - cached, _plain(details))
+
+
+def build_record(
+    asked: Asked,
+    reply: StreamReply,
+    status: Status,
+    *,
+    clock_zero: float,
+    finished_at: float,
+    is_sglang: bool,
+    reason: str | None = None,
+    num_tokens: int | None = None,
+) -> RequestRecord:
+    """The record of a request, however far it came; `num_tokens` is the prompt's length where usage has none."""
+    sources = token_sources(reply, is_sglang=is_sglang)
+    usage = reply.usage or {}
+    sent, first, last = reply.sent_at, reply.first_token_at, reply.last_token_at
+    completed = status is Status.OK
+    return RequestRecord(
+        session_id=asked.session_id,
+        call=asked.call,
+        agent=asked.agent,
+        warmup=asked.warmup,
+        status=status,
+        reason=reason,
+        error=None if reason else reply.error,
+        http_status=reply.status,
+        request_id=reply.request_id,
+        prompt_key=asked.prompt_key,
+        num_messages=asked.num_messages,
+        scheduled_at=asked.scheduled_at - clock_zero,
+        sent_at=None if sent is None else sent - clock_zero,
+        first_token_at=None if first is None else first - clock_zero,
+        last_token_at=None if last is None else last - clock_zero,
+        finished_at=finished_at - clock_zero,
+        schedule_delay_s=None if sent is None else sent - asked.scheduled_at,
+        ttft_s=None if sent is None or first is None else first - sent,
+        e2e_s=None if sent is None or not completed else finished_at - sent,
+        prompt_tokens=num_tokens if sources.prompt is None else sources.prompt,
+        cached_tokens=sources.cached,
+        cached_tokens_details=sources.details,
+        prefix_hit_tokens=sources.prefix_hit,
+        chunk_hit_tokens=sources.chunk_hit,
+        computed_tokens=sources.computed,
+        output_tokens=_count(usage.get("completion_tokens")),
+        output_text="".join(reply.text),
+        output_token_ids=_output_ids(reply.extension.get("output_ids")),
+        first_top_logprobs=_top_logprobs(reply.logprobs[0]) if reply.logprobs else None,
+        output_logprobs=[value for entry in reply.logprobs if (value := _number(entry.get("logprob"))) is not None]
+        or None,
+        finish_reason=reply.finish_reason,
+    )
+
+
+def _top_logprobs(entry: dict[str, JsonValue]) -> list[tuple[str, float]] | None:
+    top = entry.get("top_logprobs")
+    if not isinstance(top, list):
+        return None
+    pairs = [(item.get("token"), _number(item.get("logprob"))) for item in top if isinstance(item, dict)]
+    return [(token, value) for token, value in pairs if isinstance(token, str) and value is not None]
+
+
+def _output_ids(value: JsonValue) -> list[int] | None:
+    ids = value[0] if isinstance(value, list) and value else None
+    return [token for token in ids if isinstance(token, int)] if isinstance(ids, list) else None
+
+
+def _plain(details: dict[str, JsonValue]) -> dict[str, int | str | None] | None:
+    kept = {key: value for key, value in details.items() if value is None or isinstance(value, int | str)}
+    return kept or None
+
+
+def _count(value: JsonValue) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _number(value: JsonValue) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,144 @@
+"""What the replay asks of the server before it starts: model, context length, kind, and what its template can show.
+
+Owns the probes and the decision whether a refusal means "too long". Must not know traces or locust.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from pic_traces.replay.client import Endpoint, HttpReply
+from pic_traces.session import JsonValue, Message
+from sglang_pic.errors import BenchError
+
+__all__ = ["ServerInfo", "ask_server", "count_prompt_tokens", "shows_tools", "too_long"]
+
+_NOT_FOUND = (404, 405, 501)
+# How SGLang, vLLM and OpenAI word it.
+_TOO_LONG = re.compile(
+    r"context length|context_length|longer than the model|maximum allowed length|max_model_len", re.I
+)
+
+
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The server as it described itself; None where it did not say."""
+
+    model: str
+    is_sglang: bool
+    version: str | None
+    context_len: int | None
+    can_tokenize: bool
+
+
+def ask_server(endpoint: Endpoint, base_url: str, model: str | None) -> ServerInfo:
+    """Ask the server what it is.
+
+    Raises:
+        BenchError: nobody answers at `base_url`, or the answer is no OpenAI-compatible server's.
+    """
+    try:
+        models = endpoint.call("GET", "/v1/models")
+        info = endpoint.call("GET", "/model_info")
+        version = endpoint.call("GET", "/server_info") if info.status == 200 else None
+        tokenized = endpoint.call("POST", "/v1/tokenize", {"messages": [{"role": "user", "content": "hello"}]})
+    except (OSError, http.client.HTTPException) as error:
+        raise BenchError(f"base_url={base_url!r}: no server answers there: {error}; start it first.") from error
+    cards = models.body.get("data") if isinstance(models.body, dict) else None
+    if models.status != 200 or not isinstance(cards, list) or not cards or not isinstance(cards[0], dict):
+        raise BenchError(
+            f"base_url={base_url!r}: GET /v1/models gave HTTP {models.status}: {models.text[:200]!r}; "
+            "an OpenAI-compatible server is needed (401: set the API key)."
+        )
+    card = next((card for card in cards if isinstance(card, dict) and card.get("id") == model), cards[0])
+    length = card.get("max_model_len")
+    return ServerInfo(
+        model=model or str(cards[0].get("id")),
+        is_sglang=info.status == 200 and isinstance(info.body, dict) and "model_path" in info.body,
+        version=_version(version),
+        context_len=length if isinstance(length, int) else None,
+        can_tokenize=tokenized.status == 200 and _count(tokenized) is not None,
+    )
+
+
+def count_prompt_tokens(endpoint: Endpoint, body: dict[str, JsonValue]) -> int | None:
+    """The length of the prompt that a chat request becomes, by the server's own template; None if it will not say."""
+    try:
+        return _count(endpoint.call("POST", "/v1/tokenize", body))
+    except (OSError, http.client.HTTPException):
+        return None
+
+
+def shows_tools(endpoint: Endpoint, info: ServerInfo) -> bool:
+    """Whether the chat template shows tool schemas, tool calls and tool results.
+
+    Many templates drop what they do not know without a word, so a refusal is no test: two prompts that differ only in
+    the thing asked about must have different lengths.
+
+    Raises:
+        BenchError: the server stopped answering.
+    """
+    probes: tuple[Callable[[str], dict[str, JsonValue]], ...] = (_schema_probe, _call_probe, _result_probe)
+    for probe in probes:
+        lengths = [_measure(endpoint, info, probe(filling)) for filling in ("a", "a b c d e f g h i j k l m n o p")]
+        if None in lengths or lengths[0] == lengths[1]:
+            return False
+    return True
+
+
+def too_long(message: str, num_tokens: int | None, max_tokens: int, context_len: int | None) -> str | None:
+    """The reason to skip a request that the server refused, or None if it was refused for something else."""
+    if num_tokens is not None and context_len is not None and num_tokens + max_tokens > context_len:
+        return f"prompt of {num_tokens} tokens + {max_tokens} output tokens > context of {context_len}"
+    if _TOO_LONG.search(message):
+        return message
+    return None
+
+
+def _version(reply: HttpReply | None) -> str | None:
+    value = reply.body.get("version") if reply is not None and isinstance(reply.body, dict) else None
+    return value if isinstance(value, str) else None
+
+
+def _count(reply: HttpReply) -> int | None:
+    count = reply.body.get("count") if reply.status == 200 and isinstance(reply.body, dict) else None
+    return count if isinstance(count, int) else None
+
+
+def _measure(endpoint: Endpoint, info: ServerInfo, body: dict[str, JsonValue]) -> int | None:
+    request: dict[str, JsonValue] = {"model": info.model, **body}
+    try:
+        if info.can_tokenize:
+            return _count(endpoint.call("POST", "/v1/tokenize", request))
+        reply = endpoint.call("POST", "/v1/chat/completions", {**request, "max_tokens": 1, "temperature": 0})
+    except (OSError, http.client.HTTPException) as error:
+        raise BenchError(f"the server stopped answering while its chat template was probed: {error}") from error
+    usage = reply.body.get("usage") if reply.status == 200 and isinstance(reply.body, dict) else None
+    tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    return tokens if isinstance(tokens, int) else None
+
+
+def _schema_probe(filling: str) -> dict[str, JsonValue]:
+    parameters: JsonValue = {"type": "object", "properties": {"x": {"type": "string"}}}
+    function: JsonValue = {"name": "probe", "description": filling, "parameters": parameters}
+    return {"messages": [{"role": "user", "content": "hello"}], "tools": [{"type": "function", "function": function}]}
+
+
+def _tool_turn(arguments: str, result: str) -> list[Message]:
+    call: JsonValue = {"id": "call_1", "type": "function", "function": {"name": "probe", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": result},
+    ]
+
+
+def _call_probe(filling: str) -> dict[str, JsonValue]:
+    return {"messages": [*_tool_turn(f'{{"x": "{filling}"}}', "done")]}
+
+
+def _result_probe(filling: str) -> dict[str, JsonValue]:
+    return {"messages": [*_tool_turn('{"x": "a"}', filling)]}

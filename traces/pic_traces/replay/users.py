@@ -1,0 +1,74 @@
+"""The locust side: a user that takes sessions and runs their calls in order.
+
+Owns what locust sees (users, request events). Together with `main` the only importer of locust and gevent.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar
+
+import gevent
+from gevent.event import Event
+from locust import User, constant, task
+from locust.env import Environment
+from locust.exception import StopUser
+
+from pic_traces.records import RequestRecord, Status
+from pic_traces.replay.state import Replay
+
+__all__ = ["SessionUser", "run_users"]
+
+
+class SessionUser(User):
+    """A simulated user: takes the next unstarted session, makes its calls one after the other, and takes another."""
+
+    abstract = True
+    wait_time = constant(0)
+    replay: ClassVar[Replay]
+
+    @task
+    def run_session(self) -> None:
+        """Run one session; the user ends when none is left."""
+        session = self.replay.take_session()
+        if session is None:
+            raise StopUser
+        scheduled_at = time.monotonic()
+        for call in session.calls():
+            if self.replay.stopped is not None:
+                break
+            record = self.replay.perform(call, scheduled_at=scheduled_at)
+            self._report(record)
+            scheduled_at = time.monotonic()
+        self.replay.end_session()
+
+    def _report(self, record: RequestRecord) -> None:
+        if record.status is Status.SKIPPED:
+            return
+        self.environment.events.request.fire(
+            request_type="POST",
+            name="/v1/chat/completions",
+            response_time=1000 * (record.finished_at - (record.sent_at or record.finished_at)),
+            response_length=len(record.output_text),
+            exception=RuntimeError(record.error) if record.status is Status.FAILED else None,
+            context={"session_id": record.session_id, "call": record.call},
+        )
+
+
+def run_users(replay: Replay, num_users: int) -> None:
+    """Run users until every session has ended or the replay is stopped; cuts off what is still running then.
+
+    An exception thrown into the caller (Ctrl-C) cuts the users off too, and passes through.
+    """
+    ended = Event()
+    replay.when_ended(ended.set)
+    user_class = type("TraceUser", (SessionUser,), {"replay": replay, "abstract": False})
+    environment = Environment(user_classes=[user_class], catch_exceptions=False)
+    environment.events.user_error.add_listener(lambda exception, **_: replay.stop(f"a user crashed: {exception!r}"))
+    runner = environment.create_local_runner()
+    try:
+        runner.start(num_users, spawn_rate=num_users)
+        ended.wait()
+    finally:
+        runner.quit()
+        gevent.idle()
