@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from sglang_pic.core.config import CoreConfig
+from sglang_pic.core import CoreConfig, CostModel
 from sglang_pic.errors import ConfigError
 
 __all__ = ["CONFIG_VARIABLE", "PicConfig", "TestingConfig", "load_config", "read_config"]
@@ -39,6 +40,10 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     max_gaps: int = 32
     """Most gaps that one request may have; each one is a virtual sequence of the gap prefill."""
+
+    cost_gate: Literal["auto", "off"] | CostModel = "auto"
+    """Weighs each run by what it saves: `auto` measures this machine and model at start-up, `off` takes every run of
+    `core.min_run_tokens` and more, a cost model (microseconds) is taken as it is."""
 
     testing: TestingConfig = msgspec.field(default_factory=TestingConfig)
 

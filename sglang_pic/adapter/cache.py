@@ -28,7 +28,7 @@ from sglang_pic.adapter.request_state import PendingSplice, RequestState, RunSou
 from sglang_pic.adapter.resolver import TreeResolver
 from sglang_pic.adapter.spans import intersect, subtract
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ContentIndex, PlanOptions
+from sglang_pic.core import ContentIndex, CostModel, PlanOptions
 from sglang_pic.core.invariants import check
 from sglang_pic.runtime.splice import Splicer
 
@@ -48,20 +48,28 @@ class PicRadixCache(UnifiedRadixCache):
     _inserted: list[tuple[InsertResult, int]] | None = None
 
     def attach(
-        self, *, config: PicConfig, splicer: Splicer, metrics: Metrics, delimiters: frozenset[int], max_runs: int
+        self,
+        *,
+        config: PicConfig,
+        splicer: Splicer,
+        cost: CostModel | None,
+        metrics: Metrics,
+        delimiters: frozenset[int],
+        max_runs: int,
     ) -> None:
         """Give the cache its other half, once, before the first request.
 
         Args:
             config: the operator's settings.
             splicer: moves rows of this rank's pool.
+            cost: what computing and splicing cost here, or `None` to take every run that is long enough.
             metrics: this rank's counters.
             delimiters: token ids that open or close a message of the chat template.
             max_runs: most runs of one request.
         """
         self.config, self.splicer, self.metrics = config, splicer, metrics
         self.index = ContentIndex(config.core)
-        self._delimiters, self._max_runs = delimiters, max_runs
+        self._delimiters, self._max_runs, self._cost = delimiters, max_runs, cost
 
     # -- the tree's own calls --------------------------------------------------------------------------------------
 
@@ -123,6 +131,7 @@ class PicRadixCache(UnifiedRadixCache):
             options=PlanOptions(
                 seam_tokens=self.config.core.seam_tokens if seam_tokens is None else seam_tokens,
                 max_runs=self._max_runs,
+                cost=self._cost,
             ),
             delimiters=self._delimiters,
             resolve=resolver,

@@ -14,11 +14,13 @@ from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.runtime_context import get_serving
 
 from sglang_pic.adapter import forward_hooks, scheduler_hooks
+from sglang_pic.adapter.calibration import calibrate
 from sglang_pic.adapter.cache import PicRadixCache
 from sglang_pic.adapter.delimiters import read_delimiters
 from sglang_pic.adapter.metrics import Metrics
 from sglang_pic.adapter.support import check_support
-from sglang_pic.config import load_config
+from sglang_pic.config import PicConfig, load_config
+from sglang_pic.core import CostModel
 from sglang_pic.runtime.rope import read_geometry
 from sglang_pic.runtime.rope_check import verify_geometry
 from sglang_pic.runtime.splice import Splicer
@@ -48,9 +50,12 @@ def create_cache(ctx: Any) -> PicRadixCache:
     cache = create_unified_radix_cache(ctx, cache_class=PicRadixCache)
     assert isinstance(cache, PicRadixCache)
     delimiters = read_delimiters(ctx.server_args)
+    splicer = Splicer(view, geometry)
+    cost = _cost_model(config, runner, splicer, ctx.tp_group)
     cache.attach(
         config=config,
-        splicer=Splicer(view, geometry),
+        splicer=splicer,
+        cost=cost,
         metrics=Metrics(_labels(ctx)),
         delimiters=delimiters,
         # Each gap is a virtual sequence, and backends size their tables by the rows of the request pool.
@@ -60,16 +65,23 @@ def create_cache(ctx: Any) -> PicRadixCache:
     forward_hooks.install(cache)
     HookRegistry.apply_hooks()
     logger.info(
-        "sglang_pic: %s pool, %d layers, rotation checked to %.1e, %d delimiters, config %s",
+        "sglang_pic: %s pool, %d layers, rotation checked to %.1e, %d delimiters, cost %s, config %s",
         view.kind.value,
         view.num_layers,
         error,
         len(delimiters),
+        "off" if cost is None else msgspec.json.encode(cost).decode(),
         msgspec.json.encode(config).decode(),
     )
     if config.testing.ignore_prefix:
         logger.warning("sglang_pic: the test switch ignore_prefix is on; exact prefix hits are thrown away")
     return cache
+
+
+def _cost_model(config: PicConfig, runner: Any, splicer: Splicer, tp_group: Any) -> CostModel | None:
+    if isinstance(config.cost_gate, CostModel):
+        return config.cost_gate
+    return None if config.cost_gate == "off" else calibrate(runner, splicer, tp_group)
 
 
 def _labels(ctx: Any) -> dict[str, str] | None:

@@ -30,7 +30,7 @@ def client(
         tmp_path_factory.mktemp("server"),
         *("--dtype", "float32", "--tp-size", str(ranks), "--page-size", str(page_size)),
         *("--chunked-prefill-size", "256"),
-        config={"testing": {"ignore_prefix": True, "check_invariants": True}},
+        config={"cost_gate": "off", "testing": {"ignore_prefix": True, "check_invariants": True}},
     ) as client:
         yield client
 

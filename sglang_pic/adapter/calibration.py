@@ -1,0 +1,129 @@
+"""The cost gate, learnt when the server starts: what computing, splicing and one more gap cost on this machine and model.
+
+Owns three small experiments on the live model runner, before the first request: an extend of few and of many tokens, the
+same tokens as many virtual sequences, and a splice. Dummy batches use the pool's padding slot, so that they need nothing
+allocated. It must not decide anything: the planner weighs a run by the numbers.
+
+NOTE: every tensor-parallel rank must plan alike, so the ranks agree on the slowest rank's times.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from sglang_pic.core import CostModel
+from sglang_pic.runtime.splice import Splicer
+
+__all__ = ["calibrate"]
+
+_FEW, _MANY, _SEQUENCES = 32, 256, 9
+_SPLICED = 256
+_REPEATS = 3
+
+
+def calibrate(runner: Any, splicer: Splicer, tp_group: Any) -> CostModel:
+    """Measure the costs on `runner`; all ranks of `tp_group` must call it together.
+
+    Args:
+        runner: SGLang's model runner, its pool still empty.
+        splicer: bound to the runner's pool.
+        tp_group: SGLang's tensor-parallel group, or `None` for one rank.
+
+    Returns:
+        The cost model, equal on every rank; takes a second or two on a CPU, milliseconds on a GPU.
+    """
+    size = runner.token_to_kv_pool_allocator.size
+    many, spliced = min(_MANY, size // 4), min(_SPLICED, size // 4)
+    few = min(_FEW, many // 2)
+    lens = [few, many - few]
+    device = torch.device(runner.device)
+    times = [
+        _median_us(lambda: _extend(runner, [lens[0]]), device),
+        _median_us(lambda: _extend(runner, [many]), device),
+        _median_us(lambda: _extend(runner, _split(many, _SEQUENCES)), device),
+        _median_us(lambda: _splice(splicer, spliced, device), device),
+    ]
+    few_us, many_us, split_us, splice_us = _agree(times, tp_group)
+    return CostModel(
+        computed_token_us=max(0.0, (many_us - few_us) / (many - few)),
+        spliced_token_us=splice_us / spliced,
+        gap_us=max(0.0, (split_us - many_us) / (_SEQUENCES - 1)),
+    )
+
+
+def _extend(runner: Any, lens: Sequence[int]) -> None:
+    """One forward pass over sequences of `lens` new tokens with no prefix, written to the padding slot."""
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+
+    device, total = runner.device, sum(lens)
+    int32 = {"dtype": torch.int32, "device": device}
+    int64 = {"dtype": torch.int64, "device": device}
+    starts = [sum(lens[:i]) for i in range(len(lens))]
+    batch = ForwardBatch(
+        forward_mode=ForwardMode.EXTEND,
+        batch_size=len(lens),
+        input_ids=torch.zeros(total, **int64),
+        req_pool_indices=torch.zeros(len(lens), **int64),
+        seq_lens=torch.tensor(lens, **int64),
+        seq_lens_cpu=torch.tensor(lens, dtype=torch.int64),
+        seq_lens_sum=total,
+        orig_seq_lens=torch.tensor(lens, **int32),
+        req_pool_indices_cpu=torch.zeros(len(lens), dtype=torch.int64),
+        out_cache_loc=torch.zeros(total, **int64),
+        positions=torch.cat([torch.arange(n, **int64) for n in lens]),
+        extend_num_tokens=total,
+        extend_seq_lens=torch.tensor(lens, **int32),
+        extend_seq_lens_cpu=list(lens),
+        extend_prefix_lens=torch.zeros(len(lens), **int32),
+        extend_prefix_lens_cpu=[0] * len(lens),
+        extend_start_loc=torch.tensor(starts, **int32),
+        extend_logprob_start_lens_cpu=list(lens),
+        spec_algorithm=runner.spec_algorithm,
+        capture_hidden_mode=CaptureHiddenMode.NULL,
+    )
+    if runner.model_config.model_is_mrope:
+        batch.mrope_positions = batch.positions.unsqueeze(0).expand(3, -1)
+    translator = runner.kv_index_translator
+    translator.own_plan(batch).bind(batch, translator)
+    batch._init_num_token_non_padded(device=device, is_draft_worker=False)
+    runner.forward(batch)
+
+
+def _splice(splicer: Splicer, count: int, device: torch.device) -> None:
+    # The rows are not anyone's yet; slot 0 is the padding slot.
+    src = torch.arange(1, count + 1, dtype=torch.int64, device=device)
+    splicer.splice(src, src + count, torch.full_like(src, 7))
+
+
+def _median_us(run: Callable[[], None], device: torch.device) -> float:
+    run()
+    times = []
+    for _ in range(_REPEATS):
+        _wait_for(device)
+        started_at = time.perf_counter()
+        run()
+        _wait_for(device)
+        times.append(time.perf_counter() - started_at)
+    return 1e6 * statistics.median(times)
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize(device)
+
+
+def _agree(times: list[float], tp_group: Any) -> list[float]:
+    if tp_group is None or tp_group.world_size == 1:
+        return times
+    shared = torch.tensor(times, dtype=torch.float64)
+    torch.distributed.all_reduce(shared, op=torch.distributed.ReduceOp.MAX, group=tp_group.cpu_group)
+    return [float(value) for value in shared]
+
+
+def _split(total: int, parts: int) -> list[int]:
+    return [total // parts + (i < total % parts) for i in range(parts)]

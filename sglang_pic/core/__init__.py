@@ -1,0 +1,26 @@
+"""The pure core: finds text that was computed before and decides what to reuse; neither torch nor SGLang."""
+
+from __future__ import annotations
+
+from sglang_pic.core.chunker import Chunks, Tokens, as_tokens
+from sglang_pic.core.config import CoreConfig
+from sglang_pic.core.index import ContentIndex, IndexStats
+from sglang_pic.core.plan import CostModel, DropReason, Path, Plan, PlanOptions, Run, Span
+from sglang_pic.core.planner import Resolver
+
+__all__ = [
+    "Chunks",
+    "ContentIndex",
+    "CoreConfig",
+    "CostModel",
+    "DropReason",
+    "IndexStats",
+    "Path",
+    "Plan",
+    "PlanOptions",
+    "Resolver",
+    "Run",
+    "Span",
+    "Tokens",
+    "as_tokens",
+]

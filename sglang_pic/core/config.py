@@ -1,0 +1,53 @@
+"""The settings of the pure core: how prompts are cut, what counts as a run, how large the index may grow.
+
+Owns the bounds and the messages of every core setting. Knows nothing of SGLang's flags.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sglang_pic.errors import ConfigError
+
+__all__ = ["CoreConfig"]
+
+# The FastCDC package refuses averages below 256 bytes and minima below 64 bytes; see chunker.py for how smaller
+# chunks are cut with it.
+_AVG_CHOICES = (16, 32, 64, 128, 256, 512)
+
+
+class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the chunk index and the planner; all lengths are in tokens."""
+
+    # Chunk sizes: measured on recorded agent sessions, see the sweep in docs of the index.
+    chunk_min_tokens: int = 8
+    chunk_avg_tokens: int = 32
+    chunk_max_tokens: int = 128
+    # Chunks shorter than this are never looked up: a few tokens between two delimiters repeat everywhere.
+    key_min_tokens: int = 8
+    sink_tokens: int = 32
+    seam_tokens: int = 1
+    min_run_tokens: int = 32
+    # Tokens of stored paths. Counted once however many paths share them.
+    max_index_tokens: int = 8_000_000
+    max_donors_per_chunk: int = 4
+
+    def __post_init__(self) -> None:
+        if self.chunk_avg_tokens not in _AVG_CHOICES:
+            allowed = ", ".join(map(str, _AVG_CHOICES))
+            raise ConfigError(f"chunk_avg_tokens={self.chunk_avg_tokens!r}: must be one of {allowed}; use 32.")
+        lowest_min = min(16, self.chunk_avg_tokens // 4)
+        _check("chunk_min_tokens", self.chunk_min_tokens, lowest_min, self.chunk_avg_tokens)
+        _check("chunk_max_tokens", self.chunk_max_tokens, 4 * min(64, self.chunk_avg_tokens), 1 << 20)
+        _check("key_min_tokens", self.key_min_tokens, 1, self.chunk_avg_tokens)
+        _check("sink_tokens", self.sink_tokens, 0, 1 << 20)
+        _check("seam_tokens", self.seam_tokens, 0, 1 << 16)
+        _check("min_run_tokens", self.min_run_tokens, 1, 1 << 20)
+        _check("max_index_tokens", self.max_index_tokens, 1, 1 << 40)
+        _check("max_donors_per_chunk", self.max_donors_per_chunk, 1, 64)
+
+
+def _check(name: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        default = CoreConfig.__struct_defaults__[CoreConfig.__struct_fields__.index(name)]
+        raise ConfigError(f"{name}={value!r}: must be an integer from {low} to {high}; the default is {default}.")

@@ -1,0 +1,329 @@
+"""The chunk index: content keys to places in the radix tree, for every namespace.
+
+Owns the tries, the donor table, their age order and their bounds. Knows neither SGLang nor rows: a donor is a token
+path and a span on it, and whether its rows are still there is asked of the resolver.
+
+Everything here is deterministic: the same calls leave the same state and give the same plans, in any process.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from sglang_pic.core.chunker import Chunker, Chunks, HashFunction, Tokens, require_tokens, xxh3_key
+from sglang_pic.core.config import CoreConfig
+from sglang_pic.core.donors import DonorTable, Heads
+from sglang_pic.core.plan import Plan, PlanOptions, Span
+from sglang_pic.core.planner import Planner, Resolver
+from sglang_pic.core.trie import Segment, Trie, intersect_spans, merge_spans, subtract_spans
+
+__all__ = ["ContentIndex", "IndexStats"]
+
+# Of equal chunks in one publication only the first ones become donors: of a text that repeats itself the first copy
+# has the most equal text after it.
+_MAX_DONORS_PER_PUBLICATION = 2
+
+# Estimated from sys.getsizeof on CPython 3.11, dictionary entries included.
+_SEGMENT_BYTES = 560
+_DONOR_BYTES = 96
+_KEY_BYTES = 130
+
+
+class IndexStats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the index holds, and what it has done since it was made."""
+
+    num_tokens: int
+    num_bytes: int
+    """Estimate of everything the index keeps in memory."""
+    num_paths: int
+    num_segments: int
+    num_chunks: int
+    """Distinct chunk keys, counted in each namespace."""
+    num_donors: int
+    num_namespaces: int
+    num_evicted_tokens: int
+    num_work: int
+    """Tokens compared and donors looked at by all plans; for tests of bounded work."""
+
+
+@dataclass(slots=True)
+class _Namespace:
+    trie: Trie
+    heads: Heads
+
+
+class ContentIndex:
+    """Finds text that was computed before, wherever it stands. Not thread-safe: one owner, one thread.
+
+    Args:
+        config: sizes and bounds.
+        hash_function: names a chunk; tests inject weak ones. Equal names never suffice: tokens are compared.
+    """
+
+    def __init__(self, config: CoreConfig | None = None, *, hash_function: HashFunction = xxh3_key) -> None:
+        self.config = config or CoreConfig()
+        self._chunker = Chunker(self.config, hash_function)
+        self._donors = DonorTable(self.config.max_donors_per_chunk)
+        # Shrink by eviction, `forget` and `flush`; a namespace goes with its last path.
+        self._ages: OrderedDict[int, Segment] = OrderedDict()
+        self._namespaces: dict[Hashable, _Namespace] = {}
+        self._serials = itertools.count()
+        self._num_tokens = 0
+        self._num_evicted = 0
+        self._num_work = 0
+
+    def cut(
+        self, tokens: Tokens, start: int = 0, end: int | None = None, *, delimiters: frozenset[int] = frozenset()
+    ) -> Chunks:
+        """The chunks of `[start, end)`, cut as if one began at `start`."""
+        return self._chunker.cut(tokens, start, end, delimiters=delimiters)
+
+    def publish(
+        self,
+        namespace: Hashable,
+        tokens: Tokens,
+        computed: Sequence[Span],
+        *,
+        spliced: Sequence[Span] = (),
+        delimiters: frozenset[int] = frozenset(),
+    ) -> None:
+        """Note that the radix tree holds rows for all of `tokens`, a path from position 0.
+
+        Args:
+            namespace: nothing crosses it.
+            tokens: the whole path; what is stored of it already is shared.
+            computed: spans whose rows in the tree its request computed at their positions. Their chunks become donors.
+            spliced: spans whose rows in the tree came from a splice: no donor points there from now on. Where both
+                name a position, `spliced` holds.
+            delimiters: as for `plan`.
+
+        Positions in neither keep what was known of them; unknown ones are no donors. Cost: one walk over the stored
+        part, then O(new tokens).
+        """
+        require_tokens(tokens)
+        if len(tokens) == 0:
+            return
+        space = self._space(namespace)
+        path = self._store(space.trie, tokens)
+        holes = merge_spans(spliced)
+        fresh = subtract_spans(merge_spans(intersect_spans(computed, 0, len(tokens))), holes)
+        fresh = self._mark(path, fresh, holes)
+        if fresh:
+            self._add_donors(space, path, tokens, fresh, delimiters)
+        space.trie.touch(path[-1])
+        self._evict()
+
+    def plan(
+        self,
+        namespace: Hashable,
+        tokens: Tokens,
+        *,
+        prefix_len: int,
+        resolve: Resolver,
+        end: int | None = None,
+        options: PlanOptions | None = None,
+        delimiters: frozenset[int] = frozenset(),
+    ) -> Plan:
+        """Plan `[prefix_len, end)` of a prompt.
+
+        Args:
+            namespace: only donors of this one are considered.
+            tokens: the prompt.
+            prefix_len: what the tree matched exactly.
+            resolve: asked once for every run chosen. Where a path is shorter in the tree than here it is shortened
+                here too, and another donor is tried.
+            end: the prompt's length if it is not all of `tokens`.
+            options: the request's own settings.
+            delimiters: ids that open or close a message.
+
+        Returns:
+            Runs that are resident as far as `resolve` said, none before `sink_tokens`, none with the last token.
+        """
+        require_tokens(tokens)
+        stop = len(tokens) if end is None else end
+        if not 0 <= prefix_len <= stop <= len(tokens):
+            raise ValueError(f"prefix_len={prefix_len!r}, end={end!r}: must lie in order inside {len(tokens)} tokens.")
+        space = self._namespaces.get(namespace)
+        if space is None or not space.heads:
+            return Plan(prefix_len=prefix_len, end=stop)
+        planner = Planner(
+            config=self.config,
+            chunker=self._chunker,
+            trie=space.trie,
+            heads=space.heads,
+            donors=self._donors,
+            tokens=tokens,
+            prefix_len=prefix_len,
+            end=stop,
+            options=options or PlanOptions(),
+            delimiters=delimiters,
+            resolve=resolve,
+            forget=self._forget,
+        )
+        plan = planner.plan()
+        self._num_work += planner.work
+        self._drop_if_empty(space)
+        return plan
+
+    def forget(self, namespace: Hashable, tokens: Tokens, resident_len: int) -> None:
+        """Drop every path that agrees with `tokens` beyond `resident_len`: the tree no longer holds it there."""
+        space = self._namespaces.get(namespace)
+        if space is None:
+            return
+        segment, stored = space.trie.walk(tokens)
+        if stored > resident_len:
+            self._forget(segment, resident_len)
+            self._drop_if_empty(space)
+
+    def flush(self, namespace: Hashable | None = None) -> None:
+        """Forget one namespace, or all of them."""
+        spaces = list(self._namespaces.values()) if namespace is None else [self._namespaces.get(namespace)]
+        for space in spaces:
+            if space is not None:
+                for child in list(space.trie.root.children.values()):
+                    self._remove_subtree(child)
+                self._drop_if_empty(space)
+
+    def stats(self) -> IndexStats:
+        """What the index holds. Cost O(segments)."""
+        num_chunks = sum(len(space.heads) for space in self._namespaces.values())
+        num_bytes = (
+            4 * self._num_tokens
+            + _SEGMENT_BYTES * len(self._ages)
+            + _DONOR_BYTES * self._donors.num_slots
+            + _KEY_BYTES * num_chunks
+        )
+        return IndexStats(
+            num_tokens=self._num_tokens,
+            num_bytes=num_bytes,
+            num_paths=sum(1 for segment in self._ages.values() if not segment.children),
+            num_segments=len(self._ages),
+            num_chunks=num_chunks,
+            num_donors=len(self._donors),
+            num_namespaces=len(self._namespaces),
+            num_evicted_tokens=self._num_evicted,
+            num_work=self._num_work,
+        )
+
+    def _space(self, namespace: Hashable) -> _Namespace:
+        space = self._namespaces.get(namespace)
+        if space is None:
+            space = _Namespace(Trie(namespace, self._ages, self._serials), {})
+            self._namespaces[namespace] = space
+        return space
+
+    def _store(self, trie: Trie, tokens: Tokens) -> list[Segment]:
+        """The segments of the path `tokens`, made where they are missing."""
+        segment, stored = trie.walk(tokens)
+        if stored < segment.end:
+            self._split(segment, stored)
+        if stored < len(tokens):
+            segment = trie.append(segment, tokens[stored:])
+            self._num_tokens += len(tokens) - stored
+        return segment.lineage()
+
+    def _split(self, segment: Segment, position: int) -> None:
+        lower = segment.trie.split(segment, position)
+        self._donors.move_below(segment, lower)
+
+    def _mark(self, path: list[Segment], computed: list[Span], holes: list[Span]) -> list[Span]:
+        """Update what is eligible along `path`; returns the spans that were not so before."""
+        fresh: list[Span] = []
+        for segment in path:
+            before = segment.eligible
+            gained = intersect_spans(computed, segment.start, segment.end)
+            lost = intersect_spans(holes, segment.start, segment.end)
+            if lost:
+                before = subtract_spans(before, lost)
+                for donor in [d for d in segment.donors if self._overlaps(d, lost)]:
+                    self._donors.remove(donor)
+            fresh += subtract_spans(gained, before)
+            segment.eligible = merge_spans([*before, *gained]) if gained else before
+        return merge_spans(fresh)
+
+    def _overlaps(self, donor: int, spans: list[Span]) -> bool:
+        start, end = self._donors.starts[donor], self._donors.end(donor)
+        return any(a < end and start < b for a, b in spans)
+
+    def _add_donors(
+        self, space: _Namespace, path: list[Segment], tokens: Tokens, fresh: list[Span], delimiters: frozenset[int]
+    ) -> None:
+        """Make donors of the chunks that lie in eligible spans, and touch `fresh` ones."""
+        eligible = merge_spans(span for segment in path for span in segment.eligible)
+        data = tokens.data.cast("B")
+        seen: dict[int, int] = {}
+        done = 0
+        for first, last in fresh:
+            cut_from = self._chunker.sync_start(tokens, first, delimiters)
+            # A chunk that crosses `last` is eligible if what follows is; where that is so, spans have been merged.
+            chunks = self._chunker.cut(tokens, cut_from, last, delimiters=delimiters)
+            start = cut_from
+            for end in chunks.ends:
+                usable = end - max(start, self.config.sink_tokens) >= self.config.key_min_tokens
+                if end > max(first, done) and usable and _covers(eligible, start, end):
+                    key = self._chunker.key(data, start, end)
+                    times = seen.get(key, 0)
+                    if times < _MAX_DONORS_PER_PUBLICATION:
+                        seen[key] = times + 1
+                        self._donors.add(space.heads, key, _holder(path, end), start, end - start)
+                start = end
+            done = last
+
+    def _forget(self, segment: Segment, position: int) -> None:
+        """Drop the path to `segment` from `position` on, with everything below it."""
+        node = segment
+        while node.parent is not None and node.start >= position:
+            if node.parent.parent is None or node.parent.end <= position:
+                break
+            node = node.parent
+        if node.start < position:
+            if node.end <= position:
+                return
+            self._split(node, position)
+            (node,) = node.children.values()
+        self._remove_subtree(node)
+
+    def _remove_subtree(self, segment: Segment) -> None:
+        order = [segment]
+        for node in order:
+            order.extend(node.children.values())
+        for node in reversed(order):
+            self._remove_leaf(node)
+
+    def _remove_leaf(self, segment: Segment) -> None:
+        self._donors.remove_all(segment)
+        segment.trie.remove(segment)
+        self._num_tokens -= len(segment.tokens)
+
+    def _evict(self) -> None:
+        while self._num_tokens > self.config.max_index_tokens:
+            oldest = next(iter(self._ages.values()))
+            self._num_evicted += len(oldest.tokens)
+            trie = oldest.trie
+            self._remove_leaf(oldest)
+            self._drop_if_empty(self._namespaces[trie.namespace])
+
+    def _drop_if_empty(self, space: _Namespace) -> None:
+        if not space.trie.root.children:
+            self._namespaces.pop(space.trie.namespace, None)
+
+
+def _covers(spans: list[Span], start: int, end: int) -> bool:
+    return any(a <= start and end <= b for a, b in spans)
+
+
+def _holder(path: list[Segment], end: int) -> Segment:
+    """The segment of `path` that holds the token before `end`."""
+    low, high = 0, len(path) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if path[middle].end < end:
+            low = middle + 1
+        else:
+            high = middle
+    return path[low]

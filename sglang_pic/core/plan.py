@@ -1,0 +1,201 @@
+"""The plan: prefix, runs and gaps of one request, as a value.
+
+Owns the shape of a plan and the arithmetic on it. Touches no device and no index; a plan stays valid as a value
+whatever happens to the index that made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from enum import Enum
+
+import msgspec
+import numpy as np
+
+from sglang_pic.core.chunker import Tokens
+from sglang_pic.errors import ConfigError
+
+__all__ = ["CostModel", "DropReason", "Path", "Plan", "PlanOptions", "Run", "Span"]
+
+Span = tuple[int, int]
+"""Half-open `[start, end)`, in tokens."""
+
+
+class DropReason(Enum):
+    """Why a candidate run was not taken; the values are metric labels."""
+
+    BELOW_MIN_RUN = "below_min_run"
+    COST_GATE = "cost_gate"
+    DONOR_EVICTED = "donor_evicted"
+    MAX_GAPS = "max_gaps"
+    SINK = "sink"
+
+
+class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A linear cost model of one machine and model, in microseconds."""
+
+    computed_token_us: float
+    spliced_token_us: float
+    gap_us: float
+    request_us: float = 0.0
+
+    def run_saves(self, num_tokens: int) -> float:
+        """What splicing `num_tokens` saves, less the gap that a run adds."""
+        return num_tokens * (self.computed_token_us - self.spliced_token_us) - self.gap_us
+
+
+class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one request may change; a field left out takes the core's setting."""
+
+    seam_tokens: int | None = None
+    min_run_tokens: int | None = None
+    max_runs: int | None = None
+    cost: CostModel | None = None
+
+    def __post_init__(self) -> None:
+        for name, low in (("seam_tokens", 0), ("min_run_tokens", 1), ("max_runs", 0)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
+                raise ConfigError(f"{name}={value!r}: must be an integer of {low} or more, or left out.")
+
+
+class Path:
+    """The token path, from position 0, under which the tree holds a donor's rows; immutable.
+
+    Within one plan equal paths are one object, so that a resolver may keep locks by path.
+    """
+
+    __slots__ = ("_end", "_joined", "_parts", "namespace")
+
+    def __init__(self, namespace: Hashable, parts: Sequence[Tokens]) -> None:
+        self.namespace = namespace
+        self._parts = tuple(parts)
+        self._end = sum(len(part) for part in parts)
+        self._joined: Tokens | None = None
+
+    def __len__(self) -> int:
+        return self._end
+
+    def tokens(self, end: int | None = None) -> Tokens:
+        """The first `end` tokens, or all; a read-only view. Cost O(length) once, then O(1)."""
+        if self._joined is None:
+            self._joined = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
+            self._joined.flags.writeable = False
+        return self._joined[:end]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Path):
+            return NotImplemented
+        if self is other:
+            return True
+        same_kind = self.namespace == other.namespace and len(self) == len(other)
+        return same_kind and np.array_equal(self.tokens(), other.tokens())
+
+    def __hash__(self) -> int:
+        return hash((self.namespace, self._end, int(self._parts[-1][-1])))
+
+    def __repr__(self) -> str:
+        return f"Path({self.namespace!r}, {self._end} tokens)"
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A span of the prompt that is spliced from one donor; seams are already left out of it.
+
+    `seam_len` tokens directly before `target_start` equal the donor's too, but are computed.
+    """
+
+    target_start: int
+    target_end: int
+    donor_start: int
+    donor: Path
+    seam_len: int
+
+    @property
+    def donor_end(self) -> int:
+        """End of the donor's span; `donor` is at least that long."""
+        return self.donor_start + self.num_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens spliced."""
+        return self.target_end - self.target_start
+
+    @property
+    def shift(self) -> int:
+        """Target position less donor position."""
+        return self.target_start - self.donor_start
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How `[prefix_len, end)` of a prompt is served: runs are spliced, everything between them is computed.
+
+    [0, prefix_len)  the exact prefix, owned by the tree
+    runs             in order, disjoint, inside [prefix_len, end - 1)
+    gaps             the rest of [prefix_len, end); its last token is always in a gap
+    """
+
+    prefix_len: int
+    end: int
+    runs: tuple[Run, ...] = ()
+    dropped: dict[DropReason, int] = {}
+
+    @property
+    def gaps(self) -> tuple[Span, ...]:
+        """The maximal spans of `[prefix_len, end)` that no run covers, in order."""
+        gaps = []
+        at = self.prefix_len
+        for run in self.runs:
+            if run.target_start > at:
+                gaps.append((at, run.target_start))
+            at = run.target_end
+        if self.end > at:
+            gaps.append((at, self.end))
+        return tuple(gaps)
+
+    @property
+    def num_spliced(self) -> int:
+        """Tokens that runs cover."""
+        return sum(run.num_tokens for run in self.runs)
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens that gaps cover."""
+        return self.end - self.prefix_len - self.num_spliced
+
+    def truncate(self, max_computed: int, *, page_size: int = 1) -> Plan | None:
+        """The longest head of this plan that computes at most `max_computed` tokens, at least one of them its last.
+
+        Args:
+            max_computed: the prefill budget left.
+            page_size: where it cuts inside the prompt, the new end is a multiple of this; `end` itself need not be.
+
+        Returns:
+            This plan if it fits whole, else its head, or None if no place to cut satisfies all of it.
+        """
+        if self.num_computed <= max_computed:
+            return self
+        best = None
+        computed = 0
+        for start, end in self.gaps:
+            # `limit` is inside this gap or at its end: a head that ends there ends in a computed token.
+            limit = min(end, start + max_computed - computed)
+            limit -= limit % page_size
+            if limit > start:
+                best = limit
+            computed += end - start
+            if computed >= max_computed:
+                break
+        return None if best is None else self.head(best)
+
+    def head(self, end: int) -> Plan:
+        """The plan of `[prefix_len, end)`; `end` must lie in a gap or at a gap's end."""
+        runs = tuple(run for run in self.runs if run.target_end <= end)
+        assert len(runs) == len(self.runs) or self.runs[len(runs)].target_start >= end, "cut inside a run"
+        return Plan(prefix_len=self.prefix_len, end=end, runs=runs, dropped=self.dropped)
+
+    def tail(self, start: int) -> Plan:
+        """The plan of `[start, end)` once everything before `start` is in place; the counterpart of `head`."""
+        runs = tuple(run for run in self.runs if run.target_start >= start)
+        num_before = len(self.runs) - len(runs)
+        assert num_before == 0 or self.runs[num_before - 1].target_end <= start, "cut inside a run"
+        return Plan(prefix_len=start, end=self.end, runs=runs)

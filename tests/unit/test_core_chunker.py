@@ -1,0 +1,119 @@
+"""Cuts: they tile, they obey the sizes, and equal text is cut equally wherever it stands."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fastcdc import fastcdc
+from fastcdc.fastcdc_py import fastcdc_py
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_pic.core import CoreConfig, Tokens, as_tokens
+from sglang_pic.core.chunker import Chunker, require_tokens, xxh3_key
+
+OPEN, CLOSE = 1, 2
+DELIMITERS = frozenset({OPEN, CLOSE})
+
+CONFIGS = [
+    CoreConfig(chunk_min_tokens=4, chunk_avg_tokens=16, chunk_max_tokens=64),
+    CoreConfig(),
+    CoreConfig(chunk_min_tokens=16, chunk_avg_tokens=64, chunk_max_tokens=256),
+]
+
+
+def random_tokens(seed: int, length: int) -> Tokens:
+    return as_tokens(np.random.default_rng(seed).integers(3, 50_000, length))
+
+
+token_lists = st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 5), max_size=300).map(as_tokens)
+
+
+@given(token_lists, st.sampled_from(CONFIGS), st.data())
+def test_chunks_tile_within_their_sizes(tokens: Tokens, config: CoreConfig, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(tokens)))
+    end = data.draw(st.integers(start, len(tokens)))
+    chunks = Chunker(config).cut(tokens, start, end, delimiters=DELIMITERS)
+    spans = chunks.spans()
+    assert [position for a, b in spans for position in range(a, b)] == list(range(start, end))
+    for a, b in spans:
+        assert a < b <= a + config.chunk_max_tokens + 1
+        has_delimiter = bool(np.isin(tokens[a:b], list(DELIMITERS)).any())
+        assert not has_delimiter or b - a == 1, "a delimiter is a chunk of its own"
+        ends_early = b == end or tokens[b] in DELIMITERS or has_delimiter
+        assert ends_early or b - a >= config.chunk_min_tokens
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.chunk_avg_tokens))
+def test_chunks_have_about_the_average_size(config: CoreConfig) -> None:
+    chunks = Chunker(config).cut(random_tokens(0, 50_000))
+    assert 0.5 * config.chunk_avg_tokens < 50_000 / len(chunks.ends) < 2 * config.chunk_avg_tokens
+
+
+def test_cuts_are_the_librarys_rounded_up_to_tokens() -> None:
+    tokens = random_tokens(1, 5_000)
+    offsets = [chunk.offset + chunk.length for chunk in fastcdc(tokens.tobytes(), 64, 256, 1024)]
+    assert Chunker(CONFIGS[2]).cut(tokens).ends == [-(-offset // 4) for offset in offsets]
+
+
+def test_the_compiled_and_the_plain_library_agree() -> None:
+    """Ranks of one server may have different builds of it; they must still make the same plans."""
+    data = random_tokens(2, 20_000).tobytes()
+    compiled, plain = (
+        [(chunk.offset, chunk.length) for chunk in cut(data, 64, 256, 1024)] for cut in (fastcdc, fastcdc_py)
+    )
+    assert compiled == plain
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.chunk_avg_tokens))
+@pytest.mark.parametrize("seed", range(8))
+def test_an_insertion_moves_only_nearby_cuts(config: CoreConfig, seed: int) -> None:
+    chunker = Chunker(config)
+    rng = np.random.default_rng(seed)
+    tokens = random_tokens(seed, 8_000)
+    at, length = int(rng.integers(1_000, 3_000)), int(rng.integers(1, 200))
+    edited = np.concatenate([tokens[:at], random_tokens(seed + 100, length), tokens[at:]])
+    before, after = set(chunker.cut(tokens).ends), set(chunker.cut(edited).ends)
+    assert {cut for cut in before if cut <= at} == {cut for cut in after if cut <= at}
+    moved = {cut for cut in before if cut > at} ^ {cut - length for cut in after if cut > at + length}
+    assert all(cut <= at + 24 * config.chunk_avg_tokens for cut in moved)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_equal_messages_are_cut_equally(seed: int) -> None:
+    chunker = Chunker(CoreConfig())
+    message = random_tokens(seed, 400)
+    cuts = []
+    for header in (7, 50, 313):
+        tokens = np.concatenate(
+            [random_tokens(header, header), as_tokens([OPEN]), message, as_tokens([CLOSE]), random_tokens(1, 30)]
+        )
+        ends = chunker.cut(tokens, delimiters=DELIMITERS).ends
+        cuts.append([end - header for end in ends if header < end <= header + 402])
+    assert cuts[0] == cuts[1] == cuts[2]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("delimiters", [DELIMITERS, frozenset()], ids=["delimiters", "none"])
+def test_cutting_from_a_sync_start_gives_the_cuts_of_the_whole(seed: int, delimiters: frozenset[int]) -> None:
+    chunker = Chunker(CoreConfig())
+    tokens = random_tokens(seed, 6_000)
+    tokens[np.random.default_rng(seed).integers(0, 6_000, 12)] = OPEN
+    whole = set(chunker.cut(tokens, delimiters=delimiters).ends)
+    position = 3_000
+    start = chunker.sync_start(tokens, position, delimiters)
+    assert 0 <= position - start <= 1_000
+    part = set(chunker.cut(tokens, start, delimiters=delimiters).ends)
+    assert {cut for cut in whole if cut > position} == {cut for cut in part if cut > position}
+
+
+def test_keys_are_xxh3_of_the_little_endian_bytes() -> None:
+    tokens = random_tokens(3, 100)
+    chunker = Chunker(CoreConfig())
+    assert chunker.key(tokens.data.cast("B"), 10, 20) == xxh3_key(memoryview(tokens[10:20].astype("<i4").tobytes()))
+
+
+@pytest.mark.parametrize("tokens", [np.zeros(4), np.zeros((2, 2), "<i4"), np.zeros(8, "<i4")[::2], np.zeros(3, "<i8")])
+def test_arrays_that_are_not_tokens_are_refused(tokens: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="use as_tokens"):
+        require_tokens(tokens)

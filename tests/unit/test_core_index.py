@@ -1,0 +1,496 @@
+"""The index and the planner against a model that knows every row of every path.
+
+The model names a row by its namespace and its whole path, as the radix tree does, and remembers whether the row that
+the tree holds there was computed at its place. Whatever a plan reads must be such a row.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from sglang_pic.core import (
+    ContentIndex,
+    CoreConfig,
+    CostModel,
+    DropReason,
+    Path,
+    Plan,
+    PlanOptions,
+    Span,
+    Tokens,
+    as_tokens,
+)
+from sglang_pic.core.chunker import xxh3_key
+from sglang_pic.core.invariants import check
+
+DELIMITERS = frozenset({1, 2})
+CONFIG = CoreConfig(
+    chunk_min_tokens=4,
+    chunk_avg_tokens=16,
+    chunk_max_tokens=64,
+    key_min_tokens=4,
+    sink_tokens=8,
+    min_run_tokens=6,
+    max_index_tokens=1_500,
+    max_donors_per_chunk=3,
+)
+
+RNG = np.random.default_rng(7)
+SOURCES = [
+    as_tokens(RNG.integers(3, 50_000, 300)),
+    as_tokens(RNG.integers(3, 50_000, 300)),
+    as_tokens(np.full(200, 5)),
+    as_tokens([6, 7, 8] * 70),
+    as_tokens([1, *RNG.integers(3, 50_000, 30), 2] * 6),
+]
+
+# Round bounds often, so that prompts share beginnings and ends.
+pieces = st.tuples(
+    st.integers(0, len(SOURCES) - 1),
+    st.sampled_from([0, 50, 100]) | st.integers(0, 150),
+    st.sampled_from([60, 100, 160]) | st.integers(1, 160),
+).map(lambda piece: SOURCES[piece[0]][piece[1] : piece[1] + piece[2]])
+prompts = st.lists(pieces, min_size=1, max_size=4).map(np.concatenate)
+namespaces = st.sampled_from(["a", "b", ("a", None)])
+options = st.builds(
+    PlanOptions,
+    seam_tokens=st.none() | st.integers(0, 4),
+    min_run_tokens=st.none() | st.integers(1, 40),
+    max_runs=st.none() | st.integers(0, 3),
+)
+
+Row = tuple[object, bytes]
+
+
+class Tree:
+    """A radix tree that forgets what it is told to: rows by their whole path."""
+
+    def __init__(self) -> None:
+        self.computed: dict[Row, bool] = {}
+
+    def resident(self, namespace: object, tokens: Tokens) -> int:
+        data = tokens.tobytes()
+        for length in range(len(tokens)):
+            if (namespace, data[: 4 * length + 4]) not in self.computed:
+                return length
+        return len(tokens)
+
+    def insert(self, namespace: object, tokens: Tokens, computed: list[Span], spliced: list[Span]) -> None:
+        data = tokens.tobytes()
+        own = {position for a, b in computed for position in range(a, b)}
+        moved = {position for a, b in spliced for position in range(a, b)}
+        for position in range(len(tokens)):
+            row = (namespace, data[: 4 * position + 4])
+            if position in moved:
+                self.computed[row] = False
+            elif position in own:
+                self.computed[row] = True
+            else:
+                self.computed.setdefault(row, False)
+
+    def evict(self, namespace: object, tokens: Tokens, length: int) -> None:
+        stem = tokens[: length + 1].tobytes()
+        self.computed = {
+            row: own for row, own in self.computed.items() if row[0] != namespace or row[1][: len(stem)] != stem
+        }
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Random publications, plans, evictions and flushes; two indexes fed the same must stay the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = Tree()
+        self.past: list[tuple[object, Tokens]] = []
+        self.indexes: list[ContentIndex] = []
+
+    @initialize(weak=st.booleans())
+    def start(self, weak: bool) -> None:
+        def weak_key(data: memoryview) -> int:
+            return xxh3_key(data) % 5
+
+        self.indexes = [ContentIndex(CONFIG, hash_function=weak_key if weak else xxh3_key) for _ in range(2)]
+
+    @rule(data=st.data(), chosen=options, ignore_prefix=st.booleans())
+    def serve(self, data: st.DataObject, chosen: PlanOptions, ignore_prefix: bool) -> None:
+        """A request as the adapter serves it: match, plan, insert, publish what the tree adopted."""
+        namespace, tokens = self._prompt(data)
+        matched = min(self.tree.resident(namespace, tokens), len(tokens) - 1)
+        prefix_len = 0 if ignore_prefix else matched
+        plan = self._plan(namespace, tokens, prefix_len, chosen)
+        self._check_plan(namespace, tokens, plan, chosen)
+        # What the tree held already stays as it was published.
+        adopted_from = self.tree.resident(namespace, tokens)
+        spliced = [(max(run.target_start, adopted_from), run.target_end) for run in plan.runs]
+        spliced = [span for span in spliced if span[0] < span[1]]
+        computed = [(max(a, adopted_from), b) for a, b in plan.gaps if b > adopted_from]
+        self.tree.insert(namespace, tokens, computed, spliced)
+        for index in self.indexes:
+            index.publish(namespace, tokens, computed, spliced=spliced, delimiters=DELIMITERS)
+        self.past.append((namespace, tokens))
+
+    @rule(data=st.data(), spans=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300))))
+    def publish_any_spans(self, data: st.DataObject, spans: list[Span]) -> None:
+        namespace, tokens = self._prompt(data)
+        computed, spliced = spans[::2], [(a, min(b, len(tokens))) for a, b in spans[1::2]]
+        self.tree.insert(namespace, tokens, [(a, min(b, len(tokens))) for a, b in computed], spliced)
+        for index in self.indexes:
+            index.publish(namespace, tokens, computed, spliced=spliced, delimiters=DELIMITERS)
+        self.past.append((namespace, tokens))
+
+    @rule(data=st.data())
+    def evict_from_the_tree(self, data: st.DataObject) -> None:
+        """The tree forgets without telling: the index finds out when it resolves, or is told to forget."""
+        if self.past:
+            namespace, tokens = data.draw(st.sampled_from(self.past))
+            length = data.draw(st.integers(0, len(tokens) - 1))
+            self.tree.evict(namespace, tokens, length)
+            if data.draw(st.booleans()):
+                for index in self.indexes:
+                    index.forget(namespace, tokens, length)
+
+    @rule(namespace=st.none() | namespaces)
+    def flush(self, namespace: object) -> None:
+        for index in self.indexes:
+            index.flush(namespace)
+            assert namespace is not None or index.stats().num_tokens == index.stats().num_donors == 0
+
+    @invariant()
+    def both_hold_the_same_and_are_sound(self) -> None:
+        for index in self.indexes:
+            check(index)
+        if self.indexes:
+            assert self.indexes[0].stats() == self.indexes[1].stats()
+            assert self.indexes[0].stats().num_tokens <= CONFIG.max_index_tokens
+
+    def _prompt(self, data: st.DataObject) -> tuple[object, Tokens]:
+        """A path of before, one that branches off it, or another one."""
+        if not self.past or data.draw(st.booleans()):
+            return data.draw(namespaces), data.draw(prompts)
+        namespace, tokens = data.draw(st.sampled_from(self.past))
+        if data.draw(st.booleans()):
+            return namespace, tokens
+        return namespace, np.concatenate([tokens[: data.draw(st.integers(0, len(tokens)))], data.draw(pieces)])
+
+    def _plan(self, namespace: object, tokens: Tokens, prefix_len: int, chosen: PlanOptions) -> Plan:
+        def resolve(path: Path, end: int) -> int:
+            assert path.namespace == namespace
+            return self.tree.resident(namespace, path.tokens(end))
+
+        plans = [
+            index.plan(namespace, tokens, prefix_len=prefix_len, options=chosen, delimiters=DELIMITERS, resolve=resolve)
+            for index in self.indexes
+        ]
+        assert plans[0] == plans[1]
+        return plans[0]
+
+    def _check_plan(self, namespace: object, tokens: Tokens, plan: Plan, chosen: PlanOptions) -> None:
+        covered = sorted([*plan.gaps, *((run.target_start, run.target_end) for run in plan.runs)])
+        assert [p for a, b in covered for p in range(a, b)] == list(range(plan.prefix_len, len(tokens)))
+        assert plan.gaps[-1][1] == len(tokens), "the last token is computed"
+        assert chosen.max_runs is None or len(plan.runs) <= chosen.max_runs
+        at = plan.prefix_len
+        for run in plan.runs:
+            assert run.num_tokens >= (chosen.min_run_tokens or CONFIG.min_run_tokens)
+            assert min(run.target_start, run.donor_start) >= CONFIG.sink_tokens
+            donor = run.donor.tokens(run.donor_end)
+            assert donor[run.donor_start :].tolist() == tokens[run.target_start : run.target_end].tolist()
+            for end in range(run.donor_start + 1, run.donor_end + 1):
+                assert self.tree.computed[namespace, donor[:end].tobytes()], "a donor's rows were computed in place"
+            is_exact = run.shift == 0 and donor.tolist() == tokens[: run.donor_end].tolist()
+            seam_len = CONFIG.seam_tokens if chosen.seam_tokens is None else chosen.seam_tokens
+            assert run.seam_len == (0 if is_exact else seam_len)
+            assert run.target_start - run.seam_len >= at, "a seam lies in the gap before its run"
+            at = run.target_end
+
+
+IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestIndex = IndexMachine.TestCase
+
+
+def text(seed: int, length: int) -> Tokens:
+    return as_tokens(np.random.default_rng(seed).integers(3, 50_000, length))
+
+
+def all_resident(path: Path, end: int) -> int:
+    return end
+
+
+def publish_whole(index: ContentIndex, tokens: Tokens, namespace: str = "a") -> None:
+    index.publish(namespace, tokens, [(0, len(tokens))])
+
+
+@pytest.mark.parametrize("length", [60, 100, 400, 3_000])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_was_computed_is_found_to_the_token(length: int, seed: int) -> None:
+    """At sixty tokens, about two chunks, most are found; from a hundred on all of them."""
+    body = text(seed, length)
+    index = ContentIndex()
+    publish_whole(index, np.concatenate([text(100, 91), body, text(101, 50)]))
+    plan = index.plan("a", np.concatenate([text(102, 64), body, text(103, 17)]), prefix_len=0, resolve=all_resident)
+    if length > 60 or plan.runs:
+        (run,) = plan.runs
+        assert (run.target_start, run.target_end, run.shift) == (65, 64 + length, 64 - 91)
+
+
+def test_rows_that_a_splice_replaced_are_donors_no_more() -> None:
+    """The tree evicted a path and holds it again, part of it spliced: its neighbours must not grow into that part."""
+    path = text(0, 1_000)
+    index = ContentIndex()
+    publish_whole(index, path)
+    num_donors = index.stats().num_donors
+    index.publish("a", path[:700], [], spliced=[(400, 600)])
+    assert 0 < index.stats().num_donors < num_donors
+    check(index)
+    prompt = np.concatenate([text(1, 50), path[100:], text(2, 9)])
+    plan = index.plan("a", prompt, prefix_len=0, resolve=all_resident)
+    assert [(run.donor_start, run.donor_end) for run in plan.runs] == [(101, 400), (601, 1_000)]
+    # Computed once more at their place they are donors again.
+    index.publish("a", path, [(350, 650)])
+    plan = index.plan("a", prompt, prefix_len=0, resolve=all_resident)
+    assert [(run.donor_start, run.donor_end) for run in plan.runs] == [(101, 1_000)]
+
+
+def test_a_spliced_span_makes_no_donors() -> None:
+    path = text(0, 900)
+    index = ContentIndex()
+    index.publish("a", path, [(0, 300), (600, 900)], spliced=[(300, 600)])
+    only_computed = ContentIndex()
+    only_computed.publish("a", path, [(0, 300), (600, 900)])
+    assert index.stats() == only_computed.stats()
+    prompt = np.concatenate([text(1, 50), path[290:610], text(2, 9)])
+    assert not index.plan("a", prompt, prefix_len=0, resolve=all_resident).runs
+
+
+@pytest.mark.parametrize(("min_run_tokens", "num_runs"), [(199, 1), (200, 0)])
+def test_the_minimum_run_counts_spliced_tokens_only(min_run_tokens: int, num_runs: int) -> None:
+    body = text(0, 200)
+    index = ContentIndex()
+    publish_whole(index, np.concatenate([text(1, 50), body, text(2, 50)]))
+    prompt = np.concatenate([text(3, 60), body, text(4, 9)])
+    options = PlanOptions(min_run_tokens=min_run_tokens)
+    plan = index.plan("a", prompt, prefix_len=0, options=options, resolve=all_resident)
+    assert len(plan.runs) == num_runs
+    assert bool(plan.dropped) == (num_runs == 0)
+
+
+@pytest.mark.parametrize(("request_us", "gap_us", "num_runs"), [(0.0, 100.0, 2), (0.0, 250.0, 1), (900.0, 100.0, 0)])
+def test_the_cost_gate_takes_only_what_pays(request_us: float, gap_us: float, num_runs: int) -> None:
+    """Runs of 199 and 599 tokens save a microsecond a token."""
+    index = ContentIndex()
+    publish_whole(index, np.concatenate([text(1, 50), text(2, 200), text(3, 50), text(4, 600)]))
+    prompt = np.concatenate([text(5, 60), text(2, 200), text(6, 70), text(4, 600), text(7, 9)])
+    cost = CostModel(computed_token_us=1.5, spliced_token_us=0.5, gap_us=gap_us, request_us=request_us)
+    plan = index.plan("a", prompt, prefix_len=0, options=PlanOptions(cost=cost), resolve=all_resident)
+    assert len(plan.runs) == num_runs
+    assert (plan.dropped.get(DropReason.COST_GATE, 0) > 0) == (num_runs < 2)
+
+
+def test_with_more_gaps_than_allowed_the_longest_runs_stay() -> None:
+    index = ContentIndex()
+    parts = [text(10 + i, 100 + 50 * i) for i in range(4)]
+    publish_whole(
+        index, np.concatenate([text(0, 40), *(p for i, part in enumerate(parts) for p in (part, text(20 + i, 9)))])
+    )
+    prompt = np.concatenate([text(1, 60), *(p for i, part in enumerate(parts) for p in (part, text(30 + i, 9)))])
+    plan = index.plan("a", prompt, prefix_len=0, options=PlanOptions(max_runs=2), resolve=all_resident)
+    assert [run.num_tokens for run in plan.runs] == [199, 249]
+    assert plan.dropped == {DropReason.MAX_GAPS: 2}
+
+
+DIGEST = """
+import hashlib, numpy as np
+from sglang_pic.core import ContentIndex, CoreConfig
+rng = np.random.default_rng(3)
+sources = [rng.integers(1, 50, 400).astype("<i4") for _ in range(6)]
+index, digest = ContentIndex(CoreConfig(max_index_tokens=5_000)), hashlib.sha256()
+for step in range(60):
+    parts = [sources[i][: rng.integers(1, 400)] for i in rng.integers(0, 6, 3)]
+    tokens, namespace = np.concatenate(parts), "ab"[step % 2]
+    plan = index.plan(
+        namespace, tokens, prefix_len=0, delimiters=frozenset({1, 2, 3}), resolve=lambda path, end: end - end % 16
+    )
+    spliced = [(run.target_start, run.target_end) for run in plan.runs]
+    index.publish(namespace, tokens, [(0, len(tokens))], spliced=spliced, delimiters=frozenset({1, 2, 3}))
+    told = [(run.target_start, run.target_end, run.donor_start, run.donor.tokens().tolist()) for run in plan.runs]
+    digest.update(repr((told, index.stats())).encode())
+print(digest.hexdigest())
+"""
+
+
+def test_two_processes_make_the_same_plans() -> None:
+    """Tensor-parallel ranks plan for themselves; Python's hash seed differs between them."""
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", DIGEST],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1
+
+
+def test_one_long_donor_wins_over_many_short_ones() -> None:
+    body = text(0, 1_000)
+    index = ContentIndex()
+    publish_whole(index, np.concatenate([text(1, 100), body]))
+    for i in range(10):
+        publish_whole(index, np.concatenate([text(10 + i, 77), body[100 * i : 100 * i + 100]]))
+    plan = index.plan("a", np.concatenate([text(2, 50), body, text(3, 9)]), prefix_len=0, resolve=all_resident)
+    assert [(run.target_start, run.target_end) for run in plan.runs] == [(51, 1_050)]
+
+
+def test_of_equal_donors_the_one_with_the_same_context_wins() -> None:
+    body, context = text(0, 300), text(1, 40)
+    tool, other = as_tokens([1]), as_tokens([2])
+    index = ContentIndex()
+    # The context is not eligible itself: it may only speak for the donor that follows it.
+    right = np.concatenate([text(2, 100), context, tool, body, text(3, 30)])
+    index.publish("a", right, [(140, len(right))])
+    publish_whole(index, np.concatenate([text(4, 100), other, tool, body, text(5, 30)]))
+    prompt = np.concatenate([text(6, 90), context, tool, body, text(7, 30)])
+    (run,) = index.plan("a", prompt, prefix_len=0, resolve=all_resident).runs
+    assert run.donor.tokens().tolist() == right.tolist()
+
+
+def test_of_equal_donors_the_freshest_wins_and_the_next_one_serves_when_it_has_gone() -> None:
+    body = text(0, 300)
+    index = ContentIndex()
+    paths = [np.concatenate([text(1 + i, 80 + i), body]) for i in range(3)]
+    for path in paths:
+        publish_whole(index, path)
+    prompt = np.concatenate([text(9, 70), body, text(10, 9)])
+    (run,) = index.plan("a", prompt, prefix_len=0, resolve=all_resident).runs
+    assert run.donor.tokens().tolist() == paths[2].tolist()
+
+    def only_the_first(path: Path, end: int) -> int:
+        return end if len(path) == len(paths[0]) else 0
+
+    plan = index.plan("a", prompt, prefix_len=0, resolve=only_the_first)
+    assert [run.donor.tokens().tolist() for run in plan.runs] == [paths[0].tolist()]
+    assert {reason.value: count for reason, count in plan.dropped.items()} == {"donor_evicted": 2}
+    assert index.stats().num_paths == 1
+    check(index)
+
+
+def test_turns_of_a_conversation_share_their_tokens() -> None:
+    index = ContentIndex()
+    path = text(0, 10)
+    for turn in range(20):
+        longer = np.concatenate([path, text(turn + 1, 200)])
+        index.publish("a", longer, [(len(path), len(longer))])
+        path = longer
+    assert index.stats().num_tokens == len(path)
+    # A chunk over the border of two turns is a donor too: one run covers them all.
+    prompt = np.concatenate([text(99, 60), path[10:], text(98, 5)])
+    plan = index.plan("a", prompt, prefix_len=0, resolve=all_resident)
+    # The first tokens of the path were never said to be computed, and the sink follows.
+    assert [run.donor_end - run.donor_start for run in plan.runs] == [len(path) - 32 - 1]
+
+
+def test_eviction_takes_the_least_recently_used_leaves_first() -> None:
+    index = ContentIndex(CoreConfig(max_index_tokens=1_000))
+    trunk = text(0, 400)
+    branches = [np.concatenate([trunk, text(i + 1, 200)]) for i in range(5)]
+    for branch in branches[:3]:
+        publish_whole(index, branch)
+    prompt = np.concatenate([text(50, 40), branches[0][400:], text(51, 5)])
+    assert index.plan("a", prompt, prefix_len=0, resolve=all_resident).runs, "branch 0 becomes the youngest"
+    publish_whole(index, branches[3])
+    assert index.stats().num_tokens == 1_000
+    assert index.stats().num_evicted_tokens == 200
+    found = [
+        bool(
+            index.plan(
+                "a", np.concatenate([text(52, 40), b[400:], text(53, 5)]), prefix_len=0, resolve=all_resident
+            ).runs
+        )
+        for b in branches[:4]
+    ]
+    assert found == [True, False, True, True]
+    publish_whole(index, text(60, 5_000))
+    assert index.stats().num_tokens <= 1_000
+    check(index)
+
+
+REPETITIVE: dict[str, Callable[[int], Tokens]] = {
+    "one token": lambda n: as_tokens(np.full(n, 7)),
+    "period 2": lambda n: as_tokens(np.resize([7, 8], n)),
+    "period 3": lambda n: as_tokens(np.resize([7, 8, 9], n)),
+    "equal chunks": lambda n: np.resize(text(0, 64), n),
+    "equal messages": lambda n: np.resize(np.concatenate([as_tokens([1]), text(0, 40), as_tokens([2])]), n),
+    "noise and repeats": lambda n: np.concatenate([np.concatenate([text(0, 64), text(i, 3)]) for i in range(n // 67)]),
+}
+
+
+@pytest.mark.parametrize("kind", REPETITIVE)
+def test_repetitive_text_is_bounded_work(kind: str) -> None:
+    """Work per token is counted, not timed: it must not grow with the prompt."""
+    per_token = []
+    for length in (4_000, 32_000):
+        num_hashed = 0
+
+        def counting(data: memoryview) -> int:
+            nonlocal num_hashed
+            num_hashed += 1
+            return xxh3_key(data)
+
+        index = ContentIndex(hash_function=counting)
+        tokens = REPETITIVE[kind](length)
+        num_resolved = 0
+
+        def resolve(path: Path, end: int) -> int:
+            nonlocal num_resolved
+            num_resolved += 1
+            return end
+
+        for header in (40, 55):
+            path = np.concatenate([text(header, header), tokens])
+            index.publish("a", path, [(0, len(path))], delimiters=DELIMITERS)
+        prompt = np.concatenate([text(70, 70), tokens])
+        plan = index.plan("a", prompt, prefix_len=0, resolve=resolve, delimiters=DELIMITERS)
+        # Chunks of the largest size are cut by position: a period may put them out of step, which is a miss.
+        assert plan.num_computed < 0.2 * length or kind.startswith("period")
+        assert num_resolved == len(plan.runs)
+        assert num_hashed <= 4 * length // 8
+        per_token.append(index.stats().num_work / length)
+        check(index)
+    assert per_token[1] <= 1.5 * per_token[0] + 1
+    assert per_token[1] < 40
+
+
+@pytest.mark.parametrize("length", range(4))
+def test_tiny_prompts_have_no_runs(length: int) -> None:
+    index = ContentIndex(CoreConfig(sink_tokens=0, min_run_tokens=1, key_min_tokens=1))
+    publish_whole(index, text(0, 100))
+    publish_whole(index, text(0, length))
+    plan = index.plan("a", text(0, length), prefix_len=0, resolve=all_resident)
+    assert plan.num_spliced + plan.num_computed == length
+    assert plan.num_computed >= min(length, 1)
+
+
+def test_a_prompt_may_end_before_its_tokens() -> None:
+    index = ContentIndex()
+    body = text(0, 500)
+    publish_whole(index, np.concatenate([text(1, 50), body]))
+    prompt = np.concatenate([text(2, 60), body])
+    plan = index.plan("a", prompt, prefix_len=100, end=400, resolve=all_resident)
+    assert [(run.target_start, run.target_end) for run in plan.runs] == [(101, 399)]
+
+
+@pytest.mark.parametrize(("prefix_len", "end"), [(-1, None), (11, None), (5, 4), (0, 11)])
+def test_a_prefix_or_end_outside_the_prompt_is_refused(prefix_len: int, end: int | None) -> None:
+    with pytest.raises(ValueError, match="must lie in order inside 10 tokens"):
+        ContentIndex().plan("a", text(0, 10), prefix_len=prefix_len, end=end, resolve=all_resident)
