@@ -19,7 +19,10 @@ _AVG_CHOICES = (16, 32, 64, 128, 256, 512)
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the chunk index and the planner; all lengths are in tokens."""
 
-    # Chunk sizes: measured on recorded agent sessions, see the sweep in docs of the index.
+    # Swept on recorded agent sessions (OpenDevin; ChatDev, ten sessions), share of the tokens outside the exact prefix
+    # that is still computed, and runs per call, with a minimum run of 32, 2026-11:
+    #   average 16: 26 %, 3.2; 7.5 %, 6.0.   average 32: 30 %, 2.3; 8.8 %, 4.7.   average 64: 35 %, 1.6; 12 %, 2.9.
+    # Of 64 repeated random tokens 16 finds 95 in 100, 32 finds 54, 64 finds 7; of 128: 100, 97, 50.
     chunk_min_tokens: int = 8
     chunk_avg_tokens: int = 32
     chunk_max_tokens: int = 128

@@ -102,7 +102,8 @@ class ContentIndex:
                 name a position, `spliced` holds.
             delimiters: as for `plan`.
 
-        Positions in neither keep what was known of them; unknown ones are no donors. Cost: one walk over the stored
+        Positions in neither keep what was known of them; unknown ones are no donors. NOTE: therefore whoever lets
+        spliced rows into the tree must name them here before the next plan. Cost: one walk over the stored
         part, then O(new tokens).
         """
         require_tokens(tokens)
@@ -253,26 +254,22 @@ class ContentIndex:
     def _add_donors(
         self, space: _Namespace, path: list[Segment], tokens: Tokens, fresh: list[Span], delimiters: frozenset[int]
     ) -> None:
-        """Make donors of the chunks that lie in eligible spans, and touch `fresh` ones."""
-        eligible = merge_spans(span for segment in path for span in segment.eligible)
+        """Make donors of the chunks that end in `fresh` spans; growth stops where a chunk begins before eligibility."""
         data = tokens.data.cast("B")
         seen: dict[int, int] = {}
-        done = 0
         for first, last in fresh:
             cut_from = self._chunker.sync_start(tokens, first, delimiters)
-            # A chunk that crosses `last` is eligible if what follows is; where that is so, spans have been merged.
             chunks = self._chunker.cut(tokens, cut_from, last, delimiters=delimiters)
             start = cut_from
             for end in chunks.ends:
                 usable = end - max(start, self.config.sink_tokens) >= self.config.key_min_tokens
-                if end > max(first, done) and usable and _covers(eligible, start, end):
+                if end > first and usable:
                     key = self._chunker.key(data, start, end)
                     times = seen.get(key, 0)
                     if times < _MAX_DONORS_PER_PUBLICATION:
                         seen[key] = times + 1
                         self._donors.add(space.heads, key, _holder(path, end), start, end - start)
                 start = end
-            done = last
 
     def _forget(self, segment: Segment, position: int) -> None:
         """Drop the path to `segment` from `position` on, with everything below it."""
@@ -311,10 +308,6 @@ class ContentIndex:
     def _drop_if_empty(self, space: _Namespace) -> None:
         if not space.trie.root.children:
             self._namespaces.pop(space.trie.namespace, None)
-
-
-def _covers(spans: list[Span], start: int, end: int) -> bool:
-    return any(a <= start and end <= b for a, b in spans)
 
 
 def _holder(path: list[Segment], end: int) -> Segment:

@@ -32,6 +32,8 @@ _CONTEXT_TOKENS = 16
 # Candidates are compared over at most this many times the tokens of the prompt, plus a constant for short ones.
 _WORK_FACTOR = 32
 _WORK_FLOOR = 1 << 16
+# The prompt is cut in blocks, so that the inside of a long run need not be cut.
+_BLOCK_TOKENS = 4096
 # What looking at one donor costs beside the tokens it shares, in tokens.
 _WORK_PER_DONOR = 64
 
@@ -96,22 +98,33 @@ class Planner:
         runs: list[Run] = []
         if self.end - 1 - self._low < self._min_run:
             return runs
-        cut_from = self.chunker.sync_start(tokens, self.prefix_len, self.delimiters)
-        chunks = self.chunker.cut(tokens, cut_from, self.end, delimiters=self.delimiters)
         data = tokens.data.cast("B")
         budget = _WORK_FLOOR + _WORK_FACTOR * (self.end - self.prefix_len)
-        start, key_min = cut_from, self.config.key_min_tokens
-        for end in chunks.ends:
-            if end > self._low and end - start >= key_min:
-                name = key(data, start, end)
-                if name in heads:
-                    run = self._choose(name, end, runs[-1] if runs else None)
-                    if run is not None:
-                        runs.append(run)
-                        self._low = run.target_end
-                    if self.work > budget:
-                        break
-            start = end
+        key_min = self.config.key_min_tokens
+        block_len = max(_BLOCK_TOKENS, 4 * self.config.chunk_max_tokens)
+        at = self.chunker.sync_start(tokens, self.prefix_len, self.delimiters)
+        while at < self.end:
+            stop = min(at + block_len, self.end)
+            ends = self.chunker.cut(tokens, at, stop, delimiters=self.delimiters).ends
+            if stop < self.end:
+                # The block ends where no content says so: its last chunk is cut again in the next one.
+                ends.pop()
+            start = at
+            for end in ends:
+                if end > self._low and end - start >= key_min:
+                    name = key(data, start, end)
+                    if name in heads:
+                        run = self._choose(name, end, runs[-1] if runs else None)
+                        if run is not None:
+                            runs.append(run)
+                            self._low = run.target_end
+                            if self._low > stop:
+                                break
+                        if self.work > budget:
+                            return runs
+                start = end
+            # Nothing is cut inside a run: after a long one cutting falls in step again shortly before its end.
+            at = start if self._low <= stop else self.chunker.sync_start(tokens, self._low, self.delimiters)
         return runs
 
     def _choose(self, name: int, chunk_end: int, last: Run | None) -> Run | None:

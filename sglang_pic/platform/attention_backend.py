@@ -1,0 +1,169 @@
+"""`pic_cpu`, the attention backend of the platform: SGLang's interface around `attention_ops`.
+
+Owns what the backend refuses. NOTE: a layer writes the keys of all new tokens to the pool before it reads any, so that
+virtual sequences of one row see each other's keys; the gap prefill rests on that order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool, MLATokenToKVPool
+
+from sglang_pic.errors import UnsupportedError
+from sglang_pic.platform import ATTENTION_BACKEND
+from sglang_pic.platform.attention_ops import CausalMask, attend_decode, attend_extend
+from sglang_pic.platform.attention_plan import DecodeGroup, ExtendPlan, plan_decode, plan_extend
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+__all__ = ["CpuAttentionBackend", "check_layer", "check_pool"]
+
+
+class CpuAttentionBackend(AttentionBackend):
+    """Causal attention for extend (only the new queries) and decode (batched), GQA and absorbed MLA."""
+
+    def __init__(self, model_runner: ModelRunner) -> None:
+        """Take the pools of a loaded model.
+
+        Raises:
+            UnsupportedError: The model, its KV pool or a flag needs what this backend does not have.
+        """
+        super().__init__()
+        self._page_table = model_runner.req_to_token_pool.req_to_token
+        self._pool = model_runner.token_to_kv_pool
+        self._is_latent = check_pool(self._pool)
+        for name, module in model_runner.model.named_modules():
+            if isinstance(module, RadixAttention):
+                check_layer(name, module)
+        self._masks: dict[tuple[int, torch.dtype], CausalMask] = {}
+        self._extend: ExtendPlan | None = None
+        self._decode: list[DecodeGroup] = []
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        """Look up the batch's slots once for all layers."""
+        mode = forward_batch.forward_mode
+        rows = forward_batch.req_pool_indices
+        self._extend, self._decode = None, []
+        if mode.is_idle():
+            return
+        if mode.is_decode():
+            self._decode = plan_decode(self._page_table, rows, forward_batch.seq_lens)
+        elif mode.is_extend_without_speculative():
+            self._extend = plan_extend(
+                self._page_table, rows, forward_batch.extend_prefix_lens, forward_batch.extend_seq_lens
+            )
+        else:
+            raise UnsupportedError(
+                f"forward_mode={mode.name!r}: the attention backend {ATTENTION_BACKEND!r} has no speculative decoding; "
+                "remove --speculative-algorithm."
+            )
+
+    def forward_extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: RadixAttention,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+        **kwargs: object,
+    ) -> torch.Tensor:
+        """Write the new keys, then attend with the new queries only; returns `[num_tokens, num_heads * v_head_dim]`."""
+        query, out = self._prepare(q, k, v, layer, forward_batch, save_kv_cache, kwargs)
+        plan = self._extend
+        assert plan is not None, "no metadata was made for this extend batch"
+        assert plan.num_queries == query.shape[0], "the batch changed after its metadata was made"
+        keys, values = self._pools(layer)
+        mask = self._mask(layer.tp_q_head_num // keys.shape[1], query.dtype)
+        attend_extend(query, keys, values, plan, mask, layer.scaling, out)
+        return out.view(out.shape[0], -1)
+
+    def forward_decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: RadixAttention,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+        **kwargs: object,
+    ) -> torch.Tensor:
+        """Write one new key per sequence, then attend; returns `[num_sequences, num_heads * v_head_dim]`."""
+        query, out = self._prepare(q, k, v, layer, forward_batch, save_kv_cache, kwargs)
+        keys, values = self._pools(layer)
+        attend_decode(query, keys, values, self._decode, layer.scaling, out)
+        return out.view(out.shape[0], -1)
+
+    def support_triton(self) -> bool:
+        """No Triton kernel is launched here."""
+        return False
+
+    def _prepare(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        layer: RadixAttention,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool,
+        extra: dict[str, object],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the keys; return the queries by head and an empty result of the same number of tokens."""
+        surplus = sorted(name for name, value in extra.items() if value is not None)
+        if surplus:
+            raise UnsupportedError(f"The attention backend {ATTENTION_BACKEND!r} cannot use {', '.join(surplus)}.")
+        if save_kv_cache and k is not None and v is not None:
+            self._pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc), k, v)
+        query = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        return query, query.new_empty(query.shape[0], layer.tp_q_head_num, layer.v_head_dim)
+
+    def _pools(self, layer: RadixAttention) -> tuple[torch.Tensor, torch.Tensor | None]:
+        keys = self._pool.get_key_buffer(layer.layer_id)
+        return keys, None if self._is_latent else self._pool.get_value_buffer(layer.layer_id)
+
+    def _mask(self, group_size: int, dtype: torch.dtype) -> CausalMask:
+        return self._masks.setdefault((group_size, dtype), CausalMask(group_size, dtype))
+
+
+def check_pool(pool: object) -> bool:
+    """Whether a KV pool holds latent rows (MLA) rather than keys and values.
+
+    Raises:
+        UnsupportedError: It is neither of the two plain pools.
+    """
+    if type(pool) is MLATokenToKVPool:
+        return True
+    if type(pool) is MHATokenToKVPool:
+        return False
+    raise UnsupportedError(
+        f"KV pool {type(pool).__name__!r}: the attention backend {ATTENTION_BACKEND!r} serves plain multi-head and "
+        "latent pools (no sliding window, state-space layers, sparse attention or FP4); use a machine with an "
+        "accelerator."
+    )
+
+
+def check_layer(name: str, layer: RadixAttention) -> None:
+    """Refuse an attention layer with more than causal softmax attention.
+
+    Raises:
+        UnsupportedError: naming the layer and the property.
+    """
+    for is_used, what in (
+        (layer.logit_cap, f"logit_cap={layer.logit_cap!r}"),
+        (layer.sliding_window_size > -1, f"sliding_window_size={layer.sliding_window_size!r}"),
+        (layer.is_cross_attention, "cross attention"),
+        (layer.attn_type != AttentionType.DECODER, f"attn_type={layer.attn_type!r}"),
+        (layer.xai_temperature_len > 0, f"xai_temperature_len={layer.xai_temperature_len!r}"),
+        (layer.k_scale is not None, "a scaled KV cache"),
+    ):
+        if is_used:
+            raise UnsupportedError(
+                f"Layer {name!r} has {what}: the attention backend {ATTENTION_BACKEND!r} does causal attention only; "
+                "try --attention-backend torch_native or a machine with an accelerator."
+            )

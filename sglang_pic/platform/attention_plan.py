@@ -1,0 +1,114 @@
+"""Where the keys of a batch lie: page-table lookups done once per forward pass and used by every layer.
+
+Plain torch on integer tensors; knows nothing of SGLang's types and never sees a key or a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["DecodeGroup", "ExtendPlan", "Segment", "plan_decode", "plan_extend"]
+
+_MIN_FILL = 0.75
+"""A decode group is padded to its longest sequence; no member is shorter than this share of it."""
+
+_MAX_GROUP_SLOTS = 65_536
+"""Bounds the copy of keys and values that one decode group makes per layer."""
+
+
+class Segment(NamedTuple):
+    """One sequence of an extend batch: queries `[query_start, query_start + query_len)` behind `prefix_len` keys."""
+
+    row: int
+    """Index into `ExtendPlan.rows`."""
+
+    query_start: int
+    query_len: int
+    prefix_len: int
+
+
+@dataclass(slots=True, frozen=True)
+class ExtendPlan:
+    """An extend batch; sequences that share a row of the page table share one lookup."""
+
+    rows: list[torch.Tensor]
+    """Per distinct row: slots of its tokens from 0 to the longest sequence on it, int64 `[num_tokens]`."""
+
+    segments: list[Segment]
+    num_queries: int
+
+
+@dataclass(slots=True, frozen=True)
+class DecodeGroup:
+    """Sequences of a decode batch of similar length, computed together."""
+
+    members: torch.Tensor
+    """Positions in the batch, int64 `[num_members]`."""
+
+    slots: torch.Tensor
+    """int64 `[num_members, longest]`; behind its own length a member repeats its first slot."""
+
+    padding: torch.Tensor | None
+    """True where `slots` is padding, bool `[num_members, longest]`; None where there is none."""
+
+
+def plan_extend(
+    page_table: torch.Tensor, table_rows: torch.Tensor, prefix_lens: torch.Tensor, extend_lens: torch.Tensor
+) -> ExtendPlan:
+    """Look up the slots of an extend batch.
+
+    Args:
+        page_table: `req_to_token`, integer `[num_rows, max_tokens]`.
+        table_rows: Row of each sequence, `[num_sequences]`; virtual sequences of one request name the same row.
+        prefix_lens: Keys before the first query of each sequence.
+        extend_lens: Queries of each sequence; their own keys follow the prefix.
+    """
+    numbers = list(zip(table_rows.tolist(), prefix_lens.tolist(), extend_lens.tolist(), strict=True))
+    longest: dict[int, int] = {}
+    for table_row, prefix_len, extend_len in numbers:
+        longest[table_row] = max(longest.get(table_row, 0), prefix_len + extend_len)
+    index_of = {table_row: index for index, table_row in enumerate(longest)}
+    ends = list(accumulate(extend_len for _, _, extend_len in numbers))
+    segments = [
+        Segment(index_of[table_row], end - extend_len, extend_len, prefix_len)
+        for (table_row, prefix_len, extend_len), end in zip(numbers, ends, strict=True)
+        if extend_len > 0
+    ]
+    rows = [page_table[table_row, :length].long() for table_row, length in longest.items()]
+    return ExtendPlan(rows, segments, ends[-1] if ends else 0)
+
+
+def plan_decode(page_table: torch.Tensor, table_rows: torch.Tensor, seq_lens: torch.Tensor) -> list[DecodeGroup]:
+    """Look up the slots of a decode batch, grouped so that padding wastes little.
+
+    Args:
+        page_table: `req_to_token`, integer `[num_rows, max_tokens]`.
+        table_rows: Row of each sequence, `[num_sequences]`.
+        seq_lens: Keys of each sequence, its own included, all above 0.
+    """
+    lengths = seq_lens.tolist()
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        group = groups[-1] if groups else []
+        longest = lengths[group[0]] if group else 0
+        if group and lengths[index] >= _MIN_FILL * longest and (len(group) + 1) * longest <= _MAX_GROUP_SLOTS:
+            group.append(index)
+        else:
+            groups.append([index])
+    return [_plan_group(page_table, table_rows, seq_lens, group, lengths[group[0]]) for group in groups]
+
+
+def _plan_group(
+    page_table: torch.Tensor, table_rows: torch.Tensor, seq_lens: torch.Tensor, group: list[int], longest: int
+) -> DecodeGroup:
+    members = torch.tensor(group, dtype=torch.int64)
+    slots = page_table[table_rows[members].long(), :longest].long()
+    padding = torch.arange(longest)[None, :] >= seq_lens[members].long()[:, None]
+    if not bool(padding.any()):
+        return DecodeGroup(members, slots, None)
+    # NOTE: a padded entry must name a slot that was written: a masked key adds nothing, but 0 * NaN is NaN.
+    return DecodeGroup(members, torch.where(padding, slots[:, :1], slots), padding)

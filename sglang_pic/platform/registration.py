@@ -1,0 +1,54 @@
+"""Makes the attention backend known to SGLang.
+
+Owns every entry the platform makes in SGLang's tables; all of it is idempotent, and nothing of SGLang is replaced.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_pic.platform import ATTENTION_BACKEND
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
+
+__all__ = ["register_backend", "register_choice"]
+
+
+def register_choice() -> None:
+    """Let `--attention-backend pic_cpu` pass the parser; light enough for every process."""
+    from sglang.srt.arg_groups import choices
+
+    if ATTENTION_BACKEND not in choices.ATTENTION_BACKEND_CHOICES:
+        choices.add_attention_backend_choices([ATTENTION_BACKEND])
+
+
+def register_backend() -> None:
+    """Let a model runner build the backend by its name; for worker processes."""
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+
+    register_attention_backend(ATTENTION_BACKEND)(_create_backend)
+
+
+def _create_backend(runner: ModelRunner) -> AttentionBackend:
+    from sglang_pic.platform.attention_backend import CpuAttentionBackend
+
+    if runner.use_mla_backend:
+        _register_latent_method()
+    return CpuAttentionBackend(runner)
+
+
+def _register_latent_method() -> None:
+    """Keep DeepSeek models on the absorbed form, the only one that reads the latent rows as they lie in the pool.
+
+    For a backend it does not know SGLang takes Triton's rule, which projects keys and values out for want of a prefix.
+    """
+    from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
+    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
+
+    def choose_absorbed(_attention: object, _forward_batch: object) -> AttnForwardMethod:
+        return AttnForwardMethod.MLA
+
+    AttentionBackendRegistry.register(ATTENTION_BACKEND, choose_absorbed)

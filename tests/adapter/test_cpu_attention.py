@@ -1,0 +1,223 @@
+"""The attention backend of the CPU platform against a dense float64 reference and SGLang's own `torch_native`."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+
+from sglang_pic.errors import UnsupportedError
+from sglang_pic.platform.attention_ops import CausalMask, attend_decode, attend_extend
+from sglang_pic.platform.attention_plan import plan_decode, plan_extend
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+class Shape(NamedTuple):
+    """Heads and widths of a layer; `latent` marks MLA, where the value is the first part of the key row."""
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    latent: bool = False
+
+
+SHAPES = {
+    "gqa": Shape(9, 3, 64, 64),
+    "mha": Shape(4, 4, 32, 32),
+    "wide_keys": Shape(4, 2, 48, 32),
+    "mla": Shape(8, 1, 576, 512, latent=True),
+}
+
+
+class Pool:
+    """A KV pool with a scattered page table; slots that no sequence owns hold NaN."""
+
+    def __init__(self, shape: Shape, lengths: list[int], page_size: int, dtype: torch.dtype, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        pages = [-(-length // page_size) for length in lengths]
+        order = torch.randperm(sum(pages) + 3, generator=generator) + 1
+        self.table = torch.zeros(len(lengths), max(lengths) + page_size, dtype=torch.int32)
+        num_slots = (len(order) + 1) * page_size
+        self.keys = torch.full((num_slots, shape.kv_heads, shape.key_dim), float("nan"), dtype=dtype)
+        self.values = torch.full((num_slots, shape.kv_heads, shape.value_dim), float("nan"), dtype=dtype)
+        taken = 0
+        for row, (length, count) in enumerate(zip(lengths, pages, strict=True)):
+            first = order[taken : taken + count, None] * page_size
+            slots = (first + torch.arange(page_size)).flatten()[:length]
+            taken += count
+            self.table[row, :length] = slots.int()
+            self.table[row, length:] = 7_777_777  # stale entries must never be read
+            self.keys[slots] = torch.randn(length, *self.keys.shape[1:], generator=generator).to(dtype)
+            self.values[slots] = torch.randn(length, *self.values.shape[1:], generator=generator).to(dtype)
+        if shape.latent:
+            self.values = self.keys[..., : shape.value_dim]
+        self.latent = shape.latent
+
+    def value_pool(self) -> torch.Tensor | None:
+        """The values as the operators take them."""
+        return None if self.latent else self.values
+
+    def dense(self, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the first tokens of a row, float64."""
+        slots = self.table[row, :length].long()
+        return self.keys[slots].double(), self.values[slots].double()
+
+
+def reference(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, prefix_len: int, scaling: float
+) -> torch.Tensor:
+    """Textbook causal attention in float64: query `i` sees the keys up to position `prefix_len + i`."""
+    group = query.shape[1] // keys.shape[1]
+    scores = torch.einsum("qhd,khd->hqk", query.double(), keys.repeat_interleave(group, 1)) * scaling
+    position = prefix_len + torch.arange(query.shape[0])
+    scores.masked_fill_(torch.arange(keys.shape[0])[None, None] > position[None, :, None], float("-inf"))
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values.repeat_interleave(group, 1))
+
+
+def run_extend(
+    pool: Pool, shape: Shape, query: torch.Tensor, spans: list[tuple[int, int, int]], mask: CausalMask | None = None
+) -> torch.Tensor:
+    """`attend_extend` over `(row, prefix_len, extend_len)` spans."""
+    rows, prefixes, extends = (torch.tensor(column) for column in zip(*spans, strict=True))
+    out = torch.full((query.shape[0], shape.heads, shape.value_dim), float("nan"), dtype=query.dtype)
+    plan = plan_extend(pool.table, rows, prefixes, extends)
+    mask = mask or CausalMask(shape.heads // shape.kv_heads, query.dtype)
+    attend_extend(query, pool.keys, pool.value_pool(), plan, mask, shape.key_dim**-0.5, out)
+    return out
+
+
+def make_query(num_tokens: int, shape: Shape, dtype: torch.dtype, seed: int = 1) -> torch.Tensor:
+    """Seeded queries."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_tokens, shape.heads, shape.key_dim, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("name", SHAPES)
+def test_extend_matches_reference(name: str, page_size: int, dtype: torch.dtype) -> None:
+    """Several sequences, with and without a prefix, of one token and of several blocks."""
+    shape = SHAPES[name]
+    spans = [(0, 0, 300), (1, 170, 1), (2, 33, 140), (3, 0, 1)]
+    pool = Pool(shape, [prefix + extend for _, prefix, extend in spans], page_size, dtype)
+    query = make_query(sum(extend for *_, extend in spans), shape, dtype)
+    out = run_extend(pool, shape, query, spans)
+    start = 0
+    for row, prefix, extend in spans:
+        expected = reference(
+            query[start : start + extend], *pool.dense(row, prefix + extend), prefix, shape.key_dim**-0.5
+        )
+        torch.testing.assert_close(
+            out[start : start + extend].double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+        )
+        start += extend
+
+
+@pytest.mark.parametrize("name", ["gqa", "mla"])
+def test_virtual_sequences_share_a_row(name: str) -> None:
+    """Gaps of one request, each a sequence of its own on the same row, equal the rows of one full prefill."""
+    shape = SHAPES[name]
+    pool = Pool(shape, [260, 90], 16, torch.float32)
+    query = make_query(260, shape, torch.float32)
+    full = run_extend(pool, shape, query, [(0, 0, 260)])
+    gaps = [(5, 21), (64, 65), (130, 260)]
+    other = make_query(40, shape, torch.float32, seed=2)
+    packed = torch.cat([query[start:end] for start, end in gaps] + [other])
+    out = run_extend(pool, shape, packed, [(0, start, end - start) for start, end in gaps] + [(1, 50, 40)])
+    expected = torch.cat([full[start:end] for start, end in gaps])
+    torch.testing.assert_close(out[: len(expected)], expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(out[len(expected) :], run_extend(pool, shape, other, [(1, 50, 40)]), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", SHAPES)
+def test_decode_matches_reference(name: str, dtype: torch.dtype) -> None:
+    """A batch that mixes equal, similar and very different lengths."""
+    shape = SHAPES[name]
+    lengths = [200, 1, 190, 17, 200, 18]
+    pool = Pool(shape, lengths, 1, dtype)
+    query = make_query(len(lengths), shape, dtype)
+    groups = plan_decode(pool.table, torch.arange(len(lengths)), torch.tensor(lengths))
+    assert sorted(index for group in groups for index in group.members.tolist()) == list(range(len(lengths)))
+    assert len(groups) == 3
+    out = torch.full((len(lengths), shape.heads, shape.value_dim), float("nan"), dtype=dtype)
+    attend_decode(query, pool.keys, pool.value_pool(), groups, shape.key_dim**-0.5, out)
+    for row, length in enumerate(lengths):
+        expected = reference(query[row][None], *pool.dense(row, length), length - 1, shape.key_dim**-0.5)
+        torch.testing.assert_close(out[row][None].double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def test_a_sequence_does_not_depend_on_its_batch() -> None:
+    """The same extend gives the same bits alone and between others, also after the mask has grown."""
+    shape = SHAPES["gqa"]
+    pool = Pool(shape, [400, 150, 300], 1, torch.bfloat16)
+    query = make_query(400, shape, torch.bfloat16)
+    mask = CausalMask(3, torch.bfloat16)
+    alone = run_extend(pool, shape, query[:100], [(1, 50, 100)], mask)
+    batch = run_extend(pool, shape, query[:400], [(1, 50, 100), (0, 250, 150), (2, 150, 150)], mask)
+    assert torch.equal(batch[:100], alone)
+    assert torch.equal(run_extend(pool, shape, query[:100], [(1, 50, 100)], mask), alone)
+
+
+def test_empty_extend_is_left_out() -> None:
+    """A sequence with nothing to compute takes no part in the batch."""
+    plan = plan_extend(torch.zeros(2, 8, dtype=torch.int32), *(torch.tensor(x) for x in ([0, 1], [4, 0], [0, 3])))
+    assert [(segment.query_start, segment.query_len) for segment in plan.segments] == [(0, 3)]
+    assert plan.num_queries == 3
+
+
+@pytest.mark.parametrize("name", ["gqa", "mla"])
+def test_equals_torch_native(name: str) -> None:
+    """SGLang's own backend computes the same, extend and decode, through the interface that a layer uses."""
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
+    shape = SHAPES[name]
+    lengths, prefixes = [140, 60, 9], [40, 0, 8]
+    extends = [length - prefix for length, prefix in zip(lengths, prefixes, strict=True)]
+    pool = Pool(shape, lengths, 16, torch.float32)
+    native = TorchNativeAttnBackend.__new__(TorchNativeAttnBackend)
+    rows = torch.arange(3)
+    for query_lens, is_extend in ((extends, True), ([1, 1, 1], False)):
+        query = make_query(sum(query_lens), shape, torch.float32)
+        expected = torch.empty(query.shape[0], shape.heads, shape.value_dim)
+        arguments = [query, expected, pool.keys, pool.values, pool.table, rows, torch.tensor(lengths)]
+        options = {"scaling": shape.key_dim**-0.5, "enable_gqa": True}
+        if is_extend:
+            native._run_sdpa_forward_extend(
+                *arguments, torch.tensor(prefixes), torch.tensor(extends), causal=True, **options
+            )
+            out = run_extend(pool, shape, query, list(zip(range(3), prefixes, extends, strict=True)))
+        else:
+            native._run_sdpa_forward_decode(*arguments, **options)
+            out = torch.empty_like(expected)
+            groups = plan_decode(pool.table, rows, torch.tensor(lengths))
+            attend_decode(query, pool.keys, pool.value_pool(), groups, shape.key_dim**-0.5, out)
+        torch.testing.assert_close(out, expected, atol=2e-6, rtol=2e-5)
+
+
+def test_unsupported_layers_are_refused() -> None:
+    """One line that names the layer and the property."""
+    from sglang.srt.layers.radix_attention import AttentionType
+
+    from sglang_pic.platform.attention_backend import check_layer, check_pool
+
+    plain = {
+        "logit_cap": 0.0,
+        "sliding_window_size": -1,
+        "is_cross_attention": False,
+        "attn_type": AttentionType.DECODER,
+        "xai_temperature_len": -1,
+        "k_scale": None,
+    }
+    check_layer("model.layers.0", SimpleNamespace(**plain))  # type: ignore[arg-type]
+    for name, value in (("logit_cap", 30.0), ("sliding_window_size", 4096), ("attn_type", AttentionType.ENCODER_ONLY)):
+        with pytest.raises(UnsupportedError, match=rf"model\.layers\.7.*{name}"):
+            check_layer("model.layers.7", SimpleNamespace(**plain | {name: value}))  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match="SimpleNamespace"):
+        check_pool(SimpleNamespace())

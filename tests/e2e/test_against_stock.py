@@ -1,0 +1,51 @@
+"""The patched server beside stock SGLang: `off` is stock, and the comparison that users run ends with its report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sglang_pic.cli import main
+from tests.e2e.serving import Answer, random_tokens, serve
+
+pytestmark = pytest.mark.e2e
+
+
+def test_off_gives_the_tokens_of_stock(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    """The same prompts one at a time, some sharing a prefix, some sharing text at another position."""
+    base = random_tokens(0, 160)
+    prompts = [[*random_tokens(i, 20), *base] for i in range(5)] + [[*base, *random_tokens(50 + i, 30)] for i in range(5)]
+    answers: dict[str | None, list[Answer]] = {}
+    for backend, pic in ((None, None), ("pic", {"mode": "off"})):
+        with serve(model_dir("smollm2"), tmp_path, backend=backend) as client:
+            answers[backend] = [client.generate(prompt, pic=pic, max_new_tokens=6) for prompt in prompts]
+    assert [a.ids for a in answers["pic"]] == [a.ids for a in answers[None]]
+    assert [a.first_token for a in answers["pic"]] == [a.first_token for a in answers[None]]
+    assert [a.cached_tokens for a in answers["pic"]] == [a.cached_tokens for a in answers[None]]
+
+
+def test_compare_ends_with_a_report(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    """Fresh servers, a real replay, and a summary whose sums agree, on a small early-divergence workload."""
+    out = tmp_path / "run"
+    trace = "gen:agent_meta?header=50&body=400&calls=3&sessions=2&seed=3"
+    code = main(
+        ["compare", trace, "--model", str(model_dir("tiny-gqa")), "--out", str(out), "--max-tokens", "2", "--"]
+        + ["--max-total-tokens", "24000"]
+    )
+    assert code == 0
+    summary = json.loads((out / "summary.json").read_text())
+    stock, pic = summary["arms"]["stock"], summary["arms"]["pic"]
+    for arm in (stock, pic):
+        assert arm["requests"] == 6
+        assert arm["failed"] == arm["skipped"] == 0
+        tokens = (arm["prefix_hit_tokens"], arm["chunk_hit_tokens"], arm["computed_tokens"])
+        assert sum(tokens) == arm["prompt_tokens"]
+    assert stock["prompt_tokens"] == pic["prompt_tokens"]
+    assert stock["chunk_hit_tokens"] == 0
+    assert pic["computed_tokens"] < 0.6 * stock["computed_tokens"]
+    page = (out / "report.html").read_text()
+    assert "<svg" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")

@@ -1,0 +1,132 @@
+"""What clients see: options and their errors, chunk hits in every kind of response, counters, strict requests."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.serving import Client, HttpError, divergence, random_tokens, serve
+
+pytestmark = pytest.mark.e2e
+
+_BODY = " ".join(f"Entry {i} lists {i * 7 % 31} bars of copper and {i * 13 % 17} of tin." for i in range(30))
+
+
+@pytest.fixture(scope="module")
+def client(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with serve(model_dir("smollm2"), tmp_path_factory.mktemp("server"), config={"cost_gate": "off"}) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"mode": "fast"}, "mode='fast'"), ({"seam_tokens": -1}, "seam_tokens=-1"), ("off", "'off'"), ({"x": 1}, "'x'")],
+)
+def test_bad_options_are_http_400(client: Client, options: object, named: str) -> None:
+    for path, body in (
+        ("/generate", {"text": "a", "sampling_params": {"custom_params": {"pic": options}}}),
+        ("/v1/chat/completions", _chat("a", custom_params={"pic": options})),
+        ("/v1/completions", {"model": "m", "prompt": "a", "custom_params": {"pic": options}}),
+    ):
+        with pytest.raises(HttpError) as caught:
+            client.post(path, body)
+        assert caught.value.status == 400
+        assert named in caught.value.body
+
+
+def test_shifted_text_is_a_chunk_hit_in_every_response(client: Client) -> None:
+    client.post("/v1/chat/completions", _chat("It is noon. " + _BODY))
+    answer = client.post("/v1/chat/completions", _chat("It is one minute past noon. " + _BODY))
+    details = answer["sglext"]["cached_tokens_details"]
+    assert details["pic"] > 200
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == details["device"] + details["pic"]
+
+    events = _stream(client, _chat("Evening has come by now. " + _BODY, stream=True))
+    streamed = [event["sglext"] for event in events if event.get("sglext")]
+    assert streamed[-1]["cached_tokens_details"]["pic"] > 200
+
+    native = client.post(
+        "/generate", {"text": "It is midnight already. " + _BODY, "sampling_params": {"max_new_tokens": 1}}
+    )
+    assert native["meta_info"]["cached_tokens_details"]["pic"] > 200
+
+
+def test_counters_add_up(client: Client) -> None:
+    before = client.counters()
+    prompt = random_tokens(1, 300)
+    client.generate(prompt)
+    shifted = client.generate([*random_tokens(2, 40), *prompt])
+    grown = {name: value - before[name] for name, value in client.counters().items()}
+    assert grown["prompt_tokens"] == 300 + 340
+    assert grown["tokens:chunk"] == shifted.chunk_hit_tokens == 300 - 32 - 1 - 1, "sink, seam and last token computed"
+    assert grown["tokens:computed"] == 640 - shifted.chunk_hit_tokens
+    assert grown["runs"] == 1
+
+
+def test_seam_tokens_of_a_request(client: Client) -> None:
+    prompt = random_tokens(3, 300)
+    client.generate(prompt)
+    hits = [
+        client.generate([*random_tokens(40 + seam, 40), *prompt], pic={"seam_tokens": seam}).chunk_hit_tokens
+        for seam in (0, 8)
+    ]
+    assert hits[0] - hits[1] == 8
+
+
+def test_strict_requests_never_meet_spliced_rows(client: Client) -> None:
+    """A row that was spliced is an ordinary prefix for later turns, but a strict request computes it anew."""
+    donor = random_tokens(5, 300)
+    client.generate(donor, pic={"mode": "off"})
+    shifted = [*random_tokens(6, 40), *donor]
+    assert client.generate(shifted).cached_tokens == 0, "a strict request donates nothing"
+    client.generate(donor)
+    again = [*random_tokens(7, 40), *donor]
+    assert client.generate(again).chunk_hit_tokens > 200
+    strict = client.generate(again, pic={"mode": "off"})
+    assert strict.cached_tokens == 0
+    assert client.generate(again).cached_tokens == len(again) - 1, "for others the spliced row is a prefix hit"
+    assert client.generate(again, pic={"mode": "off"}).cached_tokens == len(again) - 1, "strict rows serve strict ones"
+
+
+def test_input_logprobs_are_computed(client: Client) -> None:
+    prompt = random_tokens(8, 300)
+    client.generate(prompt)
+    before = client.counters()
+    answer = client.generate([*random_tokens(9, 40), *prompt], logprob_start_len=0)
+    assert answer.cached_tokens == 0
+    assert client.counters()["fallbacks:input_logprobs"] - before["fallbacks:input_logprobs"] == 1
+
+
+def test_a_shifted_answer_stays_close(client: Client) -> None:
+    """Real weights, real text: the greedy answer after a shift is the one a full prefill gives."""
+    document = "The harbour of Velm was built in 1871 by the engineer Ada Brink. " * 3 + _BODY
+    question = " Question: Who built the harbour of Velm? Answer: The engineer"
+    tokenize = client.post("/tokenize", {"prompt": "Notes. " + document + question})["tokens"]
+    shifted = client.post("/tokenize", {"prompt": "These are some other notes. " + document + question})["tokens"]
+    client.generate(tokenize)
+    spliced = client.generate(shifted)
+    full = client.generate(shifted, pic={"mode": "off"})
+    assert spliced.chunk_hit_tokens > 300
+    assert divergence(full.first_token, spliced.first_token) < 0.05
+    assert spliced.ids[0] == full.ids[0]
+
+
+def _chat(text: str, **body: Any) -> dict[str, Any]:
+    message = {"role": "user", "content": text}
+    common = {"max_tokens": 2, "temperature": 0, "return_cached_tokens_details": True}
+    return {"model": "m", "messages": [message], **common, **body}
+
+
+def _stream(client: Client, body: dict[str, Any]) -> list[dict[str, Any]]:
+    request = urllib.request.Request(
+        client.server.base_url + "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=300) as answer:
+        lines = [line.decode().strip() for line in answer]
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
