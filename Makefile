@@ -1,0 +1,119 @@
+# Everything runs from .venv, which `make setup` makes; the system's Python is never touched.
+# Works from anywhere: make -C PATH TARGET.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+# pip must install into .venv and Python must import from it, whatever the caller's shell sets.
+unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := .venv/.setup-stamp
+TORCH_VERSION := 2.13.0
+
+# PYTHON: a Python 3.11 to make .venv with; found on PATH when not given.
+# TORCH: what pip is asked for; give the path of a CPU wheel, or leave it and set PIP_FIND_LINKS to the wheel's folder.
+PYTHON ?=
+TORCH ?= torch==$(TORCH_VERSION)
+# On the command line only: OUT is overwritten, and must not come from a shell that means something else by it.
+MODEL := .models/smollm2
+TRACE := sample:opendevin
+OUT := runs/demo
+# More arguments for pytest (make test ARGS='-k splice') or for the comparison (make demo ARGS='--sessions 4').
+ARGS :=
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@printf '%s\n' '' 'Variables: PYTHON (a Python 3.11), TORCH (path of a CPU wheel of torch $(TORCH_VERSION)), MODEL, TRACE, OUT, ARGS'
+
+.PHONY: setup
+setup: $(STAMP) ## make .venv with the pinned CPU environment (quick when it is up to date)
+
+# Rewritten only when another build of torch is asked for by name; a later `make test` keeps what is there.
+.venv/.torch-wanted: FORCE
+	@mkdir -p .venv
+	@if [ ! -e $@ ] || { [ '$(origin TORCH)' != file ] && [ "$$(cat $@)" != '$(TORCH)' ]; }; then \
+	  printf '%s\n' '$(TORCH)' > $@; \
+	fi
+
+.PHONY: FORCE
+FORCE:
+
+# A candidate counts only if it runs, is 3.11 and can make environments: a version manager's shim may do none of it.
+define FIND_PYTHON
+probe='import sys, ensurepip, venv; sys.exit(sys.version_info[:2] != (3, 11))'; \
+found=''; wanted='$(PYTHON)'; \
+candidates="$${wanted:-$$(type -ap python3.11 python3 python || true)}"; \
+while IFS= read -r candidate; do \
+  if [ -n "$$candidate" ] && "$$candidate" -c "$$probe" 2>/dev/null; then found="$$candidate"; break; fi; \
+done <<< "$$candidates"; \
+if [ -z "$$found" ]; then \
+  if [ -n "$$wanted" ]; then echo "error: PYTHON='$$wanted' is not a working Python 3.11 with venv and ensurepip." >&2; \
+  else echo "error: no Python 3.11 with venv and ensurepip on PATH." >&2; fi; \
+  echo "Install Python 3.11 (on Debian also python3.11-venv) and say: make setup PYTHON=/path/to/python3.11" >&2; \
+  exit 1; \
+fi
+endef
+
+$(STAMP): requirements-cpu.txt pyproject.toml .venv/.torch-wanted
+	@if ! $(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then \
+	  $(FIND_PYTHON); \
+	  echo "setup: making .venv with $$found"; \
+	  "$$found" -m venv .venv; \
+	fi
+	@wanted="$$(cat .venv/.torch-wanted)"; \
+	if [ ! $@ -nt .venv/.torch-wanted ]; then echo "setup: installing $$wanted"; $(PIP) install "$$wanted"; fi
+	@echo 'setup: installing requirements-cpu.txt (about 200 packages)'
+	@$(PIP) install -qq --no-deps -r requirements-cpu.txt
+	@$(PIP) install -qq --no-deps --no-build-isolation -e .
+	@$(BIN)/python -c 'import torch; cuda = torch.version.cuda; \
+	  build = f"CUDA {cuda} build (large, works too; README: a CPU build)" if cuda else "CPU build"; \
+	  print(f"setup: torch {torch.__version__}, {build}"); \
+	  wanted = torch.__version__.split("+")[0] == "$(TORCH_VERSION)"; \
+	  print("" if wanted else "setup: warning: tested with torch $(TORCH_VERSION) only\n", end="")'
+	@touch $@
+	@echo 'setup: done, try $(BIN)/sglang-pic --help'
+
+.PHONY: demo
+demo: setup ## stock SGLang against the patched one on real agent sessions; ends with a report
+	$(if $(filter .models/smollm2,$(MODEL)),$(BIN)/sglang-pic model smollm2 $(MODEL))
+	$(BIN)/sglang-pic compare $(TRACE) --model $(MODEL) --out $(OUT) --force $(ARGS)
+
+.PHONY: test
+test: setup ## all tests, those with a real server too
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: test-fast
+test-fast: setup ## the tests that start no server
+	$(BIN)/python -m pytest -m 'not e2e' $(ARGS)
+
+.PHONY: lint
+lint: setup ## ruff, mypy, import-linter, codespell
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+.PHONY: format
+format: setup ## let ruff format the code and fix what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: wheel
+wheel: setup ## build the wheel into dist/
+	$(PIP) wheel -qq --no-deps --no-build-isolation --wheel-dir dist .
+
+.PHONY: clean
+clean: ## remove caches and build outputs (not .venv, .models, runs)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find sglang_pic kernels traces bench tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: distclean
+distclean: clean ## remove .venv and .models too (not runs)
+	rm -rf .venv .models

@@ -1,0 +1,80 @@
+"""What every test shares: no network, no GPU tests without a GPU, the prepared models. It must not import SGLang."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = ROOT / ".models"
+
+# Set before anything imports a hub client, and inherited by every server a test starts.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_OFFLINE"] = "1"
+
+# A loaded machine is slow, not wrong; and CI must not find by luck what the change did not touch.
+settings.register_profile("repository", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("repository")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips the tests marked `gpu` where torch finds no GPU; torch is imported only if there are any."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no GPU"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_network() -> Iterator[None]:
+    """Refuses connections that leave the machine, in this process."""
+    connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
+    with pytest.MonkeyPatch.context() as patch:
+
+        def guarded(self: socket.socket, address: tuple[str, int]) -> None:
+            _refuse_remote(self, address)
+            connect(self, address)
+
+        def guarded_ex(self: socket.socket, address: tuple[str, int]) -> int:
+            _refuse_remote(self, address)
+            return connect_ex(self, address)
+
+        patch.setattr(socket.socket, "connect", guarded)
+        patch.setattr(socket.socket, "connect_ex", guarded_ex)
+        yield
+
+
+def _refuse_remote(sock: socket.socket, address: tuple[str, int]) -> None:
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    host = address[0]
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = host in ("", "localhost")
+    # A datagram socket sends nothing on connect: it is how programs ask for their own address.
+    if not local and sock.type != socket.SOCK_DGRAM:
+        raise RuntimeError(f"a test connected to {host!r}: tests reach nothing but this machine")
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Callable[[str], Path]:
+    """The folder of a prepared model by name, made on first use and kept in `.models/` for later runs."""
+
+    def get(name: str) -> Path:
+        from sglang_pic.models import prepare
+
+        # Two runs at once do no harm: the second waits for the first's lock and finds the model complete.
+        return prepare(name, MODELS / name)
+
+    return get

@@ -1,0 +1,238 @@
+"""The rules of the repository that a machine can check: names, sizes, imports, documented commands, packaging."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+
+from sglang_pic import __version__
+from sglang_pic.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SOURCE_DIRS = [ROOT / "sglang_pic", *(ROOT / path for path in ("kernels", "traces", "bench"))]
+LOCAL_DIRS = {"runs", "build", "dist"}
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".cfg", ".html", ".css", ".js", ".svg", ".json", ".yaml", ".yml", ""}
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 60
+
+
+def repository_files() -> Iterator[Path]:
+    """Every text file that belongs to the repository, in a checkout as well as in an unpacked archive."""
+    for entry in sorted(ROOT.iterdir()):
+        if entry.is_file():
+            yield entry
+        elif entry.name == ".ci" or not (entry.name.startswith(".") or entry.name in LOCAL_DIRS):
+            yield from (
+                path
+                for path in sorted(entry.rglob("*"))
+                if path.is_file() and path.suffix in TEXT_SUFFIXES and "__pycache__" not in path.parts
+            )
+
+
+def python_files(*folders: Path) -> list[Path]:
+    """The Python files below the folders."""
+    return [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+
+
+def relative(path: Path) -> str:
+    """The path as a reader of the repository names it."""
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("arguments", [["-c", "{}"], ["-m", "timeit", "-n", "1", "-r", "1", "-s", "{}", "pass"]])
+def test_hugging_faces_kernels_resolves_from_the_root(arguments: list[str]) -> None:
+    """Python puts the working directory first on its path, and SGLang imports a package called `kernels`."""
+    try:
+        wanted = distribution("kernels").locate_file("kernels/__init__.py")
+    except PackageNotFoundError:
+        pytest.skip("Hugging Face's kernels is not installed here; make setup installs it")
+    code = "import kernels; print(kernels.__file__)"
+    command = [sys.executable, *(word.format(code) for word in arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[0] == str(wanted)
+
+
+@pytest.mark.parametrize("folder", ["kernels", "traces", "bench"])
+def test_folder_is_no_package(folder: str) -> None:
+    assert not (ROOT / folder / "__init__.py").exists()
+
+
+def test_version_is_the_same_everywhere() -> None:
+    assert PROJECT["project"]["version"] == __version__
+
+
+def test_cpu_environment_is_pinned_and_free_of_cuda() -> None:
+    """torch is installed in a step of its own; every line is one exact version."""
+    lines = [line for line in (ROOT / "requirements-cpu.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines)
+    names = Counter(re.sub(r"[-_.]+", "-", line.partition("==")[0].lower()) for line in lines)
+    assert [name for name, count in names.items() if count > 1] == []
+    assert "torch" not in names
+    # nvidia-ml-py only reads counters, in plain Python.
+    assert [name for name in names if re.match(r"nvidia|cuda|cupy|flashinfer|sgl(ang)?-kernel", name)] == [
+        "nvidia-ml-py"
+    ]
+    wanted = {re.match(r"[A-Za-z0-9_.-]+", line).group().lower() for line in PROJECT["project"]["dependencies"]}  # type: ignore[union-attr]
+    assert wanted <= set(names)
+
+
+@pytest.mark.parametrize("path", python_files(*SOURCE_DIRS, ROOT / "tests"), ids=relative)
+def test_python_file_is_short_and_says_what_it_owns(path: Path) -> None:
+    text = path.read_text()
+    if not text.strip():
+        assert path.name == "__init__.py"
+        return
+    tree = ast.parse(text)
+    assert text.count("\n") <= MAX_FILE_LINES
+    assert ast.get_docstring(tree), "a module says what it owns"
+    assert "from __future__ import annotations" in text
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    long = {f.name: n for f in functions if (n := (f.end_lineno or 0) - f.lineno + 1) > MAX_FUNCTION_LINES}
+    assert long == {}, f"functions over {MAX_FUNCTION_LINES} lines"
+
+
+@pytest.mark.parametrize("path", python_files(*SOURCE_DIRS), ids=relative)
+def test_exports_exist(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    exported: list[str] = []
+    names: set[str] = set()
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
+                exported = ast.literal_eval(value)
+            case ast.Assign(targets=targets):
+                names |= {target.id for target in targets if isinstance(target, ast.Name)}
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                names |= {alias.asname or alias.name for alias in aliases}
+            case ast.If() | ast.Try():
+                names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    lazy = "__getattr__" in names
+    assert lazy or set(exported) <= names
+
+
+def test_every_test_is_found() -> None:
+    """pytest collects test_*.py only, and two test files of one name cannot be imported side by side."""
+    files = [path for path in python_files(ROOT / "tests") if path.name != "__init__.py"]
+    hidden = [
+        relative(path)
+        for path in files
+        if not path.name.startswith("test_") and re.search(r"^\s*def test_", path.read_text(), re.MULTILINE)
+    ]
+    assert hidden == []
+    assert [name for name, count in Counter(path.name for path in files).items() if count > 1] == []
+    assert [relative(path) for path in files if path.parent == ROOT / "tests" and path.name != "conftest.py"] == []
+
+
+def test_no_file_names_a_registry_or_a_machine() -> None:
+    """The repository installs from whatever pip is set up with, and runs wherever it lies."""
+    hosts = ["pypi" + ".org", "python" + "hosted", "download.py" + "torch", "registry.npm" + "js", "wheels.vll" + "m"]
+    places = re.compile(r"(?<![\w.~$}])/(?:work|root|opt/(?:wheels|pypi))/|" + "|".join(map(re.escape, hosts)))
+    found = [
+        f"{relative(path)}:{number}: {line.strip()}"
+        for path in repository_files()
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if places.search(line)
+    ]
+    assert found == []
+
+
+def test_imports_point_one_way() -> None:
+    """The contracts are in pyproject.toml; `make lint` runs them too, but a test cannot be forgotten."""
+    tool = Path(sys.executable).with_name("lint-imports")
+    if not tool.exists():
+        pytest.skip("import-linter is not installed here; make setup installs it")
+    done = subprocess.run([tool, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_kernels_import_torch_and_triton_only() -> None:
+    allowed = set(sys.stdlib_module_names) | {"torch", "triton", "pic_kernels"}
+    foreign = {
+        f"{relative(path)}: {name}"
+        for path in python_files(ROOT / "kernels")
+        for name in imported_packages(ast.parse(path.read_text()))
+        if name not in allowed
+    }
+    assert foreign == set()
+
+
+def imported_packages(tree: ast.Module) -> set[str]:
+    """The top-level names a module imports, also inside functions."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names.add((node.module or "").partition(".")[0])
+    return names
+
+
+def test_importing_the_decisions_loads_neither_torch_nor_sglang() -> None:
+    code = (
+        "import sys, sglang_pic.cli, sglang_pic.config, sglang_pic.core, pic_traces\n"
+        "print(sorted({'torch', 'triton', 'sglang', 'locust', 'gevent'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
+def fenced_blocks() -> list[tuple[str, str]]:
+    """(file, block) for every fenced block of the repository's Markdown files."""
+    pages = [path for path in repository_files() if path.suffix == ".md"]
+    fence = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    return [(relative(page), match.group(1)) for page in pages for match in fence.finditer(page.read_text())]
+
+
+def test_help_in_the_documentation_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """A block that begins with `$ sglang-pic ... --help` holds the command's whole output, word for word."""
+    for page, block in fenced_blocks():
+        command, _, printed = block.partition("\n")
+        if not re.fullmatch(r"\$ sglang-pic\b.*--help", command):
+            continue
+        with pytest.raises(SystemExit) as stop:
+            main(shlex.split(command)[2:])
+        assert stop.value.code == 0
+        assert printed.rstrip() == capsys.readouterr().out.rstrip(), f"{page}: {command}"
+
+
+def test_documented_make_targets_exist() -> None:
+    text = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z][a-z-]*):.*## ", text, re.MULTILINE))
+    assert {"setup", "demo", "test", "test-fast", "lint", "clean", "help"} <= targets
+    phony = set(re.findall(r"^\.PHONY: ([a-z-]+)$", text, re.MULTILINE))
+    assert targets == phony
+    for page, block in fenced_blocks():
+        for target in re.findall(r"^(?:\$ )?make ([a-z][a-z-]*)", block, re.MULTILINE):
+            assert target in targets, f"{page}: make {target}"
+
+
+def test_make_without_a_target_lists_the_targets() -> None:
+    done = subprocess.run(["make", "-C", ROOT, "-s"], capture_output=True, text=True, check=True, timeout=60)
+    assert re.search(r"^  make demo +\S", done.stdout, re.MULTILINE)
+
+
+def test_setup_without_python_311_says_what_to_do(tmp_path: Path) -> None:
+    """In a copy, so that the environment of the tests stays as it is."""
+    for name in ("Makefile", "requirements-cpu.txt", "pyproject.toml"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    command = ["make", "-C", tmp_path, "setup", "PYTHON=/bin/false"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "error: PYTHON='/bin/false' is not a working Python 3.11" in done.stderr
+    assert "make setup PYTHON=" in done.stderr
+    assert not (tmp_path / ".venv" / "bin").exists()
