@@ -19,7 +19,7 @@ from .rope_params import RopeParams
 __all__ = ["splice_mha"]
 
 
-def splice_mha(  # noqa: PLR0917 - two buffer lists, three index columns and a rotation are the op
+def splice_mha(
     k_buffers: Sequence[Tensor],
     v_buffers: Sequence[Tensor],
     src: Tensor,

@@ -27,6 +27,9 @@ class PicPrefillAdder(PrefillAdder):
     """One prefill pass of the scheduler, with splices."""
 
     tree_cache: PicRadixCache
+    rem_chunk_tokens: int | None
+    rem_input_tokens: int
+    chunked_req_limit: int | None
 
     def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
         """Plan the request, then admit it as SGLang does; a request that is not admitted gives its donors back."""
@@ -108,6 +111,6 @@ class PicPrefillAdder(PrefillAdder):
             yield
         finally:
             if before is not None:
-                self.rem_chunk_tokens = before - (chunk - self.rem_chunk_tokens)
+                self.rem_chunk_tokens = before - (chunk - (self.rem_chunk_tokens or 0))
             self.rem_input_tokens -= spliced
             self.chunked_req_limit = limit_before

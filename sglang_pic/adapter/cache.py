@@ -235,18 +235,18 @@ class PicRadixCache(UnifiedRadixCache):
 
     def _refusal(self, req: Any) -> Fallback | None:
         """Why this request neither reuses nor donates, or `None`."""
-        if req.pic.options.mode is Mode.OFF:
-            return Fallback.OFF
-        if req.input_embeds is not None or req.positional_embed_overrides is not None or req.multimodal_inputs:
-            return Fallback.EMBEDDINGS
-        if req.lora_id is not None:
-            return Fallback.ADAPTER
-        if req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids):
-            return Fallback.INPUT_LOGPROBS
-        if req.return_hidden_states:
-            return Fallback.HIDDEN_STATES
-        if req.session is not None:
-            return Fallback.SESSION
+        has_embeddings = req.input_embeds is not None or req.positional_embed_overrides is not None
+        wants_input_logprobs = req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids)
+        for holds, reason in (
+            (req.pic.options.mode is Mode.OFF, Fallback.OFF),
+            (has_embeddings or req.multimodal_inputs, Fallback.EMBEDDINGS),
+            (req.lora_id is not None, Fallback.ADAPTER),
+            (wants_input_logprobs, Fallback.INPUT_LOGPROBS),
+            (req.return_hidden_states, Fallback.HIDDEN_STATES),
+            (req.session is not None, Fallback.SESSION),
+        ):
+            if holds:
+                return reason
         return None
 
     @staticmethod
@@ -257,4 +257,3 @@ class PicRadixCache(UnifiedRadixCache):
 def _as_tokens(token_ids: array[int]) -> np.ndarray:
     """SGLang's token array as the core wants it: int32, contiguous."""
     return np.frombuffer(token_ids, dtype=np.int64).astype(np.int32)
-

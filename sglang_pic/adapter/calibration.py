@@ -1,8 +1,8 @@
-"""The cost gate, learnt when the server starts: what computing, splicing and one more gap cost on this machine and model.
+"""The cost gate, learnt at start-up: what computing, splicing and one more gap cost on this machine and model.
 
-Owns three small experiments on the live model runner, before the first request: an extend of few and of many tokens, the
-same tokens as many virtual sequences, and a splice. Dummy batches use the pool's padding slot, so that they need nothing
-allocated. It must not decide anything: the planner weighs a run by the numbers.
+Owns four small experiments on the live model runner, before the first request: an extend of few and of many tokens,
+the same tokens as many virtual sequences, and a splice. Dummy batches use the pool's padding slot, so that they need
+nothing allocated. It must not decide anything: the planner weighs a run by the numbers.
 
 NOTE: every tensor-parallel rank must plan alike, so the ranks agree on the slowest rank's times.
 """

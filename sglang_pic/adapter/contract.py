@@ -59,11 +59,18 @@ CONTRACT: tuple[Symbol, ...] = (
         f"{_SRT}.managers.schedule_batch.Req.__init__",
         ("sampling_params",),
         (
-            "self.extra_key", "self.cached_tokens", "self.cache_salt", "self.lora_id", "self.sampling_params",
-            "self.full_untruncated_fill_ids", "self.input_embeds", "self.retracted_stain", "self.return_hidden_states",
+            "self.extra_key",
+            "self.cached_tokens",
+            "self.cache_salt",
+            "self.lora_id",
+            "self.sampling_params",
+            "self.full_untruncated_fill_ids",
+            "self.input_embeds",
+            "self.retracted_stain",
+            "self.return_hidden_states",
         ),
         why="options and namespace",
-    ),  # fmt: skip
+    ),
     # Admission.
     Symbol(f"{_SRT}.managers.scheduler.Scheduler.get_prefill_adder_class", why="our adder"),
     Symbol(f"{_ADDER}.add_one_req", ("req", "has_chunked_req", "truncation_align_size"), why="planning"),

@@ -14,8 +14,8 @@ from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.runtime_context import get_serving
 
 from sglang_pic.adapter import forward_hooks, scheduler_hooks
-from sglang_pic.adapter.calibration import calibrate
 from sglang_pic.adapter.cache import PicRadixCache
+from sglang_pic.adapter.calibration import calibrate
 from sglang_pic.adapter.delimiters import read_delimiters
 from sglang_pic.adapter.metrics import Metrics
 from sglang_pic.adapter.support import check_support

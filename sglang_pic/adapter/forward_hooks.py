@@ -96,7 +96,7 @@ def _activated(gap: GapBatch) -> Iterator[None]:
 
 @contextmanager
 def _eager_prefill(runner: Any) -> Iterator[None]:
-    """Run the pass eagerly and, with FlashInfer, over the paged KV: the captured and ragged paths assume whole extends."""
+    """Run eagerly and, with FlashInfer, over paged KV: the captured and ragged paths assume whole extends."""
     captured = runner.prefill_cuda_graph_runner
     backend = runner.attn_backend
     paged = getattr(backend, "use_paged", None)

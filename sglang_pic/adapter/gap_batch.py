@@ -1,9 +1,9 @@
 """Gap prefill: one forward pass over the gaps of all requests of a batch.
 
-Owns the rewriting of SGLang's `ForwardBatch`: every gap `[a, b)` becomes a *virtual sequence* with its request's own row,
-`extend_prefix_len = a`, `extend_seq_len = b - a`, `seq_len = b`. A layer writes its KV into the pool before attention
-reads the row, so a later gap sees the earlier gaps of that layer and the spliced runs between them: one pass gives the
-causal result. It must not plan, and it must not know which cache is attached.
+Owns the rewriting of SGLang's `ForwardBatch`: every gap `[a, b)` becomes a *virtual sequence* with its request's own
+row, `extend_prefix_len = a`, `extend_seq_len = b - a`, `seq_len = b`. A layer writes its KV into the pool before
+attention reads the row, so a later gap sees the earlier gaps of that layer and the spliced runs between them: one
+pass gives the causal result. It must not plan, and it must not know which cache is attached.
 
     row of one request
     [0, P)      prefix hit        owned by the tree

@@ -1,7 +1,7 @@
 """What one request asks of the cache: `custom_params: {"pic": {"mode": "auto" | "off", "seam_tokens": k}}`.
 
-Owns the parsing and its messages. The front end parses to answer HTTP 400; the scheduler parses again, because a request
-can reach it another way. It must not know the scheduler's types.
+Owns the parsing and its messages. The front end parses to answer HTTP 400; the scheduler parses again, because a
+request can reach it another way. It must not know the scheduler's types.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def parse_options(custom_params: object) -> RequestOptions:
         raise ConfigError(f'custom_params.pic={options!r}: must be an object such as {{"mode": "auto"}}.')
     unknown = sorted(str(key) for key in options if key not in ("mode", "seam_tokens"))
     if unknown:
-        raise ConfigError(f"custom_params.pic has the unknown key {unknown[0]!r}: allowed are 'mode' and 'seam_tokens'.")
+        raise ConfigError(
+            f"custom_params.pic has the unknown key {unknown[0]!r}: allowed are 'mode' and 'seam_tokens'."
+        )
     mode = options.get("mode", Mode.AUTO.value)
     if mode not in [m.value for m in Mode]:
         raise ConfigError(f"custom_params.pic.mode={mode!r}: must be one of {_MODES}; 'auto' is the default.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ def test_runs_and_gaps_partition_the_extend(splice: PendingSplice) -> None:
     spans = covered(splice)
     assert spans[0][0] == splice.prefix_len
     assert spans[-1][1] == splice.end
-    assert all(left[1] == right[0] for left, right in zip(spans, spans[1:], strict=False))
+    assert all(left[1] == right[0] for left, right in pairwise(spans))
     assert splice.num_computed == sum(end - start for start, end in splice.gaps())
     assert splice.gaps()[-1][1] == splice.end, "the last token's logits are wanted"
 

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.e2e
 def test_off_gives_the_tokens_of_stock(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     """The same prompts one at a time, some sharing a prefix, some sharing text at another position."""
     base = random_tokens(0, 160)
-    prompts = [[*random_tokens(i, 20), *base] for i in range(5)] + [[*base, *random_tokens(50 + i, 30)] for i in range(5)]
+    prompts = [[*random_tokens(i, 20), *base] for i in range(5)] + [
+        [*base, *random_tokens(50 + i, 30)] for i in range(5)
+    ]
     answers: dict[str | None, list[Answer]] = {}
     for backend, pic in ((None, None), ("pic", {"mode": "off"})):
         with serve(model_dir("smollm2"), tmp_path, backend=backend) as client:
@@ -32,8 +34,10 @@ def test_compare_ends_with_a_report(model_dir: Callable[[str], Path], tmp_path: 
     out = tmp_path / "run"
     trace = "gen:agent_meta?header=50&body=400&calls=3&sessions=2&seed=3"
     code = main(
-        ["compare", trace, "--model", str(model_dir("tiny-gqa")), "--out", str(out), "--max-tokens", "2", "--"]
-        + ["--max-total-tokens", "24000"]
+        [
+            *("compare", trace, "--model", str(model_dir("tiny-gqa")), "--out", str(out), "--max-tokens", "2"),
+            *("--", "--max-total-tokens", "24000"),
+        ]
     )
     assert code == 0
     summary = json.loads((out / "summary.json").read_text())

@@ -177,7 +177,7 @@ def _random_slots(draw: st.DrawFn) -> Slots:
     is_neox=st.booleans(),
     dtype=st.sampled_from(DTYPES),
 )
-def test_any_slots_shapes_and_shifts(  # noqa: PLR0917 - one argument per strategy
+def test_any_slots_shapes_and_shifts(
     slots: Slots, heads: int, half: int, rest: int, is_neox: bool, dtype: torch.dtype
 ) -> None:
     """The CPU path over arbitrary permutations, spans, shifts and row widths."""

@@ -72,9 +72,7 @@ def test_far_shifts() -> None:
     is_neox=st.booleans(),
     dtype=st.sampled_from(tuple(ROTATE_REL_L2)),
 )
-def test_any_offset(  # noqa: PLR0917 - one argument per strategy
-    n: int, seed: int, latent: int, half: int, rest: int, is_neox: bool, dtype: torch.dtype
-) -> None:
+def test_any_offset(n: int, seed: int, latent: int, half: int, rest: int, is_neox: bool, dtype: torch.dtype) -> None:
     """The rotary slice may begin anywhere, also where it is not aligned to anything."""
     shifts = torch.randint(-3, 4, (n,), generator=torch.Generator().manual_seed(seed))
     slots = scattered(n, shifts * 5_000, seed=seed)

@@ -13,7 +13,7 @@ from .rotate import rotate
 __all__ = ["splice_mha"]
 
 
-def splice_mha(  # noqa: PLR0917 - the signature of the op
+def splice_mha(
     k_buffers: Sequence[Tensor],
     v_buffers: Sequence[Tensor],
     src: Tensor,

