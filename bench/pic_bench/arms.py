@@ -1,0 +1,117 @@
+"""Owns what an arm is: its server flags, its environment and the options its requests carry.
+
+It must not know how servers are run or results are compared. `default_server_args` is the one place that knows
+which flags every arm's server gets on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from enum import Enum
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import msgspec
+
+from sglang_pic.config import CONFIG_VARIABLE, read_config
+from sglang_pic.errors import ConfigError
+
+__all__ = ["Arm", "ArmKind", "build_arms", "default_server_args", "read_pic_config"]
+
+PIC_FLAGS = ("--radix-cache-backend", "pic")
+PLUGIN_GROUPS = ("sglang.srt.plugins", "sglang.srt.platforms")
+PIC_PLUGIN = "pic"
+NO_PLUGIN = "none"  # SGLang reads an empty list as "all"; no plugin has this name
+
+
+class ArmKind(Enum):
+    """What an arm's server and requests are."""
+
+    STOCK = "stock"
+    STOCK_AGAIN = "stock-again"
+    PIC = "pic"
+    PIC_OFF = "pic-off"
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True):
+    """One server run of a comparison; `name` is its folder and its key in summary.json."""
+
+    name: str
+    kind: ArmKind
+    server_args: tuple[str, ...]
+    env: dict[str, str | None]
+    custom_params: dict[str, dict[str, str]] | None = None
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether the server runs without the plugin's cache."""
+        return self.kind in {ArmKind.STOCK, ArmKind.STOCK_AGAIN}
+
+
+def default_server_args() -> tuple[str, ...]:
+    """The flags that every arm's server gets: hits and metrics reported, and the CPU where the CPU platform serves."""
+    from sglang_pic.platform import activate
+
+    common = ("--enable-cache-report", "--enable-metrics")
+    return common if activate() is None else (*common, "--device", "cpu")
+
+
+def build_arms(names: Sequence[str], *, server_args: Sequence[str], pic_config: str | None) -> list[Arm]:
+    """The arms named on the command line, in order; a repeated name gets a number (`stock`, `stock-2`).
+
+    Raises:
+        ConfigError: for a name that is not an arm, or for none at all.
+    """
+    if not names:
+        raise ConfigError(f"--arms is empty: name at least one of {_allowed()}.")
+    seen: Counter[str] = Counter()
+    arms = []
+    for asked in names:
+        name = "pic-off" if asked == "off" else asked
+        try:
+            kind = ArmKind(name)
+        except ValueError:
+            raise ConfigError(
+                f"--arms: {asked!r} is not an arm; allowed: {_allowed()}, each as often as you like."
+            ) from None
+        seen[name] += 1
+        unique = name if seen[name] == 1 else f"{name}-{seen[name]}"
+        arms.append(_arm(unique, kind, tuple(server_args), pic_config))
+    return arms
+
+
+def read_pic_config(text: str | None) -> str | None:
+    """`--pic-config` as the patched server reads it: JSON text as given, a file as its absolute path.
+
+    Raises:
+        ConfigError: it is neither JSON nor a readable file, or the plugin does not allow a value in it.
+    """
+    if text is None:
+        return None
+    read_config(text)
+    return text if text.lstrip().startswith("{") else str(Path(text).resolve())
+
+
+def _arm(name: str, kind: ArmKind, server_args: tuple[str, ...], pic_config: str | None) -> Arm:
+    flags = (*default_server_args(), *server_args)
+    if kind in {ArmKind.STOCK, ArmKind.STOCK_AGAIN}:
+        # Stock means stock: not only no flag, the plugin is not even loaded into the server.
+        return Arm(
+            name=name, kind=kind, server_args=flags, env={"SGLANG_PLUGINS": _other_plugins(), CONFIG_VARIABLE: None}
+        )
+    env: dict[str, str | None] = {} if pic_config is None else {CONFIG_VARIABLE: pic_config}
+    off = {"pic": {"mode": "off"}} if kind is ArmKind.PIC_OFF else None
+    return Arm(name=name, kind=kind, server_args=(*flags, *PIC_FLAGS), env=env, custom_params=off)
+
+
+def _other_plugins() -> str:
+    """SGLANG_PLUGINS' value that loads whatever would be loaded, less this project's cache."""
+    allowed = {name.strip() for name in os.environ.get("SGLANG_PLUGINS", "").split(",") if name.strip()}
+    found = {entry.name for group in PLUGIN_GROUPS for entry in entry_points(group=group)}
+    return ",".join(sorted((found & allowed if allowed else found) - {PIC_PLUGIN})) or NO_PLUGIN
+
+
+def _allowed() -> str:
+    return ", ".join(kind.value for kind in ArmKind)

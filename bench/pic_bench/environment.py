@@ -1,0 +1,154 @@
+"""Owns environment.json and the model's facts: what a reader needs to judge or repeat a run.
+
+It must not import torch or SGLang: versions are read from package metadata, hardware from the system.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from pic_bench.summary import Model
+
+__all__ = ["Environment", "capture_environment", "command_line", "model_facts", "now"]
+
+PACKAGES = (
+    "sglang",
+    "sglang-pic",
+    "torch",
+    "transformers",
+    "triton",
+    "locust",
+    "fastcdc",
+    "xxhash",
+    "msgspec",
+    "numpy",
+)
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The machine, the software and the command of a run."""
+
+    schema_version: int = 1
+    command: str
+    started_at: str
+    python: str
+    system: str
+    cpu: str
+    num_cpus: int
+    memory_bytes: int
+    load_1min: float
+    gpus: list[str]
+    versions: dict[str, str]
+    commit: str | None
+    dirty: bool | None
+    variables: dict[str, str]
+
+
+def now() -> str:
+    """The time in UTC, to the second, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def command_line() -> str:
+    """The command as typed, with the interpreter's folder left out."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def capture_environment() -> Environment:
+    """Read the environment of this process and machine."""
+    commit = _git("rev-parse", "HEAD")
+    return Environment(
+        command=command_line(),
+        started_at=now(),
+        python=platform.python_version(),
+        system=platform.platform(),
+        cpu=_cpu_name(),
+        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        load_1min=psutil.getloadavg()[0],
+        gpus=_gpus(),
+        versions={name: found for name in PACKAGES if (found := _version(name)) is not None},
+        commit=commit,
+        dirty=None if commit is None else bool(_git("status", "--porcelain", "--untracked-files=no")),
+        variables={k: v for k, v in sorted(os.environ.items()) if k.startswith("SGLANG_")},
+    )
+
+
+class _HfConfig(msgspec.Struct, frozen=True):
+    """The parts of a model's config.json that the report shows."""
+
+    architectures: list[str] = []
+    dtype: str | None = None
+    torch_dtype: str | None = None
+    num_hidden_layers: int | None = None
+    hidden_size: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    max_position_embeddings: int | None = None
+
+
+def model_facts(path: str) -> Model:
+    """What the model's folder says about it; only the name for a hub model or a folder without config.json."""
+    folder = Path(path)
+    name = folder.resolve().name if folder.exists() else path
+    try:
+        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=_HfConfig)
+    except (OSError, msgspec.DecodeError):
+        return Model(path=path, name=name)
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return Model(
+        path=path,
+        name=name,
+        architecture=config.architectures[0] if config.architectures else None,
+        dtype=config.dtype or config.torch_dtype,
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        context_len=config.max_position_embeddings,
+        weights_bytes=weights or None,
+    )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _git(*args: str) -> str | None:
+    """git's answer about the repository this file lies in; None outside of one."""
+    return _output(["git", "-C", str(Path(__file__).resolve().parent), *args])
+
+
+def _gpus() -> list[str]:
+    text = _output(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"])
+    return text.splitlines() if text else []
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    names = (line.split(":", 1)[1].strip() for line in lines if line.lower().startswith("model name"))
+    return next(names, platform.processor() or "unknown")

@@ -1,0 +1,291 @@
+"""Owns a benchmark server's life: start in its own process group, wait until healthy, stop, leave nothing behind.
+
+It must not know what is measured or which arm it serves: it takes a command line, an environment and a log file.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import psutil
+
+from sglang_pic.errors import BenchError
+
+__all__ = ["Server", "free_port", "launch_command"]
+
+LOG_TAIL_LINES = 30
+HEALTH_POLL_S = 0.25
+HEALTH_TIMEOUT_S = 30.0  # /health generates one token: on a slow CPU its answer takes seconds
+TERM_GRACE_S = 20.0
+KILL_GRACE_S = 10.0
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that was free a moment ago, chosen by the kernel."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def launch_command(model: str, port: int, server_args: Sequence[str]) -> list[str]:
+    """The command line of an SGLang server of this Python environment on `port` of the loopback interface."""
+    head = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
+    return [*head, "--host", "127.0.0.1", "--port", str(port), *server_args]
+
+
+class Server:
+    """A server process as a context manager: entering starts it and waits for health, leaving stops it.
+
+    The process leads its own session and process group, so that a Ctrl-C in the terminal reaches only the
+    benchmark, which then stops the server in order.
+
+    Args:
+        command: the whole command line.
+        port: the port on the loopback interface that the command will listen on.
+        log_path: receives stdout and stderr; overwritten.
+        env: variables on top of this process's own; a value of None removes one.
+        start_timeout_s: how long the server may take until it is healthy.
+        progress: called about once a second while waiting, with the seconds since the start.
+
+    Raises:
+        BenchError: on entry, if the command cannot start, ends, or is not healthy in time; on exit, if a process
+            outlives SIGKILL.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        port: int,
+        log_path: Path,
+        env: Mapping[str, str | None] | None = None,
+        start_timeout_s: float = 900.0,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        self.command = list(command)
+        self.port = port
+        self.log_path = log_path
+        self.start_timeout_s = start_timeout_s
+        self.ready_after_s = 0.0
+        self._env = dict(env or {})
+        self._progress = progress
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: BinaryIO | None = None
+        self._family: set[psutil.Process] = set()
+
+    @property
+    def base_url(self) -> str:
+        """The server's address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the command, which is also its session and group id."""
+        assert self._process is not None, "the server was not started"
+        return self._process.pid
+
+    def __enter__(self) -> Server:
+        try:
+            self._start()
+            self._wait_healthy()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def check_alive(self, grace_s: float = 0.0) -> None:
+        """Raise BenchError with the log's last lines if the server has ended, or ends within `grace_s`."""
+        code = None
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(grace_s)
+        if code is not None:
+            raise BenchError(self._ended_message(code))
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Run the body; if the server ends meanwhile, interrupt the body and raise BenchError with the log's tail.
+
+        The interruption is a KeyboardInterrupt in the main thread, so the body may clean up as for Ctrl-C. It is
+        only sent when the body runs in the main thread; elsewhere the crash is reported when the body returns.
+        """
+        assert self._process is not None, "the server was not started"
+        process, over, main = self._process, threading.Event(), threading.main_thread()
+        if threading.current_thread() is not main:
+            yield
+            self.check_alive()
+            return
+
+        def wait_for_end() -> None:
+            while not over.wait(HEALTH_POLL_S):
+                self._remember_family(process.pid)
+                if process.poll() is not None:
+                    if main.ident is not None and not over.is_set():
+                        signal.pthread_kill(main.ident, signal.SIGINT)
+                    return
+
+        watcher = threading.Thread(target=wait_for_end, name="server-watch", daemon=True)
+        watcher.start()
+        try:
+            try:
+                yield
+            finally:
+                over.set()
+                watcher.join()
+        except BaseException:
+            self.check_alive()  # the server's end explains the failure better than the failure itself
+            raise
+        self.check_alive()
+
+    def stop(self) -> None:
+        """SIGTERM to the server, then SIGKILL to what is left of its group and descendants. Safe to call twice."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        self._remember_family(process.pid)
+        try:
+            # Only the server itself: it ends its workers, and takes one that a signal ended first for a crash.
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(TERM_GRACE_S)
+        finally:
+            # A second Ctrl-C lands here as well: the group is killed whatever happened above.
+            left = self._kill_rest(process)
+            if self._log is not None:
+                self._log.close()
+        if left:
+            names = ", ".join(f"{p.pid} ({_name(p)})" for p in left)
+            raise BenchError(f"server processes outlived SIGKILL: {names}. End them by hand; log: {self.log_path}")
+
+    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
+        """The last lines of the server's log."""
+        text = self.log_path.read_text("utf8", errors="replace") if self.log_path.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    def get(self, path: str, timeout_s: float = HEALTH_TIMEOUT_S) -> str:
+        """The body of a GET on the running server.
+
+        Raises:
+            OSError: if the server does not answer with a success status (urllib's errors are OSErrors).
+        """
+        with _OPENER.open(self.base_url + path, timeout=timeout_s) as answer:
+            return bytes(answer.read()).decode("utf8", errors="replace")
+
+    def _start(self) -> None:
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        env = dict(os.environ)
+        for name, value in self._env.items():
+            if value is None:
+                env.pop(name, None)
+            else:
+                env[name] = value
+        self._log = self.log_path.open("wb")
+        self._log.write(f"$ {shlex.join(self.command)}\n".encode())
+        self._log.flush()
+        try:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                env=env,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._log.close()
+            raise BenchError(f"cannot start the server ({error}). Command: {shlex.join(self.command)}") from error
+
+    def _wait_healthy(self) -> None:
+        assert self._process is not None
+        started = time.monotonic()
+        told = -1
+        while True:
+            waited = time.monotonic() - started
+            self.check_alive()
+            healthy = self._healthy()
+            self._remember_family(self._process.pid)
+            if healthy:
+                self.ready_after_s = time.monotonic() - started
+                return
+            if waited > self.start_timeout_s:
+                raise BenchError(
+                    f"the server was not healthy after {waited:.0f} s (--start-timeout {self.start_timeout_s:g}); "
+                    f"raise the limit or read its log: {self.log_path}\n{self.log_tail()}"
+                )
+            if self._progress is not None and int(waited) != told:
+                told = int(waited)
+                self._progress(waited)
+            time.sleep(HEALTH_POLL_S)
+
+    def _healthy(self) -> bool:
+        try:
+            self.get("/health")
+        except (OSError, urllib.error.URLError, ValueError):
+            return False
+        return True
+
+    def _ended_message(self, code: int) -> str:
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit status {code}"
+        return f"the server {how}. Log: {self.log_path}, its last lines:\n{self.log_tail()}"
+
+    def _remember_family(self, pid: int) -> None:
+        """Note every descendant: a process that left the session is still found when its parent is gone."""
+        with suppress(psutil.Error):
+            self._family.update(psutil.Process(pid).children(recursive=True))
+        self._family.update(p for p in psutil.process_iter() if _session(p.pid) == pid and p.pid != pid)
+
+    def _kill_rest(self, process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+        """Kill what is left of the group and of the descendants; returns what is alive even then."""
+        self._remember_family(process.pid)
+        if process.poll() is None:
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(KILL_GRACE_S)
+        _signal_group(process.pid, signal.SIGKILL)
+        for member in self._family:
+            with suppress(psutil.Error):  # is_running() compares start times: a recycled pid is not ours
+                if member.is_running():
+                    member.kill()
+        _, left = psutil.wait_procs(list(self._family), timeout=KILL_GRACE_S)
+        self._family.clear()
+        return [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+# Loopback only: a proxy from the environment must not see these requests.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _signal_group(pgid: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pgid, number)
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:
+        return "gone"

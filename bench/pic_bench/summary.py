@@ -1,0 +1,154 @@
+"""Owns summary.json: the result of a comparison as tools and the reports read it.
+
+It must not know how the numbers are computed (`pairing.py`) nor how they are shown (`report_*.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from pic_traces.records import Latency
+
+from sglang_pic.errors import BenchError
+
+__all__ = ["ArmSummary", "Bucket", "Kl", "Paired", "Summary", "read_summary", "write_json"]
+
+SCHEMA_VERSION = 1
+
+
+class ArmSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One arm's totals over its successful requests; `requests` counts every request that was sent.
+
+    `prompt_tokens` = `prefix_hit_tokens` + `chunk_hit_tokens` + `computed_tokens`.
+    """
+
+    kind: str
+    requests: int
+    failed: int
+    skipped: int
+    warmup_requests: int
+    prompt_tokens: int
+    prefix_hit_tokens: int
+    chunk_hit_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    wall_s: float
+    ready_s: float
+    ttft_s: Latency
+    e2e_s: Latency
+    schedule_delay_s: Latency
+    achieved_requests_per_s: float
+    server_args: list[str]
+    tools_flattened: bool = False
+    skipped_reasons: dict[str, int] = {}
+    errors: dict[str, int] = {}
+    pic_counters: dict[str, float] = {}
+
+
+class Bucket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Paired requests whose chunk-hit tokens in the compared arm lie in `[low, high)`; `high` None is unbounded."""
+
+    low: int
+    high: int | None
+    requests: int
+    baseline_ttft_p50_s: float | None
+    ttft_p50_s: float | None
+    ttft_speedup_p50: float | None
+
+
+class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """KL of the first token's top-k distribution, baseline against arm, in nats, over `requests` pairs."""
+
+    requests: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+class Paired(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What two arms say about the same requests; only pairs in which both succeeded count."""
+
+    baseline: str
+    arm: str
+    requests: int
+    prompts_differ: int
+    first_token_agreement: float | None
+    output_agreement: float | None
+    ttft_speedup_p50: float | None
+    computed_tokens_ratio: float | None
+    ttft_total_ratio: float | None
+    e2e_speedup_p50: float | None
+    same_prefix_share_p50: float | None
+    first_token_kl: Kl | None
+    by_chunk_hit_tokens: list[Bucket]
+    at_least_chunk_hit_tokens: list[Bucket]
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which trace was replayed and how much of it."""
+
+    name: str
+    path: str | None = None
+    sha256: str | None = None
+    sessions: int
+    calls: int
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The model's folder or hub name, with what its config.json says where it is a folder."""
+
+    path: str
+    name: str
+    architecture: str | None = None
+    dtype: str | None = None
+    num_layers: int | None = None
+    hidden_size: int | None = None
+    num_attention_heads: int | None = None
+    num_kv_heads: int | None = None
+    context_len: int | None = None
+    weights_bytes: int | None = None
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """summary.json of a comparison."""
+
+    schema_version: int = SCHEMA_VERSION
+    trace: Trace
+    model: Model
+    started_at: str
+    finished_at: str
+    arms: dict[str, ArmSummary]
+    paired: Paired | None
+    comparisons: list[Paired]
+    noise_floor: str | None
+
+    def comparison(self, arm: str) -> Paired | None:
+        """The comparison of `arm` with the baseline, if there is one."""
+        return next((pair for pair in self.comparisons if pair.arm == arm), None)
+
+    @property
+    def floor(self) -> Paired | None:
+        """Stock against a second stock run: what differs with no change at all."""
+        return self.comparison(self.noise_floor) if self.noise_floor else None
+
+
+def read_summary(path: Path) -> Summary:
+    """Read summary.json.
+
+    Raises:
+        BenchError: if it is missing or not one of this schema.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Summary)
+    except FileNotFoundError as error:
+        raise BenchError(f"{path}: no such file; give the folder that `sglang-pic compare --out` wrote.") from error
+    except msgspec.DecodeError as error:
+        raise BenchError(f"{path}: not a summary of schema_version {SCHEMA_VERSION} ({error}).") from error
+
+
+def write_json(path: Path, value: msgspec.Struct | dict[str, str]) -> None:
+    """Write `value` as indented JSON with a final newline."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
