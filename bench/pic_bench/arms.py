@@ -31,8 +31,12 @@ class ArmKind(Enum):
 
     STOCK = "stock"
     STOCK_AGAIN = "stock-again"
+    STOCK_COLD = "stock-cold"
     PIC = "pic"
     PIC_OFF = "pic-off"
+
+
+STOCK_KINDS = frozenset({ArmKind.STOCK, ArmKind.STOCK_AGAIN, ArmKind.STOCK_COLD})
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +51,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_stock(self) -> bool:
         """Whether the server runs without the plugin's cache."""
-        return self.kind in {ArmKind.STOCK, ArmKind.STOCK_AGAIN}
+        return self.kind in STOCK_KINDS
 
 
 def default_server_args() -> tuple[str, ...]:
@@ -96,7 +100,9 @@ def read_pic_config(text: str | None) -> str | None:
 
 def _arm(name: str, kind: ArmKind, server_args: tuple[str, ...], pic_config: str | None) -> Arm:
     flags = (*default_server_args(), *server_args)
-    if kind in {ArmKind.STOCK, ArmKind.STOCK_AGAIN}:
+    if kind in STOCK_KINDS:
+        if kind is ArmKind.STOCK_COLD:
+            flags = (*flags, "--disable-radix-cache")
         # Stock means stock: not only no flag, the plugin is not even loaded into the server.
         return Arm(
             name=name, kind=kind, server_args=flags, env={"SGLANG_PLUGINS": _other_plugins(), CONFIG_VARIABLE: None}

@@ -20,7 +20,7 @@ SOURCES = (
     ("chunk", "chunk hit", "spliced from another position"),
     ("computed", "computed", "prefilled by the model"),
 )
-DASHES = {"stock": "", "stock-again": "5 4", "pic": "", "pic-off": "2 3"}
+DASHES = {"stock": "", "stock-again": "5 4", "stock-cold": "1 3", "pic": "", "pic-off": "2 3"}
 
 CHART_STYLE = """
 svg text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:var(--ink)}
@@ -118,7 +118,7 @@ def agreement(comparisons: Sequence[Paired], floor: Paired | None) -> str:
             parts.append(svg.line(x, y - 2, x, y + 32, style="median"))
         y += step
     measured = any(_kind(pair.arm).startswith("stock") for pair in shown)
-    note = "" if measured else "no second stock run: the noise floor was not measured"
+    note = "" if measured else "no second stock arm: the noise floor was not measured"
     if floor is not None:
         note = f"upright line: noise floor ({floor.arm} = {floor.baseline}): "
         note += f"{svg.percent(floor.first_token_agreement)} and {svg.percent(floor.output_agreement)}"
@@ -272,7 +272,8 @@ def _share_of(pair: Paired | None, field: str) -> float | None:
 
 def _kind(name: str) -> str:
     """The arm's kind from its name, `pic-2` -> `pic`."""
-    return next((kind for kind in ("stock-again", "pic-off", "stock", "pic") if name.startswith(kind)), "stock")
+    # Longest first: `stock-again-2` begins with `stock` too.
+    return next((kind for kind in sorted(DASHES, key=len, reverse=True) if name.startswith(kind)), "stock")
 
 
 def _tick_time(tick: float) -> str:

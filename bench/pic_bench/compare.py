@@ -164,7 +164,9 @@ def _summarize(settings: Settings, runs: Mapping[str, _ArmRun], started_at: str)
         if arm.name != baseline
     ]
     base_is_stock = next(arm for arm in settings.arms if arm.name == baseline).is_stock
-    floor = next((arm.name for arm in settings.arms if arm.is_stock and arm.name != baseline), None)
+    # Prefix hits alone change stock's answers: stock with none of them is the better floor of the two.
+    floors = sorted((arm for arm in settings.arms if arm.is_stock and arm.name != baseline), key=_floor_order)
+    floor = floors[0].name if floors else None
     first_pic = next((arm.name for arm in settings.arms if arm.kind is ArmKind.PIC), None)
     return Summary(
         trace=_trace(settings, runs[baseline].records),
@@ -194,3 +196,7 @@ def _trace(settings: Settings, records: Sequence[RequestRecord]) -> Trace:
         sessions=len({record.session_id for record in measured}),
         calls=len(measured),
     )
+
+
+def _floor_order(arm: Arm) -> bool:
+    return arm.kind is not ArmKind.STOCK_COLD

@@ -36,8 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--arms",
         default=DEFAULT_ARMS,
         metavar="A,B,...",
-        help="arms in order: stock, pic, pic-off (patched server, every request opts out), stock-again (a second stock "
-        f"run: the noise floor of the answers); a name may repeat (default: {DEFAULT_ARMS})",
+        help="arms in order: stock, pic, pic-off (patched server, every request opts out), stock-cold (stock with no "
+        "prefix cache: how far prefix hits alone move stock's answers, the noise floor), stock-again (a second stock "
+        f"run); a name may repeat (default: {DEFAULT_ARMS})",
     )
     parser.add_argument(
         "--server-arg",

@@ -30,10 +30,10 @@ __all__ = [
 # for what is computed and for stock. Dark variants keep hue and order, at a contrast of 3:1 or more on the ground.
 _LIGHT = """--ground:#ffffff;--panel:#f6f7f9;--ink:#1c2430;--muted:#5b6675;--rule:#d9dee5;--accent:#0072b2;
 --prefix:#0072b2;--chunk:#e69f00;--computed:#c3cad3;--on-prefix:#ffffff;--on-chunk:#221800;--on-computed:#1c2430;
---stock:#5b6675;--stock-again:#8b96a5;--pic:#009e73;--pic-off:#b8578f;--differs:#fbe3c0;--good:#00704f;"""
+--stock:#5b6675;--stock-again:#8b96a5;--stock-cold:#7a6f5d;--pic:#009e73;--pic-off:#b8578f;--differs:#fbe3c0;--good:#00704f;"""
 _DARK = """--ground:#12161c;--panel:#1a2029;--ink:#e7ecf2;--muted:#9ba7b6;--rule:#333d4a;--accent:#5ab4ec;
 --prefix:#3d9bdc;--chunk:#f0b23a;--computed:#515c6b;--on-prefix:#04121d;--on-chunk:#221800;--on-computed:#f0f3f7;
---stock:#aab4c1;--stock-again:#7f8b9a;--pic:#2fc795;--pic-off:#de86b8;--differs:#5a4312;--good:#4bd3a5;"""
+--stock:#aab4c1;--stock-again:#7f8b9a;--stock-cold:#c4b49a;--pic:#2fc795;--pic-off:#de86b8;--differs:#5a4312;--good:#4bd3a5;"""
 
 
 @dataclass(slots=True, frozen=True)

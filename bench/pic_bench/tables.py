@@ -64,7 +64,8 @@ DEFINITIONS = (
     ),
     (
         "noise floor",
-        "the same agreement between two runs of the stock server: batch shapes and prefix hits alone change answers.",
+        "the same figures between stock and stock with no prefix cache (or a second stock run): prefix hits and batch "
+        "shapes alone change answers.",
     ),
 )
 
@@ -90,10 +91,10 @@ def headline(run: Run) -> str:
     parts.append(f"{percent(paired.output_agreement)} of them")
     floor = run.summary.floor
     if floor is None:
-        parts.append(" (the noise floor of stock against stock was not measured).")
+        parts.append(" (stock's own noise floor was not measured).")
     else:
         parts.append(
-            f"; stock against a second stock run: {percent(floor.first_token_agreement)} and "
+            f"; noise floor ({floor.arm} against {floor.baseline}): {percent(floor.first_token_agreement)} and "
             f"{percent(floor.output_agreement)}."
         )
     return "".join(parts)
@@ -213,8 +214,8 @@ def limits(run: Run) -> list[str]:
     )
     if run.summary.floor is None:
         lines.append(
-            "The noise floor was not measured: stock SGLang's own answers may differ between two runs. "
-            "Add `stock-again` to --arms to measure it."
+            "The noise floor was not measured: stock SGLang's prefix hits alone change some answers. "
+            "Add `stock-cold` to --arms to measure it."
         )
     if any(arm.tools_flattened for arm in run.summary.arms.values()):
         lines.append("The model's chat template shows no tools: schemas, calls and results were sent as plain text.")

@@ -1,0 +1,67 @@
+"""A pool that is far too small: evictions, retractions, aborts and mixed batches must leave every slot accounted for.
+
+SGLang checks its pools and its tree whenever it is idle, and ends the server if a slot or a lock is missing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.serving import Client, random_tokens, serve
+
+pytestmark = pytest.mark.e2e
+
+_NEW_TOKENS = 40
+_DOCUMENTS = [random_tokens(seed, 150) for seed in range(8)]
+
+
+def test_nothing_leaks_under_pressure(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    rng = random.Random(11)
+    prompts = []
+    for i in range(48):
+        documents = rng.sample(_DOCUMENTS, 4)
+        prompts.append([*random_tokens(1000 + i, 35), *(token for document in documents for token in document)])
+    with serve(
+        model_dir("tiny-gqa"),
+        tmp_path,
+        *("--max-total-tokens", "2600", "--max-running-requests", "6", "--chunked-prefill-size", "192"),
+        *("--enable-mixed-chunk", "--schedule-conservativeness", "0.1", "--dtype", "float32"),
+        config={"cost_gate": "off", "testing": {"check_invariants": True}},
+    ) as client:
+        with ThreadPoolExecutor(12) as pool:
+            lengths = list(pool.map(lambda job: _generate(client, *job), enumerate(prompts)))
+        assert all(length == _NEW_TOKENS for i, length in enumerate(lengths) if not _is_aborted(i))
+        counters = client.counters()
+        assert counters["tokens:chunk"] > 0
+        sources = sum(counters[f"tokens:{source}"] for source in ("prefix", "chunk", "computed"))
+        assert sources == counters["prompt_tokens"]
+        # An idle server has looked at its books: a leak would have ended it. A flush needs every lock back.
+        client.flush()
+        assert client.generate(prompts[0]).cached_tokens == 0
+        client.server.check_alive()
+        log = client.server.log_path.read_text()
+    assert "Traceback" not in log
+    assert "leak" not in log.lower()
+
+
+def _is_aborted(number: int) -> bool:
+    return number % 5 == 4
+
+
+def _generate(client: Client, number: int, prompt: list[int]) -> int:
+    """How many tokens came; every fifth request is aborted at some moment of its life."""
+    body = {
+        "input_ids": prompt,
+        "rid": f"request-{number}",
+        "sampling_params": {"temperature": 0, "max_new_tokens": _NEW_TOKENS, "ignore_eos": True},
+    }
+    with ThreadPoolExecutor(1) as aborter:
+        if _is_aborted(number):
+            aborter.submit(client.post, "/abort_request", {"rid": body["rid"]})
+        result = client.post("/generate", body)
+    return len(result.get("output_ids", []))
