@@ -18,8 +18,9 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import msgspec
 import psutil
 
 from sglang_pic.errors import BenchError
@@ -28,6 +29,7 @@ __all__ = ["Server", "free_port", "launch_command"]
 
 LOG_TAIL_LINES = 30
 HEALTH_POLL_S = 0.25
+POST_TIMEOUT_S = 600.0
 HEALTH_TIMEOUT_S = 30.0  # /health generates one token: on a slow CPU its answer takes seconds
 TERM_GRACE_S = 20.0
 KILL_GRACE_S = 10.0
@@ -187,6 +189,24 @@ class Server:
         """
         with _OPENER.open(self.base_url + path, timeout=timeout_s) as answer:
             return bytes(answer.read()).decode("utf8", errors="replace")
+
+    def post(self, path: str, body: object, timeout_s: float = POST_TIMEOUT_S) -> Any:
+        """The JSON answer to a POST of `body` as JSON; the text where the answer is no JSON.
+
+        Raises:
+            BenchError: the server answered with an error status; the message has the status and the answer.
+            OSError: it did not answer.
+        """
+        data = msgspec.json.encode(body)
+        request = urllib.request.Request(self.base_url + path, data, {"Content-Type": "application/json"})
+        try:
+            with _OPENER.open(request, timeout=timeout_s) as answer:
+                text = bytes(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                said = error.read().decode("utf8", errors="replace")
+            raise BenchError(f"{path}: HTTP {error.code}: {said[:2000]}") from error
+        return msgspec.json.decode(text) if text.startswith((b"{", b"[")) else text.decode("utf8")
 
     def _start(self) -> None:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)

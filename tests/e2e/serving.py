@@ -6,8 +6,6 @@ import json
 import math
 import random
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,15 +18,6 @@ from sglang_pic.config import CONFIG_VARIABLE
 
 # A pool that holds what the tests send several times over, and no more.
 _COMMON_ARGS = ("--device", "cpu", "--enable-cache-report", "--enable-metrics", "--max-total-tokens", "24000")
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-class HttpError(Exception):
-    """An answer with an error status."""
-
-    def __init__(self, status: int, body: str) -> None:
-        super().__init__(f"HTTP {status}: {body[:500]}")
-        self.status, self.body = status, body
 
 
 class Answer(NamedTuple):
@@ -50,17 +39,8 @@ class Client:
         self.server = server
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """A JSON answer; raises `HttpError` on an error status."""
-        request = urllib.request.Request(
-            self.server.base_url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        try:
-            with _OPENER.open(request, timeout=300) as answer:
-                text = answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                raise HttpError(error.code, error.read().decode()) from error
-        return json.loads(text) if text.startswith(("{", "[")) else text
+        """The answer of the server; raises `BenchError` on an error status."""
+        return self.server.post(path, body)
 
     def generate(self, prompt: Sequence[int], *, pic: object = None, max_new_tokens: int = 8, **body: Any) -> Answer:
         """Greedy text after token ids, with the first token's distribution."""

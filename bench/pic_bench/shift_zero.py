@@ -1,0 +1,195 @@
+"""Owns the check that a splice by itself adds no error: a prompt served by its own chunks against a full prefill.
+
+The test switch `ignore_prefix` throws exact prefix hits away, so the second of two equal prompts is spliced at shift 0
+in its own context. Beside it stands what stock SGLang does to itself: the same prompt cold, then as an exact prefix
+hit. In float32 both should be exact; in bf16 the splice should be no further off than the hit. Run as
+`python -m pic_bench.shift_zero --setup MODEL:TP:PAGE:DTYPE`; it must not know traces' files or reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from pic_traces.source import load
+
+from pic_bench.arms import Arm, build_arms
+from pic_bench.compare_command import interrupt_on_sigterm
+from pic_bench.environment import Environment, capture_environment
+from pic_bench.server import Server, free_port, launch_command
+from pic_bench.stats import top_k_kl
+from sglang_pic.errors import BenchError, PicError
+
+__all__ = ["Difference", "SetupResult", "ShiftZero", "main"]
+
+_CONFIG = '{"cost_gate": "off", "testing": {"ignore_prefix": true}}'
+_MIN_REUSED_SHARE = 0.8
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far the second answer to a prompt is from the first, over prompts."""
+
+    prompts: int
+    kl_mean: float
+    kl_max: float
+    """KL in nats of the first token, over the first answer's top 20 and one bin for the rest."""
+    top1_agreement: float
+    answer_agreement: float
+
+
+class SetupResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model, topology and dtype: `spliced` is ours, `exact_hit` is stock SGLang's own."""
+
+    model: str
+    tp_size: int
+    page_size: int
+    dtype: str
+    spliced: Difference
+    exact_hit: Difference
+
+
+class ShiftZero(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The result file."""
+
+    schema_version: int = 1
+    environment: Environment
+    prompts: int
+    prompt_tokens: int
+    seed: int
+    setups: list[SetupResult]
+
+
+class _Setup(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    tp_size: int
+    page_size: int
+    dtype: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print a table; 1 where a server failed or served nothing from its cache, 130 interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m pic_bench.shift_zero", description=__doc__)
+    parser.add_argument(
+        "--setup",
+        action="append",
+        required=True,
+        metavar="MODEL:TP:PAGE:DTYPE",
+        help="e.g. .models/smollm2:1:1:float32",
+    )
+    parser.add_argument("--prompts", type=int, default=20, help="prompts of each setup (default: 20)")
+    parser.add_argument("--prompt-tokens", type=int, default=500, help="about this many each (default: 500)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON there")
+    args = parser.parse_args(argv)
+    try:
+        setups = [_parse(text) for text in args.setup]
+        prompts = _prompts(args.prompts, args.prompt_tokens, args.seed)
+        with interrupt_on_sigterm(), tempfile.TemporaryDirectory() as logs:
+            results = [_measure(setup, prompts, Path(logs)) for setup in setups]
+    except PicError as error:
+        print(f"shift_zero: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; servers stopped", file=sys.stderr)
+        return 130
+    print(_table(results))
+    if args.out is not None:
+        result = ShiftZero(
+            environment=capture_environment(),
+            prompts=args.prompts,
+            prompt_tokens=args.prompt_tokens,
+            seed=args.seed,
+            setups=results,
+        )
+        args.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    return 0
+
+
+def _parse(text: str) -> _Setup:
+    parts = text.rsplit(":", 3)
+    if len(parts) != 4 or not (parts[1].isdigit() and parts[2].isdigit()):
+        raise BenchError(f"--setup {text!r}: must be MODEL:TP:PAGE:DTYPE, e.g. .models/smollm2:1:16:bfloat16.")
+    return _Setup(model=parts[0], tp_size=int(parts[1]), page_size=int(parts[2]), dtype=parts[3])
+
+
+def _prompts(count: int, num_tokens: int, seed: int) -> list[str]:
+    """Seeded text that shares nothing from prompt to prompt."""
+    sessions = load(f"gen:random?calls=1&sessions={count}&prompt={num_tokens}&seed={seed}")
+    return ["\n".join(str(m["content"]) for call in s.calls() for m in call.messages) for s in sessions]
+
+
+def _measure(setup: _Setup, prompts: Sequence[str], logs: Path) -> SetupResult:
+    flags = ["--tp-size", str(setup.tp_size), "--page-size", str(setup.page_size), "--dtype", setup.dtype]
+    stock, pic = build_arms(["stock", "pic"], server_args=flags, pic_config=_CONFIG)
+    return SetupResult(
+        model=Path(setup.model).name,
+        tp_size=setup.tp_size,
+        page_size=setup.page_size,
+        dtype=setup.dtype,
+        spliced=_twice(setup.model, pic, prompts, logs),
+        exact_hit=_twice(setup.model, stock, prompts, logs),
+    )
+
+
+def _twice(model: str, arm: Arm, prompts: Sequence[str], logs: Path) -> Difference:
+    """Each prompt cold and then again, on a fresh server."""
+    port = free_port()
+    print(f"{Path(model).name} {' '.join(arm.server_args)}", file=sys.stderr)
+    command = launch_command(model, port, arm.server_args)
+    kls, firsts, answers = [], [], []
+    with Server(command, port=port, log_path=logs / f"{port}.log", env=arm.env) as server, server.watch():
+        for prompt in prompts:
+            cold, again = _generate(server, prompt), _generate(server, prompt)
+            if again["meta_info"]["cached_tokens"] < _MIN_REUSED_SHARE * again["meta_info"]["prompt_tokens"]:
+                raise BenchError(f"{arm.name}: an equal prompt was not served from the cache: {again['meta_info']}")
+            kl = top_k_kl(_top(cold), _top(again))
+            assert kl is not None
+            kls.append(kl)
+            firsts.append(cold["output_ids"][0] == again["output_ids"][0])
+            answers.append(cold["output_ids"] == again["output_ids"])
+    return Difference(
+        prompts=len(kls),
+        kl_mean=float(np.mean(kls)),
+        kl_max=max(kls),
+        top1_agreement=float(np.mean(firsts)),
+        answer_agreement=float(np.mean(answers)),
+    )
+
+
+def _generate(server: Server, prompt: str) -> dict:
+    body = {
+        "text": prompt,
+        "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True},
+        "return_logprob": True,
+        "top_logprobs_num": 20,
+    }
+    return server.post("/generate", body)
+
+
+def _top(answer: dict) -> dict[str, float]:
+    return {str(entry[1]): entry[0] for entry in answer["meta_info"]["output_top_logprobs"][0]}
+
+
+def _table(results: Sequence[SetupResult]) -> str:
+    lines = [
+        "| model | tp | page | dtype | KL spliced: mean / max | KL exact hit: mean / max "
+        "| top-1 spliced / hit | answers spliced / hit |",
+        "|---|--:|--:|---|---|---|---|---|",
+    ]
+    for r in results:
+        ours, stock = r.spliced, r.exact_hit
+        lines.append(
+            f"| {r.model} | {r.tp_size} | {r.page_size} | {r.dtype} | {ours.kl_mean:.1e} / {ours.kl_max:.1e} "
+            f"| {stock.kl_mean:.1e} / {stock.kl_max:.1e} | {ours.top1_agreement:.2f} / {stock.top1_agreement:.2f} "
+            f"| {ours.answer_agreement:.2f} / {stock.answer_agreement:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
