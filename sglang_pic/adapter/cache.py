@@ -117,6 +117,7 @@ class PicRadixCache(UnifiedRadixCache):
         """Plan what the request's row still lacks, and lock the donors; the plan waits in `req.pic.pending`."""
         self.drop_pending(req)
         state: RequestState = req.pic
+        state.dropped = {}
         if self._refusal(req) is not None:
             return
         tokens = _as_tokens(req.full_untruncated_fill_ids)
@@ -136,8 +137,7 @@ class PicRadixCache(UnifiedRadixCache):
             delimiters=self._delimiters,
             resolve=resolver,
         )
-        for dropped, count in plan.dropped.items():
-            self.metrics.count_fallback(Fallback(dropped.value), count)
+        state.dropped = plan.dropped
         runs = [
             RunSource(
                 run.target_start,
@@ -194,6 +194,9 @@ class PicRadixCache(UnifiedRadixCache):
             reason = self._refusal(req)
             if reason is not None and not req.retracted_stain:
                 self.metrics.count_fallback(reason)
+        # A waiting request is planned at every attempt to admit it; what its last plan left out counts once.
+        for dropped, count in state.dropped.items():
+            self.metrics.count_fallback(Fallback(dropped.value), count)
         if pending is not None:
             state.spliced += [(run.target_start, run.target_end) for run in pending.runs]
         if req.retracted_stain:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from sglang_pic.adapter.options import RequestOptions
+from sglang_pic.core import DropReason
 
 __all__ = ["PendingSplice", "RequestState", "RunSource"]
 
@@ -96,6 +97,9 @@ class RequestState:
     options: RequestOptions
     pending: PendingSplice | None = None
     """Planned and locked; taken by the forward pass that executes it."""
+
+    dropped: dict[DropReason, int] = field(default_factory=dict)
+    """Candidate runs that the last plan left out, by reason."""
 
     matched_len: int | None = None
     """Tokens of the first exact prefix match; `None` until the request is admitted."""

@@ -40,6 +40,11 @@ def check_support(ctx: Any) -> None:
         (args.disaggregation_mode != "null", f"--disaggregation-mode {args.disaggregation_mode}", "remove it"),
         (args.enable_two_batch_overlap, "--enable-two-batch-overlap", "remove it"),
         (args.enable_pdmux, "--enable-pdmux", "remove it"),
+        (args.dcp_size > 1, f"--dcp-size {args.dcp_size}", "remove it"),
+        (args.attn_cp_size > 1, f"--attn-cp-size {args.attn_cp_size}", "remove it"),
+        (args.enable_unified_memory, "--enable-unified-memory", "remove it"),
+        (args.enable_unified_cache_external_linker, "--enable-unified-cache-external-linker", "remove it"),
+        (not ctx.model_config.is_generation, "a model that does not generate", "serve it without the flag"),
         (args.dllm_algorithm is not None, "--dllm-algorithm", "remove it"),
     ):
         if present:
