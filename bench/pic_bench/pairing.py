@@ -40,7 +40,7 @@ class Pair(NamedTuple):
 
     @property
     def same_first_token(self) -> bool | None:
-        """Whether the likeliest first token is the same; None where it was not recorded."""
+        """Whether the first token is the same; None where it was not recorded."""
         a, b = first_token(self.base), first_token(self.arm)
         return None if a is None or b is None else a == b
 
@@ -60,10 +60,15 @@ class Pair(NamedTuple):
 
 
 def first_token(record: RequestRecord) -> str | int | None:
-    """The likeliest first token; where no log probabilities were recorded, the first token that was sampled."""
+    """The first token of the greedy answer; where no ids were recorded, the likeliest one.
+
+    In bf16 the likeliest tokens are often tied: only the answer itself says which one the server took.
+    """
+    if record.output_token_ids:
+        return record.output_token_ids[0]
     if record.first_top_logprobs:
         return max(record.first_top_logprobs, key=lambda pair: pair[1])[0]
-    return record.output_token_ids[0] if record.output_token_ids else None
+    return None
 
 
 def pair_records(base: Sequence[RequestRecord], arm: Sequence[RequestRecord]) -> list[Pair]:

@@ -55,7 +55,7 @@ DEFINITIONS = (
         "computed tokens ratio",
         "computed tokens of the arm / computed tokens of the baseline, summed over paired requests.",
     ),
-    ("same first token", "share of paired requests whose likeliest first token is the same."),
+    ("same first token", "share of paired requests whose greedy answers begin with the same token."),
     ("same whole answer", "share of paired requests whose whole greedy answers are equal, character by character."),
     (
         "KL of the first token",
