@@ -30,7 +30,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     key_min_tokens: int = 8
     sink_tokens: int = 32
     seam_tokens: int = 1
-    min_run_tokens: int = 32
+    # Short runs bring little and cost agreement: the sweep is in the design notes.
+    min_run_tokens: int = 64
     # Tokens of stored paths. Counted once however many paths share them.
     max_index_tokens: int = 8_000_000
     max_donors_per_chunk: int = 4
