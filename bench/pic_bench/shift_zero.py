@@ -25,7 +25,7 @@ from pic_bench.server import Server, free_port, launch_command
 from pic_bench.stats import top_k_kl
 from sglang_pic.errors import BenchError, PicError
 
-__all__ = ["Difference", "SetupResult", "ShiftZero", "main"]
+__all__ = ["Difference", "Setup", "SetupResult", "ShiftZero", "main", "measure", "seeded_prompts"]
 
 _CONFIG = '{"cost_gate": "off", "testing": {"ignore_prefix": true}}'
 _MIN_REUSED_SHARE = 0.8
@@ -64,7 +64,9 @@ class ShiftZero(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     setups: list[SetupResult]
 
 
-class _Setup(msgspec.Struct, frozen=True, kw_only=True):
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure: a model folder, its topology and its dtype."""
+
     model: str
     tp_size: int
     page_size: int
@@ -88,9 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         setups = [_parse(text) for text in args.setup]
-        prompts = _prompts(args.prompts, args.prompt_tokens, args.seed)
+        prompts = seeded_prompts(args.prompts, args.prompt_tokens, args.seed)
         with interrupt_on_sigterm(), tempfile.TemporaryDirectory() as logs:
-            results = [_measure(setup, prompts, Path(logs)) for setup in setups]
+            results = [measure(setup, prompts, Path(logs)) for setup in setups]
     except PicError as error:
         print(f"shift_zero: {error}", file=sys.stderr)
         return 1
@@ -110,20 +112,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse(text: str) -> _Setup:
+def _parse(text: str) -> Setup:
     parts = text.rsplit(":", 3)
     if len(parts) != 4 or not (parts[1].isdigit() and parts[2].isdigit()):
         raise BenchError(f"--setup {text!r}: must be MODEL:TP:PAGE:DTYPE, e.g. .models/smollm2:1:16:bfloat16.")
-    return _Setup(model=parts[0], tp_size=int(parts[1]), page_size=int(parts[2]), dtype=parts[3])
+    return Setup(model=parts[0], tp_size=int(parts[1]), page_size=int(parts[2]), dtype=parts[3])
 
 
-def _prompts(count: int, num_tokens: int, seed: int) -> list[str]:
+def seeded_prompts(count: int, num_tokens: int, seed: int) -> list[str]:
     """Seeded text that shares nothing from prompt to prompt."""
     sessions = load(f"gen:random?calls=1&sessions={count}&prompt={num_tokens}&seed={seed}")
     return ["\n".join(str(m["content"]) for call in s.calls() for m in call.messages) for s in sessions]
 
 
-def _measure(setup: _Setup, prompts: Sequence[str], logs: Path) -> SetupResult:
+def measure(setup: Setup, prompts: Sequence[str], logs: Path) -> SetupResult:
+    """Start both servers, one after the other, and send every prompt twice to each.
+
+    Raises:
+        BenchError: a server failed, or served an equal prompt without its cache.
+    """
     flags = ["--tp-size", str(setup.tp_size), "--page-size", str(setup.page_size), "--dtype", setup.dtype]
     stock, pic = build_arms(["stock", "pic"], server_args=flags, pic_config=_CONFIG)
     return SetupResult(
