@@ -92,6 +92,18 @@ test: setup ## all tests, those with a real server too
 test-fast: setup ## the tests that start no server
 	$(BIN)/python -m pytest -m 'not e2e' $(ARGS)
 
+.PHONY: bench-kernels
+bench-kernels: setup ## the splice of KV rows against a plain copy of the same bytes
+	$(BIN)/python -m pic_bench.kernels $(ARGS)
+
+.PHONY: bench-overhead
+bench-overhead: setup $(MODEL)/config.json ## nothing to reuse: stock and patched servers side by side
+	$(BIN)/python -m pic_bench.idle_overhead --model $(MODEL) $(ARGS)
+
+.PHONY: bench-shift-zero
+bench-shift-zero: setup $(MODEL)/config.json ## the splice's own error against stock's exact hits
+	$(BIN)/python -m pic_bench.shift_zero --setup $(MODEL):1:1:float32 --setup $(MODEL):1:1:bfloat16 $(ARGS)
+
 .PHONY: lint
 lint: setup ## ruff, mypy, import-linter, codespell
 	$(BIN)/ruff check .
