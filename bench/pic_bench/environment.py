@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
 import psutil
+from pic_traces.machine import cpu_name, git_output, gpu_names, package_version
 
 from pic_bench.summary import Model
 
@@ -66,20 +65,20 @@ def command_line() -> str:
 
 def capture_environment() -> Environment:
     """Read the environment of this process and machine."""
-    commit = _git("rev-parse", "HEAD")
+    commit = git_output("rev-parse", "HEAD")
     return Environment(
         command=command_line(),
         started_at=now(),
         python=platform.python_version(),
         system=platform.platform(),
-        cpu=_cpu_name(),
+        cpu=cpu_name(),
         num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
         load_1min=psutil.getloadavg()[0],
-        gpus=_gpus(),
-        versions={name: found for name in PACKAGES if (found := _version(name)) is not None},
+        gpus=gpu_names(),
+        versions={name: found for name in PACKAGES if (found := package_version(name)) is not None},
         commit=commit,
-        dirty=None if commit is None else bool(_git("status", "--porcelain", "--untracked-files=no")),
+        dirty=None if commit is None else bool(git_output("status", "--porcelain", "--untracked-files=no")),
         variables={k: v for k, v in sorted(os.environ.items()) if k.startswith("SGLANG_")},
     )
 
@@ -118,37 +117,3 @@ def model_facts(path: str) -> Model:
         context_len=config.max_position_embeddings,
         weights_bytes=weights or None,
     )
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _git(*args: str) -> str | None:
-    """git's answer about the repository this file lies in; None outside of one."""
-    return _output(["git", "-C", str(Path(__file__).resolve().parent), *args])
-
-
-def _gpus() -> list[str]:
-    text = _output(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"])
-    return text.splitlines() if text else []
-
-
-def _output(command: list[str]) -> str | None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf8").splitlines()
-    except OSError:
-        return platform.processor() or "unknown"
-    names = (line.split(":", 1)[1].strip() for line in lines if line.lower().startswith("model name"))
-    return next(names, platform.processor() or "unknown")
