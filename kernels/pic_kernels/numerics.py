@@ -25,7 +25,8 @@ ROTATE_REL_L2: Final[Mapping[torch.dtype, float]] = MappingProxyType(
         torch.float32: 2e-6,
         torch.float16: 5e-4,
         torch.bfloat16: 4e-3,
-        torch.float8_e4m3fn: 5e-2,
+        # Three mantissa bits: one rounding errs by up to 2^-4, and a row of four dimensions averages little out.
+        torch.float8_e4m3fn: 7e-2,
     }
 )
 """Relative L2 error allowed to a rotation, by the dtype of the KV rows."""
