@@ -143,6 +143,8 @@ class Server:
                     return
 
         watcher = threading.Thread(target=wait_for_end, name="server-watch", daemon=True)
+        # A shell starts background jobs with SIGINT ignored: the watcher's signal must arrive all the same.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         watcher.start()
         try:
             try:
@@ -150,6 +152,7 @@ class Server:
             finally:
                 over.set()
                 watcher.join()
+                signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
         except BaseException:
             self.check_alive()  # the server's end explains the failure better than the failure itself
             raise

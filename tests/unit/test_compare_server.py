@@ -120,6 +120,18 @@ def test_a_crash_during_the_run_interrupts_it(tmp_path: Path) -> None:
     assert time.monotonic() - started < 60
 
 
+def test_a_crash_interrupts_a_background_job_too(tmp_path: Path) -> None:
+    """A shell without job control starts what it puts into the background with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(BenchError, match="out of slots"), make_server(tmp_path) as server, server.watch():  # noqa: PT012
+            _crash_later(server)
+            threading.Event().wait(600)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_an_interrupt_of_the_user_stays_one(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), make_server(tmp_path) as server, server.watch():  # noqa: PT012
         pid = server.pid
