@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ MODELS = ROOT / ".models"
 # Set before anything imports a hub client, and inherited by every server a test starts.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
+
+# Run from a background job, a shell has left SIGINT ignored, and every process that a test interrupts would inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A loaded machine is slow, not wrong; and CI must not find by luck what the change did not touch.
 settings.register_profile("repository", deadline=None, derandomize="CI" in os.environ)
