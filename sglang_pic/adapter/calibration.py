@@ -39,10 +39,9 @@ def calibrate(runner: Any, splicer: Splicer, tp_group: Any) -> CostModel:
     size = runner.token_to_kv_pool_allocator.size
     many, spliced = min(_MANY, size // 4), min(_SPLICED, size // 4)
     few = min(_FEW, many // 2)
-    lens = [few, many - few]
     device = torch.device(runner.device)
     times = [
-        _shortest_us(lambda: _extend(runner, [lens[0]]), device),
+        _shortest_us(lambda: _extend(runner, [few]), device),
         _shortest_us(lambda: _extend(runner, [many]), device),
         _shortest_us(lambda: _extend(runner, _split(many, _SEQUENCES)), device),
         _shortest_us(lambda: _splice(splicer, spliced, device), device),

@@ -143,14 +143,18 @@ def check_contract(contract: tuple[Symbol, ...] = CONTRACT) -> None:
     Raises:
         ContractError: one line that names the first symbol that is missing or changed, and the versions.
     """
-    for symbol in contract:
-        problem = _problem(symbol)
-        if problem:
-            raise ContractError(
-                f"{symbol.path} {problem} in the installed SGLang {_installed_version()}; sglang_pic was built for "
-                f"{BUILT_FOR} and needs it ({symbol.why or 'see adapter/contract.py'}). Install sglang=={BUILT_FOR}, "
-                "or start without --radix-cache-backend pic."
-            )
+    try:
+        for symbol in contract:
+            problem = _problem(symbol)
+            if problem:
+                raise ContractError(
+                    f"{symbol.path} {problem} in the installed SGLang {_installed_version()}; sglang_pic was built for "
+                    f"{BUILT_FOR} and needs it ({symbol.why or 'see adapter/contract.py'}). Install "
+                    f"sglang=={BUILT_FOR}, or start without --radix-cache-backend pic."
+                )
+    finally:
+        # Syntax trees of SGLang's largest files: needed once, and every process of a server would keep them.
+        _parse.cache_clear()
 
 
 def _problem(symbol: Symbol) -> str | None:

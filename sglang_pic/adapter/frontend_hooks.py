@@ -11,9 +11,10 @@ from typing import Any
 from sglang_pic.adapter.options import STRICT_MARK, parse_options
 from sglang_pic.errors import ConfigError
 
-__all__ = ["install"]
+__all__ = ["BACKEND_NAME", "install"]
 
 BACKEND_NAME = "pic"
+"""What `--radix-cache-backend` takes."""
 
 
 def install() -> None:

@@ -10,13 +10,13 @@ import logging
 import sys
 from typing import Any
 
+from sglang_pic.adapter import frontend_hooks
+from sglang_pic.adapter.frontend_hooks import BACKEND_NAME
 from sglang_pic.errors import ContractError, PicError
 
 __all__ = ["register"]
 
 logger = logging.getLogger(__name__)
-
-BACKEND_NAME = "pic"
 
 
 def register() -> None:
@@ -35,8 +35,6 @@ def register() -> None:
         logger.error("sglang_pic: not registered: %s", error)
         return
     from sglang.srt.mem_cache.registry import register_radix_cache_backend
-
-    from sglang_pic.adapter import frontend_hooks
 
     frontend_hooks.install()
     register_radix_cache_backend(BACKEND_NAME, _create_cache)

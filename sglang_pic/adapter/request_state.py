@@ -78,7 +78,7 @@ class PendingSplice:
         """
         if self.num_computed <= budget:
             return self.end
-        cursor, left, furthest = self.prefix_len, max(budget, 1), self.end
+        cursor, left = self.prefix_len, max(budget, 1)
         for run in self.runs:
             gap = run.target_start - cursor
             if gap > left:
