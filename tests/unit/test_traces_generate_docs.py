@@ -1,0 +1,108 @@
+"""What traces/pic_traces/README.md says about the generators: their options, and what repeats in them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from pic_traces import load
+from pic_traces.generate import WORKLOADS, describe_workloads, list_options, partition_shift
+
+README = Path(__file__).resolve().parent.parent.parent / "traces" / "pic_traces" / "README.md"
+
+SPLIT_SPECS = [
+    *partition_shift(),
+    *(f"gen:{name}" for name in WORKLOADS if name != "agent_meta"),
+    "gen:tool_variants?place=start&history=kept",
+    "gen:reorder?items=tools&count=40&length=150",
+]
+WINDOW = 64
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_catalogue_describes_every_option(name: str) -> None:
+    options = list_options(WORKLOADS[name].kind)
+    assert {option.name for option in options} == set(WORKLOADS[name].kind.__struct_fields__)
+    assert all(option.meaning for option in options)
+    for option in options:
+        if option.default:
+            next(iter(load(f"gen:{name}?{option.name}={option.default}")))
+
+
+def test_the_readme_has_the_tables_of_the_catalogue() -> None:
+    """Where this fails, put what it shows into the README."""
+    wanted = describe_workloads()
+    assert wanted in README.read_text(), wanted
+
+
+def test_the_readme_says_what_an_unlimited_cache_finds() -> None:
+    """Where this fails because a text was changed on purpose, put what it shows into the README."""
+    lines = ["| | calls | words a call | prefix | shifted | new |", "|---|--:|--:|--:|--:|--:|"]
+    splits = {spec: split(spec) for spec in SPLIT_SPECS}
+    for spec, (num_calls, *parts) in splits.items():
+        total = sum(parts)
+        shares = " | ".join(f"{part / total:.1%}".replace("%", " %") for part in parts)
+        lines.append(f"| `{spec.removeprefix('gen:')}` | {num_calls} | {total // (num_calls - 1):,} | {shares} |")
+    table = "\n".join(lines)
+    # What Irminsul reports of its system variable; its figures leave no room for new text.
+    _, prefix, shifted, _ = splits["gen:sysvar"]
+    assert prefix / (prefix + shifted) == pytest.approx(0.737, abs=0.01)
+    assert table in README.read_text(), table
+
+
+def split(spec: str) -> tuple[int, int, int, int]:
+    """Number of calls; words in the longest known prefix, in known windows elsewhere, and the rest, without call 1."""
+    vocabulary: dict[str, int] = {}
+    known: dict[str, list[int]] = {}
+    paths: list[npt.NDArray[np.int64]] = []
+    seen: set[int] = set()
+    totals = np.zeros(3, np.int64)
+
+    def encode(text: str) -> list[int]:
+        if text not in known:
+            pieces = re.findall(r"[^\W_]+|[^\w\s]", text)
+            known[text] = [vocabulary.setdefault(piece, len(vocabulary)) for piece in pieces]
+        return known[text]
+
+    for call in (call for session in load(spec) for call in session.calls()):
+        assert call.completion is not None
+        prompt: list[int] = []
+        for place, message in enumerate(call.messages):
+            prompt += encode(f"<{message['role']}>") + encode(str(message["content"]))
+            # Most chat templates show the tools at the end of the system message.
+            prompt += encode(json.dumps(message.get("tool_calls") if place else call.tools))
+        answer = encode(str(call.completion["content"])) + encode(json.dumps(call.completion.get("tool_calls")))
+        path = np.array([*prompt, *encode("<assistant>"), *answer])
+        num = len(prompt) + 3
+        best = max((prefix_len(path[:num], other[:num]) for other in paths), default=0)
+        hashes = window_hashes(path)
+        is_known = np.zeros(num, bool)
+        for start in range(max(0, best - WINDOW + 1), num - WINDOW + 1):
+            if hashes[start] in seen:
+                is_known[start : start + WINDOW] = True
+        shifted = int(is_known[best:].sum())
+        if paths:
+            totals += [best, shifted, num - best - shifted]
+        seen.update(hashes[max(0, best - WINDOW + 1) :])
+        paths.append(path)
+    return (len(paths), *(int(part) for part in totals))  # type: ignore[return-value]
+
+
+def prefix_len(path: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int:
+    """Length of the common prefix of two arrays."""
+    num = min(len(path), len(other))
+    differs = np.flatnonzero(path[:num] != other[:num])
+    return int(differs[0]) if len(differs) else num
+
+
+def window_hashes(path: npt.NDArray[np.int64]) -> list[int]:
+    """A polynomial hash of every `WINDOW` neighbours."""
+    hashes = np.zeros(max(0, len(path) - WINDOW + 1), np.uint64)
+    for place in range(WINDOW):
+        part = path[place : place + len(hashes)].astype(np.uint64)
+        hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + part + np.uint64(1)
+    return hashes.tolist()

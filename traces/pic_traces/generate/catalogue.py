@@ -1,0 +1,102 @@
+"""All workloads, by name: what `gen:` specs, error messages and the documentation are made from.
+
+Owns the list and the tables that the README shows. Must not know how a workload is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from pic_traces.generate.agent_meta import AgentMeta
+from pic_traces.generate.compact import Compact
+from pic_traces.generate.options import Option, Options, list_options, parse_options
+from pic_traces.generate.random_text import RandomText
+from pic_traces.generate.reorder import Reorder
+from pic_traces.generate.rerank import Rerank
+from pic_traces.generate.skills import Skills
+from pic_traces.generate.studio import Studio
+from pic_traces.generate.subagents import Subagents
+from pic_traces.generate.sysvar import SysVar
+from pic_traces.generate.tool_aging import ToolAging
+from pic_traces.generate.tool_variants import ToolVariants
+from pic_traces.session import Session
+from sglang_pic.errors import TraceError
+
+__all__ = ["WORKLOADS", "Workload", "describe_workloads", "generate", "partition_shift"]
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A generator in the catalogue.
+
+    Args:
+        summary: what changes and what repeats, in one line.
+        kind: the struct of its options; `list_options(kind)` describes them.
+    """
+
+    summary: str
+    kind: type[Options]
+
+
+WORKLOADS: dict[str, Workload] = {
+    "agent_meta": Workload(
+        summary="a header that changes with every call, before a body that never does", kind=AgentMeta
+    ),
+    "sysvar": Workload(summary="a clock, statistics or a model name late in a long system prompt", kind=SysVar),
+    "compact": Workload(summary="a summary takes the place of old history, the recent tail stays", kind=Compact),
+    "rerank": Workload(summary="the last few of many retrieved documents change places", kind=Rerank),
+    "tool_variants": Workload(
+        summary="a tool list in a few versions: a wording, a tool more or less", kind=ToolVariants
+    ),
+    "reorder": Workload(summary="long documents, or tools, in another order in every call", kind=Reorder),
+    "skills": Workload(summary="skills of a library pasted into conversations at varying places", kind=Skills),
+    "tool_aging": Workload(summary="old tool results are replaced by a stub, call after call", kind=ToolAging),
+    "subagents": Workload(summary="code and findings pasted into the prompts of subagents, and back", kind=Subagents),
+    "random": Workload(summary="nothing to reuse: what the feature costs", kind=RandomText),
+}
+"""Every generator by the name in `gen:NAME`; Irminsul's five, those of other agents, and the control."""
+
+IRMINSUL_HEADERS = (50, 250, 1000, 2000)
+"""Header lengths of the partition-shift test of Irminsul (arXiv:2605.05696), in tokens."""
+
+
+def generate(spec: str) -> Iterator[Session]:
+    """Yield the sessions of a generator spec, `gen:NAME?key=value&...`.
+
+    Raises:
+        TraceError: the name or an option is unknown, or a value is not allowed; raised before the first session.
+    """
+    name, _, query = spec.removeprefix("gen:").partition("?")
+    if name not in WORKLOADS:
+        known = "\n".join(f"  gen:{key}: {workload.summary}" for key, workload in WORKLOADS.items())
+        raise TraceError(f"{spec}: no generator {name!r}; allowed are\n{known}")
+    try:
+        options = parse_options(query, WORKLOADS[name].kind)
+        studio = Studio(name, sessions=options.sessions, seed=options.seed, tokenizer=options.tokenizer)
+    except TraceError as error:
+        raise TraceError(f"{spec}: {error}") from error
+    return options.write(studio)
+
+
+def partition_shift(lengths: Sequence[int] = IRMINSUL_HEADERS) -> list[str]:
+    """The specs of a partition-shift sweep: `agent_meta` with ever longer changing headers, all else equal."""
+    return [f"gen:agent_meta?header={length}" for length in lengths]
+
+
+def describe_workloads() -> str:
+    """The Markdown tables of all workloads and their options, as traces/pic_traces/README.md has them."""
+    shared = [option for option in list_options(Options) if option.is_shared]
+    lines = ["| workload | what changes, what repeats |", "|---|---|"]
+    lines += [f"| `{name}` | {workload.summary} |" for name, workload in WORKLOADS.items()]
+    lines += ["", "| workload | options (default) |", "|---|---|", f"| all | {_list(shared)} |"]
+    for name, workload in WORKLOADS.items():
+        own = [option for option in list_options(workload.kind) if option not in shared]
+        lines.append(f"| `{name}` | {_list(own)} |")
+    return "\n".join(lines)
+
+
+def _list(options: list[Option]) -> str:
+    return "<br>".join(
+        f"`{option.name}`{f' ({option.default})' if option.default else ''} {option.meaning}" for option in options
+    )
