@@ -46,14 +46,15 @@ class PicPrefillAdder(PrefillAdder):
         pending = self.tree_cache.pending_of(req)
         if pending is None:
             return super()._select_prefill_admission(req, **options)
+        plan = pending.plan
         align = options.get("truncation_align_size") or self.page_size
         if self.rem_chunk_tokens is None:
-            end = pending.end
+            end = plan.end
         else:
-            end = pending.cut(self.rem_chunk_tokens, max(align, self.page_size))
-        extend_len = end - pending.prefix_len
-        whole = end == pending.end
-        with self._budgets(chunk=_NO_LIMIT if whole else extend_len, spliced=pending.num_spliced):
+            end = plan.cut(self.rem_chunk_tokens, page_size=max(align, self.page_size))
+        extend_len = end - plan.prefix_len
+        whole = end == plan.end
+        with self._budgets(chunk=_NO_LIMIT if whole else extend_len, spliced=plan.num_spliced):
             admission = super()._select_prefill_admission(req, **options)
         if admission is AddReqResult.NO_TOKEN and pending.locks:
             # The donors' locks may be what fills the pool: the request goes first, its reuse second.
@@ -75,8 +76,9 @@ class PicPrefillAdder(PrefillAdder):
             rest = super().add_chunked_req(req)
         else:
             limit = min(self.rem_chunk_tokens, self.chunked_req_limit or self.rem_chunk_tokens)
-            extend_len = pending.cut(limit, self.page_size) - pending.prefix_len
-            with self._budgets(chunk=extend_len, spliced=pending.num_spliced, request_limit=extend_len):
+            plan = pending.plan
+            extend_len = plan.cut(limit, page_size=self.page_size) - plan.prefix_len
+            with self._budgets(chunk=extend_len, spliced=plan.num_spliced, request_limit=extend_len):
                 rest = super().add_chunked_req(req)
         if self.can_run_list and self.can_run_list[-1] is req:
             self._settle(req, pending, first_chunk=False)
@@ -89,7 +91,7 @@ class PicPrefillAdder(PrefillAdder):
         num_spliced = 0
         if pending is not None:
             pending.clip(req.extend_end)
-            num_spliced = pending.num_spliced
+            num_spliced = pending.plan.num_spliced
             self.rem_input_tokens += num_spliced
             if self.rem_chunk_tokens is not None:
                 self.rem_chunk_tokens += num_spliced

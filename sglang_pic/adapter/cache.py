@@ -24,7 +24,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_pic.adapter.metrics import Fallback, Metrics
 from sglang_pic.adapter.options import Mode
-from sglang_pic.adapter.request_state import PendingSplice, RequestState, RunSource
+from sglang_pic.adapter.request_state import PendingSplice, RequestState
 from sglang_pic.adapter.resolver import TreeResolver
 from sglang_pic.adapter.spans import intersect, subtract
 from sglang_pic.config import PicConfig
@@ -132,24 +132,16 @@ class PicRadixCache(UnifiedRadixCache):
             options=PlanOptions(
                 seam_tokens=self.config.core.seam_tokens if seam_tokens is None else seam_tokens,
                 max_runs=self._max_runs,
+                compute_from=_logprob_start(req),
                 cost=self._cost,
             ),
-            delimiters=self._delimiters,
             resolve=resolver,
         )
         state.dropped = plan.dropped
-        runs = [
-            RunSource(
-                run.target_start,
-                run.target_end,
-                run.target_start - run.donor_start,
-                resolver.slots(run.donor, run.donor_start, run.donor_end),
-            )
-            for run in plan.runs
-        ]
+        slots = [resolver.slots(run.donor, run.donor_start, run.donor_end) for run in plan.runs]
         locks = resolver.keep_locks_of([run.donor for run in plan.runs])
-        if runs:
-            state.pending = PendingSplice(plan.prefix_len, plan.end, runs, locks)
+        if plan.runs:
+            state.pending = PendingSplice(plan, slots, locks)
 
     def match_path(self, tokens: np.ndarray, extra_key: str | None, cache_salt: str | None) -> MatchResult:
         """Match a path of the core in the tree; refreshes its age."""
@@ -166,7 +158,7 @@ class PicRadixCache(UnifiedRadixCache):
         """Hand the plan to the forward pass, which owns its locks from here on; `None` where there are no runs left."""
         pending: PendingSplice | None = req.pic.pending
         req.pic.pending = None
-        if pending is not None and not pending.runs:
+        if pending is not None and not pending.plan.runs:
             self.release_locks(pending.locks)
             return None
         return pending
@@ -198,7 +190,7 @@ class PicRadixCache(UnifiedRadixCache):
         for dropped, count in state.dropped.items():
             self.metrics.count_fallback(Fallback(dropped.value), count)
         if pending is not None:
-            state.spliced += [(run.target_start, run.target_end) for run in pending.runs]
+            state.spliced += [(run.target_start, run.target_end) for run in pending.plan.runs]
         if req.retracted_stain:
             return
         state.num_chunk_hit += num_spliced
@@ -207,7 +199,7 @@ class PicRadixCache(UnifiedRadixCache):
             prefix=req.prefix_len if first_chunk else 0,
             chunk=num_spliced,
             computed=req.extend_end - req.prefix_len - num_spliced,
-            runs=len(pending.runs) if pending is not None else 0,
+            runs=len(pending.plan.runs) if pending is not None else 0,
         )
 
     # -- private ---------------------------------------------------------------------------------------------------
@@ -239,12 +231,13 @@ class PicRadixCache(UnifiedRadixCache):
     def _refusal(self, req: Any) -> Fallback | None:
         """Why this request neither reuses nor donates, or `None`."""
         has_embeddings = req.input_embeds is not None or req.positional_embed_overrides is not None
-        wants_input_logprobs = req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids)
+        logprob_start = _logprob_start(req)
+        leaves_nothing = logprob_start is not None and logprob_start <= self.config.core.sink_tokens
         for holds, reason in (
             (req.pic.options.mode is Mode.OFF, Fallback.OFF),
             (has_embeddings or req.multimodal_inputs, Fallback.EMBEDDINGS),
             (req.lora_id is not None, Fallback.ADAPTER),
-            (wants_input_logprobs, Fallback.INPUT_LOGPROBS),
+            (leaves_nothing, Fallback.INPUT_LOGPROBS),
             (req.return_hidden_states, Fallback.HIDDEN_STATES),
             (req.session is not None, Fallback.SESSION),
         ):
@@ -255,6 +248,12 @@ class PicRadixCache(UnifiedRadixCache):
     @staticmethod
     def _namespace(req: Any) -> Namespace:
         return (req.extra_key, req.cache_salt)
+
+
+def _logprob_start(req: Any) -> int | None:
+    """From where on the request wants logprobs of its prompt, or `None`: those positions have to be computed."""
+    wants = req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids)
+    return int(req.logprob_start_len) if wants else None
 
 
 def _as_tokens(token_ids: array[int]) -> np.ndarray:

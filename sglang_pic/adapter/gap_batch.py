@@ -154,15 +154,16 @@ def build_gap_batch(
     locks: list[object] = []
     offset = 0
     for i, (splice, prefix_len, extend_len) in enumerate(zip(pending, prefix_lens, extend_lens, strict=True)):
-        gaps = [(prefix_len, prefix_len + extend_len)] if splice is None else splice.gaps()
+        gaps = [(prefix_len, prefix_len + extend_len)] if splice is None else splice.plan.gaps
         for start, end in gaps:
             owners.append(i)
             starts.append(start)
             ends.append(end)
             kept.append(np.arange(offset + start - prefix_len, offset + end - prefix_len))
         computed.append(sum(end - start for start, end in gaps))
-        # No request with a splice wants input logprobs: its first wanted token lies past what it computes.
-        logprob_starts.append(start_lens[i] if splice is None else computed[-1])
+        # Everything from the first wanted logprob on is computed: as many tokens as in the whole extend.
+        logprob_starts.append(computed[-1] - (extend_len - start_lens[i]))
+        assert logprob_starts[-1] >= 0, "a token whose logprob is wanted was spliced"
         if splice is not None:
             runs += [(run, rows[i]) for run in splice.runs]
             locks += splice.locks

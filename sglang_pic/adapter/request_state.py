@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from sglang_pic.adapter.options import RequestOptions
-from sglang_pic.core import DropReason
+from sglang_pic.core import DropReason, Plan
 
 __all__ = ["PendingSplice", "RequestState", "RunSource"]
 
@@ -29,65 +29,28 @@ class RunSource(NamedTuple):
 
 @dataclass(slots=True)
 class PendingSplice:
-    """A plan on its way to the forward pass, with the tree locks that keep its donors.
+    """A plan on its way to the forward pass, with its donors' slots and the tree locks that keep them.
 
-    `runs` ascend and do not overlap. `locks` are receipts of the tree; whoever drops a `PendingSplice` gives them back.
+    `slots` has one tensor per run of the plan, at least as long as the run. `locks` are receipts of the tree; whoever
+    drops a `PendingSplice` gives them back.
     """
 
-    prefix_len: int
-    end: int
-    runs: list[RunSource]
+    plan: Plan
+    slots: list[torch.Tensor]
     locks: list[object]
 
     @property
-    def num_spliced(self) -> int:
-        """Tokens that are copied instead of computed."""
-        return sum(run.target_end - run.target_start for run in self.runs)
-
-    @property
-    def num_computed(self) -> int:
-        """Tokens that the gap prefill computes."""
-        return self.end - self.prefix_len - self.num_spliced
-
-    def gaps(self) -> list[tuple[int, int]]:
-        """The spans `[start, end)` between the runs, in order; never empty, the last one ends the request."""
-        gaps, cursor = [], self.prefix_len
-        for run in self.runs:
-            if cursor < run.target_start:
-                gaps.append((cursor, run.target_start))
-            cursor = run.target_end
-        if cursor < self.end:
-            gaps.append((cursor, self.end))
-        return gaps
+    def runs(self) -> list[RunSource]:
+        """The plan's runs with the slots they are read from."""
+        return [
+            RunSource(run.target_start, run.target_end, run.shift, slots[: run.num_tokens])
+            # A clipped plan has fewer runs; those that are left are its first ones.
+            for run, slots in zip(self.plan.runs, self.slots, strict=False)
+        ]
 
     def clip(self, end: int) -> None:
-        """Keep only `[prefix_len, end)`; the last token of what is left is computed, as its logits are wanted."""
-        kept = []
-        for run in self.runs:
-            stop = min(run.target_end, end - 1)
-            if stop > run.target_start:
-                kept.append(run._replace(target_end=stop, slots=run.slots[: stop - run.target_start]))
-        self.runs, self.end = kept, end
-
-    def cut(self, budget: int, page_size: int) -> int:
-        """The furthest page-aligned end of a chunk that computes at most `budget` tokens.
-
-        Returns:
-            A position in `(prefix_len, end]`; `end` itself where everything fits. At least one page is always
-            taken, so that a request makes progress.
-        """
-        if self.num_computed <= budget:
-            return self.end
-        cursor, left = self.prefix_len, max(budget, 1)
-        for run in self.runs:
-            gap = run.target_start - cursor
-            if gap > left:
-                break
-            left -= gap
-            cursor = run.target_end
-        furthest = min(cursor + left, self.end)
-        aligned = furthest // page_size * page_size
-        return aligned if aligned > self.prefix_len else min(self.end, self.prefix_len + page_size)
+        """Keep only `[prefix_len, end)` of the plan."""
+        self.plan = self.plan.clip(end)
 
 
 @dataclass(slots=True)

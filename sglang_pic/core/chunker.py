@@ -6,6 +6,8 @@ A chunk is cut by the FastCDC package over the tokens' 4-byte little-endian form
 rounded up to a token. The package refuses averages below 256 bytes (64 tokens), too coarse to find every repeat of 64
 tokens, therefore each token is fed `_BYTES_AT_AVG / (4 * chunk_avg_tokens)` times in a row for smaller chunks: the
 cuts still depend on nothing but the last few tokens and the previous cut.
+
+Only what is published is cut. A prompt that is looked up is not: see `tails`.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from fastcdc import fastcdc
 
 from sglang_pic.core.config import CoreConfig
 
-__all__ = ["Chunker", "Chunks", "HashFunction", "Tokens", "as_tokens", "require_tokens", "xxh3_key"]
+__all__ = ["Chunker", "Chunks", "HashFunction", "Tokens", "as_tokens", "require_tokens", "xxh3_name"]
 
 Tokens = npt.NDArray[np.int32]
 """Token ids: int32, one-dimensional, contiguous, little-endian."""
 
 HashFunction = Callable[[memoryview], int]
+"""The name of a chunk from its bytes: an integer of 64 bits, not negative."""
 
 _BYTES_AT_AVG = 256
 _TOKEN_BYTES = 4
@@ -48,9 +51,9 @@ def require_tokens(tokens: Tokens) -> None:
         )
 
 
-def xxh3_key(data: memoryview) -> int:
-    """The xxh3-128 of `data`: the name of a chunk inside its namespace."""
-    return xxhash.xxh3_128_intdigest(data)
+def xxh3_name(data: memoryview) -> int:
+    """The xxh3-64 of `data`: the name of a chunk inside its namespace."""
+    return xxhash.xxh3_64_intdigest(data)
 
 
 class Chunks(NamedTuple):
@@ -72,7 +75,7 @@ class Chunker:
         hash_function: names a chunk; tests inject weak ones.
     """
 
-    def __init__(self, config: CoreConfig, hash_function: HashFunction = xxh3_key) -> None:
+    def __init__(self, config: CoreConfig, hash_function: HashFunction = xxh3_name) -> None:
         self._repeat = max(1, _BYTES_AT_AVG // (_TOKEN_BYTES * config.chunk_avg_tokens))
         self._unit = _TOKEN_BYTES * self._repeat
         self._min = config.chunk_min_tokens
@@ -115,7 +118,7 @@ class Chunker:
         near = _delimiter_positions(tokens, low, position, delimiters)
         return near[-1] if near else low
 
-    def key(self, data: memoryview, start: int, end: int) -> int:
+    def name(self, data: memoryview, start: int, end: int) -> int:
         """The name of chunk `[start, end)` of the tokens whose bytes are `data`."""
         return self._hash(data[_TOKEN_BYTES * start : _TOKEN_BYTES * end])
 
@@ -127,6 +130,9 @@ class Chunker:
             up = unit * start + unit - 1
             cuts = fastcdc(piece.data.cast("B"), self._min * unit, self._avg * unit, self._max * unit)
             ends.extend([(chunk.offset + chunk.length + up) // unit for chunk in cuts])
+            if len(ends) > 1 and ends[-1] == ends[-2]:
+                # The last two cuts fell into the last token.
+                ends.pop()
         else:
             ends.append(end)
 

@@ -1,73 +1,137 @@
-"""The donor table: which places of a trie hold a chunk of a given key.
+"""The donor table of a namespace: which places of its trie hold a known chunk, found by the chunk's tail.
 
-Owns the lists of donors, flat arrays instead of an object each. A donor is a pointer (the segment of its last token,
-start, length), never rows. Must not know how chunks are cut, nor compare tokens.
+Owns the lists of donors, flat arrays instead of an object each, and the filter that says where to look. A donor is a
+pointer (the segment of its last token, start, length) with the chunk's name, never rows. Must not know how chunks are
+cut, nor compare tokens.
 """
 
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
 
+import numpy as np
+
+from sglang_pic.core.chunker import HashFunction, Tokens
+from sglang_pic.core.tails import TAIL_LEN, TailFilter, tail_hashes
 from sglang_pic.core.trie import Segment
 
-__all__ = ["NONE", "DonorTable", "Heads"]
-
-Heads = dict[int, int]
-"""Chunk key to its freshest donor; one for each namespace."""
+__all__ = ["NONE", "DonorTable", "TableSize"]
 
 NONE = -1
 """Ends a list of donors inside the arrays."""
 
-_NO_HEADS: Heads = {}
+# Chunks with other names and the same tail share a list. In recorded sessions 99 in 100 tails have fewer than four
+# names; the bound is for text made of one repeated line.
+_MAX_DONORS_PER_TAIL = 32
+
+_TOKEN_BYTES = 4
+
+
+@dataclass(slots=True)
+class TableSize:
+    """What all tables of an index hold together, kept up to date by each of them."""
+
+    num_donors: int = 0
+    num_tails: int = 0
+    num_filter_slots: int = 0
 
 
 class DonorTable:
-    """Donors by number; numbers are used again after a removal. Shrinks with `remove`, `remove_all`.
+    """Donors by number; numbers are used again after a removal. Shrinks with `remove`, `remove_all`, `close`.
 
     Args:
-        max_per_key: most donors of a key; the oldest one leaves for a new one.
+        max_per_name: most donors of chunks with one name; the oldest one leaves for a new one.
+        hash_function: names chunks.
+        size: updated with every change.
     """
 
-    def __init__(self, max_per_key: int) -> None:
-        self._max_per_key = max_per_key
+    def __init__(self, max_per_name: int, hash_function: HashFunction, size: TableSize) -> None:
+        self._max_per_name = max_per_name
+        self._hash = hash_function
+        self._size = size
+        self._filter = TailFilter()
+        size.num_filter_slots += self._filter.num_slots
+        self.heads: dict[int, int] = {}
         self.segments: list[Segment | None] = []
         self.starts = array("i")
         self.lengths = array("i")
+        self.names = array("Q")
+        self.tails = array("I")
         self._next = array("i")
-        self._keys: list[int] = []
-        self._heads: list[Heads] = []
         self._free: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._keys) - len(self._free)
+        return len(self.segments) - len(self._free)
 
     @property
-    def num_slots(self) -> int:
-        """Donor numbers ever given out, free ones included."""
-        return len(self._keys)
+    def num_filter_slots(self) -> int:
+        """Size of the filter, in slots of one byte."""
+        return self._filter.num_slots
 
-    def add(self, heads: Heads, key: int, segment: Segment, start: int, length: int) -> None:
-        """Make a place the freshest donor of `key`; nothing happens where it is one already."""
-        donors = self.of(heads, key)
-        for donor in donors:
-            if self.starts[donor] == start and self.segments[donor] is segment:
-                return
-        if len(donors) >= self._max_per_key:
-            self.remove(donors[-1])
+    def add(self, tail: int, name: int, segment: Segment, start: int, length: int) -> None:
+        """Make a place the freshest donor of its chunk; nothing happens where it is one."""
+        num_donors = 0
+        num_same = 0
+        oldest = oldest_same = NONE
+        donor = self.heads.get(tail, NONE)
+        while donor != NONE:
+            if self.names[donor] == name:
+                if self.starts[donor] == start and self.segments[donor] is segment:
+                    return
+                num_same += 1
+                oldest_same = donor
+            num_donors += 1
+            oldest = donor
+            donor = self._next[donor]
+        if num_same >= self._max_per_name:
+            self.remove(oldest_same)
+        elif num_donors >= _MAX_DONORS_PER_TAIL:
+            self.remove(oldest)
+        head = self.heads.get(tail, NONE)
+        if head == NONE:
+            self._admit(tail)
         donor = self._take_slot()
         self.segments[donor] = segment
         self.starts[donor] = start
         self.lengths[donor] = length
-        self._next[donor] = heads.get(key, NONE)
-        self._keys[donor] = key
-        self._heads[donor] = heads
-        heads[key] = donor
+        self.names[donor] = name
+        self.tails[donor] = tail
+        self._next[donor] = head
+        self.heads[tail] = donor
         segment.donors.append(donor)
+        self._size.num_donors += 1
 
-    def of(self, heads: Heads, key: int) -> list[int]:
-        """The donors of `key`, freshest first; at most `max_per_key`."""
+    def scan(self, tokens: Tokens, start: int, end: int) -> tuple[list[int], list[int]]:
+        """Where in `(start, end]` a known chunk may end, ascending, and the tail hash of each place.
+
+        Few of the places lead to nothing: their tail is not among `heads`. Cost O(end - start) in numpy.
+        """
+        first = max(0, start + 1 - TAIL_LEN)
+        hashes = tail_hashes(tokens[first:end])
+        places = self._filter.candidates(hashes)
+        return (places + (first + TAIL_LEN)).tolist(), hashes[places].tolist()
+
+    def ending_at(self, tail: int, data: memoryview, end: int) -> list[int]:
+        """The donors whose chunk ends at `end` of the tokens whose bytes are `data`, freshest first, by name."""
         found = []
-        donor = heads.get(key, NONE)
+        names: dict[int, int] = {}
+        donor = self.heads.get(tail, NONE)
+        while donor != NONE:
+            length = self.lengths[donor]
+            if length <= end:
+                name = names.get(length)
+                if name is None:
+                    name = names[length] = self._hash(data[_TOKEN_BYTES * (end - length) : _TOKEN_BYTES * end])
+                if name == self.names[donor]:
+                    found.append(donor)
+            donor = self._next[donor]
+        return found
+
+    def of(self, tail: int) -> list[int]:
+        """All donors of a tail, freshest first."""
+        found = []
+        donor = self.heads.get(tail, NONE)
         while donor != NONE:
             found.append(donor)
             donor = self._next[donor]
@@ -77,10 +141,6 @@ class DonorTable:
         """The position after the donor's last token."""
         return self.starts[donor] + self.lengths[donor]
 
-    def key(self, donor: int) -> int:
-        """The chunk key that the donor was added under."""
-        return self._keys[donor]
-
     def remove(self, donor: int) -> None:
         """Take out one donor. Cost O(donors of its segment)."""
         segment = self.segments[donor]
@@ -88,13 +148,11 @@ class DonorTable:
         segment.donors.remove(donor)
         self._unlink(donor)
 
-    def remove_all(self, segment: Segment) -> int:
-        """Take out every donor of `segment`; returns how many there were."""
-        num_donors = len(segment.donors)
+    def remove_all(self, segment: Segment) -> None:
+        """Take out every donor of `segment`."""
         for donor in segment.donors:
             self._unlink(donor)
         segment.donors = []
-        return num_donors
 
     def move_below(self, upper: Segment, lower: Segment) -> None:
         """After a split: donors that end below the cut belong to `lower`."""
@@ -104,30 +162,53 @@ class DonorTable:
         for donor in moved:
             self.segments[donor] = lower
 
+    def close(self) -> None:
+        """The table goes with its namespace: nothing is in it, only its filter counts."""
+        assert not self.heads, "a table is closed when it is empty"
+        self._size.num_filter_slots -= self._filter.num_slots
+
+    def passes_filter(self, tail: int) -> bool:
+        """Whether `scan` would see the tail; for the invariants."""
+        return bool(len(self._filter.candidates(np.array([tail], dtype=np.uint32))))
+
+    def _admit(self, tail: int) -> None:
+        if not self._filter.add(tail):
+            self._rebuild_filter()
+            added = self._filter.add(tail)
+            assert added, "a filter has room after it was rebuilt"
+        self._size.num_tails += 1
+
+    def _rebuild_filter(self) -> None:
+        before = self._filter.num_slots
+        self._filter.rebuild(np.fromiter(self.heads, dtype=np.uint32, count=len(self.heads)))
+        self._size.num_filter_slots += self._filter.num_slots - before
+
     def _take_slot(self) -> int:
         if self._free:
             return self._free.pop()
         self.segments.append(None)
         self.starts.append(0)
         self.lengths.append(0)
+        self.names.append(0)
+        self.tails.append(0)
         self._next.append(NONE)
-        self._keys.append(0)
-        self._heads.append(_NO_HEADS)
-        return len(self._keys) - 1
+        return len(self.segments) - 1
 
     def _unlink(self, donor: int) -> None:
-        heads, key, following = self._heads[donor], self._keys[donor], self._next[donor]
-        before = heads[key]
+        tail, following = self.tails[donor], self._next[donor]
+        before = self.heads[tail]
         if before == donor:
             if following == NONE:
-                del heads[key]
+                del self.heads[tail]
+                self._size.num_tails -= 1
+                if self._filter.is_stale(len(self.heads)):
+                    self._rebuild_filter()
             else:
-                heads[key] = following
+                self.heads[tail] = following
         else:
             while self._next[before] != donor:
                 before = self._next[before]
             self._next[before] = following
         self.segments[donor] = None
-        self._keys[donor] = 0
-        self._heads[donor] = _NO_HEADS
         self._free.append(donor)
+        self._size.num_donors -= 1

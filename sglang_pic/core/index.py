@@ -15,11 +15,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sglang_pic.core.chunker import Chunker, Chunks, HashFunction, Tokens, require_tokens, xxh3_key
+from sglang_pic.core.chunker import Chunker, Chunks, HashFunction, Tokens, require_tokens, xxh3_name
 from sglang_pic.core.config import CoreConfig
-from sglang_pic.core.donors import DonorTable, Heads
+from sglang_pic.core.donors import DonorTable, TableSize
 from sglang_pic.core.plan import Plan, PlanOptions, Span
 from sglang_pic.core.planner import Planner, Resolver
+from sglang_pic.core.tails import TAIL_LEN, tail_hashes
 from sglang_pic.core.trie import Segment, Trie, intersect_spans, merge_spans, subtract_spans
 
 __all__ = ["ContentIndex", "IndexStats"]
@@ -29,9 +30,10 @@ __all__ = ["ContentIndex", "IndexStats"]
 _MAX_DONORS_PER_PUBLICATION = 2
 
 # Estimated from sys.getsizeof on CPython 3.11, dictionary entries included.
+_TOKEN_BYTES = 4
 _SEGMENT_BYTES = 560
-_DONOR_BYTES = 96
-_KEY_BYTES = 130
+_DONOR_BYTES = 48
+_TAIL_BYTES = 110
 
 
 class IndexStats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,8 +44,8 @@ class IndexStats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Estimate of everything the index keeps in memory."""
     num_paths: int
     num_segments: int
-    num_chunks: int
-    """Distinct chunk keys, counted in each namespace."""
+    num_tails: int
+    """Distinct ends of chunks, counted in each namespace."""
     num_donors: int
     num_namespaces: int
     num_evicted_tokens: int
@@ -54,7 +56,7 @@ class IndexStats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 @dataclass(slots=True)
 class _Namespace:
     trie: Trie
-    heads: Heads
+    donors: DonorTable
 
 
 class ContentIndex:
@@ -65,10 +67,11 @@ class ContentIndex:
         hash_function: names a chunk; tests inject weak ones. Equal names never suffice: tokens are compared.
     """
 
-    def __init__(self, config: CoreConfig | None = None, *, hash_function: HashFunction = xxh3_key) -> None:
+    def __init__(self, config: CoreConfig | None = None, *, hash_function: HashFunction = xxh3_name) -> None:
         self.config = config or CoreConfig()
+        self._hash = hash_function
         self._chunker = Chunker(self.config, hash_function)
-        self._donors = DonorTable(self.config.max_donors_per_chunk)
+        self._size = TableSize()
         # Shrink by eviction, `forget` and `flush`; a namespace goes with its last path.
         self._ages: OrderedDict[int, Segment] = OrderedDict()
         self._namespaces: dict[Hashable, _Namespace] = {}
@@ -100,7 +103,7 @@ class ContentIndex:
             computed: spans whose rows in the tree its request computed at their positions. Their chunks become donors.
             spliced: spans whose rows in the tree came from a splice: no donor points there from now on. Where both
                 name a position, `spliced` holds.
-            delimiters: as for `plan`.
+            delimiters: ids of the tokens that open or close a message; chunks do not reach across them.
 
         Positions in neither keep what was known of them; unknown ones are no donors. NOTE: therefore whoever lets
         spliced rows into the tree must name them here before the next plan. Cost: one walk over the stored
@@ -110,10 +113,10 @@ class ContentIndex:
         if len(tokens) == 0:
             return
         space = self._space(namespace)
-        path = self._store(space.trie, tokens)
+        path = self._store(space, tokens)
         holes = merge_spans(spliced)
         fresh = subtract_spans(merge_spans(intersect_spans(computed, 0, len(tokens))), holes)
-        fresh = self._mark(path, fresh, holes)
+        fresh = self._mark(space, path, fresh, holes)
         if fresh:
             self._add_donors(space, path, tokens, fresh, delimiters)
         space.trie.touch(path[-1])
@@ -128,7 +131,6 @@ class ContentIndex:
         resolve: Resolver,
         end: int | None = None,
         options: PlanOptions | None = None,
-        delimiters: frozenset[int] = frozenset(),
     ) -> Plan:
         """Plan `[prefix_len, end)` of a prompt.
 
@@ -140,7 +142,6 @@ class ContentIndex:
                 here too, and another donor is tried.
             end: the prompt's length if it is not all of `tokens`.
             options: the request's own settings.
-            delimiters: ids that open or close a message.
 
         Returns:
             Runs that are resident as far as `resolve` said, none before `sink_tokens`, none with the last token.
@@ -150,19 +151,16 @@ class ContentIndex:
         if not 0 <= prefix_len <= stop <= len(tokens):
             raise ValueError(f"prefix_len={prefix_len!r}, end={end!r}: must lie in order inside {len(tokens)} tokens.")
         space = self._namespaces.get(namespace)
-        if space is None or not space.heads:
+        if space is None or not space.donors.heads:
             return Plan(prefix_len=prefix_len, end=stop)
         planner = Planner(
             config=self.config,
-            chunker=self._chunker,
             trie=space.trie,
-            heads=space.heads,
-            donors=self._donors,
+            donors=space.donors,
             tokens=tokens,
             prefix_len=prefix_len,
             end=stop,
             options=options or PlanOptions(),
-            delimiters=delimiters,
             resolve=resolve,
             forget=self._forget,
         )
@@ -192,20 +190,13 @@ class ContentIndex:
 
     def stats(self) -> IndexStats:
         """What the index holds. Cost O(segments)."""
-        num_chunks = sum(len(space.heads) for space in self._namespaces.values())
-        num_bytes = (
-            4 * self._num_tokens
-            + _SEGMENT_BYTES * len(self._ages)
-            + _DONOR_BYTES * self._donors.num_slots
-            + _KEY_BYTES * num_chunks
-        )
         return IndexStats(
             num_tokens=self._num_tokens,
-            num_bytes=num_bytes,
+            num_bytes=self._num_bytes(),
             num_paths=sum(1 for segment in self._ages.values() if not segment.children),
             num_segments=len(self._ages),
-            num_chunks=num_chunks,
-            num_donors=len(self._donors),
+            num_tails=self._size.num_tails,
+            num_donors=self._size.num_donors,
             num_namespaces=len(self._namespaces),
             num_evicted_tokens=self._num_evicted,
             num_work=self._num_work,
@@ -214,25 +205,28 @@ class ContentIndex:
     def _space(self, namespace: Hashable) -> _Namespace:
         space = self._namespaces.get(namespace)
         if space is None:
-            space = _Namespace(Trie(namespace, self._ages, self._serials), {})
+            space = _Namespace(
+                Trie(namespace, self._ages, self._serials),
+                DonorTable(self.config.max_donors_per_chunk, self._hash, self._size),
+            )
             self._namespaces[namespace] = space
         return space
 
-    def _store(self, trie: Trie, tokens: Tokens) -> list[Segment]:
+    def _store(self, space: _Namespace, tokens: Tokens) -> list[Segment]:
         """The segments of the path `tokens`, made where they are missing."""
-        segment, stored = trie.walk(tokens)
+        segment, stored = space.trie.walk(tokens)
         if stored < segment.end:
-            self._split(segment, stored)
+            self._split(space, segment, stored)
         if stored < len(tokens):
-            segment = trie.append(segment, tokens[stored:])
+            segment = space.trie.append(segment, tokens[stored:])
             self._num_tokens += len(tokens) - stored
         return segment.lineage()
 
-    def _split(self, segment: Segment, position: int) -> None:
-        lower = segment.trie.split(segment, position)
-        self._donors.move_below(segment, lower)
+    def _split(self, space: _Namespace, segment: Segment, position: int) -> None:
+        lower = space.trie.split(segment, position)
+        space.donors.move_below(segment, lower)
 
-    def _mark(self, path: list[Segment], computed: list[Span], holes: list[Span]) -> list[Span]:
+    def _mark(self, space: _Namespace, path: list[Segment], computed: list[Span], holes: list[Span]) -> list[Span]:
         """Update what is eligible along `path`; returns the spans that were not so before."""
         fresh: list[Span] = []
         for segment in path:
@@ -241,15 +235,11 @@ class ContentIndex:
             lost = intersect_spans(holes, segment.start, segment.end)
             if lost:
                 before = subtract_spans(before, lost)
-                for donor in [d for d in segment.donors if self._overlaps(d, lost)]:
-                    self._donors.remove(donor)
+                for donor in [d for d in segment.donors if _overlaps(space.donors, d, lost)]:
+                    space.donors.remove(donor)
             fresh += subtract_spans(gained, before)
             segment.eligible = merge_spans([*before, *gained]) if gained else before
         return merge_spans(fresh)
-
-    def _overlaps(self, donor: int, spans: list[Span]) -> bool:
-        start, end = self._donors.starts[donor], self._donors.end(donor)
-        return any(a < end and start < b for a, b in spans)
 
     def _add_donors(
         self, space: _Namespace, path: list[Segment], tokens: Tokens, fresh: list[Span], delimiters: frozenset[int]
@@ -259,16 +249,16 @@ class ContentIndex:
         seen: dict[int, int] = {}
         for first, last in fresh:
             cut_from = self._chunker.sync_start(tokens, first, delimiters)
-            chunks = self._chunker.cut(tokens, cut_from, last, delimiters=delimiters)
+            tails = tail_hashes(tokens[cut_from:last])
             start = cut_from
-            for end in chunks.ends:
-                usable = end - max(start, self.config.sink_tokens) >= self.config.key_min_tokens
-                if end > first and usable:
-                    key = self._chunker.key(data, start, end)
-                    times = seen.get(key, 0)
+            for end in self._chunker.cut(tokens, cut_from, last, delimiters=delimiters).ends:
+                if end > first and end - max(start, self.config.sink_tokens) >= TAIL_LEN:
+                    name = self._chunker.name(data, start, end)
+                    times = seen.get(name, 0)
                     if times < _MAX_DONORS_PER_PUBLICATION:
-                        seen[key] = times + 1
-                        self._donors.add(space.heads, key, _holder(path, end), start, end - start)
+                        seen[name] = times + 1
+                        tail = int(tails[end - TAIL_LEN - cut_from])
+                        space.donors.add(tail, name, _holder(path, end), start, end - start)
                 start = end
 
     def _forget(self, segment: Segment, position: int) -> None:
@@ -281,7 +271,7 @@ class ContentIndex:
         if node.start < position:
             if node.end <= position:
                 return
-            self._split(node, position)
+            self._split(self._namespaces[node.trie.namespace], node, position)
             (node,) = node.children.values()
         self._remove_subtree(node)
 
@@ -293,21 +283,39 @@ class ContentIndex:
             self._remove_leaf(node)
 
     def _remove_leaf(self, segment: Segment) -> None:
-        self._donors.remove_all(segment)
+        self._namespaces[segment.trie.namespace].donors.remove_all(segment)
         segment.trie.remove(segment)
         self._num_tokens -= len(segment.tokens)
 
+    def _num_bytes(self) -> int:
+        """Estimate of everything that is kept. Cost O(1)."""
+        return (
+            _TOKEN_BYTES * self._num_tokens
+            + _SEGMENT_BYTES * len(self._ages)
+            + _DONOR_BYTES * self._size.num_donors
+            + _TAIL_BYTES * self._size.num_tails
+            + self._size.num_filter_slots
+        )
+
     def _evict(self) -> None:
-        while self._num_tokens > self.config.max_index_tokens:
-            oldest = next(iter(self._ages.values()))
+        config = self.config
+        while self._num_tokens > config.max_index_tokens or self._num_bytes() > config.max_index_bytes:
+            oldest = next(iter(self._ages.values()), None)
+            if oldest is None:
+                break
             self._num_evicted += len(oldest.tokens)
-            trie = oldest.trie
+            space = self._namespaces[oldest.trie.namespace]
             self._remove_leaf(oldest)
-            self._drop_if_empty(self._namespaces[trie.namespace])
+            self._drop_if_empty(space)
 
     def _drop_if_empty(self, space: _Namespace) -> None:
-        if not space.trie.root.children:
-            self._namespaces.pop(space.trie.namespace, None)
+        if not space.trie.root.children and self._namespaces.pop(space.trie.namespace, None) is not None:
+            space.donors.close()
+
+
+def _overlaps(donors: DonorTable, donor: int, spans: list[Span]) -> bool:
+    start, end = donors.starts[donor], donors.end(donor)
+    return any(a < end and start < b for a, b in spans)
 
 
 def _holder(path: list[Segment], end: int) -> Segment:

@@ -6,8 +6,11 @@ switch that checks a live server.
 
 from __future__ import annotations
 
-from sglang_pic.core.donors import NONE, DonorTable, Heads
+import numpy as np
+
+from sglang_pic.core.donors import NONE, DonorTable
 from sglang_pic.core.index import ContentIndex
+from sglang_pic.core.tails import TAIL_LEN, tail_hashes
 from sglang_pic.core.trie import Segment, Trie, merge_spans
 
 __all__ = ["check"]
@@ -23,14 +26,12 @@ def check(index: ContentIndex) -> None:
     for namespace, space in index._namespaces.items():
         assert space.trie.namespace == namespace, f"{namespace!r}: its trie belongs to {space.trie.namespace!r}"
         assert space.trie.root.children, f"{namespace!r}: an empty namespace was kept"
-        segments += _check_trie(space.trie)
-        _check_heads(index._donors, space.heads, space.trie, index.config.max_donors_per_chunk)
+        found = _check_trie(space.trie)
+        _check_lists(space.donors, space.trie, index.config.max_donors_per_chunk)
+        _check_donors(space.donors, found)
+        segments += found
     _check_ages(index, segments)
-    _check_table(index._donors, segments)
-    num_tokens = sum(len(segment.tokens) for segment in segments)
-    assert num_tokens == index._num_tokens, f"{num_tokens} tokens are stored, {index._num_tokens} are counted"
-    bound = index.config.max_index_tokens
-    assert num_tokens <= bound, f"{num_tokens} tokens are stored, {bound} are allowed"
+    _check_sizes(index, segments)
 
 
 def _check_trie(trie: Trie) -> list[Segment]:
@@ -65,19 +66,25 @@ def _check_ages(index: ContentIndex, segments: list[Segment]) -> None:
             )
 
 
-def _check_heads(table: DonorTable, heads: Heads, trie: Trie, max_per_key: int) -> None:
-    for key in heads:
-        donors = table.of(heads, key)
-        assert 1 <= len(donors) <= max_per_key, f"key {key:x}: {len(donors)} donors, {max_per_key} are allowed"
-        assert len(set(donors)) == len(donors), f"key {key:x}: a donor is listed twice"
+def _check_lists(table: DonorTable, trie: Trie, max_per_name: int) -> None:
+    num_listed = 0
+    for tail in table.heads:
+        donors = table.of(tail)
+        num_listed += len(donors)
+        assert len(set(donors)) == len(donors), f"tail {tail:x}: a donor is listed twice"
+        assert table.passes_filter(tail), f"tail {tail:x}: the filter does not let it pass"
+        names = [table.names[donor] for donor in donors]
         for donor in donors:
             segment = table.segments[donor]
             assert segment is not None, f"donor {donor}: listed, but removed"
             assert segment.trie is trie, f"donor {donor}: lies in namespace {segment.trie.namespace!r}"
-            assert table.key(donor) == key, f"donor {donor}: listed under another key"
+            assert table.tails[donor] == tail, f"donor {donor}: listed under another tail"
+            times = names.count(table.names[donor])
+            assert times <= max_per_name, f"donor {donor}: {times} of its name, {max_per_name} are allowed"
+    assert num_listed == len(table), f"{len(table)} donors are counted, {num_listed} are listed"
 
 
-def _check_table(table: DonorTable, segments: list[Segment]) -> None:
+def _check_donors(table: DonorTable, segments: list[Segment]) -> None:
     num_held = 0
     for segment in segments:
         num_held += len(segment.donors)
@@ -85,10 +92,32 @@ def _check_table(table: DonorTable, segments: list[Segment]) -> None:
             start, end = table.starts[donor], table.end(donor)
             where = f"donor {donor} [{start}, {end}) of segment {segment.serial} [{segment.start}, {segment.end})"
             assert table.segments[donor] is segment, f"{where}: points elsewhere"
-            assert 0 <= start < end, f"{where}: empty"
+            assert 0 <= start <= end - TAIL_LEN, f"{where}: shorter than a tail"
             assert segment.start < end <= segment.end, f"{where}: its last token lies elsewhere"
             assert segment.eligible_around(end - 1) is not None, f"{where}: its last token is not eligible"
+            assert _tail_before(segment, end) == table.tails[donor], f"{where}: its tail hash is another"
     assert num_held == len(table), f"{len(table)} donors are counted, segments hold {num_held}"
-    num_listed = sum(1 for segment in table.segments if segment is not None)
-    assert num_listed == len(table), f"{len(table)} donors are counted, {num_listed} have a segment"
+    num_pointing = sum(1 for segment in table.segments if segment is not None)
+    assert num_pointing == len(table), f"{len(table)} donors are counted, {num_pointing} have a segment"
     assert NONE == -1, "NONE marks the end of a list"
+
+
+def _tail_before(segment: Segment, end: int) -> int:
+    path = np.concatenate([part.tokens for part in segment.lineage()])
+    return int(tail_hashes(path[end - TAIL_LEN : end])[0])
+
+
+def _check_sizes(index: ContentIndex, segments: list[Segment]) -> None:
+    config, size = index.config, index._size
+    tables = [space.donors for space in index._namespaces.values()]
+    num_tokens = sum(len(segment.tokens) for segment in segments)
+    assert num_tokens == index._num_tokens, f"{num_tokens} tokens are stored, {index._num_tokens} are counted"
+    assert num_tokens <= config.max_index_tokens, f"{num_tokens} tokens stored, {config.max_index_tokens} allowed"
+    num_bytes = index.stats().num_bytes
+    assert num_bytes <= config.max_index_bytes, f"{num_bytes} bytes used, {config.max_index_bytes} allowed"
+    for name, counted, there in (
+        ("donors", size.num_donors, sum(map(len, tables))),
+        ("tails", size.num_tails, sum(len(table.heads) for table in tables)),
+        ("filter slots", size.num_filter_slots, sum(table.num_filter_slots for table in tables)),
+    ):
+        assert counted == there, f"{there} {name} are there, {counted} are counted"

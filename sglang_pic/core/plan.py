@@ -39,9 +39,9 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     gap_us: float
     request_us: float = 0.0
 
-    def run_saves(self, num_tokens: int) -> float:
-        """What splicing `num_tokens` saves, less the gap that a run adds."""
-        return num_tokens * (self.computed_token_us - self.spliced_token_us) - self.gap_us
+    def run_saves(self, num_tokens: int, *, num_gaps: int = 1) -> float:
+        """What splicing `num_tokens` saves, less the gaps that it adds."""
+        return num_tokens * (self.computed_token_us - self.spliced_token_us) - num_gaps * self.gap_us
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,10 +50,12 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     seam_tokens: int | None = None
     min_run_tokens: int | None = None
     max_runs: int | None = None
+    compute_from: int | None = None
+    """Every token from this position on is computed: where input logprobs are wanted."""
     cost: CostModel | None = None
 
     def __post_init__(self) -> None:
-        for name, low in (("seam_tokens", 0), ("min_run_tokens", 1), ("max_runs", 0)):
+        for name, low in (("seam_tokens", 0), ("min_run_tokens", 1), ("max_runs", 0), ("compute_from", 0)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
                 raise ConfigError(f"{name}={value!r}: must be an integer of {low} or more, or left out.")
@@ -162,40 +164,35 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Tokens that gaps cover."""
         return self.end - self.prefix_len - self.num_spliced
 
-    def truncate(self, max_computed: int, *, page_size: int = 1) -> Plan | None:
-        """The longest head of this plan that computes at most `max_computed` tokens, at least one of them its last.
+    def cut(self, budget: int, *, page_size: int = 1) -> int:
+        """The furthest place to end a prefill chunk of at most `budget` computed tokens.
 
         Args:
-            max_computed: the prefill budget left.
-            page_size: where it cuts inside the prompt, the new end is a multiple of this; `end` itself need not be.
+            budget: computed tokens that are left; less than 1 counts as 1.
+            page_size: inside the prompt a chunk ends on a multiple of this.
 
         Returns:
-            This plan if it fits whole, else its head, or None if no place to cut satisfies all of it.
+            A position in `(prefix_len, end]`: `end` itself where everything fits, and at least one page in any case,
+            so that a request makes progress.
         """
-        if self.num_computed <= max_computed:
-            return self
-        best = None
-        computed = 0
-        for start, end in self.gaps:
-            # `limit` is inside this gap or at its end: a head that ends there ends in a computed token.
-            limit = min(end, start + max_computed - computed)
-            limit -= limit % page_size
-            if limit > start:
-                best = limit
-            computed += end - start
-            if computed >= max_computed:
+        if self.num_computed <= budget:
+            return self.end
+        at, left = self.prefix_len, max(budget, 1)
+        for run in self.runs:
+            gap_len = run.target_start - at
+            if gap_len > left:
                 break
-        return None if best is None else self.head(best)
+            left -= gap_len
+            at = run.target_end
+        furthest = min(at + left, self.end)
+        aligned = furthest - furthest % page_size
+        return aligned if aligned > self.prefix_len else min(self.end, self.prefix_len + page_size)
 
-    def head(self, end: int) -> Plan:
-        """The plan of `[prefix_len, end)`; `end` must lie in a gap or at a gap's end."""
-        runs = tuple(run for run in self.runs if run.target_end <= end)
-        assert len(runs) == len(self.runs) or self.runs[len(runs)].target_start >= end, "cut inside a run"
-        return Plan(prefix_len=self.prefix_len, end=end, runs=runs, dropped=self.dropped)
-
-    def tail(self, start: int) -> Plan:
-        """The plan of `[start, end)` once everything before `start` is in place; the counterpart of `head`."""
-        runs = tuple(run for run in self.runs if run.target_start >= start)
-        num_before = len(self.runs) - len(runs)
-        assert num_before == 0 or self.runs[num_before - 1].target_end <= start, "cut inside a run"
-        return Plan(prefix_len=start, end=self.end, runs=runs)
+    def clip(self, end: int) -> Plan:
+        """The plan of `[prefix_len, end)`: a run may end early, and the last token of what is left is computed."""
+        runs = []
+        for run in self.runs:
+            stop = min(run.target_end, end - 1)
+            if stop > run.target_start:
+                runs.append(run if stop == run.target_end else msgspec.structs.replace(run, target_end=stop))
+        return Plan(prefix_len=self.prefix_len, end=end, runs=tuple(runs), dropped=self.dropped)

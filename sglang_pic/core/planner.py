@@ -2,23 +2,26 @@
 
 Owns the order of preference and the bound on work. Reads the index; changes it only through the callbacks it is given.
 
-Chunks are visited from left to right. A hit names places in the trie; from each the equal span is grown in both
-directions, down whichever branch of the trie equals the prompt. The longest wins, and the search goes on after it.
-Tokens compared are proportional to the tokens covered, times the donors of a chunk; a budget holds in any case.
+The prompt is scanned from left to right for places where a known chunk may end, at any alignment; a chunk whose name
+is equal gives places in the trie, and from each the equal span is grown in both directions, down whichever branch of
+the trie equals the prompt. The best wins, and the search goes on after it. Tokens compared are proportional to the
+tokens covered, times the donors of a chunk; a budget holds in any case.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
-from sglang_pic.core.chunker import Chunker, Tokens
+from sglang_pic.core.chunker import Tokens
 from sglang_pic.core.config import CoreConfig
-from sglang_pic.core.donors import DonorTable, Heads
+from sglang_pic.core.donors import DonorTable
 from sglang_pic.core.plan import DropReason, Path, Plan, PlanOptions, Run
 from sglang_pic.core.trie import Segment, Trie, common_len, common_suffix_len
 
@@ -27,19 +30,25 @@ __all__ = ["Planner", "Resolver"]
 Resolver = Callable[[Path, int], int]
 """`resolve(path, end)`: how many leading tokens of `path` have rows in the tree, looking no further than `end`."""
 
-# Preceding tokens that are compared to prefer one donor over another.
+# Preceding tokens that are compared to prefer one donor over another, and to spare a run its seam.
 _CONTEXT_TOKENS = 16
+# Of an equal span that is long enough, the part that may be spliced can be shorter: what was computed between two
+# spliced runs. Below this it is not worth a copy.
+_MIN_FRAGMENT_TOKENS = 8
 # Candidates are compared over at most this many times the tokens of the prompt, plus a constant for short ones.
 _WORK_FACTOR = 32
 _WORK_FLOOR = 1 << 16
-# The prompt is cut in blocks, so that the inside of a long run need not be cut.
-_BLOCK_TOKENS = 4096
+# The prompt is scanned in blocks, so that the inside of a long run need not be scanned.
+_BLOCK_TOKENS = 16384
 # What looking at one donor costs beside the tokens it shares, in tokens.
 _WORK_PER_DONOR = 64
 
 
 class _Candidate(NamedTuple):
-    """An equal span `[start, end)` of the prompt, whose last token lies in `segment` at `end - shift - 1`."""
+    """An equal span `[start, end)` of the prompt, whose last token lies in `segment` at `end - shift - 1`.
+
+    `context_len` tokens before `start` equal the donor's too, but cannot be spliced from it, or are served already.
+    """
 
     start: int
     end: int
@@ -56,36 +65,42 @@ class Planner:
     """
 
     config: CoreConfig
-    chunker: Chunker
     trie: Trie
-    heads: Heads
     donors: DonorTable
     tokens: Tokens
     prefix_len: int
     end: int
     options: PlanOptions
-    delimiters: frozenset[int]
     resolve: Resolver
     forget: Callable[[Segment, int], None]
     work: int = 0
     dropped: Counter[DropReason] = field(default_factory=Counter)
     _paths: dict[int, Path] = field(default_factory=dict)
+    # (segment, shift) -> end of an equal span there that is too short: its other chunks lead to the same place.
+    _short: dict[tuple[int, int], int] = field(default_factory=dict)
+    _served: int = 0
     _low: int = 0
+    _limit: int = 0
     _min_run: int = 0
+    _min_fragment: int = 0
     _seam: int = 0
 
     def plan(self) -> Plan:
         """Choose the runs; O(end - prefix_len) in any case."""
         options, config = self.options, self.config
+        # Up to here tokens are served by the prefix or a run; runs begin at `_low` or later.
+        self._served = self.prefix_len
         self._low = max(self.prefix_len, config.sink_tokens)
+        self._limit = self.end - 1 if options.compute_from is None else min(self.end - 1, options.compute_from)
         self._min_run = config.min_run_tokens if options.min_run_tokens is None else options.min_run_tokens
+        self._min_fragment = min(_MIN_FRAGMENT_TOKENS, self._min_run)
         self._seam = config.seam_tokens if options.seam_tokens is None else options.seam_tokens
         runs = self._collect()
         if options.max_runs is not None and len(runs) > options.max_runs:
             # Stable: of equally short runs the later ones go.
             longest = sorted(runs, key=lambda run: -run.num_tokens)[: options.max_runs]
             self.dropped[DropReason.MAX_GAPS] += len(runs) - len(longest)
-            runs = sorted(longest, key=lambda run: run.target_start)
+            runs = self._repair_seams(sorted(longest, key=lambda run: run.target_start))
         if options.cost is not None and runs:
             saved = sum(options.cost.run_saves(run.num_tokens) for run in runs)
             if saved <= options.cost.request_us:
@@ -94,49 +109,39 @@ class Planner:
         return Plan(prefix_len=self.prefix_len, end=self.end, runs=tuple(runs), dropped=dict(self.dropped))
 
     def _collect(self) -> list[Run]:
-        tokens, heads, key = self.tokens, self.heads, self.chunker.key
         runs: list[Run] = []
-        if self.end - 1 - self._low < self._min_run:
+        if self._limit - self._low < self._min_fragment:
             return runs
-        data = tokens.data.cast("B")
+        data = self.tokens.data.cast("B")
         budget = _WORK_FLOOR + _WORK_FACTOR * (self.end - self.prefix_len)
-        key_min = self.config.key_min_tokens
-        block_len = max(_BLOCK_TOKENS, 4 * self.config.chunk_max_tokens)
-        at = self.chunker.sync_start(tokens, self.prefix_len, self.delimiters)
-        while at < self.end:
-            stop = min(at + block_len, self.end)
-            ends = self.chunker.cut(tokens, at, stop, delimiters=self.delimiters).ends
-            if stop < self.end:
-                # The block ends where no content says so: its last chunk is cut again in the next one.
-                ends.pop()
-            start = at
-            for end in ends:
-                if end > self._low and end - start >= key_min:
-                    name = key(data, start, end)
-                    if name in heads:
-                        run = self._choose(name, end, runs[-1] if runs else None)
-                        if run is not None:
-                            runs.append(run)
-                            self._low = run.target_end
-                            if self._low > stop:
-                                break
-                        if self.work > budget:
-                            return runs
-                start = end
-            # Nothing is cut inside a run: after a long one cutting falls in step again shortly before its end.
-            at = start if self._low <= stop else self.chunker.sync_start(tokens, self._low, self.delimiters)
+        heads = self.donors.heads
+        at = self._low
+        while at < self._limit:
+            stop = min(at + _BLOCK_TOKENS, self.end)
+            places, tails = self.donors.scan(self.tokens, at, stop)
+            i = 0
+            while i < len(places):
+                if tails[i] in heads:
+                    run = self._choose(tails[i], data, places[i], runs[-1].shift if runs else None)
+                    if run is not None:
+                        runs.append(run)
+                        self._low = self._served = run.target_end
+                        i = bisect_right(places, self._low, i)
+                        continue
+                    if self.work > budget:
+                        return runs
+                i += 1
+            at = max(stop, self._low)
         return runs
 
-    def _choose(self, name: int, chunk_end: int, last: Run | None) -> Run | None:
+    def _choose(self, tail: int, data: memoryview, chunk_end: int, shift: int | None) -> Run | None:
         """The best run through the chunk that ends at `chunk_end`, resolved; None if there is none worth it."""
         # A path that turns out to be shorter in the tree is shortened in the trie, and the choice made again: each
         # round but the last removes something, and rounds are bounded.
         for _ in range(self.config.max_donors_per_chunk + 1):
-            best = self._best(self.donors.of(self.heads, name), chunk_end, last)
-            if best is None:
-                return None
-            run = self._make_run(best)
-            if run is None:
+            best = self._best(self.donors.ending_at(tail, data, chunk_end), chunk_end, shift)
+            run = None if best is None else self._make_run(best)
+            if best is None or run is None:
                 return None
             resident = self.resolve(run.donor, run.donor_end)
             if resident >= run.donor_end:
@@ -146,34 +151,71 @@ class Planner:
             self.forget(best.segment, resident)
         return None
 
-    def _best(self, donors: Sequence[int], chunk_end: int, last: Run | None) -> _Candidate | None:
-        candidates = [found for donor in donors if (found := self._grow(donor, chunk_end)) is not None]
+    def _best(self, donors: Sequence[int], chunk_end: int, shift: int | None) -> _Candidate | None:
+        """The longest of the spans that are worth a run, or one nearly as long that fits its place better."""
+        self.work += _WORK_PER_DONOR
+        candidates = []
+        for donor in donors:
+            found = self._grow(donor, chunk_end)
+            if found is not None:
+                if self._is_long_enough(found):
+                    candidates.append(found)
+                else:
+                    self._short[self._segment(donor).serial, found.shift] = found.end
+                    self._count_drop(found)
         if not candidates:
             return None
         if len(candidates) == 1:
             return candidates[0]
         longest = max(found.end - found.start for found in candidates)
-        shift = None if last is None else last.shift
         # Nearly as long is as good: then going on with the last donor, and an equal context, count for more.
         tolerated = longest - min(self._min_run, longest // 8)
         near = [found for found in candidates if found.end - found.start >= tolerated]
         # `max` keeps the first of equals, which is the freshest.
-        return max(near, key=lambda found: (found.shift == shift, found.context_len, found.end - found.start))
+        return max(
+            near,
+            key=lambda found: (
+                found.shift == shift,
+                min(found.context_len, _CONTEXT_TOKENS),
+                found.end - found.start,
+                found.context_len,
+            ),
+        )
 
     def _grow(self, donor: int, chunk_end: int) -> _Candidate | None:
-        """The equal, eligible span around the donor's chunk, clipped to what is still to cover."""
-        segment = self.donors.segments[donor]
-        assert segment is not None
-        donor_end = self.donors.end(donor)
-        shift = chunk_end - donor_end
-        limit = self.end - 1
-        anchor = min(chunk_end, limit)
+        """The equal, eligible span around the donor's chunk, clipped to what is left; None if too short."""
+        segment = self._segment(donor)
+        shift = chunk_end - self.donors.end(donor)
+        if chunk_end <= self._short.get((segment.serial, shift), 0):
+            return None
+        if self._is_short(segment, chunk_end, shift):
+            return None
+        anchor = min(chunk_end, self._limit)
         start, context_len = self._grow_back(segment, anchor, shift)
         end = anchor
-        if chunk_end < limit and start < anchor:
-            segment, end = self._grow_on(segment, chunk_end, shift, limit)
+        if chunk_end < self._limit and start < anchor:
+            segment, end = self._grow_on(segment, chunk_end, shift)
         self.work += end - start + _WORK_PER_DONOR
         return _Candidate(start, end, shift, segment, context_len) if start < end else None
+
+    def _is_short(self, segment: Segment, chunk_end: int, shift: int) -> bool:
+        """Whether fewer than `_min_run` tokens around the chunk's end are equal, by one comparison; may miss some."""
+        offset = shift + segment.start
+        low = max(0, chunk_end - self._min_run, offset)
+        high = min(chunk_end + self._min_run, offset + len(segment.tokens), self.end)
+        equal = (segment.tokens[low - offset : high - offset] == self.tokens[low:high]).tobytes()
+        before = equal.rfind(b"\0", 0, chunk_end - low)
+        after = equal.find(b"\0", chunk_end - low)
+        if (before < 0 < low) or (after < 0 and high < self.end):
+            return False
+        self.work += high - low
+        if after < 0:
+            after = len(equal)
+        if after - before > self._min_run:
+            return False
+        self._short[segment.serial, shift] = low + after
+        self.dropped[DropReason.BELOW_MIN_RUN] += 1
+        return True
 
     def _grow_back(self, segment: Segment, anchor: int, shift: int) -> tuple[int, int]:
         """Where the equal span that ends at `anchor` begins, and how much more of the donor's context is equal."""
@@ -196,8 +238,8 @@ class Planner:
         return at, self._context_len(node, at, shift)
 
     def _context_len(self, node: Segment, at: int, shift: int) -> int:
-        """How many tokens before `at` equal the donor's, at most `_CONTEXT_TOKENS`, eligible or not."""
-        low = max(0, shift, at - _CONTEXT_TOKENS)
+        """How many tokens before `at` equal the donor's, eligible or not, as far as that matters."""
+        low = max(0, shift, at - max(_CONTEXT_TOKENS, self._min_run))
         begin = at
         while at > low:
             while at - shift <= node.start:
@@ -211,11 +253,11 @@ class Planner:
                 break
         return begin - at
 
-    def _grow_on(self, segment: Segment, at: int, shift: int, limit: int) -> tuple[Segment, int]:
-        """Where the equal span from `at` on ends, and the segment of its last token."""
+    def _grow_on(self, segment: Segment, at: int, shift: int) -> tuple[Segment, int]:
+        """Where the equal, eligible span from `at` on ends, and the segment of its last token."""
         node = segment
         tokens = self.tokens
-        while at < limit:
+        while at < self._limit:
             if at - shift >= node.end:
                 child = node.children.get(int(tokens[at]))
                 if child is None or child.eligible_around(at - shift) is None:
@@ -224,7 +266,7 @@ class Planner:
             span = node.eligible_around(at - shift)
             if span is None:
                 break
-            stop = min(limit, span[1] + shift)
+            stop = min(self._limit, span[1] + shift)
             offset = shift + node.start
             same = common_len(node.tokens[at - offset : stop - offset], tokens[at:stop])
             at += same
@@ -232,27 +274,84 @@ class Planner:
                 break
         return node, at
 
-    def _make_run(self, found: _Candidate) -> Run | None:
-        """The run of a candidate with its seam taken off, or None, counted, where too little is left."""
+    def _equal_after(self, found: _Candidate, wanted: int) -> int:
+        """How many tokens after the span equal the donor's, eligible or not, looking no further than `wanted`."""
+        node, at, limit = found.segment, found.end, min(self.end, found.end + wanted)
+        while at < limit:
+            if at - found.shift >= node.end:
+                child = node.children.get(int(self.tokens[at]))
+                if child is None:
+                    break
+                node = child
+            offset = found.shift + node.start
+            stop = min(limit, offset + len(node.tokens))
+            same = common_len(node.tokens[at - offset : stop - offset], self.tokens[at:stop])
+            at += same
+            if at < stop:
+                break
+        return at - found.end
+
+    def _is_long_enough(self, found: _Candidate) -> bool:
+        """Whether the equal span is worth a run, counting what is equal beside the part that may be spliced."""
         num_tokens = found.end - found.start
-        if num_tokens < self._min_run:
-            # Not counted as a seam's fault: it was too short before.
-            self._count_drop(found)
-            return None
+        missing = self._min_run - num_tokens
+        if missing <= 0:
+            return True
+        if num_tokens < self._min_fragment:
+            return False
+        missing -= found.context_len
+        return missing <= 0 or self._equal_after(found, missing) >= missing
+
+    def _make_run(self, found: _Candidate) -> Run | None:
+        """The run of a candidate with its seam taken off, or None, counted, where that is not worth it."""
         path = self._path(found.segment)
-        seam = self._seam
-        if seam and found.shift == 0 and np.array_equal(path.tokens(found.start), self.tokens[: found.start]):
-            # The rows were computed after these very tokens: they are exact.
-            seam = 0
-        if num_tokens - seam < self._min_run:
+        seam = 0 if self._needs_no_seam(found, path) else self._seam
+        start = found.start + seam
+        if found.end - start < self._min_fragment:
             self._count_drop(found)
             return None
         cost = self.options.cost
-        if cost is not None and cost.run_saves(num_tokens - seam) <= 0:
-            self.dropped[DropReason.COST_GATE] += 1
-            return None
-        start = found.start + seam
+        if cost is not None:
+            num_gaps = 0 if start == self._served else 1
+            if cost.run_saves(found.end - start, num_gaps=num_gaps) <= 0:
+                self.dropped[DropReason.COST_GATE] += 1
+                return None
         return Run(target_start=start, target_end=found.end, donor_start=start - found.shift, donor=path, seam_len=seam)
+
+    def _needs_no_seam(self, found: _Candidate, path: Path) -> bool:
+        """Whether the span's first rows were computed after the tokens that stand before it here."""
+        # Nothing is computed between it and what is served before it, and the donor saw the same there.
+        follows = found.start == self._served and found.context_len >= _CONTEXT_TOKENS
+        return follows or self._is_exact(found.start, found.shift, path)
+
+    def _is_exact(self, start: int, shift: int, path: Path) -> bool:
+        """Whether a span's rows were computed after the very tokens that stand before it here, from position 0 on."""
+        return shift == 0 and np.array_equal(path.tokens(start), self.tokens[:start])
+
+    def _repair_seams(self, runs: list[Run]) -> list[Run]:
+        """Give a run a seam where it had none because of a run before it that has been dropped."""
+        repaired: list[Run] = []
+        served = self.prefix_len
+        for run in runs:
+            start = run.target_start
+            if run.seam_len < self._seam and start != served and not self._is_exact(start, run.shift, run.donor):
+                if run.num_tokens - self._seam < self._min_fragment:
+                    self.dropped[DropReason.BELOW_MIN_RUN] += 1
+                    continue
+                run = msgspec.structs.replace(  # noqa: PLW2901
+                    run,
+                    target_start=start + self._seam,
+                    donor_start=run.donor_start + self._seam,
+                    seam_len=self._seam,
+                )
+            repaired.append(run)
+            served = run.target_end
+        return repaired
+
+    def _segment(self, donor: int) -> Segment:
+        segment = self.donors.segments[donor]
+        assert segment is not None, "a donor of the table has a segment"
+        return segment
 
     def _count_drop(self, found: _Candidate) -> None:
         at_sink = self.config.sink_tokens > 0 and (

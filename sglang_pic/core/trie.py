@@ -19,6 +19,7 @@ __all__ = ["Segment", "Trie", "common_len", "common_suffix_len", "intersect_span
 Span = tuple[int, int]
 
 _FIRST_BLOCK = 64
+_TRUE = b"\x01"
 
 
 class Segment:
@@ -144,9 +145,9 @@ def common_len(left: Tokens, right: Tokens) -> int:
     at, block = 0, _FIRST_BLOCK
     while at < limit:
         stop = min(at + block, limit)
-        differs = left[at:stop] != right[at:stop]
-        first = int(differs.argmax())
-        if differs[first]:
+        # `bytes.find` is several times faster than numpy's `argmax` on so few.
+        first = (left[at:stop] != right[at:stop]).tobytes().find(_TRUE)
+        if first >= 0:
             return at + first
         at = stop
         block *= 4
@@ -155,7 +156,18 @@ def common_len(left: Tokens, right: Tokens) -> int:
 
 def common_suffix_len(left: Tokens, right: Tokens) -> int:
     """How many trailing tokens are equal. Cost O(result)."""
-    return common_len(left[::-1], right[::-1])
+    limit = min(len(left), len(right))
+    # Seen from the ends, so that the two need not be equally long.
+    left, right = left[len(left) - limit :], right[len(right) - limit :]
+    at, block = limit, _FIRST_BLOCK
+    while at > 0:
+        start = max(0, at - block)
+        last = (left[start:at] != right[start:at]).tobytes().rfind(_TRUE)
+        if last >= 0:
+            return limit - start - last - 1
+        at = start
+        block *= 4
+    return limit
 
 
 def merge_spans(spans: Iterable[Span]) -> list[Span]:

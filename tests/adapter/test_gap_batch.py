@@ -5,24 +5,36 @@ from __future__ import annotations
 import torch
 
 from sglang_pic.adapter.gap_batch import build_gap_batch
-from sglang_pic.adapter.request_state import PendingSplice, RunSource
+from sglang_pic.adapter.request_state import PendingSplice
+from sglang_pic.core import Path, Plan, Run, as_tokens
+
+DONOR = Path("donor", [as_tokens(range(100))])
+
+
+def plan(prefix_len: int, end: int, *runs: tuple[int, int, int]) -> Plan:
+    """A plan with runs `(target_start, target_end, shift)`."""
+    return Plan(
+        prefix_len=prefix_len,
+        end=end,
+        runs=tuple(Run(target_start=a, target_end=b, donor_start=a - s, donor=DONOR, seam_len=0) for a, b, s in runs),
+    )
 
 
 def test_mixed_batch_layout() -> None:
     """Two requests with runs around one without; every list checked by hand."""
-    first = PendingSplice(4, 20, [RunSource(6, 12, shift=-3, slots=torch.arange(900, 906))], locks=["a"])
+    first = PendingSplice(plan(4, 20, (6, 12, -3)), [torch.arange(900, 906)], locks=["a"])
     last = PendingSplice(
-        0, 9, [RunSource(1, 3, 5, torch.tensor([70, 71])), RunSource(3, 7, 8, torch.arange(50, 54))], locks=["b", "c"]
+        plan(0, 9, (1, 3, 5), (3, 7, 8)), [torch.tensor([70, 71]), torch.arange(50, 54)], locks=["b", "c"]
     )
     rows = [torch.arange(100, 164), torch.arange(200, 264), torch.arange(300, 364)]
-    gap = build_gap_batch([first, None, last], [4, 10, 0], [16, 5, 9], [16, 2, 9], rows, torch.device("cpu"))
+    gap = build_gap_batch([first, None, last], [4, 10, 0], [16, 5, 9], [13, 2, 9], rows, torch.device("cpu"))
 
     assert gap.owners == [0, 0, 1, 2, 2]
     assert gap.prefix_lens == [4, 12, 10, 0, 7]
     assert gap.seq_lens == [6, 20, 15, 1, 9]
     assert gap.kept.tolist() == [0, 1, *range(8, 16), *range(16, 21), 21, 28, 29]
     assert gap.computed_lens == [10, 5, 3]
-    assert gap.start_lens == [10, 2, 3], "spliced requests want no input logprobs; the others keep their start"
+    assert gap.start_lens == [7, 2, 3], "the last 3, the last 3 and none of their tokens want logprobs"
     assert gap.splice.src.tolist() == [*range(900, 906), 70, 71, *range(50, 54)]
     assert gap.splice.dst.tolist() == [*range(106, 112), 301, 302, 303, 304, 305, 306]
     assert gap.splice.shifts.tolist() == [-3] * 6 + [5] * 2 + [8] * 4

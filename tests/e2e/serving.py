@@ -30,6 +30,8 @@ class Answer(NamedTuple):
     chunk_hit_tokens: int
     first_token: dict[int, float]
     """Log-probabilities of the first token's top 20."""
+    input_logprobs: list[float]
+    """Log-probabilities of the prompt's tokens, from where they were asked for."""
 
 
 class Client:
@@ -65,6 +67,7 @@ class Client:
             cached_tokens=meta["cached_tokens"],
             chunk_hit_tokens=(meta.get("cached_tokens_details") or {}).get("pic", 0),
             first_token={entry[1]: entry[0] for entry in meta["output_top_logprobs"][0]},
+            input_logprobs=[entry[0] for entry in meta.get("input_token_logprobs") or [] if entry[0] is not None],
         )
 
     def generate_all(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[Answer]:

@@ -70,12 +70,12 @@ def test_counters_add_up(client: Client) -> None:
 
 
 def test_seam_tokens_of_a_request(client: Client) -> None:
-    prompt = random_tokens(3, 300)
-    client.generate(prompt)
-    hits = [
-        client.generate([*random_tokens(40 + seam, 40), *prompt], pic={"seam_tokens": seam}).chunk_hit_tokens
-        for seam in (0, 8)
-    ]
+    hits = []
+    for seam in (0, 8):
+        prompt = random_tokens(30 + seam, 300)
+        client.generate(prompt)
+        shifted = [*random_tokens(40 + seam, 40), *prompt]
+        hits.append(client.generate(shifted, pic={"seam_tokens": seam}).chunk_hit_tokens)
     assert hits[0] - hits[1] == 8
 
 
@@ -101,6 +101,20 @@ def test_input_logprobs_are_computed(client: Client) -> None:
     answer = client.generate([*random_tokens(9, 40), *prompt], logprob_start_len=0)
     assert answer.cached_tokens == 0
     assert client.counters()["fallbacks:input_logprobs"] - before["fallbacks:input_logprobs"] == 1
+
+
+def test_where_input_logprobs_begin_nothing_is_spliced(client: Client) -> None:
+    """Before that position runs are used; from it on every token is computed, and its logprob is a full prefill's."""
+    prompt = random_tokens(18, 300)
+    client.generate(prompt)
+    shifted = [*random_tokens(19, 40), *prompt]
+    start = len(shifted) - 60
+    spliced = client.generate(shifted, logprob_start_len=start)
+    assert spliced.chunk_hit_tokens == start - (40 + 32) - 1, "the sink of the donor and the seam are computed"
+    full = client.generate(shifted, pic={"mode": "off"}, logprob_start_len=start)
+    assert len(spliced.input_logprobs) == len(full.input_logprobs) >= 59
+    apart = [abs(a - b) for a, b in zip(spliced.input_logprobs, full.input_logprobs, strict=True)]
+    assert sorted(apart)[len(apart) // 2] < 0.3
 
 
 def test_a_shifted_answer_stays_close(client: Client) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_pic.core import CoreConfig, Tokens, as_tokens
-from sglang_pic.core.chunker import Chunker, require_tokens, xxh3_key
+from sglang_pic.core.chunker import Chunker, require_tokens, xxh3_name
 
 OPEN, CLOSE = 1, 2
 DELIMITERS = frozenset({OPEN, CLOSE})
@@ -107,10 +107,10 @@ def test_cutting_from_a_sync_start_gives_the_cuts_of_the_whole(seed: int, delimi
     assert {cut for cut in whole if cut > position} == {cut for cut in part if cut > position}
 
 
-def test_keys_are_xxh3_of_the_little_endian_bytes() -> None:
+def test_names_are_xxh3_of_the_little_endian_bytes() -> None:
     tokens = random_tokens(3, 100)
     chunker = Chunker(CoreConfig())
-    assert chunker.key(tokens.data.cast("B"), 10, 20) == xxh3_key(memoryview(tokens[10:20].astype("<i4").tobytes()))
+    assert chunker.name(tokens.data.cast("B"), 10, 20) == xxh3_name(memoryview(tokens[10:20].astype("<i4").tobytes()))
 
 
 @pytest.mark.parametrize("tokens", [np.zeros(4), np.zeros((2, 2), "<i4"), np.zeros(8, "<i4")[::2], np.zeros(3, "<i8")])

@@ -14,13 +14,13 @@ from sglang_pic.errors import ConfigError
     [
         ("chunk_min_tokens", 0),
         ("chunk_min_tokens", 64),
-        ("chunk_max_tokens", 64),
-        ("key_min_tokens", 0),
+        ("chunk_max_tokens", 63),
         ("sink_tokens", -1),
         ("seam_tokens", -1),
         ("seam_tokens", True),
         ("min_run_tokens", 0),
         ("max_index_tokens", 0),
+        ("max_index_bytes", 0),
         ("max_donors_per_chunk", 65),
     ],
 )
@@ -34,7 +34,7 @@ def test_averages_are_those_the_cutter_can_do() -> None:
         CoreConfig(chunk_avg_tokens=33)
 
 
-@pytest.mark.parametrize("name", ["seam_tokens", "max_runs", "min_run_tokens"])
+@pytest.mark.parametrize("name", ["seam_tokens", "max_runs", "min_run_tokens", "compute_from"])
 def test_request_options_are_checked(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{name}=-1: must be an integer of [01] or more, or left out"):
         PlanOptions(**{name: -1})

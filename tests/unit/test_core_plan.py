@@ -31,30 +31,31 @@ def test_runs_and_gaps_partition_the_request(plan: Plan) -> None:
     assert plan.num_computed == sum(b - a for a, b in plan.gaps)
 
 
+@given(plans(), st.data())
+def test_clipping_ends_runs_early_and_computes_the_last_token(plan: Plan, data: st.DataObject) -> None:
+    end = data.draw(st.integers(plan.prefix_len + 1, plan.end))
+    clipped = plan.clip(end)
+    assert (clipped.prefix_len, clipped.end) == (plan.prefix_len, end)
+    assert clipped.gaps[-1][1] == end
+    spliced = {p: p - run.shift for run in plan.runs for p in range(run.target_start, run.target_end)}
+    kept = {p: p - run.shift for run in clipped.runs for p in range(run.target_start, run.target_end)}
+    assert kept == {p: donor for p, donor in spliced.items() if p < end - 1}
+
+
 @given(plans(), st.integers(0, 200), st.sampled_from([1, 4, 16]))
-def test_truncate_gives_the_longest_head_that_fits(plan: Plan, budget: int, page_size: int) -> None:
-    computed = [position for a, b in plan.gaps for position in range(a, b)]
-
-    def allowed(end: int) -> bool:
-        in_run = any(run.target_start < end < run.target_end for run in plan.runs)
-        aligned = end == plan.end or end % page_size == 0
-        fits = sum(1 for position in computed if position < end) <= budget
-        return aligned and fits and not in_run and end - 1 in computed
-
-    best = max((end for end in range(plan.prefix_len + 1, plan.end + 1) if allowed(end)), default=None)
-    head = plan.truncate(budget, page_size=page_size)
+def test_a_cut_is_the_furthest_that_the_budget_allows(plan: Plan, budget: int, page_size: int) -> None:
+    end = plan.cut(budget, page_size=page_size)
+    assert plan.prefix_len < end <= plan.end
     if plan.num_computed <= budget:
-        assert head is plan
-    elif best is None:
-        assert head is None
-    else:
-        assert head is not None
-        assert (head.prefix_len, head.end) == (plan.prefix_len, best)
-        assert head.num_computed <= budget
-        assert head.runs == plan.runs[: len(head.runs)]
-        tail = plan.tail(best)
-        assert head.runs + tail.runs == plan.runs
-        assert head.num_computed + tail.num_computed == plan.num_computed
+        assert end == plan.end
+        return
+    computed = {p for a, b in plan.gaps for p in range(a, b)}
+    fits = [
+        stop
+        for stop in range(plan.prefix_len + 1, plan.end + 1)
+        if len([p for p in computed if p < stop]) <= max(budget, 1) and stop % page_size == 0
+    ]
+    assert end == (max(fits) if fits else min(plan.end, plan.prefix_len + page_size))
 
 
 @pytest.mark.parametrize("end", [0, 1, 299, 300, 301, 1_000])

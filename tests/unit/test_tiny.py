@@ -31,7 +31,7 @@ def test_a_changed_header_costs_only_itself() -> None:
     index = ContentIndex()
     index.publish("tenant", first, [(0, len(first))], delimiters=DELIMITERS)
 
-    plan = index.plan("tenant", second, prefix_len=1, resolve=everything_is_resident, delimiters=DELIMITERS)
+    plan = index.plan("tenant", second, prefix_len=1, resolve=everything_is_resident)
 
     (run,) = plan.runs
     assert run.shift == 73 - 60
@@ -44,11 +44,11 @@ def test_a_changed_header_costs_only_itself() -> None:
     spliced = [(run.target_start, run.target_end)]
     index.publish("tenant", second, [(1, len(second))], spliced=spliced, delimiters=DELIMITERS)
     third = prompt(text(5, 99), document, text(6, 10))
-    again = index.plan("tenant", third, prefix_len=1, resolve=everything_is_resident, delimiters=DELIMITERS)
+    again = index.plan("tenant", third, prefix_len=1, resolve=everything_is_resident)
     assert [run.donor.tokens(run.donor_end).tolist() for run in again.runs] == [first[: run.donor_end].tolist()]
 
     # Another tenant sees nothing of it, and when the rows have left the tree nobody does.
-    assert not index.plan("other", third, prefix_len=1, resolve=everything_is_resident, delimiters=DELIMITERS).runs
-    gone = index.plan("tenant", third, prefix_len=1, resolve=lambda path, end: 0, delimiters=DELIMITERS)
+    assert not index.plan("other", third, prefix_len=1, resolve=everything_is_resident).runs
+    gone = index.plan("tenant", third, prefix_len=1, resolve=lambda path, end: 0)
     assert not gone.runs
     check(index)

@@ -1,0 +1,277 @@
+"""Time of planning one prompt, and memory of the chunk index, beside what FastCDC and xxHash alone take.
+
+Owns `python -m pic_bench.core` (`make bench-core`). Correctness first: every timed plan is checked token by token, and
+the share of the planted repeats that it recovered stands beside its time. Knows the pure core only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Final, NamedTuple, ParamSpec, TypeVar
+
+import msgspec
+import numpy as np
+import xxhash
+from fastcdc import fastcdc
+from tqdm import tqdm
+
+from pic_bench.environment import Environment, capture_environment
+from sglang_pic.core import ContentIndex, CoreConfig, Plan, Tokens
+from sglang_pic.errors import BenchError
+
+__all__ = ["CoreTiming", "main"]
+
+_VOCABULARY: Final = 49_152
+_DOCUMENT_TOKENS: Final = 32_000
+_CHUNKS: Final = 100_000
+_REPEAT_SHARE: Final = 0.95
+_LEAST_RECOVERED: Final = 0.98
+_NAMESPACE: Final = "bench"
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Case(NamedTuple):
+    """Prompts of `num_tokens`, 95 % of them in `num_runs` equally long repeats; none where that is 0."""
+
+    name: str
+    num_tokens: int
+    num_runs: int
+
+
+CASES: Final = (
+    Case("32k, no hit", 32_768, 0),
+    Case("32k, 1 run", 32_768, 1),
+    Case("32k, 8 runs", 32_768, 8),
+    Case("32k, 32 runs", 32_768, 32),
+    Case("32k, 128 runs", 32_768, 128),
+    Case("128k, no hit", 131_072, 0),
+    Case("128k, 1 run", 131_072, 1),
+    Case("128k, 128 runs", 131_072, 128),
+)
+# What the final JSON line is made of: runs of about a thousand tokens.
+HEADLINE: Final = {
+    "plan_ms_32k_p50": "32k, 32 runs",
+    "plan_ms_128k_p50": "128k, 128 runs",
+    "plan_ms_32k_nohit_p50": "32k, no hit",
+}
+
+
+class CoreTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One case; milliseconds."""
+
+    case: str
+    tokens: int
+    runs: int
+    plans: int
+    recovered: float | None
+    """Spliced tokens over planted ones, the smallest of all plans."""
+    p50_ms: float
+    p90_ms: float
+    xxhash_ms: float
+    """xxh3-64 over the same bytes in pieces of an average chunk: the median of as many repeats."""
+    fastcdc_ms: float
+    """FastCDC alone over the same bytes, as the chunker feeds them."""
+
+
+class CoreResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the benchmark writes with `--out`."""
+
+    schema_version: int = 1
+    environment: Environment
+    config: CoreConfig
+    index_chunks: int
+    index_tokens: int
+    bytes_per_token: dict[str, float]
+    """Traced memory over indexed tokens, by length of the paths."""
+    publish_ms_32k: float
+    publish_floor_ms_32k: float
+    timings: list[CoreTiming]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark: a table, and one JSON line at the end, on stdout."""
+    parser = argparse.ArgumentParser(prog="python -m pic_bench.core", description=__doc__.splitlines()[0])
+    parser.add_argument("--plans", type=int, default=60, metavar="N", help="timed plans per case (default: 60)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of documents and prompts (default: 1)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result with the environment as JSON")
+    args = parser.parse_args(argv)
+    if args.plans < 1:
+        parser.error(f"--plans={args.plans}: must be 1 or more")
+    rng = np.random.default_rng(args.seed)
+    config = CoreConfig()
+    index, documents = _fill(config, rng)
+    stats = index.stats()
+    print(f"index: {stats.num_donors:,} chunks, {stats.num_tokens:,} tokens\n")
+    timings = [_time(index, documents, case, args.plans, rng) for case in tqdm(CASES, "plan", file=sys.stderr)]
+    print(_table(timings))
+    publish_ms, floor_ms = _time_publish(config, rng)
+    memory = {f"{length:,}": _bytes_per_token(config, length) for length in (32_000, 600)}
+    print(f"\npublish 32k new tokens: {publish_ms:.2f} ms ({publish_ms / floor_ms:.1f} x FastCDC and xxHash alone)")
+    print("memory: " + ", ".join(f"{value:.1f} bytes a token in paths of {name}" for name, value in memory.items()))
+    if args.out:
+        result = CoreResult(
+            environment=capture_environment(),
+            config=config,
+            index_chunks=stats.num_donors,
+            index_tokens=stats.num_tokens,
+            bytes_per_token=memory,
+            publish_ms_32k=publish_ms,
+            publish_floor_ms_32k=floor_ms,
+            timings=timings,
+        )
+        args.out.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+    by_case = {timing.case: timing.p50_ms for timing in timings}
+    line = {key: round(by_case[case], 4) for key, case in HEADLINE.items()}
+    print(msgspec.json.encode({**line, "bytes_per_token": round(max(memory.values()), 2)}).decode())
+    return 0
+
+
+def _fill(config: CoreConfig, rng: np.random.Generator) -> tuple[ContentIndex, list[Tokens]]:
+    index = ContentIndex(config)
+    documents: list[Tokens] = []
+    with tqdm(total=_CHUNKS, desc="index", unit="chunk", file=sys.stderr) as bar:
+        while (num_chunks := index.stats().num_donors) < _CHUNKS:
+            document = _random(rng, _DOCUMENT_TOKENS)
+            index.publish(_NAMESPACE, document, [(0, len(document))])
+            documents.append(document)
+            bar.update(index.stats().num_donors - num_chunks)
+    return index, documents
+
+
+def _time(
+    index: ContentIndex, documents: list[Tokens], case: Case, num_plans: int, rng: np.random.Generator
+) -> CoreTiming:
+    times, recovered, names, cuts = [], [], [], []
+    for number in range(num_plans + 3):
+        prompt, num_planted = _make_prompt(rng, documents, case)
+        seconds, plan = _timed(index.plan, _NAMESPACE, prompt, prefix_len=0, resolve=_resident)
+        recovered.append(_check(plan, prompt, num_planted))
+        if number < 3:
+            continue
+        times.append(seconds)
+        names.append(_timed(_name_pieces, prompt, index.config)[0])
+        cuts.append(_timed(_cut, prompt, index.config)[0])
+    return CoreTiming(
+        case=case.name,
+        tokens=case.num_tokens,
+        runs=case.num_runs,
+        plans=num_plans,
+        recovered=min(recovered) if case.num_runs else None,
+        p50_ms=_ms(times, 50),
+        p90_ms=_ms(times, 90),
+        xxhash_ms=_ms(names, 50),
+        fastcdc_ms=_ms(cuts, 50),
+    )
+
+
+def _make_prompt(rng: np.random.Generator, documents: list[Tokens], case: Case) -> tuple[Tokens, int]:
+    if not case.num_runs:
+        return _random(rng, case.num_tokens), 0
+    run_len = int(case.num_tokens * _REPEAT_SHARE) // case.num_runs
+    gap_len = case.num_tokens // case.num_runs - run_len
+    parts: list[Tokens] = []
+    for _ in range(case.num_runs):
+        parts += [_random(rng, gap_len), *_take(rng, documents, run_len)]
+    return np.concatenate(parts), run_len * case.num_runs
+
+
+def _take(rng: np.random.Generator, documents: list[Tokens], num_tokens: int) -> list[Tokens]:
+    """A repeat of `num_tokens`; of several documents where one is not long enough. Sinks are no donors."""
+    usable = _DOCUMENT_TOKENS - 64
+    parts = []
+    for document in cycle([documents[i] for i in rng.permutation(len(documents))]):
+        length = min(num_tokens, usable)
+        start = 64 + int(rng.integers(usable - length + 1))
+        parts.append(document[start : start + length])
+        num_tokens -= length
+        if num_tokens == 0:
+            break
+    return parts
+
+
+def _check(plan: Plan, prompt: Tokens, num_planted: int) -> float:
+    """The share of the planted tokens that the plan recovers; every token of a run must equal its donor's."""
+    for run in plan.runs:
+        donated = run.donor.tokens()[run.donor_start : run.donor_end]
+        if not np.array_equal(donated, prompt[run.target_start : run.target_end]):
+            raise BenchError(f"run [{run.target_start}, {run.target_end}) does not equal its donor: no time is shown.")
+    if not num_planted:
+        return 0.0
+    share = plan.num_spliced / num_planted
+    if share < _LEAST_RECOVERED:
+        raise BenchError(f"only {share:.1%} of {num_planted} planted tokens were found: no time is shown.")
+    return share
+
+
+def _time_publish(config: CoreConfig, rng: np.random.Generator) -> tuple[float, float]:
+    index = ContentIndex(config)
+    times, floors = [], []
+    for _ in range(12):
+        document = _random(rng, 32_768)
+        times.append(_timed(index.publish, _NAMESPACE, document, [(0, len(document))])[0])
+        floors.append(_timed(_cut, document, config)[0] + _timed(_name_pieces, document, config)[0])
+    return _ms(times, 50), _ms(floors, 50)
+
+
+def _bytes_per_token(config: CoreConfig, path_len: int) -> float:
+    rng = np.random.default_rng(0)
+    tracemalloc.start()
+    try:
+        index = ContentIndex(config)
+        for _ in range(1_600_000 // path_len):
+            index.publish(_NAMESPACE, _random(rng, path_len), [(0, path_len)])
+        return tracemalloc.get_traced_memory()[0] / index.stats().num_tokens
+    finally:
+        tracemalloc.stop()
+
+
+def _name_pieces(tokens: Tokens, config: CoreConfig) -> int:
+    data, size = tokens.data.cast("B"), 4 * config.chunk_avg_tokens
+    return len([xxhash.xxh3_64_intdigest(data[start : start + size]) for start in range(0, len(data), size)])
+
+
+def _cut(tokens: Tokens, config: CoreConfig) -> int:
+    unit = 256 // config.chunk_avg_tokens
+    data = np.repeat(tokens, unit // 4).data.cast("B")
+    return len(list(fastcdc(data, config.chunk_min_tokens * unit, 256, config.chunk_max_tokens * unit)))
+
+
+def _table(timings: list[CoreTiming]) -> str:
+    head = f"{'':16}{'p50 ms':>9}{'p90 ms':>9}{'recovered':>11}{'x xxHash':>10}{'x FastCDC':>11}"
+    rows = [
+        f"{t.case:16}{t.p50_ms:9.3f}{t.p90_ms:9.3f}"
+        f"{'-' if t.recovered is None else f'{t.recovered:.2%}':>11}"
+        f"{t.p50_ms / t.xxhash_ms:10.2f}{t.p50_ms / t.fastcdc_ms:11.2f}"
+        for t in timings
+    ]
+    return "\n".join([head, *rows])
+
+
+def _timed(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[float, T]:
+    start = time.perf_counter()
+    result = call(*args, **kwargs)
+    return time.perf_counter() - start, result
+
+
+def _ms(seconds: list[float], percentile: int) -> float:
+    return float(np.percentile(seconds, percentile)) * 1e3
+
+
+def _random(rng: np.random.Generator, num_tokens: int) -> Tokens:
+    return rng.integers(3, _VOCABULARY, num_tokens, dtype=np.int32)
+
+
+def _resident(_path: object, end: int) -> int:
+    return end
+
+
+if __name__ == "__main__":
+    sys.exit(main())
