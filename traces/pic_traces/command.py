@@ -25,7 +25,10 @@ DESCRIPTION = "Replay recorded LLM calls against a server and record where every
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the replay's arguments to a parser."""
     parser.add_argument(
-        "trace", metavar="TRACE", help="trace file (JSONL, gzip or plain), sample:opendevin, or gen:NAME?key=value&..."
+        "trace",
+        metavar="TRACE",
+        help="recorded sessions or request logs (JSONL, gzip or plain), a folder of logs, sample:opendevin, or "
+        "gen:NAME?key=value&...",
     )
     parser.add_argument("--base-url", required=True, metavar="URL", help="the server, e.g. http://127.0.0.1:30000")
     parser.add_argument("--out", required=True, metavar="DIR", help="run folder to write")

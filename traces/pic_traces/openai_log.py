@@ -1,4 +1,4 @@
-"""Plain JSONL of OpenAI chat requests: one request body a line, with or without its answer.
+"""Logs of OpenAI chat requests: one request body a line (or file, or list item), with or without its answer.
 
 Owns how lines become sessions and which request fields are kept (README.md beside this file). Must not know files,
 servers or tokenizers.
@@ -6,12 +6,15 @@ servers or tokenizers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
 
 from pic_traces.lines import Line
 from pic_traces.session import CallSpec, JsonValue, Message, Session
 
-__all__ = ["is_request", "parse_requests"]
+__all__ = ["is_request", "name_by_line", "parse_requests"]
 
 # Where loggers put the request when the line is an envelope around it (`body` is OpenAI's own batch format).
 _ENVELOPES = ("body", "request")
@@ -25,18 +28,28 @@ def is_request(value: dict[str, JsonValue]) -> bool:
     return "messages" in _body(value)
 
 
-def parse_requests(lines: Iterable[Line], source: str) -> Iterator[Session]:
+def name_by_line(line: Line) -> str:
+    """The id of a session of one line, in a log of one file."""
+    return f"line-{line.number:06d}"
+
+
+def parse_requests(
+    lines: Iterable[Line], source: str, name_line: Callable[[Line], str] = name_by_line
+) -> Iterator[Session]:
     """Group the requests into sessions, ordered by their first line.
 
     Lines with the same `session_id` (in the line or in the request's `metadata`), or else the same `user`, are calls of
-    one session, in file order. A line with neither is a session of its own.
+    one session, in the order of `lines`, whichever files they are from. A line with neither is a session of its own,
+    called `name_line(line)`.
 
     Raises:
         TraceError: a line is not a chat request.
     """
     groups: dict[str, list[Line]] = {}
+    seen: dict[bytes, JsonValue] = {}
     for line in lines:
-        groups.setdefault(_session_id(line), []).append(line)
+        _share(_body(line.value), seen)
+        groups.setdefault(_session_id(line) or name_line(line), []).append(line)
     for session_id, members in groups.items():
         yield _build(session_id, source, members)
 
@@ -49,7 +62,22 @@ def _body(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return value
 
 
-def _session_id(line: Line) -> str:
+def _share(body: dict[str, JsonValue], seen: dict[bytes, JsonValue]) -> None:
+    """Puts one object in place of equal messages and equal tools: requests repeat their history, and a log is held
+    whole until its last line is grouped. `seen` grows with the distinct messages, as the sessions themselves do."""
+    messages = body.get("messages")
+    if isinstance(messages, list):
+        for index, message in enumerate(messages):
+            messages[index] = seen.setdefault(_digest(message), message)
+    if (tools := body.get("tools")) is not None:
+        body["tools"] = seen.setdefault(_digest(tools), tools)
+
+
+def _digest(value: JsonValue) -> bytes:
+    return hashlib.blake2b(msgspec.json.encode(value), digest_size=16).digest()
+
+
+def _session_id(line: Line) -> str | None:
     body = _body(line.value)
     metadata = body.get("metadata")
     for holder in (line.value, body, metadata if isinstance(metadata, dict) else {}):
@@ -57,7 +85,7 @@ def _session_id(line: Line) -> str:
             return f"{session_id}"
     if isinstance(user := body.get("user"), str) and user:
         return f"user-{user}"
-    return f"line-{line.number:06d}"
+    return None
 
 
 def _build(session_id: str, source: str, lines: list[Line]) -> Session:

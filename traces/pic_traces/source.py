@@ -1,19 +1,21 @@
-"""Where sessions come from: a trace file, a packaged sample, or a seeded generator.
+"""Where sessions come from: a trace file, a folder of them, a packaged sample, or a seeded generator.
 
 Owns `load` and the recognition of formats. Must not know any one format's keys, servers or locust.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from enum import Enum
 from itertools import chain, islice
 from pathlib import Path
 
 import msgspec
 
+from pic_traces.blocks import recognize_blocks
 from pic_traces.generate import generate
-from pic_traces.lines import Line, read_lines
-from pic_traces.openai_log import is_request, parse_requests
+from pic_traces.lines import JSON_SUFFIXES, LINES_SUFFIXES, Line, read_objects
+from pic_traces.openai_log import is_request, name_by_line, parse_requests
 from pic_traces.recorded import is_recorded, parse_recorded
 from pic_traces.session import Session
 from sglang_pic.errors import TraceError
@@ -24,13 +26,17 @@ _DATA = Path(__file__).parent / "data"
 SAMPLES: dict[str, Path] = {"opendevin": _DATA / "opendevin_sample.jsonl.gz"}
 """The traces that travel with the package, by the name in `sample:NAME`."""
 
+_LOG_SUFFIXES = (*LINES_SUFFIXES, *JSON_SUFFIXES)
+
 
 def load(trace: str | Path) -> Iterator[Session]:
     """Yield the sessions of a trace, in its order.
 
     Args:
-        trace: a file (JSONL, gzip or plain: recorded sessions or OpenAI chat requests, told apart by content),
-            `sample:NAME`, or `gen:NAME?key=value&...`.
+        trace: a file (JSON or JSONL, gzip or plain: recorded sessions or OpenAI chat requests, told apart by content),
+            a folder of such files of one kind, `sample:NAME`, or `gen:NAME?key=value&...`. Of a folder every `*.jsonl`,
+            `*.json` and their `.gz` is read, in subfolders too, sorted by path; requests of one session may lie in
+            several files.
 
     Raises:
         TraceError: at the first thing that cannot be read; the message names the file and the line.
@@ -46,6 +52,8 @@ def load(trace: str | Path) -> Iterator[Session]:
             )
         return _load_file(SAMPLES[sample])
     path = Path(trace).expanduser()
+    if path.is_dir():
+        return _load_folder(path)
     if not path.is_file():
         raise TraceError(f"{name}: no such file; a path, sample:NAME or gen:NAME?key=value&... is allowed")
     return _load_file(path)
@@ -69,23 +77,78 @@ def limit(
     return result
 
 
+class _Format(Enum):
+    """What an object of a trace can be; the value names it in messages."""
+
+    RECORDED = "recorded sessions (`messages` and `turns`)"
+    REQUEST = "OpenAI chat requests (`messages`)"
+
+
 def _load_file(path: Path) -> Iterator[Session]:
-    lines = read_lines(path)
+    if (kind := recognize_blocks(path)) is not None:
+        raise TraceError(
+            f"{path}: a serving trace ({kind.value}): it has no text; `sglang-pic census` says what it tells"
+        )
+    lines = read_objects(path)
     first = next(lines, None)
     if first is None:
         raise TraceError(f"{path}: no sessions: the file has no lines")
-    everything = chain([first], lines)
-    if is_recorded(first.value):
-        return (parse_recorded(line) for line in everything)
-    if is_request(first.value):
-        return parse_requests(map(_expect_request, everything), path.name)
-    raise first.error(
-        f"unknown trace format: the line has the keys {', '.join(sorted(first.value)) or '(none)'}; "
-        "expected `messages` and `turns` (a recorded session) or `messages` (an OpenAI chat request)"
-    )
+    return _parse(first, lines, path.name, name_by_line)
 
 
-def _expect_request(line: Line) -> Line:
-    if not is_request(line.value):
-        raise line.error(f"no chat request: no `messages` among the keys {', '.join(sorted(line.value)) or '(none)'}")
+def _load_folder(folder: Path) -> Iterator[Session]:
+    paths = _log_files(folder)
+    if not paths:
+        suffixes = ", ".join(f"*{suffix}" for suffix in _LOG_SUFFIXES)
+        raise TraceError(f"{folder}: no trace in this folder; files {suffixes} are read, in subfolders too")
+    lines = chain.from_iterable(map(read_objects, paths))
+    first = next(lines, None)
+    if first is None:
+        raise TraceError(f"{folder}: no sessions: its {len(paths)} files are empty, {paths[0]} the first of them")
+
+    def name_by_file(line: Line) -> str:
+        return f"{line.path.relative_to(folder)}-{line.number:06d}"
+
+    return _parse(first, lines, folder.resolve().name, name_by_file)
+
+
+def _log_files(folder: Path) -> list[Path]:
+    """The files of a folder that may be logs, sorted by path; hidden files and folders are passed over."""
+    found = (path for path in folder.rglob("*") if path.name.endswith(_LOG_SUFFIXES) and path.is_file())
+    return sorted(path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts))
+
+
+def _parse(first: Line, rest: Iterator[Line], source: str, name_line: Callable[[Line], str]) -> Iterator[Session]:
+    form = _recognize(first)
+    if form is None:
+        raise first.error(
+            f"unknown trace format: the {first.form.value} has the keys {_keys(first)}; "
+            "expected `messages` and `turns` (a recorded session) or `messages` (an OpenAI chat request)"
+        )
+    lines = (_expect(form, first, line) for line in chain([first], rest))
+    if form is _Format.RECORDED:
+        return map(parse_recorded, lines)
+    return parse_requests(lines, source, name_line)
+
+
+def _recognize(line: Line) -> _Format | None:
+    if is_recorded(line.value):
+        return _Format.RECORDED
+    return _Format.REQUEST if is_request(line.value) else None
+
+
+def _expect(form: _Format, first: Line, line: Line) -> Line:
+    """The line itself; refuses another format than the first line's."""
+    found = _recognize(line)
+    if line.path != first.path and found is not form:
+        what = "of an unknown format" if found is None else f"of {found.value}"
+        raise line.error(
+            f"{what}, but {first.path} has {form.value}; a folder must have one format (keys: {_keys(line)})"
+        )
+    if found is None and form is _Format.REQUEST:
+        raise line.error(f"no chat request: no `messages` among the keys {_keys(line)}")
     return line
+
+
+def _keys(line: Line) -> str:
+    return ", ".join(sorted(line.value)) or "(none)"

@@ -15,11 +15,11 @@ from pathlib import Path
 import gevent
 import msgspec
 
+from pic_traces.flatten import uses_tools
 from pic_traces.records import summarize
 from pic_traces.replay import users
 from pic_traces.replay.client import Endpoint
 from pic_traces.replay.environment import describe_environment
-from pic_traces.replay.flatten import uses_tools
 from pic_traces.replay.launch import EXIT_CRASHED, EXIT_REFUSED, Job
 from pic_traces.replay.options import FlattenTools, ReplayOptions
 from pic_traces.replay.server import ServerInfo, ask_server, shows_tools

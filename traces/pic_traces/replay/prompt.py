@@ -9,23 +9,17 @@ import hashlib
 
 import msgspec
 
-from pic_traces.replay.flatten import flatten_tools
+from pic_traces.flatten import drop_thoughts, flatten_tools
 from pic_traces.replay.options import ReplayOptions
 from pic_traces.replay.server import ServerInfo
-from pic_traces.session import Call, JsonValue, Message
+from pic_traces.session import Call, JsonValue
 
 __all__ = ["build_body", "prompt_key", "prompt_part"]
 
 
 def prompt_part(call: Call, *, flatten: bool) -> dict[str, JsonValue]:
-    """The fields that shape the prompt: messages, tools and the recorded template options.
-
-    `reasoning_content` is left out: chat templates drop earlier thoughts, and a template that does not would show the
-    model something else than the recorded client's did.
-    """
-    messages: list[Message] = [
-        {key: value for key, value in message.items() if key != "reasoning_content"} for message in call.messages
-    ]
+    """The fields that shape the prompt: messages without thoughts, tools and the recorded template options."""
+    messages = drop_thoughts(call.messages)
     if flatten:
         kept = {key: value for key, value in call.options.items() if key != "tool_choice"}
         return {"messages": [*flatten_tools(messages, call.tools)], **kept}

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import http.client
 import re
-from collections.abc import Callable
 
 import msgspec
 
+from pic_traces.flatten import Probe, probe_pairs
 from pic_traces.replay.client import Endpoint, HttpReply
-from pic_traces.session import JsonValue, Message
+from pic_traces.session import JsonValue
 from sglang_pic.errors import BenchError
 
 __all__ = ["ServerInfo", "ask_server", "count_prompt_tokens", "shows_tools", "too_long"]
@@ -75,15 +75,11 @@ def count_prompt_tokens(endpoint: Endpoint, body: dict[str, JsonValue]) -> int |
 def shows_tools(endpoint: Endpoint, info: ServerInfo) -> bool:
     """Whether the chat template shows tool schemas, tool calls and tool results.
 
-    Many templates drop what they do not know without a word, so a refusal is no test: two prompts that differ only in
-    the thing asked about must have different lengths.
-
     Raises:
         BenchError: the server stopped answering.
     """
-    probes: tuple[Callable[[str], dict[str, JsonValue]], ...] = (_schema_probe, _call_probe, _result_probe)
-    for probe in probes:
-        lengths = [_measure(endpoint, info, probe(filling)) for filling in ("a", "a b c d e f g h i j k l m n o p")]
+    for pair in probe_pairs():
+        lengths = [_measure(endpoint, info, probe) for probe in pair]
         if None in lengths or lengths[0] == lengths[1]:
             return False
     return True
@@ -108,8 +104,10 @@ def _count(reply: HttpReply) -> int | None:
     return count if isinstance(count, int) else None
 
 
-def _measure(endpoint: Endpoint, info: ServerInfo, body: dict[str, JsonValue]) -> int | None:
-    request: dict[str, JsonValue] = {"model": info.model, **body}
+def _measure(endpoint: Endpoint, info: ServerInfo, probe: Probe) -> int | None:
+    request: dict[str, JsonValue] = {"model": info.model, "messages": [*probe.messages]}
+    if probe.tools:
+        request["tools"] = probe.tools
     try:
         if info.can_tokenize:
             return _count(endpoint.call("POST", "/v1/tokenize", request))
@@ -119,26 +117,3 @@ def _measure(endpoint: Endpoint, info: ServerInfo, body: dict[str, JsonValue]) -
     usage = reply.body.get("usage") if reply.status == 200 and isinstance(reply.body, dict) else None
     tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     return tokens if isinstance(tokens, int) else None
-
-
-def _schema_probe(filling: str) -> dict[str, JsonValue]:
-    parameters: JsonValue = {"type": "object", "properties": {"x": {"type": "string"}}}
-    function: JsonValue = {"name": "probe", "description": filling, "parameters": parameters}
-    return {"messages": [{"role": "user", "content": "hello"}], "tools": [{"type": "function", "function": function}]}
-
-
-def _tool_turn(arguments: str, result: str) -> list[Message]:
-    call: JsonValue = {"id": "call_1", "type": "function", "function": {"name": "probe", "arguments": arguments}}
-    return [
-        {"role": "user", "content": "hello"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_1", "content": result},
-    ]
-
-
-def _call_probe(filling: str) -> dict[str, JsonValue]:
-    return {"messages": [*_tool_turn(f'{{"x": "{filling}"}}', "done")]}
-
-
-def _result_probe(filling: str) -> dict[str, JsonValue]:
-    return {"messages": [*_tool_turn('{"x": "a"}', filling)]}

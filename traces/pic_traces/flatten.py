@@ -1,17 +1,46 @@
-"""Tools as plain text: for servers whose chat template cannot show tool schemas, tool calls or tool results.
+"""What of a recorded call is put to a chat template: no thoughts, and tools as plain text where it cannot show them.
 
-Owns the rendering, which is deterministic and keeps the number and order of messages. Must not know servers.
+Owns the flattening, which is deterministic and keeps the number and order of messages, and the probes that tell such a
+template. The replay sends the result to a server, an encoder renders it. Must not know either.
 """
 
 from __future__ import annotations
 
 import json
+from typing import NamedTuple
 
 from pic_traces.session import JsonValue, Message
 
-__all__ = ["flatten_tools", "uses_tools"]
+__all__ = ["Probe", "drop_thoughts", "flatten_tools", "probe_pairs", "uses_tools"]
 
 _RESULT_ROLES = ("tool", "function")
+
+
+class Probe(NamedTuple):
+    """A conversation with tools in it."""
+
+    messages: list[Message]
+    tools: list[JsonValue] | None
+
+
+def probe_pairs() -> tuple[tuple[Probe, Probe], ...]:
+    """Pairs of conversations that differ only in a tool schema, in a tool call, in a tool result.
+
+    Many templates drop what they do not know without a word, so a refusal is no test: a template shows tools if the
+    two prompts of every pair come out different.
+    """
+    short, long = "a", "a b c d e f g h i j k l m n o p"
+    return (
+        (_schema_probe(short), _schema_probe(long)),
+        (_turn_probe(f'{{"x": "{short}"}}', "done"), _turn_probe(f'{{"x": "{long}"}}', "done")),
+        (_turn_probe('{"x": "a"}', short), _turn_probe('{"x": "a"}', long)),
+    )
+
+
+def drop_thoughts(messages: list[Message]) -> list[Message]:
+    """The messages without `reasoning_content`: chat templates drop earlier thoughts, and a template that does not
+    would show the model something else than the recorded client's did."""
+    return [{key: value for key, value in message.items() if key != "reasoning_content"} for message in messages]
 
 
 def uses_tools(messages: list[Message], tools: list[JsonValue] | None) -> bool:
@@ -35,6 +64,22 @@ def flatten_tools(messages: list[Message], tools: list[JsonValue] | None) -> lis
         else:
             result.insert(0, {"role": "system", "content": listing})
     return result
+
+
+def _schema_probe(filling: str) -> Probe:
+    parameters: JsonValue = {"type": "object", "properties": {"x": {"type": "string"}}}
+    function: JsonValue = {"name": "probe", "description": filling, "parameters": parameters}
+    return Probe([{"role": "user", "content": "hello"}], [{"type": "function", "function": function}])
+
+
+def _turn_probe(arguments: str, result: str) -> Probe:
+    call: JsonValue = {"id": "call_1", "type": "function", "function": {"name": "probe", "arguments": arguments}}
+    messages: list[Message] = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": result},
+    ]
+    return Probe(messages, None)
 
 
 def _names(messages: list[Message]) -> dict[str, str]:

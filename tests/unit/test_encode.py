@@ -1,0 +1,457 @@
+"""Encoders: the model's own ids, the stand-in's, where messages and text lie in them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pic_traces import Call, load
+from pic_traces.encode import EncodedCall, load_encoder
+from pic_traces.encode.pieces import NUM_RESERVED, split_pieces
+from pic_traces.encode.segments import Segment, SegmentCache
+
+from sglang_pic.errors import TraceError
+from tests.conftest import MODELS
+
+CHATML = (
+    "{% for message in messages %}"
+    "{% if loop.first and message['role'] != 'system' %}{{ '<|im_start|>system\nBe good.<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+HEADERS = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|begin|>' + message['role'] + '<|header|>\n\n' + message['content'] | trim + '<|eot|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|begin|>assistant<|header|>\n\n' }}{% endif %}"
+)
+PLAIN = (
+    "{% for message in messages %}### {{ message['role'] }}:\n{{ message['content'] }}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}### assistant:\n{% endif %}"
+)
+TOOLS = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\n' }}"
+    "{% if loop.first and tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
+    "{% if message.content is string %}{{ message.content }}"
+    "{% else %}{% for part in message.content %}{{ part.text }}{% endfor %}{% endif %}"
+    "{% for call in message.tool_calls or [] %}"
+    "{{ call.function.name }}={{ call.function.arguments | tojson }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+ALTERNATING = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ '[INST]' + message['content'] + '[/INST]' }}"
+    "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|begin|>", "<|header|>", "<|eot|>", "[INST]", "[/INST]"]
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog, and over 1234 lazy dogs more.",
+    "def add(left: int, right: int) -> int:\n    return left + right\n\n\nprint(add(1, 2))",
+    "system user assistant tool\nBe good. naïve café über Straße 東京 🦊",
+] * 3
+
+
+def _byte_level() -> Any:
+    """As of GPT-2 and its successors: bytes, spaces belong to the word behind them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    # Cuts spaces off what the library says of a token's place.
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
+    return tokenizer
+
+
+def _metaspace() -> Any:
+    """As of SentencePiece: spaces are a letter, and the text's beginning is given one."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>"]))
+    return tokenizer
+
+
+TOKENIZERS: dict[str, Callable[[], Any]] = {"byte_level": _byte_level, "metaspace": _metaspace}
+
+
+def make_folder(folder: Path, template: object, kind: str = "byte_level") -> str:
+    """A model's folder, as far as an encoder reads it."""
+    from tokenizers import AddedToken
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = TOKENIZERS[kind]()
+    tokenizer.add_special_tokens(SPECIAL)
+    # Tokens that take white space with them, and one that is looked for after normalising.
+    tokenizer.add_tokens([AddedToken("<wide>", lstrip=True, rstrip=True, normalized=False), AddedToken("<norm>")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], str]:
+    """Folders by template and kind of tokenizer, each made once."""
+    root = tmp_path_factory.mktemp("models")
+    made: dict[tuple[str, str], str] = {}
+
+    def get(template: str, kind: str = "byte_level") -> str:
+        key = (template, kind)
+        if key not in made:
+            made[key] = make_folder(root / str(len(made)), template, kind)
+        return made[key]
+
+    return get
+
+
+def make_call(*contents: str, answer: str | None = None, **fields: object) -> Call:
+    """Messages of user and assistant in turns, beginning with a user."""
+    values: dict[str, Any] = {
+        "session_id": "s",
+        "index": 3,
+        "messages": [
+            {"role": "assistant" if number % 2 else "user", "content": content}
+            for number, content in enumerate(contents)
+        ],
+        "completion": None if answer is None else {"role": "assistant", "content": answer},
+        "tools": None,
+        "agent": None,
+        "options": {},
+    }
+    return Call(**{**values, **fields})
+
+
+def whole_text(encoded: EncodedCall) -> str:
+    return encoded.text(0, len(encoded.tokens))
+
+
+def part_texts(encoded: EncodedCall) -> list[tuple[str, str]]:
+    return [(part.role, encoded.text(part.start, part.end)) for part in encoded.parts]
+
+
+# One encoder a folder, so that its cache is in play.
+load_once = cache(load_encoder)
+
+contents_strategy = st.lists(
+    st.lists(
+        st.one_of(
+            st.sampled_from([*SPECIAL, "<wide>", "<norm>", " ", "\n", "  \n\t", "word", " word", "é", "\u0301", "東"]),
+            st.text(max_size=8),
+        ),
+        max_size=6,
+    ).map("".join),
+    min_size=1,
+    max_size=5,
+)
+
+
+@pytest.mark.parametrize("kind", sorted(TOKENIZERS))
+@pytest.mark.parametrize("template", [CHATML, HEADERS, PLAIN, ALTERNATING], ids=["chatml", "headers", "plain", "inst"])
+@given(contents=contents_strategy, answer=contents_strategy)
+def test_ids_are_those_of_the_whole_text(
+    folders: Callable[[str, str], str], template: str, kind: str, contents: list[str], answer: list[str]
+) -> None:
+    """Cutting at added tokens and keeping segments changes nothing, whatever the contents are made of."""
+    from tokenizers import Tokenizer
+
+    folder = folders(template, kind)
+    whole = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    encoded = load_once(folder).encode(make_call(*contents, answer="".join(answer)))
+    text = whole_text(encoded)
+    assert encoded.tokens.tolist() == whole.encode(text, add_special_tokens=False).ids
+    assert all(content.strip() in text for content in contents)
+    assert encoded.path[: len(encoded.tokens)].tolist() == encoded.tokens.tolist()
+    bounds = [(part.start, part.end) for part in encoded.parts]
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == len(encoded.tokens)
+    assert all(end == start for (_, end), (start, _) in pairwise(bounds))
+    cut = len(encoded.path) // 2
+    assert encoded.text(0, cut) + encoded.text(cut, len(encoded.path)) == encoded.text(0, len(encoded.path))
+
+
+def test_a_prompt_goes_on_where_the_path_before_it_ended(folders: Callable[[str], str]) -> None:
+    encoder = load_encoder(folders(CHATML))
+    first = encoder.encode(make_call("Where is the quick fox?", answer="Over there."))
+    second = encoder.encode(make_call("Where is the quick fox?", "Over there.", "Thanks, fox."))
+    assert whole_text(first).endswith("<|im_end|>\n<|im_start|>assistant\n")
+    assert first.text(len(first.tokens), len(first.path)) == "Over there.<|im_end|>"
+    assert np.array_equal(second.tokens[: len(first.path)], first.path)
+    assert (first.path.dtype, first.path.ndim, first.path.flags.c_contiguous) == (np.int32, 1, True)
+    assert encoder.is_exact
+    assert encoder.name == folders(CHATML)
+    assert {first.text(at, at + 1) for at, token in enumerate(first.path) if token in encoder.delimiters} == {
+        "<|im_start|>",
+        "<|im_end|>",
+    }
+    assert encoder.encode(make_call("x")).path.tolist() == encoder.encode(make_call("x")).tokens.tolist()
+
+
+def test_an_answer_that_its_template_would_join_with_the_prompt_is_tokenised_apart(
+    folders: Callable[[str], str],
+) -> None:
+    """A server's cache holds the prompt's own tokens, however the answer begins."""
+    for template in (CHATML, PLAIN):
+        encoded = load_encoder(folders(template)).encode(make_call("Print it.", answer="\n\n\nprint(add(1, 2))"))
+        assert encoded.path[: len(encoded.tokens)].tolist() == encoded.tokens.tolist()
+        assert encoded.text(len(encoded.tokens), len(encoded.path)).startswith("\n\n\nprint(add(1, 2))")
+
+
+def test_an_answer_is_not_the_beginning_of_a_text(folders: Callable[[str, str], str]) -> None:
+    """SentencePiece would give a space to what it takes for the beginning of everything."""
+    from tokenizers import Tokenizer
+
+    folder = folders(ALTERNATING, "metaspace")
+    encoded = load_encoder(folder).encode(make_call("over", answer="fox"))
+    assert encoded.text(0, len(encoded.path)) == "<s>[INST]over[/INST]fox</s>"
+    whole = Tokenizer.from_file(f"{folder}/tokenizer.json").encode(
+        "<s>[INST]over[/INST]fox</s>", add_special_tokens=False
+    )
+    assert encoded.path.tolist() == whole.ids
+
+
+def test_a_path_ends_with_the_token_that_ends_the_turn(tmp_path: Path) -> None:
+    chatty = CHATML.replace("<|im_end|>\n' }}{% endfor %}", "<|im_end|> --\n' }}{% endfor %}")
+    assert chatty != CHATML
+    encoded = load_encoder(make_folder(tmp_path, chatty)).encode(make_call("over", answer="fox"))
+    assert encoded.text(len(encoded.tokens), len(encoded.path)) == "fox<|im_end|>"
+
+
+def test_text_of_single_tokens(folders: Callable[[str], str]) -> None:
+    """A token's text has its spaces; a character of several tokens belongs to the first."""
+    encoded = load_encoder(folders(PLAIN)).encode(make_call("over the lazy 龍"))
+    texts = [encoded.text(at, at + 1) for at in range(len(encoded.tokens))]
+    assert " the" in texts
+    at = texts.index("龍")
+    assert texts[at : at + 3] == ["龍", "", ""]
+    assert encoded.text(at + 1, at + 4) == texts[at + 3]
+
+
+def test_parts_are_the_messages_with_what_opens_and_closes_them(folders: Callable[[str], str]) -> None:
+    call = make_call("the quick brown fox", "over the lazy dog", "ok")
+    assert part_texts(load_encoder(folders(CHATML)).encode(call)) == [
+        ("template", "<|im_start|>system\nBe good.<|im_end|>\n"),
+        ("user", "<|im_start|>user\nthe quick brown fox<|im_end|>\n"),
+        ("assistant", "<|im_start|>assistant\nover the lazy dog<|im_end|>\n"),
+        ("user", "<|im_start|>user\nok<|im_end|>\n"),
+        ("template", "<|im_start|>assistant\n"),
+    ]
+    assert part_texts(load_encoder(folders(HEADERS)).encode(call)) == [
+        ("user", "<s><|begin|>user<|header|>\n\nthe quick brown fox<|eot|>"),
+        ("assistant", "<|begin|>assistant<|header|>\n\nover the lazy dog<|eot|>"),
+        ("user", "<|begin|>user<|header|>\n\nok<|eot|>"),
+        ("template", "<|begin|>assistant<|header|>\n\n"),
+    ]
+    assert part_texts(
+        load_encoder(folders(ALTERNATING)).encode(make_call("the quick brown fox", "over the lazy dog"))
+    ) == [
+        ("user", "<s>[INST]the quick brown fox"),
+        ("assistant", "[/INST]over the lazy dog</s>"),
+    ]
+    plain = load_encoder(folders(PLAIN)).encode(call)
+    assert "".join(text for _, text in part_texts(plain)) == whole_text(plain)
+    assert [part.role for part in plain.parts] == ["user", "assistant", "user", "template"]
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "find", "arguments": '{"what": "é"}'}}
+WITH_TOOLS: dict[str, Any] = {
+    "messages": [
+        {"role": "user", "content": "the quick brown fox", "reasoning_content": "hm"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "c", "content": "over the lazy dog"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "find"}}],
+}
+
+
+def test_a_template_that_shows_tools_is_given_them(folders: Callable[[str], str]) -> None:
+    encoder = load_encoder(folders(TOOLS))
+    encoded = encoder.encode(make_call(**WITH_TOOLS))
+    assert part_texts(encoded) == [
+        ("user", f"<|im_start|>user\n{json.dumps(WITH_TOOLS['tools'][0])}\nthe quick brown fox<|im_end|>\n"),
+        ("assistant", '<|im_start|>assistant\nfind={"what": "é"}<|im_end|>\n'),
+        ("tool", "<|im_start|>tool\nover the lazy dog<|im_end|>\n"),
+        ("template", "<|im_start|>assistant\n"),
+    ]
+    assert encoder.notes == ()
+    without = encoder.encode(make_call(**{**WITH_TOOLS, "options": {"tool_choice": "none"}}))
+    assert '"type": "function"' not in whole_text(without)
+
+
+def test_a_template_that_drops_tools_is_given_text(folders: Callable[[str], str]) -> None:
+    encoder = load_encoder(folders(CHATML))
+    encoded = encoder.encode(make_call(**WITH_TOOLS, completion=WITH_TOOLS["messages"][1]))
+    assert part_texts(encoded) == [
+        ("system", '<|im_start|>system\nTools:\n{"type":"function","function":{"name":"find"}}<|im_end|>\n'),
+        ("user", "<|im_start|>user\nthe quick brown fox<|im_end|>\n"),
+        ("assistant", '<|im_start|>assistant\n[tool call] find {"what": "é"}<|im_end|>\n'),
+        ("tool", "<|im_start|>user\n[tool result] find\nover the lazy dog<|im_end|>\n"),
+        ("template", "<|im_start|>assistant\n"),
+    ]
+    assert encoded.text(len(encoded.tokens), len(encoded.path)) == '[tool call] find {"what": "é"}<|im_end|>'
+    assert encoder.notes == ("tools are in the prompts as plain text: the chat template does not show them",)
+
+
+PARTS: list[Any] = [
+    {"type": "text", "text": "the quick"},
+    {"type": "image_url", "image_url": {"url": "data:..."}},
+    {"type": "input_text", "text": "fox"},
+]
+
+
+@pytest.mark.parametrize("template", [None, CHATML, TOOLS], ids=["stand-in", "text", "parts"])
+def test_content_of_parts_is_joined_and_images_are_counted(folders: Callable[[str], str], template: str | None) -> None:
+    encoder = load_encoder(None if template is None else folders(template))
+    encoded = encoder.encode(make_call(messages=[{"role": "user", "content": PARTS}]))
+    joined = "the quick[image_url]fox" if template is TOOLS else "the quick [image_url] fox"
+    assert f"<|im_start|>user\n{joined}<|im_end|>" in whole_text(encoded)
+    assert encoder.notes == ("1 images or other parts that are no text count as one short placeholder each",)
+
+
+def test_a_template_that_refuses_names_session_and_call(folders: Callable[[str], str]) -> None:
+    encoder = load_encoder(folders(ALTERNATING))
+    two_users = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    with pytest.raises(
+        TraceError, match=r"session 's', call 3: the chat template of .* refuses .*roles must alternate"
+    ):
+        encoder.encode(make_call(messages=two_users))
+    # Where it only refuses the answer, the path is the prompt and the answer's text.
+    encoded = encoder.encode(make_call("a", "b", answer="c"))
+    assert encoded.text(len(encoded.tokens), len(encoded.path)) == "c"
+
+
+def test_what_a_template_may_use(tmp_path: Path) -> None:
+    """Named templates, options of the call, loop controls, the generation tag, text with no ASCII escapes, the date."""
+    default = (
+        "{% if true %}\n  {% endif %}\n"
+        "{%- for message in messages %}\n"
+        "  {%- if loop.index0 > 0 %}{% break %}{% endif %}\n"
+        "  {%- generation %}{{ message.content }}{% endgeneration %}\n"
+        "{%- endfor %} {{ mood }} {{ ['é<'] | tojson }} {{ strftime_now('%Y') | length }} {{ eos_token }}"
+    )
+    named = [{"name": "default", "template": default}, {"name": "tool_use", "template": TOOLS}]
+    encoder = load_encoder(make_folder(tmp_path, named))
+    call = make_call("hello", "no", options={"chat_template_kwargs": {"mood": "glad"}, "tool_choice": "auto"})
+    assert whole_text(encoder.encode(call)) == 'hello glad ["é<"] 4 </s>'
+    (tmp_path / "chat_template.jinja").write_text("{{ messages | length }} {{ bos_token }}")
+    assert whole_text(load_encoder(str(tmp_path)).encode(call)) == "2 <s>"
+
+
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TraceError, match=r"tokenizer='/no/where': no such folder"):
+        load_encoder("/no/where")
+    with pytest.raises(TraceError, match=r"tokenizer\.json does not exist"):
+        load_encoder(str(tmp_path))
+    folder = Path(make_folder(tmp_path / "model", "{% for %}"))
+    with pytest.raises(TraceError, match=r"the chat template cannot be compiled"):
+        load_encoder(str(folder))
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.raises(TraceError, match=r"tokenizer_config\.json: cannot be read"):
+        load_encoder(str(folder))
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(TraceError, match=r"no chat template: neither chat_template\.jinja nor"):
+        load_encoder(str(folder))
+    (folder / "chat_template.jinja").write_text(CHATML)
+    load_encoder(str(folder))
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(TraceError, match=r"tokenizer\.json cannot be read"):
+        load_encoder(str(folder))
+    make_folder(folder, CHATML)
+    for package in ("jinja2.sandbox", "tokenizers"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            with pytest.raises(TraceError, match=rf"needs the package `{package.partition('.')[0]}`: pip install"):
+                load_encoder(str(folder))
+
+
+def test_the_stand_in_needs_no_files() -> None:
+    encoder = load_encoder(None)
+    first = encoder.encode(make_call("the quick brown fox", answer="over the lazy dog"))
+    second = encoder.encode(make_call("the quick brown fox", "over the lazy dog", "ok"))
+    assert np.array_equal(second.tokens[: len(first.path)], first.path)
+    assert part_texts(second) == [
+        ("user", "<|im_start|>user\nthe quick brown fox<|im_end|>\n"),
+        ("assistant", "<|im_start|>assistant\nover the lazy dog<|im_end|>\n"),
+        ("user", "<|im_start|>user\nok<|im_end|>\n"),
+        ("template", "<|im_start|>assistant\n"),
+    ]
+    opens = [at for at, token in enumerate(second.tokens) if token in encoder.delimiters]
+    assert [second.text(at, at + 1) for at in opens] == ["<|im_start|>", "<|im_end|>"] * 3 + ["<|im_start|>"]
+    assert not encoder.is_exact
+    assert [part.role for part in encoder.encode(make_call(**WITH_TOOLS)).parts] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "template",
+    ]
+    with pytest.raises(IndexError, match=r"tokens \[0, 99\) of a path of"):
+        first.text(0, 99)
+
+
+@given(text=st.text())
+def test_pieces_cover_the_text(text: str) -> None:
+    segment = split_pieces(text)
+    bounds = [*segment.starts.tolist(), len(text)]
+    assert "".join(text[start:end] for start, end in pairwise(bounds)) == text
+    assert (segment.ids >= NUM_RESERVED).all()
+    assert split_pieces(text).ids.tolist() == segment.ids.tolist()
+
+
+def test_pieces_are_like_a_tokenizers_and_their_ids_never_change() -> None:
+    segment = split_pieces("def fooBar(x):\n    return   12345 extraordinarily 🦊")
+    bounds = [*segment.starts.tolist(), len(segment.text)]
+    pieces = [segment.text[start:end] for start, end in pairwise(bounds)]
+    assert pieces == [
+        *["def", " foo", "Bar", "(", "x", "):", "\n   ", " return", "  ", " ", "12", "34", "5"],
+        *[" extraordin", "arily", " ", "🦊"],
+    ]
+    assert split_pieces("the fox").ids.tolist() == [1_098_390_101, 440_777_726]
+
+
+def test_a_cache_forgets_what_was_not_used_longest() -> None:
+    made: list[str] = []
+
+    def make(text: str) -> Segment:
+        made.append(text)
+        return Segment(text, np.zeros(10, np.int32), np.zeros(10, np.int32))
+
+    cache = SegmentCache(make, max_tokens=20)
+    for text in ("a", "b", "a", "c", "a", "b"):
+        assert cache.get(text).text == text
+    assert made == ["a", "b", "c", "b"]
+
+
+@pytest.mark.skipif(not (MODELS / "smollm2" / "tokenizer.json").is_file(), reason="SmolLM2 is not prepared")
+def test_smollm2_as_transformers_has_it() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("tokenizers")
+    from sglang_pic.platform import torchvision_shim
+
+    torchvision_shim.install()
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoTokenizer.from_pretrained(MODELS / "smollm2")
+    encoder = load_encoder(str(MODELS / "smollm2"))
+    calls = [call for session in load("sample:opendevin") for call in session.calls()]
+    for call in random.Random(1).sample(calls, 12):
+        encoded = encoder.encode(call)
+        prompt = model.apply_chat_template(call.messages, add_generation_prompt=True, return_dict=False)
+        assert encoded.tokens.tolist() == prompt
+        path = model.apply_chat_template([*call.messages, call.completion], return_dict=False)
+        assert [*encoded.path.tolist(), *path[-1:]] == path

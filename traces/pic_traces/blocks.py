@@ -1,0 +1,300 @@
+"""Serving-level traces: requests as lengths, times and block ids, with no text.
+
+Owns the recognition and reading of Mooncake's, WEKA's and Azure's formats (README.md beside this file), and what they
+can say about reuse: prefix hits at most. A block's id names the block *with everything before it*, or may do, so equal
+content at another position has another id: nothing outside the prefix can be read off. Must not know messages,
+tokenizers or plans.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import chain
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from pic_traces.lines import Line, read_first_bytes, read_objects
+from sglang_pic.errors import TraceError
+
+__all__ = ["BlockCensus", "BlockFormat", "BlockRequest", "prefix_census", "read_blocks", "recognize_blocks"]
+
+_MOONCAKE_BLOCK = 512
+_PEEK_BYTES = 4096
+
+
+class BlockFormat(Enum):
+    """The formats that are recognised; the value is the name for reports."""
+
+    MOONCAKE = "Mooncake"
+    WEKA = "WEKA"
+    AZURE = "Azure"
+
+    @property
+    def tells(self) -> str:
+        """What can be read off, and why no more."""
+        return _TELLS[self]
+
+
+_TELLS = {
+    BlockFormat.MOONCAKE: (
+        "prefix hits only: an id names a block together with everything before it, so text that moved has other ids; "
+        "answers are known from the next request on"
+    ),
+    BlockFormat.WEKA: (
+        "prefix hits within a trace only: ids are local to a trace, so what traces share is unknown; whether an id "
+        "names a block or a block with everything before it is not documented, so text that moved cannot be told; "
+        "answers are known from the next request on"
+    ),
+    BlockFormat.AZURE: "nothing about reuse: it has lengths and times of requests, and neither text nor block ids",
+}
+
+
+class BlockRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One request of a serving trace.
+
+    Args:
+        scope: within which block ids mean something: the trace of the request (WEKA), or empty for the file.
+        agent: the subagent that made it; None for the main one, or where the format knows none.
+        t: seconds since the start of the scope.
+        input_len, output_len: lengths in tokens.
+        block_size: tokens a block. The last block may be shorter (Mooncake) or missing (WEKA).
+        spans: the block ids in order, as half-open ranges.
+    """
+
+    scope: str
+    agent: str | None
+    t: float
+    input_len: int
+    output_len: int
+    block_size: int
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def block_ids(self) -> Iterator[int]:
+        """The ids of the prompt's blocks, in order."""
+        return chain.from_iterable(range(start, end) for start, end in self.spans)
+
+
+class BlockCensus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an unlimited prefix cache would have had of a serving trace.
+
+    Args:
+        sessions: traces in the file; 0 where the format does not tell sessions apart.
+        calls: requests.
+        prompt_tokens, prefix_tokens: tokens of all prompts, and those in leading blocks shared with an earlier
+            request; the last token of a prompt always counts as computed.
+        note: what the figures leave out, and why.
+    """
+
+    sessions: int
+    calls: int
+    prompt_tokens: int
+    prefix_tokens: int
+    note: str
+
+
+def recognize_blocks(path: str | Path) -> BlockFormat | None:
+    """Tell a serving trace by the beginning of its content; None for anything else, folders and missing files too.
+
+    Raises:
+        TraceError: the file cannot be read.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        return None
+    head = read_first_bytes(path, _PEEK_BYTES).lstrip()
+    if not head.startswith((b"{", b"[")):
+        columns = head.partition(b"\n")[0].strip().split(b",")
+        return BlockFormat.AZURE if b"ContextTokens" in columns and b"GeneratedTokens" in columns else None
+    # NOTE: a line may be longer than the peek, so the keys are looked for in its beginning instead of being decoded.
+    keys = _top_keys(head)
+    if {"input_length", "hash_ids"} <= keys:
+        return BlockFormat.MOONCAKE
+    if "requests" in keys and ("hash_id_scope" in keys or "block_size" in keys):
+        return BlockFormat.WEKA
+    return None
+
+
+def read_blocks(path: str | Path) -> Iterator[BlockRequest]:
+    """Yield the requests of a serving trace, scope by scope, in each by time.
+
+    Raises:
+        TraceError: the file is no serving trace, has no block ids (Azure), or a request is not what it should be.
+    """
+    path = Path(path).expanduser()
+    kind = recognize_blocks(path)
+    if kind is None:
+        raise TraceError(f"{path}: no serving trace; Mooncake's, WEKA's and Azure's formats are recognised")
+    if kind is BlockFormat.AZURE:
+        raise TraceError(f"{path}: an {kind.value} trace says {kind.tells}; use Mooncake's or WEKA's, or request logs")
+    return _read_mooncake(path) if kind is BlockFormat.MOONCAKE else _read_weka(path)
+
+
+def prefix_census(path: str | Path) -> BlockCensus:
+    """Count the prefix hits of a serving trace against an unlimited cache of its own earlier requests.
+
+    A hit is a leading run of blocks with which an earlier request of the same scope began too. O(blocks) time, and
+    memory for the distinct prefixes of one scope.
+
+    Raises:
+        TraceError: as `read_blocks`.
+    """
+    calls = prompt_tokens = prefix_tokens = 0
+    scopes = set[str]()
+    cache, scope = _PrefixTree({}), ""
+    requests = read_blocks(path)
+    for request in requests:
+        if request.scope != scope:
+            cache, scope = _PrefixTree({}), request.scope
+        scopes.add(request.scope)
+        calls += 1
+        prompt_tokens += request.input_len
+        num_known = cache.insert(request)
+        prefix_tokens += min(num_known * request.block_size, max(request.input_len - 1, 0))
+    kind = recognize_blocks(path)
+    assert kind is not None, "read_blocks refuses what is not recognised"
+    return BlockCensus(
+        sessions=len(scopes - {""}),
+        calls=calls,
+        prompt_tokens=prompt_tokens,
+        prefix_tokens=prefix_tokens,
+        note=kind.tells,
+    )
+
+
+_Node: TypeAlias = "dict[int, _Node]"  # from an id to what followed it
+
+
+@dataclass(frozen=True, slots=True)
+class _PrefixTree:
+    """The prefixes of all requests so far. It grows with every new block and lives as long as one scope."""
+
+    root: _Node
+
+    def insert(self, request: BlockRequest) -> int:
+        """Add a request; returns how many of its leading blocks were there."""
+        node = self.root
+        num_known = 0
+        ids = request.block_ids
+        for block in ids:
+            child = node.get(block)
+            if child is None:
+                node[block] = node = {}
+                break
+            node = child
+            num_known += 1
+        for block in ids:
+            node[block] = node = {}
+        return num_known
+
+
+# NOTE: unknown keys are let through in what others write.
+class _MooncakeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+
+class _WekaRequest(msgspec.Struct, frozen=True, kw_only=True):
+    t: float = 0.0
+    input_len: int | None = msgspec.field(default=None, name="in")
+    out: int = 0
+    hash_ids: list[int] | None = None
+    hash_ranges: list[tuple[int, int]] | None = None
+    agent_id: str | None = None
+    requests: list[_WekaRequest] | None = None
+
+
+class _WekaTrace(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    block_size: int
+    requests: list[_WekaRequest]
+
+
+def _read_mooncake(path: Path) -> Iterator[BlockRequest]:
+    for line in read_objects(path):
+        record = _convert(line, _MooncakeRequest, "Mooncake request")
+        _check_len(line, record.input_length, len(record.hash_ids), _MOONCAKE_BLOCK)
+        yield BlockRequest(
+            scope="",
+            agent=None,
+            t=record.timestamp / 1000,
+            input_len=record.input_length,
+            output_len=record.output_length,
+            block_size=_MOONCAKE_BLOCK,
+            spans=_spans(record.hash_ids),
+        )
+
+
+def _read_weka(path: Path) -> Iterator[BlockRequest]:
+    for line in read_objects(path):
+        trace = _convert(line, _WekaTrace, "WEKA trace")
+        if trace.block_size < 1:
+            raise line.error(f"block_size={trace.block_size!r}: must be 1 or more")
+        requests = list(_flatten_weka(line, trace, trace.requests, None, 0.0))
+        # A subagent is nested where it was started, and runs beside what follows there.
+        requests.sort(key=lambda request: request.t)
+        yield from requests
+
+
+def _flatten_weka(
+    line: Line, trace: _WekaTrace, requests: list[_WekaRequest], agent: str | None, begin: float
+) -> Iterator[BlockRequest]:
+    for number, request in enumerate(requests):
+        if request.requests is not None:
+            # A subagent's times count from its own start.
+            yield from _flatten_weka(line, trace, request.requests, request.agent_id or "subagent", begin + request.t)
+            continue
+        if request.input_len is None or (request.hash_ids is None and request.hash_ranges is None):
+            raise line.error(f"requests[{number}] lacks `in`, or both `hash_ranges` and `hash_ids`")
+        spans = tuple(request.hash_ranges) if request.hash_ranges is not None else _spans(request.hash_ids or [])
+        if bad := [span for span in spans if not 0 <= span[0] <= span[1]]:
+            raise line.error(f"requests[{number}] has the range {list(bad[0])}; half-open [start, end) is allowed")
+        _check_len(line, request.input_len, sum(end - start for start, end in spans), trace.block_size)
+        yield BlockRequest(
+            scope=trace.id,
+            agent=agent,
+            t=begin + request.t,
+            input_len=request.input_len,
+            output_len=request.out,
+            block_size=trace.block_size,
+            spans=spans,
+        )
+
+
+_Record = TypeVar("_Record", _MooncakeRequest, _WekaTrace)
+
+
+def _convert(line: Line, kind: type[_Record], what: str) -> _Record:
+    try:
+        return msgspec.convert(line.value, kind)
+    except msgspec.ValidationError as error:
+        raise line.error(f"not a {what}: {error}") from error
+
+
+def _check_len(line: Line, input_len: int, num_blocks: int, block_size: int) -> None:
+    """Refuses ids of another block size: hits would be counted in wrong units."""
+    if input_len < 0 or abs(num_blocks * block_size - input_len) >= block_size:
+        raise line.error(f"{num_blocks} blocks of {block_size} tokens do not fit a prompt of {input_len} tokens")
+
+
+def _spans(ids: list[int]) -> tuple[tuple[int, int], ...]:
+    """Ids as half-open ranges, in their order."""
+    spans: list[tuple[int, int]] = []
+    for block in ids:
+        if spans and spans[-1][1] == block:
+            spans[-1] = (spans[-1][0], block + 1)
+        else:
+            spans.append((block, block + 1))
+    return tuple(spans)
+
+
+def _top_keys(head: bytes) -> set[str]:
+    """The keys in the beginning of a JSON text; quotes inside strings are escaped, so text has none."""
+    return {key.decode() for key in re.findall(rb'(?<!\\)"(\w+)"\s*:', head)}

@@ -1,0 +1,109 @@
+"""From recorded messages to those that a chat template is given: no thoughts, no bytes of media, roles kept apart.
+
+Owns what an encoder leaves out or replaces, and counts it. Must not know any tokenizer or template.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from pic_traces.flatten import drop_thoughts, flatten_tools
+from pic_traces.session import JsonValue, Message
+
+__all__ = ["ContentForm", "Preparation", "content_text", "recorded_roles"]
+
+_TEXT_PARTS = ("text", "input_text")
+
+
+class ContentForm(Enum):
+    """How a template takes content that was recorded as a list of parts."""
+
+    TEXT = "text"
+    PARTS = "parts"
+
+
+class Preparation:
+    """Prepares messages for one encoder, and counts what it had to replace.
+
+    Content becomes text where the template takes no parts: text parts joined by a space, as SGLang does. A part that is
+    no text (an image, a sound) becomes the text `[TYPE]`, whatever a server would make of it.
+    """
+
+    def __init__(self, form: ContentForm) -> None:
+        self._form = form
+        self._num_replaced = 0
+
+    def notes(self) -> tuple[str, ...]:
+        """What a report should say about the messages so far; empty where there is nothing to say."""
+        if not self._num_replaced:
+            return ()
+        return (f"{self._num_replaced:,} images or other parts that are no text count as one short placeholder each",)
+
+    def flatten(self, messages: list[Message], tools: list[JsonValue] | None) -> list[Message]:
+        """Messages for a template that shows no tools: everything about tools is plain text."""
+        without_media = [self._replace_media(message) for message in drop_thoughts(messages)]
+        return [self._shape_content(message) for message in flatten_tools(without_media, tools)]
+
+    def keep_tools(self, messages: list[Message]) -> list[Message]:
+        """Messages for a template that shows tools: arguments of tool calls parsed, nothing None."""
+        result: list[Message] = []
+        for message in drop_thoughts(messages):
+            prepared = self._shape_content(self._replace_media(message))
+            if isinstance(calls := message.get("tool_calls"), list):
+                prepared = {**prepared, "tool_calls": [_parse_arguments(call) for call in calls]}
+            result.append({key: value for key, value in prepared.items() if value is not None})
+        return result
+
+    def _shape_content(self, message: Message) -> Message:
+        content = message.get("content")
+        if isinstance(content, str):
+            return message
+        # Results of tools are text for every template.
+        if isinstance(content, list) and self._form is ContentForm.PARTS and message.get("role") != "tool":
+            return message
+        return {**message, "content": content_text(content, joint=" ")}
+
+    def _replace_media(self, message: Message) -> Message:
+        content = message.get("content")
+        if not isinstance(content, list):
+            return message
+        return {**message, "content": [self._text_part(part) for part in content]}
+
+    def _text_part(self, part: JsonValue) -> JsonValue:
+        if isinstance(part, str):
+            return {"type": "text", "text": part}
+        if isinstance(part, dict) and part.get("type") in _TEXT_PARTS and isinstance(part.get("text"), str):
+            return {"type": "text", "text": part["text"]}
+        self._num_replaced += 1
+        kind = part.get("type") if isinstance(part, dict) else None
+        return {"type": "text", "text": f"[{kind if isinstance(kind, str) else 'part'}]"}
+
+
+def content_text(content: JsonValue, joint: str = "") -> str:
+    """A message's content as one string; empty for None."""
+    if isinstance(content, list):
+        return joint.join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return "" if content is None else str(content)
+
+
+def recorded_roles(recorded: list[Message], prepared: list[Message]) -> list[str]:
+    """The role of each prepared message as it was recorded: a flattened tool result is still a tool's.
+
+    A message put in front of the recorded ones (tool schemas as text) keeps its own role.
+    """
+    added = [str(message["role"]) for message in prepared[: len(prepared) - len(recorded)]]
+    return [*added, *(str(message["role"]) for message in recorded)]
+
+
+def _parse_arguments(call: JsonValue) -> JsonValue:
+    """A tool call with its arguments as an object, as templates expect them, where they are the text of one."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = msgspec.json.decode(str(function["arguments"]))
+    except msgspec.DecodeError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call

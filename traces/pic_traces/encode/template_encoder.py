@@ -1,0 +1,131 @@
+"""An encoder with a model's own tokenizer and chat template.
+
+Owns what the template is given (tools or their flattened text, parsed arguments), the path's end, and what is probed of
+a template once. Must not know any one model.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pic_traces.encode.chat_template import ChatTemplate, TemplateRefusal, load_chat_template
+from pic_traces.encode.locate import locate
+from pic_traces.encode.prepare import Preparation, content_text, recorded_roles
+from pic_traces.encode.probes import probe_content_form, probe_shape, probe_tools
+from pic_traces.encode.segments import Mark, SegmentedCall
+from pic_traces.encode.tokenizer import TextEncoder, load_text_encoder
+from pic_traces.flatten import uses_tools
+from pic_traces.session import Call, JsonValue, Message
+from sglang_pic.errors import TraceError
+
+__all__ = ["TemplateEncoder", "load_template_encoder"]
+
+
+class TemplateEncoder:
+    """Implements `Encoder` with a model's own ids.
+
+    They are what transformers' `apply_chat_template` gives for the same messages, put as SGLang puts them: content
+    parts joined, arguments of tool calls parsed, None as empty text. Where the template does not show tool schemas,
+    calls and results, all calls have them as plain text, as the replay sends them.
+    """
+
+    def __init__(self, name: str, tokenizer: TextEncoder, template: ChatTemplate) -> None:
+        self._name = name
+        self._tokenizer = tokenizer
+        self._template = template
+        self._preparation = Preparation(probe_content_form(template))
+        self._shows_tools = probe_tools(template)
+        self._shape = probe_shape(template, tokenizer.added_tokens)
+        special = tokenizer.special_ids
+        written = {token_id for token, token_id in special.items() if token in template.source}
+        self._delimiters = frozenset(written or special.values())
+        self._any_flattened = False
+
+    @property
+    def name(self) -> str:
+        """The folder."""
+        return self._name
+
+    @property
+    def is_exact(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def delimiters(self) -> frozenset[int]:
+        """The special tokens that the template writes; all of them where it names none."""
+        return self._delimiters
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What of the calls so far is not as a server would have it."""
+        flattened = "tools are in the prompts as plain text: the chat template does not show them"
+        return (*((flattened,) if self._any_flattened else ()), *self._preparation.notes())
+
+    def encode(self, call: Call) -> SegmentedCall:
+        """The ids of one call.
+
+        Raises:
+            TraceError: the template refuses the messages.
+        """
+        messages = self._prepare(call.messages, call.tools)
+        tools, options = self._conversation_options(call)
+        try:
+            text = self._template.render(messages, tools, options, add_generation_prompt=True)
+        except TemplateRefusal as error:
+            raise TraceError(
+                f"session {call.session_id!r}, call {call.index}: the chat template of {self._name} refuses its "
+                f"messages: {error}; use another tokenizer, or none for approximate counts"
+            ) from error
+        prompt = list(self._tokenizer.segments(text))
+        answer = self._answer_text(call, messages, text)
+        last = prompt[-1] if prompt else None
+        shape = self._shape
+
+        def marks() -> list[Mark]:
+            contents = [content_text(message.get("content")) for message in messages]
+            return locate(text, contents, recorded_roles(call.messages, messages), shape)
+
+        return SegmentedCall(prompt, list(self._tokenizer.continue_segments(last, answer)), marks)
+
+    def _prepare(self, messages: list[Message], tools: list[JsonValue] | None) -> list[Message]:
+        if self._shows_tools:
+            return self._preparation.keep_tools(messages)
+        self._any_flattened |= uses_tools(messages, tools)
+        return self._preparation.flatten(messages, tools)
+
+    def _conversation_options(self, call: Call) -> tuple[list[JsonValue] | None, dict[str, JsonValue]]:
+        options = call.options.get("chat_template_kwargs")
+        tools = call.tools if self._shows_tools and call.options.get("tool_choice") != "none" else None
+        return tools or None, options if isinstance(options, dict) else {}
+
+    def _answer_text(self, call: Call, messages: list[Message], prompt: str) -> str:
+        """What the model went on with after `prompt`, up to the token that ended its turn."""
+        if call.completion is None:
+            return ""
+        (answer,) = self._prepare([call.completion], None)
+        tools, options = self._conversation_options(call)
+        try:
+            text = self._template.render([*messages, answer], tools, options, add_generation_prompt=False)
+        except TemplateRefusal:
+            text = ""
+        if not text.startswith(prompt):
+            (plain,) = self._preparation.flatten([call.completion], None)
+            return content_text(plain["content"])
+        answer_text = text[len(prompt) :]
+        end_of_turn = self._shape.end_of_turn
+        if end_of_turn is None or end_of_turn not in answer_text:
+            return answer_text.rstrip("\n")
+        return answer_text[: answer_text.rfind(end_of_turn) + len(end_of_turn)]
+
+
+def load_template_encoder(folder: str) -> TemplateEncoder:
+    """Read tokenizer and template of a folder.
+
+    Raises:
+        TraceError: a file or a package is missing, or cannot be read.
+    """
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise TraceError(f"tokenizer={folder!r}: no such folder; a folder with a tokenizer.json is expected")
+    return TemplateEncoder(folder, load_text_encoder(path), load_chat_template(path))

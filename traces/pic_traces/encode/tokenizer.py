@@ -1,0 +1,140 @@
+"""A model's own tokenizer, read from `tokenizer.json`, that tokenises only text it has not seen.
+
+Owns the cutting of a text at its added tokens, which is exact: a tokenizer splits these off before anything else, so
+what stands between two of them is tokenised alike wherever it stands. Must not know templates or messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pic_traces.encode.segments import Segment, SegmentCache
+from sglang_pic.errors import TraceError
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
+
+__all__ = ["TextEncoder", "load_text_encoder"]
+
+# White space as Unicode defines it, and the tokenizers library with it; Python's \s has more.
+_SPACE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
+
+
+class TextEncoder:
+    """Texts as segments: each is an added token with the text up to the next one, or text before the first."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        # It would only add tokens of its own, which templates write themselves, and cut spaces off the offsets.
+        tokenizer.post_processor = None
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids: dict[str, int] = {
+            token.content: token_id for token_id, token in added.items() if token.special
+        }
+        self.added_tokens = _cutting_pattern(list(added.values()))
+        self._cache = SegmentCache(self._encode)
+
+    def segments(self, text: str) -> Iterator[Segment]:
+        """The segments of a text, which joined are the text; their ids joined are what the tokenizer makes of it."""
+        get = self._cache.get
+        start = 0
+        for end in self.cuts(text):
+            yield get(text[start:end])
+            start = end
+        if start < len(text):
+            yield get(text[start:])
+
+    def cuts(self, text: str) -> Iterator[int]:
+        """Where segments begin inside a text."""
+        if self.added_tokens is not None:
+            for match in self.added_tokens.finditer(text):
+                if (at := match.start()) > 0:
+                    yield at
+
+    def continue_segments(self, last: Segment | None, text: str) -> Iterator[Segment]:
+        """The segments of a text that follows a segment directly, without touching that segment's tokens.
+
+        Where the tokenizer, given both at once, would join tokens over the boundary, the text is tokenised apart: a
+        model that goes on after `last` writes new tokens and changes none.
+        """
+        if last is None or not text or self._opening(text):
+            yield from self.segments(text)
+            return
+        first = next(self.cuts(text), len(text))
+        yield self._continue(last, text[:first])
+        yield from self.segments(text[first:])
+
+    def _opening(self, text: str) -> str:
+        """The added token that a text begins with; empty where it does not."""
+        match = self.added_tokens.match(text) if self.added_tokens is not None else None
+        return match.group() if match else ""
+
+    def _continue(self, last: Segment, text: str) -> Segment:
+        # NOTE: without the added token in front, some tokenizers would take the text for the beginning of everything.
+        for context in (last.text, self._opening(last.text)):
+            head = self._cache.get(context).ids
+            whole = self._encode(context + text)
+            if np.array_equal(whole.ids[: len(head)], head):
+                break
+        starts = np.maximum(whole.starts[len(head) :] - np.int32(len(context)), 0)
+        return Segment(text, whole.ids[len(head) :], starts)
+
+    def _encode(self, text: str) -> Segment:
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        ids = np.array(encoding.ids, np.int32)
+        if len(ids) == 0:
+            return Segment(text, ids, ids)
+        spans = np.array(encoding.offsets, np.int32)
+        starts = np.empty(len(ids), np.int32)
+        starts[0] = 0
+        # A character of several tokens is in the offsets of them all; it belongs to the first.
+        np.maximum(spans[1:, 0], np.maximum.accumulate(spans[:-1, 1]), out=starts[1:])
+        return Segment(text, ids, starts)
+
+
+def load_text_encoder(folder: Path) -> TextEncoder:
+    """Read `tokenizer.json` of a folder (needs the package `tokenizers`).
+
+    Raises:
+        TraceError: the package or the file is missing, or the file cannot be read.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise TraceError(
+            f"tokenizer={str(folder)!r}: {path} does not exist; a folder with a tokenizer.json is expected"
+        )
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise TraceError(
+            f"tokenizer={str(folder)!r}: needs the package `tokenizers`: pip install 'sglang-pic[census]'"
+        ) from error
+    try:
+        return TextEncoder(Tokenizer.from_file(str(path)))
+    except Exception as error:  # the library raises bare Exception
+        raise TraceError(f"tokenizer={str(folder)!r}: {path} cannot be read: {error}") from error
+
+
+def _cutting_pattern(tokens: list[AddedToken]) -> re.Pattern[str] | None:
+    """What the tokenizer looks for in raw text, before normalising: the longest match at the leftmost place.
+
+    A token that must stand alone as a word is left to the tokenizer: whether it does depends on its neighbours.
+    """
+    found = [token for token in tokens if not token.normalized and not token.single_word and token.content]
+    if not found:
+        return None
+    found.sort(key=lambda token: len(token.content), reverse=True)
+    return re.compile("|".join(_pattern(token) for token in found))
+
+
+def _pattern(token: AddedToken) -> str:
+    before = f"{_SPACE}*" if token.lstrip else ""
+    after = f"{_SPACE}*" if token.rstrip else ""
+    return f"{before}{re.escape(token.content)}{after}"
