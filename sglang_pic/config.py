@@ -41,6 +41,10 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_gaps: int = 32
     """Most gaps that one request may have; each one is a virtual sequence of the gap prefill."""
 
+    max_runs: int = 64
+    """Most runs of one request; each one is a path that is matched in the radix tree again. Runs may adjoin: a
+    conversation behind a clock is one run a turn, and no gap between them."""
+
     cost_gate: Literal["auto", "off"] | CostModel = "auto"
     """Weighs each run by what it saves: `auto` measures this machine and model at start-up, `off` takes every run of
     `core.min_run_tokens` and more, a cost model (microseconds) is taken as it is."""
@@ -50,6 +54,8 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         if not 1 <= self.max_gaps <= 4096:
             raise ConfigError(f"max_gaps={self.max_gaps!r}: must be from 1 to 4096; 32 is the default.")
+        if not 1 <= self.max_runs <= 4096:
+            raise ConfigError(f"max_runs={self.max_runs!r}: must be from 1 to 4096; 64 is the default.")
 
 
 def read_config(text: str) -> PicConfig:

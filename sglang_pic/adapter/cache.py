@@ -55,7 +55,7 @@ class PicRadixCache(UnifiedRadixCache):
         cost: CostModel | None,
         metrics: Metrics,
         delimiters: frozenset[int],
-        max_runs: int,
+        max_gaps: int,
     ) -> None:
         """Give the cache its other half, once, before the first request.
 
@@ -65,11 +65,11 @@ class PicRadixCache(UnifiedRadixCache):
             cost: what computing and splicing cost here, or `None` to take every run that is long enough.
             metrics: this rank's counters.
             delimiters: token ids that open or close a message of the chat template.
-            max_runs: most runs of one request.
+            max_gaps: most gaps of one request.
         """
         self.config, self.splicer, self.metrics = config, splicer, metrics
         self.index = ContentIndex(config.core)
-        self._delimiters, self._max_runs, self._cost = delimiters, max_runs, cost
+        self._delimiters, self._max_gaps, self._cost = delimiters, max_gaps, cost
 
     # -- the tree's own calls --------------------------------------------------------------------------------------
 
@@ -131,7 +131,8 @@ class PicRadixCache(UnifiedRadixCache):
             prefix_len=req.prefix_len,
             options=PlanOptions(
                 seam_tokens=self.config.core.seam_tokens if seam_tokens is None else seam_tokens,
-                max_runs=self._max_runs,
+                max_gaps=self._max_gaps,
+                max_runs=self.config.max_runs,
                 compute_from=_logprob_start(req),
                 cost=self._cost,
             ),

@@ -59,7 +59,7 @@ def create_cache(ctx: Any) -> PicRadixCache:
         metrics=Metrics(_labels(ctx)),
         delimiters=delimiters,
         # Each gap is a virtual sequence, and backends size their tables by the rows of the request pool.
-        max_runs=max(1, min(config.max_gaps, runner.req_to_token_pool.size) - 1),
+        max_gaps=max(2, min(config.max_gaps, runner.req_to_token_pool.size)),
     )
     scheduler_hooks.install(cache)
     forward_hooks.install(cache)

@@ -31,6 +31,8 @@ class Fallback(Enum):
     """The request wants logprobs of its prompt."""
     MAX_GAPS = "max_gaps"
     """More gaps than the configuration or the attention backend takes; the shortest runs were computed."""
+    MAX_RUNS = "max_runs"
+    """More runs than the configuration takes; the shortest were computed."""
     MEMORY = "memory"
     """The pool was too full to hold the donors while the request was admitted."""
     OFF = "off"

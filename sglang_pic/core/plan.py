@@ -28,6 +28,7 @@ class DropReason(Enum):
     COST_GATE = "cost_gate"
     DONOR_EVICTED = "donor_evicted"
     MAX_GAPS = "max_gaps"
+    MAX_RUNS = "max_runs"
     SINK = "sink"
 
 
@@ -49,13 +50,21 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     seam_tokens: int | None = None
     min_run_tokens: int | None = None
+    max_gaps: int | None = None
+    """Runs that adjoin leave no gap between them."""
     max_runs: int | None = None
     compute_from: int | None = None
     """Every token from this position on is computed: where input logprobs are wanted."""
     cost: CostModel | None = None
 
     def __post_init__(self) -> None:
-        for name, low in (("seam_tokens", 0), ("min_run_tokens", 1), ("max_runs", 0), ("compute_from", 0)):
+        for name, low in (
+            ("seam_tokens", 0),
+            ("min_run_tokens", 1),
+            ("max_gaps", 1),
+            ("max_runs", 0),
+            ("compute_from", 0),
+        ):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
                 raise ConfigError(f"{name}={value!r}: must be an integer of {low} or more, or left out.")

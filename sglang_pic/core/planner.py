@@ -80,7 +80,7 @@ class Planner:
     _short: dict[tuple[int, int], int] = field(default_factory=dict)
     _served: int = 0
     _low: int = 0
-    _limit: int = 0
+    _stop: int = 0
     _min_run: int = 0
     _min_fragment: int = 0
     _seam: int = 0
@@ -91,16 +91,11 @@ class Planner:
         # Up to here tokens are served by the prefix or a run; runs begin at `_low` or later.
         self._served = self.prefix_len
         self._low = max(self.prefix_len, config.sink_tokens)
-        self._limit = self.end - 1 if options.compute_from is None else min(self.end - 1, options.compute_from)
+        self._stop = self.end - 1 if options.compute_from is None else min(self.end - 1, options.compute_from)
         self._min_run = config.min_run_tokens if options.min_run_tokens is None else options.min_run_tokens
         self._min_fragment = min(_MIN_FRAGMENT_TOKENS, self._min_run)
         self._seam = config.seam_tokens if options.seam_tokens is None else options.seam_tokens
-        runs = self._collect()
-        if options.max_runs is not None and len(runs) > options.max_runs:
-            # Stable: of equally short runs the later ones go.
-            longest = sorted(runs, key=lambda run: -run.num_tokens)[: options.max_runs]
-            self.dropped[DropReason.MAX_GAPS] += len(runs) - len(longest)
-            runs = self._repair_seams(sorted(longest, key=lambda run: run.target_start))
+        runs = self._limit_gaps(self._limit_runs(self._collect()))
         if options.cost is not None and runs:
             saved = sum(options.cost.run_saves(run.num_tokens) for run in runs)
             if saved <= options.cost.request_us:
@@ -110,13 +105,13 @@ class Planner:
 
     def _collect(self) -> list[Run]:
         runs: list[Run] = []
-        if self._limit - self._low < self._min_fragment:
+        if self._stop - self._low < self._min_fragment:
             return runs
         data = self.tokens.data.cast("B")
         budget = _WORK_FLOOR + _WORK_FACTOR * (self.end - self.prefix_len)
         heads = self.donors.heads
         at = self._low
-        while at < self._limit:
+        while at < self._stop:
             stop = min(at + _BLOCK_TOKENS, self.end)
             places, tails = self.donors.scan(self.tokens, at, stop)
             i = 0
@@ -190,10 +185,10 @@ class Planner:
             return None
         if self._is_short(segment, chunk_end, shift):
             return None
-        anchor = min(chunk_end, self._limit)
+        anchor = min(chunk_end, self._stop)
         start, context_len = self._grow_back(segment, anchor, shift)
         end = anchor
-        if chunk_end < self._limit and start < anchor:
+        if chunk_end < self._stop and start < anchor:
             segment, end = self._grow_on(segment, chunk_end, shift)
         self.work += end - start + _WORK_PER_DONOR
         return _Candidate(start, end, shift, segment, context_len) if start < end else None
@@ -257,7 +252,7 @@ class Planner:
         """Where the equal, eligible span from `at` on ends, and the segment of its last token."""
         node = segment
         tokens = self.tokens
-        while at < self._limit:
+        while at < self._stop:
             if at - shift >= node.end:
                 child = node.children.get(int(tokens[at]))
                 if child is None or child.eligible_around(at - shift) is None:
@@ -266,7 +261,7 @@ class Planner:
             span = node.eligible_around(at - shift)
             if span is None:
                 break
-            stop = min(self._limit, span[1] + shift)
+            stop = min(self._stop, span[1] + shift)
             offset = shift + node.start
             same = common_len(node.tokens[at - offset : stop - offset], tokens[at:stop])
             at += same
@@ -327,6 +322,31 @@ class Planner:
     def _is_exact(self, start: int, shift: int, path: Path) -> bool:
         """Whether a span's rows were computed after the very tokens that stand before it here, from position 0 on."""
         return shift == 0 and np.array_equal(path.tokens(start), self.tokens[:start])
+
+    def _limit_runs(self, runs: list[Run]) -> list[Run]:
+        most = self.options.max_runs
+        if most is None or len(runs) <= most:
+            return runs
+        # Stable: of equally short runs the later ones go.
+        longest = sorted(runs, key=lambda run: -run.num_tokens)[:most]
+        self.dropped[DropReason.MAX_RUNS] += len(runs) - len(longest)
+        return self._repair_seams(sorted(longest, key=lambda run: run.target_start))
+
+    def _limit_gaps(self, runs: list[Run]) -> list[Run]:
+        """Keep the longest stretches of adjoining runs: each one adds a gap, and one is left in any case."""
+        most = self.options.max_gaps
+        if most is None or len(runs) < most:
+            return runs
+        stretches: list[list[Run]] = []
+        for run in runs:
+            if stretches and stretches[-1][-1].target_end == run.target_start:
+                stretches[-1].append(run)
+            else:
+                stretches.append([run])
+        longest = sorted(stretches, key=lambda stretch: stretch[0].target_start - stretch[-1].target_end)[: most - 1]
+        kept = sorted((run for stretch in longest for run in stretch), key=lambda run: run.target_start)
+        self.dropped[DropReason.MAX_GAPS] += len(runs) - len(kept)
+        return kept
 
     def _repair_seams(self, runs: list[Run]) -> list[Run]:
         """Give a run a seam where it had none because of a run before it that has been dropped."""

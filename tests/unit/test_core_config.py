@@ -34,7 +34,7 @@ def test_averages_are_those_the_cutter_can_do() -> None:
         CoreConfig(chunk_avg_tokens=33)
 
 
-@pytest.mark.parametrize("name", ["seam_tokens", "max_runs", "min_run_tokens", "compute_from"])
+@pytest.mark.parametrize("name", ["seam_tokens", "max_gaps", "max_runs", "min_run_tokens", "compute_from"])
 def test_request_options_are_checked(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{name}=-1: must be an integer of [01] or more, or left out"):
         PlanOptions(**{name: -1})

@@ -67,6 +67,7 @@ options = st.builds(
     seam_tokens=st.none() | st.integers(0, 4),
     min_run_tokens=st.none() | st.integers(1, 40),
     max_runs=st.none() | st.integers(0, 3),
+    max_gaps=st.none() | st.integers(1, 4),
 )
 
 Row = tuple[object, bytes]
@@ -200,6 +201,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert [p for a, b in covered for p in range(a, b)] == list(range(plan.prefix_len, len(tokens)))
         assert plan.gaps[-1][1] == len(tokens), "the last token is computed"
         assert chosen.max_runs is None or len(plan.runs) <= chosen.max_runs
+        assert chosen.max_gaps is None or len(plan.gaps) <= chosen.max_gaps
         at = plan.prefix_len
         for run in plan.runs:
             assert self._num_equal(namespace, tokens, run) >= (chosen.min_run_tokens or CONFIG.min_run_tokens)
@@ -308,16 +310,17 @@ def test_the_cost_gate_takes_only_what_pays(request_us: float, gap_us: float, nu
     assert (plan.dropped.get(DropReason.COST_GATE, 0) > 0) == (num_runs < 2)
 
 
-def test_with_more_gaps_than_allowed_the_longest_runs_stay() -> None:
+@pytest.mark.parametrize(("limit", "most"), [("max_runs", 2), ("max_gaps", 3)])
+def test_with_more_than_allowed_the_longest_runs_stay(limit: str, most: int) -> None:
     index = ContentIndex()
     parts = [text(10 + i, 300 + 50 * i) for i in range(4)]
     publish_whole(
         index, np.concatenate([text(0, 40), *(p for i, part in enumerate(parts) for p in (part, text(20 + i, 9)))])
     )
     prompt = np.concatenate([text(1, 60), *(p for i, part in enumerate(parts) for p in (part, text(30 + i, 9)))])
-    plan = index.plan("a", prompt, prefix_len=0, options=PlanOptions(max_runs=2), resolve=all_resident)
+    plan = index.plan("a", prompt, prefix_len=0, options=PlanOptions(**{limit: most}), resolve=all_resident)
     assert [run.num_tokens for run in plan.runs] == [399, 449]
-    assert plan.dropped == {DropReason.MAX_GAPS: 2}
+    assert plan.dropped == {DropReason(limit): 2}
 
 
 DIGEST = """
