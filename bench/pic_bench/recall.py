@@ -1,0 +1,210 @@
+"""How much of what repeats the cache recovers, on recorded sessions and generated workloads, beside the upper bound.
+
+Owns `python -m pic_bench.recall` (`make bench-recall`). The bound is a search at every alignment by an unlimited cache
+(windows of 64 tokens); seams and sinks count as computed. A set counts as failed below `LEAST_RECOVERED` of the bound.
+Every set runs in a process of its own, so that its memory can be told. Knows no server and no model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from pic_traces.encode import load_encoder
+from pic_traces.encode.encoded import EncodedCall, Encoder, Tokens
+from pic_traces.generate import WORKLOADS, partition_shift
+from pic_traces.session import Call
+from tqdm import tqdm
+
+from pic_bench.environment import Environment, capture_environment
+from sglang_pic.census.survey import Survey
+from sglang_pic.census.windows import Repeated, WindowSearch
+from sglang_pic.core import CoreConfig
+from sglang_pic.errors import BenchError, ConfigError
+
+__all__ = ["LEAST_RECOVERED", "Recall", "RecallResult", "main"]
+
+LEAST_RECOVERED: Final = 0.97
+"""Of the tokens that a search at every alignment finds. Below it a set fails."""
+_LEAST_TOKENS: Final = 1_000
+"""Of fewer repeated tokens no share is asked for: the control has next to none."""
+
+
+class Recall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One set."""
+
+    name: str
+    sessions: int
+    calls: int
+    prompt_tokens: int
+    prefix_tokens: int
+    repeated_tokens: int
+    """In a window of 64 tokens behind the prefix that was seen before: the upper bound."""
+    border_tokens: int
+    """Further ones, in such windows that begin in the prefix."""
+    recovered_tokens: int
+    """Spliced. More than the bound where runs shorter than its window pay: parts of longer equal spans."""
+    runs: int
+    encode_s: float
+    bound_s: float
+    cache_s: float
+    """All else: prefix, plan, publication, counting. One core."""
+    peak_bytes: int
+    """Largest resident memory of the process, all of the above in it."""
+
+    @property
+    def share(self) -> float:
+        """Of the bound; 1 where nothing repeats."""
+        return self.recovered_tokens / self.repeated_tokens if self.repeated_tokens else 1.0
+
+    @property
+    def failed(self) -> bool:
+        """Whether too little was recovered."""
+        return self.repeated_tokens >= _LEAST_TOKENS and self.share < LEAST_RECOVERED
+
+
+class RecallResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the benchmark writes with `--out`."""
+
+    schema_version: int = 1
+    environment: Environment
+    tokenizer: str
+    config: CoreConfig
+    sets: list[Recall]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure every set; a table on stdout; 1 if a set failed."""
+    parser = argparse.ArgumentParser(prog="python -m pic_bench.recall", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "traces", nargs="*", metavar="TRACE", help="recorded sessions or gen:NAME?...; default: all that needs no files"
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="DIR", help="folder with tokenizer and chat template (default: stand-in)"
+    )
+    parser.add_argument("--core", metavar="JSON", help="other settings, e.g. '{\"chunk_avg_tokens\": 32}'")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result with the environment as JSON")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    args = parser.parse_args(argv)
+    try:
+        config = msgspec.json.decode(args.core, type=CoreConfig) if args.core else CoreConfig()
+    except (msgspec.DecodeError, ConfigError) as error:
+        parser.error(f"--core={args.core!r}: {error}")
+    traces = args.traces or [
+        "sample:opendevin",
+        *partition_shift(),
+        *(f"gen:{n}" for n in WORKLOADS if n != "agent_meta"),
+    ]
+    sets = []
+    for trace in traces:
+        # A fresh process: what the one before has used up must not show in this one's memory.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            sets.append(pool.submit(_measure, trace, args.tokenizer, config, args.quiet).result())
+        print(f"{_TABLE_HEAD}\n{_row(sets[-1])}" if len(sets) == 1 else _row(sets[-1]), flush=True)
+    if args.out:
+        result = RecallResult(
+            environment=capture_environment(), tokenizer=args.tokenizer or "stand-in", config=config, sets=sets
+        )
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+    failed = [found.name for found in sets if found.failed]
+    if failed:
+        print(f"\nbelow {LEAST_RECOVERED:.0%} of the bound: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _measure(trace: str, tokenizer: str | None, config: CoreConfig, quiet: bool) -> Recall:
+    encoder, search = _TimedEncoder(load_encoder(tokenizer)), _TimedSearch()
+    survey = Survey([trace], encoder=encoder, config=config, make_search=lambda: search)
+    num_calls = survey.prepare()
+    started = time.perf_counter()
+    for _ in tqdm(survey.run(), trace[-30:], num_calls, unit="call", file=sys.stderr, disable=quiet, leave=False):
+        pass
+    seconds = time.perf_counter() - started
+    counts = survey.result().total
+    bound = counts.detail.upper_bound
+    if bound is None or counts.chunk_tokens is None or counts.runs is None:
+        raise BenchError(f"{trace}: tells nothing about repeats; recorded sessions with text are needed.")
+    return Recall(
+        name=_short(trace),
+        sessions=counts.sessions,
+        calls=counts.calls,
+        prompt_tokens=counts.prompt_tokens,
+        prefix_tokens=counts.prefix_tokens,
+        repeated_tokens=bound.tokens_behind,
+        border_tokens=bound.tokens - bound.tokens_behind,
+        recovered_tokens=counts.chunk_tokens,
+        runs=counts.runs,
+        encode_s=encoder.seconds,
+        bound_s=search.seconds,
+        cache_s=seconds - encoder.seconds - search.seconds,
+        # Linux counts in KiB.
+        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+class _TimedEncoder:
+    """An encoder whose seconds are counted."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self.name, self.is_exact, self.delimiters = encoder.name, encoder.is_exact, encoder.delimiters
+        self.seconds = 0.0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self._encoder.notes
+
+    def encode(self, call: Call) -> EncodedCall:
+        started = time.perf_counter()
+        encoded = self._encoder.encode(call)
+        self.seconds += time.perf_counter() - started
+        return encoded
+
+
+class _TimedSearch(WindowSearch):
+    """The upper bound, its seconds counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
+
+    def observe(self, path: Tokens, *, prompt_len: int, prefix_len: int) -> Repeated:
+        started = time.perf_counter()
+        repeated = super().observe(path, prompt_len=prompt_len, prefix_len=prefix_len)
+        self.seconds += time.perf_counter() - started
+        return repeated
+
+
+def _short(trace: str) -> str:
+    return trace if trace.startswith(("gen:", "sample:")) else Path(trace).name.partition(".")[0]
+
+
+_TABLE_HEAD: Final = (
+    "| set | calls | prompt tokens | prefix | repeated behind it | recovered | of what repeats | with the border "
+    "| runs a call | cache s | encode s | peak MB |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+)
+
+
+def _row(found: Recall) -> str:
+    is_shown = found.repeated_tokens >= _LEAST_TOKENS
+    share = f"{found.share:.1%}" if is_shown else "-"
+    with_border = f"{found.recovered_tokens / (found.repeated_tokens + found.border_tokens):.1%}" if is_shown else "-"
+    return (
+        f"| {found.name} | {found.calls:,} | {found.prompt_tokens:,} | {found.prefix_tokens / found.prompt_tokens:.1%} "
+        f"| {found.repeated_tokens:,} ({found.repeated_tokens / found.prompt_tokens:.2%}) | {found.recovered_tokens:,} "
+        f"| {share}{' FAILED' if found.failed else ''} | {with_border} | {found.runs / found.calls:.2f} "
+        f"| {found.cache_s:.1f} | {found.encode_s:.1f} | {found.peak_bytes / 1e6:,.0f} |"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

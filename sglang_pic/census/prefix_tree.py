@@ -1,0 +1,108 @@
+"""What a prefix cache of unlimited size holds, and which call put it there.
+
+Owns the exact-prefix side of the census, on the core's trie. Must not know chunks, runs or files: a call is a number.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from typing import NamedTuple
+
+import numpy as np
+from pic_traces.encode.encoded import Tokens
+
+from sglang_pic.census.outcome import EXPECTED_LEN
+from sglang_pic.core.trie import Segment, Trie
+
+__all__ = ["Match", "PrefixTree"]
+
+_ENDS = -1
+"""In place of the first token of the next segment, where a path ends."""
+
+
+class Match(NamedTuple):
+    """How far a prompt is stored."""
+
+    prefix_len: int
+    """Leading tokens that some earlier path begins with; at most the prompt's length less one."""
+    neighbor: int | None
+    """Of the calls whose paths agree longest with the prompt the latest; None where the first token differs."""
+    expected: Tokens
+    """How the neighbor's path goes on from `prefix_len`, at most `EXPECTED_LEN` tokens."""
+
+
+class PrefixTree:
+    """The paths of all calls so far. Memory grows with distinct tokens; every method costs O(tokens given)."""
+
+    def __init__(self) -> None:
+        self._trie = Trie(None, OrderedDict(), itertools.count())
+        # By the serial of a segment, which counts from 0: the call that stored it, the latest call whose path goes
+        # through it, and the token with which that path goes on.
+        self._appender: list[int] = []
+        self._latest: list[int] = []
+        self._onward: list[int] = []
+
+    def match(self, prompt: Tokens) -> Match:
+        """The longest prefix of `prompt` that is stored, and how it went on the last time."""
+        node, stored = self._trie.walk(prompt)
+        if stored == 0:
+            return Match(0, None, np.empty(0, dtype=np.int32))
+        prefix_len = min(stored, len(prompt) - 1)
+        return Match(prefix_len, self._latest[node.serial], self._follow(node, prefix_len))
+
+    def insert(self, path: Tokens, call: int) -> int:
+        """Store the path of a call.
+
+        Args:
+            path: prompt and answer.
+            call: its number; greater than those before.
+
+        Returns:
+            How many of its leading tokens were there already.
+        """
+        node, stored = self._trie.walk(path)
+        if stored < node.end:
+            # NOTE: also where the path ends, so that paths end at the ends of segments only.
+            self._split(node, stored)
+        if stored < len(path):
+            node = self._trie.append(node, path[stored:])
+            self._note(node, appender=call)
+        onward = _ENDS
+        while node.parent is not None:
+            self._latest[node.serial] = call
+            self._onward[node.serial] = onward
+            onward = int(node.tokens[0])
+            node = node.parent
+        return stored
+
+    def appender(self, path: Tokens, position: int) -> int:
+        """The call that first stored `path[: position + 1]`; all of it is to be in the tree."""
+        node, stored = self._trie.walk(path[: position + 1])
+        assert stored == position + 1, f"position {position} of a path that is stored up to {stored}"
+        return self._appender[node.serial]
+
+    def _follow(self, node: Segment, start: int) -> Tokens:
+        """The latest path through `node`, from `start` in it on."""
+        parts = [node.tokens[start - node.start :][:EXPECTED_LEN]]
+        missing = EXPECTED_LEN - len(parts[0])
+        while missing and (first := self._onward[node.serial]) != _ENDS:
+            node = node.children[first]
+            parts.append(node.tokens[:missing])
+            missing -= len(parts[-1])
+        # A copy in any case: a view would keep a whole segment alive after it has been split.
+        return np.concatenate(parts)
+
+    def _split(self, segment: Segment, position: int) -> None:
+        lower = self._trie.split(segment, position)
+        self._note(lower, appender=self._appender[segment.serial])
+        # No path ends inside a segment: whatever went through the upper part went on into the lower one. The upper part
+        # belongs to the path that splits it, and is marked by it.
+        self._latest[lower.serial] = self._latest[segment.serial]
+        self._onward[lower.serial] = self._onward[segment.serial]
+
+    def _note(self, segment: Segment, *, appender: int) -> None:
+        assert segment.serial == len(self._appender), "serials count the segments"
+        self._appender.append(appender)
+        self._latest.append(appender)
+        self._onward.append(_ENDS)

@@ -1,0 +1,126 @@
+"""Serves recorded calls from a cache of unlimited size, the way the server would.
+
+Owns the order of things: match the exact prefix, plan, publish. Must not know file formats, tokenizers or tables.
+Sessions go one after the other and calls in order; nothing is ever evicted, and no cost gate weighs the runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from enum import Enum
+
+import msgspec
+from pic_traces.encode.encoded import EncodedCall, Encoder
+from pic_traces.session import Session
+
+from sglang_pic.census.outcome import CallRef, Outcome, RunSpan
+from sglang_pic.census.prefix_tree import PrefixTree
+from sglang_pic.config import PicConfig
+from sglang_pic.core import ContentIndex, CoreConfig, Path, PlanOptions, Run
+
+__all__ = ["CacheScope", "server_limits", "simulate"]
+
+_NAMESPACE = "census"
+_UNLIMITED = 1 << 40
+
+
+class CacheScope(Enum):
+    """How long a cache lives."""
+
+    FILE = "file"
+    """Every file begins with an empty one."""
+    ALL = "all"
+    """One cache sees all files, in their order."""
+
+
+def simulate(
+    files: Iterable[tuple[str, Iterable[Session]]],
+    encoder: Encoder,
+    *,
+    config: CoreConfig | None = None,
+    options: PlanOptions | None = None,
+    scope: CacheScope = CacheScope.FILE,
+) -> Iterator[Outcome]:
+    """Serve every call, and yield what became of it, in order.
+
+    Args:
+        files: names, each with its sessions; a file is not begun before the one ahead of it has ended.
+        encoder: turns calls into token ids.
+        config: the server's settings; the bounds on the index are lifted here.
+        options: what limits every plan; the server's own limits if left out.
+        scope: how long a cache lives.
+
+    Raises:
+        TraceError: a file cannot be read, or the template refuses a call; what was yielded before still holds.
+
+    Memory grows with distinct tokens, not with prompt tokens.
+    """
+    unbounded = _lift_bounds(config or CoreConfig())
+    limits = options or server_limits()
+    numbers = itertools.count()
+    cache: _Cache | None = None
+    for file, sessions in files:
+        if cache is None or scope is CacheScope.FILE:
+            cache = _Cache(unbounded, limits, encoder.delimiters)
+        for session in sessions:
+            for call in session.calls():
+                ref = CallRef(next(numbers), file, session.session_id, call.index)
+                yield cache.serve(ref, call.agent, encoder.encode(call))
+
+
+def server_limits() -> PlanOptions:
+    """The limits that a server puts on every plan by default."""
+    config = PicConfig()
+    return PlanOptions(max_gaps=config.max_gaps, max_runs=config.max_runs)
+
+
+class _Cache:
+    """The exact prefixes and the chunks of all calls so far."""
+
+    def __init__(self, config: CoreConfig, options: PlanOptions, delimiters: frozenset[int]) -> None:
+        self._index = ContentIndex(config)
+        self._options = options
+        self._delimiters = delimiters
+        self._prefixes = PrefixTree()
+        self._refs: dict[int, CallRef] = {}
+
+    def serve(self, ref: CallRef, agent: str | None, encoded: EncodedCall) -> Outcome:
+        tokens, path = encoded.tokens, encoded.path
+        match = self._prefixes.match(tokens)
+        plan = self._index.plan(
+            _NAMESPACE, tokens, prefix_len=match.prefix_len, resolve=_is_resident, options=self._options
+        )
+        runs = tuple(self._span(run) for run in plan.runs)
+        # As the server does it: of what the tree did not have yet, the runs are spliced and the rest is computed.
+        stored = self._prefixes.insert(path, ref.number)
+        self._index.publish(
+            _NAMESPACE,
+            path,
+            [(max(stored, match.prefix_len), len(path))],
+            spliced=[(max(run.start, stored), run.end) for run in runs if run.end > stored],
+            delimiters=self._delimiters,
+        )
+        self._refs[ref.number] = ref
+        return Outcome(
+            ref=ref,
+            agent=agent,
+            encoded=encoded,
+            prefix_len=match.prefix_len,
+            runs=runs,
+            neighbor=None if match.neighbor is None else self._refs[match.neighbor],
+            expected=match.expected,
+        )
+
+    def _span(self, run: Run) -> RunSpan:
+        donor = self._prefixes.appender(run.donor.tokens(run.donor_end), run.donor_start)
+        return RunSpan(run.target_start, run.target_end, run.shift, run.seam_len, self._refs[donor])
+
+
+def _is_resident(path: Path, end: int) -> int:
+    """The resolver of a cache that has lost nothing."""
+    return end
+
+
+def _lift_bounds(config: CoreConfig) -> CoreConfig:
+    return msgspec.structs.replace(config, max_index_tokens=_UNLIMITED, max_index_bytes=_UNLIMITED)

@@ -1,0 +1,191 @@
+"""`sglang-pic census`: what it prints, what it refuses, and that nothing counted is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pic_traces.encode.standin import StandInEncoder
+from pic_traces.session import Call
+
+from sglang_pic.cli import main
+from sglang_pic.errors import TraceError
+
+COUNTS = ["sessions", "calls", "prompt_tokens", "prefix_tokens", "chunk_tokens", "new_tokens", "runs"]
+GEN = "gen:agent_meta?header=50&calls=3&sessions=2&body=300"
+Capture = pytest.CaptureFixture[str]
+
+
+def counts_of(capsys: Capture, *words: str, code: int = 0) -> dict[str, object]:
+    """What `--json` prints."""
+    assert main(["census", "--json", *words]) == code
+    result = json.loads(capsys.readouterr().out)
+    assert isinstance(result, dict)
+    return result
+
+
+def log(path: Path, *contents: str) -> str:
+    """A log of chat requests, a session each."""
+    lines = [json.dumps({"messages": [{"role": "user", "content": text}], "response": "yes"}) for text in contents]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def mooncake(path: Path) -> str:
+    """Two requests that share their first block."""
+    requests = [
+        {"timestamp": at, "input_length": 1000, "output_length": 5, "hash_ids": ids}
+        for at, ids in ((0, [1, 2]), (9, [1, 3]))
+    ]
+    path.write_text("\n".join(map(json.dumps, requests)) + "\n")
+    return str(path)
+
+
+def test_json_of_the_sample(capsys: Capture) -> None:
+    result = counts_of(capsys, "sample:opendevin", GEN, "--upper-bound")
+    assert list(result) == ["files", "total"]
+    files, total = result["files"], result["total"]
+    assert isinstance(files, list)
+    assert isinstance(total, dict)
+    assert [list(counts) for counts in files] == [["file", *COUNTS, "detail"]] * 2
+    assert list(total) == [*COUNTS, "detail"]
+    for counts in [*files, total]:
+        assert all(type(counts[name]) is int for name in COUNTS)
+        assert counts["prefix_tokens"] + counts["chunk_tokens"] + counts["new_tokens"] == counts["prompt_tokens"]
+        detail = counts["detail"]
+        assert detail["chunk_tokens_same_session"] + detail["chunk_tokens_other_session"] == counts["chunk_tokens"]
+        assert sum(detail["chunk_tokens_by_role"].values()) == counts["chunk_tokens"]
+        # Runs of 64 tokens and more lie in windows of 64; a search finds at least what chunks do.
+        bound = detail["upper_bound"]
+        assert counts["chunk_tokens"] <= bound["tokens"] <= counts["prompt_tokens"] - counts["prefix_tokens"]
+        assert 0 < bound["tokens_behind"] <= bound["tokens"]
+        assert detail["is_complete"] is True
+    assert [total[name] for name in COUNTS] == [sum(counts[name] for counts in files) for name in COUNTS]
+    sample = files[0]
+    assert (sample["file"], sample["sessions"], sample["calls"]) == ("sample:opendevin", 6, 36)
+    assert sample["prefix_tokens"] > 0.3 * sample["prompt_tokens"]
+    assert sample["chunk_tokens"] > 0.2 * sample["prompt_tokens"]
+
+
+def test_table(capsys: Capture) -> None:
+    assert main(["census", GEN]) == 0
+    out, err = capsys.readouterr()
+    assert err == "", "no progress bar where stderr is no terminal"
+    assert out.count(GEN[-20:]) == 3
+
+
+def test_files_are_told_apart_and_a_folder_is_one(tmp_path: Path, capsys: Capture) -> None:
+    text = " ".join(f"word{n}" for n in range(400))
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        log(tmp_path / name / "1.jsonl", text)
+    one, two = str(tmp_path / "a"), str(tmp_path / "b")
+    apart = counts_of(capsys, one, two)
+    shared = counts_of(capsys, one, two, "--shared-cache")
+    folder = counts_of(capsys, str(tmp_path))
+    assert [counts["prefix_tokens"] for counts in apart["files"]] == [0, 0]  # type: ignore[attr-defined]
+    first, second = (counts["prefix_tokens"] for counts in shared["files"])  # type: ignore[attr-defined]
+    assert (first, second > 390) == (0, True)
+    (counts,) = folder["files"]  # type: ignore[misc]
+    assert (counts["sessions"], counts["calls"], counts["prefix_tokens"]) == (2, 2, second)  # type: ignore[index]
+
+
+def test_options_reach_the_count(capsys: Capture) -> None:
+    def chunk_tokens(*words: str) -> int:
+        return counts_of(capsys, "sample:opendevin", *words)["total"]["chunk_tokens"]  # type: ignore[index,no-any-return]
+
+    usual = chunk_tokens()
+    assert chunk_tokens("--min-run", "256") < usual
+    assert chunk_tokens("--seam", "16") < usual
+    assert counts_of(capsys, "sample:opendevin", "--limit-sessions", "2")["total"]["sessions"] == 2  # type: ignore[index]
+
+
+def test_block_traces_stand_beside_but_not_in_the_sum(tmp_path: Path, capsys: Capture) -> None:
+    blocks = mooncake(tmp_path / "mooncake.jsonl")
+    result = counts_of(capsys, blocks, GEN)
+    (first, second), total = result["files"], result["total"]  # type: ignore[misc]
+    assert [first[name] for name in COUNTS] == [0, 2, 2000, 512, None, None, None]  # type: ignore[index]
+    assert "prefix hits only" in first["detail"]["note"]  # type: ignore[index]
+    assert [total[name] for name in COUNTS] == [second[name] for name in COUNTS]  # type: ignore[index]
+    assert "left out of the sums" in total["detail"]["note"]  # type: ignore[index]
+    assert main(["census", blocks]) == 0
+    assert "prefix hits only" in capsys.readouterr().out
+
+
+def test_azure_is_refused_with_the_reason(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,4808,10\n")
+    assert main(["census", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "azure.csv" in err
+    assert "neither text nor block ids" in err
+
+
+def test_a_bad_line_is_named_before_anything_is_counted(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "x"}]}\n{"messages": \n')
+    assert main(["census", GEN, str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("sglang-pic: error: ")
+    assert "bad.jsonl:2" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ([GEN, GEN], "is named twice"),
+        ([GEN, "--limit-sessions", "0"], "--limit-sessions=0: must be 1 or more"),
+        ([GEN, "--min-run", "0"], "min_run_tokens=0"),
+        ([GEN, "--seam", "-1"], "seam_tokens=-1"),
+    ],
+)
+def test_usage(words: list[str], what: str, capsys: Capture) -> None:
+    assert main(["census", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert what in err
+
+
+def test_no_file_is_usage() -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["census"])
+    assert stop.value.code == 2
+
+
+def end_at(call_number: int, error: BaseException, patch: pytest.MonkeyPatch) -> None:
+    """Let the encoder fail at a call, counting from 0."""
+    encode: Callable[[StandInEncoder, Call], object] = StandInEncoder.encode
+    seen: list[Call] = []
+
+    def ends(self: StandInEncoder, call: Call) -> object:
+        seen.append(call)
+        if len(seen) > call_number:
+            raise error
+        return encode(self, call)
+
+    patch.setattr(StandInEncoder, "encode", ends)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [(KeyboardInterrupt(), 130, "sglang-pic: interrupted"), (TraceError("the template refuses call 2"), 1, "call 2")],
+)
+def test_what_was_counted_is_not_lost(
+    error: BaseException, code: int, said: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        end_at(6 + 4, error, patch)
+        assert main(["census", "--json", GEN, "sample:opendevin", "gen:random?sessions=1"]) == code
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    assert said in err
+    assert [(counts["calls"], counts["detail"]["is_complete"]) for counts in result["files"]] == [(6, True), (4, False)]
+    assert result["total"]["calls"] == 10
+    assert result["total"]["detail"]["is_complete"] is False
+    end_at(6 + 4, error, monkeypatch)
+    assert main(["census", GEN, "sample:opendevin"]) == code
+    assert "sample:opendevin: stopped after 4 calls" in capsys.readouterr().out

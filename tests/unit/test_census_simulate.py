@@ -1,0 +1,158 @@
+"""The simulation, against a cache that is a dictionary with one entry a token."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from census_fakes import Ids, IdsEncoder, session
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_pic.census.outcome import Outcome
+from sglang_pic.census.simulate import CacheScope, simulate
+from sglang_pic.core import CoreConfig
+
+CONFIG = CoreConfig(min_run_tokens=16, seam_tokens=1, sink_tokens=4)
+BOUND = CoreConfig(min_run_tokens=16, seam_tokens=1, sink_tokens=4, max_index_tokens=1, max_index_bytes=1 << 16)
+
+_RNG = np.random.default_rng(7)
+# Texts that repeat; the last two differ in their middle only.
+TEXTS = [_RNG.integers(2, 1000, size).tolist() for size in (1, 3, 30, 60, 90)]
+TEXTS.append([*TEXTS[-1][:40], 1, *TEXTS[-1][41:]])
+
+CALLS = st.lists(
+    st.tuples(
+        st.lists(st.lists(st.integers(0, len(TEXTS) - 1), max_size=2), min_size=1, max_size=4),
+        st.integers(0, len(TEXTS) - 1),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+class _Row(NamedTuple):
+    call: int
+    is_computed: bool
+
+
+class _Rows:
+    """The rows of an unlimited radix cache: one for every distinct path up to a token."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, ...], _Row] = {}
+        self.paths: list[Ids] = []
+
+    def prefix_len(self, prompt: Ids) -> int:
+        stored = 0
+        while stored < len(prompt) and tuple(prompt[: stored + 1]) in self.rows:
+            stored += 1
+        return max(0, min(stored, len(prompt) - 1))
+
+    def donates(self, prompt: Ids, outcome: Outcome) -> bool:
+        """Whether every run has rows somewhere that were computed for these very tokens, the first by its donor."""
+        return all(
+            any(
+                path[run.start - run.shift : run.end - run.shift] == prompt[run.start : run.end]
+                and self.rows[tuple(path[: run.start - run.shift + 1])].call == run.donor.number
+                and all(
+                    self.rows[tuple(path[: at + 1])].is_computed
+                    for at in range(run.start - run.shift, run.end - run.shift)
+                )
+                for path in self.paths
+            )
+            for run in outcome.runs
+        )
+
+    def serve(self, path: Ids, outcome: Outcome) -> None:
+        spliced = {at for run in outcome.runs for at in range(run.start, run.end)}
+        for at in range(len(path)):
+            self.rows.setdefault(tuple(path[: at + 1]), _Row(outcome.ref.number, at not in spliced))
+        self.paths.append(path)
+
+
+def texts(numbers: list[int]) -> Ids:
+    return [token for number in numbers for token in TEXTS[number]]
+
+
+@given(CALLS)
+def test_every_call_is_served_as_by_a_cache_of_rows(drawn: list[tuple[list[list[int]], int]]) -> None:
+    calls = [([texts(message) for message in messages], TEXTS[answer]) for messages, answer in drawn]
+    model = _Rows()
+    half = len(calls) // 2
+    sessions = [session("a", calls[:half]), session("b", calls[half:])]
+    for outcome, (messages, answer) in zip(
+        simulate([("f", sessions)], IdsEncoder(), config=CONFIG), calls, strict=True
+    ):
+        prompt = [token for message in messages for token in message]
+        assert outcome.prefix_len == model.prefix_len(prompt)
+        at = max(outcome.prefix_len, CONFIG.sink_tokens)
+        for run in outcome.runs:
+            assert at <= run.start < run.end < len(prompt)
+            assert run.start - run.shift >= CONFIG.sink_tokens
+            at = run.end
+        assert model.donates(prompt, outcome)
+        model.serve(prompt + answer, outcome)
+
+
+def test_a_moved_text_is_a_run_from_the_call_that_computed_it() -> None:
+    text = TEXTS[4]
+    head, other = TEXTS[2], TEXTS[3]
+    sessions = [
+        session("one", [([head, text], [5])]),
+        session("two", [([other, text, [9, 9]], [6]), ([text, other], [7])]),
+    ]
+    first, second, third = simulate([("f", sessions)], IdsEncoder(), config=CONFIG)
+    assert (first.prefix_len, first.runs, first.neighbor) == (0, (), None)
+    (run,) = second.runs
+    assert (run.start - run.seam_len, run.end, run.shift, run.seam_len) == (60, 150, 30, 1)
+    assert run.donor == first.ref == (0, "f", "one", 0)
+    # What the second call spliced is no donor; what it computed is.
+    assert [run.donor for run in third.runs] == [first.ref, second.ref]
+
+
+def test_neighbor_and_what_was_expected() -> None:
+    calls = [([TEXTS[2], TEXTS[3]], [5, 6]), ([TEXTS[2], [1, 2, 3]], [7]), ([TEXTS[2], [1, 2, 3], [7], [8]], [9])]
+    first, second, third = simulate([("f", [session("s", calls)])], IdsEncoder(), config=CONFIG)
+    assert first.expected.tolist() == []
+    assert (second.neighbor, second.prefix_len) == (first.ref, 30)
+    assert second.expected.tolist() == [*TEXTS[3], 5, 6]
+    # The third continues the second with its answer: nothing broke.
+    assert (third.neighbor, third.prefix_len, third.expected.tolist()) == (second.ref, 34, [])
+
+
+@pytest.mark.parametrize(("scope", "prefix_lens"), [(CacheScope.FILE, [0, 0]), (CacheScope.ALL, [0, 90])])
+def test_scope_of_the_cache(scope: CacheScope, prefix_lens: list[int]) -> None:
+    files = [(name, [session("s", [([TEXTS[4], [5]], [6])])]) for name in ("f", "g")]
+    outcomes = list(simulate(files, IdsEncoder(), config=CONFIG, scope=scope))
+    assert [outcome.prefix_len for outcome in outcomes] == prefix_lens
+    assert [outcome.ref for outcome in outcomes] == [(0, "f", "s", 0), (1, "g", "s", 0)]
+
+
+def test_the_servers_bounds_are_lifted() -> None:
+    """With room for one token in the index the first text would be gone when it is needed."""
+    sessions = [session(f"{n}", [([TEXTS[n], TEXTS[4]], [5])]) for n in (2, 3)]
+    outcomes = list(simulate([("f", sessions)], IdsEncoder(), config=BOUND))
+    assert [len(outcome.runs) for outcome in outcomes] == [0, 1]
+
+
+def test_no_call_is_kept() -> None:
+    """Memory is to grow with distinct tokens only: nothing holds on to a prompt."""
+    calls = [([TEXTS[3]] * (n + 1), [5]) for n in range(5)]
+    alive = [
+        weakref.ref(outcome.encoded)
+        for outcome in simulate([("f", [session("s", calls)])], IdsEncoder(), config=CONFIG)
+    ]
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 5
+
+
+def test_odd_prompts() -> None:
+    """No tokens at all, one token, and a prompt that was seen whole."""
+    calls: list[tuple[list[Ids], Ids]] = [([[]], []), ([[4]], []), ([[4]], [5]), ([[4, 5]], []), ([[4, 5]], [])]
+    outcomes = list(simulate([("f", [session("s", calls)])], IdsEncoder(), config=CONFIG))
+    assert [outcome.prefix_len for outcome in outcomes] == [0, 0, 0, 1, 1]
+    assert [outcome.neighbor and outcome.neighbor.index for outcome in outcomes] == [None, None, 1, 2, 3]

@@ -1,0 +1,121 @@
+"""The table: its facts and its width, not its layout."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sglang_pic.census.table import WIDTH, render
+from sglang_pic.census.tally import Census, Counts, Detail, RunLengths, UpperBound
+from sglang_pic.core import CoreConfig
+
+BIG = 999_999_999
+
+
+def text_counts(scale: int = 1, *, bound: bool = True, exact: bool = False) -> Counts:
+    return Counts(
+        sessions=4 * scale,
+        calls=20 * scale,
+        prompt_tokens=1000 * scale,
+        prefix_tokens=600 * scale,
+        chunk_tokens=300 * scale,
+        new_tokens=100 * scale,
+        runs=30 * scale,
+        detail=Detail(
+            tokenizer="words",
+            tokenizer_exact=exact,
+            run_lengths=RunLengths(p10=16 * scale, p50=64 * scale, p90=512 * scale),
+            chunk_tokens_same_session=240 * scale,
+            chunk_tokens_other_session=60 * scale,
+            chunk_tokens_by_role={"tool": 270 * scale, "user": 30 * scale, "template": 0},
+            upper_bound=UpperBound(window_len=64, tokens=320 * scale, tokens_behind=310 * scale) if bound else None,
+        ),
+    )
+
+
+def block_counts() -> Counts:
+    return Counts(
+        sessions=0,
+        calls=12_031,
+        prompt_tokens=BIG,
+        prefix_tokens=BIG // 2,
+        chunk_tokens=None,
+        new_tokens=None,
+        runs=None,
+        detail=Detail(note="prefix hits only"),
+    )
+
+
+def rows(text: str, name: str) -> list[list[str]]:
+    """The lines that begin with a name, as words."""
+    return [re.split(r"\s{2,}", line.strip())[1:] for line in text.splitlines() if line.startswith(name)]
+
+
+def test_facts_of_one_file() -> None:
+    counts = text_counts()
+    text = render(Census(files=[counts.of_file("logs/mine.jsonl.gz")], total=counts), CoreConfig())
+    assert rows(text, "mine") == [
+        ["4", "20", "1,000", "600", "60.0%", "300", "30.0%", "100", "10.0%"],
+        ["75.0%", "1.50", "16 / 64 / 512", "80.0%", "20.0%"],
+        ["tool 90.0%, user 10.0%"],
+        ["320", "32.0%", "93.8%", "310", "31.0%", "96.8%"],
+    ]
+    assert " ".join(text.split("\n\n")[0].split()) == (
+        "A prefix cache serves 60.0% of 1,000 prompt tokens. This cache would serve 30.0% more: 75.0% of what stock "
+        "SGLang computes."
+    )
+    assert not rows(text, "all ")
+    assert "approximation; see Limits in the README" in " ".join(text.split())
+    assert "Tokens are words. --tokenizer DIR counts those of your model." in text
+
+
+def test_the_bound_is_shown_where_it_was_asked_for() -> None:
+    counts = text_counts(bound=False, exact=True)
+    text = render(Census(files=[counts.of_file("mine")], total=counts), CoreConfig())
+    assert "alignment" not in text
+    assert "the tokenizer and the chat template in words" in text
+
+
+def test_block_traces_have_no_chunks() -> None:
+    counts = text_counts()
+    total = Counts(**{name: getattr(counts, name) for name in counts.__struct_fields__ if name != "detail"})
+    text = render(Census(files=[counts.of_file("a"), block_counts().of_file("blocks")], total=total), CoreConfig())
+    assert rows(text, "blocks ") == [["-", "12,031", "1,000.00 M", "500.00 M", "50.0%", "-", "-"]]
+    assert "blocks: prefix hits only." in text
+
+
+def test_block_traces_alone() -> None:
+    nothing = Counts(
+        sessions=0, calls=0, prompt_tokens=0, prefix_tokens=0, chunk_tokens=0, new_tokens=0, runs=0, detail=Detail()
+    )
+    text = render(Census(files=[block_counts().of_file("blocks")], total=nothing), CoreConfig())
+    assert "recovered" not in text
+    assert "This cache" not in text
+
+
+def test_a_file_that_was_cut_short_says_so() -> None:
+    counts = text_counts()
+    cut = Counts(
+        **{name: getattr(counts, name) for name in counts.__struct_fields__ if name != "detail"},
+        detail=Detail(is_complete=False),
+    )
+    text = render(Census(files=[cut.of_file("mine")], total=cut), CoreConfig())
+    assert "mine: stopped after 20 calls; its row is of these." in text
+
+
+@pytest.mark.parametrize("file", ["x" * 200 + "1.jsonl", "gen:agent_meta?" + "header=250&" * 10 + "seed=1"])
+def test_it_fits_a_narrow_terminal(file: str) -> None:
+    counts = text_counts(999_999)
+    files = [counts.of_file(file), counts.of_file(file.replace("1", "2")), block_counts().of_file("b" * 60)]
+    text = render(Census(files=files, total=counts), CoreConfig())
+    assert max(map(len, text.splitlines())) <= WIDTH
+    # What tells the files apart is still there.
+    assert len({line.split("  ")[0] for line in text.splitlines() if line.startswith("…")}) == 3
+
+
+def test_settings_are_named() -> None:
+    counts = text_counts()
+    config = CoreConfig(min_run_tokens=128, seam_tokens=8, sink_tokens=0)
+    text = " ".join(render(Census(files=[counts.of_file("mine")], total=counts), config).split())
+    assert "equal spans under 128 tokens, the seams of runs (8 each)." in text

@@ -1,0 +1,81 @@
+"""Adding outcomes up."""
+
+from __future__ import annotations
+
+from census_fakes import IdsEncoder, session
+
+from sglang_pic.census.outcome import Outcome
+from sglang_pic.census.simulate import simulate
+from sglang_pic.census.tally import Counts, Detail, RunLengths, Tally, UpperBound
+from sglang_pic.census.windows import WINDOW_LEN, WindowSearch
+from sglang_pic.core import CoreConfig
+
+A, B, C = list(range(100, 300)), list(range(300, 400)), list(range(400, 500))
+CONFIG = CoreConfig(min_run_tokens=16, sink_tokens=4)
+
+
+def outcomes() -> list[Outcome]:
+    """A text computed once, then found again at another place: by its own session, and across two messages."""
+    sessions = [
+        session("one", [([A], [5]), ([B, A], [6])], role="tool"),
+        session("two", [([C, A[:100], A[100:]], [7])]),
+    ]
+    return list(simulate([("f", sessions)], IdsEncoder(), config=CONFIG))
+
+
+def counts(tally: Tally) -> Counts:
+    return tally.counts(tokenizer="ids", tokenizer_exact=True)
+
+
+def test_everything_is_counted_once() -> None:
+    tally = Tally(search=WindowSearch())
+    for outcome in outcomes():
+        tally.add(outcome)
+    found = counts(tally)
+    assert (found.sessions, found.calls, found.prompt_tokens) == (2, 3, 800)
+    assert found.prefix_tokens == 0
+    # The second and the third prompt hold A: less its sink, a seam, and the last token of the prompt.
+    assert (found.runs, found.chunk_tokens, found.new_tokens) == (2, 2 * 194, 800 - 2 * 194)
+    assert found.recovered == 2 * 194 / 800
+    assert found.detail == Detail(
+        is_complete=False,
+        tokenizer="ids",
+        tokenizer_exact=True,
+        run_lengths=RunLengths(p10=194, p50=194, p90=194),
+        chunk_tokens_same_session=194,
+        chunk_tokens_other_session=194,
+        chunk_tokens_by_role={"tool": 194, "user": 194},
+        upper_bound=UpperBound(window_len=WINDOW_LEN, tokens=400, tokens_behind=400),
+    )
+
+
+def test_merging_is_adding_to_one() -> None:
+    one, other, both = Tally(), Tally(), Tally()
+    for number, outcome in enumerate(outcomes()):
+        (one if number < 2 else other).add(outcome)
+        both.add(outcome)
+    one.merge(other)
+    assert counts(one) == counts(both)
+    assert counts(both).detail.upper_bound is None
+
+
+def test_a_prompt_that_was_seen_whole_has_nothing_to_find() -> None:
+    """Its last token is computed in any case; no search could have spared it."""
+    tally = Tally(search=WindowSearch())
+    for outcome in simulate([("f", [session("s", [([A], [5]), ([A], [5])])])], IdsEncoder(), config=CONFIG):
+        tally.add(outcome)
+    found = counts(tally)
+    assert (found.prefix_tokens, found.chunk_tokens, found.new_tokens) == (199, 0, 201)
+    assert tally.repeated == (0, 0)
+
+
+def test_percentiles_are_of_runs() -> None:
+    tally = Tally()
+    tally.run_lengths.update({10: 1, 20: 8, 1000: 1})
+    assert counts(tally).detail.run_lengths == RunLengths(p10=10, p50=20, p90=20)
+
+
+def test_nothing_counted() -> None:
+    found = counts(Tally())
+    assert found.recovered is None
+    assert found.detail.run_lengths is None
