@@ -23,6 +23,7 @@ TORCH ?= torch==$(TORCH_VERSION)
 MODEL := .models/smollm2
 TRACE := sample:opendevin
 OUT := runs/demo
+TRACES :=
 # More arguments for pytest (make test ARGS='-k splice') or for the comparison (make demo ARGS='--sessions 4').
 ARGS :=
 
@@ -91,6 +92,14 @@ test: setup ## all tests, those with a real server too
 .PHONY: test-fast
 test-fast: setup ## the tests that start no server
 	$(BIN)/python -m pytest -m 'not e2e' $(ARGS)
+
+.PHONY: bench-core
+bench-core: setup ## time of a plan and memory of the index, beside FastCDC and xxHash alone
+	$(BIN)/python -m pic_bench.core $(ARGS)
+
+.PHONY: bench-recall
+bench-recall: setup ## what the cache recovers of what repeats; TRACES='FILE ...' for recorded sessions of your own
+	$(BIN)/python -m pic_bench.recall $(TRACES) $(ARGS)
 
 .PHONY: bench-kernels
 bench-kernels: setup ## the splice of KV rows against a plain copy of the same bytes
