@@ -87,6 +87,26 @@ VERBS: dict[str, Verb] = {
         "Makes report.md and report.html again from the raw records in the folder of a comparison.",
         ("sglang-pic report runs/demo",),
     ),
+    "census": Verb(
+        "sglang_pic.census.command",
+        "what your own logs would gain: prefix, chunk and new tokens",
+        "Serves recorded calls from an unlimited cache, with no model and no GPU, and counts what a prefix cache gets, "
+        "what this cache would recover beside it, and what is new.",
+        (
+            "sglang-pic census sample:opendevin",
+            "sglang-pic census logs/ trace.jsonl.gz --tokenizer .models/smollm2 --upper-bound",
+        ),
+    ),
+    "explain": Verb(
+        "sglang_pic.explain.command",
+        "one page that shows what broke your prefix, call by call",
+        "Serves recorded calls from an unlimited cache, with no model and no GPU, finds the first token that differs "
+        "in each, why, and what it cost, and writes one self-contained HTML page with every call as a bar.",
+        (
+            "sglang-pic explain sample:opendevin --out page.html",
+            "sglang-pic explain logs/ --tokenizer .models/smollm2 --out page.html --force",
+        ),
+    ),
 }
 
 

@@ -1,0 +1,196 @@
+// Puts the page together: figures, causes, bars, filters.
+
+function showFigures(model) {
+  const { payload, calls } = model;
+  const sum = (of) => calls.reduce((total, call) => total + of(call), 0);
+  const prompt = sum((call) => call.promptLen);
+  const prefix = sum((call) => call.prefixLen);
+  const hit = sum((call) => call.hitLen);
+  const fresh = prompt - prefix - hit;
+  const tile = (value, label, note, colour) => {
+    const name = element("span", "", label);
+    if (colour) {
+      const swatch = element("i");
+      swatch.style.background = colour;
+      name.prepend(swatch);
+    }
+    return element("div", "tile", element("b", "", value), name, element("small", "", note));
+  };
+  document.getElementById("tiles").append(
+    tile(count(calls.length), "calls", `${plural(model.sessions.length, "session")} in ${plural(payload.files.length, "file")}`),
+    tile(short(prompt), "prompt tokens", calls.length ? `${count(Math.round(prompt / calls.length))} a call` : ""),
+    tile(percent(prefix, prompt), "prefix hit", "what a prefix cache serves", "var(--prefix)"),
+    tile(percent(hit, prompt), "recoverable", `${short(hit)} tokens that stood elsewhere before`, "var(--run-0)"),
+    tile(percent(fresh, prompt), "new", "computed in any case, seams included", "var(--computed)"),
+  );
+  const parts = [[prefix, "--prefix", "prefix hit"], [hit, "--run-0", "recoverable"], [fresh, "--computed", "new"]];
+  for (const [tokens, colour, label] of parts) {
+    if (!tokens) continue;
+    const part = element("i");
+    part.style.cssText = `flex: ${tokens} 1 0; background: var(${colour})`;
+    part.title = `${label}: ${count(tokens)} tokens`;
+    document.getElementById("total").append(part);
+  }
+  const headline = prompt === prefix + fresh
+    ? `A prefix cache serves ${percent(prefix, prompt)} of the prompt tokens; nothing else in them was there before.`
+    : `A prefix cache serves ${percent(prefix, prompt)} of the prompt tokens. Position-independent reuse would recover another `
+      + `${percent(hit, prompt)}: ${percent(hit, prompt - prefix)} of what is computed otherwise.`;
+  document.getElementById("headline").textContent = headline;
+  const notes = [`Tokens: ${payload.encoder}`];
+  if (!payload.is_exact) notes.push("--tokenizer DIR counts a model's own");
+  if (payload.num_texts_left_out) notes.push(`${plural(payload.num_texts_left_out, "quotation")} left out to keep the page small`);
+  document.getElementById("notes").textContent = `${notes.join("; ")}.`;
+}
+
+function roundTick(most) {
+  const rough = most / 6;
+  const power = 10 ** Math.floor(Math.log10(Math.max(rough, 1)));
+  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= rough) || power;
+}
+
+class Explorer {
+  constructor(model) {
+    this.model = model;
+    this.filter = { find: "", cause: "", group: null, sort: "order", scale: "one" };
+    this.painter = new Painter(model);
+    this.rows = new RowList(model, this.painter, { reset: () => this.reset(), trail: (trail) => this.showTrail(trail) });
+    this.controls = Object.fromEntries(["find", "cause", "sort", "scale"].map((name) => [name, document.getElementById(name)]));
+    this.fillCauses();
+    for (const [name, control] of Object.entries(this.controls)) {
+      control.addEventListener("input", () => { this.filter[name] = control.value; this.apply(); });
+    }
+    document.getElementById("reset").addEventListener("click", () => this.reset());
+    document.getElementById("back").addEventListener("click", () => this.rows.back());
+    document.getElementById("place-off").addEventListener("click", () => { this.filter.group = null; this.apply(); });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this.painter.readColours(); this.rows.redraw(); });
+    new CauseList(model, this);
+    this.apply();
+  }
+
+  fillCauses() {
+    const option = (value, label) => {
+      const node = element("option", "", label);
+      node.value = value;
+      return node;
+    };
+    this.controls.cause.append(option("", "all calls"), option("lost", "calls that lost tokens"), option("none", "calls with no break"), option("appended", "no break, but repeats"));
+    for (const cause of this.model.causes) this.controls.cause.append(option(cause.key, `${cause.label} (${count(cause.calls)})`));
+  }
+
+  // What a call must have to be shown.
+  accepts(call) {
+    const { find, cause, group } = this.filter;
+    if (group && (!call.found || call.found.group !== group)) return false;
+    if (!this.isOfCause(call, cause)) return false;
+    if (!find) return true;
+    const text = `${call.session.name}\n${call.session.file}\n${call.agent}`.toLowerCase();
+    return text.includes(find.toLowerCase());
+  }
+
+  isOfCause(call, cause) {
+    if (cause === "lost") return call.lost > 0;
+    if (cause === "none") return !call.found;
+    if (cause === "appended") return !call.found && call.hitLen > 0;
+    return !cause || Boolean(call.found && call.found.group.cause.key === cause);
+  }
+
+  apply() {
+    const { sort, scale, group } = this.filter;
+    const calls = this.model.calls.filter((call) => this.accepts(call));
+    let items = [];
+    if (sort === "lost") {
+      calls.sort((a, b) => b.lost - a.lost || a.number - b.number);
+      items = calls.map((call) => call.number);
+    } else {
+      let session = null;
+      for (const call of calls) {
+        if (call.session !== session) {
+          session = call.session;
+          items.push(~session.number);
+        }
+        items.push(call.number);
+      }
+    }
+    this.rows.setItems(items, sort === "order", scale);
+    this.showTicks(scale);
+    const isAll = calls.length === this.model.calls.length;
+    document.getElementById("shown").textContent = isAll ? plural(calls.length, "call") : `${count(calls.length)} of ${plural(this.model.calls.length, "call")}`;
+    document.getElementById("empty").classList.toggle("hidden", calls.length > 0);
+    document.getElementById("reset").classList.toggle("hidden", isAll);
+    document.getElementById("place").classList.toggle("hidden", !group);
+    if (group) document.getElementById("place-name").textContent = `${group.cause.label}: ${group.signature || "all places"}`;
+  }
+
+  showTicks(scale) {
+    const host = document.getElementById("ticks");
+    host.replaceChildren();
+    if (scale !== "one") {
+      host.append(...[0, 25, 50, 75].map((share) => this.tick(share, `${share} %`)));
+      return;
+    }
+    const most = this.rows.longest;
+    const step = roundTick(most);
+    for (let at = 0; at <= most * 0.97; at += step) host.append(this.tick((100 * at) / most, at ? short(at) : "0 tokens"));
+  }
+
+  tick(share, label) {
+    const node = element("span", "", label);
+    node.style.left = `${share}%`;
+    return node;
+  }
+
+  set(changes) {
+    Object.assign(this.filter, changes);
+    for (const [name, control] of Object.entries(this.controls)) control.value = this.filter[name];
+    this.apply();
+  }
+
+  reset() {
+    this.set({ find: "", cause: "", group: null });
+  }
+
+  showCause(cause) {
+    this.set({ find: "", cause: cause.key, group: null, sort: "lost" });
+    document.getElementById("calls").scrollIntoView();
+  }
+
+  showAppending() {
+    this.set({ find: "", cause: "appended", group: null, sort: "order" });
+    document.getElementById("calls").scrollIntoView();
+  }
+
+  showGroup(group) {
+    this.set({ find: "", cause: "", group, sort: "lost" });
+    document.getElementById("calls").scrollIntoView();
+  }
+
+  showCall(call) {
+    this.rows.reveal(call, call.found.at, Math.min(call.promptLen, call.found.at + Math.max(1, call.found.newLen ?? 1)));
+  }
+
+  showTrail(trail) {
+    const back = document.getElementById("back");
+    back.classList.toggle("hidden", !trail.length);
+    if (trail.length) back.textContent = `← back to ${nameOf(trail[trail.length - 1].call)}`;
+  }
+}
+
+async function start() {
+  const began = performance.now();
+  try {
+    const model = buildModel(await readPayload());
+    showFigures(model);
+    new Explorer(model);
+    document.documentElement.dataset.state = "ready";
+  } catch (error) {
+    document.documentElement.dataset.state = "failed";
+    const text = typeof DecompressionStream === "undefined"
+      ? "This browser cannot unpack the page's data (DecompressionStream is missing): use one from 2023 or later."
+      : `The page's data cannot be shown: ${error}`;
+    document.getElementById("headline").textContent = text;
+    throw error;
+  }
+  document.documentElement.dataset.readyMs = Math.round(performance.now() - began);
+}
+
+start();

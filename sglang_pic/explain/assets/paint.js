@@ -1,0 +1,126 @@
+// One call as a bar on a canvas. Owns colours and geometry; knows no rows and no events.
+
+const NUM_RUN_COLOURS = 5;
+const BAR_TOP = 7;
+const BAR_HEIGHT = 14;
+
+class Painter {
+  constructor(model) {
+    this.model = model;
+    this.readColours();
+  }
+
+  readColours() {
+    const style = getComputedStyle(document.documentElement);
+    const read = (name) => style.getPropertyValue(`--${name}`).trim();
+    this.colours = Object.fromEntries(
+      ["ground", "ink", "muted", "prefix", "computed", "answer", "break", "on-run", "on-prefix", "accent"].map((name) => [name, read(name)]),
+    );
+    this.runs = Array.from({ length: NUM_RUN_COLOURS }, (_, i) => read(`run-${i}`));
+    this.hatches = new Map();
+  }
+
+  colourOf(span) {
+    if (span.kind === PREFIX) return this.colours.prefix;
+    return span.kind === GAP ? this.colours.computed : this.runs[span.run.donor.number % NUM_RUN_COLOURS];
+  }
+
+  // `marked` is a span of the call's path to be framed, `length` the tokens that the whole width stands for.
+  paint(canvas, call, length, marked) {
+    const width = canvas.clientWidth || 600;
+    const ratio = Math.max(1, window.devicePixelRatio || 1);
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round((BAR_TOP + BAR_HEIGHT + 3) * ratio);
+    const context = canvas.getContext("2d");
+    context.scale(ratio, ratio);
+    const x = (token) => (token * width) / length;
+    this.paintAnswer(context, x(call.promptLen), x(call.promptLen + call.answerLen));
+    for (const span of spansOf(this.model, call)) this.paintSpan(context, call, span, x);
+    if (call.found && !isRewind(call.found)) this.paintBreak(context, x(call.found.at), width, call.lost > 0);
+    if (marked) {
+      const end = Math.min(x(marked.end), width);
+      context.strokeStyle = this.colours.ink;
+      context.lineWidth = 2;
+      context.strokeRect(x(marked.start) + 1, BAR_TOP - 1, Math.max(end - x(marked.start) - 2, 3), BAR_HEIGHT + 2);
+    }
+  }
+
+  paintAnswer(context, left, right) {
+    if (right - left < 2) return;
+    context.fillStyle = this.colours.answer;
+    context.strokeStyle = this.colours.computed;
+    context.fillRect(left, BAR_TOP, right - left, BAR_HEIGHT);
+    context.strokeRect(left + 0.5, BAR_TOP + 0.5, right - left - 1, BAR_HEIGHT - 1);
+  }
+
+  paintSpan(context, call, span, x) {
+    const left = x(span.start);
+    const exact = x(span.end) - left;
+    // A pixel of ground keeps neighbours apart without colour; what is narrower than a pixel is drawn as one.
+    const wide = Math.max(exact > 4 ? exact - 1 : exact, 1);
+    context.fillStyle = this.colourOf(span);
+    context.fillRect(left, BAR_TOP, wide, BAR_HEIGHT);
+    if (span.kind !== RUN) {
+      if (span.kind === PREFIX) this.label(context, count(span.end), left, wide, this.colours["on-prefix"]);
+      return;
+    }
+    if (span.run.donor.session !== call.session) {
+      context.fillStyle = this.hatch(context);
+      context.fillRect(left, BAR_TOP, wide, BAR_HEIGHT);
+    }
+    this.label(context, signed(span.run.shift), left, wide, this.colours["on-run"], this.colourOf(span));
+    // On a short run the mark of its seam would be all that is seen.
+    if (span.run.seamLen && wide >= 6) {
+      context.fillStyle = this.colours.ink;
+      context.fillRect(left - 1, BAR_TOP - 2, Math.max(x(span.run.seamLen), 1.5), BAR_HEIGHT + 4);
+    }
+  }
+
+  label(context, text, left, wide, colour, ground) {
+    if (wide < 30) return;
+    context.font = "600 10.5px system-ui, sans-serif";
+    const needed = context.measureText(text).width + 10;
+    if (needed > wide) return;
+    if (ground) {
+      context.fillStyle = ground;
+      context.fillRect(left + 2, BAR_TOP, needed - 4, BAR_HEIGHT);
+    }
+    context.fillStyle = colour;
+    context.fillText(text, left + 5, BAR_TOP + 11);
+  }
+
+  paintBreak(context, at, width, isCostly) {
+    const middle = Math.min(Math.max(at, 4), width - 4);
+    context.fillStyle = isCostly ? this.colours.break : this.colours.muted;
+    context.beginPath();
+    context.moveTo(middle - 4.5, 0);
+    context.lineTo(middle + 4.5, 0);
+    context.lineTo(middle, BAR_TOP - 0.5);
+    context.fill();
+  }
+
+  // Stripes over a run that another session computed.
+  hatch(context) {
+    const ratio = Math.max(1, Math.round(window.devicePixelRatio || 1));
+    if (!this.hatches.has(ratio)) {
+      const tile = document.createElement("canvas");
+      const size = 6;
+      tile.width = tile.height = size * ratio;
+      const pen = tile.getContext("2d");
+      pen.scale(ratio, ratio);
+      pen.strokeStyle = this.colours.ground;
+      pen.globalAlpha = 0.55;
+      pen.lineWidth = 1.3;
+      for (const offset of [-size, 0, size]) {
+        pen.beginPath();
+        pen.moveTo(offset, size);
+        pen.lineTo(offset + size, 0);
+        pen.stroke();
+      }
+      const pattern = context.createPattern(tile, "repeat");
+      pattern.setTransform(new DOMMatrix().scale(1 / ratio));
+      this.hatches.set(ratio, pattern);
+    }
+    return this.hatches.get(ratio);
+  }
+}

@@ -1,0 +1,119 @@
+"""What kind of value a short text is: a clock, an id, a number.
+
+Owns the patterns. Must not know tokens, calls or pages.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+__all__ = ["FieldKind", "field_around", "first_value", "kind_of"]
+
+
+class FieldKind(Enum):
+    """What a changed value is."""
+
+    CLOCK = "clock"
+    ID = "id"
+    COUNT = "count"
+    OTHER = "other"
+
+
+_MONTHS = r"jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sep(?:t(?:ember)?)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?"  # noqa: E501
+_DAYS = r"mon(?:day)?|tue(?:s(?:day)?)?|wed(?:nesday)?|thu(?:r?s(?:day)?)?|fri(?:day)?|sat(?:urday)?|sun(?:day)?"
+_CLOCK = re.compile(
+    r"\d{1,2}:\d{2}(?!\d)"  # 10:31, 10:31:07.250
+    r"|\b\d{4}[-/.]\d{1,2}[-/.]\d{1,2}"  # 2026-01-05
+    r"|\b\d{1,2}[-/.]\d{1,2}[-/.]\d{4}\b"  # 05.01.2026
+    rf"|\b(?:{_MONTHS})\b\.?\s*\d{{1,4}}|\b\d{{1,2}}(?:[snr][td]|th)?\s+(?:{_MONTHS})\b"
+    rf"|\b(?:{_DAYS})\b,?\s+(?:\d|{_MONTHS})"
+    r"|\b1[5-9]\d{8}(?:\d{3}|\d{6}|\d{9})?\b"  # seconds since 1970, or parts of them
+    r"|\b\d{8}T\d{4,6}",
+    re.IGNORECASE,
+)
+_DAY_OR_MONTH = re.compile(rf"(?:{_MONTHS}|{_DAYS})\.?", re.IGNORECASE)
+_ABOUT_TIME = re.compile(r"\b(?:time|date|today|now|clock|timestamp|current[ _]?day|as of|o'clock)\b", re.IGNORECASE)
+_NUMBER = re.compile(r"[$€£#~+-]?\d[\d.,_\s]*(?:%|[kmgt]i?b?|ms|s|tokens?)?", re.IGNORECASE)
+_UUID = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", re.IGNORECASE)
+_HEX = re.compile(r"(?:0x)?[0-9a-f]{7,}", re.IGNORECASE)
+_MIXED = re.compile(r"[A-Za-z0-9_+/=.:-]{6,}")
+_ABOUT_ID = re.compile(
+    r"(?:\b|_)(?:id|ids|uuid|guid|session|request|trace|nonce|token|hash|sha|commit|key|run)\b[\"'\s:=#(\[]*\Z",
+    re.IGNORECASE,
+)
+# A value ends where text around it does.
+_LEFT = re.compile(r"[^\s\"'`<>(){}\[\],;=|]{0,48}\Z")
+_RIGHT = re.compile(r"\A[^\s\"'`<>(){}\[\],;=|]{0,48}")
+
+
+def field_around(before: str, changed: str, after: str) -> str:
+    """The whole value of which `changed` is the part that differs: `5` of `2026-01-05` gives `2026-01-05`."""
+    left = _LEFT.search(before)
+    right = _RIGHT.search(after)
+    # A change that begins or ends with a space is not the middle of a word.
+    head = "" if left is None or changed[:1].isspace() else left.group()
+    tail = "" if right is None or changed[-1:].isspace() else right.group()
+    return f"{head}{changed}{tail}"
+
+
+def first_value(text: str) -> str:
+    """The beginning of a changed text, up to where its first value ends; it may be empty."""
+    found = _RIGHT.search(text)
+    return found.group() if found else ""
+
+
+def kind_of(before: str, old: str, new: str, after: str) -> FieldKind:
+    """What kind of value went from `old` to `new`, between `before` and `after`."""
+    values = [field_around(before, text, after) for text in (old, new)]
+    # A word around the value says what it is: `now: 7`, `7 o'clock`.
+    context = f"{before[-40:]}"
+    stripped = [value.strip(" \n\t\"'`.,:;()[]{}<>") for value in values]
+    if any(map(_CLOCK.search, values)) or _is_part_of_clock(before, old, new, after):
+        return FieldKind.CLOCK
+    numeric = [bool(_NUMBER.fullmatch(value)) or not value for value in stripped]
+    if all(numeric) and any(stripped):
+        return FieldKind.CLOCK if _ABOUT_TIME.search(context) else FieldKind.COUNT
+    if any(map(_is_id, stripped)) or (_ABOUT_ID.search(before[-40:]) and any(map(_has_digit, stripped))):
+        return FieldKind.ID
+    if _only_digits_differ(*stripped):
+        return FieldKind.COUNT
+    return FieldKind.OTHER
+
+
+def _is_part_of_clock(before: str, old: str, new: str, after: str) -> bool:
+    """The value alone is a bare number or a name of a day or month: look at the line it stands in."""
+    bare = all(
+        re.fullmatch(r"[\d:.,/\sTZapmAPM-]*", text) or _DAY_OR_MONTH.fullmatch(text.strip(" ,.")) for text in (old, new)
+    )
+    if not bare or not (old.strip() or new.strip()):
+        return False
+    head = before[-24:].rsplit("\n", 1)[-1]
+    tail = after[:24].split("\n", 1)[0]
+    for text in (old, new):
+        for found in _CLOCK.finditer(f"{head}{text}{tail}"):
+            if found.start() < len(head) + len(text) and found.end() > len(head):
+                return True
+    return False
+
+
+def _is_id(value: str) -> bool:
+    if _UUID.search(value) or (_HEX.fullmatch(value) and _has_digit(value)):
+        return True
+    return any(
+        _has_digit(word) and _changes_kind(word) >= 3 for word in _MIXED.findall(value) if not word.startswith("http")
+    )
+
+
+def _changes_kind(word: str) -> int:
+    """How often letters and digits alternate: `toolu_01M5p3hDr6` more often than `astropy4`."""
+    return len(re.findall(r"(?<=[A-Za-z_-])\d|(?<=\d)[A-Za-z]", word))
+
+
+def _has_digit(value: str) -> bool:
+    return any(sign.isdigit() for sign in value)
+
+
+def _only_digits_differ(old: str, new: str) -> bool:
+    masked = [re.sub(r"\d+", "#", value) for value in (old, new)]
+    return masked[0] == masked[1] and "#" in masked[0]

@@ -1,0 +1,94 @@
+"""Breaks put together: by cause, and within a cause by what the changed place looks like; worst first.
+
+Owns the signature of a place. Must not know HTML or tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from sglang_pic.explain.cause import Cause
+from sglang_pic.explain.causes import Break
+
+__all__ = ["Group", "Grouping"]
+
+_SIGNATURE_CHARS = 40
+_WORD_WITH_DIGITS = re.compile(r"[A-Za-z_-]*\d[A-Za-z0-9_-]*")
+_SPACE = re.compile(r"\s+")
+# A last line shorter than this says nothing about the place.
+_MIN_LINE_CHARS = 4
+
+
+@dataclass(slots=True)
+class Group:
+    """Breaks of one cause at places that look alike."""
+
+    number: int
+    cause: Cause
+    signature: str
+    num_calls: int = 0
+    num_lost: int = 0
+    num_behind: int = 0
+    worst_lost: int = -1
+    worst_call: int = 0
+    """The call that lost most, as an example."""
+    worst: Break | None = None
+
+
+@dataclass(slots=True)
+class Grouping:
+    """All groups so far; one a signature, so it grows with the kinds of places and not with the calls."""
+
+    _groups: dict[tuple[Cause, str], Group] = field(default_factory=dict)
+
+    def add(self, found: Break, call: int, agent: str | None) -> Group:
+        """Count one call's break in its group."""
+        key = (found.cause, _signature(found, agent))
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(len(self._groups), *key)
+        group.num_calls += 1
+        group.num_lost += found.num_lost
+        group.num_behind += found.num_behind
+        if found.num_lost > group.worst_lost:
+            group.worst_lost, group.worst_call, group.worst = found.num_lost, call, found
+        return group
+
+    def in_order(self) -> list[Group]:
+        """By number, which is the order in which they were first seen."""
+        return list(self._groups.values())
+
+    def ranked(self) -> list[Group]:
+        """Most tokens lost first; of equals the one with more tokens behind its breaks, then the one seen first."""
+        return sorted(self._groups.values(), key=lambda group: (-group.num_lost, -group.num_behind, group.number))
+
+    def ranked_causes(self) -> list[tuple[Cause, list[Group]]]:
+        """The causes, most tokens lost first, each with its groups ranked."""
+        causes: dict[Cause, list[Group]] = {}
+        for group in self.ranked():
+            causes.setdefault(group.cause, []).append(group)
+        # Sorting is stable: equal causes stay in the order of their worst group.
+        return sorted(causes.items(), key=lambda item: -sum(group.num_lost for group in item[1]))
+
+
+def _signature(found: Break, agent: str | None) -> str:
+    match found.cause:
+        case Cause.COMPACTION | Cause.NEW_TASK | Cause.REWIND:
+            return ""
+        case Cause.AGENT if agent is not None:
+            return _mask(agent)
+        case Cause.MOVED | Cause.REMOVED:
+            # What stood before a note differs every time; the note does not.
+            return _mask(found.old.strip())[:_SIGNATURE_CHARS]
+        case Cause.INSERTED:
+            return _mask(found.after.strip())[:_SIGNATURE_CHARS]
+        case _:
+            text = found.before.rstrip()
+            line = text.rsplit("\n", 1)[-1]
+            return _mask(line if len(line.strip()) >= _MIN_LINE_CHARS else text)[-_SIGNATURE_CHARS:]
+
+
+def _mask(text: str) -> str:
+    """Digits, and words that have some, become `#`."""
+    return _SPACE.sub(" ", _WORD_WITH_DIGITS.sub("#", text)).strip()

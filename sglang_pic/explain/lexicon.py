@@ -1,0 +1,35 @@
+"""The text of token ids, learnt from the calls that had them.
+
+Owns a dictionary of the vocabulary that was seen; it works for every encoder, also for one that only hashes. Must not
+know tokenizers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from pic_traces.encode.encoded import EncodedCall, Tokens
+
+__all__ = ["Lexicon"]
+
+
+@dataclass(slots=True)
+class Lexicon:
+    """Texts by token id; as large as the vocabulary in use, which is what bounds it.
+
+    A character of several tokens is learnt with the first of them, so among rare characters one may show as another.
+    """
+
+    _texts: dict[int, str] = field(default_factory=dict)
+
+    def learn(self, encoded: EncodedCall, start: int) -> None:
+        """Note the texts of the tokens of the path from `start` on: O(new tokens)."""
+        ids, places = np.unique(encoded.path[start:], return_index=True)
+        for token, place in zip(ids.tolist(), places.tolist(), strict=True):
+            if token not in self._texts:
+                self._texts[token] = encoded.text(start + place, start + place + 1)
+
+    def decode(self, tokens: Tokens) -> str:
+        """The text of ids that were all learnt before; an unknown one reads as `\\ufffd`."""
+        return "".join(self._texts.get(token, "\ufffd") for token in tokens.tolist())

@@ -1,0 +1,193 @@
+"""Why a prefix broke: hand-made prompts, generated workloads, and the sample of real sessions."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from explain_fakes import WordEncoder, call_of, calls_of, chat, serve
+from pic_traces import load
+from pic_traces.encode import load_encoder
+from pic_traces.session import Call, Message
+
+from sglang_pic.census.simulate import simulate
+from sglang_pic.explain.cause import Cause
+from sglang_pic.explain.causes import Break, Diagnoser
+from sglang_pic.explain.groups import Grouping
+from sglang_pic.explain.lexicon import Lexicon
+
+WORDS = ["red", "blue", "fast", "slow", "tree", "house", "river", "stone", "cloud", "light", "paper", "glass", "north"]
+
+
+def prose(seed: int, num_words: int = 150) -> str:
+    """Different text for every seed, the same for the same one."""
+    rng = random.Random(seed)
+    return " ".join(rng.choice(WORDS) for _ in range(num_words))
+
+
+def diagnose(*calls: Call) -> list[Break | None]:
+    encoder = WordEncoder()
+    diagnoser = Diagnoser(encoder.decode)
+    return [diagnoser.diagnose(outcome) for outcome in serve(calls, encoder)]
+
+
+def second(first: list[Message], then: list[Message], **options: str | int) -> Break:
+    """What broke the second of two calls of one session."""
+    _, found = diagnose(call_of(first), call_of(then, index=1, **options))  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+BODY = prose(1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "cause"),
+    [
+        ("Current time: 2026-01-05 10:31:07.", "Current time: 2026-01-05 10:32:40.", Cause.CLOCK),
+        ("Session id: 3f2a9c1e77.", "Session id: b71d0e44aa.", Cause.ID),
+        ("You have 19 turns left.", "You have 18 turns left.", Cause.COUNT),
+        ("Mode: planning.", "Mode: writing.", Cause.FIELD),
+        ("Time: 10:31.\nMessages: 4.\nModel: birch.", "Time: 10:33.\nMessages: 6.\nModel: cedar two.", Cause.CLOCK),
+        (prose(2), prose(3), Cause.REPLACED),
+        ("", prose(4), Cause.INSERTED),
+        (prose(5), "", Cause.REMOVED),
+        (prose(6), "[cleared]", Cause.REMOVED),
+    ],
+)
+def test_what_changed_in_front_of_the_same_text(old: str, new: str, cause: Cause) -> None:
+    head = "You are an agent.\n"
+    found = second(chat(f"{head}{old}\n{BODY}", "Go."), chat(f"{head}{new}\n{BODY}", "Go."))
+    assert found.cause is cause
+    assert found.num_lost > 100
+    assert found.old_len is not None
+    assert found.new_len is not None
+
+
+def test_texts_are_cut_out_exactly() -> None:
+    found = second(chat(f"Mode: planning.\n{BODY}", "Go."), chat(f"Mode: writing.\n{BODY}", "Go."))
+    assert (found.old, found.new) == (" planning", " writing")
+    assert found.before.endswith("Mode:")
+    assert found.after.startswith(".\n")
+    assert (found.old_len, found.new_len) == (1, 1)
+
+
+def test_continuing_is_no_break() -> None:
+    first, then = chat("You are.", BODY), chat("You are.", BODY, "ok", "and now?")
+    assert diagnose(call_of(first), call_of(then, index=1)) == [None, None]
+
+
+def test_order() -> None:
+    one, two, three = prose(7), prose(8), prose(9)
+    for order in ((two, one, three), (three, one, two), (two, three, one)):
+        found = second(chat("Rank.", "\n\n".join((one, two, three))), chat("Rank.", "\n\n".join(order)))
+        assert found.cause is Cause.REORDERED, order
+
+
+def test_note_that_moves_with_the_end() -> None:
+    note = "\n\nREMINDER: you have {} turns left to complete the whole of the task that you were given."
+    first = chat("You are.", BODY + note.format(19))
+    then = chat("You are.", BODY, "done with that", "go on" + note.format(18))
+    found = second(first, then)
+    assert found.cause is Cause.MOVED
+    assert "REMINDER" in found.old
+
+
+def test_answer_that_came_back_changed() -> None:
+    answer = f"Let me think about it for a while.\n\n{prose(10)}"
+    first, then = chat("You are.", BODY), chat("You are.", BODY, prose(10), "next")
+    found = diagnose(call_of(first, answer), call_of(then, index=1))[1]
+    assert found is not None
+    assert found.cause is Cause.ANSWER
+
+
+def test_compaction_keeps_a_tail() -> None:
+    turns = [prose(20 + n, 300) for n in range(12)]
+    system = prose(19)
+    first = chat(system, *turns[:10])
+    grown = chat(system, *turns[:10], "ok", turns[11])
+    summary = chat(system, f"A summary of it all: {prose(50, 120)}", "ok", turns[11], "ok", "and now?")
+    found = diagnose(call_of(first), call_of(grown, index=1), call_of(summary, index=2))[2]
+    assert found is not None
+    assert found.cause is Cause.COMPACTION
+    assert found.num_lost > 200
+
+
+def test_other_agent_and_other_task() -> None:
+    code = prose(30, 200)
+    writer = call_of(chat(f"You are the writer. {prose(31)}", code), agent="writer")
+    reviewer = call_of(chat(f"You are the reviewer. {prose(32)}", f"Review: {code}"), index=1, agent="reviewer")
+    fresh = call_of(chat(f"You are the writer. {prose(31)}", prose(33)), session="t", agent="writer")
+    causes = [found and found.cause for found in diagnose(writer, reviewer, fresh)]
+    assert causes == [None, Cause.AGENT, Cause.NEW_TASK]
+
+
+def test_retry_and_step_back_lose_nothing() -> None:
+    first, then = chat("You are.", BODY), chat("You are.", BODY, "ok", "go on")
+    found = diagnose(call_of(first), call_of(then, index=1), call_of(first, "other", index=2), call_of(then, index=3))
+    assert [item and item.cause for item in found] == [None, None, Cause.REWIND, Cause.REWIND]
+    assert [item.num_lost for item in found if item] == [0, 0]
+
+
+def test_every_cause_has_its_words() -> None:
+    assert len({cause.label for cause in Cause}) == len(Cause)
+    assert all(cause.advice.endswith(".") for cause in Cause)
+
+
+def worst_cause(trace: str) -> Counter[Cause]:
+    """Tokens lost by cause, on what census and encoder really give."""
+    encoder, lexicon, lost = load_encoder(None), Lexicon(), Counter[Cause]()
+    diagnoser = Diagnoser(lexicon.decode)
+    for outcome in simulate([(trace, load(trace))], encoder):
+        if (found := diagnoser.diagnose(outcome)) is not None:
+            lost[found.cause] += found.num_lost
+            assert "\ufffd" not in found.old
+        lexicon.learn(outcome.encoded, outcome.prefix_len)
+    return lost
+
+
+@pytest.mark.parametrize(
+    ("trace", "cause"),
+    [
+        ("gen:agent_meta?sessions=1&calls=6", Cause.REPLACED),
+        ("gen:sysvar?sessions=1", Cause.CLOCK),
+        ("gen:reorder?sessions=1", Cause.REORDERED),
+        ("gen:rerank?sessions=1", Cause.REORDERED),
+        ("gen:tool_aging?sessions=1", Cause.REMOVED),
+        ("gen:compact?sessions=1", Cause.COMPACTION),
+        ("gen:subagents?sessions=1", Cause.AGENT),
+    ],
+)
+def test_generated_workload_is_known_for_what_it_does(trace: str, cause: Cause) -> None:
+    lost = worst_cause(trace)
+    assert lost.most_common(1)[0][0] is cause
+    assert lost[cause] > 0.9 * lost.total()
+
+
+def test_sample_of_real_sessions() -> None:
+    """As read by people: states of tasks, and lists that grow inside a prompt."""
+    lost = worst_cause("sample:opendevin")
+    assert {Cause.FIELD, Cause.INSERTED} <= {cause for cause, _ in lost.most_common(2)}
+
+
+def test_places_that_look_alike_are_one_group() -> None:
+    calls = [
+        call_of(chat(f"Number {n} of it. Time: 10:{n + 10}:00.\n{BODY}", "Go."), session=f"s{n}") for n in range(5)
+    ]
+    encoder, grouping = WordEncoder(), Grouping()
+    diagnoser = Diagnoser(encoder.decode)
+    for outcome in serve(calls, encoder):
+        if (found := diagnoser.diagnose(outcome)) is not None:
+            grouping.add(found, outcome.ref.number, outcome.agent)
+    (group,) = grouping.ranked()
+    assert group.num_calls == 4
+    assert group.num_lost == sum(item.num_lost for item in diagnose(*calls) if item)
+    assert grouping.ranked_causes() == [(group.cause, [group])]
+
+
+def test_call_order_of_sessions_is_kept() -> None:
+    """Agents of one session do not end each other's history."""
+    session = next(iter(load("gen:subagents?sessions=1")))
+    found = diagnose(*calls_of([session]))
+    assert Cause.COMPACTION not in {item.cause for item in found if item}

@@ -1,0 +1,118 @@
+"""What the page is told, and how much of it."""
+
+from __future__ import annotations
+
+import base64
+import re
+import zlib
+
+import msgspec
+import numpy as np
+import pytest
+from explain_fakes import WordEncoder, call_of, chat, serve
+from pic_traces import load
+from pic_traces.encode import load_encoder
+
+from sglang_pic.census.simulate import simulate
+from sglang_pic.explain.data import Payload, PayloadBuilder
+from sglang_pic.explain.lexicon import Lexicon
+from sglang_pic.explain.page import html_page
+from sglang_pic.explain.snippets import ELLIPSIS, SnippetPool, quote
+
+
+def build(trace: str, **options: int) -> tuple[PayloadBuilder, Payload]:
+    encoder = load_encoder(None)
+    builder = PayloadBuilder(**{"num_calls": 100, **options})
+    for outcome in simulate([(trace, load(trace))], encoder):
+        builder.add(outcome)
+    return builder, builder.build(encoder.name, is_exact=encoder.is_exact)
+
+
+@pytest.mark.parametrize("trace", ["sample:opendevin", "gen:sysvar?sessions=2", "gen:random?sessions=3"])
+def test_calls_are_whole(trace: str) -> None:
+    builder, payload = build(trace)
+    assert (
+        len(payload.calls)
+        == builder.totals.num_calls
+        == sum(group.num_calls for group in payload.groups) + sum(call.found is None for call in payload.calls)
+    )
+    for number, call in enumerate(payload.calls):
+        runs = [tuple(call.runs[at : at + 5]) for at in range(0, len(call.runs), 5)]
+        spans, at = 1, call.prefix_len
+        for start, end, shift, seam_len, donor in runs:
+            assert at <= start < end < call.prompt_len
+            assert start - shift >= 0
+            assert seam_len <= start - at
+            assert donor < number
+            spans += 1 + (start > at)
+            at = end
+        assert len(call.texts) == spans + (at < call.prompt_len)
+        assert max(call.texts) < len(payload.texts)
+    assert sum(end - start for call in payload.calls for start, end in _runs(call.runs)) == builder.totals.chunk_tokens
+    assert all(len(text) <= 260 for text in payload.texts)
+
+
+def _runs(flat: list[int]) -> list[tuple[int, int]]:
+    return [(flat[at], flat[at + 1]) for at in range(0, len(flat), 5)]
+
+
+def test_losses_add_up() -> None:
+    """What can be recovered stands behind a break or in a call that continues: nothing is counted twice or left out."""
+    builder, payload = build("sample:opendevin")
+    lost = sum(group.num_lost for group in payload.groups)
+    assert lost + builder.totals.appended_tokens == builder.totals.chunk_tokens
+    assert lost == sum(group.num_lost for group in builder.grouping.ranked())
+
+
+def test_text_is_bounded_by_the_page_and_by_the_call() -> None:
+    _, payload = build("sample:opendevin", max_bytes=5_000)
+    assert sum(map(len, payload.texts)) <= 5_000
+    assert payload.num_texts_left_out > 0
+    _, many = build("sample:opendevin", num_calls=10_000_000)
+    assert max(sum(len(many.texts[text]) for text in call.texts) for call in many.calls) < 1_000
+
+
+def test_page_is_deterministic_and_carries_the_payload() -> None:
+    _, payload = build("sample:opendevin")
+    page = html_page(payload, "a title")
+    assert page == html_page(build("sample:opendevin")[1], "a title")
+    packed = re.search(r'id="payload">([A-Za-z0-9+/=]*)</script>', page)
+    assert packed is not None
+    assert msgspec.json.decode(zlib.decompress(base64.b64decode(packed[1])), type=Payload) == payload
+
+
+def test_title_is_escaped() -> None:
+    page = html_page(PayloadBuilder(0).build("words", is_exact=False), "</title><script>alert(1)</script>{x}")
+    assert "<script>alert" not in page
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;{x}") == 2
+
+
+def test_lexicon_gives_back_what_it_learnt() -> None:
+    encoder, lexicon = WordEncoder(), Lexicon()
+    encoded = encoder.encode(call_of(chat("You are Ödön, 東京.", "x = {1: 2}"), "fine"))
+    lexicon.learn(encoded, 3)
+    assert lexicon.decode(encoded.path[3:]) == encoded.text(3, len(encoded.path))
+    assert lexicon.decode(np.array([9_999], np.int32)) == "\ufffd"
+
+
+def test_quote_keeps_head_and_tail() -> None:
+    text = "abcdefghij" * 100
+    quoted = quote(lambda start, end: text[4 * start : 4 * end], 0, len(text) // 4, 60)
+    assert quoted == f"{text[:40]}{ELLIPSIS}{text[-20:]}"
+    assert quote(lambda start, end: text[start:end], 5, 25, 60) == text[5:25]
+    assert quote(lambda start, end: "long words " * (end - start), 0, 3, 20).count(ELLIPSIS) == 1
+
+
+def test_pool_keeps_a_text_once() -> None:
+    pool = SnippetPool(max_bytes=5)
+    assert [pool.add(text) for text in ("ab", "", "ab", "cde", "f", "ab")] == [1, 0, 1, 2, 0, 1]
+    assert pool.num_refused == 1
+
+
+def test_fake_cache_and_census_agree_on_prefixes() -> None:
+    """The tests of causes stand on the fake; it must see the same breaks as the real simulation."""
+    calls = [call for session in load("sample:opendevin") for call in session.calls()]
+    encoder = load_encoder(None)
+    real = simulate([("f", load("sample:opendevin"))], encoder)
+    for one, other in zip(real, serve(calls, encoder), strict=True):
+        assert (one.prefix_len, len(one.expected) > 0) == (other.prefix_len, len(other.expected) > 0)

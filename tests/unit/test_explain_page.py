@@ -1,0 +1,394 @@
+"""The page in a real browser: what is drawn, pointed at, clicked, filtered, and never taken for markup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from explain_browser import Page, find_browser, open_browser
+from explain_fakes import WordEncoder, call_of, chat, serve
+from pic_traces import load
+from pic_traces.encode import load_encoder
+from pic_traces.session import Call
+
+from sglang_pic.census.simulate import simulate
+from sglang_pic.explain.data import BreakRow, CallRow, GroupRow, Payload, PayloadBuilder, SessionRow
+from sglang_pic.explain.page import html_page
+
+BROWSER = find_browser()
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on PATH")
+
+MANY = 10_000
+# Of a view of 900 pixels, with what is kept above and below it.
+MOST_ROWS = 80
+BODY = " ".join(f"word{number % 7} of{number % 11} many{number % 13}" for number in range(60))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    pytest.importorskip("websocket", reason="websocket-client is not installed here")
+    assert BROWSER is not None
+    with open_browser(BROWSER, tmp_path_factory.mktemp("browser")) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    encoder = load_encoder(None)
+    builder = PayloadBuilder(36)
+    for outcome in simulate([("sample:opendevin", load("sample:opendevin"))], encoder):
+        builder.add(outcome)
+    return write(tmp_path_factory, builder.build(encoder.name, is_exact=False))
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """10,000 calls in 100 sessions, each with a break, two runs and texts; every tenth lost something."""
+    calls = [
+        CallRow(
+            session=number // 100,
+            index=number % 100,
+            agent=number % 2,
+            prompt_len=2_000 + number % 900,
+            answer_len=50,
+            prefix_len=500,
+            runs=[510, 900, 7, 1, number - 1, 950, 960, -3, 1, number - 2] if number > 1 and number % 10 == 0 else [],
+            texts=[1, 2, 3, 2, 3, 2] if number > 1 and number % 10 == 0 else [1, 2],
+            found=BreakRow(number % 2, 500, 3, 4, 1, 2, 3, 4, number - 1) if number else None,
+        )
+        for number in range(MANY)
+    ]
+    payload = Payload(
+        schema_version=1,
+        encoder="words",
+        is_exact=True,
+        files=["log.jsonl"],
+        sessions=[SessionRow(0, f"session-{number:03d}") for number in range(100)],
+        agents=["", "reviewer"],
+        causes=PayloadBuilder(0).build("", is_exact=True).causes,
+        groups=[
+            GroupRow("clock", "Time:", MANY // 2 - 1, 400 * (MANY // 10 - 1), 10_000_000, 10),
+            GroupRow("id", "id:", MANY // 2, 0, 9_000_000, 1),
+        ],
+        calls=calls,
+        texts=["", "before", "10:31", "10:32", "after"],
+        num_texts_left_out=0,
+    )
+    return write(tmp_path_factory, payload)
+
+
+def write(tmp_path_factory: pytest.TempPathFactory, payload: Payload, title: str = "a test") -> Path:
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    path.write_text(html_page(payload, title))
+    return path
+
+
+def explain(tmp_path_factory: pytest.TempPathFactory, calls: list[Call], title: str = "a test") -> Path:
+    builder = PayloadBuilder(len(calls))
+    for outcome in serve(calls, WordEncoder()):
+        builder.add(outcome)
+    return write(tmp_path_factory, builder.build("words", is_exact=False), title)
+
+
+def choose(page: Page, control: str, value: str) -> None:
+    page.run(
+        f"(() => {{ const node = document.getElementById('{control}'); node.value = '{value}';"
+        " node.dispatchEvent(new Event('input')); })()"
+    )
+    page.frame()
+
+
+def to_calls(page: Page) -> None:
+    page.run("document.getElementById('bars').scrollIntoView()")
+    page.frame()
+
+
+def rows(page: Page) -> list[str]:
+    """The labels of the rows in the document, from top to bottom."""
+    script = (
+        "[...document.querySelectorAll('.row')]"
+        ".sort((a, b) => a.getBoundingClientRect().top - b.getBoundingClientRect().top)"
+        ".map((row) => row.getAttribute('aria-label'))"
+    )
+    found: list[str] = page.run(script)
+    return found
+
+
+def place(page: Page, call: int, token: float) -> tuple[float, float]:
+    """Where a token of a call's bar is drawn, while the whole width stands for `longest` tokens of all calls."""
+    box = page.run(
+        f"(() => {{ const row = document.getElementById('call-{call}');"
+        " const box = row.querySelector('canvas').getBoundingClientRect();"
+        " return [box.left, box.width, box.top, row.call.promptLen + row.call.answerLen]; })()"
+    )
+    return box[0] + box[1] * token / box[3], box[2] + 13
+
+
+def card(page: Page) -> str:
+    page.frame()
+    text: str = page.run(
+        "(() => { const card = document.getElementById('card');"
+        " return card.classList.contains('hidden') ? '' : card.innerText; })()"
+    )
+    return text
+
+
+def box_of(page: Page, selector: str) -> dict[str, float]:
+    """Where the first such node stands in the view."""
+    found: dict[str, float] = page.run(f"document.querySelector('{selector}').getBoundingClientRect().toJSON()")
+    return found
+
+
+def first_run(page: Page) -> tuple[int, list[int]]:
+    """A call that is drawn now and has a run of some width, and the run."""
+    found: list[Any] = page.run(
+        "(() => { for (const row of document.querySelectorAll('.row')) { const { runs, number } = row.call;"
+        " if (runs.length && runs[1] - runs[0] > 100) return [number, runs.slice(0, 5)]; } })()"
+    )
+    return found[0], found[1]
+
+
+def test_nothing_goes_wrong_and_nothing_is_asked_for(page: Page, sample: Path) -> None:
+    page.open(sample)
+    to_calls(page)
+    assert page.run("document.documentElement.dataset.state") == "ready"
+    assert page.complaints() == []
+    assert page.requests() == [sample.as_uri()]
+    tiles = page.run("document.getElementById('tiles').innerText").split()
+    assert tiles[0] == "36"
+    assert page.run("document.querySelectorAll('.cause').length") >= 3
+    assert page.run("document.querySelector('.cause del') !== null && document.querySelector('.cause ins') !== null")
+
+
+def test_policy_stops_requests_and_foreign_scripts(page: Page, sample: Path) -> None:
+    page.open(sample)
+    assert page.run("fetch('https://example.com/').then(() => 'sent', () => 'refused')") == "refused"
+    page.run("document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.ran = 1'}))")
+    assert page.run("window.ran === undefined")
+
+
+def test_ten_thousand_calls_cost_what_is_in_view(page: Page, large: Path) -> None:
+    assert large.stat().st_size < 1_000_000
+    page.open(large)
+    assert int(page.run("document.documentElement.dataset.readyMs")) < 20_000
+    to_calls(page)
+    assert 20 < page.run("document.querySelectorAll('.row').length") < MOST_ROWS
+    assert page.run("document.querySelectorAll('*').length") < 1_200
+    page.run("window.scrollTo(0, document.documentElement.scrollHeight)")
+    page.frame()
+    assert page.run("document.querySelectorAll('.row').length") < MOST_ROWS
+    assert "call 99" in rows(page)[-1]
+    for share in (0.2, 0.4, 0.6, 0.8):
+        page.run(f"window.scrollTo(0, {share} * document.documentElement.scrollHeight)")
+        page.frame()
+    drawn = int(page.run("document.documentElement.dataset.rowsDrawn"))
+    assert drawn < 7 * MOST_ROWS, "only what came into view was ever drawn"
+    assert page.complaints() == []
+
+
+def test_hover_shows_text_donor_and_position(page: Page, sample: Path) -> None:
+    page.open(sample, height=1600)
+    choose(page, "scale", "call")
+    to_calls(page)
+    call, (start, end, shift, _, donor) = first_run(page)
+    page.move(*place(page, call, (start + end) / 2))
+    text = card(page)
+    assert f"Chunk hit: {end - start:,} tokens" in text
+    assert f"[{start:,}, {end:,})" in text
+    assert f"[{start - shift:,}, {end - shift:,})" in text
+    index = page.run(f"document.getElementById('call-{donor}')?.call.index")
+    assert index is None or f"call {index}" in text
+    assert len(page.run("document.querySelector('#card pre').textContent")) > 20
+    page.move(*place(page, call, 0))
+    assert "Prefix hit" in card(page)
+    page.move(5, 5)
+    assert card(page) == ""
+
+
+def test_bar_has_the_colours_of_its_spans(page: Page, sample: Path) -> None:
+    page.open(sample, height=1600)
+    choose(page, "scale", "call")
+    to_calls(page)
+    call, (start, end, _, _, _) = first_run(page)
+    script = """(() => {{
+      const row = document.getElementById('call-{call}');
+      const canvas = row.querySelector('canvas');
+      const {{ promptLen, answerLen }} = row.call;
+      const at = (token) => {{
+        const x = Math.floor((token / (promptLen + answerLen)) * canvas.width);
+        const pixel = canvas.getContext('2d').getImageData(x, 18, 1, 1).data;
+        return '#' + [...pixel].slice(0, 3).map((part) => part.toString(16).padStart(2, '0')).join('');
+      }};
+      const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+      return [at({prefix}), colour('--prefix'), at({run}), colour('--computed')];
+    }})()"""
+    prefix = page.run(f"document.getElementById('call-{call}').call.prefixLen")
+    drawn, wanted, run, computed = page.run(script.format(call=call, prefix=prefix * 0.9, run=(start + end) / 2))
+    assert drawn == wanted
+    assert run not in (wanted, computed)
+
+
+def test_click_goes_to_the_donor_and_back(page: Page, large: Path) -> None:
+    page.open(large)
+    choose(page, "find", "session-050")
+    choose(page, "scale", "call")
+    to_calls(page)
+    assert {label[:11] for label in rows(page)} == {"session-050"}
+    # Its donor is the last call of the session before, which the filter hides.
+    page.click(*place(page, 5_000, 700))
+    page.frame()
+    assert page.run("document.getElementById('find').value") == ""
+    assert page.run("document.querySelector('.row.flash').call.number") == 4_999
+    box = box_of(page, ".row.flash")
+    assert 100 < box["top"] < box["bottom"] < 900
+    page.run("document.getElementById('back').click()")
+    page.frame()
+    assert page.run("document.querySelector('.row.flash').call.number") == 5_000
+    assert page.run("document.getElementById('back').classList.contains('hidden')")
+
+
+def test_filter_and_sort(page: Page, large: Path) -> None:
+    page.open(large)
+    to_calls(page)
+    assert page.run("document.querySelectorAll('.session').length") >= 1
+    choose(page, "cause", "clock")
+    assert page.run("document.getElementById('shown').textContent") == f"{MANY // 2 - 1:,} of 10,000 calls"
+    choose(page, "cause", "lost")
+    assert page.run("document.getElementById('shown').textContent") == f"{MANY // 10 - 1:,} of 10,000 calls"
+    choose(page, "sort", "lost")
+    to_calls(page)
+    assert page.run("document.querySelectorAll('.session').length") == 0
+    lost = page.run("[...document.querySelectorAll('.row')].map((row) => row.call.lost)")
+    assert lost == sorted(lost, reverse=True)
+    choose(page, "find", "no such session")
+    assert page.run("document.querySelectorAll('.row').length") == 0
+    assert page.run("!document.getElementById('empty').classList.contains('hidden')")
+    page.run("document.getElementById('reset').click()")
+    page.frame()
+    assert page.run("document.getElementById('shown').textContent") == "10,000 calls"
+
+
+def test_cause_opens_to_its_calls_and_leads_to_their_bars(page: Page, sample: Path) -> None:
+    page.open(sample)
+    page.run("document.querySelector('details.place summary').click()")
+    page.frame()
+    links = "document.querySelectorAll('details.place[open] button.link')"
+    assert page.run(f"{links}.length") >= 1
+    lost = page.run("[...document.querySelectorAll('.cause')].map((node) => node.dataset.cause)")
+    assert lost[0] == "field"
+    page.run(f"{links}[0].click()")
+    page.frame()
+    assert page.run("document.querySelector('.row.flash').call.found.group.cause.key") == "field"
+    page.run("[...document.querySelectorAll('.cause footer button')].at(-1).click()")
+    page.frame()
+    assert page.run("document.getElementById('cause').value") != ""
+
+
+def test_keys_walk_calls_and_spans(page: Page, sample: Path) -> None:
+    page.open(sample)
+    choose(page, "cause", "lost")
+    to_calls(page)
+    page.run("document.getElementById('bars').focus()")
+    page.press("Home")
+    active = "document.querySelector('.row.active').call.number"
+    first = page.run(active)
+    assert "Computed" in card(page), "the break is where it begins"
+    page.press("ArrowRight")
+    assert "Chunk hit" in card(page)
+    page.press("ArrowDown")
+    assert page.run(active) > first
+    page.press("ArrowUp")
+    assert page.run(active) == first
+    assert page.run("document.getElementById('bars').getAttribute('aria-activedescendant')") == f"call-{first}"
+    donor = page.run(f"document.getElementById('call-{first}').call.runs[4]")
+    page.press("ArrowRight")
+    page.press("Enter")
+    page.frame()
+    assert page.run(active) == donor
+
+
+def test_touch_shows_the_card_first_and_goes_to_the_donor_by_its_button(page: Page, sample: Path) -> None:
+    page.open(sample, width=400, height=800)
+    page.call("Emulation.setTouchEmulationEnabled", enabled=True)
+    choose(page, "cause", "lost")
+    choose(page, "scale", "call")
+    to_calls(page)
+    call, (start, end, _, _, donor) = first_run(page)
+    x, y = place(page, call, (start + end) / 2)
+    page.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+    page.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    page.frame()
+    assert "Go to the donor" in card(page)
+    assert page.run("document.querySelector('.row.flash') === null")
+    page.run("document.querySelector('#card .buttons button').click()")
+    page.frame()
+    assert page.run("document.querySelector('.row.flash').call.number") == donor
+    page.call("Emulation.setTouchEmulationEnabled", enabled=False)
+
+
+def test_text_is_never_taken_for_markup(page: Page, tmp_path_factory: pytest.TempPathFactory) -> None:
+    evil = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>\u2028 ${`x`} {brace}"
+    calls = [
+        call_of(chat(f"{evil} mode one.\n{BODY}", evil), evil, session=f"{evil}A", agent=evil),
+        call_of(chat(f"{evil} mode two.\n{BODY}", evil), evil, session=f"{evil}A", index=1, agent=evil),
+    ]
+    page.open(explain(tmp_path_factory, calls, evil))
+    page.run("document.querySelector('details.place summary').click()")
+    choose(page, "scale", "call")
+    to_calls(page)
+    page.move(*place(page, 1, 20))
+    shown = card(page)
+    assert "<script>window.hacked" in shown
+    assert page.run("document.querySelector('.place .diff').textContent").count("<img") >= 1
+    assert page.run("window.hacked === undefined")
+    assert page.run("document.querySelectorAll('img').length") == 0
+    assert page.run("document.querySelectorAll('script').length") == 1
+    assert page.complaints() == []
+
+
+def test_one_call_and_no_breaks(page: Page, tmp_path_factory: pytest.TempPathFactory) -> None:
+    page.open(explain(tmp_path_factory, [call_of(chat("You are.", "Hello."))]))
+    to_calls(page)
+    assert "Nothing broke" in page.run("document.getElementById('causes').innerText")
+    assert "1 call" in page.run("document.getElementById('shown').textContent")
+    assert len(rows(page)) == 1
+    page.open(explain(tmp_path_factory, []))
+    assert page.complaints() == []
+    page.open(explain(tmp_path_factory, [call_of(chat("One.", "x")), call_of(chat("Two.", "y"), session="t")]))
+    assert "the text is new" in page.run("document.getElementById('causes').innerText")
+
+
+@pytest.mark.parametrize("width", [400, 1600])
+def test_nothing_is_wider_than_the_screen(page: Page, tmp_path_factory: pytest.TempPathFactory, width: int) -> None:
+    name = "a-very-long-name-of-a-session" * 12
+    calls = [
+        call_of(chat(f"mode {number}.\n{BODY}", "x" * 300), session=name, index=number, agent="agent" * 30)
+        for number in range(3)
+    ]
+    page.open(explain(tmp_path_factory, calls, name), width=width, height=800, dark=True)
+    to_calls(page)
+    assert page.run("document.documentElement.scrollWidth") == width
+    assert page.run(
+        "[...document.querySelectorAll('.row, .session')].every((row) => row.scrollWidth <= row.clientWidth + 1)"
+    )
+    page.run("document.getElementById('bars').focus()")
+    page.press("End")
+    box = box_of(page, "#card")
+    assert 0 <= box["left"] < box["right"] <= width
+    assert 0 <= box["top"] < box["bottom"] <= 800
+
+
+def test_paper_is_light_and_has_the_first_calls(page: Page, large: Path) -> None:
+    page.open(large, dark=True)
+    page.call("Emulation.setEmulatedMedia", media="print")
+    page.run("window.dispatchEvent(new Event('beforeprint'))")
+    page.frame()
+    assert page.run("document.querySelectorAll('.row').length") > 100
+    assert page.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.run("getComputedStyle(document.querySelector('.tools')).display") == "none"
+    page.run("window.dispatchEvent(new Event('afterprint'))")
+    page.call("Emulation.setEmulatedMedia", media="")
+    page.frame()
+    assert page.run("document.querySelectorAll('.row').length") < MOST_ROWS
