@@ -36,7 +36,7 @@ function showFigures(model) {
     : `A prefix cache serves ${percent(prefix, prompt)} of the prompt tokens. Position-independent reuse would recover another `
       + `${percent(hit, prompt)}: ${percent(hit, prompt - prefix)} of what is computed otherwise.`;
   document.getElementById("headline").textContent = headline;
-  const notes = [`Tokens: ${payload.encoder}`];
+  const notes = [`Tokens counted by ${payload.encoder}`];
   if (!payload.is_exact) notes.push("--tokenizer DIR counts a model's own");
   if (payload.num_texts_left_out) notes.push(`${plural(payload.num_texts_left_out, "quotation")} left out to keep the page small`);
   document.getElementById("notes").textContent = `${notes.join("; ")}.`;
