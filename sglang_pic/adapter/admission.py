@@ -71,20 +71,32 @@ class PicPrefillAdder(PrefillAdder):
     def add_chunked_req(self, req: Any) -> Any:
         """Continue a chunked request: plan what is left of it, cut the next chunk by computed tokens."""
         self.tree_cache.plan_request(req)
+        extend_len = self._spliced_chunk_len(req)
         pending = self.tree_cache.pending_of(req)
-        if pending is None or self.rem_chunk_tokens is None:
+        if pending is None or extend_len is None:
             rest = super().add_chunked_req(req)
         else:
-            limit = min(self.rem_chunk_tokens, self.chunked_req_limit or self.rem_chunk_tokens)
-            plan = pending.plan
-            extend_len = plan.cut(limit, page_size=self.page_size) - plan.prefix_len
-            with self._budgets(chunk=extend_len, spliced=plan.num_spliced, request_limit=extend_len):
+            with self._budgets(chunk=extend_len, spliced=pending.plan.num_spliced, request_limit=extend_len):
                 rest = super().add_chunked_req(req)
         if self.can_run_list and self.can_run_list[-1] is req:
             self._settle(req, pending, first_chunk=False)
         else:
             self.tree_cache.drop_pending(req)
         return rest
+
+    def _spliced_chunk_len(self, req: Any) -> int | None:
+        """Tokens of the next chunk with the runs in it; None without a plan, which is dropped where slots are short."""
+        pending = self.tree_cache.pending_of(req)
+        if pending is None or self.rem_chunk_tokens is None:
+            return None
+        limit = min(self.rem_chunk_tokens, self.chunked_req_limit or self.rem_chunk_tokens)
+        extend_len = pending.plan.cut(limit, page_size=self.page_size) - pending.plan.prefix_len
+        # NOTE: SGLang lets a chunked request go on whatever the budget says, as its first chunk was admitted. The slots
+        # of a longer chunk, and those that the donors' locks keep from eviction, were not.
+        if self.ceil_paged_tokens(extend_len) + self.page_size > self.cur_rem_tokens:
+            self.tree_cache.drop_pending(req, Fallback.MEMORY)
+            return None
+        return extend_len
 
     def _settle(self, req: Any, pending: PendingSplice | None, *, first_chunk: bool) -> None:
         """Clip the plan to the chunk that was admitted, and give back what its runs were charged."""

@@ -78,6 +78,8 @@ CONTRACT: tuple[Symbol, ...] = (
     Symbol(
         f"{_ADDER}._select_prefill_admission", ("req",), ("self.rem_chunk_tokens", "_PrefillAdmission("), why="budgets"
     ),
+    Symbol(f"{_ADDER}.cur_rem_tokens", (), ("self.memory_budget.remaining_current",), why="slots of a longer chunk"),
+    Symbol(f"{_ADDER}.ceil_paged_tokens", ("tokens",), why="slots of a longer chunk"),
     Symbol(f"{_ADDER}._commit_prefill_admission", ("req", "admission", "mamba_gap_reserve"), why="budgets"),
     Symbol(
         f"{_ADDER}._update_prefill_budget",
