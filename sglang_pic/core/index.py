@@ -9,9 +9,11 @@ Everything here is deterministic: the same calls leave the same state and give t
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import msgspec
 
@@ -31,7 +33,7 @@ _MAX_DONORS_PER_PUBLICATION = 2
 
 # Estimated from sys.getsizeof on CPython 3.11, dictionary entries included.
 _TOKEN_BYTES = 4
-_SEGMENT_BYTES = 560
+_SEGMENT_BYTES = 700
 _DONOR_BYTES = 48
 _TAIL_BYTES = 110
 
@@ -115,11 +117,11 @@ class ContentIndex:
         space = self._space(namespace)
         path = self._store(space, tokens)
         holes = merge_spans(spliced)
-        fresh = subtract_spans(merge_spans(intersect_spans(computed, 0, len(tokens))), holes)
+        fresh = subtract_spans(intersect_spans(merge_spans(computed), 0, len(tokens)), holes)
         fresh = self._mark(space, path, fresh, holes)
         if fresh:
             self._add_donors(space, path, tokens, fresh, delimiters)
-        space.trie.touch(path[-1])
+        space.trie.touch([path[-1]])
         self._evict()
 
     def plan(
@@ -138,8 +140,8 @@ class ContentIndex:
             namespace: only donors of this one are considered.
             tokens: the prompt.
             prefix_len: what the tree matched exactly.
-            resolve: asked once for every run chosen. Where a path is shorter in the tree than here it is shortened
-                here too, and another donor is tried.
+            resolve: asked for every run before it is chosen. Where a path is shorter in the tree than here it is
+                shortened here too, and another donor is tried.
             end: the prompt's length if it is not all of `tokens`.
             options: the request's own settings.
 
@@ -229,7 +231,11 @@ class ContentIndex:
     def _mark(self, space: _Namespace, path: list[Segment], computed: list[Span], holes: list[Span]) -> list[Span]:
         """Update what is eligible along `path`; returns the spans that were not so before."""
         fresh: list[Span] = []
+        changed = [*computed[:1], *computed[-1:], *holes[:1], *holes[-1:]]
+        low, high = min((span[0] for span in changed), default=0), max((span[1] for span in changed), default=0)
         for segment in path:
+            if segment.end <= low or segment.start >= high:
+                continue
             before = segment.eligible
             gained = intersect_spans(computed, segment.start, segment.end)
             lost = intersect_spans(holes, segment.start, segment.end)
@@ -315,7 +321,9 @@ class ContentIndex:
 
 def _overlaps(donors: DonorTable, donor: int, spans: list[Span]) -> bool:
     start, end = donors.starts[donor], donors.end(donor)
-    return any(a < end and start < b for a, b in spans)
+    # The first span that ends after the donor's start is the only one that can decide.
+    first = bisect_right(spans, start, key=itemgetter(1))
+    return first < len(spans) and spans[first][0] < end
 
 
 def _holder(path: list[Segment], end: int) -> Segment:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sglang_pic.core.chunker import Tokens
 from sglang_pic.core.donors import NONE, DonorTable
 from sglang_pic.core.index import ContentIndex
 from sglang_pic.core.tails import TAIL_LEN, tail_hashes
@@ -95,16 +96,25 @@ def _check_donors(table: DonorTable, segments: list[Segment]) -> None:
             assert 0 <= start <= end - TAIL_LEN, f"{where}: shorter than a tail"
             assert segment.start < end <= segment.end, f"{where}: its last token lies elsewhere"
             assert segment.eligible_around(end - 1) is not None, f"{where}: its last token is not eligible"
-            assert _tail_before(segment, end) == table.tails[donor], f"{where}: its tail hash is another"
+            chunk = _tokens_before(segment, end, table.lengths[donor])
+            assert int(tail_hashes(chunk[-TAIL_LEN:])[0]) == table.tails[donor], f"{where}: its tail hash is another"
+            assert table.is_named(donor, chunk), f"{where}: its name is another"
     assert num_held == len(table), f"{len(table)} donors are counted, segments hold {num_held}"
     num_pointing = sum(1 for segment in table.segments if segment is not None)
     assert num_pointing == len(table), f"{len(table)} donors are counted, {num_pointing} have a segment"
     assert NONE == -1, "NONE marks the end of a list"
 
 
-def _tail_before(segment: Segment, end: int) -> int:
-    path = np.concatenate([part.tokens for part in segment.lineage()])
-    return int(tail_hashes(path[end - TAIL_LEN : end])[0])
+def _tokens_before(segment: Segment, end: int, length: int) -> Tokens:
+    """The `length` tokens before position `end` of the path to `segment`."""
+    parts: list[Tokens] = []
+    node, at = segment, end
+    while at > end - length:
+        parts.append(node.tokens[max(0, end - length - node.start) : at - node.start])
+        at = node.start
+        if node.parent is not None:
+            node = node.parent
+    return np.concatenate(parts[::-1])
 
 
 def _check_sizes(index: ContentIndex, segments: list[Segment]) -> None:

@@ -40,8 +40,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     gap_us: float
     request_us: float = 0.0
 
-    def run_saves(self, num_tokens: int, *, num_gaps: int = 1) -> float:
-        """What splicing `num_tokens` saves, less the gaps that it adds."""
+    def saves(self, num_tokens: int, num_gaps: int) -> float:
+        """What splicing `num_tokens` saves, less the gaps that it adds to the one that every request has."""
         return num_tokens * (self.computed_token_us - self.spliced_token_us) - num_gaps * self.gap_us
 
 
@@ -71,9 +71,10 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Path:
-    """The token path, from position 0, under which the tree holds a donor's rows; immutable.
+    """A token path from position 0 under which the tree holds a donor's rows, as far as a resolver said; immutable.
 
-    Within one plan equal paths are one object, so that a resolver may keep locks by path.
+    It may go on beyond the donor. Within one plan equal paths are one object, and the runs that lie on one path share
+    it, so that a resolver may keep locks by path.
     """
 
     __slots__ = ("_end", "_joined", "_parts", "namespace")
@@ -81,18 +82,20 @@ class Path:
     def __init__(self, namespace: Hashable, parts: Sequence[Tokens]) -> None:
         self.namespace = namespace
         self._parts = tuple(parts)
-        self._end = sum(len(part) for part in parts)
-        self._joined: Tokens | None = None
+        self._end = sum(map(len, parts))
+        # As many leading parts as were asked for: the path may go on far beyond.
+        self._joined = self._parts[0]
+        self._joined.flags.writeable = False
 
     def __len__(self) -> int:
         return self._end
 
     def tokens(self, end: int | None = None) -> Tokens:
-        """The first `end` tokens, or all; a read-only view. Cost O(length) once, then O(1)."""
-        if self._joined is None:
-            self._joined = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
-            self._joined.flags.writeable = False
-        return self._joined[:end]
+        """The first `end` tokens, or all; a read-only view. Cost O(end) in all, then O(1)."""
+        wanted = len(self) if end is None else min(end, len(self))
+        if wanted > len(self._joined):
+            self._joined = self._join(max(wanted, 2 * len(self._joined)))
+        return self._joined[:wanted]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Path):
@@ -107,6 +110,15 @@ class Path:
 
     def __repr__(self) -> str:
         return f"Path({self.namespace!r}, {self._end} tokens)"
+
+    def _join(self, wanted: int) -> Tokens:
+        num_parts = length = 0
+        while length < min(wanted, self._end):
+            length += len(self._parts[num_parts])
+            num_parts += 1
+        joined = np.concatenate(self._parts[:num_parts])
+        joined.flags.writeable = False
+        return joined
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from sglang_pic.core.chunker import Tokens
 from sglang_pic.core.config import CoreConfig
@@ -28,7 +27,11 @@ from sglang_pic.core.trie import Segment, Trie, common_len, common_suffix_len
 __all__ = ["Planner", "Resolver"]
 
 Resolver = Callable[[Path, int], int]
-"""`resolve(path, end)`: how many leading tokens of `path` have rows in the tree, looking no further than `end`."""
+"""`resolve(path, end)`: how many leading tokens of `path` have rows in the tree, looking no further than `end`.
+
+Where the tree holds pages, no further than the page of the token before `end`. It must hold on to what it found: within
+one plan an answer never takes back an earlier one. It must not call the index.
+"""
 
 # Preceding tokens that are compared to prefer one donor over another, and to spare a run its seam.
 _CONTEXT_TOKENS = 16
@@ -40,8 +43,13 @@ _WORK_FACTOR = 32
 _WORK_FLOOR = 1 << 16
 # The prompt is scanned in blocks, so that the inside of a long run need not be scanned.
 _BLOCK_TOKENS = 16384
-# What looking at one donor costs beside the tokens it shares, in tokens.
+# What looking at one donor costs beside the tokens it shares, in tokens; what naming a span to compare it with another
+# name costs; and what a segment costs on the way to the root. About 20 ns a token, on the machine of the design notes.
 _WORK_PER_DONOR = 64
+_WORK_PER_NAME = 8
+_WORK_PER_SEGMENT = 4
+# Tokens of a donor's path that are copied at the cost of comparing one.
+_COPIED_TOKENS = 64
 
 
 class _Candidate(NamedTuple):
@@ -76,8 +84,11 @@ class Planner:
     work: int = 0
     dropped: Counter[DropReason] = field(default_factory=Counter)
     _paths: dict[int, Path] = field(default_factory=dict)
-    # (segment, shift) -> end of an equal span there that is too short: its other chunks lead to the same place.
+    # How many leading tokens a path shares with the prompt; the same donor may serve thousands of runs.
+    _equal_lens: dict[Path, int] = field(default_factory=dict)
+    # (segment, shift) -> end of an equal span there that is not worth a run: its other chunks lead to the same place.
     _short: dict[tuple[int, int], int] = field(default_factory=dict)
+    _used: list[Segment] = field(default_factory=list)
     _served: int = 0
     _low: int = 0
     _stop: int = 0
@@ -96,12 +107,13 @@ class Planner:
         self._min_fragment = min(_MIN_FRAGMENT_TOKENS, self._min_run)
         self._seam = config.seam_tokens if options.seam_tokens is None else options.seam_tokens
         runs = self._limit_gaps(self._limit_runs(self._collect()))
-        if options.cost is not None and runs:
-            saved = sum(options.cost.run_saves(run.num_tokens) for run in runs)
-            if saved <= options.cost.request_us:
-                self.dropped[DropReason.COST_GATE] += len(runs)
-                runs = []
-        return Plan(prefix_len=self.prefix_len, end=self.end, runs=tuple(runs), dropped=dict(self.dropped))
+        self.trie.touch(self._used)
+        plan = Plan(prefix_len=self.prefix_len, end=self.end, runs=tuple(runs), dropped=dict(self.dropped))
+        cost = options.cost
+        if cost is not None and runs and cost.saves(plan.num_spliced, len(plan.gaps) - 1) <= cost.request_us:
+            self.dropped[DropReason.COST_GATE] += len(runs)
+            plan = Plan(prefix_len=self.prefix_len, end=self.end, dropped=dict(self.dropped))
+        return plan
 
     def _collect(self) -> list[Run]:
         runs: list[Run] = []
@@ -121,8 +133,7 @@ class Planner:
                     if run is not None:
                         runs.append(run)
                         self._low = self._served = run.target_end
-                        i = bisect_right(places, self._low, i)
-                        continue
+                        i = bisect_right(places, self._low, i) - 1
                     if self.work > budget:
                         return runs
                 i += 1
@@ -134,13 +145,19 @@ class Planner:
         # A path that turns out to be shorter in the tree is shortened in the trie, and the choice made again: each
         # round but the last removes something, and rounds are bounded.
         for _ in range(self.config.max_donors_per_chunk + 1):
-            best = self._best(self.donors.ending_at(tail, data, chunk_end), chunk_end, shift)
-            run = None if best is None else self._make_run(best)
-            if best is None or run is None:
+            donors, num_named = self.donors.ending_at(tail, data, chunk_end)
+            self.work += _WORK_PER_DONOR + _WORK_PER_NAME * num_named
+            best = self._best(donors, chunk_end, shift) if donors else None
+            if best is None:
                 return None
-            resident = self.resolve(run.donor, run.donor_end)
-            if resident >= run.donor_end:
-                self.trie.touch(best.segment)
+            run = self._make_run(best)
+            if run is None:
+                self._give_up(best)
+                return None
+            donor_end = best.end - best.shift
+            resident = self.resolve(run.donor, donor_end)
+            if resident >= donor_end:
+                self._used.append(best.segment)
                 return run
             self.dropped[DropReason.DONOR_EVICTED] += 1
             self.forget(best.segment, resident)
@@ -148,7 +165,6 @@ class Planner:
 
     def _best(self, donors: Sequence[int], chunk_end: int, shift: int | None) -> _Candidate | None:
         """The longest of the spans that are worth a run, or one nearly as long that fits its place better."""
-        self.work += _WORK_PER_DONOR
         candidates = []
         for donor in donors:
             found = self._grow(donor, chunk_end)
@@ -156,7 +172,7 @@ class Planner:
                 if self._is_long_enough(found):
                     candidates.append(found)
                 else:
-                    self._short[self._segment(donor).serial, found.shift] = found.end
+                    self._give_up(found)
                     self._count_drop(found)
         if not candidates:
             return None
@@ -308,7 +324,7 @@ class Planner:
         cost = self.options.cost
         if cost is not None:
             num_gaps = 0 if start == self._served else 1
-            if cost.run_saves(found.end - start, num_gaps=num_gaps) <= 0:
+            if cost.saves(found.end - start, num_gaps) <= 0:
                 self.dropped[DropReason.COST_GATE] += 1
                 return None
         return Run(target_start=start, target_end=found.end, donor_start=start - found.shift, donor=path, seam_len=seam)
@@ -321,7 +337,11 @@ class Planner:
 
     def _is_exact(self, start: int, shift: int, path: Path) -> bool:
         """Whether a span's rows were computed after the very tokens that stand before it here, from position 0 on."""
-        return shift == 0 and np.array_equal(path.tokens(start), self.tokens[:start])
+        if shift != 0:
+            return False
+        if path not in self._equal_lens:
+            self._equal_lens[path] = common_len(path.tokens(self.end), self.tokens)
+        return start <= self._equal_lens[path]
 
     def _limit_runs(self, runs: list[Run]) -> list[Run]:
         most = self.options.max_runs
@@ -379,9 +399,27 @@ class Planner:
         )
         self.dropped[DropReason.SINK if at_sink else DropReason.BELOW_MIN_RUN] += 1
 
+    def _give_up(self, found: _Candidate) -> None:
+        """Note that the span is not worth a run, wherever a chunk of it ends."""
+        node, first = found.segment, found.start - found.shift
+        while node.parent is not None and node.end > first:
+            self._short[node.serial, found.shift] = found.end
+            node = node.parent
+
     def _path(self, segment: Segment) -> Path:
+        """A path through `segment`, one for all segments on it: a conversation is joined and resolved once.
+
+        It goes on below, along the newest children: in a tree of pages the last token of a segment is resident only
+        together with what follows it in its page.
+        """
         path = self._paths.get(segment.serial)
         if path is None:
-            path = Path(self.trie.namespace, [part.tokens for part in segment.lineage()])
-            self._paths[segment.serial] = path
+            leaf = segment
+            while leaf.children:
+                leaf = leaf.children[next(reversed(leaf.children))]
+            line = leaf.lineage()
+            path = Path(self.trie.namespace, [part.tokens for part in line])
+            for part in line:
+                self._paths.setdefault(part.serial, path)
+            self.work += _WORK_PER_SEGMENT * len(line) + segment.end // _COPIED_TOKENS
         return path

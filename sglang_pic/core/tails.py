@@ -24,8 +24,8 @@ TailHashes = npt.NDArray[np.uint32]
 _TOKEN, _STEP_1, _STEP_2, _STEP_4, _FINAL = map(np.uint32, (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1))
 _SHIFT_TOKEN, _SHIFT_FINAL = np.uint32(15), np.uint32(16)
 
-# A filter has 16 to 32 slots for every tail in it: 3 to 6 positions in 100 pass by chance and cost a dictionary look-up
-# each, which takes as long as the gather itself.
+# A filter has 16 to 64 slots for every tail added to it: 2 to 6 positions in 100 pass by chance and cost a dictionary
+# look-up each, which takes as long as the gather itself.
 _SLOTS_PER_TAIL = 16
 _MIN_BITS = 10
 _MAX_BITS = 28

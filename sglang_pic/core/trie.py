@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
+from operator import itemgetter
 
 import numpy as np
 
@@ -128,12 +129,19 @@ class Trie:
         del self._ages[leaf.serial]
         leaf.parent = None
 
-    def touch(self, segment: Segment) -> None:
-        """Make the path to `segment` the youngest; ancestors become younger than their descendants."""
-        node = segment
-        while node.parent is not None:
+    def touch(self, segments: Iterable[Segment]) -> None:
+        """Make the paths to `segments` the youngest, ancestors younger than their descendants; removed ones are left.
+
+        Cost O(n log n) in the distinct segments of all paths.
+        """
+        touched: dict[int, Segment] = {}
+        for segment in segments:
+            node = segment
+            while node.parent is not None and node.serial not in touched:
+                touched[node.serial] = node
+                node = node.parent
+        for node in sorted(touched.values(), key=lambda node: -node.start):
             self._ages.move_to_end(node.serial)
-            node = node.parent
 
     def _new(self, parent: Segment, start: int, tokens: Tokens) -> Segment:
         return Segment(self, next(self._serials), parent, start, tokens)
@@ -204,6 +212,11 @@ def subtract_spans(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
 
 
 def intersect_spans(spans: Sequence[Span], start: int, end: int) -> list[Span]:
-    """The parts of `spans` inside `[start, end)`."""
-    clipped = ((max(a, start), min(b, end)) for a, b in spans)
-    return [span for span in clipped if span[0] < span[1]]
+    """The parts of `spans`, ascending and disjoint, inside `[start, end)`. Cost O(log(len(spans)) + result)."""
+    parts: list[Span] = []
+    for i in range(bisect_right(spans, start, key=itemgetter(1)), len(spans)):
+        span = spans[i]
+        if span[0] >= end:
+            break
+        parts.append((max(span[0], start), min(span[1], end)))
+    return parts

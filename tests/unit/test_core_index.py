@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -68,6 +69,15 @@ options = st.builds(
     min_run_tokens=st.none() | st.integers(1, 40),
     max_runs=st.none() | st.integers(0, 3),
     max_gaps=st.none() | st.integers(1, 4),
+    compute_from=st.none() | st.integers(0, 500),
+    cost=st.none()
+    | st.builds(
+        CostModel,
+        computed_token_us=st.just(1.5),
+        spliced_token_us=st.just(0.5),
+        gap_us=st.sampled_from([0.0, 10.0, 60.0]),
+        request_us=st.sampled_from([0.0, 100.0]),
+    ),
 )
 
 Row = tuple[object, bytes]
@@ -107,6 +117,24 @@ class Tree:
         }
 
 
+def rows_of(index: ContentIndex) -> dict[Row, tuple[bool, frozenset[tuple[int, int, int]]]]:
+    """What an index knows of each row: whether it is eligible, and the donors that end with it."""
+    rows: dict[Row, tuple[bool, frozenset[tuple[int, int, int]]]] = {}
+    for namespace, space in index._namespaces.items():
+        table, todo = space.donors, [(child, b"") for child in space.trie.root.children.values()]
+        for segment, stem in todo:
+            path = stem + segment.tokens.tobytes()
+            todo += [(child, path) for child in segment.children.values()]
+            donors: dict[int, set[tuple[int, int, int]]] = {}
+            for donor in segment.donors:
+                told = (table.tails[donor], table.names[donor], table.starts[donor])
+                donors.setdefault(table.end(donor), set()).add(told)
+            for end in range(segment.start + 1, segment.end + 1):
+                known = segment.eligible_around(end - 1) is not None, frozenset(donors.get(end, ()))
+                rows[namespace, path[: 4 * end]] = known
+    return rows
+
+
 class IndexMachine(RuleBasedStateMachine):
     """Random publications, plans, evictions and flushes; two indexes fed the same must stay the same."""
 
@@ -116,12 +144,13 @@ class IndexMachine(RuleBasedStateMachine):
         self.past: list[tuple[object, Tokens]] = []
         self.indexes: list[ContentIndex] = []
 
-    @initialize(weak=st.booleans())
-    def start(self, weak: bool) -> None:
+    @initialize(weak=st.booleans(), max_index_bytes=st.sampled_from([1 << 16, 1 << 28]))
+    def start(self, weak: bool, max_index_bytes: int) -> None:
         def weak_name(data: memoryview) -> int:
             return xxh3_name(data) % 5
 
-        self.indexes = [ContentIndex(CONFIG, hash_function=weak_name if weak else xxh3_name) for _ in range(2)]
+        config = msgspec.structs.replace(CONFIG, max_index_bytes=max_index_bytes)
+        self.indexes = [ContentIndex(config, hash_function=weak_name if weak else xxh3_name) for _ in range(2)]
 
     @rule(data=st.data(), chosen=options, ignore_prefix=st.booleans())
     def serve(self, data: st.DataObject, chosen: PlanOptions, ignore_prefix: bool) -> None:
@@ -129,8 +158,7 @@ class IndexMachine(RuleBasedStateMachine):
         namespace, tokens = self._prompt(data)
         matched = min(self.tree.resident(namespace, tokens), len(tokens) - 1)
         prefix_len = 0 if ignore_prefix else matched
-        plan = self._plan(namespace, tokens, prefix_len, chosen)
-        self._check_plan(namespace, tokens, plan, chosen)
+        plan = self._plan(namespace, tokens, prefix_len, len(tokens), chosen)
         # What the tree held already stays as it was published.
         adopted_from = self.tree.resident(namespace, tokens)
         spliced = [(max(run.target_start, adopted_from), run.target_end) for run in plan.runs]
@@ -140,6 +168,21 @@ class IndexMachine(RuleBasedStateMachine):
         for index in self.indexes:
             index.publish(namespace, tokens, computed, spliced=spliced, delimiters=DELIMITERS)
         self.past.append((namespace, tokens))
+
+    @rule(data=st.data(), chosen=options, page_size=st.sampled_from([1, 1, 4, 16]))
+    def plan_any_part(self, data: st.DataObject, chosen: PlanOptions, page_size: int) -> None:
+        """A plan that is thrown away: nothing changes but ages, and what turned out to be gone."""
+        namespace, tokens = self._prompt(data)
+        end = data.draw(st.integers(0, len(tokens)))
+        prefix_len = data.draw(st.integers(0, end))
+        before = rows_of(self.indexes[0])
+        plan = self._plan(namespace, tokens, prefix_len, end, chosen, page_size)
+        after = rows_of(self.indexes[0])
+        assert all(before[row] == known for row, known in after.items())
+        if DropReason.DONOR_EVICTED not in plan.dropped:
+            assert after == before
+        elif page_size == 1:
+            assert not before.keys() - after.keys() & self.tree.computed.keys(), "what was dropped had gone"
 
     @rule(data=st.data(), spans=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300))))
     def publish_any_spans(self, data: st.DataObject, spans: list[Span]) -> None:
@@ -163,9 +206,11 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(namespace=st.none() | namespaces)
     def flush(self, namespace: object) -> None:
+        rest = {} if namespace is None else {r: k for r, k in rows_of(self.indexes[0]).items() if r[0] != namespace}
         for index in self.indexes:
             index.flush(namespace)
-            assert namespace is not None or index.stats().num_tokens == index.stats().num_donors == 0
+            assert rows_of(index) == rest
+            assert rest or index.stats().num_bytes == 0
 
     @invariant()
     def both_hold_the_same_and_are_sound(self) -> None:
@@ -173,7 +218,7 @@ class IndexMachine(RuleBasedStateMachine):
             check(index)
         if self.indexes:
             assert self.indexes[0].stats() == self.indexes[1].stats()
-            assert self.indexes[0].stats().num_tokens <= CONFIG.max_index_tokens
+            assert list(self.indexes[0]._ages) == list(self.indexes[1]._ages)
 
     def _prompt(self, data: st.DataObject) -> tuple[object, Tokens]:
         """A path of before, one that branches off it, or another one."""
@@ -184,22 +229,35 @@ class IndexMachine(RuleBasedStateMachine):
             return namespace, tokens
         return namespace, np.concatenate([tokens[: data.draw(st.integers(0, len(tokens)))], data.draw(pieces)])
 
-    def _plan(self, namespace: object, tokens: Tokens, prefix_len: int, chosen: PlanOptions) -> Plan:
+    def _plan(
+        self, namespace: object, tokens: Tokens, prefix_len: int, end: int, chosen: PlanOptions, page_size: int = 1
+    ) -> Plan:
+        """The same plan of both indexes, checked."""
+        resolved: dict[Path, int] = {}
+
         def resolve(path: Path, end: int) -> int:
             assert path.namespace == namespace
-            return self.tree.resident(namespace, path.tokens(end))
+            resident = self.tree.resident(namespace, path.tokens(end))
+            resolved[path] = max(resolved.get(path, 0), resident - resident % page_size)
+            return resident - resident % page_size
 
         plans = [
-            index.plan(namespace, tokens, prefix_len=prefix_len, options=chosen, resolve=resolve)
+            index.plan(namespace, tokens, prefix_len=prefix_len, end=end, options=chosen, resolve=resolve)
             for index in self.indexes
         ]
         assert plans[0] == plans[1]
+        assert (plans[0].prefix_len, plans[0].end) == (prefix_len, end)
+        self._check_plan(namespace, tokens[:end], plans[0], chosen)
+        assert all(run.donor_end <= resolved[run.donor] for run in plans[0].runs)
         return plans[0]
 
     def _check_plan(self, namespace: object, tokens: Tokens, plan: Plan, chosen: PlanOptions) -> None:
         covered = sorted([*plan.gaps, *((run.target_start, run.target_end) for run in plan.runs)])
         assert [p for a, b in covered for p in range(a, b)] == list(range(plan.prefix_len, len(tokens)))
-        assert plan.gaps[-1][1] == len(tokens), "the last token is computed"
+        assert plan.prefix_len == len(tokens) or plan.gaps[-1][1] == len(tokens), "the last token is computed"
+        assert chosen.compute_from is None or all(run.target_end <= chosen.compute_from for run in plan.runs)
+        if chosen.cost is not None and plan.runs:
+            assert chosen.cost.saves(plan.num_spliced, len(plan.gaps) - 1) > chosen.cost.request_us
         assert chosen.max_runs is None or len(plan.runs) <= chosen.max_runs
         assert chosen.max_gaps is None or len(plan.gaps) <= chosen.max_gaps
         at = plan.prefix_len
@@ -228,7 +286,7 @@ class IndexMachine(RuleBasedStateMachine):
         return before + max(common_len(path[len(stem) :], tokens[run.target_end :]) for path in paths)
 
 
-IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+IndexMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
 TestIndex = IndexMachine.TestCase
 
 
@@ -399,6 +457,23 @@ def test_of_equal_donors_the_freshest_wins_and_the_next_one_serves_when_it_has_g
     assert {reason.value: count for reason, count in plan.dropped.items()} == {"donor_evicted": 2}
     assert index.stats().num_paths == 1
     check(index)
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [(99, 250), (100, 250), (120, 199), (120, 200), (120, 201), (0, 1), (199, 201)]
+)
+def test_what_is_computed_later_is_eligible_to_the_token(start: int, end: int) -> None:
+    """Spans that begin or end with the first or last token of a segment."""
+    index = ContentIndex(CoreConfig(sink_tokens=0))
+    path = text(0, 300)
+    for stored in (100, 200, 300):
+        index.publish("a", path[:stored], [])
+    index.publish("a", path, [(start, end)])
+    check(index)
+    eligible = sorted(span for segment in index._ages.values() for span in segment.eligible)
+    assert [p for a, b in eligible for p in range(a, b)] == list(range(start, end))
+    index.publish("a", path, [], spliced=[(start, end)])
+    assert not any(segment.eligible for segment in index._ages.values())
 
 
 def test_turns_of_a_conversation_share_their_tokens() -> None:

@@ -1,0 +1,316 @@
+"""What is found: repeats at any alignment, periodic text, fragments, seams, limits, pages.
+
+Everything is seeded; the shares are those that were measured, less a small margin.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_pic.core import ContentIndex, CoreConfig, Path, Plan, PlanOptions, Tokens, as_tokens
+from sglang_pic.core.invariants import check
+from sglang_pic.core.trie import common_len
+
+SINK = CoreConfig().sink_tokens
+
+
+def text(seed: int, length: int) -> Tokens:
+    return as_tokens(np.random.default_rng(seed).integers(3, 50_000, length))
+
+
+def join(*parts: Tokens) -> Tokens:
+    return np.concatenate(parts)
+
+
+def all_resident(path: Path, end: int) -> int:
+    return end
+
+
+def resident_up_to(left: int, path: Path, end: int) -> int:
+    return min(end, left)
+
+
+def publish_whole(index: ContentIndex, tokens: Tokens) -> None:
+    index.publish("a", tokens, [(0, len(tokens))])
+
+
+def serve(index: ContentIndex, tokens: Tokens, prefix_len: int = 0) -> Plan:
+    """Plan, then publish as a request does: what it spliced is no donor."""
+    plan = index.plan("a", tokens, prefix_len=prefix_len, resolve=all_resident)
+    index.publish("a", tokens, plan.gaps, spliced=spans(plan))
+    return plan
+
+
+def spans(plan: Plan) -> list[tuple[int, int]]:
+    return [(run.target_start, run.target_end) for run in plan.runs]
+
+
+def spread(bodies: list[Tokens], rng: np.random.Generator) -> tuple[Tokens, list[int]]:
+    """The bodies between random neighbours of random lengths, and where each begins."""
+    parts, starts, at = [], [], 0
+    for body in bodies:
+        neighbour = as_tokens(rng.integers(3, 50_000, int(rng.integers(SINK, 120))))
+        starts.append(at + len(neighbour))
+        parts += [neighbour, body]
+        at += len(neighbour) + len(body)
+    return join(*parts, as_tokens(rng.integers(3, 50_000, 20))), starts
+
+
+def test_the_planted_neighbours_are_where_they_are_said_to_be() -> None:
+    bodies = [text(i, 30 + i) for i in range(5)]
+    tokens, starts = spread(bodies, np.random.default_rng(0))
+    assert all(tokens[at : at + len(body)].tolist() == body.tolist() for body, at in zip(bodies, starts, strict=True))
+
+
+@pytest.mark.parametrize(("length", "least"), [(64, 0.985), (80, 0.998), (96, 0.998), (128, 0.998), (256, 0.998)])
+def test_repeats_are_found_at_any_alignment(length: int, least: float) -> None:
+    """Every window of 64 tokens is to hold a whole chunk; one in a hundred does not, at that length only."""
+    num_found = num_repeats = 0
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        bodies = [as_tokens(rng.integers(3, 50_000, length)) for _ in range(250)]
+        index = ContentIndex()
+        publish_whole(index, spread(bodies, rng)[0])
+        order = rng.permutation(len(bodies))
+        prompt, starts = spread([bodies[i] for i in order], rng)
+        runs = spans(index.plan("a", prompt, prefix_len=0, resolve=all_resident))
+        whole = {(at + 1, at + length) for at in starts}
+        assert set(runs) <= whole, "nothing but the planted repeats is equal, and all of it but its seam is spliced"
+        num_found += len(runs)
+        num_repeats += len(bodies)
+    assert num_found / num_repeats >= least
+
+
+@pytest.mark.parametrize("length", [200, 1_000, 5_000])
+@pytest.mark.parametrize("period", [1, 2, 3, 7, 20, 70])
+def test_periodic_text_is_found_out_of_phase(period: int, length: int) -> None:
+    """Such text is cut by length, not by content: only a scan at every alignment finds it again."""
+    unit = text(period, period)
+    index = ContentIndex()
+    publish_whole(index, join(text(100, 91), np.resize(unit, length), text(101, 50)))
+    for phase in {0, 1, period // 2, period - 1}:
+        body = np.resize(np.roll(unit, -phase), length)
+        plan = index.plan("a", join(text(102, 64), body, text(103, 17)), prefix_len=0, resolve=all_resident)
+        # Behind that phase the donor has `phase` tokens less; they are computed where they are too few for a run.
+        assert length - plan.num_spliced <= min(phase, 7) + 1
+        assert all(64 <= a < b <= 64 + length for a, b in spans(plan))
+
+
+def test_a_longer_copy_is_covered_by_a_shorter_periodic_donor() -> None:
+    index = ContentIndex()
+    publish_whole(index, join(text(0, 60), np.resize(as_tokens([5, 6, 7]), 300)))
+    plan = index.plan(
+        "a", join(text(1, 60), np.resize(as_tokens([5, 6, 7]), 3_000)), prefix_len=0, resolve=all_resident
+    )
+    assert plan.num_computed <= 60 + 3 + 11, "each run goes on where the last one ends: no seams between them"
+
+
+@pytest.mark.parametrize("length", [8, 30, 63])
+def test_a_fragment_between_two_runs_is_spliced_though_it_is_short(length: int) -> None:
+    """What was computed between two spliced runs is part of a long equal span, though it alone may be spliced."""
+    first, middle, last = text(1, 300), text(2, length), text(3, 300)
+    index = ContentIndex()
+    publish_whole(index, join(text(10, 70), first, text(11, 5)))
+    publish_whole(index, join(text(12, 80), last, text(13, 5)))
+    known = serve(index, join(text(20, 50), first, middle, last, text(21, 9)))
+    at = 50 + 300
+    assert spans(known) == [(51, at), (at + length + 1, at + length + 300)]
+    plan = serve(index, join(text(30, 66), first, middle, last, text(31, 9)))
+    at = 66 + 300
+    # The seam of the second run was computed too: it belongs to the fragment.
+    assert spans(plan)[:2] == [(67, at), (at, at + length + 1)]
+    assert plan.runs[1].seam_len == 0
+    assert plan.num_computed == 66 + 9 + 2, "the seams of the two long runs"
+    check(index)
+
+
+def test_a_fragment_of_fewer_than_eight_tokens_is_computed() -> None:
+    first, middle, last = text(1, 300), text(2, 6), text(3, 300)
+    index = ContentIndex()
+    publish_whole(index, join(text(10, 70), first, text(11, 5)))
+    publish_whole(index, join(text(12, 80), last, text(13, 5)))
+    serve(index, join(text(20, 50), first, middle, last, text(21, 9)))
+    plan = serve(index, join(text(30, 66), first, middle, last, text(31, 9)))
+    assert spans(plan) == [(67, 366), (373, 672)]
+
+
+@pytest.mark.parametrize("context_len", [0, 1, 8, 15, 16, 17, 40])
+@pytest.mark.parametrize("before", ["run", "prefix"])
+def test_a_run_that_goes_on_in_its_own_context_needs_no_seam(before: str, context_len: int) -> None:
+    """After a run, or after the exact prefix; 16 equal tokens of context are enough, 15 are not."""
+    left, right = text(1, 200), text(2, 200)
+    index = ContentIndex()
+    publish_whole(index, join(text(10, 70), left, text(11, 60)))
+    donor = join(text(12, 80), left[200 - context_len :], right, text(13, 60))
+    # The context is no donor: otherwise the run would begin in it.
+    index.publish("a", donor, [(80 + context_len, len(donor))])
+    prompt = join(text(20, 50), left, right, text(21, 9))
+    prefix_len = 250 if before == "prefix" else 0
+    *earlier, run = index.plan("a", prompt, prefix_len=prefix_len, resolve=all_resident).runs
+    assert [(other.target_start, other.target_end) for other in earlier] == ([(51, 250)] if before == "run" else [])
+    seam_len = 0 if context_len >= 16 else 1
+    assert (run.target_start, run.target_end, run.seam_len) == (250 + seam_len, 450, seam_len)
+
+
+@pytest.mark.parametrize("gap_len", [0, 1, 20])
+def test_a_run_behind_a_gap_has_a_seam_whatever_its_context(gap_len: int) -> None:
+    """The donor saw the same tokens before it, but here they are computed: in another context than the donor's."""
+    body = text(1, 200)
+    index = ContentIndex()
+    path = join(text(10, 70), body)
+    index.publish("a", path, [(70 + gap_len, len(path))])
+    (run,) = index.plan("a", join(text(20, 50), body, text(21, 9)), prefix_len=0, resolve=all_resident).runs
+    assert (run.target_start, run.seam_len) == (50 + gap_len + 1, 1)
+
+
+@pytest.mark.parametrize("prefix_len", [0, 20, 32, 100, 150])
+def test_rows_of_the_very_same_path_need_no_seam(prefix_len: int) -> None:
+    """Shift 0 and equal from position 0 on: the rows are exact, wherever the tree's own match ended."""
+    path = text(1, 300)
+    index = ContentIndex()
+    publish_whole(index, path)
+    (run,) = index.plan("a", join(path, text(2, 9)), prefix_len=prefix_len, resolve=all_resident).runs
+    assert (run.target_start, run.target_end, run.seam_len) == (max(SINK, prefix_len), 300, 0)
+    changed = path.copy()
+    changed[5] += 1
+    (run,) = index.plan("a", join(changed, text(2, 9)), prefix_len=0, resolve=all_resident).runs
+    assert (run.target_start, run.shift, run.seam_len) == (SINK + 1, 0, 1)
+
+
+def test_what_follows_the_first_changed_token_is_not_exact() -> None:
+    path = text(1, 300)
+    index = ContentIndex()
+    publish_whole(index, path)
+    changed = path.copy()
+    changed[150] += 1
+    runs = index.plan("a", join(changed, text(2, 9)), prefix_len=0, resolve=all_resident).runs
+    assert [(run.target_start, run.target_end, run.seam_len) for run in runs] == [(SINK, 150, 0), (152, 300, 1)]
+
+
+@given(st.integers(0, 480), st.integers(0, 3))
+@settings(deadline=None)
+def test_what_is_to_be_computed_is_computed(compute_from: int, seam_tokens: int) -> None:
+    index = ContentIndex()
+    body = text(0, 400)
+    publish_whole(index, join(text(1, 45), body, text(2, 20)))
+    prompt = join(text(3, 40), body, text(4, 30))
+    options = PlanOptions(compute_from=compute_from, seam_tokens=seam_tokens)
+    plan = index.plan("a", prompt, prefix_len=0, options=options, resolve=all_resident)
+    start, end = 40 + seam_tokens, min(440, compute_from)
+    # The equal span is long enough in any case; of it at least eight tokens are to be spliced.
+    assert spans(plan) == ([(start, end)] if end - start >= 8 else [])
+
+
+class PagedTree:
+    """Which tokens are resident, in a tree that holds and matches whole pages."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.paths: list[Tokens] = []
+        self.answers: list[tuple[Path, int, int]] = []
+
+    def insert(self, tokens: Tokens) -> Tokens:
+        held = tokens[: len(tokens) - len(tokens) % self.page_size]
+        self.paths.append(held)
+        return held
+
+    def match(self, tokens: Tokens) -> int:
+        same = max((common_len(path, tokens) for path in self.paths), default=0)
+        return same - same % self.page_size
+
+    def resolve(self, path: Path, end: int) -> int:
+        """As the adapter does: the page that holds the last token is asked for, as far as the path goes."""
+        resident = self.match(path.tokens(-(-end // self.page_size) * self.page_size))
+        self.answers.append((path, end, resident))
+        return resident
+
+
+def check_pages(plan: Plan, tree: PagedTree, prompt: Tokens) -> None:
+    """Nothing is read beyond what was resident, and what is read is equal."""
+    longest: dict[Path, int] = {}
+    for path, _, resident in tree.answers:
+        longest[path] = max(longest.get(path, 0), resident)
+    for run in plan.runs:
+        assert run.donor_end <= longest[run.donor]
+        donor = run.donor.tokens(run.donor_end)
+        assert donor[run.donor_start :].tolist() == prompt[run.target_start : run.target_end].tolist()
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize("seed", range(6))
+def test_plans_on_a_tree_of_pages_stay_inside_it(seed: int, page_size: int) -> None:
+    rng = np.random.default_rng(seed)
+    sources = [text(1_000 + i, 400) for i in range(6)]
+    index, tree = ContentIndex(), PagedTree(page_size)
+    num_spliced = 0
+    for step in range(40):
+        cuts = [sorted(rng.integers(0, 401, 2).tolist()) for _ in range(3)]
+        parts = [sources[int(rng.integers(6))][a:b] for a, b in cuts]
+        prompt = join(text(step, int(rng.integers(1, 90))), *parts, text(step + 500, 7))
+        prefix_len = tree.match(prompt[:-1])
+        tree.answers.clear()
+        plan = index.plan("a", prompt, prefix_len=prefix_len, resolve=tree.resolve)
+        check_pages(plan, tree, prompt)
+        num_spliced += plan.num_spliced
+        held = tree.insert(prompt)
+        index.publish("a", held, [(a, min(b, len(held))) for a, b in plan.gaps], spliced=spans(plan))
+        check(index)
+        if step % 5 == 4:
+            del tree.paths[int(rng.integers(len(tree.paths)))]
+    assert num_spliced > 1_000
+
+
+def test_a_run_up_to_a_branch_inside_a_page_costs_no_branch() -> None:
+    """The page that the last token lies in is resident on every branch, though not on the common stem alone."""
+    stem = text(0, 203)
+    index, tree = ContentIndex(), PagedTree(16)
+    for i in range(5):
+        publish_whole(index, tree.insert(join(stem, text(1 + i, 301))))
+    held = index.stats()
+    prompt = join(text(10, 60), stem, text(11, 40))
+    plan = index.plan("a", prompt, prefix_len=0, resolve=tree.resolve)
+    assert spans(plan) == [(60 + SINK + 1, 263)]
+    assert index.stats().num_tokens == held.num_tokens, "nothing was taken for evicted"
+    check_pages(plan, tree, prompt)
+
+
+def test_a_donor_that_has_shrunk_serves_what_is_left_of_it() -> None:
+    body = text(0, 500)
+    index = ContentIndex()
+    publish_whole(index, join(text(1, 60), body))
+    prompt = join(text(2, 70), body, text(3, 9))
+    for left in (560, 559, 500, 333, 150, 123):
+        plan = index.plan("a", prompt, prefix_len=0, resolve=partial(resident_up_to, left))
+        # At 123 of 560 tokens the equal span has 63.
+        assert spans(plan) == ([(71, 70 + left - 60)] if left > 123 else [])
+        assert index.stats().num_tokens == left
+        check(index)
+
+
+def test_all_runs_of_a_conversation_have_one_path() -> None:
+    """A resolver matches and locks a path once, however many segments it has."""
+    turns = [text(i, 150) for i in range(40)]
+    index = ContentIndex()
+    for i in range(1, len(turns) + 1):
+        index.publish("a", join(*turns[:i]), [(150 * (i - 1), 150 * i)])
+    assert index.stats().num_segments == len(turns)
+    prompt = join(text(99, 50), *(join(turns[i], text(100 + i, 10)) for i in (3, 30, 7, 12, 39)))
+    plan = index.plan("a", prompt, prefix_len=0, resolve=all_resident)
+    assert len(plan.runs) == 5
+    assert len({id(run.donor) for run in plan.runs}) == 1
+
+
+@pytest.mark.parametrize(("donor_start", "target_start"), [(0, 100), (20, 100), (100, 0), (100, 20), (7, 7)])
+def test_the_sink_is_never_part_of_a_run(donor_start: int, target_start: int) -> None:
+    body = text(0, 300)
+    index = ContentIndex()
+    publish_whole(index, join(text(1, donor_start), body))
+    prompt = join(text(2, target_start), body, text(3, 9))
+    (run,) = index.plan("a", prompt, prefix_len=0, resolve=all_resident).runs
+    assert min(run.donor_start, run.target_start) == SINK + 1
+    assert run.target_end == target_start + 300
