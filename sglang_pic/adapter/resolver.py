@@ -40,13 +40,14 @@ class TreeResolver:
         self._found: dict[Path, _Resident] = {}
 
     def __call__(self, path: Path, end: int) -> int:
-        """How many leading tokens of `path` are resident, looking no further than its first `end`."""
+        """How many leading tokens of `path` are resident; what lies beyond `end` need not be looked at."""
         known = self._found.get(path)
         if known is not None and len(known.slots) >= end:
             return len(known.slots)
-        # The tree matches whole pages: ask for the page that holds the last token.
+        # The tree matches whole pages: ask for the page that holds the last token. A path that is asked for again carries
+        # several runs: it is matched to its end, once.
         page_size = self._cache.page_size
-        tokens = path.tokens(min(-(-end // page_size) * page_size, len(path)))
+        tokens = path.tokens(min(-(-end // page_size) * page_size, len(path)) if known is None else None)
         result = self._cache.match_path(tokens, *self._namespace)
         if known is not None:
             self._cache.unlock(known.lock)

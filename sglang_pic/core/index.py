@@ -36,6 +36,7 @@ _TOKEN_BYTES = 4
 _SEGMENT_BYTES = 700
 _DONOR_BYTES = 48
 _TAIL_BYTES = 110
+_NAMESPACE_BYTES = 2_000
 
 
 class IndexStats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -300,6 +301,7 @@ class ContentIndex:
             + _SEGMENT_BYTES * len(self._ages)
             + _DONOR_BYTES * self._size.num_donors
             + _TAIL_BYTES * self._size.num_tails
+            + _NAMESPACE_BYTES * len(self._namespaces)
             + self._size.num_filter_slots
         )
 
