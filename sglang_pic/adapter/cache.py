@@ -26,9 +26,8 @@ from sglang_pic.adapter.metrics import Fallback, Metrics
 from sglang_pic.adapter.options import Mode
 from sglang_pic.adapter.request_state import PendingSplice, RequestState
 from sglang_pic.adapter.resolver import TreeResolver
-from sglang_pic.adapter.spans import intersect, subtract
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ContentIndex, CostModel, PlanOptions
+from sglang_pic.core import ContentIndex, CostModel, PlanOptions, intersect_spans
 from sglang_pic.core.invariants import check
 from sglang_pic.runtime.splice import Splicer
 
@@ -217,13 +216,11 @@ class PicRadixCache(UnifiedRadixCache):
         start = max(adopted_from, state.matched_len)
         if start >= path_len:
             return
-        adopted = [(start, path_len)]
-        spliced = intersect(state.spliced, adopted)
         self.index.publish(
             self._namespace(req),
             _as_tokens(req.full_untruncated_fill_ids[:path_len]),
-            subtract(adopted, spliced),
-            spliced=spliced,
+            [(start, path_len)],
+            spliced=intersect_spans(state.spliced, start, path_len),
             delimiters=self._delimiters,
         )
         if self.config.testing.check_invariants:

@@ -13,12 +13,10 @@ import msgspec
 import numpy as np
 
 from sglang_pic.core.chunker import Tokens
+from sglang_pic.core.spans import Span
 from sglang_pic.errors import ConfigError
 
-__all__ = ["CostModel", "DropReason", "Path", "Plan", "PlanOptions", "Run", "Span"]
-
-Span = tuple[int, int]
-"""Half-open `[start, end)`, in tokens."""
+__all__ = ["CostModel", "DropReason", "Path", "Plan", "PlanOptions", "Run"]
 
 
 class DropReason(Enum):

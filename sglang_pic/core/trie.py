@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 
 from sglang_pic.core.chunker import Tokens
+from sglang_pic.core.spans import Span, subtract_spans
 
-__all__ = ["Segment", "Trie", "common_len", "common_suffix_len", "intersect_spans", "merge_spans", "subtract_spans"]
-
-Span = tuple[int, int]
+__all__ = ["Segment", "Trie", "common_len", "common_suffix_len"]
 
 _FIRST_BLOCK = 64
 _TRUE = b"\x01"
@@ -176,47 +174,3 @@ def common_suffix_len(left: Tokens, right: Tokens) -> int:
         at = start
         block *= 4
     return limit
-
-
-def merge_spans(spans: Iterable[Span]) -> list[Span]:
-    """The same positions as ascending, disjoint, not touching, non-empty spans."""
-    merged: list[Span] = []
-    for start, end in sorted(spans):
-        if start >= end:
-            continue
-        if merged and start <= merged[-1][1]:
-            if end > merged[-1][1]:
-                merged[-1] = (merged[-1][0], end)
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def subtract_spans(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
-    """`spans` without `holes`; both ascending and disjoint. Cost O(len(spans) + len(holes))."""
-    rest: list[Span] = []
-    first = 0
-    for span_start, end in spans:
-        start = span_start
-        while first < len(holes) and holes[first][1] <= start:
-            first += 1
-        i = first
-        while i < len(holes) and holes[i][0] < end:
-            if start < holes[i][0]:
-                rest.append((start, holes[i][0]))
-            start = max(start, holes[i][1])
-            i += 1
-        if start < end:
-            rest.append((start, end))
-    return rest
-
-
-def intersect_spans(spans: Sequence[Span], start: int, end: int) -> list[Span]:
-    """The parts of `spans`, ascending and disjoint, inside `[start, end)`. Cost O(log(len(spans)) + result)."""
-    parts: list[Span] = []
-    for i in range(bisect_right(spans, start, key=itemgetter(1)), len(spans)):
-        span = spans[i]
-        if span[0] >= end:
-            break
-        parts.append((max(span[0], start), min(span[1], end)))
-    return parts
