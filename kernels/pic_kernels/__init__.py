@@ -1,13 +1,16 @@
 """Fused gather-rotate-scatter over the KV rows of all layers, each op beside a plain reference.
 
-Raw tensors in and out: knows torch, neither SGLang nor `sglang_pic`. `SGLANG_PIC_KERNELS=reference` runs the
-references instead, for debugging.
+Raw tensors in and out: knows torch, and triton once a fused kernel runs; neither SGLang nor `sglang_pic`. Two switches
+for debugging: `SGLANG_PIC_KERNELS=reference` (or `host`, `device`, `triton`) says which implementation runs,
+`SGLANG_PIC_CHECK_SLOTS=1` has a device assert the slots of every splice.
 """
 
 from __future__ import annotations
 
+from .backend import Backend, Choice
+from .layers import LayerBuffers
 from .rope_params import RopeParams
-from .splice_mha import splice_mha
-from .splice_mla import splice_mla
+from .splice_mha import choose_mha, splice_mha
+from .splice_mla import choose_mla, splice_mla
 
-__all__ = ["RopeParams", "splice_mha", "splice_mla"]
+__all__ = ["Backend", "Choice", "LayerBuffers", "RopeParams", "choose_mha", "choose_mla", "splice_mha", "splice_mla"]

@@ -1,4 +1,4 @@
-"""Which implementation of an op runs: the debug switch and the capability gate.
+"""Which implementation of an op runs: the debug switch and what the capability gate says.
 
 Owns `SGLANG_PIC_KERNELS`. Knows tensors only by their device.
 """
@@ -6,11 +6,13 @@ Owns `SGLANG_PIC_KERNELS`. Knows tensors only by their device.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 
-__all__ = ["Backend", "select_backend"]
+__all__ = ["Backend", "Choice", "choose_backend"]
 
 _SWITCH = "SGLANG_PIC_KERNELS"
 
@@ -20,21 +22,39 @@ class Backend(Enum):
 
     HOST = "host"
     """Blocked torch for CPU memory: contiguous spans as slices, one scratch for all layers."""
+    TRITON = "triton"
+    """One fused launch per call, for the operands the gate covers; in the Triton interpreter on a CPU."""
     DEVICE = "device"
     """Torch without a host synchronisation, for any device."""
     REFERENCE = "reference"
     """Plain torch, readable first, in float32."""
 
 
-def select_backend(device: torch.device) -> Backend:
+class Choice(NamedTuple):
+    """An implementation and, where it is not the fastest there is, why."""
+
+    backend: Backend
+    reason: str = ""
+
+
+def choose_backend(device: torch.device, refusal: Callable[[], str]) -> Choice:
     """The implementation for operands on `device`.
 
+    Args:
+        device: where the buffers are.
+        refusal: the capability gate of the fused kernel: why it does not cover the operands, or an empty string.
+            Asked only where the answer matters.
+
     Raises:
-        ValueError: the environment variable `SGLANG_PIC_KERNELS` names no implementation.
+        ValueError: the environment variable `SGLANG_PIC_KERNELS` names no implementation, or one that does not
+            cover the operands.
     """
     chosen = os.environ.get(_SWITCH, "auto")
     if chosen == "auto":
-        return Backend.HOST if device.type == "cpu" else Backend.DEVICE
+        if device.type == "cpu":
+            return Choice(Backend.HOST)
+        reason = refusal()
+        return Choice(Backend.DEVICE, reason) if reason else Choice(Backend.TRITON)
     try:
         backend = Backend(chosen)
     except ValueError:
@@ -42,4 +62,6 @@ def select_backend(device: torch.device) -> Backend:
         raise ValueError(f"{_SWITCH}={chosen!r}: must be one of {allowed}; unset it for auto.") from None
     if backend is Backend.HOST and device.type != "cpu":
         raise ValueError(f"{_SWITCH}={chosen!r}: covers CPU tensors only, these are on {str(device)!r}; use 'auto'.")
-    return backend
+    if backend is Backend.TRITON and (reason := refusal()):
+        raise ValueError(f"{_SWITCH}={chosen!r}: does not cover these operands: {reason}; use 'auto'.")
+    return Choice(backend, f"{_SWITCH}={chosen!r}")

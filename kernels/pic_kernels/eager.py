@@ -1,7 +1,8 @@
 """Gather-rotate-scatter in torch on any device, without waiting for it.
 
-Owns the path for accelerators: angles and the mask of unmoved tokens are formed once per call, then every layer
-is one gather, a few element-wise ops and one scatter, queued on the current stream. Reads no value on the host.
+Owns the path for what the fused kernels do not cover on an accelerator: angles and the mask of unmoved tokens are
+formed once per call, then every layer is one gather, a few element-wise ops and one scatter, queued on the current
+stream. Reads no value on the host.
 """
 
 from __future__ import annotations

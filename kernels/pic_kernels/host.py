@@ -1,8 +1,10 @@
 """Gather-rotate-scatter in CPU memory, near the speed of a plain copy.
 
-Owns the plan that makes it fast: long runs of slots are moved as slices, with no gather and no scatter; the rest go
-through one index. A block is small enough that its float32 scratch stays in the cache between the element-wise
-passes, and the scratch is shared by all layers of a call. Tokens with shift 0 are copied, never computed.
+The compiled loops of `host_native` do it in one pass. This file owns the way in torch, for where they are switched
+off, cannot be compiled, or do not cover a dtype (FP16 and FP8 keys), and the plan that makes it as fast as torch
+allows: long runs of slots are moved as slices, with no gather and no scatter; the rest go through one index. A block is
+small enough that its float32 scratch stays in the cache between the element-wise passes, and the scratch is shared by
+all layers of a call. Tokens with shift 0 are copied, never computed.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor
 
+from . import host_native
+from .layers import LayerBuffers
 from .rope_params import RopeParams
 
 __all__ = ["copy_rows", "rotate_rows"]
@@ -48,6 +52,10 @@ class _Block:
 
 def copy_rows(buffers: Sequence[Tensor], src: Tensor, dst: Tensor) -> None:
     """`buffer[dst] = buffer[src]` for every buffer, byte for byte; `src` and `dst` are disjoint."""
+    native = host_native.load()
+    if native is not None:
+        native.copy_rows(LayerBuffers.of("buffers", buffers), src.contiguous(), dst.contiguous())
+        return
     row_bytes = buffers[0][0].nbytes
     block_len = max(16, _SCRATCH_BYTES // row_bytes)
     blocks = _plan(src, dst, torch.zeros_like(src), block_len, _MIN_COPY_SPAN_BYTES // row_bytes)
@@ -65,6 +73,14 @@ def rotate_rows(
     buffers: Sequence[Tensor], src: Tensor, dst: Tensor, shifts: Tensor, rope: RopeParams, *, offset: int
 ) -> None:
     """`copy_rows` with the dimensions `[offset, offset + rotary_dim)` turned by each token's shift."""
+    native = host_native.load()
+    if native is not None and buffers[0].dtype in native.ROTATED:
+        distinct, which = shifts.unique(return_inverse=True)
+        which.masked_fill_(shifts == 0, -1)
+        rows = LayerBuffers.of("buffers", buffers)
+        angles, is_neox = rope.cos_sin(distinct), rope.is_neox_style
+        native.rotate_rows(rows, src.contiguous(), dst.contiguous(), which, angles, offset=offset, is_neox=is_neox)
+        return
     moved = shifts != 0
     num_moved = int(moved.sum())
     if num_moved < shifts.numel():

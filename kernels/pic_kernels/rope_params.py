@@ -7,7 +7,8 @@ magnitude factor (YaRN's `mscale`) out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,11 +25,14 @@ class RopeParams:
             float64 where a scaling is only exact there.
         rotary_dim: number of leading dimensions of the rotary part that turn; even.
         is_neox_style: True pairs dimension `i` with `i + rotary_dim / 2`; False pairs `2 i` with `2 i + 1`.
+        turns: `[rotary_dim / 2]` int64, derived: turns per position, modulo one, in units of 2^-64. A shift times
+            this, in integers that wrap, is the angle modulo one turn, as exact as the float64 frequency is.
     """
 
     inv_freq: Tensor
     rotary_dim: int
     is_neox_style: bool
+    turns: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         if self.rotary_dim < 2 or self.rotary_dim % 2:
@@ -40,6 +44,7 @@ class RopeParams:
                 f"inv_freq.shape={tuple(self.inv_freq.shape)!r}: must be ({self.rotary_dim // 2},) "
                 f"for rotary_dim={self.rotary_dim!r}."
             )
+        object.__setattr__(self, "turns", _turns(self.inv_freq))
 
     def to(self, device: torch.device | str) -> RopeParams:
         """The same parameters on `device`; itself if they are there already."""
@@ -60,3 +65,10 @@ class RopeParams:
         """
         angles = shifts.to(torch.float64).unsqueeze(1) * self.inv_freq.to(torch.float64)
         return angles.cos().to(torch.float32), angles.sin().to(torch.float32)
+
+
+def _turns(inv_freq: Tensor) -> Tensor:
+    per_position = inv_freq.to(torch.float64) / math.tau
+    # In [-0.5, 0.5), where 2^64 times it is an int64; the product with a power of two is exact.
+    fraction = per_position - torch.floor(per_position + 0.5)
+    return (fraction * 2.0**64).round().to(torch.int64)

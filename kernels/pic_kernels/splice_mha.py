@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from . import eager, host, reference
-from .backend import Backend, select_backend
-from .operands import check_buffers, check_indices, check_rope, check_slots
+from .backend import Backend, Choice, choose_backend
+from .coverage import refusal
+from .layers import LayerBuffers
+from .operands import check_indices, check_rope, guard_slots
 from .rope_params import RopeParams
 
-__all__ = ["splice_mha"]
+__all__ = ["choose_mha", "splice_mha"]
 
 
 def splice_mha(
@@ -35,39 +37,49 @@ def splice_mha(
 
     Args:
         k_buffers: per layer `[num_slots, num_kv_heads, head_dim]`, contiguous, one shape, dtype and device;
-            written in place.
+            written in place. A `LayerBuffers` spares every call the checks and the table of addresses.
         v_buffers: per layer `[num_slots, num_kv_heads, v_head_dim]`, likewise.
         src: `[n]` int64 slots to read.
         dst: `[n]` int64 slots to write: each once, none of them in `src`.
         shifts: `[n]` int32 or int64, target position minus source position.
         rope: the layers' rotation, on the buffers' device.
 
-    On a CPU the slots are checked; on a device, where that would stall the stream, disjointness and bounds are
-    the caller's promise and the work is queued on the current stream.
+    On a CPU the slots are checked. On a device disjointness and bounds are the caller's promise, because reading
+    them would stall the stream, on which the work is queued; `SGLANG_PIC_CHECK_SLOTS=1` has the device assert them.
 
     Raises:
         TypeError: a dtype outside the contract.
         ValueError: shapes, devices or slots outside the contract; nothing has been written.
     """
-    check_buffers("k_buffers", k_buffers)
-    check_buffers("v_buffers", v_buffers)
-    num_slots, num_heads, head_dim = k_buffers[0].shape
-    device = k_buffers[0].device
-    if len(v_buffers) != len(k_buffers) or v_buffers[0].shape[:2] != (num_slots, num_heads):
+    keys, values = LayerBuffers.of("k_buffers", k_buffers), LayerBuffers.of("v_buffers", v_buffers)
+    num_slots, num_heads, head_dim = keys[0].shape
+    if len(values) != len(keys) or values[0].shape[:2] != (num_slots, num_heads) or values.device != keys.device:
         raise ValueError(
-            f"v_buffers: {len(v_buffers)} of {tuple(v_buffers[0].shape)!r} beside {len(k_buffers)} k_buffers of "
-            f"{tuple(k_buffers[0].shape)!r}: layers, slots and heads must agree."
+            f"v_buffers: {len(values)} of {tuple(values[0].shape)!r} on {values.device} beside {len(keys)} k_buffers "
+            f"of {tuple(keys[0].shape)!r} on {keys.device}: layers, slots, heads and device must agree."
         )
-    check_indices(src, dst, shifts, device)
-    check_rope(rope, 0, head_dim, device)
+    check_indices(src, dst, shifts, keys.device)
+    check_rope(rope, 0, head_dim, keys.device)
     if not src.numel():
         return
-    if device.type == "cpu":
-        check_slots(src, dst, num_slots)
-    backend = select_backend(device)
+    guard_slots(src, dst, num_slots)
+    backend, _ = choose_mha(keys, values, rope)
     if backend is Backend.REFERENCE:
-        reference.splice_mha(k_buffers, v_buffers, src, dst, shifts, rope)
-        return
-    path = host if backend is Backend.HOST else eager
-    path.copy_rows(v_buffers, src, dst)
-    path.rotate_rows(k_buffers, src, dst, shifts, rope, offset=0)
+        reference.splice_mha(keys, values, src, dst, shifts, rope)
+    elif backend is Backend.TRITON:
+        from . import triton_mha
+
+        triton_mha.splice_mha(keys, values, src, dst, shifts, rope)
+    else:
+        path = host if backend is Backend.HOST else eager
+        path.copy_rows(values, src, dst)
+        path.rotate_rows(keys, src, dst, shifts, rope, offset=0)
+
+
+def choose_mha(k_buffers: LayerBuffers, v_buffers: LayerBuffers, rope: RopeParams) -> Choice:
+    """The implementation `splice_mha` takes for these operands, and why it is not the fused kernel.
+
+    Raises:
+        ValueError: `SGLANG_PIC_KERNELS` is set to what does not exist or does not cover them.
+    """
+    return choose_backend(k_buffers.device, lambda: refusal(k_buffers, v_buffers, rope=rope, rope_offset=0))

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from . import eager, host, reference
-from .backend import Backend, select_backend
-from .operands import check_buffers, check_indices, check_rope, check_slots
+from .backend import Backend, Choice, choose_backend
+from .coverage import refusal
+from .layers import LayerBuffers
+from .operands import check_indices, check_rope, guard_slots
 from .rope_params import RopeParams
 
-__all__ = ["splice_mla"]
+__all__ = ["choose_mla", "splice_mla"]
 
 
 def splice_mla(
@@ -35,7 +37,7 @@ def splice_mla(
 
     Args:
         buffers: per layer `[num_slots, 1, kv_lora_rank + rope_dim]`, contiguous, one shape, dtype and device;
-            written in place.
+            written in place. A `LayerBuffers` spares every call the checks and the table of addresses.
         src: `[n]` int64 slots to read.
         dst: `[n]` int64 slots to write: each once, none of them in `src`.
         shifts: `[n]` int32 or int64, target position minus source position.
@@ -46,18 +48,29 @@ def splice_mla(
         TypeError: a dtype outside the contract.
         ValueError: shapes, devices or slots outside the contract; nothing has been written.
     """
-    check_buffers("buffers", buffers)
-    num_slots, _, row_dim = buffers[0].shape
-    device = buffers[0].device
-    check_indices(src, dst, shifts, device)
-    check_rope(rope, rope_offset, row_dim, device)
+    rows = LayerBuffers.of("buffers", buffers)
+    num_slots, _, row_dim = rows[0].shape
+    check_indices(src, dst, shifts, rows.device)
+    check_rope(rope, rope_offset, row_dim, rows.device)
     if not src.numel():
         return
-    if device.type == "cpu":
-        check_slots(src, dst, num_slots)
-    backend = select_backend(device)
+    guard_slots(src, dst, num_slots)
+    backend, _ = choose_mla(rows, rope, rope_offset=rope_offset)
     if backend is Backend.REFERENCE:
-        reference.splice_mla(buffers, src, dst, shifts, rope, rope_offset=rope_offset)
-        return
-    path = host if backend is Backend.HOST else eager
-    path.rotate_rows(buffers, src, dst, shifts, rope, offset=rope_offset)
+        reference.splice_mla(rows, src, dst, shifts, rope, rope_offset=rope_offset)
+    elif backend is Backend.TRITON:
+        from . import triton_mla
+
+        triton_mla.splice_mla(rows, src, dst, shifts, rope, rope_offset=rope_offset)
+    else:
+        path = host if backend is Backend.HOST else eager
+        path.rotate_rows(rows, src, dst, shifts, rope, offset=rope_offset)
+
+
+def choose_mla(buffers: LayerBuffers, rope: RopeParams, *, rope_offset: int) -> Choice:
+    """The implementation `splice_mla` takes for these operands, and why it is not the fused kernel.
+
+    Raises:
+        ValueError: `SGLANG_PIC_KERNELS` is set to what does not exist or does not cover them.
+    """
+    return choose_backend(buffers.device, lambda: refusal(buffers, rope=rope, rope_offset=rope_offset))

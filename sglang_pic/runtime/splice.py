@@ -1,14 +1,17 @@
 """The splice executor: applies "these slots to those, shifted by so much" to all layers of a pool.
 
-Owns the binding of a pool's buffers to the rotation of the layers they belong to, and the counts of what was
-moved. Decides nothing: which rows, where to, and that nobody else owns the targets is the plan's business.
+Owns the binding of a pool's buffers, with the table of their addresses, to the rotation of the layers they belong to,
+and the counts of what was moved. Decides nothing: which rows, where to, and that nobody else owns the targets is the
+plan's business.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
-from pic_kernels import RopeParams, splice_mha, splice_mla
+import torch
+from pic_kernels import Backend, Choice, LayerBuffers, RopeParams, choose_mha, choose_mla, splice_mha, splice_mla
 from torch import Tensor
 
 from sglang_pic.errors import UnsupportedError
@@ -16,6 +19,8 @@ from sglang_pic.runtime.rope import RopeGeometry
 from sglang_pic.runtime.views import PoolKind, PoolView
 
 __all__ = ["SpliceCounts", "Splicer"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -34,8 +39,9 @@ class _Group:
     """Layers that share one rotation."""
 
     rope: RopeParams
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
+    keys: LayerBuffers
+    values: LayerBuffers | None
+    """None where the keys hold everything."""
 
 
 class Splicer:
@@ -65,12 +71,14 @@ class Splicer:
         self._groups = [
             _Group(
                 rope=rope.to(view.device),
-                keys=tuple(view.keys[index] for index in indices),
-                values=tuple(view.values[index] for index in indices) if view.values else (),
+                keys=LayerBuffers([view.keys[index] for index in indices], name="keys"),
+                values=LayerBuffers([view.values[index] for index in indices], name="values") if view.values else None,
             )
             for rope, indices in geometry.groups()
         ]
         self.counts = SpliceCounts()
+        for group in self._groups:
+            _log_choice(self._choose(group), len(group.keys), view.device)
 
     def splice(self, src: Tensor, dst: Tensor, shifts: Tensor) -> None:
         """Copy the rows of `src` to `dst` in all layers, keys turned by each token's shift.
@@ -96,7 +104,7 @@ class Splicer:
             if farthest > self._max_shift:
                 raise ValueError(f"shifts reach {farthest} tokens: must be within max_shift={self._max_shift!r}.")
         for group in self._groups:
-            if view.kind is PoolKind.MLA:
+            if group.values is None:
                 splice_mla(group.keys, src, dst, shifts, group.rope, rope_offset=view.rope_offset)
             else:
                 splice_mha(group.keys, group.values, src, dst, shifts, group.rope)
@@ -104,6 +112,21 @@ class Splicer:
             self.counts.num_calls += 1
             self.counts.num_rows += src.numel()
             self.counts.moved_bytes += src.numel() * view.token_bytes
+
+    def _choose(self, group: _Group) -> Choice:
+        if group.values is None:
+            return choose_mla(group.keys, group.rope, rope_offset=self._view.rope_offset)
+        return choose_mha(group.keys, group.values, group.rope)
+
+
+def _log_choice(choice: Choice, num_layers: int, device: torch.device) -> None:
+    """Once per group at start-up: an accelerator without its fused kernel is worth a warning."""
+    if choice.backend is Backend.DEVICE and device.type != "cpu":
+        logger.warning(
+            "splices of %d layers run in eager torch, not in the fused kernel: %s", num_layers, choice.reason
+        )
+    else:
+        logger.info("splices of %d layers run on: %s", num_layers, choice.backend.value)
 
 
 def _span(layer_ids: tuple[int, ...]) -> str:

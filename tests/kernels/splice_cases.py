@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 import torch
 from pic_kernels import RopeParams
@@ -37,6 +38,15 @@ class Slots:
     src: Tensor
     dst: Tensor
     shifts: Tensor
+
+    def on(self, device: str) -> tuple[Tensor, Tensor, Tensor]:
+        """`src`, `dst` and `shifts` on `device`."""
+        return self.src.to(device), self.dst.to(device), self.shifts.to(device)
+
+    def thinned(self, max_len: int) -> Slots:
+        """At most `max_len` of the tokens, spread over all of them."""
+        step = -(-self.src.numel() // max_len)
+        return Slots(self.num_slots, *(each[::step].clone() for each in (self.src, self.dst, self.shifts)))
 
 
 def scattered(num_tokens: int, shifts: Tensor, *, seed: int = 0, spare: int = 7) -> Slots:
@@ -80,3 +90,8 @@ def poison(buffer: Tensor, slots: Tensor) -> None:
 def bits_of(buffer: Tensor) -> Tensor:
     """The bytes of `buffer`, comparable with `torch.equal` whatever they hold."""
     return buffer.view(BITS[buffer.element_size()])
+
+
+def aligned_heads(dim: int, dtype: torch.dtype) -> int:
+    """The fewest heads of `dim` that make a row of whole 16 bytes, as the fused kernels want it."""
+    return 16 // gcd(16, dim * dtype.itemsize)

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pic_kernels import RopeParams, splice_mha
 from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
-from splice_cases import Slots, bits_of, make_rope, pages, poison, random_rows, rotate_exact, scattered, spans
+from splice_cases import (
+    Slots,
+    aligned_heads,
+    bits_of,
+    make_rope,
+    pages,
+    poison,
+    random_rows,
+    rotate_exact,
+    scattered,
+    spans,
+)
+from targets import FUSED_TARGETS, HOST, TARGETS, Target, free_memory
 
 DTYPES = tuple(ROTATE_REL_L2)
-BACKENDS = ("host", "device", "reference")
 
 SLOTS = {
     "one token": scattered(1, torch.tensor([5])),
@@ -26,6 +38,13 @@ SLOTS = {
     "scattered, a shift each": scattered(77, torch.arange(77) - 30),
     "pages of 16": pages(5, 16, 48),
 }
+
+
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """Every implementation in turn, taken by the ops while the test runs."""
+    with request.param.active():
+        yield request.param
 
 
 def _buffers(
@@ -41,11 +60,23 @@ def _buffers(
     return k_buffers, v_buffers
 
 
-def _check(slots: Slots, dtype: torch.dtype, heads: int, head_dim: int, rope: RopeParams, *, layers: int = 2) -> None:
+def _check(
+    target: Target,
+    slots: Slots,
+    dtype: torch.dtype,
+    heads: int,
+    head_dim: int,
+    rope: RopeParams,
+    *,
+    layers: int = 2,
+    v_head_dim: int | None = None,
+) -> None:
     """Splice and compare with float64; bytes outside the target rows must be what they were."""
-    k_buffers, v_buffers = _buffers(slots, dtype, heads, head_dim, layers=layers)
+    k_buffers, v_buffers = _buffers(slots, dtype, heads, head_dim, layers=layers, v_head_dim=v_head_dim)
     before = [bits_of(buffer).clone() for buffer in (*k_buffers, *v_buffers)]
-    splice_mha(k_buffers, v_buffers, slots.src, slots.dst, slots.shifts, rope)
+    k_buffers, v_buffers = ([buffer.to(target.device) for buffer in each] for each in (k_buffers, v_buffers))
+    splice_mha(k_buffers, v_buffers, *slots.on(target.device), rope.to(target.device))
+    k_buffers, v_buffers = ([buffer.cpu() for buffer in each] for each in (k_buffers, v_buffers))
     others = torch.ones(slots.num_slots, dtype=torch.bool)
     others[slots.dst] = False
     still = slots.shifts == 0
@@ -65,88 +96,121 @@ def _check(slots: Slots, dtype: torch.dtype, heads: int, head_dim: int, rope: Ro
         assert relative_l2(new.view(dtype)[~still][..., :part], exact) <= ROTATE_REL_L2[dtype]
 
 
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("SGLANG_PIC_KERNELS", request.param)
-    return str(request.param)
-
-
-@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", SLOTS)
-def test_slots_and_dtypes(case: str, dtype: torch.dtype) -> None:
-    _check(SLOTS[case], dtype, heads=3, head_dim=16, rope=make_rope(16, is_neox=True))
+def test_slots_and_dtypes(target: Target, case: str, dtype: torch.dtype) -> None:
+    slots = target.sized(SLOTS[case]) if case == "one long span" else SLOTS[case]
+    _check(target, slots, dtype, heads=3, head_dim=16, rope=make_rope(16, is_neox=True))
 
 
-@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize(
     ("heads", "head_dim", "is_neox", "part"),
     list(product((1, 2, 5, 8), (64, 128), (True, False), (1.0, 0.5, 0.25))),
 )
-def test_layouts(heads: int, head_dim: int, is_neox: bool, part: float) -> None:
+def test_layouts(target: Target, heads: int, head_dim: int, is_neox: bool, part: float) -> None:
     """Any number of KV heads, both pair layouts, the whole head or a part of it rotary."""
     rope = make_rope(int(head_dim * part), is_neox=is_neox)
     for case in ("short and long spans", "scattered, a shift each"):
-        _check(SLOTS[case], torch.bfloat16, heads, head_dim, rope, layers=1)
+        _check(target, target.sized(SLOTS[case]), torch.bfloat16, heads, head_dim, rope, layers=1)
 
 
-@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("head_dim", [6, 10, 80, 96])
-def test_odd_sizes(head_dim: int) -> None:
+def test_odd_sizes(target: Target, head_dim: int) -> None:
     """Rows that are no multiple of eight bytes, and a rotary part that is no power of two."""
+    heads = aligned_heads(head_dim, torch.bfloat16) if target.is_fused else 1
     for is_neox in (True, False):
-        _check(SLOTS["short and long spans"], torch.bfloat16, 1, head_dim, make_rope(head_dim - 4, is_neox=is_neox))
+        rope = make_rope(head_dim - 4, is_neox=is_neox)
+        _check(target, target.sized(SLOTS["short and long spans"]), torch.bfloat16, heads, head_dim, rope)
 
 
-@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_far_shifts(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("head_dim", [72, 80, 112, 192, 256])
+def test_head_dims(target: Target, head_dim: int, dtype: torch.dtype) -> None:
+    """What models have beside 64 and 128, with values of another width."""
+    slots = scattered(5, torch.arange(5) - 2)
+    for is_neox in (True, False):
+        rope = make_rope(head_dim, is_neox=is_neox)
+        _check(target, slots, dtype, 2, head_dim, rope, layers=1, v_head_dim=64)
+
+
+@pytest.mark.parametrize("layers", [1, 3, 4, 9])
+def test_any_number_of_layers(target: Target, layers: int) -> None:
+    """The fused kernels move several layers in one program; the last one may have fewer."""
+    rope = make_rope(32, is_neox=True)
+    _check(target, scattered(3, torch.tensor([0, 8, -8])), torch.bfloat16, 1, 32, rope, layers=layers)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_far_shifts(target: Target, dtype: torch.dtype) -> None:
     far = MAX_TESTED_SHIFT
     slots = scattered(90, torch.tensor([far, -far, far - 1] * 30, dtype=torch.int32))
-    _check(slots, dtype, heads=2, head_dim=64, rope=make_rope(64, is_neox=True, base=500_000.0))
+    _check(target, slots, dtype, heads=2, head_dim=64, rope=make_rope(64, is_neox=True, base=500_000.0))
 
 
-@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("is_neox", [True, False])
-def test_backends_agree_with_the_reference(is_neox: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backends_agree_with_the_reference(target: Target, is_neox: bool) -> None:
     """In float32 to the last bits; a fused multiply-add rounds once less."""
-    slots, rope = SLOTS["scattered, a shift each"], make_rope(64, is_neox=is_neox)
+    slots, rope = SLOTS["scattered, a shift each"], make_rope(64, is_neox=is_neox).to(target.device)
     here, there = _buffers(slots, torch.float32, 4, 64), _buffers(slots, torch.float32, 4, 64)
-    splice_mha(*here, slots.src, slots.dst, slots.shifts, rope)
-    monkeypatch.setenv("SGLANG_PIC_KERNELS", "reference")
-    splice_mha(*there, slots.src, slots.dst, slots.shifts, rope)
+    here = tuple([buffer.to(target.device) for buffer in each] for each in here)
+    splice_mha(*here, *slots.on(target.device), rope)
+    with Target("reference").active():
+        splice_mha(*there, slots.src, slots.dst, slots.shifts, rope.to("cpu"))
     for left, right in zip((*here[0], *here[1]), (*there[0], *there[1]), strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(left.cpu(), right, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.usefixtures("backend")
-def test_there_and_back_is_the_composed_shift() -> None:
+def test_there_and_back_is_the_composed_shift(target: Target) -> None:
     """R(b) R(a) = R(a + b), through the pool."""
-    rope = make_rope(64, is_neox=True)
     n = 40
     slots = [torch.arange(n) + n * i for i in range(4)]
-    k_buffer, v_buffer = random_rows((4 * n, 2, 64), torch.float32), random_rows((4 * n, 2, 64), torch.float32, seed=1)
-    for src, dst, shift in ((0, 1, 900), (1, 2, -1_234), (0, 3, -334)):
-        splice_mha([k_buffer], [v_buffer], slots[src], slots[dst], torch.full((n,), shift), rope)
-    assert relative_l2(k_buffer[slots[2]], k_buffer[slots[3]]) <= ROTATE_REL_L2[torch.float32]
+    for is_neox in (True, False):
+        rope = make_rope(64, is_neox=is_neox).to(target.device)
+        k_buffer, v_buffer = (random_rows((4 * n, 2, 64), torch.float32, seed=i).to(target.device) for i in range(2))
+        for src, dst, shift in ((0, 1, 900), (1, 2, -1_234), (0, 3, -334)):
+            move = Slots(4 * n, slots[src], slots[dst], torch.full((n,), shift))
+            splice_mha([k_buffer], [v_buffer], *move.on(target.device), rope)
+        assert relative_l2(k_buffer.cpu()[slots[2]], k_buffer.cpu()[slots[3]]) <= ROTATE_REL_L2[torch.float32]
 
 
-@pytest.mark.usefixtures("backend")
-def test_values_may_be_narrower_than_keys() -> None:
-    slots, rope = SLOTS["short and long spans"], make_rope(32, is_neox=True)
-    k_buffers, v_buffers = _buffers(slots, torch.float16, 2, 32, v_head_dim=24)
-    splice_mha(k_buffers, v_buffers, slots.src, slots.dst, slots.shifts, rope)
-    for buffer in v_buffers:
-        assert torch.equal(buffer[slots.dst], buffer[slots.src])
+def test_values_may_be_narrower_than_keys(target: Target) -> None:
+    rope = make_rope(32, is_neox=True)
+    _check(target, SLOTS["short and long spans"], torch.float16, 2, 32, rope, v_head_dim=24)
 
 
-@pytest.mark.usefixtures("backend")
-def test_empty_input_writes_nothing() -> None:
+def test_index_tensors_may_be_views(target: Target) -> None:
+    """Every second element of a longer tensor, and one shift expanded over all tokens."""
+    both = torch.arange(16, device=target.device)
+    k_buffer, v_buffer = (random_rows((16, 1, 16), torch.float32, seed=i).to(target.device) for i in range(2))
+    shifts = torch.tensor([3], device=target.device).expand(8)
+    splice_mha([k_buffer], [v_buffer], both[0::2], both[1::2], shifts, make_rope(16, is_neox=True).to(target.device))
+    assert torch.equal(v_buffer[1::2], v_buffer[0::2])
+    exact = rotate_exact(k_buffer[0::2].cpu(), shifts.cpu(), make_rope(16, is_neox=True))
+    assert relative_l2(k_buffer[1::2].cpu(), exact) <= ROTATE_REL_L2[torch.float32]
+
+
+def test_empty_input_writes_nothing(target: Target) -> None:
     rope, none = make_rope(8, is_neox=True), torch.empty(0, dtype=torch.int64)
     buffer = random_rows((4, 1, 8), torch.float32)
     before = buffer.clone()
     splice_mha([buffer], [buffer.clone()], none, none, none, rope)
     assert torch.equal(buffer, before)
+
+
+@pytest.mark.parametrize("is_neox", [True, False])
+def test_offsets_beyond_32_bits(target: Target, is_neox: bool) -> None:
+    """Slots whose bytes, 4-byte words and elements are further than 2^31 from the buffer's start."""
+    if target.device != "cpu":
+        pytest.skip("takes memory on a device; addresses are computed as in the interpreter")
+    row_bytes, slots = 64 * 256 * 2, torch.tensor([2, 70_000, 140_000, 299_000, 299_999])
+    k_buffer, v_buffer = (free_memory(300_000 * row_bytes).view(torch.bfloat16).view(-1, 64, 256) for _ in range(2))
+    for buffer in (k_buffer, v_buffer):
+        buffer[slots] = random_rows((5, 64, 256), torch.bfloat16)
+    src, dst, shifts = slots[[1, 3]], slots[[4, 2]], torch.tensor([-7, 11])
+    rope = make_rope(256, is_neox=is_neox)
+    splice_mha([k_buffer], [v_buffer], src, dst, shifts, rope)
+    assert torch.equal(v_buffer[dst], v_buffer[src])
+    assert relative_l2(k_buffer[dst], rotate_exact(k_buffer[src], shifts, rope)) <= ROTATE_REL_L2[torch.bfloat16]
 
 
 @st.composite
@@ -168,7 +232,7 @@ def _random_slots(draw: st.DrawFn) -> Slots:
     return Slots(num_slots, order[:n].clone(), order[n : 2 * n].clone(), shifts)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     slots=_random_slots(),
     heads=st.integers(1, 5),
@@ -181,7 +245,37 @@ def test_any_slots_shapes_and_shifts(
     slots: Slots, heads: int, half: int, rest: int, is_neox: bool, dtype: torch.dtype
 ) -> None:
     """The CPU path over arbitrary permutations, spans, shifts and row widths."""
-    _check(slots, dtype, heads, 2 * half + rest, make_rope(2 * half, is_neox=is_neox), layers=1)
+    _check(HOST, slots, dtype, heads, 2 * half + rest, make_rope(2 * half, is_neox=is_neox), layers=1)
+
+
+@pytest.mark.parametrize("target", FUSED_TARGETS, indirect=True)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    slots=_random_slots(),
+    heads=st.integers(1, 2),
+    half=st.integers(1, 12),
+    rest=st.integers(0, 4),
+    v_head_dim=st.integers(1, 9),
+    layers=st.integers(1, 5),
+    is_neox=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_any_operands_of_the_fused_kernel(
+    target: Target,
+    slots: Slots,
+    heads: int,
+    half: int,
+    rest: int,
+    v_head_dim: int,
+    layers: int,
+    is_neox: bool,
+    dtype: torch.dtype,
+) -> None:
+    """The same, where rows are whole 16 bytes: halves, heads and holes of any width within them."""
+    head_dim = 2 * half + (rest if is_neox else 2 * rest)
+    heads *= max(aligned_heads(dim, dtype) for dim in (head_dim, v_head_dim))
+    rope = make_rope(2 * half, is_neox=is_neox)
+    _check(target, slots, dtype, heads, head_dim, rope, layers=layers, v_head_dim=v_head_dim)
 
 
 def _operands() -> dict[str, object]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pic_kernels import splice_mla
 from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
 from splice_cases import Slots, bits_of, make_rope, pages, poison, random_rows, rotate_exact, scattered, spans
+from targets import FUSED_TARGETS, HOST, TARGETS, Target, free_memory
 
 SLOTS = {
     "spans": spans([40, 3, 70], [12, 1, -9]),
@@ -18,13 +21,31 @@ SLOTS = {
 }
 
 
-def _check(slots: Slots, dtype: torch.dtype, latent: int, rotary_dim: int, *, is_neox: bool, rest: int = 0) -> None:
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """Every implementation in turn, taken by the ops while the test runs."""
+    with request.param.active():
+        yield request.param
+
+
+def _check(
+    target: Target,
+    slots: Slots,
+    dtype: torch.dtype,
+    latent: int,
+    rotary_dim: int,
+    *,
+    is_neox: bool,
+    rest: int = 0,
+) -> None:
     rope = make_rope(rotary_dim, is_neox=is_neox)
     buffers = [random_rows((slots.num_slots, 1, latent + rotary_dim + rest), dtype, seed=layer) for layer in range(2)]
     for buffer in buffers:
         poison(buffer, slots.dst)
     before = [bits_of(buffer).clone() for buffer in buffers]
-    splice_mla(buffers, slots.src, slots.dst, slots.shifts, rope, rope_offset=latent)
+    buffers = [buffer.to(target.device) for buffer in buffers]
+    splice_mla(buffers, *slots.on(target.device), rope.to(target.device), rope_offset=latent)
+    buffers = [buffer.cpu() for buffer in buffers]
     others = torch.ones(slots.num_slots, dtype=torch.bool)
     others[slots.dst] = False
     still = slots.shifts == 0
@@ -41,28 +62,20 @@ def _check(slots: Slots, dtype: torch.dtype, latent: int, rotary_dim: int, *, is
         assert relative_l2(new.view(dtype)[~still][..., rotary], exact) <= ROTATE_REL_L2[dtype]
 
 
-@pytest.fixture(params=["host", "device", "reference"])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("SGLANG_PIC_KERNELS", request.param)
-    return str(request.param)
-
-
-@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("dtype", ROTATE_REL_L2, ids=str)
 @pytest.mark.parametrize("is_neox", [True, False])
 @pytest.mark.parametrize("case", SLOTS)
-def test_slots_dtypes_and_layouts(case: str, is_neox: bool, dtype: torch.dtype) -> None:
-    _check(SLOTS[case], dtype, latent=512, rotary_dim=64, is_neox=is_neox)
+def test_slots_dtypes_and_layouts(target: Target, case: str, is_neox: bool, dtype: torch.dtype) -> None:
+    _check(target, target.sized(SLOTS[case]), dtype, latent=512, rotary_dim=64, is_neox=is_neox)
 
 
-@pytest.mark.usefixtures("backend")
-def test_far_shifts() -> None:
+def test_far_shifts(target: Target) -> None:
     far = scattered(60, torch.tensor([MAX_TESTED_SHIFT, -MAX_TESTED_SHIFT] * 30, dtype=torch.int32))
     for dtype in ROTATE_REL_L2:
-        _check(far, dtype, latent=32, rotary_dim=64, is_neox=False)
+        _check(target, far, dtype, latent=32, rotary_dim=64, is_neox=False)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     n=st.integers(1, 80),
     seed=st.integers(0, 2**16),
@@ -76,11 +89,45 @@ def test_any_offset(n: int, seed: int, latent: int, half: int, rest: int, is_neo
     """The rotary slice may begin anywhere, also where it is not aligned to anything."""
     shifts = torch.randint(-3, 4, (n,), generator=torch.Generator().manual_seed(seed))
     slots = scattered(n, shifts * 5_000, seed=seed)
-    _check(slots, dtype, latent, 2 * half, is_neox=is_neox, rest=rest)
+    _check(HOST, slots, dtype, latent, 2 * half, is_neox=is_neox, rest=rest)
 
 
-@pytest.mark.usefixtures("backend")
-def test_empty_input_writes_nothing() -> None:
+@pytest.mark.parametrize("target", FUSED_TARGETS, indirect=True)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    n=st.integers(1, 60),
+    seed=st.integers(0, 2**16),
+    latent=st.integers(0, 40),
+    half=st.integers(1, 8),
+    is_neox=st.booleans(),
+    dtype=st.sampled_from(tuple(ROTATE_REL_L2)),
+)
+def test_any_offset_of_the_fused_kernel(
+    target: Target, n: int, seed: int, latent: int, half: int, is_neox: bool, dtype: torch.dtype
+) -> None:
+    """The same, with rows filled up to whole 16 bytes; interleaved pairs start at even dimensions."""
+    shifts = torch.randint(-3, 4, (n,), generator=torch.Generator().manual_seed(seed))
+    slots = scattered(n, shifts * 5_000, seed=seed)
+    latent = latent if is_neox else 2 * latent
+    rest = -(latent + 2 * half) % (16 // dtype.itemsize)
+    _check(target, slots, dtype, latent, 2 * half, is_neox=is_neox, rest=rest)
+
+
+def test_offsets_beyond_32_bits(target: Target) -> None:
+    """Slots whose bytes, 4-byte words and elements are further than 2^31 from the buffer's start."""
+    if target.device != "cpu":
+        pytest.skip("takes memory on a device; addresses are computed as in the interpreter")
+    rows = free_memory(8_000_000 * 1_152).view(torch.bfloat16).view(-1, 1, 576)
+    src, dst, shifts = torch.tensor([7_999_998, 3]), torch.tensor([4, 7_999_999]), torch.tensor([9, -9])
+    rows[src] = random_rows((2, 1, 576), torch.bfloat16)
+    rope = make_rope(64, is_neox=False)
+    splice_mla([rows], src, dst, shifts, rope, rope_offset=512)
+    assert torch.equal(rows[dst][..., :512], rows[src][..., :512])
+    exact = rotate_exact(rows[src][..., 512:], shifts, rope)
+    assert relative_l2(rows[dst][..., 512:], exact) <= ROTATE_REL_L2[torch.bfloat16]
+
+
+def test_empty_input_writes_nothing(target: Target) -> None:
     none, buffer = torch.empty(0, dtype=torch.int64), random_rows((4, 1, 12), torch.float32)
     before = buffer.clone()
     splice_mla([buffer], none, none, none, make_rope(4, is_neox=False), rope_offset=8)

@@ -1,0 +1,193 @@
+"""The compiled inner loops of the CPU path: built at first use, bound through ctypes.
+
+Owns finding a C compiler, the compiled file and the switch `SGLANG_PIC_HOST`. Where there is no compiler, or what it
+made does not load, `load` says so once in the log and `host` goes on in torch, slower. Knows tensors as addresses.
+
+The library is compiled from `host_native.c` for this very CPU and kept where Python keeps this package's compiled
+files, named by a hash of everything that went into it. It is linked against no OpenMP: the symbols resolve to the one
+that torch has loaded, so that both share their threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from importlib.util import cache_from_source
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .layers import LayerBuffers
+
+__all__ = ["NativeRows", "load"]
+
+logger = logging.getLogger(__name__)
+
+_SWITCH: Final = "SGLANG_PIC_HOST"
+_SOURCE: Final = Path(__file__).with_suffix(".c")
+_COMPILE: Final = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-c")
+_TIMEOUT_S: Final = 60
+
+_POINTER, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+
+
+def load() -> NativeRows | None:
+    """The compiled loops, or `None` where they are switched off or cannot be had.
+
+    The first call compiles, in under a second; its outcome is kept for the process.
+
+    Raises:
+        ValueError: the environment variable `SGLANG_PIC_HOST` is neither `auto` nor `torch`.
+    """
+    chosen = os.environ.get(_SWITCH, "auto")
+    if chosen == "torch":
+        return None
+    if chosen != "auto":
+        raise ValueError(f"{_SWITCH}={chosen!r}: must be 'auto' or 'torch'; unset it for auto.")
+    return _load()
+
+
+class NativeRows:
+    """Row moves over the buffers of a pool. The operands are those of `host`, checked; threads are torch's."""
+
+    ROTATED: Final = frozenset({torch.bfloat16, torch.float32})
+    """The dtypes that `rotate_rows` turns."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        """Bind a library that was compiled from `host_native.c`."""
+        rows = (_POINTER, _INT64, _INT64)
+        self._copy = library.pic_copy_rows
+        self._copy.argtypes = (*rows, _POINTER, _POINTER, _INT64, _INT)
+        self._copy.restype = None
+        self._rotate = library.pic_rotate_rows
+        self._rotate.argtypes = (*rows, _INT64, _INT64, _INT64, _INT, _INT, *(_POINTER,) * 5, _INT64, _INT)
+        self._rotate.restype = None
+
+    def copy_rows(self, buffers: LayerBuffers, src: Tensor, dst: Tensor) -> None:
+        """`buffer[dst] = buffer[src]` for every buffer, byte for byte; indices are contiguous int64."""
+        self._copy(
+            buffers.addresses.data_ptr(),
+            len(buffers),
+            buffers.row_bytes,
+            src.data_ptr(),
+            dst.data_ptr(),
+            src.numel(),
+            torch.get_num_threads(),
+        )
+
+    def rotate_rows(
+        self,
+        buffers: LayerBuffers,
+        src: Tensor,
+        dst: Tensor,
+        which: Tensor,
+        angles: tuple[Tensor, Tensor],
+        *,
+        offset: int,
+        is_neox: bool,
+    ) -> None:
+        """`copy_rows` with the dimensions `[offset, offset + rotary_dim)` turned.
+
+        Args:
+            which: `[n]` contiguous int64, each token's row of `angles`; negative for a plain copy.
+            angles: cosines and sines, contiguous float32 `[num_angles, rotary_dim / 2]`.
+        """
+        heads, dim = buffers[0].shape[1:]
+        cos, sin = angles
+        self._rotate(
+            buffers.addresses.data_ptr(),
+            len(buffers),
+            heads,
+            dim,
+            offset,
+            cos.shape[1],
+            int(is_neox),
+            buffers[0].element_size(),
+            src.data_ptr(),
+            dst.data_ptr(),
+            which.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            src.numel(),
+            torch.get_num_threads(),
+        )
+
+
+@functools.cache
+def _load() -> NativeRows | None:
+    try:
+        library = _build()
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        logger.warning("CPU splices run in torch, slower: %s", detail[0] if detail else type(error).__name__)
+        return None
+    return NativeRows(library)
+
+
+def _build() -> ctypes.CDLL:
+    """The library, from the cache or freshly compiled."""
+    compiler = _compiler()
+    command = [*compiler, *_COMPILE]
+    parts = [_SOURCE.read_text(encoding="utf8"), *command, platform.machine(), _cpu_features(), torch.__version__]
+    name = f"{_SOURCE.stem}.{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
+    kept = Path(cache_from_source(str(_SOURCE.with_suffix(".py")))).with_name(name)
+    if kept.is_file():
+        return ctypes.CDLL(str(kept))
+    with tempfile.TemporaryDirectory(prefix="pic_kernels-") as folder:
+        objects, built = Path(folder, "rows.o"), Path(folder, name)
+        steps: tuple[list[str | Path], ...] = (
+            [*command, _SOURCE, "-o", objects],
+            [*compiler, "-shared", objects, "-o", built],
+        )
+        for step in steps:
+            subprocess.run(step, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        library = ctypes.CDLL(str(built))
+        _keep(built, kept)
+    return library
+
+
+def _compiler() -> list[str]:
+    """The command of a C compiler: what `CC` says, else the system's.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    named = shlex.split(os.environ.get("CC", ""))
+    found = next(filter(None, map(shutil.which, named[:1] or ("cc", "gcc", "clang"))), None)
+    if found is None:
+        raise FileNotFoundError(f"no C compiler ({named[0] if named else 'cc, gcc, clang'}); install gcc or set CC")
+    return [found, *named[1:]]
+
+
+def _keep(built: Path, kept: Path) -> None:
+    """Put a library that loads where the next process finds it; a folder that cannot be written to costs a second."""
+    beside = kept.with_name(f"{kept.name}.{os.getpid()}")
+    try:
+        kept.parent.mkdir(exist_ok=True)
+        shutil.copyfile(built, beside)
+        # NOTE: ranks of one server compile at the same time; whoever is last replaces an equal file.
+        beside.replace(kept)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        logger.debug("%s is not kept: %s", kept, error)
+
+
+def _cpu_features() -> str:
+    """What tells this CPU from others that may see the same folder."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

@@ -1,0 +1,67 @@
+"""The buffers of a pool's layers as one operand: checked once, with the table of their addresses.
+
+Owns the pointer table that lets one launch reach every layer. It belongs to the object that holds the buffers, rather
+than to a cache keyed by their addresses: what is held cannot be freed, so the table cannot outlive the memory it
+points to, and nothing has to be looked up, checked or evicted between two calls. Knows nothing of kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .operands import check_buffers
+
+__all__ = ["LayerBuffers"]
+
+
+class LayerBuffers(tuple[Tensor, ...]):
+    """One buffer `[num_slots, heads, dim]` per layer, alike and contiguous; immutable, checked when it is made.
+
+    The ops take any sequence of tensors. Whoever calls them more than once makes a `LayerBuffers` of it and spares
+    every call the checks and, on a device, building the table.
+    """
+
+    def __new__(cls, buffers: Sequence[Tensor], *, name: str = "buffers") -> LayerBuffers:
+        """Check `buffers`, called `name` in messages.
+
+        Raises:
+            TypeError: a dtype whose rows cannot be rotated.
+            ValueError: no buffer, one that is not contiguous, or buffers that differ.
+        """
+        check_buffers(name, buffers)
+        # Aliases of our own: `set_` on the caller's tensors leaves them where they are.
+        return super().__new__(cls, (buffer.detach() for buffer in buffers))
+
+    @classmethod
+    def of(cls, name: str, buffers: Sequence[Tensor]) -> LayerBuffers:
+        """`buffers` itself if it is one already."""
+        return buffers if isinstance(buffers, LayerBuffers) else cls(buffers, name=name)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The rows' dtype."""
+        return self[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self[0].device
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of one slot in one layer."""
+        return self[0].stride(0) * self[0].element_size()
+
+    @cached_property
+    def is_aligned(self) -> bool:
+        """Whether every row of every layer starts at a multiple of 16 bytes."""
+        return self.row_bytes % 16 == 0 and all(buffer.data_ptr() % 16 == 0 for buffer in self)
+
+    @cached_property
+    def addresses(self) -> Tensor:
+        """`[num_layers]` int64 on the buffers' device. Made at first use, which waits for the device once."""
+        return torch.tensor([buffer.data_ptr() for buffer in self], dtype=torch.int64, device=self.device)
