@@ -1,8 +1,8 @@
 """The cost gate, learnt at start-up: what computing, splicing and one more gap cost on this machine and model.
 
 Owns four small experiments on the live model runner, before the first request: an extend of few and of many tokens,
-the same tokens as many virtual sequences, and a splice. Dummy batches use the pool's padding slot, so that they need
-nothing allocated. It must not decide anything: the planner weighs a run by the numbers.
+the same tokens as many virtual sequences, and a splice. It must not decide anything: the planner weighs a run by the
+numbers.
 
 NOTE: every tensor-parallel rank must plan alike, so the ranks agree on the slowest rank's times.
 """
@@ -10,11 +10,12 @@ NOTE: every tensor-parallel rank must plan alike, so the ranks agree on the slow
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from sglang_pic.adapter.trial_extend import trial_extend
 from sglang_pic.core import CostModel
 from sglang_pic.runtime.splice import Splicer
 
@@ -41,9 +42,9 @@ def calibrate(runner: Any, splicer: Splicer, tp_group: Any) -> CostModel:
     few = min(_FEW, many // 2)
     device = torch.device(runner.device)
     times = [
-        _shortest_us(lambda: _extend(runner, [few]), device),
-        _shortest_us(lambda: _extend(runner, [many]), device),
-        _shortest_us(lambda: _extend(runner, _split(many, _SEQUENCES)), device),
+        _shortest_us(lambda: trial_extend(runner, [few]), device),
+        _shortest_us(lambda: trial_extend(runner, [many]), device),
+        _shortest_us(lambda: trial_extend(runner, _split(many, _SEQUENCES)), device),
         _shortest_us(lambda: _splice(splicer, spliced, device), device),
     ]
     few_us, many_us, split_us, splice_us = _agree(times, tp_group)
@@ -52,44 +53,6 @@ def calibrate(runner: Any, splicer: Splicer, tp_group: Any) -> CostModel:
         spliced_token_us=splice_us / spliced,
         gap_us=max(0.0, (split_us - many_us) / (_SEQUENCES - 1)),
     )
-
-
-def _extend(runner: Any, lens: Sequence[int]) -> None:
-    """One forward pass over sequences of `lens` new tokens with no prefix, written to the padding slot."""
-    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
-
-    device, total = runner.device, sum(lens)
-    int32 = {"dtype": torch.int32, "device": device}
-    int64 = {"dtype": torch.int64, "device": device}
-    starts = [sum(lens[:i]) for i in range(len(lens))]
-    batch = ForwardBatch(
-        forward_mode=ForwardMode.EXTEND,
-        batch_size=len(lens),
-        input_ids=torch.zeros(total, **int64),
-        req_pool_indices=torch.zeros(len(lens), **int64),
-        seq_lens=torch.tensor(lens, **int64),
-        seq_lens_cpu=torch.tensor(lens, dtype=torch.int64),
-        seq_lens_sum=total,
-        orig_seq_lens=torch.tensor(lens, **int32),
-        req_pool_indices_cpu=torch.zeros(len(lens), dtype=torch.int64),
-        out_cache_loc=torch.zeros(total, **int64),
-        positions=torch.cat([torch.arange(n, **int64) for n in lens]),
-        extend_num_tokens=total,
-        extend_seq_lens=torch.tensor(lens, **int32),
-        extend_seq_lens_cpu=list(lens),
-        extend_prefix_lens=torch.zeros(len(lens), **int32),
-        extend_prefix_lens_cpu=[0] * len(lens),
-        extend_start_loc=torch.tensor(starts, **int32),
-        extend_logprob_start_lens_cpu=list(lens),
-        spec_algorithm=runner.spec_algorithm,
-        capture_hidden_mode=CaptureHiddenMode.NULL,
-    )
-    if runner.model_config.model_is_mrope:
-        batch.mrope_positions = batch.positions.unsqueeze(0).expand(3, -1)
-    translator = runner.kv_index_translator
-    translator.own_plan(batch).bind(batch, translator)
-    batch._init_num_token_non_padded(device=device, is_draft_worker=False)
-    runner.forward(batch)
 
 
 def _splice(splicer: Splicer, count: int, device: torch.device) -> None:

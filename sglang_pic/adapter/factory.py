@@ -7,6 +7,7 @@ first request; whatever it raises stops the server.
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from sglang_pic.adapter.cache import PicRadixCache
 from sglang_pic.adapter.calibration import calibrate
 from sglang_pic.adapter.delimiters import read_delimiters
 from sglang_pic.adapter.metrics import Metrics
+from sglang_pic.adapter.row_check import check_rows
 from sglang_pic.adapter.support import check_support
 from sglang_pic.config import PicConfig, load_config
 from sglang_pic.core import CostModel
@@ -37,7 +39,7 @@ def create_cache(ctx: Any) -> PicRadixCache:
     Raises:
         ConfigError: the configuration is not valid.
         UnsupportedError: the model, its pool, the topology or a flag cannot be served safely.
-        ContractError: the model's rotation is not what its module says.
+        ContractError: the model's rotation is not what its module says, or its rows do not turn by it.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry
 
@@ -47,6 +49,20 @@ def create_cache(ctx: Any) -> PicRadixCache:
     view = view_pool(runner.token_to_kv_pool)
     geometry = read_geometry(runner.model, max_shift=ctx.model_config.context_len)
     error = verify_geometry(runner.model, geometry)
+    started_at = time.perf_counter()
+    rows = check_rows(runner, view, geometry, ctx.tp_group)
+    logger.info(
+        "sglang_pic: %s pool, %d layers: rotation checked to %.1e; moved rows against computed ones, relative L2 over "
+        "shifts: keys %.1e in the first layer, %.1e in any (unmoved %.1e), what does not turn %.1e; %.0f ms",
+        view.kind.value,
+        view.num_layers,
+        error,
+        rows.first_keys,
+        rows.keys,
+        rows.unmoved_keys,
+        rows.rest,
+        1e3 * (time.perf_counter() - started_at),
+    )
     cache = create_unified_radix_cache(ctx, cache_class=PicRadixCache)
     assert isinstance(cache, PicRadixCache)
     delimiters = read_delimiters(ctx.server_args)
@@ -65,10 +81,7 @@ def create_cache(ctx: Any) -> PicRadixCache:
     forward_hooks.install(cache)
     HookRegistry.apply_hooks()
     logger.info(
-        "sglang_pic: %s pool, %d layers, rotation checked to %.1e, %d delimiters, cost %s, config %s",
-        view.kind.value,
-        view.num_layers,
-        error,
+        "sglang_pic: %d delimiters, cost %s, config %s",
         len(delimiters),
         "off" if cost is None else msgspec.json.encode(cost).decode(),
         msgspec.json.encode(config).decode(),

@@ -44,8 +44,8 @@ class TreeResolver:
         known = self._found.get(path)
         if known is not None and len(known.slots) >= end:
             return len(known.slots)
-        # The tree matches whole pages: ask for the page that holds the last token. A path that is asked for again carries
-        # several runs: it is matched to its end, once.
+        # The tree matches whole pages: ask for the page that holds the last token. A path that is asked for again
+        # carries several runs: it is matched to its end, once.
         page_size = self._cache.page_size
         tokens = path.tokens(min(-(-end // page_size) * page_size, len(path)) if known is None else None)
         result = self._cache.match_path(tokens, *self._namespace)

@@ -181,6 +181,7 @@ _REFUSED: Final = {
     "DynamicNTKAlphaRotaryEmbedding": _LENGTH,
     "DynamicNTKScalingRotaryEmbedding": _LENGTH,
     "FourierRotaryEmbedding": "its coefficients mix frequencies, so a shift is not a rotation",
+    "Gemma4RotaryEmbedding": "its pairs reach across the unrotated part of a head",
     "Phi3LongRoPEScaledRotaryEmbedding": _LENGTH,
 }
 

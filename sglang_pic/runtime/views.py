@@ -116,11 +116,17 @@ _SUPPORTED: Final = {"MHATokenToKVPool": PoolKind.MHA, "MLATokenToKVPool": PoolK
 _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 
 _REASONS: Final = {
+    "BaseSWAKVPool": "sliding-window layers forget rows",
     "DSATokenToKVPool": "its sparse-attention indexer keeps rotated keys of its own",
     "HybridLinearKVPool": "linear-attention state cannot be moved",
+    "MHATokenToKOnlyPool": "it holds no values",
     "MHATokenToKVPoolFP4": "FP4 rows cannot be rotated; use --kv-cache-dtype auto or fp8_e4m3",
     "MHATokenToKVPoolMXFP8": "block-scaled rows cannot be rotated; use --kv-cache-dtype auto or fp8_e4m3",
+    "MiniMaxSparseKVPool": "its sparse-attention indexer keeps rotated keys of its own",
     "MLATokenToKVPoolFP4": "FP4 rows cannot be rotated; use --kv-cache-dtype auto or fp8_e4m3",
+    "NoOpMHATokenToKVPool": "it keeps no rows",
+    "PageInterleaveKVPoolMixin": "its pages are spread over ranks; serve without --enable-kv-cache-sharding",
+    "PageMajorMHATokenToKVPool": "its rows lie layer by layer within a page; serve without the page-major layout",
     "SWAKVPool": "sliding-window layers forget rows",
     "UnifiedMHATokenToKVPool": "its slots are translated on every access; serve without --enable-unified-memory",
     "UnifiedMLATokenToKVPool": "its slots are translated on every access; serve without --enable-unified-memory",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 
 import pytest
@@ -117,6 +118,24 @@ def test_every_known_class_name_is_sglangs() -> None:
     """A class renamed by SGLang must not turn a reasoned refusal, or support, into "unknown"."""
     assert set(rope._READERS) | set(rope._REFUSED) <= set(vars(factory))
     assert set(views._SUPPORTED) <= set(vars(memory_pool))
+
+
+@pytest.mark.parametrize(
+    "name", ["MHATokenToKVPoolFP4", "NoOpMHATokenToKVPool", "PageMajorMHATokenToKVPool", "SWAKVPool"]
+)
+def test_pools_with_a_reason_of_their_own_give_it(name: str) -> None:
+    """By SGLang's own class, whose bases decide which reason is found."""
+    module = importlib.import_module("sglang.srt.mem_cache.swa_memory_pool") if name == "SWAKVPool" else memory_pool
+    pool = object.__new__(getattr(module, name))
+    with pytest.raises(UnsupportedError, match=f"KV pool {name}: {views._REASONS[name][:20]}"):
+        view_pool(pool)
+
+
+def test_page_interleaved_pools_are_refused_by_their_flag() -> None:
+    module = importlib.import_module("sglang.srt.mem_cache.page_interleave_pool")
+    for name in ("PageInterleaveMHATokenToKVPool", "PageInterleaveMLATokenToKVPool"):
+        with pytest.raises(UnsupportedError, match=f"{name}: .*--enable-kv-cache-sharding"):
+            view_pool(object.__new__(getattr(module, name)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)

@@ -1,0 +1,197 @@
+"""The start-up check on real rows: what the live model wrote here, moved, is what it writes there.
+
+Owns the experiment and its limits. RoPE attention sees relative positions only, so a token sequence that is its own
+whole context has the same values at any position, and keys that differ by one rotation: whatever the model, its
+attention kernel and its pool do, the splice has to reproduce it, layer by layer. `rope_check` asks the same of the
+rotary modules alone, more sharply; this asks it of everything between a token and its row. Knows no forward pass:
+whoever calls says how rows are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from sglang_pic.errors import ContractError, UnsupportedError
+from sglang_pic.runtime.rope import RopeGeometry
+from sglang_pic.runtime.splice import Splicer
+from sglang_pic.runtime.views import PoolKind, PoolView
+
+__all__ = ["ROW_LIMITS", "ComputeRows", "RowErrors", "RowSlots", "checked_shifts", "judge_rows", "measure_rows"]
+
+ComputeRows: TypeAlias = Callable[[Tensor, int], None]
+"""`compute(slots, position)`: write the rows of one token sequence, its first token at `position`, to `slots`."""
+
+
+class Limits(NamedTuple):
+    """Relative L2 allowed between the moved rows of one layer and those computed there."""
+
+    first: float
+    """In the first layer, whose rows depend on their own token only: rounding, and the angles of the model's table."""
+    deeper: float
+    """In the others, whose inputs were computed from queries and keys rounded at other positions."""
+
+
+# Largest seen over shifts on the CPU platform, 2026-11: keys of the first layer, keys and values of any. A wrong
+# base, layout or scaling is of order one at some shift and leaves no layer out; depth and experts that tip over
+# only raise the second figure, so its limit is wide.
+#               tiny-gqa, 4 layers         tiny-mla, 4 (experts)      SmolLM2, 30
+#   float32     4.1e-5  1.4e-4  1.3e-4     4.0e-5  1.3e-4  1.3e-4     2.1e-5  3.5e-5  5.1e-5
+#   bfloat16    4.1e-3  1.7e-2  1.6e-2     3.9e-3  2.0e-2  1.9e-2     3.6e-3  1.7e-2  3.4e-2
+#   fp8_e4m3    4.5e-2  1.1e-1  1.0e-1
+ROW_LIMITS: Final[Mapping[torch.dtype, Limits]] = MappingProxyType(
+    {
+        torch.float32: Limits(1e-3, 1e-2),
+        torch.float16: Limits(5e-3, 1e-1),
+        torch.bfloat16: Limits(2e-2, 2.5e-1),
+        torch.float8_e4m3fn: Limits(1e-1, 4e-1),
+    }
+)
+"""What a healthy model stays below, by the dtype of its KV rows."""
+
+_SHIFTS: Final = (1, 17, 1_000, 8_000)
+
+
+class RowSlots(NamedTuple):
+    """Three disjoint sets of slots, `[n]` int64 each, on the pool's device."""
+
+    here: Tensor
+    """Rows computed at position 0."""
+    there: Tensor
+    """Rows computed at another position."""
+    moved: Tensor
+    """Rows spliced."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowErrors:
+    """The largest relative L2 of each kind over shifts: what a healthy start-up logs."""
+
+    first_keys: float
+    """Of the keys' rotary part in the first layer."""
+    keys: float
+    """Of the keys' rotary part in any layer."""
+    rest: float
+    """Of what does not turn, in any layer: values, latent rows, the rest of the keys."""
+    unmoved_keys: float
+    """Of keys left as they were at the longest shift, the smallest over layers: what a wrong rotation looks like."""
+
+
+def checked_shifts(context_len: int, num_tokens: int) -> tuple[int, ...]:
+    """The shifts at which rows are compared, within a context; the last is there and back.
+
+    Raises:
+        ValueError: the context is too short for any.
+    """
+    shifts = [shift for shift in _SHIFTS if shift + num_tokens <= context_len]
+    if not shifts:
+        raise ValueError(f"context_len={context_len!r}: must be at least {num_tokens + 1} to move a row.")
+    return (*shifts, -shifts[-1])
+
+
+def measure_rows(
+    view: PoolView, geometry: RopeGeometry, compute: ComputeRows, slots: RowSlots, shifts: Sequence[int]
+) -> Tensor:
+    """Compute rows, move them, and compare them with rows computed there.
+
+    Writes the rows of `slots` and nothing else; whose they are and putting them back is the caller's business. Makes
+    `len(shifts) + 1` calls of `compute`, each followed by a wait for the device.
+
+    Args:
+        view: the pool.
+        geometry: the rotation of its layers, as it is to be used for requests.
+        compute: runs the model.
+        slots: where.
+        shifts: what `checked_shifts` returned; a negative one moves rows from `-shift` to position 0.
+
+    Returns:
+        `[len(shifts), num_layers, 3]` float64 on the CPU: relative L2 of keys, of the rest, and of keys left unmoved;
+        infinite where rows are not finite or were never written. Judging is left to `judge_rows`, so that ranks can
+        agree first.
+    """
+    splicer = Splicer(view, geometry)
+    for buffer in (*view.keys, *view.values):
+        for written in slots:
+            buffer.view(torch.uint8)[written] = 0
+    compute(slots.here, 0)
+    errors = []
+    for shift in shifts:
+        compute(slots.there, abs(shift))
+        src, fresh = (slots.here, slots.there) if shift > 0 else (slots.there, slots.here)
+        splicer.splice(src, slots.moved, torch.full_like(src, shift))
+        layers = [_compare(view, geometry, layer, src, slots.moved, fresh) for layer in range(view.num_layers)]
+        errors.append(torch.stack(layers).cpu())
+    return torch.stack(errors).nan_to_num(nan=torch.inf)
+
+
+def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErrors:
+    """Refuse a model whose moved rows are not the rows it computes.
+
+    Args:
+        errors: what `measure_rows` returned, the worst of all ranks.
+        view: the pool they were measured on.
+        shifts: the shifts they were measured at.
+
+    Raises:
+        ContractError: keys are turned by something else than the geometry says.
+        UnsupportedError: what does not turn depends on the position too, so that no shift is exact.
+    """
+    limits = torch.full((view.num_layers,), ROW_LIMITS[view.dtype].deeper, dtype=torch.float64)
+    limits[0] = ROW_LIMITS[view.dtype].first
+    # The first layer that fails says why; those behind it have its error in their inputs.
+    over = (errors[..., :2] > limits[:, None]).transpose(0, 1).nonzero()
+    if over.numel():
+        layer, at, kind = (int(index) for index in over[0])
+        error, limit = float(errors[at, layer, kind]), float(limits[layer])
+        where = f"layer {view.start_layer + layer}"
+        measured = f"by a relative L2 of {error:.2g}; allowed is {limit:.2g} for {view.dtype} rows"
+        if kind == 0:
+            raise ContractError(
+                f"{where}: keys moved by {shifts[at]} positions differ from keys computed there {measured}. The rotary "
+                "base, layout or scaling is not what was read from the model; serve without --radix-cache-backend pic."
+            )
+        rest = "latent rows" if view.kind is PoolKind.MLA else "values"
+        raise UnsupportedError(
+            f"{where}: {rest} computed {shifts[at]} positions away differ {measured}. This model depends on absolute "
+            "positions beside its rotary embedding; serve it without --radix-cache-backend pic."
+        )
+    farthest = max(range(len(shifts)), key=lambda at: abs(shifts[at]))
+    return RowErrors(
+        first_keys=float(errors[:, 0, 0].max()),
+        keys=float(errors[..., 0].max()),
+        rest=float(errors[..., 1].max()),
+        unmoved_keys=float(errors[farthest, :, 2].min()),
+    )
+
+
+def _compare(view: PoolView, geometry: RopeGeometry, layer: int, src: Tensor, moved: Tensor, fresh: Tensor) -> Tensor:
+    """`[3]` float64: the errors of one layer at one shift."""
+    turns = slice(view.rope_offset, view.rope_offset + geometry.params[layer].rotary_dim)
+    unmoved, got, want = (_wide(view.keys[layer], rows) for rows in (src, moved, fresh))
+    keys = _relative(got[..., turns], want[..., turns])
+    rest = [got[..., : turns.start] - want[..., : turns.start], got[..., turns.stop :] - want[..., turns.stop :]]
+    whole = [want[..., : turns.start], want[..., turns.stop :]]
+    if view.values:
+        value = _wide(view.values[layer], fresh)
+        rest.append(_wide(view.values[layer], moved) - value)
+        whole.append(value)
+    return torch.stack((keys, _norm(*rest) / _norm(*whole), _relative(unmoved[..., turns], want[..., turns])))
+
+
+def _wide(buffer: Tensor, rows: Tensor) -> Tensor:
+    # By bytes, because FP8 has no gather on every device.
+    return buffer.view(torch.uint8)[rows].view(buffer.dtype).to(torch.float64)
+
+
+def _relative(actual: Tensor, expected: Tensor) -> Tensor:
+    """NaN where nothing was written: 0 / 0."""
+    return _norm(actual - expected) / _norm(expected)
+
+
+def _norm(*parts: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(torch.cat([part.flatten() for part in parts]))

@@ -1,0 +1,151 @@
+"""The start-up check on real rows, over a small attention model of our own that writes to a pool."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import rope_models as models
+import torch
+from pic_kernels import RopeParams
+from torch import Tensor
+
+from sglang_pic.errors import ContractError, UnsupportedError
+from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
+from sglang_pic.runtime.row_check import (
+    ROW_LIMITS,
+    ComputeRows,
+    RowErrors,
+    RowSlots,
+    checked_shifts,
+    judge_rows,
+    measure_rows,
+)
+from sglang_pic.runtime.views import PoolKind, PoolView
+
+NUM_TOKENS = 20
+NUM_LAYERS = 3
+CONTEXT = 2_048
+DTYPES = (torch.float32, torch.bfloat16)
+KINDS = tuple(PoolKind)
+Change = Callable[[RopeParams], RopeParams]
+
+WRONG: dict[str, Change] = {
+    "base off by a hundredth": lambda rope: dataclasses.replace(
+        rope, inv_freq=rope.inv_freq * 1.01 ** -torch.linspace(0, 1, len(rope.inv_freq))
+    ),
+    "layout": lambda rope: dataclasses.replace(rope, is_neox_style=not rope.is_neox_style),
+    "linear scaling": lambda rope: dataclasses.replace(rope, inv_freq=rope.inv_freq / 1.1),
+    "one frequency": lambda rope: dataclasses.replace(
+        rope, inv_freq=torch.cat((rope.inv_freq[:3], rope.inv_freq[3:4] * 1.5, rope.inv_freq[4:]))
+    ),
+    "sign": lambda rope: dataclasses.replace(rope, inv_freq=-rope.inv_freq),
+}
+
+
+def replace_rope(geometry: RopeGeometry, change: Change, layers: tuple[int, ...]) -> RopeGeometry:
+    """`geometry` with the rotation of some layers changed."""
+    params = (change(rope) if layer in layers else rope for layer, rope in enumerate(geometry.params))
+    return dataclasses.replace(geometry, params=tuple(params))
+
+
+class Model:
+    """Layers of causal attention with RoPE over 16 dimensions, float32 inside, rows kept in the pool's dtype."""
+
+    def __init__(self, kind: PoolKind, dtype: torch.dtype, *, is_neox: bool = True) -> None:
+        self.rotary = models.RotaryEmbedding(is_neox_style=is_neox, num_positions=CONTEXT)
+        pool = models.MLATokenToKVPool if kind is PoolKind.MLA else models.MHATokenToKVPool
+        self.view: PoolView = view_pool(pool(size=100, dtype=dtype))
+        self.geometry = read_geometry(models.make_llama(NUM_LAYERS, self.rotary), max_shift=CONTEXT)
+        draw = torch.Generator().manual_seed(3)
+        rest = self.view.keys[0].shape[2] - 16 if kind is PoolKind.MLA else 16
+        self.weights = [
+            [torch.randn(32, out, generator=draw) / 32**0.5 for out in (16, 16, rest)] for _ in range(NUM_LAYERS)
+        ]
+        self.inputs = torch.randn(NUM_TOKENS, 32, generator=draw)
+        self.position_dependent = 0.0
+
+    def compute(self, slots: Tensor, position: int) -> None:
+        """The rows of the token sequence from `position` on."""
+        hidden, positions = self.inputs, torch.arange(NUM_TOKENS) + position
+        mask = torch.full((NUM_TOKENS, NUM_TOKENS), -torch.inf).triu(1)
+        for layer, weights in enumerate(self.weights):
+            query, key, value = (hidden @ weight for weight in weights)
+            value = value + self.position_dependent * position
+            turned, key = (x[:, 0] for x in self.rotary.forward_native(positions, query[:, None], key[:, None]))
+            if self.view.kind is PoolKind.MLA:
+                self.view.keys[layer][slots] = torch.cat((value, key), dim=1)[:, None].to(self.view.dtype)
+                row = self.view.keys[layer][slots, 0].float()
+                value, key = row[:, :-16], row[:, -16:]
+            else:
+                for buffer, rows in ((self.view.keys[layer], key), (self.view.values[layer], value)):
+                    buffer[slots] = rows[:, None].expand(-1, 2, -1).to(self.view.dtype)
+                value, key = (buffer[layer][slots, 0].float() for buffer in (self.view.values, self.view.keys))
+            scores = (turned @ key.T + mask).softmax(-1)
+            hidden = torch.nn.functional.pad(scores @ value, (0, 32 - value.shape[1])) + hidden
+
+    def check(self, geometry: RopeGeometry | None = None, compute: ComputeRows | None = None) -> RowErrors:
+        """The whole check, as at start-up."""
+        shifts = checked_shifts(CONTEXT, NUM_TOKENS)
+        slots = RowSlots(*(torch.arange(NUM_TOKENS) + 1 + 30 * number for number in range(3)))
+        errors = measure_rows(self.view, geometry or self.geometry, compute or self.compute, slots, shifts)
+        return judge_rows(errors, self.view, shifts)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_neox", [True, False])
+def test_a_healthy_model_passes_far_below_the_limits(kind: PoolKind, dtype: torch.dtype, is_neox: bool) -> None:
+    """Keys that were not moved would not."""
+    errors = Model(kind, dtype, is_neox=is_neox).check()
+    limits = ROW_LIMITS[dtype]
+    assert errors.first_keys < limits.first / 3
+    assert max(errors.keys, errors.rest) < limits.deeper / 3
+    assert errors.unmoved_keys > 2 * limits.deeper
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_rotation_stops(name: str, kind: PoolKind, dtype: torch.dtype) -> None:
+    model = Model(kind, dtype)
+    wrong = replace_rope(model.geometry, WRONG[name], tuple(range(NUM_LAYERS)))
+    with pytest.raises(ContractError, match=r"^layer 0: keys moved by -?\d+ positions .* L2 of .*; allowed is "):
+        model.check(wrong)
+
+
+def test_one_wrong_layer_is_named() -> None:
+    model = Model(PoolKind.MHA, torch.bfloat16)
+    with pytest.raises(ContractError, match=r"^layer 2: keys moved by"):
+        model.check(replace_rope(model.geometry, WRONG["linear scaling"], (2,)))
+
+
+@pytest.mark.parametrize(("kind", "rest"), [(PoolKind.MHA, "values"), (PoolKind.MLA, "latent rows")])
+def test_rows_that_depend_on_the_position_otherwise_are_refused(kind: PoolKind, rest: str) -> None:
+    model = Model(kind, torch.float32)
+    model.position_dependent = 0.01
+    with pytest.raises(UnsupportedError, match=rf"^layer 0: {rest} computed 1 positions away .*absolute"):
+        model.check()
+
+
+@pytest.mark.parametrize("what", ["nothing", "NaN"])
+def test_a_model_that_writes_no_rows_does_not_pass(what: str) -> None:
+    """Nothing compared with nothing is no agreement."""
+    model = Model(PoolKind.MHA, torch.float32)
+
+    def compute(slots: Tensor, _position: int) -> None:
+        if what == "NaN":
+            for buffer in (*model.view.keys, *model.view.values):
+                buffer[slots] = torch.nan
+
+    with pytest.raises(ContractError, match="relative L2 of inf"):
+        model.check(compute=compute)
+
+
+def test_shifts_fit_the_context() -> None:
+    assert checked_shifts(131_072, 32) == (1, 17, 1_000, 8_000, -8_000)
+    assert checked_shifts(2_048, 32) == (1, 17, 1_000, -1_000)
+    assert checked_shifts(33, 32) == (1, -1)
+    with pytest.raises(ValueError, match="context_len=32"):
+        checked_shifts(32, 32)
