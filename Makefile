@@ -103,7 +103,11 @@ bench-recall: setup ## what the cache recovers of what repeats; TRACES='FILE ...
 
 .PHONY: bench-kernels
 bench-kernels: setup ## the splice of KV rows against a plain copy of the same bytes
-	$(BIN)/python -m pic_bench.kernels $(ARGS)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pic_bench.kernels $(ARGS)
+
+.PHONY: bench-kernel-code
+bench-kernel-code: setup ## what Triton compiles for a GPU that need not be here: accesses, registers, spills
+	$(BIN)/python -m pic_bench.kernel_code $(ARGS)
 
 .PHONY: bench-overhead
 bench-overhead: setup $(MODEL)/config.json ## nothing to reuse: stock and patched servers side by side
