@@ -29,7 +29,7 @@ ARGS :=
 
 .PHONY: help
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@printf '%s\n' '' 'Variables: PYTHON (a Python 3.11), TORCH (path of a CPU wheel of torch $(TORCH_VERSION)), MODEL, TRACE, OUT, ARGS'
 
 .PHONY: setup
