@@ -22,6 +22,7 @@ from fastcdc import fastcdc
 from tqdm import tqdm
 
 from pic_bench.environment import Environment, capture_environment
+from pic_bench.summary import write_json
 from sglang_pic.core import ContentIndex, CoreConfig, Plan, Tokens
 from sglang_pic.errors import BenchError
 
@@ -127,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             publish_floor_ms_32k=floor_ms,
             timings=timings,
         )
-        args.out.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+        write_json(args.out, result)
     by_case = {timing.case: timing.p50_ms for timing in timings}
     line = {key: round(by_case[case], 4) for key, case in HEADLINE.items()}
     print(msgspec.json.encode({**line, "bytes_per_token": round(max(memory.values()), 2)}).decode())

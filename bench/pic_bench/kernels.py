@@ -33,6 +33,7 @@ from pic_bench.environment import Environment, capture_environment
 from pic_bench.kernel_pool import PAGE_SIZE, ROW_SHAPES, SHAPES, SLOT_ORDERS, Pool, Shape, Window, make_window
 from pic_bench.kernel_prefill import PrefillTiming, time_prefill
 from pic_bench.markdown import markdown_table
+from pic_bench.summary import write_json
 from pic_bench.tables import Table
 from sglang_pic.errors import BenchError
 
@@ -144,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             left_out=left_out,
             prefill=prefill,
         )
-        args.out.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+        write_json(args.out, result)
     print(msgspec.json.encode(_headline(timings, prefill)).decode())
     return 0
 

@@ -25,6 +25,7 @@ from pic_traces.session import Call
 from tqdm import tqdm
 
 from pic_bench.environment import Environment, capture_environment
+from pic_bench.summary import write_json
 from sglang_pic.census.survey import Survey
 from sglang_pic.census.windows import Repeated, WindowSearch
 from sglang_pic.core import CoreConfig
@@ -114,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             environment=capture_environment(), tokenizer=args.tokenizer or "stand-in", config=config, sets=sets
         )
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+        write_json(args.out, result)
     failed = [found.name for found in sets if found.failed]
     if failed:
         print(f"\nbelow {LEAST_RECOVERED:.0%} of the bound: {', '.join(failed)}", file=sys.stderr)

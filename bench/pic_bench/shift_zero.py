@@ -23,6 +23,7 @@ from pic_bench.compare_command import interrupt_on_sigterm
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.server import Server, free_port, launch_command
 from pic_bench.stats import top_k_kl
+from pic_bench.summary import write_json
 from sglang_pic.errors import BenchError, PicError
 
 __all__ = ["Difference", "Setup", "SetupResult", "ShiftZero", "main", "measure", "seeded_prompts"]
@@ -108,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             seed=args.seed,
             setups=results,
         )
-        args.out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+        write_json(args.out, result)
     return 0
 
 

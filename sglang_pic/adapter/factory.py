@@ -49,8 +49,9 @@ def create_cache(ctx: Any) -> PicRadixCache:
     view = view_pool(runner.token_to_kv_pool)
     geometry = read_geometry(runner.model, max_shift=ctx.model_config.context_len)
     error = verify_geometry(runner.model, geometry)
+    splicer = Splicer(view, geometry)
     started_at = time.perf_counter()
-    rows = check_rows(runner, view, geometry, ctx.tp_group)
+    rows = check_rows(runner, splicer, ctx.tp_group)
     logger.info(
         "sglang_pic: %s pool, %d layers: rotation checked to %.1e; moved rows against computed ones, relative L2 over "
         "shifts: keys %.1e in the first layer, %.1e in any (unmoved %.1e), what does not turn %.1e; %.0f ms",
@@ -66,7 +67,6 @@ def create_cache(ctx: Any) -> PicRadixCache:
     cache = create_unified_radix_cache(ctx, cache_class=PicRadixCache)
     assert isinstance(cache, PicRadixCache)
     delimiters = read_delimiters(ctx.server_args)
-    splicer = Splicer(view, geometry)
     cost = _cost_model(config, runner, splicer, ctx.tp_group)
     cache.attach(
         config=config,

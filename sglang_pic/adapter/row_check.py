@@ -17,8 +17,8 @@ import torch
 
 from sglang_pic.adapter.trial_extend import PADDING_ROW, trial_extend
 from sglang_pic.errors import UnsupportedError
-from sglang_pic.runtime.rope import RopeGeometry
 from sglang_pic.runtime.row_check import RowErrors, RowSlots, checked_shifts, judge_rows, measure_rows
+from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolView
 
 __all__ = ["check_rows"]
@@ -26,22 +26,22 @@ __all__ = ["check_rows"]
 _NUM_TOKENS = 32
 
 
-def check_rows(runner: Any, view: PoolView, geometry: RopeGeometry, tp_group: Any) -> RowErrors:
+def check_rows(runner: Any, splicer: Splicer, tp_group: Any) -> RowErrors:
     """Compare moved rows with rows that the live model computes; all ranks of `tp_group` must call it together.
 
     Half a dozen passes over 32 tokens. The pool must hold nobody's rows yet.
 
     Args:
         runner: SGLang's model runner.
-        view: its KV pool.
-        geometry: the rotation read from its model.
+        splicer: moves rows of its KV pool by the rotation read from its model.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
 
     Raises:
-        ContractError: keys are turned by something else than `geometry` says.
+        ContractError: keys are turned by something else than the splicer's geometry says.
         UnsupportedError: the rows depend on the position otherwise, or the pool is too small to look.
     """
-    shifts = checked_shifts(geometry.max_shift, _NUM_TOKENS)
+    view = splicer.view
+    shifts = checked_shifts(splicer.geometry.max_shift, _NUM_TOKENS)
     slots = _borrowed_slots(view)
     # Any tokens do, if they differ: equal ones would have equal values whatever attention does.
     vocabulary = int(runner.model_config.vocab_size)
@@ -53,7 +53,7 @@ def check_rows(runner: Any, view: PoolView, geometry: RopeGeometry, tp_group: An
         trial_extend(runner, [_NUM_TOKENS], first_position=position, input_ids=tokens, slots=written)
 
     with _put_back(view, slots, row), torch.no_grad():
-        errors = measure_rows(view, geometry, compute, slots, shifts)
+        errors = measure_rows(splicer, compute, slots, shifts)
     return judge_rows(_agree(errors, tp_group), view, shifts)
 
 

@@ -79,17 +79,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def of_file(self, file: str) -> FileCounts:
         """The same under a file's name."""
-        return FileCounts(
-            file=file,
-            sessions=self.sessions,
-            calls=self.calls,
-            prompt_tokens=self.prompt_tokens,
-            prefix_tokens=self.prefix_tokens,
-            chunk_tokens=self.chunk_tokens,
-            new_tokens=self.new_tokens,
-            runs=self.runs,
-            detail=self.detail,
-        )
+        return FileCounts(file=file, **msgspec.structs.asdict(self))
 
 
 class FileCounts(Counts, frozen=True, kw_only=True, forbid_unknown_fields=True):

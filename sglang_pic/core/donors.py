@@ -78,23 +78,15 @@ class DonorTable:
 
     def add(self, tail: int, name: int, segment: Segment, start: int, length: int) -> None:
         """Make a place the freshest donor of its chunk; nothing happens where it is one."""
-        num_donors = 0
-        num_same = 0
-        oldest = oldest_same = NONE
-        donor = self.heads.get(tail, NONE)
-        while donor != NONE:
-            if self.names[donor] == name:
-                if self.starts[donor] == start and self.segments[donor] is segment:
-                    return
-                num_same += 1
-                oldest_same = donor
-            num_donors += 1
-            oldest = donor
-            donor = self._next[donor]
-        if num_same >= self._max_per_name:
-            self.remove(oldest_same)
-        elif num_donors >= _MAX_DONORS_PER_TAIL:
-            self.remove(oldest)
+        if tail in self.heads:
+            donors = self.of(tail)
+            same = [donor for donor in donors if self.names[donor] == name]
+            if any(self.starts[donor] == start and self.segments[donor] is segment for donor in same):
+                return
+            if len(same) >= self._max_per_name:
+                self.remove(same[-1])
+            elif len(donors) >= _MAX_DONORS_PER_TAIL:
+                self.remove(donors[-1])
         head = self.heads.get(tail, NONE)
         if head == NONE:
             self._admit(tail)
@@ -127,8 +119,7 @@ class DonorTable:
         """
         found = []
         names: dict[int, int] = {}
-        donor = self.heads.get(tail, NONE)
-        while donor != NONE:
+        for donor in self.of(tail):
             length = self.lengths[donor]
             if length <= end:
                 name = names.get(length)
@@ -136,7 +127,6 @@ class DonorTable:
                     name = names[length] = self._hash(data[_TOKEN_BYTES * (end - length) : _TOKEN_BYTES * end])
                 if name == self.names[donor]:
                     found.append(donor)
-            donor = self._next[donor]
         return found, len(names)
 
     def of(self, tail: int) -> list[int]:

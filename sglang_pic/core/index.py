@@ -9,11 +9,11 @@ Everything here is deterministic: the same calls leave the same state and give t
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 import msgspec
 
@@ -38,6 +38,8 @@ _SEGMENT_BYTES = 700
 _DONOR_BYTES = 48
 _TAIL_BYTES = 110
 _NAMESPACE_BYTES = 2_000
+
+_END = attrgetter("end")
 
 
 class IndexStats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -331,11 +333,4 @@ def _overlaps(donors: DonorTable, donor: int, spans: list[Span]) -> bool:
 
 def _holder(path: list[Segment], end: int) -> Segment:
     """The segment of `path` that holds the token before `end`."""
-    low, high = 0, len(path) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if path[middle].end < end:
-            low = middle + 1
-        else:
-            high = middle
-    return path[low]
+    return path[bisect_left(path, end, 0, len(path) - 1, key=_END)]

@@ -94,17 +94,14 @@ def checked_shifts(context_len: int, num_tokens: int) -> tuple[int, ...]:
     return (*shifts, -shifts[-1])
 
 
-def measure_rows(
-    view: PoolView, geometry: RopeGeometry, compute: ComputeRows, slots: RowSlots, shifts: Sequence[int]
-) -> Tensor:
+def measure_rows(splicer: Splicer, compute: ComputeRows, slots: RowSlots, shifts: Sequence[int]) -> Tensor:
     """Compute rows, move them, and compare them with rows computed there.
 
     Writes the rows of `slots` and nothing else; whose they are and putting them back is the caller's business. Makes
     `len(shifts) + 1` calls of `compute`, each followed by a wait for the device.
 
     Args:
-        view: the pool.
-        geometry: the rotation of its layers, as it is to be used for requests.
+        splicer: the one that is to serve requests.
         compute: runs the model.
         slots: where.
         shifts: what `checked_shifts` returned; a negative one moves rows from `-shift` to position 0.
@@ -114,7 +111,7 @@ def measure_rows(
         infinite where rows are not finite or were never written. Judging is left to `judge_rows`, so that ranks can
         agree first.
     """
-    splicer = Splicer(view, geometry)
+    view, geometry = splicer.view, splicer.geometry
     for buffer in (*view.keys, *view.values):
         for written in slots:
             buffer.view(torch.uint8)[written] = 0

@@ -66,7 +66,8 @@ class Splicer:
                     f"rotary_dim={rope.rotary_dim!r} does not fit the {view.kind.value} pool's rotary part of "
                     f"{view.rope_dim!r} dimensions."
                 )
-        self._view = view
+        self.view = view
+        self.geometry = geometry
         self._max_shift = geometry.max_shift
         self._groups = [
             _Group(
@@ -98,7 +99,7 @@ class Splicer:
                 or shared by both, or a shift exceeds `max_shift`. Nothing has been written. On an accelerator
                 values are not read back: checking them would stall the stream.
         """
-        view = self._view
+        view = self.view
         if src.numel() and view.device.type == "cpu" and shifts.numel():
             farthest = max(abs(int(bound)) for bound in shifts.aminmax())
             if farthest > self._max_shift:
@@ -115,7 +116,7 @@ class Splicer:
 
     def _choose(self, group: _Group) -> Choice:
         if group.values is None:
-            return choose_mla(group.keys, group.rope, rope_offset=self._view.rope_offset)
+            return choose_mla(group.keys, group.rope, rope_offset=self.view.rope_offset)
         return choose_mha(group.keys, group.values, group.rope)
 
 

@@ -21,6 +21,7 @@ with warnings.catch_warnings():
 from sglang_pic.adapter.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
+from sglang_pic.runtime.splice import Splicer
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +85,7 @@ def test_passes_and_leaves_nothing_behind(page_size: int) -> None:
     runner = Runner(page_size)
     pool, table = runner.token_to_kv_pool, runner.req_to_token_pool.req_to_token
     before = [buffer.clone() for buffer in (*pool.k_buffer, *pool.v_buffer, table)]
-    errors = check_rows(runner, view_pool(pool), geometry_of(runner), None)
+    errors = check_rows(runner, Splicer(view_pool(pool), geometry_of(runner)), None)
     assert errors.keys < 5e-3
     assert errors.rest == 0
     assert errors.unmoved_keys > 0.5
@@ -100,7 +101,7 @@ def test_a_wrong_rotation_stops_and_leaves_nothing_behind() -> None:
     (rope,) = geometry.params
     wrong = dataclasses.replace(geometry, params=(dataclasses.replace(rope, inv_freq=rope.inv_freq * 1.02),))
     with pytest.raises(ContractError, match=r"^layer 0: keys moved by"):
-        check_rows(runner, view_pool(pool), wrong, None)
+        check_rows(runner, Splicer(view_pool(pool), wrong), None)
     assert torch.equal(pool.k_buffer[0], before)
     assert not runner.req_to_token_pool.req_to_token.any()
 
@@ -108,4 +109,4 @@ def test_a_wrong_rotation_stops_and_leaves_nothing_behind() -> None:
 def test_a_pool_too_small_says_how_large_it_must_be() -> None:
     runner = Runner(page_size=64, size=128)
     with pytest.raises(UnsupportedError, match=r"KV pool of 128 tokens .*--max-total-tokens 192 or more"):
-        check_rows(runner, view_pool(runner.token_to_kv_pool), geometry_of(runner), None)
+        check_rows(runner, Splicer(view_pool(runner.token_to_kv_pool), geometry_of(runner)), None)

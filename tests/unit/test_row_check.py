@@ -22,6 +22,7 @@ from sglang_pic.runtime.row_check import (
     judge_rows,
     measure_rows,
 )
+from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind, PoolView
 
 NUM_TOKENS = 20
@@ -89,7 +90,8 @@ class Model:
         """The whole check, as at start-up."""
         shifts = checked_shifts(CONTEXT, NUM_TOKENS)
         slots = RowSlots(*(torch.arange(NUM_TOKENS) + 1 + 30 * number for number in range(3)))
-        errors = measure_rows(self.view, geometry or self.geometry, compute or self.compute, slots, shifts)
+        splicer = Splicer(self.view, geometry or self.geometry)
+        errors = measure_rows(splicer, compute or self.compute, slots, shifts)
         return judge_rows(errors, self.view, shifts)
 
 
