@@ -31,6 +31,18 @@ class TestingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     check_invariants: bool = False
     """Check the whole chunk index after every publication (slow)."""
 
+    request_options: bool = False
+    """Take `custom_params.pic.testing`, with which a request names its donors' namespace, leaves keys unrotated, and
+    so on; a server without this answers such a request with HTTP 400."""
+
+    record_dir: str | None = None
+    """Folder for what requests with `testing.record` computed: logits, spliced spans, keys."""
+
+    @property
+    def names_on(self) -> list[str]:
+        """The switches that are on."""
+        return [name for name in self.__struct_fields__ if getattr(self, name)]
+
 
 class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything an operator can set; the defaults are the measured ones of the design notes."""

@@ -108,6 +108,11 @@ CONTRACT: tuple[Symbol, ...] = (
         why="the last row of each request",
     ),
     Symbol(
+        f"{_SRT}.layers.logits_processor.LogitsProcessor._get_logits",
+        ("hidden_states", "lm_head", "logits_metadata"),
+        why="what a server under test records",
+    ),
+    Symbol(
         f"{_SRT}.models.deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method",
         ("forward_batch",),
         why="absorbed MLA for a gap batch",

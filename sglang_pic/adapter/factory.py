@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.runtime_context import get_serving
 
-from sglang_pic.adapter import forward_hooks, scheduler_hooks
+from sglang_pic.adapter import forward_hooks, recorder, scheduler_hooks
 from sglang_pic.adapter.cache import PicRadixCache
 from sglang_pic.adapter.calibration import calibrate
 from sglang_pic.adapter.delimiters import read_delimiters
@@ -79,6 +80,8 @@ def create_cache(ctx: Any) -> PicRadixCache:
     )
     scheduler_hooks.install(cache)
     forward_hooks.install(cache)
+    if config.testing.record_dir is not None:
+        recorder.install(view, Path(config.testing.record_dir), is_first_rank=ctx.tp_rank == 0)
     HookRegistry.apply_hooks()
     logger.info(
         "sglang_pic: %d delimiters, cost %s, config %s",
@@ -86,8 +89,10 @@ def create_cache(ctx: Any) -> PicRadixCache:
         "off" if cost is None else msgspec.json.encode(cost).decode(),
         msgspec.json.encode(config).decode(),
     )
-    if config.testing.ignore_prefix:
-        logger.warning("sglang_pic: the test switch ignore_prefix is on; exact prefix hits are thrown away")
+    if config.testing.names_on:
+        logger.warning(
+            "sglang_pic: this server is for tests only: the switches %s are on", ", ".join(config.testing.names_on)
+        )
     return cache
 
 

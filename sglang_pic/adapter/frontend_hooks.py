@@ -6,9 +6,11 @@ the backend `pic`; a stock server pays one comparison per request.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from sglang_pic.adapter.options import STRICT_MARK, parse_options
+from sglang_pic.config import load_config
 from sglang_pic.errors import ConfigError
 
 __all__ = ["BACKEND_NAME", "install"]
@@ -33,10 +35,15 @@ def _validate(manager: Any, obj: Any, *args: object, **kwargs: object) -> None:
     if manager.server_args.radix_cache_backend != BACKEND_NAME:
         return
     sampling_params = getattr(obj, "sampling_params", None) or {}
-    parse_options(sampling_params.get("custom_params"))
+    parse_options(sampling_params.get("custom_params"), allow_testing=_allows_testing())
     extra_key = getattr(obj, "extra_key", None)
     if isinstance(extra_key, str) and STRICT_MARK in extra_key:
         raise ConfigError(f"extra_key={extra_key!r}: must not contain {STRICT_MARK!r}, which marks strict requests.")
+
+
+@cache
+def _allows_testing() -> bool:
+    return load_config().testing.request_options
 
 
 def _with_chunk_hits(result: Any, details: dict[str, Any], *args: object, **kwargs: object) -> Any:

@@ -6,6 +6,7 @@ request can reach it another way. It must not know the scheduler's types.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 
@@ -13,7 +14,7 @@ import msgspec
 
 from sglang_pic.errors import ConfigError
 
-__all__ = ["MAX_SEAM_TOKENS", "STRICT_MARK", "Mode", "RequestOptions", "parse_options", "strict_key"]
+__all__ = ["MAX_SEAM_TOKENS", "STRICT_MARK", "Mode", "RequestOptions", "TestingOptions", "parse_options", "strict_key"]
 
 # A strict request lives in a namespace of its own, so that rows which came from a splice never reach it. The unit
 # separator keeps the mark apart from anything a client would write; the front end refuses keys that hold it.
@@ -28,18 +29,51 @@ class Mode(Enum):
     OFF = "off"
 
 
+class TestingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What only a server with the test switch `request_options` takes: experiments on single requests."""
+
+    __test__ = False  # the name begins like a test class; pytest must not collect it
+
+    donors_from: str | None = None
+    """The `extra_key` whose donors serve this request; its own rows stay in its own namespace, so that requests of an
+    experiment neither see nor feed each other."""
+    rotate: bool = True
+    """False copies keys as they are: the naive control."""
+    min_run_tokens: int | None = None
+    compute_last: int = 0
+    """This many tokens at the prompt's end are computed whatever repeats."""
+    record: str | None = None
+    """Name of the file in `record_dir` that gets what this request computed."""
+    record_keys: bool = False
+    """Record the request's keys too, all layers."""
+
+    def __post_init__(self) -> None:
+        if self.record is not None and not _RECORD_NAME.fullmatch(self.record):
+            raise ValueError(f"record={self.record!r}: must be 1 to 128 letters, digits, '.', '_' or '-'.")
+        if self.min_run_tokens is not None and self.min_run_tokens < 1:
+            raise ValueError(f"min_run_tokens={self.min_run_tokens!r}: must be 1 or more.")
+        if self.compute_last < 0:
+            raise ValueError(f"compute_last={self.compute_last!r}: must be 0 or more.")
+
+
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The parsed options; `seam_tokens` is `None` where the server's setting applies."""
 
     mode: Mode = Mode.AUTO
     seam_tokens: int | None = None
+    testing: TestingOptions = TestingOptions()
 
 
+_RECORD_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _MODES = ", ".join(repr(mode.value) for mode in Mode)
 
 
-def parse_options(custom_params: object) -> RequestOptions:
+def parse_options(custom_params: object, *, allow_testing: bool = False) -> RequestOptions:
     """Parse the options out of a request's `custom_params`.
+
+    Args:
+        custom_params: as the request brought it; options are under the key `pic`.
+        allow_testing: whether the key `testing` is taken; only a server under test does.
 
     Raises:
         ConfigError: naming the value, what is allowed and what to do.
@@ -49,11 +83,22 @@ def parse_options(custom_params: object) -> RequestOptions:
     options = custom_params["pic"]
     if not isinstance(options, Mapping):
         raise ConfigError(f'custom_params.pic={options!r}: must be an object such as {{"mode": "auto"}}.')
-    unknown = sorted(str(key) for key in options if key not in ("mode", "seam_tokens"))
+    unknown = sorted(str(key) for key in options if key not in ("mode", "seam_tokens", "testing"))
     if unknown:
         raise ConfigError(
             f"custom_params.pic has the unknown key {unknown[0]!r}: allowed are 'mode' and 'seam_tokens'."
         )
+    testing = TestingOptions()
+    if "testing" in options:
+        if not allow_testing:
+            raise ConfigError(
+                "custom_params.pic.testing is allowed on a server under test only, one whose configuration has "
+                '{"testing": {"request_options": true}}: leave it out.'
+            )
+        try:
+            testing = msgspec.convert(options["testing"], TestingOptions)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"custom_params.pic.testing: {error}") from error
     mode = options.get("mode", Mode.AUTO.value)
     if mode not in [m.value for m in Mode]:
         raise ConfigError(f"custom_params.pic.mode={mode!r}: must be one of {_MODES}; 'auto' is the default.")
@@ -65,7 +110,7 @@ def parse_options(custom_params: object) -> RequestOptions:
             f"custom_params.pic.seam_tokens={seam_tokens!r}: must be a whole number from 0 to {MAX_SEAM_TOKENS}; "
             "leave it out for the server's setting."
         )
-    return RequestOptions(mode=Mode(mode), seam_tokens=seam_tokens)
+    return RequestOptions(mode=Mode(mode), seam_tokens=seam_tokens, testing=testing)
 
 
 def strict_key(extra_key: str | None) -> str:

@@ -38,12 +38,14 @@ class PendingSplice:
     plan: Plan
     slots: list[torch.Tensor]
     locks: list[object]
+    rotate: bool = True
+    """False in the naive control of an experiment only."""
 
     @property
     def runs(self) -> list[RunSource]:
         """The plan's runs with the slots they are read from."""
         return [
-            RunSource(run.target_start, run.target_end, run.shift, slots[: run.num_tokens])
+            RunSource(run.target_start, run.target_end, run.shift if self.rotate else 0, slots[: run.num_tokens])
             # A clipped plan has fewer runs; those that are left are its first ones.
             for run, slots in zip(self.plan.runs, self.slots, strict=False)
         ]

@@ -23,10 +23,12 @@ def install(cache: PicRadixCache) -> None:
     """Register the hooks; SGLang applies them when its registry is applied."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    allow_testing = cache.config.testing.request_options
+
     def on_request(_: None, req: Any, *args: object, **kwargs: object) -> None:
         # The front end has refused bad options with HTTP 400; one that came another way is served exactly.
         try:
-            options = parse_options(req.sampling_params.custom_params)
+            options = parse_options(req.sampling_params.custom_params, allow_testing=allow_testing)
         except ConfigError as error:
             logger.warning("sglang_pic: request %s is served with mode off: %s", req.rid, error)
             options = RequestOptions(mode=Mode.OFF)

@@ -41,3 +41,28 @@ def test_bad_options_are_named(options: object, named: str) -> None:
 def test_strict_keys_keep_tenants_apart() -> None:
     assert strict_key(None) == STRICT_MARK
     assert strict_key("a") != strict_key("b") != strict_key(None)
+
+
+def test_experiments_are_refused_unless_the_server_is_under_test() -> None:
+    options = {"pic": {"testing": {"rotate": False}}}
+    with pytest.raises(ConfigError, match="server under test"):
+        parse_options(options)
+    assert parse_options(options, allow_testing=True).testing.rotate is False
+    assert parse_options({"pic": {}}, allow_testing=True).testing.rotate is True
+
+
+@pytest.mark.parametrize(
+    ("testing", "named"),
+    [
+        ({"record": "../elsewhere"}, "record='../elsewhere'"),
+        ({"record": ".hidden"}, "record='.hidden'"),
+        ({"rotat": False}, "rotat"),
+        ({"rotate": 0}, "bool"),
+        ({"min_run_tokens": 0}, "min_run_tokens=0"),
+        ({"compute_last": -1}, "compute_last=-1"),
+    ],
+)
+def test_bad_experiments_are_named(testing: object, named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_options({"pic": {"testing": testing}}, allow_testing=True)
+    assert named in str(caught.value)

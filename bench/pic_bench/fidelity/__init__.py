@@ -1,0 +1,3 @@
+"""How far answers after splicing are from a full prefill: experiments through the real server, records, reports."""
+
+from __future__ import annotations

@@ -1,0 +1,106 @@
+"""What one measured request of a fidelity run says: the raw record that tables, plots and claims are made from.
+
+Owns the words of an experiment and the file `probes.jsonl`, a line per record. Every metric compares with the full
+prefill of the same tokens on the same server. It must not know how a request was made or how records are summed up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["Donors", "Experiment", "Probe", "read_probes", "write_probes"]
+
+
+class Experiment(Enum):
+    """What is varied."""
+
+    GRID = "grid"
+    """Seam tokens, number of runs, donors in isolation or in context."""
+    SHIFT = "shift"
+    """How far a run is moved."""
+    QA = "qa"
+    """Questions over documents in another order, with gold answers."""
+    TRACE = "trace"
+    """The calls of a recorded trace, in order, under a policy."""
+
+
+class Donors(Enum):
+    """Where a run's rows were computed."""
+
+    NONE = "none"
+    """Nothing is spliced: a control."""
+    ISOLATED = "isolated"
+    """Each block alone, behind a header that fills the sink."""
+    CONTEXT = "context"
+    """In one request with the other blocks, in another order."""
+    TRACE = "trace"
+    """Wherever earlier calls of the trace computed them."""
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One prompt under one arm. Divergences are KL(full prefill || this) in nats over the whole vocabulary."""
+
+    schema_version: int = 1
+    experiment: Experiment
+    dtype: str
+    """SGLang's name: `float32`, `bfloat16`."""
+    prompt: str
+    """Identifies the prompt within its experiment; the same under every arm."""
+    source: str
+    """The data it was made of."""
+    arm: str
+    """`full`, `retest` (full prefill again), `exact` (exact prefix hit), `naive` (spliced, not rotated), `seam-K`, or a
+    policy's name."""
+    num_blocks: int | None
+    """Blocks that were meant to be spliced; None for a trace."""
+    donors: Donors
+    shift: int | None
+    """Positions by which the blocks moved, where they all moved alike."""
+    prompt_tokens: int
+    prefix_hit_tokens: int
+    chunk_hit_tokens: int
+    top1_probability: float
+    """Of the full prefill's likeliest token, in the full prefill: how decided the model is here."""
+    kl: float
+    """Of the first token."""
+    cosine: float
+    """Of the first token's logits, each centred on its mean."""
+    top1_agrees: bool
+    """Whether the likeliest first token is the full prefill's."""
+    forced_kl: float | None = None
+    """Mean over the positions of the gold continuation, each given the gold tokens before it."""
+    gold_tokens: int = 0
+    gold_nll: float | None = None
+    """Mean negative log-likelihood of the gold continuation's tokens; perplexity is its exponential."""
+    greedy_tokens: int = 0
+    """Tokens that were generated greedily; 0 where that was not measured."""
+    agreed_tokens: int | None = None
+    """How many of them are the full prefill's before the first that differs."""
+    score: float | None = None
+    """Of the greedy answer against the gold answers, in [0, 1]."""
+    exact_match: bool | None = None
+    key_error: float | None = None
+    """Relative L2 of the spliced rows' keys against the full prefill's, all layers."""
+    text: str | None = None
+    """The end of the prompt and both answers, for the list of the worst."""
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(Probe)
+
+
+def write_probes(path: Path, probes: Iterable[Probe]) -> None:
+    """Append records to a file; each is one line, so that an interrupted run keeps what it measured."""
+    with path.open("ab") as file:
+        for probe in probes:
+            file.write(_ENCODER.encode(probe) + b"\n")
+
+
+def read_probes(path: Path) -> list[Probe]:
+    """All records of a file; a last line that was cut off is left out."""
+    lines = path.read_bytes().split(b"\n")
+    return [_DECODER.decode(line) for line in lines[:-1] if line]
