@@ -139,6 +139,12 @@ CONTRACT: tuple[Symbol, ...] = (
         ("obj", "input_ids"),
         why="HTTP 400 for bad options",
     ),
+    Symbol(
+        f"{_SRT}.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state",
+        ("recv_req",),
+        ("GetInternalStateReqOutput(internal_state=",),
+        why="our entry in /server_info",
+    ),
     Symbol(f"{_SRT}.entrypoints.openai.protocol.CachedTokensDetails", why="chunk hits in responses"),
     Symbol(f"{_SRT}.entrypoints.openai.utils.cached_tokens_details_from_dict", ("details",), why="chunk hits"),
 )

@@ -21,6 +21,7 @@ from sglang_pic.adapter.calibration import calibrate
 from sglang_pic.adapter.delimiters import read_delimiters
 from sglang_pic.adapter.metrics import Metrics
 from sglang_pic.adapter.row_check import check_rows
+from sglang_pic.adapter.server_info import ServerInfo
 from sglang_pic.adapter.support import check_support
 from sglang_pic.config import PicConfig, load_config
 from sglang_pic.core import CostModel
@@ -80,6 +81,8 @@ def create_cache(ctx: Any) -> PicRadixCache:
     )
     scheduler_hooks.install(cache)
     forward_hooks.install(cache)
+    server_info = ServerInfo()
+    server_info.install()
     if config.testing.record_dir is not None:
         recorder.install(view, Path(config.testing.record_dir), is_first_rank=ctx.tp_rank == 0)
     HookRegistry.apply_hooks()

@@ -1,0 +1,45 @@
+"""What this plugin says of itself in `/server_info`: one entry `pic` in the internal state of each scheduler.
+
+Owns the entry and the hook that adds it; whoever has something to say brings a function under a name of its own. It
+must not know what the parts mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+__all__ = ["ServerInfo"]
+
+
+class ServerInfo:
+    """The parts of the entry `pic`, by name; read anew at every request for `/server_info`."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, Callable[[], msgspec.Struct]] = {}
+
+    def add(self, name: str, read: Callable[[], msgspec.Struct]) -> None:
+        """Show what `read` returns under `name`; it is called on the scheduler's thread and must be quick."""
+        assert name not in self._parts, name
+        self._parts[name] = read
+
+    def read(self) -> dict[str, Any]:
+        """The entry, in JSON's own types."""
+        return {name: msgspec.to_builtins(read()) for name, read in self._parts.items()}
+
+    def install(self) -> None:
+        """Register the hook; SGLang applies it when its registry is applied."""
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+        def add_entry(output: Any, _controller: object, _request: object) -> Any:
+            output.internal_state["pic"] = self.read()
+            return output
+
+        HookRegistry.register(
+            "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
+            ".get_internal_state",
+            add_entry,
+            HookType.AFTER,
+        )
