@@ -1,21 +1,20 @@
-"""Owns report.html: one self-contained page with inline styles and drawings, readable in light, dark and print.
+"""Owns report.html of a comparison: which parts stand on the page, and in which order.
 
 It must not fetch anything, run scripts, or compute figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 
-from pic_bench import charts, svg
+from pic_bench import charts, page_parts, svg
 from pic_bench.pairing import Pair
 from pic_bench.run_folder import Run
 from pic_bench.summary import Paired
 from pic_bench.tables import (
     DEFINITIONS,
     Table,
-    Tile,
     arms_table,
     buckets_table,
     comparison_table,
@@ -31,55 +30,6 @@ __all__ = ["html_report"]
 MAX_LISTED = 12
 MAX_ANSWER_CHARS = 1500
 
-_STYLE = """
-*{box-sizing:border-box}
-body{margin:0;background:var(--ground);color:var(--ink);
-font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
-main{max-width:1180px;margin:0 auto;padding:36px 24px 64px}
-h1{font-size:1.7rem;line-height:1.2;margin:0 0 6px;letter-spacing:-.01em}
-h2{font-size:1.13rem;margin:40px 0 12px}
-h3{font-size:1rem;margin:0 0 2px}
-p{margin:0 0 10px;max-width:76ch}
-.muted{color:var(--muted)}.lead{font-size:1.06rem}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(200px,1fr));gap:14px;margin:22px 0 8px}
-.tile{background:var(--panel);border:1px solid var(--rule);border-radius:10px;padding:14px 18px}
-.tile b{display:block;font-size:2rem;line-height:1.15;font-variant-numeric:tabular-nums;letter-spacing:-.02em}
-.tile span{display:block;font-size:.93rem}.tile small{color:var(--muted)}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:18px;margin-top:12px}
-figure{margin:0;padding:16px 18px;border:1px solid var(--rule);border-radius:10px;min-width:0}
-figure p{font-size:.87rem;color:var(--muted);margin:0 0 8px}
-figure .draw{overflow-x:auto}figure svg{display:block;width:100%;min-width:400px;height:auto}
-.wide{overflow-x:auto;border:1px solid var(--rule);border-radius:10px}
-table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
-th,td{padding:8px 12px;text-align:right;border-bottom:1px solid var(--rule);white-space:nowrap}
-th:first-child,td:first-child{text-align:left}td:first-child{font-weight:600}
-thead th{background:var(--panel);font-weight:600;color:var(--muted);font-size:.82rem;white-space:normal;
-line-height:1.3;vertical-align:bottom;min-width:4.6em}
-tbody tr:last-child td{border-bottom:0}
-.wide+.wide{margin-top:14px}
-details{border:1px solid var(--rule);border-radius:8px;margin:8px 0;background:var(--ground)}
-summary{cursor:pointer;padding:9px 14px;font-size:.9rem;display:flex;flex-wrap:wrap;gap:4px 16px;align-items:baseline}
-summary::before{content:"▸";color:var(--muted)}details[open]>summary::before{content:"▾"}
-summary::-webkit-details-marker{display:none}
-summary b{font-weight:600;overflow-wrap:anywhere}summary span{color:var(--muted);font-variant-numeric:tabular-nums}
-.tag{color:var(--ink)!important;border:1px solid var(--rule);border-radius:99px;padding:0 9px;font-size:.8rem}
-.tag.differs{background:var(--differs)}
-.answers{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:12px;padding:2px 14px 14px}
-.answers h4{margin:0 0 4px;font-size:.82rem;color:var(--muted);font-weight:600}
-pre{margin:0;padding:10px 12px;background:var(--panel);border-radius:6px;font:12.5px/1.5 ui-monospace,SFMono-Regular,
-Menlo,Consolas,monospace;white-space:pre-wrap;overflow-wrap:anywhere;max-height:340px;overflow-y:auto}
-mark{background:var(--differs);color:inherit;border-radius:2px}
-dl{display:grid;grid-template-columns:minmax(9rem,max-content) 1fr;gap:5px 20px;font-size:.9rem;margin:0}
-dt{color:var(--muted)}dd{margin:0;overflow-wrap:anywhere}
-ul{padding-left:20px;margin:0}li{margin:4px 0;max-width:90ch;font-size:.93rem}
-code{font:.85em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}
-@media (max-width:560px){main{padding:22px 14px 40px}dl{grid-template-columns:1fr;gap:0}dd{margin-bottom:8px}
-figure{padding:12px}.tile b{font-size:1.7rem}}
-@media print{main{max-width:none;padding:0}figure,.tile,details,tr{break-inside:avoid}h2{break-after:avoid}
-body{font-size:11pt}.charts{grid-template-columns:1fr 1fr}figure svg{min-width:0}pre{max-height:none}
-.wide{overflow:visible}th,td{white-space:normal;padding:5px 7px}}
-"""
-
 
 def html_report(run: Run) -> str:
     """The whole page."""
@@ -88,26 +38,22 @@ def html_report(run: Run) -> str:
         f"<h1>{escape(title)}</h1>",
         f'<p class="muted">{escape(_subtitle(run))}</p>',
         f'<p class="lead">{escape(headline(run))}</p>',
-        _tiles(tiles(run)),
+        page_parts.tiles(tiles(run)),
         "<h2>Every arm</h2>",
-        _table(arms_table(run)),
-        _table(comparison_table(run)) if run.summary.comparisons else "",
+        page_parts.table(arms_table(run)),
+        page_parts.table(comparison_table(run)) if run.summary.comparisons else "",
         "<h2>Pictures</h2>",
         _charts(run),
         *_requests(run),
         "<h2>Left out, failed, and limits</h2>",
-        _bullets(limits(run)),
+        page_parts.bullets(limits(run)),
         "<h2>Words</h2>",
-        _definitions(DEFINITIONS),
+        page_parts.definitions(DEFINITIONS),
         "<h2>How it was measured</h2>",
-        _definitions(facts(run)),
+        page_parts.definitions(facts(run)),
         _servers(run),
     ]
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-    head += f"<title>{escape(title)}</title>"
-    style = f"<style>:root{{color-scheme:light dark}}\n{svg.theme(':root')}{_STYLE}{charts.CHART_STYLE}</style>"
-    page = f"<body><main>\n{''.join(body)}\n</main></body>"
-    return f'<!doctype html>\n<html lang="en"><head>{head}{style}</head>\n{page}</html>\n'
+    return page_parts.document(title, "".join(body))
 
 
 def _subtitle(run: Run) -> str:
@@ -115,20 +61,6 @@ def _subtitle(run: Run) -> str:
     arms = ", ".join(summary.arms)
     size = f"{plural(summary.trace.calls, 'call')} of {plural(summary.trace.sessions, 'session')}"
     return f"{size}; arms: {arms}; {summary.started_at}"
-
-
-def _tiles(items: Sequence[Tile]) -> str:
-    cells = [
-        f'<div class="tile"><b>{escape(t.value)}</b><span>{escape(t.label)}</span><small>{escape(t.note)}</small></div>'
-        for t in items
-    ]
-    return f'<div class="tiles">{"".join(cells)}</div>' if cells else ""
-
-
-def _table(table: Table) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
 def _charts(run: Run) -> str:
@@ -143,13 +75,10 @@ def _charts(run: Run) -> str:
     if paired is not None:
         scatter = charts.speedup_scatter(run.pairs(paired), paired)
         figures.append(("TTFT speedup by chunk-hit tokens", "One dot per paired request; bars are medians.", scatter))
-    cells = [
-        f'<figure><h3>{escape(t)}</h3><p>{escape(n)}</p><div class="draw">{d}</div></figure>' for t, n, d in figures
-    ]
     table = ""
     if paired is not None and paired.requests:
-        table = f"<h2>Time to first token by chunk-hit tokens</h2>{_table(buckets_table(paired))}"
-    return f'<div class="charts">{"".join(cells)}</div>{table}'
+        table = f"<h2>Time to first token by chunk-hit tokens</h2>{page_parts.table(buckets_table(paired))}"
+    return page_parts.figures(figures) + table
 
 
 def _requests(run: Run) -> Iterable[str]:
@@ -198,14 +127,6 @@ def _answer(text: str, same: int, *, differs: bool) -> str:
     return ("… " if start else "") + marked + (" …" if len(text) > start + len(shown) else "")
 
 
-def _bullets(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
-
-
-def _definitions(pairs: Iterable[tuple[str, str]]) -> str:
-    return f"<dl>{''.join(f'<dt>{escape(word)}</dt><dd>{escape(text)}</dd>' for word, text in pairs)}</dl>"
-
-
 def _servers(run: Run) -> str:
     rows = [(f"server of {name}", " ".join(arm.server_args)) for name, arm in run.summary.arms.items()]
     counters = [
@@ -213,8 +134,8 @@ def _servers(run: Run) -> str:
         for name, arm in run.summary.arms.items()
         for key, value in arm.pic_counters.items()
     ]
-    body = f'<div style="margin-top:5px">{_definitions(rows)}</div>'
+    body = f'<div style="margin-top:5px">{page_parts.definitions(rows)}</div>'
     if counters:
         table = Table(["counter", "value"], [list(pair) for pair in counters])
-        body += f"<h2>Counters of the plugin at the end of the run</h2>{_table(table)}"
+        body += f"<h2>Counters of the plugin at the end of the run</h2>{page_parts.table(table)}"
     return body
