@@ -1,7 +1,7 @@
-"""Forward passes of the live model runner before the first request, for what is measured and checked at start-up.
+"""Forward passes of the live model runner that belong to no request, for what is measured and checked.
 
-Owns the making of SGLang's `ForwardBatch` by hand: sequences with no prefix, on the row of the request pool and, unless
-told otherwise, the slot of the KV pool that SGLang keeps for padding, so that nothing has to be allocated.
+Owns the making of SGLang's `ForwardBatch` by hand: sequences on the row of the request pool and, unless told otherwise,
+the slot of the KV pool that SGLang keeps for padding, so that nothing has to be allocated.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["PADDING_ROW", "trial_extend"]
+__all__ = ["PADDING_ROW", "trial_batch", "trial_extend"]
 
 PADDING_ROW = 0
 """The row of the request pool that belongs to no request."""
@@ -25,15 +25,30 @@ def trial_extend(
     input_ids: torch.Tensor | None = None,
     slots: torch.Tensor | None = None,
 ) -> None:
-    """One forward pass over sequences of `lens` new tokens, each the only context of itself.
+    """One forward pass over the batch that `trial_batch` makes of the same arguments."""
+    runner.forward(trial_batch(runner, lens, first_position=first_position, input_ids=input_ids, slots=slots))
+
+
+def trial_batch(
+    runner: Any,
+    lens: Sequence[int],
+    *,
+    first_position: int = 0,
+    input_ids: torch.Tensor | None = None,
+    slots: torch.Tensor | None = None,
+) -> Any:
+    """A batch of sequences of `lens` new tokens, each the only context of itself.
 
     Args:
         runner: SGLang's model runner.
         lens: tokens of each sequence.
-        first_position: the position of every sequence's first token; who attends to whom does not depend on it.
+        first_position: the position of every sequence's first new token; who attends to whom does not depend on it.
         input_ids: `[sum(lens)]` int64; token 0 everywhere by default.
         slots: `[sum(lens)]` int64, where the rows are written; the padding slot by default. Attention reads the slots
             that `PADDING_ROW` names: whoever passes these has written them there.
+
+    Returns:
+        SGLang's `ForwardBatch`, for one `runner.forward`.
     """
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 
@@ -41,23 +56,24 @@ def trial_extend(
     int32 = {"dtype": torch.int32, "device": device}
     int64 = {"dtype": torch.int64, "device": device}
     starts = [sum(lens[:i]) for i in range(len(lens))]
+    seq_lens = [prefix_len + n for n in lens]
     batch = ForwardBatch(
         forward_mode=ForwardMode.EXTEND,
         batch_size=len(lens),
         input_ids=torch.zeros(total, **int64) if input_ids is None else input_ids,
         req_pool_indices=torch.full((len(lens),), PADDING_ROW, **int64),
-        seq_lens=torch.tensor(lens, **int64),
-        seq_lens_cpu=torch.tensor(lens, dtype=torch.int64),
-        seq_lens_sum=total,
-        orig_seq_lens=torch.tensor(lens, **int32),
+        seq_lens=torch.tensor(seq_lens, **int64),
+        seq_lens_cpu=torch.tensor(seq_lens, dtype=torch.int64),
+        seq_lens_sum=sum(seq_lens),
+        orig_seq_lens=torch.tensor(seq_lens, **int32),
         req_pool_indices_cpu=torch.full((len(lens),), PADDING_ROW, dtype=torch.int64),
         out_cache_loc=torch.zeros(total, **int64) if slots is None else slots,
         positions=torch.cat([torch.arange(first_position, first_position + n, **int64) for n in lens]),
         extend_num_tokens=total,
         extend_seq_lens=torch.tensor(lens, **int32),
         extend_seq_lens_cpu=list(lens),
-        extend_prefix_lens=torch.zeros(len(lens), **int32),
-        extend_prefix_lens_cpu=[0] * len(lens),
+        extend_prefix_lens=torch.full((len(lens),), prefix_len, **int32),
+        extend_prefix_lens_cpu=[prefix_len] * len(lens),
         extend_start_loc=torch.tensor(starts, **int32),
         extend_logprob_start_lens_cpu=list(lens),
         spec_algorithm=runner.spec_algorithm,
@@ -68,4 +84,4 @@ def trial_extend(
     translator = runner.kv_index_translator
     translator.own_plan(batch).bind(batch, translator)
     batch._init_num_token_non_padded(device=device, is_draft_worker=False)
-    runner.forward(batch)
+    return batch
