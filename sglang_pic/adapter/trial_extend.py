@@ -36,8 +36,9 @@ def trial_batch(
     first_position: int = 0,
     input_ids: torch.Tensor | None = None,
     slots: torch.Tensor | None = None,
+    prefix_len: int = 0,
 ) -> Any:
-    """A batch of sequences of `lens` new tokens, each the only context of itself.
+    """A batch of sequences of `lens` new tokens, each behind `prefix_len` tokens that are there already.
 
     Args:
         runner: SGLang's model runner.
@@ -46,6 +47,7 @@ def trial_batch(
         input_ids: `[sum(lens)]` int64; token 0 everywhere by default.
         slots: `[sum(lens)]` int64, where the rows are written; the padding slot by default. Attention reads the slots
             that `PADDING_ROW` names: whoever passes these has written them there.
+        prefix_len: tokens whose rows are in the slots that `PADDING_ROW` begins with.
 
     Returns:
         SGLang's `ForwardBatch`, for one `runner.forward`.
