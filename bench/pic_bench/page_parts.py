@@ -5,6 +5,7 @@ It must not know what a report is about, fetch anything, or run scripts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -28,7 +29,7 @@ p{margin:0 0 10px;max-width:76ch}
 .tile{background:var(--panel);border:1px solid var(--rule);border-radius:10px;padding:14px 18px}
 .tile b{display:block;font-size:2rem;line-height:1.15;font-variant-numeric:tabular-nums;letter-spacing:-.02em}
 .tile span{display:block;font-size:.93rem}.tile small{color:var(--muted)}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:18px;margin-top:12px}
+.charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,480px),1fr));gap:18px;margin-top:12px}
 figure{margin:0;padding:16px 18px;border:1px solid var(--rule);border-radius:10px;min-width:0}
 figure p{font-size:.87rem;color:var(--muted);margin:0 0 8px}
 figure .draw{overflow-x:auto}figure svg{display:block;width:100%;min-width:400px;height:auto}
@@ -38,6 +39,7 @@ th,td{padding:8px 12px;text-align:right;border-bottom:1px solid var(--rule);whit
 th:first-child,td:first-child{text-align:left}td:first-child{font-weight:600}
 thead th{background:var(--panel);font-weight:600;color:var(--muted);font-size:.82rem;white-space:normal;
 line-height:1.3;vertical-align:bottom;min-width:4.6em}
+td.long{white-space:normal;min-width:17em;text-align:left}td small{color:var(--muted);font-size:.84em}
 tbody tr:last-child td{border-bottom:0}
 .wide+.wide{margin-top:14px}
 details{border:1px solid var(--rule);border-radius:8px;margin:8px 0;background:var(--ground)}
@@ -46,7 +48,10 @@ summary::before{content:"▸";color:var(--muted)}details[open]>summary::before{c
 summary::-webkit-details-marker{display:none}
 summary b{font-weight:600;overflow-wrap:anywhere}summary span{color:var(--muted);font-variant-numeric:tabular-nums}
 .tag{color:var(--ink)!important;border:1px solid var(--rule);border-radius:99px;padding:0 9px;font-size:.8rem}
-.tag.differs{background:var(--differs)}
+.tag.differs,.tag.no{background:var(--differs)}.tag.yes{border-color:var(--good);color:var(--good)!important}
+.claims{columns:2 480px;column-gap:36px}.claim{margin:0 0 16px}.claim h3{break-after:avoid}.claim li{break-inside:avoid}
+.claim h3{margin:0 0 4px}h3.over{margin:22px 0 8px}details>.wide{margin:0 10px 10px}
+.text{padding:0 14px 14px}
 .answers{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:12px;padding:2px 14px 14px}
 .answers h4{margin:0 0 4px;font-size:.82rem;color:var(--muted);font-weight:600}
 pre{margin:0;padding:10px 12px;background:var(--panel);border-radius:6px;font:12.5px/1.5 ui-monospace,SFMono-Regular,
@@ -62,6 +67,10 @@ figure{padding:12px}.tile b{font-size:1.7rem}}
 body{font-size:11pt}.charts{grid-template-columns:1fr 1fr}figure svg{min-width:0}pre{max-height:none}
 .wide{overflow:visible}th,td{white-space:normal;padding:5px 7px}}
 """
+
+
+LONG_CELL = 60
+_BOUNDS = re.compile(r"(\[[^\]]+\])")
 
 
 def document(title: str, body: str) -> str:
@@ -91,7 +100,7 @@ def tiles(items: Sequence[Tile]) -> str:
 def table(shown: Table) -> str:
     """A table that scrolls sideways where it is wider than the page."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in shown.header)
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in shown.rows)
+    rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in shown.rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
@@ -103,3 +112,10 @@ def bullets(lines: Sequence[str]) -> str:
 def definitions(pairs: Iterable[tuple[str, str]]) -> str:
     """Words and what they mean, or facts and their values."""
     return f"<dl>{''.join(f'<dt>{escape(word)}</dt><dd>{escape(text)}</dd>' for word, text in pairs)}</dl>"
+
+
+def _cell(text: str) -> str:
+    """A figure, with the bounds of its interval smaller behind it; a sentence may take several lines."""
+    kind = ' class="long"' if len(text) > LONG_CELL else ""
+    figure = _BOUNDS.sub(r"<small>\1</small>", escape(text))
+    return f"<td{kind}>{figure}</td>"

@@ -27,13 +27,16 @@ __all__ = [
 ]
 
 # Blue, orange, green and purple of the Okabe-Ito palette (distinct under the common colour blindnesses), with greys
-# for what is computed and for stock. Dark variants keep hue and order, at a contrast of 3:1 or more on the ground.
+# for what is computed and for stock; `line-1` to `line-6` tell curves apart. Dark variants keep hue and order, at a
+# contrast of 3:1 or more on the ground.
 _LIGHT = """--ground:#ffffff;--panel:#f6f7f9;--ink:#1c2430;--muted:#5b6675;--rule:#d9dee5;--accent:#0072b2;
 --prefix:#0072b2;--chunk:#e69f00;--computed:#c3cad3;--on-prefix:#ffffff;--on-chunk:#221800;--on-computed:#1c2430;
---stock:#5b6675;--stock-again:#8b96a5;--stock-cold:#7a6f5d;--pic:#009e73;--pic-off:#b8578f;--differs:#fbe3c0;--good:#00704f;"""
+--stock:#5b6675;--stock-again:#8b96a5;--stock-cold:#7a6f5d;--pic:#009e73;--pic-off:#b8578f;--differs:#fbe3c0;--good:#00704f;
+--line-1:#0072b2;--line-2:#b86e00;--line-3:#00805c;--line-4:#a8467c;--line-5:#6a51c7;--line-6:#5b6675;"""
 _DARK = """--ground:#12161c;--panel:#1a2029;--ink:#e7ecf2;--muted:#9ba7b6;--rule:#333d4a;--accent:#5ab4ec;
 --prefix:#3d9bdc;--chunk:#f0b23a;--computed:#515c6b;--on-prefix:#04121d;--on-chunk:#221800;--on-computed:#f0f3f7;
---stock:#aab4c1;--stock-again:#7f8b9a;--stock-cold:#c4b49a;--pic:#2fc795;--pic-off:#de86b8;--differs:#5a4312;--good:#4bd3a5;"""
+--stock:#aab4c1;--stock-again:#7f8b9a;--stock-cold:#c4b49a;--pic:#2fc795;--pic-off:#de86b8;--differs:#5a4312;--good:#4bd3a5;
+--line-1:#5ab4ec;--line-2:#f0b23a;--line-3:#2fc795;--line-4:#de86b8;--line-5:#a996f2;--line-6:#aab4c1;"""
 
 
 @dataclass(slots=True, frozen=True)
@@ -78,11 +81,22 @@ def text(x: float, y: float, content: str, *, style: str = "label", anchor: str 
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}" text-anchor="{anchor}"{extra}>{escape(content)}</text>'
 
 
-def rect(x: float, y: float, width: float, height: float, fill: str, *, title: str = "", radius: float = 0) -> str:
+def rect(
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    fill: str,
+    *,
+    title: str = "",
+    radius: float = 0,
+    opacity: float = 1.0,
+) -> str:
     """A filled rectangle with an optional tooltip."""
     tip = f"<title>{escape(title)}</title>" if title else ""
     size = f'x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" height="{height:.1f}" rx="{radius:g}"'
-    return f'<rect {size} style="fill:var(--{fill})">{tip}</rect>'
+    see_through = f";fill-opacity:{opacity:g}" if opacity < 1 else ""
+    return f'<rect {size} style="fill:var(--{fill}){see_through}">{tip}</rect>'
 
 
 def line(x1: float, y1: float, x2: float, y2: float, *, style: str = "grid") -> str:

@@ -1,0 +1,106 @@
+"""The prompts that several arms share, side by side, so that arms are compared prompt by prompt.
+
+Owns grouping and pairing of raw records. It must not compute statistics.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pic_bench.fidelity.record import Donors, Experiment, Probe
+from pic_bench.fidelity.summary import CONTROLS, Limits
+
+__all__ = ["Pairing", "Panel", "make_panels", "pair_arms", "pair_values"]
+
+Unit = tuple[int | None, str]
+"""A prompt, with its number of blocks: a prompt's name alone need not tell panels apart."""
+Arm = dict[Unit, Probe]
+
+
+@dataclass(slots=True)
+class Panel:
+    """All arms at one place of an experiment."""
+
+    experiment: Experiment
+    dtype: str
+    source: str
+    num_blocks: int | None
+    shift: int | None
+    min_chunk_hit: int = 0
+    arms: dict[tuple[Donors, str], Arm] = field(default_factory=lambda: defaultdict(dict))
+
+    def arm(self, name: str, donors: Donors) -> Arm:
+        """The records of an arm with these donors; a control's whatever the donors; empty where there are none."""
+        found = self.arms.get((donors, name))
+        if found is None and name in CONTROLS:
+            found = next((arm for (_, other), arm in self.arms.items() if other == name), None)
+        return found or {}
+
+    def floor(self, donors: Donors) -> str | None:
+        """The control that shows what differs with nothing spliced: the exact hit, else the full prefill again."""
+        return next((name for name in ("exact", "retest") if self.arm(name, donors)), None)
+
+
+class Pairing(NamedTuple):
+    """Records of two arms on the same prompts, and how many prompts one of the two lacks."""
+
+    pairs: list[tuple[Probe, Probe]]
+    unpaired: int
+
+
+def make_panels(probes: Iterable[Probe], limits: Limits) -> tuple[list[Panel], int]:
+    """Group records; of several of one prompt and arm the last counts, and the number of the others is returned.
+
+    A trace with a default policy gets a second panel, of the calls that reuse much under it.
+    """
+    panels: dict[tuple[object, ...], Panel] = {}
+    repeated = 0
+    for probe in probes:
+        shift = probe.shift if probe.experiment is Experiment.SHIFT else None
+        varied = probe.experiment in (Experiment.GRID, Experiment.SHIFT)
+        num_blocks = probe.num_blocks if varied else None
+        key = (probe.experiment, probe.dtype, probe.source, num_blocks, shift)
+        panel = panels.setdefault(key, Panel(*key))  # type: ignore[arg-type]
+        arm = panel.arms[probe.donors, probe.arm]
+        unit = (probe.num_blocks, probe.prompt)
+        repeated += unit in arm
+        arm[unit] = probe
+    ordered = sorted(panels.values(), key=_order)
+    return [part for panel in ordered for part in (panel, *_reusing(panel, limits))], repeated
+
+
+def pair_arms(first: Mapping[Unit, Probe], second: Mapping[Unit, Probe]) -> Pairing:
+    """Pair two arms by prompt."""
+    pairs = [(probe, second[unit]) for unit, probe in first.items() if unit in second]
+    return Pairing(pairs, len(first.keys() | second.keys()) - len(pairs))
+
+
+def pair_values(
+    pairs: Sequence[tuple[Probe, Probe]], value: Callable[[Probe], float | None]
+) -> tuple[list[float], list[float]]:
+    """A value of both records of every pair that has it on both sides."""
+    both = [(a, b) for first, second in pairs if (a := value(first)) is not None and (b := value(second)) is not None]
+    return [a for a, _ in both], [b for _, b in both]
+
+
+def _reusing(panel: Panel, limits: Limits) -> list[Panel]:
+    """The calls of a trace that reuse much under the default policy; none where there is no such policy."""
+    default = next((arm for (_, name), arm in panel.arms.items() if name == limits.default_policy), None)
+    if panel.experiment is not Experiment.TRACE or default is None:
+        return []
+    kept = {unit for unit, probe in default.items() if probe.chunk_hit_tokens >= limits.min_chunk_hit}
+    if not kept:
+        return []
+    arms = {key: {unit: p for unit, p in arm.items() if unit in kept} for key, arm in panel.arms.items()}
+    arms = {key: arm for key, arm in arms.items() if arm}
+    return [Panel(panel.experiment, panel.dtype, panel.source, None, None, limits.min_chunk_hit, arms)]
+
+
+def _order(panel: Panel) -> tuple[object, ...]:
+    """Experiments as they are declared, float32 before bfloat16, then data, blocks, shift."""
+    experiment = list(Experiment).index(panel.experiment)
+    dtype = (panel.dtype != "float32", panel.dtype)
+    return experiment, dtype, panel.source, panel.num_blocks or 0, panel.shift or 0

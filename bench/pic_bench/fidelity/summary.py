@@ -1,0 +1,174 @@
+"""What the records of a fidelity run come to: a cell per arm and place in the experiment, and what follows from them.
+
+Owns the structures of summary.json. It must not know how a figure is computed or shown.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+
+from pic_bench.environment import Environment
+from pic_bench.fidelity.record import Donors, Experiment
+from pic_bench.stats import Estimate
+
+__all__ = ["CONTROLS", "Cell", "Claim", "Contrast", "Limits", "Summary", "Verdict", "Worst", "read_summary", "seam_of"]
+
+CONTROLS = ("full", "retest", "exact")
+"""Arms that splice nothing: they stand beside the cells of every kind of donor."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a figure begins to count."""
+
+    min_chunk_hit: int = 256
+    """Chunk-hit tokens under the default policy from which a call of a trace counts as one that reuses much."""
+    default_policy: str = "default"
+    decided_probability: float = 0.5
+    """A prompt is decided if the full prefill gives its likeliest token at least this probability."""
+    competent_probability: float = 0.3
+    """A cell whose prompts have a lower median of that probability is undecided."""
+    competent_score: float = 0.2
+    """Questions on which the full prefill has a lower mean score are beyond the model."""
+    margin: float = 0.02
+    """A change of agreement or score whose whole interval lies within this counts as none."""
+    min_prompts: int = 20
+    """With fewer prompts nothing is claimed."""
+
+
+class Contrast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One arm less another on the prompts of both: means of the differences by prompt."""
+
+    baseline: str
+    n: int
+    unpaired: int
+    """Prompts that one of the two arms lacks; they are left out."""
+    kl: Estimate
+    top1: Estimate
+    forced_kl: Estimate | None
+    computed_share: Estimate | None
+    """Computed tokens of the arm / of the baseline, both summed over the prompts."""
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One arm at one place of the experiment; divergences are from the full prefill, in nats."""
+
+    experiment: Experiment
+    dtype: str
+    source: str
+    num_blocks: int | None
+    """None for questions and traces, whose prompts differ in it."""
+    donors: Donors
+    shift: int | None
+    """None but in the shift experiment."""
+    arm: str
+    min_chunk_hit: int = 0
+    """Only prompts with so many chunk-hit tokens under the default policy."""
+    n: int
+    kl: Estimate
+    kl_median: Estimate
+    kl_p95: float
+    kl_max: float
+    cosine: Estimate
+    top1: Estimate
+    top1_decided: Estimate | None
+    """Over the decided prompts only."""
+    top1_probability: float
+    """Median over the prompts of the full prefill's likeliest token's probability."""
+    undecided: bool
+    """That median is too low for agreement to say much."""
+    forced_kl: Estimate | None
+    perplexity: Estimate | None
+    """Exponential of the mean over prompts of the gold continuation's negative log-likelihood."""
+    full_perplexity: float | None
+    """The full prefill's on the same prompts."""
+    perplexity_ratio: Estimate | None
+    """The arm's / the full prefill's, paired by prompt."""
+    agreed_tokens: Estimate | None
+    """Median of the greedy tokens before the first that differs."""
+    agrees_to_end: Estimate | None
+    """Share of prompts whose greedy tokens are all the same."""
+    score: Estimate | None
+    exact_match: Estimate | None
+    full_score: float | None
+    """The full prefill's on the same prompts."""
+    score_change: Estimate | None
+    """The arm's less the full prefill's, paired by prompt."""
+    incompetent: bool
+    """The questions are beyond the model: the full prefill does not answer them either."""
+    key_error: Estimate | None
+    prompt_tokens: int
+    prefix_hit_tokens: int
+    chunk_hit_tokens: int
+    computed_tokens: int
+    against_floor: Contrast | None
+
+
+class Verdict(Enum):
+    """What the records say to a question."""
+
+    YES = "yes"
+    NO = "no"
+    OPEN = "cannot be said"
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An answer to a question, computed from the records."""
+
+    question: str
+    where: str
+    """Dtype, donors, data: what the answer is about."""
+    verdict: Verdict
+    text: str
+    n: int
+
+
+class Worst(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A prompt whose spliced rows moved the first token's distribution furthest."""
+
+    experiment: Experiment
+    dtype: str
+    source: str
+    num_blocks: int | None
+    donors: Donors
+    shift: int | None
+    arm: str
+    prompt: str
+    kl: float
+    floor_kl: float | None
+    top1_agrees: bool
+    top1_probability: float
+    prompt_tokens: int
+    chunk_hit_tokens: int
+    text: str | None
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """summary.json of a fidelity run."""
+
+    schema_version: int = 1
+    model: str
+    probes: int
+    repeated: int
+    """Records of a prompt and arm that a later record replaced."""
+    left_out: dict[str, int]
+    """Prompts that were not served as meant and are in no record, by experiment and dtype."""
+    limits: Limits
+    config: dict[str, str]
+    environment: Environment | None
+    cells: list[Cell]
+    claims: list[Claim]
+    worst: list[Worst]
+
+
+def read_summary(path: Path) -> Summary:
+    """Read the summary.json of a fidelity run."""
+    return msgspec.json.decode(path.read_bytes(), type=Summary)
+
+
+def seam_of(arm: str) -> int | None:
+    """The seam tokens that an arm's name says: `seam-8` is 8; None for any other arm."""
+    word, _, number = arm.partition("-")
+    return int(number) if word == "seam" and number.isdecimal() else None
