@@ -81,6 +81,17 @@ VERBS: dict[str, Verb] = {
             "sglang-pic compare trace.jsonl.gz --model .models/smollm2 --out runs/page16 -- --page-size 16",
         ),
     ),
+    "fidelity": Verb(
+        "pic_bench.fidelity.command",
+        "how far answers after splicing are from a full prefill",
+        "Starts the patched server and serves prompts with every run spliced as planned, without rotation, from the "
+        "exact prefix, and in full; compares logits over the whole vocabulary, gold continuations, generated text and "
+        "keys, and writes a report.",
+        (
+            "sglang-pic fidelity --model .models/smollm2 --quick --out runs/quick",
+            "sglang-pic fidelity --model .models/smollm2 --experiment grid --dtype bfloat16 --out runs/grid",
+        ),
+    ),
     "report": Verb(
         "pic_bench.report_command",
         "write the report of a comparison again",

@@ -1,0 +1,56 @@
+"""Owns what an arm is: how one prompt is served, and which arms every experiment has.
+
+It must not know prompts, servers or metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from pic_bench.fidelity.record import Donors
+
+__all__ = ["CONTROLS", "EXACT", "FULL", "NAIVE", "RETEST", "Arm", "seam_arm", "spliced_arms"]
+
+DEFAULT_SEAM = 1
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to serve a prompt; a control has no donors and takes nothing from the chunk index."""
+
+    name: str
+    donors: Donors = Donors.NONE
+    seam_tokens: int | None = None
+    rotate: bool = True
+    min_run_tokens: int | None = None
+    compute_last: int = 0
+
+    @property
+    def is_control(self) -> bool:
+        """Whether nothing is spliced."""
+        return self.donors is Donors.NONE
+
+    @property
+    def label(self) -> str:
+        """Unique among the arms of a prompt; fit for a file's name."""
+        return f"{self.name}-{self.donors.value}"
+
+
+FULL = Arm(name="full")
+RETEST = Arm(name="retest")
+EXACT = Arm(name="exact")
+CONTROLS = (FULL, RETEST, EXACT)
+"""In this order: the exact hit is a hit on the full prefill's rows."""
+NAIVE = Arm(name="naive", seam_tokens=DEFAULT_SEAM, rotate=False)
+
+
+def seam_arm(seam_tokens: int) -> Arm:
+    """Spliced, and this many tokens of every run computed."""
+    return Arm(name=f"seam-{seam_tokens}", seam_tokens=seam_tokens)
+
+
+def spliced_arms(seams: Sequence[int], donors: Sequence[Donors]) -> list[Arm]:
+    """An arm for every seam and the naive one, once for each kind of donor."""
+    kinds = [*map(seam_arm, seams), NAIVE]
+    return [msgspec.structs.replace(arm, donors=kind) for kind in donors for arm in kinds]

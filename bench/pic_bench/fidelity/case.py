@@ -1,0 +1,137 @@
+"""Prompts of an experiment, put together from pieces of token ids so that a block has the same ids wherever it stands.
+
+Owns `Case` and the placing of blocks between markers, for the prompt and for the requests that compute its donors. It
+must not know tokenizers, data or servers.
+
+    prompt           header | marker block | marker block | ... | tail       the tail is computed, gold follows it
+    donor, isolated  header | marker block | closing                          one request a block
+    donor, context   header | marker foreign | marker block | ... | closing   one request, blocks in another order
+
+Markers, headers and closings differ between prompt and donors in the tokens that touch a block, so that a run is the
+block exactly and every block has a seam of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pic_bench.fidelity.record import Donors, Experiment
+from sglang_pic.errors import BenchError
+
+__all__ = ["MIN_HEADER", "Case", "Frame", "Span", "derange", "place_blocks"]
+
+# The attention sink is 32 tokens by default: rows below it are neither donors nor spliced.
+MIN_HEADER = 40
+
+Ids = list[int]
+
+
+class Span(NamedTuple):
+    """Tokens `[start, end)` of a prompt."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What stands around the blocks of one kind of request."""
+
+    header: Ids
+    markers: Sequence[Ids]
+    """One for each place, in order; a prompt may have fewer blocks."""
+    closing: Ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One prompt, where its blocks are meant to be spliced, and the requests that compute them beforehand."""
+
+    experiment: Experiment
+    name: str
+    """Unique within the experiment; letters, digits and `-`."""
+    source: str
+    prompt: Ids
+    gold: Ids
+    """What is forced after the prompt."""
+    blocks: tuple[Span, ...]
+    donors: Mapping[Donors, tuple[Ids, ...]]
+    shift: int | None = None
+    warm_len: int = 0
+    """So many of the prompt's first tokens are an exact prefix hit in every arm."""
+    answers: tuple[str, ...] = ()
+    exact_score: bool = False
+    """The answer is right when it contains a gold answer; otherwise it is scored by the words it shares."""
+    block_shifts: Mapping[Donors, tuple[int, ...]] = field(default_factory=dict)
+    """How far each block is moved from where its donor stands."""
+
+    @property
+    def cost(self) -> int:
+        """About how many tokens one arm computes, for estimates of time left."""
+        return len(self.prompt) + len(self.gold)
+
+
+def derange(count: int, rng: random.Random) -> list[int]:
+    """A seeded order of `count` things in which none keeps its place; for one thing, its only order."""
+    order = list(range(count))
+    if count < 2:
+        return order
+    while any(i == place for place, i in enumerate(order)):
+        rng.shuffle(order)
+    return order
+
+
+def place_blocks(
+    target: Frame, donor: Frame, blocks: Sequence[Ids], foreign: Ids, rng: random.Random
+) -> tuple[Ids, tuple[Span, ...], dict[Donors, tuple[Ids, ...]], dict[Donors, tuple[int, ...]]]:
+    """The prompt, its blocks' spans, the donors' requests, and by how much each block is moved from its donor.
+
+    Args:
+        target: the prompt's frame; its closing is the tail.
+        donor: the donors' frame; it has one marker more than there are blocks, for the foreign text.
+        foreign: stands before the blocks of the context donor, so that one block too has a context.
+
+    Raises:
+        BenchError: a block would grow beyond its ends, or would not move.
+    """
+    prompt, spans = _lay_out(target, blocks)
+    order = derange(len(blocks), rng)
+    context, context_spans = _lay_out(donor, [foreign, *(blocks[i] for i in order)])
+    place = {i: context_spans[position + 1] for position, i in enumerate(order)}
+    isolated = [_lay_out(Frame(header=donor.header, markers=donor.markers, closing=donor.closing), [b]) for b in blocks]
+    for i, span in enumerate(spans):
+        _check_edges(prompt, span, context, place[i])
+        _check_edges(prompt, span, isolated[i][0], isolated[i][1][0])
+    shifts = {
+        Donors.ISOLATED: tuple(span.start - isolated[i][1][0].start for i, span in enumerate(spans)),
+        Donors.CONTEXT: tuple(span.start - place[i].start for i, span in enumerate(spans)),
+    }
+    if any(shift == 0 for moved in shifts.values() for shift in moved):
+        raise BenchError("a block stands where its donor stands: the headers must differ in length.")
+    donors = {Donors.ISOLATED: tuple(ids for ids, _ in isolated), Donors.CONTEXT: (context,)}
+    return prompt, spans, donors, shifts
+
+
+def _lay_out(frame: Frame, blocks: Sequence[Ids]) -> tuple[Ids, tuple[Span, ...]]:
+    if len(frame.header) < MIN_HEADER:
+        raise BenchError(f"a header of {len(frame.header)} tokens leaves blocks in the sink: {MIN_HEADER} are needed.")
+    ids = list(frame.header)
+    spans = []
+    for marker, block in zip(frame.markers, blocks, strict=False):
+        ids += marker
+        spans.append(Span(len(ids), len(ids) + len(block)))
+        ids += block
+    if len(spans) < len(blocks):
+        raise BenchError(f"{len(blocks)} blocks, but only {len(frame.markers)} markers.")
+    return ids + list(frame.closing), tuple(spans)
+
+
+def _check_edges(prompt: Ids, span: Span, donor: Ids, there: Span) -> None:
+    """A run grows while tokens are equal: those on either side of a block must not be."""
+    if prompt[span.start - 1] == donor[there.start - 1]:
+        raise BenchError("prompt and donor have the same token before a block: choose other markers.")
+    if there.end < len(donor) and prompt[span.end] == donor[there.end]:
+        raise BenchError("prompt and donor have the same token after a block: choose other markers.")

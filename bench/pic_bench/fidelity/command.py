@@ -1,0 +1,186 @@
+"""Owns the verb `fidelity`: its arguments, and how they become a configuration.
+
+It must not measure or draw; errors and Ctrl-C go up to the console script, which knows the exit statuses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pic_bench.compare_command import interrupt_on_sigterm
+
+if TYPE_CHECKING:
+    from pic_bench.fidelity.config import Config, Sizes
+    from pic_bench.fidelity.runner import Outcome
+
+__all__ = ["add_arguments", "run"]
+
+EXIT_FAILED = 1
+EXPERIMENTS = ("grid", "shift")
+DTYPES = ("float32", "bfloat16")
+POOL_TOKENS = 60_000
+MIN_CHUNK_HIT = 256
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `sglang-pic fidelity`."""
+    parser.add_argument("--model", required=True, metavar="DIR", help="folder of the model, with its tokenizer")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the run's folder, new or empty")
+    parser.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="text: a recorded trace, request logs or sample:NAME; may repeat (default: what the package carries)",
+    )
+    parser.add_argument(
+        "--experiment",
+        action="append",
+        choices=EXPERIMENTS,
+        help="grid: seam tokens, number of runs, donors alone or in context; shift: how far a run is moved; may repeat "
+        "(default: all)",
+    )
+    parser.add_argument(
+        "--dtype",
+        action="append",
+        metavar="NAME",
+        help=f"may repeat (default: {' and '.join(DTYPES)}, one after the other)",
+    )
+    _add_sizes(parser)
+    parser.add_argument("--resume", action="store_true", help="go on with the run in --out, with the same arguments")
+    parser.add_argument("--force", action="store_true", help="delete an earlier run in --out")
+    parser.add_argument(
+        "--check", action="store_true", help="exit 1 unless keys that are not rotated are worse, as they must be"
+    )
+    parser.add_argument(
+        "--server-arg",
+        action="append",
+        default=[],
+        metavar="ARGS",
+        help="further flags for the server, e.g. --server-arg='--page-size 16'; may repeat",
+    )
+    parser.add_argument(
+        "--max-total-tokens",
+        type=int,
+        default=POOL_TOKENS,
+        metavar="N",
+        help=f"tokens of the server's KV pool (default: {POOL_TOKENS})",
+    )
+    parser.add_argument(
+        "--start-timeout", type=float, default=900.0, metavar="S", help="seconds until the server must be healthy (900)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the prompts (default: 0)")
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    parser.add_argument("--json", action="store_true", help="print summary.json instead of the table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the experiments and write the report; 1 where the check fails.
+
+    Raises:
+        ConfigError: an argument is not allowed, or the folder cannot be used.
+        TraceError: data cannot be read.
+        BenchError: a server failed, or too many prompts were not served as meant.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the server is stopped, and what was measured stays.
+    """
+    from pic_bench.fidelity.check import check_naive
+    from pic_bench.fidelity.record import read_probes
+    from pic_bench.fidelity.report import headline, write_report
+    from pic_bench.fidelity.runner import PROBES, claim_folder, run_fidelity
+
+    config = _config(args)
+    claim_folder(args.out, config, resume=args.resume, force=args.force)
+    with interrupt_on_sigterm():
+        outcome = run_fidelity(config, args.out, start_timeout_s=args.start_timeout, quiet=args.quiet)
+    _tell(outcome, args.out)
+    summary = write_report(args.out)
+    if args.json:
+        print((args.out / "summary.json").read_text("utf8"), end="")
+    else:
+        print(headline(summary))
+    if not args.check:
+        return 0
+    checks = check_naive(read_probes(args.out / PROBES))
+    for checked in checks:
+        print(f"sglang-pic: {checked}", file=sys.stderr)
+    # No prompt to check is a failure too: CI must not pass because nothing was measured.
+    return 0 if checks and all(checked.holds for checked in checks) else EXIT_FAILED
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="a look in a few minutes: few prompts, blocks and seams")
+    parser.add_argument(
+        "--prompts", type=int, metavar="N", help="prompts for each number of blocks (default: 100; --quick: 8)"
+    )
+    parser.add_argument("--shift-prompts", type=int, metavar="N", help="prompts for each shift (100; 8)")
+    parser.add_argument(
+        "--blocks", type=_numbers, metavar="N,N,...", help="numbers of blocks of grid (1,2,4,8,16; --quick: 1,4)"
+    )
+    parser.add_argument(
+        "--seams", type=_numbers, metavar="N,N,...", help="seam tokens of grid (0,1,2,4,8,16,32; --quick: 0,1,8)"
+    )
+    parser.add_argument(
+        "--shifts", type=_numbers, metavar="N,N,...", help="shifts (1,16,64,256,1024,4096; --quick: up to 256)"
+    )
+    parser.add_argument(
+        "--greedy",
+        type=int,
+        metavar="N",
+        help="prompts of each number of blocks that 64 tokens are generated after, in some arms (24; 2)",
+    )
+    parser.add_argument("--keys", type=int, metavar="N", help="prompts whose keys are compared (10; 2)")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(","))
+
+
+def _config(args: argparse.Namespace) -> Config:
+    from pic_bench.fidelity.config import Config
+    from pic_bench.fidelity.record import Experiment
+
+    return Config(
+        model=args.model,
+        data=tuple(args.data),
+        experiments=tuple(Experiment(name) for name in dict.fromkeys(args.experiment or EXPERIMENTS)),
+        dtypes=tuple(dict.fromkeys(args.dtype or DTYPES)),
+        sizes=_sizes(args),
+        policies=(),
+        min_chunk_hit=MIN_CHUNK_HIT,
+        pool_tokens=args.max_total_tokens,
+        server_args=tuple(word for text in args.server_arg for word in shlex.split(text)),
+        seed=args.seed,
+    )
+
+
+def _sizes(args: argparse.Namespace) -> Sizes:
+    import msgspec
+
+    from pic_bench.fidelity.config import default_sizes, quick_sizes
+
+    asked = {
+        "prompts": args.prompts,
+        "shift_prompts": args.shift_prompts,
+        "blocks": args.blocks,
+        "seams": args.seams,
+        "shifts": args.shifts,
+        "greedy_prompts": args.greedy,
+        "key_prompts": args.keys,
+    }
+    sizes = quick_sizes() if args.quick else default_sizes()
+    return msgspec.structs.replace(sizes, **{name: value for name, value in asked.items() if value is not None})
+
+
+def _tell(outcome: Outcome, folder: Path) -> None:
+    resumed = f", {outcome.resumed} were there" if outcome.resumed else ""
+    print(f"sglang-pic: {outcome.measured} prompts measured{resumed}", file=sys.stderr)
+    if outcome.left_out:
+        print(
+            f"sglang-pic: warning: {len(outcome.left_out)} prompts were not served as meant and are left out of every "
+            f"arm; see {folder / 'left_out.jsonl'}",
+            file=sys.stderr,
+        )

@@ -1,0 +1,92 @@
+"""What a fidelity run was asked for: `config.json` of its folder, and the sizes of a default and of a quick run.
+
+It must not know how anything is measured.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pic_bench.fidelity.record import Experiment
+from sglang_pic.errors import ConfigError
+
+__all__ = ["KIND", "Config", "Sizes", "default_sizes", "quick_sizes"]
+
+KIND = "fidelity"
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much is measured."""
+
+    prompts: int
+    """For each number of blocks, of GRID."""
+    shift_prompts: int
+    """For each shift."""
+    questions: int
+    """From each source of questions."""
+    calls: int | None
+    """Of a trace; None for all."""
+    blocks: tuple[int, ...]
+    seams: tuple[int, ...]
+    shifts: tuple[int, ...]
+    greedy_prompts: int
+    """So many prompts of each number of blocks are generated from."""
+    greedy_tokens: int = 64
+    answer_tokens: int = 32
+    key_prompts: int
+    """The keys of so many prompts of each number of blocks, and of each shift, are compared."""
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "shift_prompts", "questions"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must be 1 or more.")
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """config.json; its `kind` marks the folder."""
+
+    schema_version: int = 1
+    kind: str = KIND
+    model: str
+    data: tuple[str, ...]
+    """Files of questions and traces; empty for what the package carries."""
+    experiments: tuple[Experiment, ...]
+    dtypes: tuple[str, ...]
+    sizes: Sizes
+    policies: tuple[str, ...]
+    """Of TRACE, as on the command line."""
+    min_chunk_hit: int
+    """TRACE measures calls with so many chunk-hit tokens under the first policy."""
+    pool_tokens: int
+    server_args: tuple[str, ...]
+    seed: int
+
+
+def default_sizes() -> Sizes:
+    """A whole run."""
+    return Sizes(
+        prompts=100,
+        shift_prompts=100,
+        questions=60,
+        calls=None,
+        blocks=(1, 2, 4, 8, 16),
+        seams=(0, 1, 2, 4, 8, 16, 32),
+        shifts=(1, 16, 64, 256, 1024, 4096),
+        greedy_prompts=24,
+        key_prompts=10,
+    )
+
+
+def quick_sizes() -> Sizes:
+    """A look, in a few minutes."""
+    return Sizes(
+        prompts=8,
+        shift_prompts=8,
+        questions=4,
+        calls=12,
+        blocks=(1, 4),
+        seams=(0, 1, 8),
+        shifts=(1, 16, 64, 256),
+        greedy_prompts=2,
+        key_prompts=2,
+    )

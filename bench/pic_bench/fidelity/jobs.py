@@ -1,0 +1,82 @@
+"""The cases of a run with their arms, in the order they are measured.
+
+Owns which arms and extras every experiment gets. Prompts come round robin over the cells, so that an interrupted run
+has as many of each. It must not know servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pic_bench.fidelity.arms import CONTROLS, Arm, spliced_arms
+from pic_bench.fidelity.case import Case
+from pic_bench.fidelity.config import Sizes
+from pic_bench.fidelity.grid import FrameText, filler_len, grid_case, make_filler, shift_case
+from pic_bench.fidelity.measure import Wants
+from pic_bench.fidelity.record import Donors
+from pic_bench.fidelity.texts import TextPool
+from pic_bench.fidelity.tokens import ModelText
+
+__all__ = ["Job", "grid_jobs", "shift_jobs"]
+
+_GREEDY_ARMS = frozenset({"full", "retest", "exact", "naive", "seam-0", "seam-1", "seam-8"})
+_REQUEST_COST = 60  # what a request costs beyond its tokens, in tokens computed
+_DECODE_COST = 50  # what a step of a batch of arms costs, likewise
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A case and what is measured of it."""
+
+    case: Case
+    arms: tuple[Arm, ...]
+    wants: Wants
+
+    @property
+    def cost(self) -> int:
+        """About what it takes, in tokens computed; for the estimate of what is left."""
+        total = sum(len(ids) + _REQUEST_COST for donors in self.case.donors.values() for ids in donors)
+        whole = len(self.case.prompt) + len(self.case.gold) - self.case.warm_len
+        spliced = sum(end - start for start, end in self.case.blocks)
+        for arm in self.arms:
+            computed = len(self.case.gold) if arm.name == "exact" else whole
+            if not arm.is_control:
+                computed = whole - spliced + (arm.seam_tokens or 0) * len(self.case.blocks)
+            total += computed + _REQUEST_COST
+        return total + (self.wants.greedy_tokens * _DECODE_COST if self.wants.greedy_arms else 0)
+
+
+def grid_jobs(sizes: Sizes, pool: TextPool, text: ModelText, seed: int) -> Iterator[Job]:
+    """Every number of blocks, donors computed in isolation and in context."""
+    frames = FrameText(text)
+    arms = (*CONTROLS, *spliced_arms(sizes.seams, (Donors.ISOLATED, Donors.CONTEXT)))
+    for number in range(sizes.prompts):
+        wants = _wants(sizes, number, greedy=True)
+        for num_blocks in sizes.blocks:
+            yield Job(grid_case(frames, pool, num_blocks=num_blocks, number=number, seed=seed), arms, wants)
+
+
+def shift_jobs(sizes: Sizes, pool: TextPool, text: ModelText, seed: int) -> Iterator[Job]:
+    """Every shift that the model's context has room for."""
+    frames = FrameText(text)
+    arms = (*CONTROLS, *spliced_arms((1,), (Donors.ISOLATED,)))
+    shifts = [shift for shift in sizes.shifts if shift + _SHIFT_ROOM <= text.context_len]
+    filler = make_filler(pool, filler_len(frames, max(shifts)), seed)
+    for number in range(sizes.shift_prompts):
+        wants = _wants(sizes, number, greedy=False)
+        for shift in shifts:
+            yield Job(shift_case(frames, pool, filler, shift=shift, number=number, seed=seed), arms, wants)
+
+
+# Header, block, tail, gold and the generated token.
+_SHIFT_ROOM = 512
+
+
+def _wants(sizes: Sizes, number: int, *, greedy: bool) -> Wants:
+    generates = greedy and number < sizes.greedy_prompts
+    return Wants(
+        greedy_arms=_GREEDY_ARMS if generates else frozenset(),
+        greedy_tokens=sizes.greedy_tokens,
+        keys=number < sizes.key_prompts,
+    )

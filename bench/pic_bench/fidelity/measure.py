@@ -1,0 +1,230 @@
+"""Serves one case under every arm and compares each with the full prefill.
+
+Owns the order of requests, the namespaces that keep arms apart, and the check that what was spliced is what was meant
+to be. It must not know how cases are made, or in what order they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from pic_bench.fidelity.arms import EXACT, FULL, Arm
+from pic_bench.fidelity.case import Case, Span
+from pic_bench.fidelity.metrics import (
+    agreed_len,
+    centred_cosine,
+    divergence,
+    log_softmax,
+    mean_nll,
+    relative_error,
+)
+from pic_bench.fidelity.record import Donors, Probe
+from pic_bench.fidelity.scoring import Score, score_answer
+from pic_bench.fidelity.target import Recorded, Target
+from pic_bench.fidelity.tokens import ModelText
+
+__all__ = ["Reference", "Unrealised", "Wants", "add_greedy", "check_realised", "compare", "measure_case"]
+
+_TEXT_TOKENS = 48
+"""So much of the prompt's end goes into a record."""
+
+
+class Unrealised(Exception):
+    """A prompt was not served as its case means it: it is left out, under every arm, and counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wants:
+    """What is measured of a case besides the logits.
+
+    Args:
+        greedy_arms: the names of the arms that generate; empty for none.
+        greedy_tokens: how many tokens they generate.
+        keys: whether keys are compared.
+    """
+
+    greedy_arms: frozenset[str] = frozenset()
+    greedy_tokens: int = 64
+    keys: bool = False
+
+
+class Reference:
+    """The full prefill, with what every comparison needs of it."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self.logits = recorded.logits
+        self.logprobs = log_softmax(recorded.logits)
+        self.probabilities = np.exp(self.logprobs)
+        self.keys = recorded.keys
+        self.top1 = int(self.logits[0].argmax())
+        self.top1_probability = float(self.probabilities[0].max())
+
+
+def measure_case(
+    case: Case, arms: Sequence[Arm], target: Target, text: ModelText, wants: Wants, *, dtype: str, page_size: int
+) -> list[Probe]:
+    """One record for each arm, in their order; the first arm is the full prefill.
+
+    Raises:
+        Unrealised: an arm's blocks were not spliced as meant, or a control was not what it should be.
+        BenchError: the server refused a request or is gone.
+    """
+    _prepare(case, arms, target)
+    reference: Reference | None = None
+    probes: list[Probe] = []
+    for arm in arms:
+        recorded = target.record(
+            case.prompt, case.gold, arm, key=_key(case, arm), donors_from=_donors_key(case, arm.donors), keys=wants.keys
+        )
+        check_realised(case, arm, recorded, page_size)
+        if reference is None:
+            assert arm == FULL, "the full prefill comes first"
+            reference = Reference(recorded)
+        probe = compare(reference, recorded, arm, case, dtype, text)
+        probes.append(probe)
+    return _with_greedy(case, arms, probes, target, text, wants)
+
+
+def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtype: str, text: ModelText) -> Probe:
+    """The record of one request, less what is generated."""
+    is_reference = recorded.logits is reference.logits
+    logprobs = reference.logprobs if is_reference else log_softmax(recorded.logits)
+    apart = divergence(reference.logprobs, logprobs, reference.probabilities)
+    num_gold = len(case.gold)
+    top1 = int(recorded.logits[0].argmax())
+    prompt_end = text.text(case.prompt[-_TEXT_TOKENS:])
+    return Probe(
+        experiment=case.experiment,
+        dtype=dtype,
+        prompt=case.name,
+        source=case.source,
+        arm=arm.name,
+        num_blocks=len(case.blocks) or None,
+        donors=arm.donors,
+        shift=case.shift,
+        prompt_tokens=len(case.prompt),
+        prefix_hit_tokens=recorded.prefix_hit_tokens,
+        chunk_hit_tokens=recorded.chunk_hit_tokens,
+        top1_probability=reference.top1_probability,
+        kl=float(apart[0]),
+        cosine=centred_cosine(reference.logits[0], recorded.logits[0]),
+        top1_agrees=top1 == reference.top1,
+        forced_kl=float(apart[:num_gold].mean()) if num_gold else None,
+        gold_tokens=num_gold,
+        gold_nll=mean_nll(logprobs[:num_gold], case.gold) if num_gold else None,
+        key_error=_key_error(reference.keys, recorded),
+        text=_text(prompt_end, text.text([reference.top1]), text.text([top1])),
+    )
+
+
+def check_realised(case: Case, arm: Arm, recorded: Recorded, page_size: int) -> None:
+    """Whether a request was served as its arm means it.
+
+    On pages of more than one token a run begins and ends at a page's edge, so that much of a block may be computed.
+
+    Raises:
+        Unrealised: it was not.
+    """
+    if arm.is_control:
+        # The first gold position's logits are asked for, so the last token of the prompt is computed in any case.
+        wanted = len(case.prompt) - 1 if arm == EXACT else case.warm_len
+        short = wanted - recorded.prefix_hit_tokens
+        if recorded.chunk_hit_tokens or not (0 <= short < page_size if arm == EXACT else abs(short) < _SLACK):
+            raise Unrealised(
+                f"{arm.label}: {recorded.prefix_hit_tokens} prefix hit and {recorded.chunk_hit_tokens} chunk hit "
+                f"tokens, {wanted} and 0 were meant"
+            )
+        return
+    seam = arm.seam_tokens if arm.seam_tokens is not None else 1
+    slack = 2 * (page_size - 1)
+    for block in case.blocks:
+        inside = _inside(recorded, block)
+        meant = block.end - block.start - seam
+        if not meant - slack <= inside <= meant:
+            raise Unrealised(f"{arm.label}: {inside} tokens of block {tuple(block)} were spliced, {meant} were meant")
+    outside = sum(end - start for start, end in recorded.spliced) - sum(_inside(recorded, b) for b in case.blocks)
+    if outside:
+        raise Unrealised(f"{arm.label}: {outside} tokens outside all blocks were spliced")
+
+
+# What is warm is a prefix; the token behind it may by chance be the one that stood there before.
+_SLACK = 8
+
+
+def _inside(recorded: Recorded, block: Span) -> int:
+    return sum(max(0, min(end, block.end) - max(start, block.start)) for start, end in recorded.spliced)
+
+
+def _prepare(case: Case, arms: Sequence[Arm], target: Target) -> None:
+    """Have the donors computed, and every arm's warm prefix; the hit of the exact arm is on the full prefill's rows."""
+    for kind in dict.fromkeys(arm.donors for arm in arms if not arm.is_control):
+        for donor in case.donors[kind]:
+            target.compute(donor, key=_donors_key(case, kind))
+    if case.warm_len:
+        for arm in arms:
+            if arm != EXACT:
+                target.compute(case.prompt[: case.warm_len], key=_key(case, arm), off=arm.is_control)
+
+
+def _key(case: Case, arm: Arm) -> str:
+    """The namespace of an arm's own rows. Warm prefixes are shared by the prompts of one shift, within an arm."""
+    scope = f"{case.experiment.value}-{case.shift}" if case.warm_len else case.name
+    return f"{scope}/{(FULL if arm == EXACT else arm).label}"
+
+
+def _donors_key(case: Case, kind: Donors) -> str:
+    return f"{case.name}/donors-{kind.value}"
+
+
+def _key_error(reference: npt.NDArray[np.float32] | None, recorded: Recorded) -> float | None:
+    if reference is None or recorded.keys is None or not recorded.spliced:
+        return None
+    spliced = np.concatenate([np.arange(start, end) for start, end in recorded.spliced])
+    return relative_error(reference[:, spliced], recorded.keys[:, spliced])
+
+
+def _with_greedy(
+    case: Case, arms: Sequence[Arm], probes: Sequence[Probe], target: Target, text: ModelText, wants: Wants
+) -> list[Probe]:
+    chosen = [arm for arm in arms if arm.name in wants.greedy_arms]
+    if not chosen:
+        return list(probes)
+    generated = target.greedy(
+        [case.prompt] * len(chosen), chosen, [_key(case, arm) for arm in chosen], wants.greedy_tokens
+    )
+    by_arm: Mapping[str, list[int]] = {arm.label: ids for arm, ids in zip(chosen, generated, strict=True)}
+    full = by_arm[FULL.label]
+    done = []
+    for arm, probe in zip(arms, probes, strict=True):
+        if arm.label not in by_arm:
+            done.append(probe)
+            continue
+        ids = by_arm[arm.label]
+        score: Score | None = None
+        if case.answers:
+            score = score_answer(text.answer(ids), case.answers, contains=case.exact_score)
+        done.append(add_greedy(probe, case, full, ids, score, text))
+    return done
+
+
+def add_greedy(
+    probe: Probe, case: Case, full: Sequence[int], ids: Sequence[int], score: Score | None, text: ModelText
+) -> Probe:
+    """The record with what was generated."""
+    return msgspec.structs.replace(
+        probe,
+        greedy_tokens=len(ids),
+        agreed_tokens=agreed_len(full, ids),
+        score=None if score is None else score.value,
+        exact_match=None if score is None else score.exact,
+        text=_text(text.text(case.prompt[-_TEXT_TOKENS:]), text.text(full), text.text(ids)),
+    )
+
+
+def _text(prompt_end: str, full: str, this: str) -> str:
+    return f"{prompt_end}\n[full prefill] {full}\n[this] {this}"

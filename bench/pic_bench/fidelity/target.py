@@ -1,0 +1,179 @@
+"""The server under test: requests with the test options, and what the server wrote down of them.
+
+Owns the request body and the reading of recorded files, which are deleted once read. It must not know cases or metrics.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pic_bench.arms import PIC_FLAGS, default_server_args
+from pic_bench.fidelity.arms import Arm
+from pic_bench.server import Server, free_port, launch_command
+from sglang_pic.config import CONFIG_VARIABLE
+from sglang_pic.errors import BenchError
+
+__all__ = ["NOBODY", "Recorded", "Target", "serve_target"]
+
+NOBODY = "nobody"
+"""A namespace in which nothing is ever computed: donors from here are none."""
+
+_FILE_TIMEOUT_S = 10.0
+_SHM = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One recorded request."""
+
+    logits: npt.NDArray[np.float32]
+    """`[positions, vocab]`, from the last token of the prompt on."""
+    spliced: list[tuple[int, int]]
+    keys: npt.NDArray[np.float32] | None
+    """`[layers, tokens, width]`."""
+    prefix_hit_tokens: int
+    chunk_hit_tokens: int
+
+
+class Served(NamedTuple):
+    """What the server said of a request: generated ids, and where the prompt's tokens came from."""
+
+    ids: list[int]
+    prefix_hit_tokens: int
+    chunk_hit_tokens: int
+
+
+class Target:
+    """Calls a server that takes the test options."""
+
+    def __init__(self, server: Server, record_dir: Path) -> None:
+        self.server = server
+        self._record_dir = record_dir
+
+    def compute(self, tokens: Sequence[int], *, key: str, off: bool = False) -> None:
+        """Have tokens computed in full in a namespace; they become donors and prefix there.
+
+        Args:
+            off: in the namespace of requests that opted out, where a control's rows are; they are no donors.
+        """
+        options: dict[str, Any] = {"mode": "off"} if off else {"testing": {"donors_from": NOBODY}}
+        self._generate(tokens, key, options, max_new_tokens=1)
+
+    def record(
+        self, prompt: Sequence[int], gold: Sequence[int], arm: Arm, *, key: str, donors_from: str, keys: bool
+    ) -> Recorded:
+        """Serve a prompt with gold tokens behind it, which are computed, and read what was recorded.
+
+        Raises:
+            BenchError: the server refused the request or recorded nothing.
+        """
+        name = f"r{time.monotonic_ns()}"
+        options = _options(arm, donors_from)
+        options["testing"] = {**options["testing"], "record": name, "record_keys": keys}
+        served = self._generate(
+            [*prompt, *gold], key, options, max_new_tokens=1, return_logprob=True, logprob_start_len=len(prompt) - 1
+        )
+        path = self._record_dir / f"{name}.npz"
+        arrays = _read(path)
+        path.unlink()
+        if len(arrays["logits"]) != len(gold) + 1:
+            raise BenchError(
+                f"the server recorded {len(arrays['logits'])} positions of {len(gold) + 1}: prefill a prompt in one "
+                "pass (--chunked-prefill-size -1)."
+            )
+        return Recorded(
+            logits=arrays["logits"],
+            spliced=[(int(a), int(b)) for a, b in arrays["spliced"]],
+            keys=arrays.get("keys"),
+            prefix_hit_tokens=served.prefix_hit_tokens,
+            chunk_hit_tokens=served.chunk_hit_tokens,
+        )
+
+    def greedy(
+        self, prompts: Sequence[Sequence[int]], arms: Sequence[Arm], keys: Sequence[str], num_tokens: int
+    ) -> list[list[int]]:
+        """Generate after every prompt, all at once as one batch, each in its own namespace on its own rows."""
+
+        def one(job: tuple[Sequence[int], Arm, str]) -> list[int]:
+            prompt, arm, key = job
+            return self._generate(prompt, key, _options(arm, NOBODY), max_new_tokens=num_tokens).ids
+
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(one, zip(prompts, arms, keys, strict=True)))
+
+    def _generate(
+        self, tokens: Sequence[int], key: str, pic: dict[str, Any], *, max_new_tokens: int, **body: object
+    ) -> Served:
+        sampling = {
+            "temperature": 0,
+            "max_new_tokens": max_new_tokens,
+            "ignore_eos": True,
+            "custom_params": {"pic": pic},
+        }
+        answer = self.server.post(
+            "/generate", {"input_ids": list(tokens), "sampling_params": sampling, "extra_key": key, **body}
+        )
+        meta = answer["meta_info"]
+        chunk_hit = int((meta.get("cached_tokens_details") or {}).get("pic", 0))
+        return Served(list(answer["output_ids"]), int(meta["cached_tokens"]) - chunk_hit, chunk_hit)
+
+
+def _options(arm: Arm, donors_from: str) -> dict[str, Any]:
+    if arm.is_control:
+        return {"mode": "off", "testing": {}}
+    testing: dict[str, Any] = {"donors_from": donors_from, "rotate": arm.rotate, "compute_last": arm.compute_last}
+    if arm.min_run_tokens is not None:
+        testing["min_run_tokens"] = arm.min_run_tokens
+    return {"testing": testing} | ({} if arm.seam_tokens is None else {"seam_tokens": arm.seam_tokens})
+
+
+def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a file; the server completes it before it answers, but not on every file system is that seen at
+    once."""
+    deadline = time.monotonic() + _FILE_TIMEOUT_S
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise BenchError("the server recorded nothing: the request shared its batch, or was prefilled in chunks.")
+        time.sleep(0.01)
+    with np.load(path) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+@contextmanager
+def serve_target(
+    model: str,
+    *,
+    dtype: str,
+    pool_tokens: int,
+    server_args: Sequence[str],
+    log_path: Path,
+    start_timeout_s: float,
+    progress: Callable[[float], None] | None = None,
+) -> Iterator[Target]:
+    """A patched server that takes every run and records what it is asked to, until the block ends."""
+    port = free_port()
+    flags = ["--dtype", dtype, "--max-total-tokens", str(pool_tokens), "--chunked-prefill-size", "-1"]
+    command = launch_command(model, port, [*default_server_args(), *PIC_FLAGS, *flags, *server_args])
+    with tempfile.TemporaryDirectory(prefix="pic-fidelity-", dir=_SHM if _SHM.is_dir() else None) as folder:
+        config = {"cost_gate": "off", "testing": {"request_options": True, "record_dir": folder}}
+        server = Server(
+            command,
+            port=port,
+            log_path=log_path,
+            env={CONFIG_VARIABLE: json.dumps(config)},
+            start_timeout_s=start_timeout_s,
+            progress=progress,
+        )
+        with server, server.watch():
+            yield Target(server, Path(folder))
