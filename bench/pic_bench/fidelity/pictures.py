@@ -14,6 +14,7 @@ from pic_bench.fidelity.plots import Band, Drawing, Point, Row, Series, Ticks, c
 from pic_bench.fidelity.record import Donors
 from pic_bench.fidelity.summary import CONTROLS, Cell, seam_of
 from pic_bench.fidelity.tables import UNDECIDED, arm_name
+from pic_bench.tables import plural
 
 __all__ = ["Picture", "by_donors", "by_runs", "by_seam", "by_shift", "scores", "trade_offs"]
 
@@ -43,7 +44,7 @@ def by_seam(cells: Sequence[Cell]) -> Picture | None:
     series = []
     for number, blocks in enumerate(_columns(kept)):
         curve = [(seams.index(seam_of(c.arm) or 0), c.kl) for c in kept if c.num_blocks == blocks]
-        series.append(Series(_runs(blocks), curve, DASHES[number // 3 % 3]))
+        series.append(Series(plural(blocks, "run"), curve, DASHES[number // 3 % 3]))
     bands = _floor(cells, _columns(kept)[-1:])
     drawing = curves(
         _label("KL against seam tokens", kept), _texts(seams), series, bands, KL, ("seam tokens", KL_TITLE)
@@ -176,10 +177,6 @@ def _columns(cells: Sequence[Cell]) -> list[int]:
 
 def _texts(values: Sequence[int]) -> list[str]:
     return [f"{value:,}" for value in values]
-
-
-def _runs(blocks: int) -> str:
-    return "1 run" if blocks == 1 else f"{blocks} runs"
 
 
 def _dtype_and_source(cells: Sequence[Cell]) -> str:

@@ -14,7 +14,7 @@ from pic_bench.fidelity.summary import Cell, Summary, Worst, seam_of
 from pic_bench.fidelity.tables import UNDECIDED, arm_name
 from pic_bench.fidelity.words import DEFINITIONS, facts, limits_of
 from pic_bench.markdown import markdown_table
-from pic_bench.tables import Table
+from pic_bench.tables import Table, plural
 
 __all__ = ["headline", "markdown_report", "worst_words"]
 
@@ -82,7 +82,7 @@ def _telling(cells: Sequence[Cell]) -> list[Cell]:
 
 def _row(cell: Cell) -> list[str]:
     where = [cell.dtype, cell.experiment.value, cell.source]
-    where += [f"{cell.num_blocks} runs"] if cell.experiment is Experiment.GRID else []
+    where += [plural(cell.num_blocks or 0, "run")] if cell.experiment is Experiment.GRID else []
     where += [f"shift {cell.shift:,}"] if cell.shift is not None else []
     where += [f"≥ {cell.min_chunk_hit} chunk-hit"] if cell.min_chunk_hit else []
     where += [cell.donors.value] if cell.donors.value not in ("none", "trace") else []

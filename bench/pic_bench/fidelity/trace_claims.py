@@ -37,11 +37,12 @@ def trace_claims(panel: Panel, panels: Sequence[Panel], limits: Limits) -> Itera
     if panel.min_chunk_hit < max(p.min_chunk_hit for p in same):
         return
     exact = panel.arm("exact", Donors.NONE)
-    policies, undecided = [], False
+    policies, measured, undecided = [], False, False
     for donors, name in panel.arms:
         pairs = pair_arms(panel.arm(name, donors), exact).pairs if name not in CONTROLS else []
         if not pairs:
             continue
+        measured = True
         probability = median([first.top1_probability for first, _ in pairs]) or 0.0
         kept = pairs
         if probability < limits.competent_probability:
@@ -62,6 +63,9 @@ def trace_claims(panel: Panel, panels: Sequence[Panel], limits: Limits) -> Itera
         yield _cost(default, where, limits)
     if policies:
         yield _cheapest(policies, where, limits)
+    elif measured:
+        text = "The model is decided on no call, so agreement says nothing."
+        yield Claim(question=COST, where=where, verdict=Verdict.OPEN, text=text, n=0)
 
 
 def _cost(policy: _Policy, where: str, limits: Limits) -> Claim:

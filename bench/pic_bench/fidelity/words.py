@@ -13,7 +13,7 @@ from pic_bench.fidelity.numbers import divergence, number, share, with_interval
 from pic_bench.fidelity.record import Donors, Experiment
 from pic_bench.fidelity.summary import Cell, Limits, Summary
 from pic_bench.fidelity.tables import UNDECIDED
-from pic_bench.tables import Table
+from pic_bench.tables import Table, plural
 
 __all__ = ["DEFINITIONS", "facts", "limits_of", "marks", "others_table"]
 
@@ -64,21 +64,21 @@ def marks(limits: Limits) -> str:
 def limits_of(summary: Summary) -> list[str]:
     """What was left out, and what these figures cannot say."""
     lines = [
-        f"{where}: {number} prompts were not spliced as meant and are in no figure."
+        f"{where}: {plural(number, 'prompt')} not spliced as meant, in no figure."
         for where, number in summary.left_out.items()
     ]
     unpaired = [cell for cell in summary.cells if cell.against_floor is not None and cell.against_floor.unpaired]
     if unpaired:
         most = max(cell.against_floor.unpaired for cell in unpaired if cell.against_floor is not None)
         lines.append(
-            f"In {len(unpaired)} cells up to {most} prompts were measured in one of arm and floor only: they count in "
-            "the arm's own figures and not in the differences."
+            f"In {plural(len(unpaired), 'cell')} up to {plural(most, 'prompt')} measured in one of arm and floor only: "
+            "in the arm's own figures and not in the differences."
         )
     if summary.repeated:
-        lines.append(f"{summary.repeated} records were measured again; the last of each counts.")
+        lines.append(f"{plural(summary.repeated, 'record')} measured again; the last of each counts.")
     marked = sum(cell.undecided or cell.incompetent for cell in summary.cells)
     if marked:
-        lines.append(f"{marked} of {len(summary.cells)} cells are marked {UNDECIDED}.")
+        lines.append(f"Marked {UNDECIDED}: {marked} of {plural(len(summary.cells), 'cell')}.")
     smallest = min((cell.n for cell in summary.cells), default=0)
     if smallest < summary.limits.min_prompts:
         lines.append(
@@ -132,7 +132,7 @@ def _grid(arm: str, blocks: Callable[[Sequence[int]], int], write: Callable[[Cel
         for dtype in dict.fromkeys(cell.dtype for cell in kept):
             at = {cell.num_blocks or 0: cell for cell in kept if cell.dtype == dtype}
             cell = at[blocks(sorted(at))]
-            found.append(f"{dtype}, {cell.num_blocks} blocks: {write(cell)} (n = {cell.n})")
+            found.append(f"{dtype}, {plural(cell.num_blocks or 0, 'block')}: {write(cell)} (n = {cell.n})")
         return "; ".join(found)
 
     return ours

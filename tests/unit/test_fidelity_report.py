@@ -1,0 +1,322 @@
+"""A fidelity run's report is made from its folder's raw records alone, and shows what was measured and nothing else."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pytest
+from fidelity_records import grid, probe, questions, shifts, trace
+from pic_bench.environment import capture_environment
+from pic_bench.fidelity.numbers import divergence, share, tick, with_interval
+from pic_bench.fidelity.plots import Band, Point, Series, Ticks, curves, trade_off
+from pic_bench.fidelity.record import Probe, write_probes
+from pic_bench.fidelity.report import headline, write_report
+from pic_bench.fidelity.summary import Limits, read_summary
+from pic_bench.stats import Estimate
+from pic_bench.summary import write_json
+
+from sglang_pic.cli import main
+from sglang_pic.errors import BenchError
+
+PARTS = {
+    "grid": "Seam tokens, number of runs, donors",
+    "shift": "How far a run is moved",
+    "qa": "Questions over documents in another order",
+    "trace": "Calls of a trace, in order, under each policy",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of every experiment, with its report."""
+    path = tmp_path_factory.mktemp("run")
+    probes = [*grid(prompts=21, blocks=(1, 4, 16)), *shifts(prompts=8), *questions(prompts=22), *trace(calls=45)]
+    write_probes(path / "probes.jsonl", probes)
+    config = {"schema_version": 1, "model": "models/tiny & small", "seams": [0, 1], "dtypes": ["float32"], "data": None}
+    (path / "config.json").write_bytes(msgspec.json.encode(config))
+    write_json(path / "environment.json", msgspec.structs.replace(capture_environment(), cpu="A <CPU>"))
+    (path / "left_out.jsonl").write_text('{"experiment":"grid","dtype":"float32","prompt":"g","reason":"r"}\n{"exp')
+    write_report(path)
+    return path
+
+
+def run_of(path: Path, probes: Sequence[Probe]) -> Path:
+    write_probes(path / "probes.jsonl", probes)
+    return path
+
+
+class _Page(HTMLParser):
+    """Collects the text, what would be fetched, and fails where elements do not close in order."""
+
+    VOID = frozenset({"meta", "br", "img", "link", "input", "hr"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str | None] = []
+        self.words: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag != "script"
+        self.fetched += [value for name, value in attrs if name in ("src", "href", "srcset")]
+        self.open += [] if tag in self.VOID else [tag]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_the_page_is_one_file_and_well_formed(folder: Path) -> None:
+    text = (folder / "report.html").read_text("utf8")
+    page = _Page(text)
+    assert page.fetched == []
+    assert "url(" not in text
+    words = " ".join(page.words)
+    assert "Fidelity of tiny & small" in words
+    assert "A <CPU>" in words
+    assert "the red box holds a `seam-1` <b>" in words
+    for name in re.findall(r"var\(--([a-z0-9-]+)\)", text):
+        assert text.count(f"--{name}:") == 3, f"--{name} is not defined for light, dark and paper"
+
+
+def test_both_outputs_have_the_same_parts_tables_and_answers(folder: Path) -> None:
+    summary = read_summary(folder / "summary.json")
+    markdown = (folder / "report.md").read_text("utf8")
+    # Intervals are kept together on the page by other spaces and smaller type.
+    page = (folder / "report.html").read_text("utf8").replace("\N{NO-BREAK SPACE}", " ")
+    words = " ".join(_Page(page).words)
+    for title in (*PARTS.values(), "What this says", "Figures of others beside ours", "Prompts that moved furthest"):
+        assert f"## {title}" in markdown
+        assert title in words
+    for claim in summary.claims:
+        assert claim.text in markdown
+        assert claim.text in words
+    for cell in summary.cells:
+        if cell.arm != "full":
+            assert with_interval(cell.kl, divergence) in markdown
+            assert with_interval(cell.top1, share) in markdown
+    assert markdown.count("\n| --- ") + markdown.count("\n| ----") == page.count("<table>")
+
+
+def test_every_table_names_n_and_has_the_floor(folder: Path) -> None:
+    markdown = (folder / "report.md").read_text("utf8")
+    tables = re.findall(r"(?:^\|.*\n?)+", markdown, re.MULTILINE)
+    assert len(tables) > 15
+    for table in tables:
+        head = table.splitlines()[0]
+        if head.startswith("| who"):
+            assert "(n = " in table
+            continue
+        assert re.search(r"\| +(n|calls \(n\)) \|", head)
+        assert "exact hit (noise floor)" in table
+        assert len({line.count(" | ") for line in table.splitlines()}) == 1
+    assert sum("naive (not rotated)" in table for table in tables) >= len(tables) - 3
+
+
+def test_pictures_lie_beside_the_report(folder: Path) -> None:
+    markdown = (folder / "report.md").read_text("utf8")
+    named = set(re.findall(r"!\[[^\]]+\]\(([^)]+)\)", markdown))
+    assert named == {path.name for path in folder.glob("*.svg")}
+    kinds = ("kl-by-seam", "kl-by-runs", "kl-by-shift", "donors", "scores", "cost-top-1", "cost-kl")
+    assert all(any(name.startswith(f"plot-{kind}") for name in named) for kind in kinds)
+    for name in named:
+        text = (folder / name).read_text("utf8")
+        assert ET.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+        assert "nan" not in text
+        assert "inf" not in text.replace("infinite", "")
+    assert (folder / "report.html").read_text("utf8").count("<svg") == len(named)
+
+
+def test_a_report_is_made_again_alike_and_leaves_no_old_picture(folder: Path) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / "plot-of-an-earlier-report.svg").write_text("")
+    write_report(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_prompts_that_moved_furthest(folder: Path) -> None:
+    summary = read_summary(folder / "summary.json")
+    for experiment in PARTS:
+        worst = [one for one in summary.worst if one.experiment.value == experiment]
+        assert [one.kl for one in worst] == sorted((one.kl for one in worst), reverse=True)
+        assert len({one.prompt for one in worst}) == len(worst) == 8
+        arm = "seam-1" if experiment in ("grid", "shift") else "default"
+        assert {one.arm for one in worst} == {arm}
+    grids = [p for p in grid(prompts=21, blocks=(1, 4, 16)) if p.arm == "seam-1"]
+    assert summary.worst[0].kl == max(p.kl for p in grids)
+    assert all(one.floor_kl is not None for one in summary.worst)
+
+
+def test_what_was_left_out_is_said(folder: Path) -> None:
+    assert "grid, float32: 1 prompt not spliced as meant" in (folder / "report.md").read_text("utf8")
+
+
+def test_unpaired_and_repeated_records_are_said(tmp_path: Path) -> None:
+    probes = [probe(prompt=f"p{i}") for i in range(3)] + [probe(arm="exact", prompt="p0", kl=0.0), probe(prompt="p1")]
+    summary = write_report(run_of(tmp_path, probes))
+    markdown = (tmp_path / "report.md").read_text("utf8")
+    assert "In 1 cell up to 2 prompts measured in one of arm and floor only" in markdown
+    assert "(2 not paired)" in markdown
+    assert "1 record measured again" in markdown
+    assert "The smallest cell has n = 1" in markdown
+    assert summary.repeated == 1
+
+
+@pytest.mark.parametrize("experiment", PARTS)
+def test_parts_without_records_are_left_out(experiment: str, tmp_path: Path) -> None:
+    makers = {"grid": grid, "shift": shifts, "qa": questions, "trace": trace}
+    write_report(run_of(tmp_path, [p for number, p in enumerate(makers[experiment]()) if number < 400]))
+    markdown = (tmp_path / "report.md").read_text("utf8")
+    assert [title for title in PARTS.values() if f"## {title}" in markdown] == [PARTS[experiment]]
+    assert "an unnamed model" in markdown
+    _Page((tmp_path / "report.html").read_text("utf8"))
+
+
+def test_controls_alone_make_a_report(tmp_path: Path) -> None:
+    summary = write_report(run_of(tmp_path, [probe(arm=arm, kl=0.0) for arm in ("full", "retest", "exact")]))
+    assert (summary.claims, summary.worst) == ([], [])
+    assert "No question can be asked of these records." in (tmp_path / "report.md").read_text("utf8")
+    assert "exact" in headline(summary)
+
+
+def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    run_of(tmp_path, [probe(prompt=f"p{i}") for i in range(3)])
+    whole = (tmp_path / "probes.jsonl").read_bytes()
+    (tmp_path / "probes.jsonl").write_bytes(whole[:-20])
+    assert write_report(tmp_path).probes == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("probes.jsonl", b"", "nothing was measured"),
+        ("probes.jsonl", b'{"kl": 1}\n', "no records of a fidelity run"),
+        ("config.json", b"[]", "not a run's settings"),
+        ("environment.json", b"{}", "not the environment of a run"),
+        ("left_out.jsonl", b"{}\n", "not a list of prompts that were left out"),
+    ],
+)
+def test_a_broken_folder_is_refused(name: str, content: bytes, says: str, tmp_path: Path) -> None:
+    run_of(tmp_path, [probe()])
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BenchError, match=says):
+        write_report(tmp_path)
+
+
+def test_the_text_of_a_prompt_cannot_end_its_fence(tmp_path: Path) -> None:
+    write_report(run_of(tmp_path, [probe(text="a\n````\n## not a heading")]))
+    markdown = (tmp_path / "report.md").read_text("utf8")
+    assert "  `````text\n  a\n  ````\n  ## not a heading\n  `````" in markdown
+
+
+def test_the_dagger_marks_what_says_little(tmp_path: Path) -> None:
+    write_report(run_of(tmp_path, [probe(prompt=f"p{i}", top1_probability=0.1) for i in range(3)]))
+    markdown = (tmp_path / "report.md").read_text("utf8")
+    assert "100 % [100, 100]†" in markdown
+    assert "†: the full prefill itself is not competent here" in markdown
+    write_report(tmp_path, Limits(competent_probability=0.05))
+    assert "100 % [100, 100]†" not in (tmp_path / "report.md").read_text("utf8")
+
+
+def test_figures_of_others_stand_beside_the_cell_they_name(folder: Path) -> None:
+    summary = read_summary(folder / "summary.json")
+    table = (folder / "report.md").read_text("utf8").partition("Figures of others beside ours")[2]
+    row = next(line for line in table.splitlines() if "moonmath" in line)
+    for dtype in ("float32", "bfloat16"):
+        (cell,) = [
+            c
+            for c in summary.cells
+            if (c.dtype, c.num_blocks, c.donors.value, c.arm) == (dtype, 1, "isolated", "seam-1")
+            and c.experiment.value == "grid"
+        ]
+        ours = f"{dtype}, 1 block: KL {divergence(cell.kl.value)}, top-1 {share(cell.top1.value)} (n = 21)"
+        assert ours in row
+
+
+def test_the_verb_reports_a_fidelity_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(headline(read_summary(folder / "summary.json")))
+    assert out.endswith(f"Report: {folder / 'report.html'}\n")
+    assert main(["report", str(folder), "--json"]) == 0
+    assert capsys.readouterr().out == (folder / "summary.json").read_text("utf8")
+
+
+def test_the_terminal_shows_the_largest_place_of_each_experiment(folder: Path) -> None:
+    text = headline(read_summary(folder / "summary.json"))
+    assert "float32, grid, sample, 16 runs, isolated" in text
+    assert "4 runs" not in text
+    assert "shift 4,096" in text
+    assert "seam-8-min-128" in text
+    assert not re.search(r"seam-(2|4|16) \|", text)
+    assert "Do keys that are not rotated do harm? Yes: float32, grid, donors alone;" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (1.04e-12, "1.0e-12"),
+        (9.4e-4, "9.4e-4"),
+        (0.00314, ".0031"),
+        (-0.0031, "-.0031"),
+        (0.5, ".50"),
+        (0.996, "1.00"),
+        (1.236, "1.24"),
+    ],
+)
+def test_divergences_are_short(value: float, text: str) -> None:
+    assert divergence(value) == text
+
+
+def test_ticks_and_intervals_are_short() -> None:
+    assert [tick(value) for value in (1e-5, 3e-4, 0.001, 0.02, 0.5, 2)] == ["1e-5", "3e-4", ".001", ".02", ".5", "2"]
+    assert with_interval(Estimate(value=0.975, low=0.9, high=1.0, n=4), share) == "97.5 % [90.0, 100]"
+    assert with_interval(None, share) == "-"
+
+
+def kl(value: float, low: float, high: float) -> Estimate:
+    return Estimate(value=value, low=low, high=high, n=9)
+
+
+LOG = Ticks(tick, divergence, log=True)
+
+
+def heights(drawing: str, element: str) -> list[float]:
+    return [float(y) for y in re.findall(rf"<{element}[^>]* cy=\"([0-9.]+)\"", drawing)]
+
+
+@pytest.mark.parametrize(("floor", "named"), [(0.0, ">0<"), (1e-12, "&lt; .001")])
+def test_what_is_zero_stands_on_a_strip_under_a_logarithmic_axis(floor: float, named: str) -> None:
+    series = [Series("seam 1", [(0, kl(0.02, 0.01, 0.03)), (1, kl(floor, floor, floor))])]
+    drawing = curves("x", ["0", "1"], series, [Band("floor", kl(floor, floor, floor))], LOG, ("x", "y")).inline()
+    assert named in drawing
+    measured, zero = heights(drawing, "circle")[-2:]
+    marks = [float(y) for y in re.findall(r'<line x1="62.0" y1="([0-9.]+)"', drawing)]
+    # Lower on the page is larger: the strip lies under the lowest tick.
+    assert measured < max(marks) < zero
+
+
+def test_nothing_but_zeros_can_be_drawn() -> None:
+    zero = kl(0.0, 0.0, 0.0)
+    drawing = curves("x", ["0"], [Series("a", [(0, zero)])], [Band("floor", zero)], LOG, ("x", "y")).inline()
+    ET.fromstring(drawing)
+    assert "nan" not in drawing
+
+
+def test_larger_values_stand_higher_and_to_the_right() -> None:
+    points = [Point("cheap", 0.3, kl(0.9, 0.85, 0.95)), Point("dear", 0.8, kl(0.97, 0.95, 1.0))]
+    drawing = trade_off("x", points, [], Ticks(share, share, log=False), ("x", "y")).inline()
+    places = re.findall(r'<circle cx="([0-9.]+)" cy="([0-9.]+)"', drawing)
+    (x0, y0), (x1, y1) = [(float(x), float(y)) for x, y in places]
+    assert x0 < x1
+    assert y0 > y1
