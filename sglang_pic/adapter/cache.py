@@ -9,10 +9,12 @@ not move rows.
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sglang.srt.mem_cache.base_prefix_cache import (
+    EvictParams,
+    EvictResult,
     InsertParams,
     InsertResult,
     MatchPrefixParams,
@@ -24,17 +26,17 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_pic.adapter.metrics import Fallback, Metrics
 from sglang_pic.adapter.options import Mode
-from sglang_pic.adapter.request_state import PendingSplice, RequestState
+from sglang_pic.adapter.request_state import Namespace, PendingSplice, RequestState
 from sglang_pic.adapter.resolver import TreeResolver
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CostModel, PlanOptions, intersect_spans
 from sglang_pic.core.invariants import check
 from sglang_pic.runtime.splice import Splicer
 
-__all__ = ["Namespace", "PicRadixCache"]
+if TYPE_CHECKING:
+    from sglang_pic.adapter.audit import Audit
 
-Namespace = tuple[str | None, str | None]
-"""What nothing crosses: SGLang's extra key (with the adapter in it) and the cache salt."""
+__all__ = ["PicRadixCache"]
 
 
 class PicRadixCache(UnifiedRadixCache):
@@ -44,6 +46,8 @@ class PicRadixCache(UnifiedRadixCache):
     splicer: Splicer
     index: ContentIndex
     metrics: Metrics
+    audit: Audit | None = None
+    """Set by the factory where requests are audited."""
     _inserted: list[tuple[InsertResult, int]] | None = None
 
     def attach(
@@ -77,13 +81,33 @@ class PicRadixCache(UnifiedRadixCache):
         super().reset()
         if hasattr(self, "index"):
             self.index.flush()
+        if self.audit is not None:
+            self.audit.flush()
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        """Match as SGLang does; the test switch `ignore_prefix` turns a hit of an ordinary request into a miss."""
+        """Match as SGLang does, but nothing for a request whose namespace was switched off after it was received.
+
+        The test switch `ignore_prefix` turns every hit of an ordinary request into a miss, too.
+        """
         result: MatchResult = super().match_prefix(params)
-        ignores = hasattr(self, "config") and self.config.testing.ignore_prefix
-        if ignores and params.req is not None and params.req.pic.options.mode is Mode.AUTO:
+        if params.req is not None and self._ignores_prefix(params.req.pic):
             return zero_match_result(self, result, extra_key=params.req.extra_key)
+        return result
+
+    def evictable_size(self) -> int:
+        """Tokens that SGLang can have: the tree's, and those that an audit computes."""
+        size: int = super().evictable_size()
+        return size if self.audit is None else size + self.audit.num_slots
+
+    def evict_for_alloc(self, params: EvictParams, **kwargs: Any) -> EvictResult:
+        """Evict as SGLang does; where that is not enough the slots of an audit go back, too."""
+        audit = self.audit
+        if audit is None or not audit.num_slots:
+            return super().evict_for_alloc(params, **kwargs)
+        wanted = self.token_to_kv_pool_allocator.available_size() + params.num_tokens
+        result = super().evict_for_alloc(params, **kwargs)
+        if self.token_to_kv_pool_allocator.available_size() < wanted:
+            result.num_tokens_evicted += audit.give_back()
         return result
 
     def insert(self, params: InsertParams) -> InsertResult:
@@ -144,7 +168,7 @@ class PicRadixCache(UnifiedRadixCache):
         slots = [resolver.slots(run.donor, run.donor_start, run.donor_end) for run in plan.runs]
         locks = resolver.keep_locks_of([run.donor for run in plan.runs])
         if plan.runs:
-            state.pending = PendingSplice(plan, slots, locks, rotate=testing.rotate)
+            state.pending = PendingSplice(plan, slots, locks, rotate=testing.rotate, flip=testing.flip_donors)
 
     def match_path(self, tokens: np.ndarray, extra_key: str | None, cache_salt: str | None) -> MatchResult:
         """Match a path of the core in the tree; refreshes its age."""
@@ -197,6 +221,8 @@ class PicRadixCache(UnifiedRadixCache):
         if req.retracted_stain:
             return
         state.num_chunk_hit += num_spliced
+        if self.audit is not None:
+            self.audit.draw(req)
         req.cached_tokens += num_spliced
         self.metrics.count_tokens(
             prefix=req.prefix_len if first_chunk else 0,
@@ -236,6 +262,7 @@ class PicRadixCache(UnifiedRadixCache):
         leaves_nothing = logprob_start is not None and logprob_start <= self.config.core.sink_tokens
         for holds, reason in (
             (req.pic.options.mode is Mode.OFF, Fallback.OFF),
+            (self.audit is not None and not self.audit.serves(req.pic), Fallback.AUDIT),
             (has_embeddings or req.multimodal_inputs, Fallback.EMBEDDINGS),
             (req.lora_id is not None, Fallback.ADAPTER),
             (leaves_nothing, Fallback.INPUT_LOGPROBS),
@@ -245,6 +272,12 @@ class PicRadixCache(UnifiedRadixCache):
             if holds:
                 return reason
         return None
+
+    def _ignores_prefix(self, state: RequestState) -> bool:
+        if state.options.mode is Mode.OFF or state.is_diverted:
+            return False
+        is_past = self.audit is not None and not self.audit.serves(state)
+        return is_past or (hasattr(self, "config") and self.config.testing.ignore_prefix)
 
     @staticmethod
     def _namespace(req: Any) -> Namespace:

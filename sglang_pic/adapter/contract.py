@@ -35,6 +35,8 @@ class Symbol(NamedTuple):
 _SRT = "sglang.srt"
 _CACHE = f"{_SRT}.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _ADDER = f"{_SRT}.managers.schedule_policy.PrefillAdder"
+_SCHEDULER = f"{_SRT}.managers.scheduler.Scheduler"
+_UPDATES = f"{_SRT}.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 
 CONTRACT: tuple[Symbol, ...] = (
     # Registration.
@@ -128,6 +130,26 @@ CONTRACT: tuple[Symbol, ...] = (
         why="write slots of a gap batch",
     ),
     Symbol(f"{_SRT}.environ.Envs.SGLANG_EAGER_INPUT_NO_COPY", why="a gap batch has more sequences than requests"),
+    # The audit: its moments, its slots, its switch.
+    Symbol(
+        f"{_SCHEDULER}.on_idle", (), ("self.is_fully_idle()", "self.maybe_sleep_on_idle()"), why="when an audit may run"
+    ),
+    Symbol(f"{_SCHEDULER}.is_fully_idle", why="when an audit may run"),
+    Symbol(f"{_SCHEDULER}.maybe_sleep_on_idle", why="when an audit may run"),
+    Symbol(f"{_SCHEDULER}.process_batch_result", ("batch", "result"), why="when an audit may run"),
+    Symbol(
+        f"{_SCHEDULER}.run_batch",
+        (),
+        ("with self.forward_stream_ctx", "self.forward_stream.wait_stream(self.schedule_stream)"),
+        why="the stream of an audit",
+    ),
+    Symbol(f"{_SCHEDULER}.record_weight_version_change", why="audits of other weights"),
+    Symbol(f"{_SRT}.mem_cache.common.evict_from_tree_cache", ("tree_cache", "num_tokens"), why="slots of an audit"),
+    Symbol(f"{_CACHE}.evictable_size", why="slots of an audit"),
+    Symbol(f"{_CACHE}.evict_for_alloc", ("params",), ("EvictResult", "num_tokens_evicted"), why="slots of an audit"),
+    Symbol(f"{_SRT}.mem_cache.prefill_budget.PrefillBudget", (), ("self.tree_cache.evictable_size()",), why="slots"),
+    Symbol(f"{_UPDATES}._update_handlers", (), ("_UpdateHandler(",), why="switching a namespace on again"),
+    Symbol(f"{_UPDATES}.set_internal_state", (), ("handler.validate(key, value)",), why="switching a namespace on"),
     # What users see.
     Symbol(
         f"{_SRT}.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.get_cached_tokens_details",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sglang_pic.adapter.options import STRICT_MARK, parse_options
+from sglang_pic.adapter.options import KEY_MARK, parse_options
 from sglang_pic.config import load_config
 from sglang_pic.errors import ConfigError
 
@@ -37,8 +37,8 @@ def _validate(manager: Any, obj: Any, *args: object, **kwargs: object) -> None:
     sampling_params = getattr(obj, "sampling_params", None) or {}
     parse_options(sampling_params.get("custom_params"), allow_testing=_allows_testing())
     extra_key = getattr(obj, "extra_key", None)
-    if isinstance(extra_key, str) and STRICT_MARK in extra_key:
-        raise ConfigError(f"extra_key={extra_key!r}: must not contain {STRICT_MARK!r}, which marks strict requests.")
+    if isinstance(extra_key, str) and KEY_MARK in extra_key:
+        raise ConfigError(f"extra_key={extra_key!r}: must not contain {KEY_MARK!r}, which marks namespaces of our own.")
 
 
 @cache

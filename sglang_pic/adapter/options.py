@@ -14,11 +14,22 @@ import msgspec
 
 from sglang_pic.errors import ConfigError
 
-__all__ = ["MAX_SEAM_TOKENS", "STRICT_MARK", "Mode", "RequestOptions", "TestingOptions", "parse_options", "strict_key"]
+__all__ = [
+    "KEY_MARK",
+    "MAX_SEAM_TOKENS",
+    "STRICT_MARK",
+    "Mode",
+    "RequestOptions",
+    "TestingOptions",
+    "parse_options",
+    "renewed_key",
+    "strict_key",
+]
 
 # A strict request lives in a namespace of its own, so that rows which came from a splice never reach it. The unit
 # separator keeps the mark apart from anything a client would write; the front end refuses keys that hold it.
-STRICT_MARK = "\x1fpic:off"
+KEY_MARK = "\x1fpic:"
+STRICT_MARK = KEY_MARK + "off"
 MAX_SEAM_TOKENS = 4096
 
 
@@ -39,6 +50,8 @@ class TestingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     experiment neither see nor feed each other."""
     rotate: bool = True
     """False copies keys as they are: the naive control."""
+    flip_donors: bool = False
+    """Read every run's rows in reverse order: a corruption for the audit to find."""
     min_run_tokens: int | None = None
     compute_last: int = 0
     """This many tokens at the prompt's end are computed whatever repeats."""
@@ -116,3 +129,8 @@ def parse_options(custom_params: object, *, allow_testing: bool = False) -> Requ
 def strict_key(extra_key: str | None) -> str:
     """The namespace key of a request that opted out, derived from the key it came with."""
     return (extra_key or "") + STRICT_MARK
+
+
+def renewed_key(extra_key: str | None, generation: int) -> str | None:
+    """The namespace key of an ordinary request, in a namespace that was switched on again `generation` times."""
+    return extra_key if generation == 0 else f"{extra_key or ''}{KEY_MARK}{generation}"

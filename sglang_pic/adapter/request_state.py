@@ -14,7 +14,10 @@ import torch
 from sglang_pic.adapter.options import RequestOptions
 from sglang_pic.core import DropReason, Plan
 
-__all__ = ["PendingSplice", "RequestState", "RunSource"]
+__all__ = ["Namespace", "PendingSplice", "RequestState", "RunSource"]
+
+Namespace = tuple[str | None, str | None]
+"""What nothing crosses: SGLang's extra key (with the adapter in it) and the cache salt."""
 
 
 class RunSource(NamedTuple):
@@ -40,12 +43,19 @@ class PendingSplice:
     locks: list[object]
     rotate: bool = True
     """False in the naive control of an experiment only."""
+    flip: bool = False
+    """True in a test of the audit only: each run's rows are read in reverse order."""
 
     @property
     def runs(self) -> list[RunSource]:
         """The plan's runs with the slots they are read from."""
         return [
-            RunSource(run.target_start, run.target_end, run.shift if self.rotate else 0, slots[: run.num_tokens])
+            RunSource(
+                run.target_start,
+                run.target_end,
+                run.shift if self.rotate else 0,
+                slots[: run.num_tokens].flip(0) if self.flip else slots[: run.num_tokens],
+            )
             # A clipped plan has fewer runs; those that are left are its first ones.
             for run, slots in zip(self.plan.runs, self.slots, strict=False)
         ]
@@ -60,6 +70,18 @@ class RequestState:
     """The adapter's side of one request."""
 
     options: RequestOptions
+    namespace: Namespace = (None, None)
+    """As the client named it, without the marks of ours that its key in the tree may have."""
+
+    generation: int = 0
+    """How often audits had switched the namespace off, and an operator on again, when the request was received."""
+
+    is_diverted: bool = False
+    """Received while the namespace was off: served as if it had opted out."""
+
+    is_drawn: bool = False
+    """The audit wants the logits of the pass that is admitted."""
+
     pending: PendingSplice | None = None
     """Planned and locked; taken by the forward pass that executes it."""
 
@@ -78,4 +100,5 @@ class RequestState:
     def forget_row(self) -> None:
         """The row was given back (retraction): whatever it held is gone, and the next prefill starts anew."""
         self.matched_len = None
+        self.is_drawn = False
         self.spliced.clear()

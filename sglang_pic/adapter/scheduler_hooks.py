@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_pic.adapter.admission import PicPrefillAdder
 from sglang_pic.adapter.cache import PicRadixCache
-from sglang_pic.adapter.options import Mode, RequestOptions, parse_options, strict_key
+from sglang_pic.adapter.options import Mode, RequestOptions, parse_options, renewed_key, strict_key
 from sglang_pic.adapter.request_state import RequestState
 from sglang_pic.errors import ConfigError
 
@@ -32,9 +32,15 @@ def install(cache: PicRadixCache) -> None:
         except ConfigError as error:
             logger.warning("sglang_pic: request %s is served with mode off: %s", req.rid, error)
             options = RequestOptions(mode=Mode.OFF)
-        req.pic = RequestState(options)
-        if options.mode is Mode.OFF:
+        state = req.pic = RequestState(options, namespace=(req.extra_key, req.cache_salt))
+        audit = cache.audit
+        if audit is not None and options.mode is Mode.AUTO:
+            state.generation = audit.generation(state.namespace)
+            state.is_diverted = not audit.is_on(state.namespace)
+        if options.mode is Mode.OFF or state.is_diverted:
             req.extra_key = strict_key(req.extra_key)
+        else:
+            req.extra_key = renewed_key(req.extra_key, state.generation)
 
     def adder_class(_: type, _scheduler: Any) -> type[PicPrefillAdder]:
         return PicPrefillAdder

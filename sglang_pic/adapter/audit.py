@@ -1,0 +1,365 @@
+"""The live audit: some spliced requests are computed again in full, and what differs is watched.
+
+Owns which requests are drawn, what is kept of them (the first token's logits over the whole vocabulary), when the full
+computation may run and what follows from the comparison. SGLang's moments are in `audit_hooks.py`, the computation in
+`audit_pass.py`, the windows and the switch in `audit_window.py`.
+
+Not a request of SGLang's. A request of the scheduler's own would stand in its queues: it would be counted, aborted and
+retracted with the users', a chunk of it would go before every request that waits, and its row would be published. A
+forward pass between two rounds of the scheduler can do none of that. It runs when there is nothing else to run and, on
+a server that is never idle, after every `_BUSY_INTERVAL` rounds of decoding in which nobody waited.
+
+Its slots count as evictable, and SGLang gets them back when evicting the tree's rows was not enough. So they are in
+SGLang's books at any time, and a request never waits for them.
+
+Every rank draws the same requests, runs the same steps at the same rounds and hears the same verdict.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+from sglang_pic.adapter.audit_metrics import AuditMetrics, AuditSkip
+from sglang_pic.adapter.audit_pass import FullPass, take_slots
+from sglang_pic.adapter.audit_window import AuditLedger, AuditLimits, Suspension
+from sglang_pic.adapter.request_state import Namespace, RequestState
+from sglang_pic.config import PicConfig
+
+if TYPE_CHECKING:
+    from sglang_pic.adapter.cache import PicRadixCache
+
+__all__ = ["RESUME_KEY", "Audit", "AuditReport", "SuspendedNamespace"]
+
+logger = logging.getLogger(__name__)
+
+RESUME_KEY = "pic_audit_resume"
+"""What `/set_internal_state` takes: the number of a suspension, 0 for all."""
+
+# Logits of spliced requests that wait: at most this many times a vocabulary of floats.
+_MAX_PENDING = 16
+# Rounds of decoding between two steps of an audit. At 256 tokens a step it adds the work of a prefill of 16 tokens to
+# each round while an audit is due.
+_BUSY_INTERVAL = 16
+# A prompt whose slots were needed this often is not computed.
+_MAX_RESTARTS = 4
+
+
+class SuspendedNamespace(msgspec.Struct, frozen=True, kw_only=True):
+    """A namespace that is off, as `/server_info` shows it; the salt is a secret, and is not shown."""
+
+    number: int
+    extra_key: str | None
+    has_salt: bool
+    kl: float
+    num_audited: int
+    num_agreed: int
+
+
+class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The audit's part of `/server_info`."""
+
+    rate: float
+    kl_limit: float
+    num_audited: int
+    num_agreed: int
+    num_skipped: int
+    num_pending: int
+    mean_kl: float
+    """Of all audited requests, in nats."""
+    worst_window_kl: float
+    suspended: list[SuspendedNamespace]
+
+
+class _Drawn(NamedTuple):
+    """A spliced request that is to be audited."""
+
+    namespace: Namespace
+    generation: int
+    tokens: np.ndarray
+    logits: torch.Tensor
+    """`[vocab_size]`, on the model's device: of the pass that computed the last prompt token."""
+
+
+@dataclass(slots=True)
+class _Current:
+    drawn: _Drawn
+    full: FullPass | None = None
+    num_restarts: int = 0
+
+
+@dataclass(slots=True)
+class _Tally:
+    num_audited: int = 0
+    num_agreed: int = 0
+    num_skipped: int = 0
+    sum_kl: float = 0.0
+
+
+class Audit:
+    """The audit of one scheduler rank; made only where `audit_rate` is above 0.
+
+    Args:
+        cache: the tree, whose slots the full computation borrows.
+        runner: SGLang's model runner.
+        config: the operator's settings.
+        metrics: this rank's counters.
+        tp_group: SGLang's tensor-parallel group, or `None` for one rank.
+    """
+
+    def __init__(
+        self, cache: PicRadixCache, runner: Any, config: PicConfig, metrics: AuditMetrics, tp_group: Any
+    ) -> None:
+        self._cache, self._runner, self._metrics, self._tp_group = cache, runner, metrics, tp_group
+        self._rate = config.audit_rate
+        self._limits = AuditLimits(
+            kl=config.audit_kl_limit, cap=config.audit_kl_cap, window=config.audit_window, least=config.audit_min
+        )
+        self._ledger = AuditLedger(self._limits)
+        self._due = 0.0
+        self._pending: deque[_Drawn] = deque()
+        self._current: _Current | None = None
+        self._verdict: tuple[_Drawn, torch.Tensor] | None = None
+        self._queued: Any = None
+        self._tally = _Tally()
+        self._num_rounds = 0
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def is_on(self, namespace: Namespace) -> bool:
+        """Whether requests of `namespace` may be spliced."""
+        return self._ledger.is_on(namespace)
+
+    def generation(self, namespace: Namespace) -> int:
+        """The generation that a new request of `namespace` belongs to."""
+        return self._ledger.generation(namespace)
+
+    def serves(self, state: RequestState) -> bool:
+        """Whether a request that was received earlier may still be spliced, and be served rows that were."""
+        return self.is_on(state.namespace) and state.generation == self.generation(state.namespace)
+
+    def draw(self, req: Any) -> None:
+        """Consider a request whose next pass has been admitted; the pass of its last prompt token decides."""
+        state: RequestState = req.pic
+        ends = req.extend_end == len(req.origin_input_ids) == len(req.full_untruncated_fill_ids)
+        if not ends or not state.num_chunk_hit:
+            return
+        self._due += self._rate
+        if self._due >= 1:
+            self._due -= 1
+            state.is_drawn = True
+
+    def keep(self, req: Any, logits: torch.Tensor) -> None:
+        """Keep what a drawn request's pass computed; `logits` `[vocab_size]` is copied on the current stream."""
+        state: RequestState = req.pic
+        if len(self._pending) >= _MAX_PENDING:
+            self._skip(AuditSkip.QUEUE_FULL)
+        elif self.serves(state):
+            tokens = np.array(req.origin_input_ids, dtype=np.int64)
+            self._pending.append(_Drawn(state.namespace, state.generation, tokens, logits.clone()))
+        else:
+            self._skip(AuditSkip.SUSPENDED)
+
+    # -- the full computation --------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        return bool(self._pending) or self._current is not None or self._verdict is not None
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that it holds, which SGLang may have back."""
+        return 0 if self._current is None or self._current.full is None else len(self._current.full.slots)
+
+    def step_if_idle(self, scheduler: Any) -> None:
+        """Run a step where the scheduler has nothing to do."""
+        if self.has_work and scheduler.is_fully_idle():
+            self._step(scheduler)
+
+    def step_if_due(self, scheduler: Any, batch: Any) -> None:
+        """Run a step between rounds of decoding, now and then, where no request waits to be computed."""
+        if not self.has_work or not batch.forward_mode.is_decode():
+            return
+        self._num_rounds += 1
+        if self._num_rounds >= _BUSY_INTERVAL and not scheduler.waiting_queue and scheduler.chunked_req is None:
+            self._num_rounds = 0
+            self._step(scheduler)
+
+    def give_back(self) -> int:
+        """Give the slots back, as they are needed; the computation begins anew later. How many there were."""
+        current, count = self._current, self.num_slots
+        if current is None or current.full is None:
+            return 0
+        self._free(current.full)
+        current.full = None
+        current.num_restarts += 1
+        return count
+
+    def forget(self) -> None:
+        """Rows or weights are not those of the requests that wait: none of them is audited."""
+        self.give_back()
+        waiting = len(self._pending) + (self._current is not None) + (self._verdict is not None)
+        self._skip(AuditSkip.FLUSHED, waiting)
+        self._pending.clear()
+        self._current = self._verdict = None
+
+    def flush(self) -> None:
+        """The tree was emptied: nothing of the time before can be served any more."""
+        self.forget()
+        self._ledger.flush()
+
+    # -- the operator ----------------------------------------------------------------------------------------------
+
+    def resume(self, number: int) -> bool:
+        """Switch a namespace on again; whether `number` names one that is off, or is 0."""
+        ended = self._ledger.resume(number)
+        for suspension in ended:
+            logger.warning(
+                "sglang_pic: splicing is on again in namespace %d, %s",
+                suspension.number,
+                _describe(suspension.namespace),
+            )
+        self._metrics.set_suspended(len(self._ledger.suspensions))
+        return bool(ended) or number == 0
+
+    def report(self) -> AuditReport:
+        """What `/server_info` shows."""
+        tally = self._tally
+        return AuditReport(
+            rate=self._rate,
+            kl_limit=self._limits.kl,
+            num_audited=tally.num_audited,
+            num_agreed=tally.num_agreed,
+            num_skipped=tally.num_skipped,
+            num_pending=len(self._pending) + (self._current is not None) + (self._verdict is not None),
+            mean_kl=tally.sum_kl / max(1, tally.num_audited),
+            worst_window_kl=self._ledger.worst(),
+            suspended=[
+                SuspendedNamespace(
+                    number=number,
+                    extra_key=namespace[0],
+                    has_salt=namespace[1] is not None,
+                    kl=kl,
+                    num_audited=num_audited,
+                    num_agreed=num_agreed,
+                )
+                for number, namespace, kl, num_audited, num_agreed in self._ledger.suspensions
+            ],
+        )
+
+    # -- private ---------------------------------------------------------------------------------------------------
+
+    def _step(self, scheduler: Any) -> None:
+        # One step is queued at most: a request that arrives waits for no more than that.
+        if self._queued is not None:
+            self._queued.synchronize()
+            self._queued = None
+        self._settle()
+        full = self._next()
+        if full is None:
+            return
+        scheduler.forward_stream.wait_stream(scheduler.schedule_stream)
+        # SGLang without overlap computes on the stream that it schedules on.
+        with scheduler.forward_stream_ctx if scheduler.enable_overlap else nullcontext():
+            self._metrics.count_tokens(full.step())
+            if full.is_complete:
+                self._compare(full)
+            self._queued = scheduler.device_module.Event()
+            self._queued.record()
+        # Slots that go back may be written anew from here on, and tensors reused.
+        scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
+        if full.is_complete:
+            self._free(full)
+            self._current = None
+
+    def _next(self) -> FullPass | None:
+        """The computation that goes on, or the next one that can begin."""
+        while self._current is not None or self._pending:
+            if self._current is None:
+                self._current = _Current(self._pending.popleft())
+            current = self._current
+            if not self._ledger.is_on(current.drawn.namespace):
+                reason = AuditSkip.SUSPENDED
+            elif current.full is not None:
+                return current.full
+            elif current.num_restarts >= _MAX_RESTARTS:
+                reason = AuditSkip.PREEMPTED
+            else:
+                slots = take_slots(self._cache, len(current.drawn.tokens))
+                if slots is not None:
+                    current.full = FullPass(self._runner, current.drawn.tokens, slots)
+                    return current.full
+                reason = AuditSkip.MEMORY
+            self.give_back()
+            self._current = None
+            self._skip(reason)
+        return None
+
+    def _compare(self, full: FullPass) -> None:
+        assert self._current is not None
+        drawn = self._current.drawn
+        exact = torch.log_softmax(full.logits.to(torch.float32), dim=-1)
+        spliced = torch.log_softmax(drawn.logits.to(torch.float32), dim=-1)
+        kl = torch.sum(exact.exp() * (exact - spliced)).clamp(min=0)
+        differs = exact.argmax() != spliced.argmax()
+        self._verdict = (drawn, torch.stack([kl, differs.to(kl.dtype)]))
+
+    def _settle(self) -> None:
+        if self._verdict is None:
+            return
+        drawn, measured = self._verdict
+        self._verdict = None
+        kl, differs = self._agree(measured.cpu()).tolist()
+        agreed = not differs
+        self._metrics.count_audited(kl, agreed=agreed)
+        self._tally.num_audited += 1
+        self._tally.num_agreed += agreed
+        self._tally.sum_kl += kl
+        logger.debug("sglang_pic: audited %d tokens: KL %.6f, agreed %s", len(drawn.tokens), kl, agreed)
+        suspension = self._ledger.observe(drawn.namespace, drawn.generation, kl, agreed=agreed)
+        if suspension is not None:
+            self._announce(suspension)
+
+    def _agree(self, measured: torch.Tensor) -> torch.Tensor:
+        # NOTE: a rank that decided on its own would splice what another computes.
+        if self._tp_group is not None and self._tp_group.world_size > 1:
+            torch.distributed.all_reduce(measured, op=torch.distributed.ReduceOp.MAX, group=self._tp_group.cpu_group)
+        return measured
+
+    def _announce(self, suspension: Suspension) -> None:
+        self._metrics.set_suspended(len(self._ledger.suspensions))
+        logger.error(
+            "sglang_pic: SPLICING IS OFF in namespace %d, %s: over the last %d audited requests KL(full || spliced) of "
+            "the first token is %.3f nats on average, each counted up to %s; audit_kl_limit is %s; %d of them agree on "
+            "the likeliest token. Its requests are computed in full from here on. To switch it on again: POST "
+            '/set_internal_state {"server_args": {"%s": %d}}',
+            suspension.number,
+            _describe(suspension.namespace),
+            suspension.num_audited,
+            suspension.kl,
+            self._limits.cap,
+            self._limits.kl,
+            suspension.num_agreed,
+            RESUME_KEY,
+            suspension.number,
+        )
+
+    def _free(self, full: FullPass) -> None:
+        self._cache.token_to_kv_pool_allocator.free(full.slots)
+
+    def _skip(self, reason: AuditSkip, count: int = 1) -> None:
+        self._tally.num_skipped += count
+        self._metrics.count_skipped(reason, count)
+
+
+def _describe(namespace: Namespace) -> str:
+    extra_key, cache_salt = namespace
+    return f"extra_key={extra_key!r}, {'with' if cache_salt is not None else 'no'} cache_salt"

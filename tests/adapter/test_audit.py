@@ -1,0 +1,269 @@
+"""The audit against SGLang's own allocator: when it runs, what it computes, and that every slot comes back."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+with warnings.catch_warnings():
+    # SGLang and what it imports warn about this machine's missing accelerators.
+    warnings.simplefilter("ignore")
+    allocators = pytest.importorskip("sglang.srt.mem_cache.allocator")
+    batch_info = pytest.importorskip("sglang.srt.model_executor.forward_batch_info")
+
+from sglang_pic.adapter.audit import Audit
+from sglang_pic.adapter.audit_metrics import AuditMetrics
+from sglang_pic.adapter.audit_pass import STEP_TOKENS
+from sglang_pic.adapter.options import RequestOptions
+from sglang_pic.adapter.request_state import RequestState
+from sglang_pic.config import PicConfig
+
+VOCAB, POOL = 50, 2048
+PROMPT = [7 * i % 1000 for i in range(2 * STEP_TOKENS + 44)]
+
+
+@pytest.fixture(autouse=True)
+def _no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting unpadded tokens asks for process groups, which only a server has."""
+    monkeypatch.setattr(batch_info.ForwardBatch, "_init_num_token_non_padded", lambda *_, **__: None)
+
+
+class Runner:
+    """SGLang's model runner; its logits depend on every token that is read through the page table."""
+
+    device = "cpu"
+    spec_algorithm = None
+
+    def __init__(self) -> None:
+        self.rows = torch.zeros(POOL + 64, dtype=torch.int64)
+        self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros((3, POOL), dtype=torch.int32))
+        self.model_config = SimpleNamespace(vocab_size=VOCAB, model_is_mrope=False)
+        self.kv_index_translator = SimpleNamespace(own_plan=lambda batch: SimpleNamespace(bind=lambda *_: None))
+        self.num_steps = 0
+
+    def forward(self, batch: Any) -> Any:
+        """Write the new rows, read the whole sequence."""
+        self.num_steps += 1
+        (row,) = batch.req_pool_indices.tolist()
+        (seq_len,) = batch.seq_lens.tolist()
+        (prefix_len,) = batch.extend_prefix_lens.tolist()
+        table = self.req_to_token_pool.req_to_token[row]
+        assert table[prefix_len:seq_len].tolist() == batch.out_cache_loc.tolist()
+        assert batch.positions.tolist() == list(range(prefix_len, seq_len))
+        assert len(set(table[:seq_len].tolist())) == seq_len, "one slot a token"
+        self.rows[batch.out_cache_loc] = batch.input_ids + 1
+        logits = logits_of((self.rows[table[:seq_len].long()] - 1).tolist())
+        return SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=logits.unsqueeze(0)))
+
+
+class Tree:
+    """The tree as the allocator sees it: some rows that can be evicted."""
+
+    def __init__(self, page_size: int, num_evictable: int) -> None:
+        kind = allocators.TokenToKVPoolAllocator if page_size == 1 else allocators.PagedTokenToKVPoolAllocator
+        sizes = (POOL,) if page_size == 1 else (POOL, page_size)
+        self.token_to_kv_pool_allocator = kind(*sizes, torch.bfloat16, "cpu", None, False)
+        self.evictable = self.token_to_kv_pool_allocator.alloc(num_evictable) if num_evictable else torch.empty(0)
+
+    def supports_prefix_sharing(self) -> bool:
+        return True
+
+    def evictable_size(self) -> int:
+        return len(self.evictable)
+
+    def evict_for_alloc(self, params: Any) -> None:
+        self.token_to_kv_pool_allocator.free(self.evictable[: params.num_tokens])
+        self.evictable = self.evictable[params.num_tokens :]
+
+
+class Scheduler:
+    """What the audit asks of SGLang's scheduler."""
+
+    enable_overlap = True
+    device_module = torch.cpu
+
+    def __init__(self) -> None:
+        self.forward_stream = self.schedule_stream = torch.cpu.Stream()
+        self.forward_stream_ctx = torch.cpu.stream(self.forward_stream)
+        self.waiting_queue: list[object] = []
+        self.chunked_req: object = None
+        self.is_idle = True
+
+    def is_fully_idle(self) -> bool:
+        return self.is_idle
+
+
+class Bench:
+    """An audit with everything around it."""
+
+    def __init__(self, *, page_size: int = 1, num_evictable: int = 0, **settings: Any) -> None:
+        self.runner, self.scheduler, self.tree = Runner(), Scheduler(), Tree(page_size, num_evictable)
+        self.config = PicConfig(audit_rate=settings.pop("audit_rate", 1.0), **settings)
+        self.audit = Audit(self.tree, self.runner, self.config, AuditMetrics(None), None)  # type: ignore[arg-type]
+
+    def serve(self, logits: torch.Tensor, *, tokens: list[int] = PROMPT, namespace: str | None = None) -> bool:
+        """A spliced request comes by; whether it was drawn."""
+        key = (namespace, None)
+        state = RequestState(RequestOptions(), namespace=key, generation=self.audit.generation(key), num_chunk_hit=64)
+        ids = array("q", tokens)
+        req = SimpleNamespace(
+            pic=state, origin_input_ids=ids, full_untruncated_fill_ids=ids, extend_end=len(ids), output_ids=[]
+        )
+        self.audit.draw(req)
+        if state.is_drawn:
+            self.audit.keep(req, logits)
+        return state.is_drawn
+
+    def run(self, rounds: int = 100) -> None:
+        for _ in range(rounds):
+            self.audit.step_if_idle(self.scheduler)
+
+    @property
+    def free(self) -> int:
+        return int(self.tree.token_to_kv_pool_allocator.available_size())
+
+
+def logits_of(tokens: list[int]) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(hash(tuple(tokens)) % 2**31)
+    return torch.randn(VOCAB, generator=generator)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("num_evictable", [0, POOL])
+def test_the_prompt_is_computed_in_steps_and_leaves_nothing(page_size: int, num_evictable: int) -> None:
+    bench = Bench(page_size=page_size, num_evictable=num_evictable)
+    assert bench.serve(logits_of(PROMPT))
+    bench.run()
+    report = bench.audit.report()
+    assert (report.num_audited, report.num_agreed, report.mean_kl) == (1, 1, 0)
+    assert bench.runner.num_steps == 3
+    assert bench.free + bench.tree.evictable_size() == POOL
+    assert not bench.runner.req_to_token_pool.req_to_token.any(), "what pads batches reads this row"
+    assert not bench.audit.has_work
+
+
+def test_the_divergence_is_that_of_the_whole_vocabulary() -> None:
+    bench = Bench()
+    spliced = logits_of(PROMPT[1:])
+    bench.serve(spliced)
+    bench.run()
+    exact = torch.softmax(logits_of(PROMPT), -1)
+    expected = float((exact * (exact.log() - torch.log_softmax(spliced, -1))).sum())
+    assert bench.audit.report().mean_kl == pytest.approx(expected, rel=1e-5)
+    assert bench.audit.report().num_agreed == int(exact.argmax() == spliced.argmax())
+
+
+def test_the_rate_is_a_share_of_spliced_requests() -> None:
+    bench = Bench(audit_rate=0.25)
+    drawn = [bench.serve(logits_of(PROMPT)) for _ in range(40)]
+    assert [number for number, is_drawn in enumerate(drawn, 1) if is_drawn] == list(range(4, 41, 4))
+
+
+def test_nothing_runs_while_a_request_waits() -> None:
+    bench, decode = Bench(), SimpleNamespace(forward_mode=SimpleNamespace(is_decode=lambda: True))
+    bench.serve(logits_of(PROMPT))
+    bench.scheduler.is_idle = False
+    bench.run()
+    bench.scheduler.waiting_queue.append("a request")
+    for _ in range(100):
+        bench.audit.step_if_due(bench.scheduler, decode)
+    bench.scheduler.waiting_queue.clear()
+    bench.scheduler.chunked_req = "a request with chunks left"
+    for _ in range(100):
+        bench.audit.step_if_due(bench.scheduler, decode)
+    assert bench.runner.num_steps == 0
+    bench.scheduler.chunked_req = None
+    steps = []
+    for _ in range(64):
+        bench.audit.step_if_due(bench.scheduler, decode)
+        steps.append(bench.runner.num_steps)
+    assert steps[0] == 1, "it has been waiting for long"
+    assert max(later - earlier for earlier, later in zip(steps, steps[15:], strict=False)) == 1
+    assert bench.audit.report().num_audited == 1
+
+
+def test_slots_that_a_request_needs_go_back_and_the_prompt_begins_anew() -> None:
+    bench = Bench()
+    bench.serve(logits_of(PROMPT))
+    bench.run(2)
+    assert bench.audit.num_slots == len(PROMPT)
+    assert bench.free == POOL - len(PROMPT)
+    assert bench.audit.give_back() == len(PROMPT)
+    assert (bench.free, bench.audit.num_slots) == (POOL, 0)
+    bench.run()
+    report = bench.audit.report()
+    assert (report.num_audited, report.mean_kl) == (1, 0), "nothing of the first attempt was used"
+
+
+def test_a_prompt_that_never_gets_through_is_given_up() -> None:
+    bench = Bench()
+    bench.serve(logits_of(PROMPT))
+    for _ in range(10):
+        bench.run(1)
+        bench.audit.give_back()
+    bench.run()
+    assert (bench.audit.report().num_skipped, bench.audit.report().num_audited) == (1, 0)
+    assert bench.free == POOL
+    assert not bench.audit.has_work
+
+
+def test_a_pool_with_no_room_skips() -> None:
+    bench = Bench()
+    held = bench.tree.token_to_kv_pool_allocator.alloc(POOL - len(PROMPT) + 1)
+    bench.serve(logits_of(PROMPT))
+    bench.serve(logits_of(PROMPT[:-1]), tokens=PROMPT[:-1])
+    bench.run()
+    assert (bench.audit.report().num_skipped, bench.audit.report().num_audited) == (1, 1)
+    bench.tree.token_to_kv_pool_allocator.free(held)
+    assert bench.free == POOL
+
+
+def test_a_flush_in_the_middle_leaves_nothing_behind() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.serve(logits_of(PROMPT))
+    bench.run(2)
+    bench.audit.flush()
+    assert not bench.audit.has_work
+    assert bench.free == POOL
+    bench.run()
+    assert (bench.audit.report().num_skipped, bench.audit.report().num_audited) == (3, 0)
+
+
+def test_what_waits_is_bounded() -> None:
+    bench = Bench()
+    for _ in range(40):
+        bench.serve(logits_of(PROMPT))
+    report = bench.audit.report()
+    assert (report.num_pending, report.num_skipped) == (16, 24)
+
+
+def test_corruption_turns_its_namespace_off_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(audit_kl_limit=0.2, audit_kl_cap=1.0)
+    short = PROMPT[:10]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(50):
+            bench.serve(logits_of([1]), tokens=short, namespace="bad")
+            bench.serve(logits_of(short), tokens=short, namespace="good")
+            bench.run(10)
+    assert not bench.audit.is_on(("bad", None))
+    assert bench.audit.is_on(("good", None))
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    message = record.getMessage()
+    for part in ("extra_key='bad'", "audit_kl_limit is 0.2", "/set_internal_state", '"pic_audit_resume": 1', "16 aud"):
+        assert part in message
+    (shown,) = bench.audit.report().suspended
+    assert (shown.number, shown.extra_key, shown.num_audited) == (1, "bad", bench.config.audit_min)
+    old = RequestState(RequestOptions(), namespace=("bad", None), generation=0)
+    assert bench.audit.resume(1)
+    assert bench.audit.is_on(("bad", None))
+    assert not bench.audit.serves(old), "rows of the generation before reach nobody"
+    assert not bench.audit.resume(1)
+    assert bench.free == POOL

@@ -1,0 +1,139 @@
+"""The audit's windows and switch: what turns a namespace off, what turns it on, what is remembered."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_pic.adapter.audit_window import AuditLedger, AuditLimits
+from sglang_pic.config import PicConfig, read_config
+from sglang_pic.errors import ConfigError
+
+LIMITS = AuditLimits(kl=0.5, cap=2.0, window=8, least=4)
+A, B = ("a", None), ("a", "salt")
+
+
+def enter(ledger: AuditLedger, namespace: tuple[str | None, str | None], *kls: float) -> list[int]:
+    """Enter audited requests of the present generation; the numbers of the suspensions they bring about."""
+    entered = [ledger.observe(namespace, ledger.generation(namespace), kl, agreed=kl < 1) for kl in kls]
+    return [suspension.number for suspension in entered if suspension is not None]
+
+
+def test_a_full_measure_turns_one_namespace_off() -> None:
+    ledger = AuditLedger(LIMITS)
+    assert enter(ledger, A, 3, 3, 3) == [], "too few to decide"
+    assert enter(ledger, A, 0.1) == [1]
+    assert not ledger.is_on(A)
+    assert ledger.is_on(B), "the salt is part of the namespace"
+    (suspension,) = ledger.suspensions
+    assert suspension.namespace == A
+    assert suspension.kl == pytest.approx((3 * 2.0 + 0.1) / 4), "each counts up to the cap"
+    assert (suspension.num_audited, suspension.num_agreed) == (4, 1)
+    assert enter(ledger, A, 9, 9) == [], "what was drawn before it went off changes nothing"
+
+
+def test_the_limit_itself_is_tolerated() -> None:
+    ledger = AuditLedger(LIMITS)
+    assert enter(ledger, A, *[0.5] * 20) == []
+    assert enter(ledger, A, 0.6) == [1]
+
+
+def test_one_request_alone_decides_nothing() -> None:
+    """Whatever its KL, even infinite: a window of honest ones outweighs it."""
+    ledger = AuditLedger(LIMITS)
+    assert enter(ledger, A, 0.01, 0.01, 0.01, 0.01, 0.01, float("inf"), *[0.01] * 20) == []
+
+
+def test_old_requests_leave_the_window() -> None:
+    ledger = AuditLedger(LIMITS)
+    enter(ledger, A, 1.9, *[0.0] * 8)
+    assert ledger.worst() == 0
+    assert enter(ledger, A, 1.9, 1.9) == [], "two of eight are below the limit; a third, long past, would not be"
+
+
+def test_on_again_is_another_generation_with_an_empty_window() -> None:
+    ledger = AuditLedger(LIMITS)
+    enter(ledger, A, *[3] * 4)
+    assert ledger.resume(7) == [], "no such number"
+    assert not ledger.is_on(A)
+    assert [ended.namespace for ended in ledger.resume(1)] == [A]
+    assert ledger.is_on(A)
+    assert ledger.generation(A) == 1
+    assert ledger.observe(A, 0, 9.0, agreed=False) is None, "spliced in the generation before"
+    assert enter(ledger, A, 3, 3, 3) == []
+    assert enter(ledger, A, 3) == [2], "numbers are not given twice"
+    assert ledger.resume(1) == []
+    assert len(ledger.resume(0)) == 1
+
+
+def test_a_flush_forgets_all_but_what_is_off() -> None:
+    ledger = AuditLedger(LIMITS)
+    enter(ledger, A, *[3] * 4)
+    enter(ledger, B, 3, 3, 3)
+    ledger.flush()
+    assert not ledger.is_on(A)
+    assert enter(ledger, B, 3) == [], "its window is empty again"
+    ledger.resume(0)
+    assert ledger.generation(A) == 1, "another one than before the flush would not be needed, but does no harm"
+    ledger.flush()
+    assert ledger.generation(A) == 0, "the tree holds no row of either"
+
+
+def test_memory_is_bounded_and_what_is_off_stays_off() -> None:
+    ledger = AuditLedger(LIMITS, max_namespaces=3)
+    enter(ledger, A, *[3] * 4)
+    for number in range(10):
+        enter(ledger, (f"other-{number}", None), 0.0)
+    assert not ledger.is_on(A)
+    assert len(ledger._records) == 3
+    for number in range(2):
+        enter(ledger, (f"bad-{number}", None), *[3] * 4)
+    assert not ledger.is_on(("unknown", None)), "three are off, and a fourth could not be watched"
+    ledger.resume(0)
+    assert not ledger.is_on(("unknown", None)), "the generations have to be kept"
+    ledger.flush()
+    assert ledger.is_on(("unknown", None))
+
+
+@given(st.lists(st.floats(0, 0.5), max_size=60))
+def test_windows_below_the_limit_never_turn_anything_off(kls: list[float]) -> None:
+    ledger = AuditLedger(LIMITS)
+    assert enter(ledger, A, *kls) == []
+    assert ledger.worst() <= 0.5
+
+
+@given(st.lists(st.floats(0, 0.5), max_size=40), st.integers(0, 3))
+def test_a_corrupted_namespace_is_off_within_its_window(honest: list[float], every: int) -> None:
+    """With the defaults: however long all was well, and if only every other, third or fourth request is corrupted."""
+    config = PicConfig()
+    limits = AuditLimits(
+        kl=config.audit_kl_limit, cap=config.audit_kl_cap, window=config.audit_window, least=config.audit_min
+    )
+    ledger = AuditLedger(limits)
+    enter(ledger, A, *[min(kl, 0.02) for kl in honest])
+    corrupted = [3.0 if number % (every + 1) == 0 else 0.02 for number in range(50)]
+    assert enter(ledger, A, *corrupted) == ([1] if every < 3 else enter_expected(limits))
+
+
+def enter_expected(limits: AuditLimits) -> list[int]:
+    """One corrupted request in four: whether the defaults see it."""
+    return [1] if limits.cap / 4 + 0.02 * 3 / 4 > limits.kl else []
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"audit_rate": 1.5}', "audit_rate=1.5"),
+        ('{"audit_rate": -0.1}', "audit_rate=-0.1"),
+        ('{"audit_kl_limit": 0}', "audit_kl_limit=0"),
+        ('{"audit_kl_limit": 5.0}', "audit_kl_cap"),
+        ('{"audit_min": 0}', "audit_min=0"),
+        ('{"audit_min": 8, "audit_window": 4}', "audit_window=4"),
+    ],
+)
+def test_bad_settings_are_named(text: str, named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_config(text)
+    assert named in str(caught.value)
+    assert "must be" in str(caught.value)
