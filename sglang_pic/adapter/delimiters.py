@@ -8,19 +8,19 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-__all__ = ["delimiters_of", "read_delimiters"]
+__all__ = ["delimiters_of", "read_tokenizer"]
 
 logger = logging.getLogger(__name__)
 
 
-def read_delimiters(server_args: Any) -> frozenset[int]:
-    """The delimiters of the served tokenizer; empty where there is none, which costs nothing but alignment."""
+def read_tokenizer(server_args: Any) -> Any | None:
+    """The served tokenizer, or `None` where there is none: prompts are then cut by content alone."""
     if server_args.skip_tokenizer_init:
-        return frozenset()
+        return None
     from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
     try:
-        tokenizer = get_tokenizer(
+        return get_tokenizer(
             server_args.tokenizer_path or server_args.model_path,
             tokenizer_mode=server_args.tokenizer_mode,
             trust_remote_code=server_args.trust_remote_code,
@@ -28,8 +28,7 @@ def read_delimiters(server_args: Any) -> frozenset[int]:
         )
     except Exception:
         logger.warning("sglang_pic: no tokenizer could be read; prompts are cut by content alone", exc_info=True)
-        return frozenset()
-    return delimiters_of(tokenizer)
+        return None
 
 
 def delimiters_of(tokenizer: Any) -> frozenset[int]:

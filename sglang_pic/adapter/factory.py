@@ -15,14 +15,13 @@ import msgspec
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.runtime_context import get_serving
 
-from sglang_pic.adapter import audit_hooks, forward_hooks, recorder, scheduler_hooks
-from sglang_pic.adapter.audit import Audit
-from sglang_pic.adapter.audit_metrics import AuditMetrics
+from sglang_pic.adapter import forward_hooks, recorder, scheduler_hooks
 from sglang_pic.adapter.cache import PicRadixCache
 from sglang_pic.adapter.calibration import calibrate
-from sglang_pic.adapter.delimiters import read_delimiters
+from sglang_pic.adapter.delimiters import delimiters_of, read_tokenizer
 from sglang_pic.adapter.metrics import Metrics
 from sglang_pic.adapter.row_check import check_rows
+from sglang_pic.adapter.self_test import self_test
 from sglang_pic.adapter.server_info import ServerInfo
 from sglang_pic.adapter.support import check_support
 from sglang_pic.config import PicConfig, load_config
@@ -70,28 +69,30 @@ def create_cache(ctx: Any) -> PicRadixCache:
     )
     cache = create_unified_radix_cache(ctx, cache_class=PicRadixCache)
     assert isinstance(cache, PicRadixCache)
-    delimiters = read_delimiters(ctx.server_args)
+    tokenizer = read_tokenizer(ctx.server_args)
+    delimiters = frozenset() if tokenizer is None else delimiters_of(tokenizer)
     cost = _cost_model(config, runner, splicer, ctx.tp_group)
+    # Each gap is a virtual sequence, and backends size their tables by the rows of the request pool.
+    max_gaps = max(2, min(config.max_gaps, runner.req_to_token_pool.size))
+    metrics = Metrics(_labels(ctx))
     cache.attach(
         config=config,
         splicer=splicer,
         cost=cost,
-        metrics=Metrics(_labels(ctx)),
+        metrics=metrics,
         delimiters=delimiters,
-        # Each gap is a virtual sequence, and backends size their tables by the rows of the request pool.
-        max_gaps=max(2, min(config.max_gaps, runner.req_to_token_pool.size)),
+        max_gaps=max_gaps,
     )
     scheduler_hooks.install(cache)
     forward_hooks.install(cache)
     server_info = ServerInfo()
     server_info.install()
-    if config.audit_rate > 0:
-        cache.audit = Audit(cache, runner, config, AuditMetrics(_labels(ctx)), ctx.tp_group)
-        audit_hooks.install(cache.audit)
-        server_info.add("audit", cache.audit.report)
     if config.testing.record_dir is not None:
         recorder.install(view, Path(config.testing.record_dir), is_first_rank=ctx.tp_rank == 0)
     HookRegistry.apply_hooks()
+    tested = self_test(runner, splicer, config, tokenizer=tokenizer, max_gaps=max_gaps, tp_group=ctx.tp_group)
+    metrics.set_self_test(tested)
+    server_info.add("self_test", lambda: tested)
     logger.info(
         "sglang_pic: %d delimiters, cost %s, config %s",
         len(delimiters),

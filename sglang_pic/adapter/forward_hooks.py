@@ -13,7 +13,7 @@ from typing import Any
 from sglang_pic.adapter.cache import PicRadixCache
 from sglang_pic.adapter.gap_batch import GapBatch, build_gap_batch
 
-__all__ = ["install"]
+__all__ = ["hand_over", "install"]
 
 _GAP_ATTRIBUTE = "pic_gap_batch"
 
@@ -42,7 +42,7 @@ def install(cache: PicRadixCache) -> None:
                 [req_to_token[req.kv.req_pool_idx] for req in batch.reqs],
                 forward_batch.input_ids.device,
             )
-            setattr(forward_batch, _GAP_ATTRIBUTE, gap)
+            hand_over(forward_batch, gap)
         return forward_batch
 
     def forward(original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -83,6 +83,11 @@ def install(cache: PicRadixCache) -> None:
         mla_method,
         HookType.AROUND,
     )
+
+
+def hand_over(forward_batch: Any, gap: GapBatch) -> None:
+    """Let the next forward pass over `forward_batch` execute `gap`."""
+    setattr(forward_batch, _GAP_ATTRIBUTE, gap)
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from sglang_pic.runtime.self_test import SelfTest
+
 __all__ = ["Fallback", "Metrics"]
 
 
@@ -17,8 +19,6 @@ class Fallback(Enum):
 
     ADAPTER = "adapter"
     """A LoRA adapter shapes the KV."""
-    AUDIT = "audit"
-    """Audits have switched splicing off in the request's namespace."""
     BELOW_MIN_RUN = "below_min_run"
     """What repeats is shorter than the minimum run."""
     COST_GATE = "cost_gate"
@@ -92,6 +92,23 @@ class Metrics:
         if runs:
             self._runs.labels(**self._labels).inc(runs)
             self._requests.labels(**self._labels).inc()
+
+    def set_self_test(self, result: SelfTest) -> None:
+        """Export what the start-up self-test found; nothing where nothing was measured."""
+        if self._labels is None or result.measured is None:
+            return
+        from prometheus_client import Gauge
+
+        reordered, names = result.measured.reordered, list(self._labels)
+        for gauge, value in (
+            (("passed", "1 where the start-up self-test found all within its limits, else 0."), result.passed),
+            (("kl_nats", "KL(full || spliced) of the first token, mean over built-in prompts."), reordered.kl_nats),
+            (("key_error_ratio", "Relative L2 of spliced keys, largest over built-in prompts."), reordered.key_error),
+        ):
+            name, text = gauge
+            Gauge(f"sglang:pic_self_test_{name}", text, names, multiprocess_mode="mostrecent").labels(
+                **self._labels
+            ).set(value)
 
     def count_fallback(self, reason: Fallback, count: int = 1) -> None:
         """Count a request, or a candidate run, that was computed."""

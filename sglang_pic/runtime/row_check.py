@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime.rope import RopeGeometry
+from sglang_pic.runtime.row_error import norm_of, relative_error, wide_rows
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind, PoolView
 
@@ -169,26 +170,12 @@ def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErro
 def _compare(view: PoolView, geometry: RopeGeometry, layer: int, src: Tensor, moved: Tensor, fresh: Tensor) -> Tensor:
     """`[3]` float64: the errors of one layer at one shift."""
     turns = slice(view.rope_offset, view.rope_offset + geometry.params[layer].rotary_dim)
-    unmoved, got, want = (_wide(view.keys[layer], rows) for rows in (src, moved, fresh))
-    keys = _relative(got[..., turns], want[..., turns])
+    unmoved, got, want = (wide_rows(view.keys[layer], rows) for rows in (src, moved, fresh))
+    keys = relative_error(got[..., turns], want[..., turns])
     rest = [got[..., : turns.start] - want[..., : turns.start], got[..., turns.stop :] - want[..., turns.stop :]]
     whole = [want[..., : turns.start], want[..., turns.stop :]]
     if view.values:
-        value = _wide(view.values[layer], fresh)
-        rest.append(_wide(view.values[layer], moved) - value)
+        value = wide_rows(view.values[layer], fresh)
+        rest.append(wide_rows(view.values[layer], moved) - value)
         whole.append(value)
-    return torch.stack((keys, _norm(*rest) / _norm(*whole), _relative(unmoved[..., turns], want[..., turns])))
-
-
-def _wide(buffer: Tensor, rows: Tensor) -> Tensor:
-    # By bytes, because FP8 has no gather on every device.
-    return buffer.view(torch.uint8)[rows].view(buffer.dtype).to(torch.float64)
-
-
-def _relative(actual: Tensor, expected: Tensor) -> Tensor:
-    """NaN where nothing was written: 0 / 0."""
-    return _norm(actual - expected) / _norm(expected)
-
-
-def _norm(*parts: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(torch.cat([part.flatten() for part in parts]))
+    return torch.stack((keys, norm_of(*rest) / norm_of(*whole), relative_error(unmoved[..., turns], want[..., turns])))

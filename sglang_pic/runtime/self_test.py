@@ -1,0 +1,175 @@
+"""The measures and the verdict of the start-up self-test: does this model take a splice?
+
+Owns the arithmetic on logits and rows, the limits that no operator sets, and the result as a value. Knows no forward
+pass and no prompt: whoever calls says which rows and logits are to be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+from sglang_pic.runtime.row_check import ROW_LIMITS
+from sglang_pic.runtime.row_error import relative_error, wide_rows
+from sglang_pic.runtime.splice import Splicer
+
+__all__ = ["MOVED_KL_LIMITS", "Agreement", "Limits", "Measured", "SelfTest", "Spliced", "Verdict", "judge", "measure"]
+
+
+class Verdict(Enum):
+    """What the self-test found."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    """It was on, but could not run here."""
+    OFF = "off"
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How spliced prompts compare with the same prompts computed in full."""
+
+    kl_nats: float
+    """KL(full || spliced) of the first token over the whole vocabulary, mean over prompts."""
+    same_top1: int
+    """Prompts whose likeliest first token is the same."""
+    first_key_error: float
+    """Relative L2 of the spliced keys' rotary part in the first layer, the largest over prompts. No context
+    reaches that layer, so only the splice itself can be wrong there."""
+    key_error: float
+    """The same, mean over layers, the largest over prompts."""
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The three experiments."""
+
+    num_prompts: int
+    moved: Agreement
+    """Donors that are the prompt itself at another position: nothing but rounding may differ, whatever the model."""
+    reordered: Agreement
+    """Donors of another context: what the model makes of a splice."""
+    naive: Agreement
+    """The same donors with their keys left unrotated: what it costs to ignore positions. Not judged."""
+
+
+class SelfTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The result, as it stands in the log and in `/server_info`."""
+
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+    """What was over which limit and what to do, or why the test was skipped."""
+    measured: Measured | None = None
+    """`None` where nothing was measured."""
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything was measured and within its limits."""
+        return self.verdict is Verdict.PASSED
+
+
+class Limits(NamedTuple):
+    """What an operator sets, for donors of another context."""
+
+    kl_nats: float
+    key_error: float
+
+
+# Mean KL of moved prompts on the CPU platform, 2026-11, and where the splice is wrong:
+#              healthy: SmolLM2, tiny-gqa, tiny-mla     base a tenth off    mscale twice
+#   bfloat16            1.6e-3   2.9e-3    1.0e-2       1.3   2.8   1.9     2.9e-2 ... 0.97
+# The keys' limits are sharper, so these only have to catch what is wrong behind the keys.
+MOVED_KL_LIMITS: Final[Mapping[torch.dtype, float]] = MappingProxyType(
+    {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1, torch.float8_e4m3fn: 5e-1}
+)
+"""Nats allowed where a prompt is spliced from itself at another position, by the dtype of its KV rows."""
+
+# Stands for what is not a number: JSON has none, and `/server_info` is JSON.
+_BEYOND_MEASURE: Final = 1e9
+
+
+class Spliced(NamedTuple):
+    """What one pass over a prompt gave."""
+
+    logits: Tensor
+    """`[vocab_size]` of the first token."""
+    slots: Tensor
+    """`[n]` int64: the rows of the positions that are spliced, in order."""
+
+
+def measure(splicer: Splicer, full: Spliced, spliced: Spliced) -> Tensor:
+    """Compare a spliced prompt with the same prompt computed in full; waits for the device.
+
+    Returns:
+        `[4]` float64 on the CPU: KL, whether the likeliest token differs, key error of the first layer and mean key
+        error over layers; very large where something is not a number.
+    """
+    view, errors = splicer.view, []
+    for keys, rope in zip(view.keys, splicer.geometry.params, strict=True):
+        turns = slice(view.rope_offset, view.rope_offset + rope.rotary_dim)
+        want, got = (wide_rows(keys, slots)[..., turns] for slots in (full.slots, spliced.slots))
+        errors.append(relative_error(got, want))
+    by_layer = torch.stack(errors)
+    p, q = (logits.to(torch.float64).log_softmax(-1) for logits in (full.logits, spliced.logits))
+    # A token that cannot come adds nothing, also where both say so with -inf.
+    kl = torch.where(p == -torch.inf, 0.0, p.exp() * (p - q)).sum()
+    differs = (p.argmax() != q.argmax()).to(torch.float64)
+    measured = torch.stack((kl, differs, by_layer[0], by_layer.mean())).cpu()
+    return measured.nan_to_num(nan=_BEYOND_MEASURE, posinf=_BEYOND_MEASURE).clamp(max=_BEYOND_MEASURE)
+
+
+def judge(measured: Tensor, limits: Limits | None, *, dtype: torch.dtype, seconds: float) -> SelfTest:
+    """The verdict.
+
+    Args:
+        measured: `[num_prompts, 3, 4]`: per prompt what `measure` returned moved, reordered and naive.
+        limits: the operator's; `None` where the prompts are no text, so that only what must be exact is judged.
+        dtype: of the KV rows.
+        seconds: how long it took.
+    """
+    moved, reordered, naive = (_summary(measured[:, number]) for number in range(3))
+    rows, dtype_name = ROW_LIMITS[dtype], str(dtype).removeprefix("torch.")
+    not_exact = (
+        f"for {dtype_name} rows. Rows are not moved as this model needs it: serve it without --radix-cache-backend pic"
+    )
+    not_taken = (
+        "Answers on spliced prompts differ from computed ones: serve it without --radix-cache-backend pic, or set"
+    )
+    checks = [
+        (moved.first_key_error, rows.first, "first-layer keys of moved prompts: relative L2", not_exact),
+        (moved.key_error, rows.deeper, "keys of moved prompts: relative L2", not_exact),
+        (moved.kl_nats, MOVED_KL_LIMITS[dtype], "moved prompts: KL of the first token", not_exact),
+        (reordered.first_key_error, rows.first, "first-layer keys of reordered blocks: relative L2", not_exact),
+    ]
+    if limits is not None:
+        keys_then = f"(unrotated {naive.key_error:.3g}). {not_taken} self_test_key_limit"
+        kl_then = f"nats (unrotated {naive.kl_nats:.3g}). {not_taken} self_test_kl_limit"
+        checks += [
+            (reordered.key_error, limits.key_error, "keys of reordered blocks: relative L2", keys_then),
+            (reordered.kl_nats, limits.kl_nats, "reordered blocks: KL of the first token", kl_then),
+        ]
+    # The first that fails says why; what comes behind it follows from it or says less.
+    over = [
+        f"{what} {value:.3g}, allowed is {limit:.3g} {then}." for value, limit, what, then in checks if value > limit
+    ]
+    return SelfTest(
+        verdict=Verdict.FAILED if over else Verdict.PASSED,
+        reasons=tuple(over),
+        measured=Measured(num_prompts=len(measured), moved=moved, reordered=reordered, naive=naive),
+        seconds=seconds,
+    )
+
+
+def _summary(measured: Tensor) -> Agreement:
+    return Agreement(
+        kl_nats=float(measured[:, 0].mean()),
+        same_top1=int((measured[:, 1] == 0).sum()),
+        first_key_error=float(measured[:, 2].max()),
+        key_error=float(measured[:, 3].max()),
+    )

@@ -1,0 +1,120 @@
+"""A live model of SGLang in a process of its own, tested with healthy and with wrong splicers; no server.
+
+Not a test: `test_self_test.py` starts it, because SGLang's process-wide state has no way back. Prints one JSON object:
+the result of each case by name, and whether pool and page table were left as they were found.
+
+    python -m tests.adapter.self_test_driver MODEL DTYPE PAGE_SIZE
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+from pic_kernels import RopeParams
+
+from sglang_pic.adapter import forward_hooks
+from sglang_pic.adapter.cache import PicRadixCache
+from sglang_pic.adapter.self_test import run_self_test
+from sglang_pic.config import PicConfig
+from sglang_pic.core import CoreConfig
+from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
+from sglang_pic.runtime.self_test import SelfTest
+from sglang_pic.runtime.splice import Splicer
+
+MSCALE = 0.1 * torch.tensor(4.0).log().item() + 1
+"""YaRN's magnitude for a context four times as long, as Qwen3 and others set it: 1.139."""
+
+
+class AppliesMscale(Splicer):
+    """Multiplies keys that have the magnitude already, as a table of cosines with `mscale` in it would."""
+
+    def splice(self, src: torch.Tensor, dst: torch.Tensor, shifts: torch.Tensor) -> None:
+        super().splice(src, dst, shifts)
+        view = self.view
+        for keys in view.keys:
+            keys[dst, :, view.rope_offset : view.rope_offset + view.rope_dim] *= MSCALE
+
+
+def wrong_base(rope: RopeParams) -> RopeParams:
+    """A tenth off."""
+    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
+    return dataclasses.replace(rope, inv_freq=rope.inv_freq * 1.1**-exponents)
+
+
+def wrong_layout(rope: RopeParams) -> RopeParams:
+    """NeoX for interleaved, interleaved for NeoX."""
+    return dataclasses.replace(rope, is_neox_style=not rope.is_neox_style)
+
+
+def changed(geometry: RopeGeometry, change: Callable[[RopeParams], RopeParams]) -> RopeGeometry:
+    """`geometry` with every rotation changed."""
+    return dataclasses.replace(geometry, params=tuple(change(rope) for rope in geometry.params))
+
+
+def run_cases(runner: Any, tokenizer: Any) -> dict[str, SelfTest | bool]:
+    """The self-test of each splicer on one runner, with neither of the other start-up checks before it."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    view, geometry = view_pool(runner.token_to_kv_pool), read_geometry(runner.model, max_shift=8_192)
+    # The hooks need the cache's splicer and its way to give locks back, of which these passes have none.
+    cache = PicRadixCache.__new__(PicRadixCache)
+    forward_hooks.install(cache)
+    HookRegistry.apply_hooks()
+    healthy, default = Splicer(view, geometry), PicConfig()
+    table = runner.req_to_token_pool.req_to_token
+    before = [buffer.clone() for buffer in (*view.keys, *view.values, table)]
+    results: dict[str, SelfTest | bool] = {}
+    for name, splicer, config, words in (
+        ("healthy", healthy, default, tokenizer),
+        ("no tokenizer", healthy, default, None),
+        ("wrong base", Splicer(view, changed(geometry, wrong_base)), default, tokenizer),
+        ("wrong layout", Splicer(view, changed(geometry, wrong_layout)), default, tokenizer),
+        ("mscale twice", AppliesMscale(view, geometry), default, tokenizer),
+        ("tight limits", healthy, PicConfig(self_test_kl_limit=1e-9, self_test_key_limit=1e-9), tokenizer),
+        ("nothing to splice", healthy, PicConfig(core=CoreConfig(sink_tokens=400)), tokenizer),
+    ):
+        cache.splicer = splicer
+        results[name] = run_self_test(runner, splicer, config, tokenizer=words, max_gaps=32, tp_group=None)
+    small = dataclasses.replace(view, num_slots=view.page_size + 512)
+    results["small pool"] = run_self_test(
+        runner, Splicer(small, geometry), default, tokenizer=tokenizer, max_gaps=32, tp_group=None
+    )
+    after = (*view.keys, *view.values, table)
+    results["left as found"] = all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    return results
+
+
+def main(model: str, dtype: str, page_size: str) -> None:
+    """Load the model as SGLang's own benchmark of one batch does, and run the cases in its place."""
+    from sglang.benchmark import one_batch
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import ServerArgs
+
+    load_plugins()
+    load_model = one_batch.load_model
+
+    def run(*args: Any) -> None:
+        bench_runner, tokenizer = load_model(*args)
+        results = run_cases(bench_runner.torch_runner, tokenizer)
+        print(msgspec.json.encode(results).decode(), flush=True)
+        raise SystemExit(0)
+
+    one_batch.load_model = run
+    args = ServerArgs(
+        model_path=model,
+        device="cpu",
+        dtype=dtype,
+        page_size=int(page_size),
+        max_total_tokens=1_600,
+        max_running_requests=4,
+    )
+    one_batch.main(args, one_batch.BenchArgs())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

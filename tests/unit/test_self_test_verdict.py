@@ -1,0 +1,142 @@
+"""What the start-up self-test measures and how it judges, over a pool and logits made by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import msgspec
+import pytest
+import rope_models as models
+import torch
+
+from sglang_pic.config import PicConfig, read_config
+from sglang_pic.errors import ConfigError
+from sglang_pic.runtime import read_geometry, view_pool
+from sglang_pic.runtime.self_test import MOVED_KL_LIMITS, Limits, Spliced, Verdict, judge, measure
+from sglang_pic.runtime.splice import Splicer
+
+LIMITS = Limits(kl_nats=1.0, key_error=0.5)
+GOOD = (0.001, 0.0, 0.001, 0.002)
+NAIVE = (3.0, 1.0, 1.4, 1.4)
+
+
+def verdict(moved: tuple[float, ...] = GOOD, reordered: tuple[float, ...] = GOOD, naive: tuple[float, ...] = NAIVE):
+    """Of two prompts that measured the same."""
+    measured = torch.tensor([[moved, reordered, naive]] * 2, dtype=torch.float64)
+    return judge(measured, LIMITS, dtype=torch.bfloat16, seconds=0.5)
+
+
+def test_within_all_limits_it_passes_whatever_the_naive_splice_did() -> None:
+    result = verdict()
+    assert result.passed
+    assert result.reasons == ()
+    assert result.measured is not None
+    assert result.measured.num_prompts == result.measured.reordered.same_top1 == 2
+    assert result.measured.naive.same_top1 == 0
+    assert result.measured.naive.kl_nats == 3.0
+
+
+@pytest.mark.parametrize(
+    ("moved", "reordered", "reason"),
+    [
+        ((0.001, 0, 0.03, 0.03), GOOD, "first-layer keys of moved prompts: relative L2 0.03, allowed is 0.02 for bf"),
+        ((0.001, 0, 0.001, 0.3), GOOD, "keys of moved prompts: relative L2 0.3, allowed is 0.25 for bf"),
+        ((0.2, 0, 0.001, 0.001), GOOD, "moved prompts: KL of the first token 0.2, allowed is 0.1 for bf"),
+        (GOOD, (0.001, 0, 0.03, 0.03), "first-layer keys of reordered blocks: relative L2 0.03, allowed is 0.02 for"),
+        (GOOD, (0.001, 0, 0.001, 0.6), "keys of reordered blocks: relative L2 0.6, allowed is 0.5 (unrotated 1.4)"),
+        (GOOD, (1.5, 1, 0.001, 0.4), "reordered blocks: KL of the first token 1.5, allowed is 1 nats (unrotated 3)"),
+    ],
+)
+def test_each_measure_has_its_limit(moved: tuple[float, ...], reordered: tuple[float, ...], reason: str) -> None:
+    result = verdict(moved, reordered)
+    assert result.verdict is Verdict.FAILED
+    (found,) = result.reasons
+    assert found.startswith(reason)
+    assert "--radix-cache-backend pic" in found, "a line says what to do"
+
+
+def test_one_bad_prompt_is_enough_for_keys_and_the_mean_counts_for_kl() -> None:
+    bad = [(1.5, 1.0, 0.001, 0.6)]
+    rows = torch.tensor([[GOOD, GOOD, NAIVE], [GOOD, *bad, NAIVE]], dtype=torch.float64)
+    result = judge(rows, LIMITS, dtype=torch.bfloat16, seconds=0.0)
+    assert len(result.reasons) == 1
+    assert result.reasons[0].startswith("keys of reordered blocks")
+
+
+def test_every_dtype_of_rows_has_limits() -> None:
+    for dtype in MOVED_KL_LIMITS:
+        measured = torch.tensor([[GOOD, GOOD, NAIVE]], dtype=torch.float64) / 10
+        assert judge(measured, LIMITS, dtype=dtype, seconds=0.0).passed
+
+
+class Rows:
+    """A pool of random rows in which slots 20 to 29 repeat slots 1 to 10."""
+
+    def __init__(self) -> None:
+        self.splicer = Splicer(
+            view_pool(models.MHATokenToKVPool(size=100, dtype=torch.float32)),
+            read_geometry(models.make_llama(3, models.RotaryEmbedding(num_positions=64)), max_shift=64),
+        )
+        draw = torch.Generator().manual_seed(1)
+        for keys in self.splicer.view.keys:
+            keys[:] = torch.randn(keys.shape, generator=draw)
+            keys[20:30] = keys[1:11]
+        self.logits = torch.randn(50, generator=draw)
+        self.full = Spliced(self.logits, torch.arange(1, 11))
+
+    def measure(self, logits: torch.Tensor | None = None) -> list[float]:
+        """Slots 20 to 29 against slots 1 to 10."""
+        spliced = Spliced(self.logits if logits is None else logits, torch.arange(20, 30))
+        return [float(value) for value in measure(self.splicer, self.full, spliced)]
+
+
+def test_equal_rows_and_logits_measure_nothing() -> None:
+    assert Rows().measure() == [0.0, 0.0, 0.0, 0.0]
+
+
+def test_keys_are_measured_layer_by_layer() -> None:
+    """The first alone, and all of them with the same weight whatever their size."""
+    rows = Rows()
+    rows.splicer.view.keys[1][20:30] *= 1.3
+    assert rows.measure()[2:] == pytest.approx([0, 0.1], abs=1e-6)
+    rows.splicer.view.keys[0][20:30] *= 0.7
+    assert rows.measure()[2:] == pytest.approx([0.3, 0.2], abs=1e-6)
+
+
+def test_divergence_is_that_of_the_spliced_from_the_full_distribution() -> None:
+    rows = Rows()
+    other = torch.randn(50, generator=torch.Generator().manual_seed(2))
+    p, q = rows.logits.double().softmax(-1), other.double().softmax(-1)
+    kl, differs, *_ = rows.measure(other)
+    assert kl == pytest.approx(float((p * (p / q).log()).sum()))
+    assert differs == float(p.argmax() != q.argmax())
+    shifted = rows.logits + 3
+    assert rows.measure(shifted)[0] == pytest.approx(0, abs=1e-9), "a distribution, not logits"
+
+
+def test_what_is_not_a_number_fails_and_is_still_json() -> None:
+    """Rows that nothing wrote are NaN; `/server_info` must say so without breaking."""
+    rows = Rows()
+    rows.splicer.view.keys[2][20:30] = math.nan
+    measured = torch.tensor([[rows.measure(torch.full((50,), math.nan)), GOOD, NAIVE]], dtype=torch.float64)
+    result = judge(measured, LIMITS, dtype=torch.float32, seconds=0.0)
+    assert result.verdict is Verdict.FAILED
+    json.dumps(msgspec.to_builtins(result), allow_nan=False)
+
+
+def test_a_token_that_neither_can_give_adds_nothing() -> None:
+    rows = Rows()
+    rows.logits[7] = -math.inf
+    assert rows.measure()[0] == 0
+
+
+def test_settings_are_checked() -> None:
+    assert PicConfig().self_test == "warn"
+    for text, message in (
+        ('{"self_test": "on"}', "Invalid enum value 'on'"),
+        ('{"self_test_kl_limit": 0}', r"self_test_kl_limit=0.0: must be a positive number; .* is the default"),
+        ('{"self_test_key_limit": -1}', r"self_test_key_limit=-1.0: must be a positive number; .* is the default"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            read_config(text)
