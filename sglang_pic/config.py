@@ -74,9 +74,25 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     self_test_key_limit: float = 0.4
     """Relative L2 between the keys of those blocks, spliced and as a full prefill computes them, mean over layers."""
 
+    audit_rate: float = 0.01
+    """The share of spliced requests that are computed again in full, when nobody waits; 0 audits none."""
+
+    audit_kl_limit: float = 0.5
+    """Nats: the mean KL(full || spliced) of a namespace's window above which it is switched off."""
+
+    audit_kl_cap: float = 2.0
+    """Nats: what one audited request counts at most in that mean."""
+
+    audit_window: int = 32
+    """Audited requests of a namespace that the mean is over, the last ones."""
+
+    audit_min: int = 16
+    """Audited requests of a namespace before it can be switched off."""
+
     testing: TestingConfig = msgspec.field(default_factory=TestingConfig)
 
     def __post_init__(self) -> None:
+        _check_audit(self)
         if not 1 <= self.max_gaps <= 4096:
             raise ConfigError(f"max_gaps={self.max_gaps!r}: must be from 1 to 4096; 32 is the default.")
         if not 1 <= self.max_runs <= 4096:
@@ -86,6 +102,21 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             if not 0 < limit < math.inf:
                 default = PicConfig.__struct_defaults__[PicConfig.__struct_fields__.index(name)]
                 raise ConfigError(f"{name}={limit!r}: must be a positive number; {default} is the default.")
+
+
+def _check_audit(config: PicConfig) -> None:
+    if not 0 <= config.audit_rate <= 1:
+        raise ConfigError(f"audit_rate={config.audit_rate!r}: must be from 0 to 1; 0.01 is the default, 0 audits none.")
+    if not 0 < config.audit_kl_limit < config.audit_kl_cap < math.inf:
+        raise ConfigError(
+            f"audit_kl_limit={config.audit_kl_limit!r}, audit_kl_cap={config.audit_kl_cap!r}: the limit must be above "
+            "0 and below the cap, which bounds the mean; 0.5 and 2.0 are the defaults."
+        )
+    if not 1 <= config.audit_min <= config.audit_window <= 10_000:
+        raise ConfigError(
+            f"audit_min={config.audit_min!r}, audit_window={config.audit_window!r}: must be from 1 to 10000, and the "
+            "minimum no more than the window; 16 and 32 are the defaults."
+        )
 
 
 def read_config(text: str) -> PicConfig:

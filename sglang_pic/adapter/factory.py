@@ -15,7 +15,9 @@ import msgspec
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.runtime_context import get_serving
 
-from sglang_pic.adapter import forward_hooks, recorder, scheduler_hooks
+from sglang_pic.adapter import audit_hooks, forward_hooks, recorder, scheduler_hooks
+from sglang_pic.adapter.audit import Audit
+from sglang_pic.adapter.audit_metrics import AuditMetrics
 from sglang_pic.adapter.cache import PicRadixCache
 from sglang_pic.adapter.calibration import calibrate
 from sglang_pic.adapter.delimiters import delimiters_of, read_tokenizer
@@ -87,6 +89,10 @@ def create_cache(ctx: Any) -> PicRadixCache:
     forward_hooks.install(cache)
     server_info = ServerInfo()
     server_info.install()
+    if config.audit_rate > 0:
+        cache.audit = Audit(cache, runner, config, AuditMetrics(_labels(ctx)), ctx.tp_group)
+        audit_hooks.install(cache.audit)
+        server_info.add("audit", cache.audit.report)
     if config.testing.record_dir is not None:
         recorder.install(view, Path(config.testing.record_dir), is_first_rank=ctx.tp_rank == 0)
     HookRegistry.apply_hooks()

@@ -19,6 +19,8 @@ class Fallback(Enum):
 
     ADAPTER = "adapter"
     """A LoRA adapter shapes the KV."""
+    AUDIT = "audit"
+    """Audits have switched splicing off in the request's namespace."""
     BELOW_MIN_RUN = "below_min_run"
     """What repeats is shorter than the minimum run."""
     COST_GATE = "cost_gate"

@@ -24,9 +24,13 @@ def trial_extend(
     first_position: int = 0,
     input_ids: torch.Tensor | None = None,
     slots: torch.Tensor | None = None,
-) -> None:
-    """One forward pass over the batch that `trial_batch` makes of the same arguments."""
-    runner.forward(trial_batch(runner, lens, first_position=first_position, input_ids=input_ids, slots=slots))
+    prefix_len: int = 0,
+) -> Any:
+    """One forward pass over the batch that `trial_batch` makes of the same arguments; what the runner returns."""
+    batch = trial_batch(
+        runner, lens, first_position=first_position, input_ids=input_ids, slots=slots, prefix_len=prefix_len
+    )
+    return runner.forward(batch)
 
 
 def trial_batch(
