@@ -46,10 +46,46 @@ def create_cache(ctx: Any) -> PicRadixCache:
         UnsupportedError: the model, its pool, the topology or a flag cannot be served safely.
         ContractError: the model's rotation is not what its module says, or its rows do not turn by it.
     """
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
     config = load_config()
     check_support(ctx)
+    runner = ctx.tp_worker.model_runner
+    splicer = _checked_splicer(ctx)
+    cache = create_unified_radix_cache(ctx, cache_class=PicRadixCache)
+    assert isinstance(cache, PicRadixCache)
+    tokenizer = read_tokenizer(ctx.server_args)
+    delimiters = frozenset() if tokenizer is None else delimiters_of(tokenizer)
+    cost = _cost_model(config, runner, splicer, ctx.tp_group)
+    # Each gap is a virtual sequence, and backends size their tables by the rows of the request pool.
+    max_gaps = max(2, min(config.max_gaps, runner.req_to_token_pool.size))
+    metrics = Metrics(_labels(ctx))
+    cache.attach(
+        config=config,
+        splicer=splicer,
+        cost=cost,
+        metrics=metrics,
+        delimiters=delimiters,
+        max_gaps=max_gaps,
+    )
+    server_info = ServerInfo()
+    _install_hooks(ctx, cache, server_info)
+    tested = self_test(runner, splicer, config, tokenizer=tokenizer, max_gaps=max_gaps, tp_group=ctx.tp_group)
+    metrics.set_self_test(tested)
+    server_info.add("self_test", lambda: tested)
+    logger.info(
+        "sglang_pic: %d delimiters, cost %s, config %s",
+        len(delimiters),
+        "off" if cost is None else msgspec.json.encode(cost).decode(),
+        msgspec.json.encode(config).decode(),
+    )
+    if config.testing.names_on:
+        logger.warning(
+            "sglang_pic: this server is for tests only: the switches %s are on", ", ".join(config.testing.names_on)
+        )
+    return cache
+
+
+def _checked_splicer(ctx: Any) -> Splicer:
+    """The splicer of the live model, its rotation proved on the model's modules and rows."""
     runner = ctx.tp_worker.model_runner
     view = view_pool(runner.token_to_kv_pool)
     geometry = read_geometry(runner.model, max_shift=ctx.model_config.context_len)
@@ -69,47 +105,23 @@ def create_cache(ctx: Any) -> PicRadixCache:
         rows.rest,
         1e3 * (time.perf_counter() - started_at),
     )
-    cache = create_unified_radix_cache(ctx, cache_class=PicRadixCache)
-    assert isinstance(cache, PicRadixCache)
-    tokenizer = read_tokenizer(ctx.server_args)
-    delimiters = frozenset() if tokenizer is None else delimiters_of(tokenizer)
-    cost = _cost_model(config, runner, splicer, ctx.tp_group)
-    # Each gap is a virtual sequence, and backends size their tables by the rows of the request pool.
-    max_gaps = max(2, min(config.max_gaps, runner.req_to_token_pool.size))
-    metrics = Metrics(_labels(ctx))
-    cache.attach(
-        config=config,
-        splicer=splicer,
-        cost=cost,
-        metrics=metrics,
-        delimiters=delimiters,
-        max_gaps=max_gaps,
-    )
+    return splicer
+
+
+def _install_hooks(ctx: Any, cache: PicRadixCache, server_info: ServerInfo) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    config, runner = cache.config, ctx.tp_worker.model_runner
     scheduler_hooks.install(cache)
     forward_hooks.install(cache)
-    server_info = ServerInfo()
     server_info.install()
     if config.audit_rate > 0:
         cache.audit = Audit(cache, runner, config, AuditMetrics(_labels(ctx)), ctx.tp_group)
         audit_hooks.install(cache.audit)
         server_info.add("audit", cache.audit.report)
     if config.testing.record_dir is not None:
-        recorder.install(view, Path(config.testing.record_dir), is_first_rank=ctx.tp_rank == 0)
+        recorder.install(cache.splicer.view, Path(config.testing.record_dir), is_first_rank=ctx.tp_rank == 0)
     HookRegistry.apply_hooks()
-    tested = self_test(runner, splicer, config, tokenizer=tokenizer, max_gaps=max_gaps, tp_group=ctx.tp_group)
-    metrics.set_self_test(tested)
-    server_info.add("self_test", lambda: tested)
-    logger.info(
-        "sglang_pic: %d delimiters, cost %s, config %s",
-        len(delimiters),
-        "off" if cost is None else msgspec.json.encode(cost).decode(),
-        msgspec.json.encode(config).decode(),
-    )
-    if config.testing.names_on:
-        logger.warning(
-            "sglang_pic: this server is for tests only: the switches %s are on", ", ".join(config.testing.names_on)
-        )
-    return cache
 
 
 def _cost_model(config: PicConfig, runner: Any, splicer: Splicer, tp_group: Any) -> CostModel | None:
