@@ -1,10 +1,10 @@
 """Gather-rotate-scatter in CPU memory, near the speed of a plain copy.
 
 The compiled loops of `host_native` do it in one pass. This file owns the way in torch, for where they are switched
-off, cannot be compiled, or do not cover a dtype (FP16 and FP8 keys), and the plan that makes it as fast as torch
-allows: long runs of slots are moved as slices, with no gather and no scatter; the rest go through one index. A block is
-small enough that its float32 scratch stays in the cache between the element-wise passes, and the scratch is shared by
-all layers of a call. Tokens with shift 0 are copied, never computed.
+off or cannot be compiled, and the plan that makes it as fast as torch allows: long runs of slots are moved as slices,
+with no gather and no scatter; the rest go through one index. A block is small enough that its float32 scratch stays in
+the cache between the element-wise passes, and the scratch is shared by all layers of a call. Tokens with shift 0 are
+copied, never computed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from . import host_native
 from .layers import LayerBuffers
 from .rope_params import RopeParams
 
-__all__ = ["copy_rows", "rotate_rows"]
+__all__ = ["copy_rows", "rotate_rows", "splice_rows"]
 
 # Swept on a 2-core AVX-512 server (one thread, CPU time, bf16, rows of 384, 1,152 and 2,048 bytes, 2026-11). A shorter
 # run costs more in calls, as a block of its own, than it saves in gather and scatter; a rotated block makes more calls.
@@ -54,7 +54,7 @@ def copy_rows(buffers: Sequence[Tensor], src: Tensor, dst: Tensor) -> None:
     """`buffer[dst] = buffer[src]` for every buffer, byte for byte; `src` and `dst` are disjoint."""
     native = host_native.load()
     if native is not None:
-        native.copy_rows(LayerBuffers.of("buffers", buffers), src.contiguous(), dst.contiguous())
+        native.copy_rows(LayerBuffers.of("buffers", buffers), src, dst)
         return
     row_bytes = buffers[0][0].nbytes
     block_len = max(16, _SCRATCH_BYTES // row_bytes)
@@ -69,17 +69,25 @@ def copy_rows(buffers: Sequence[Tensor], src: Tensor, dst: Tensor) -> None:
             _store(buffer, block.dst, source)
 
 
+def splice_rows(
+    keys: LayerBuffers, values: LayerBuffers, src: Tensor, dst: Tensor, shifts: Tensor, rope: RopeParams
+) -> None:
+    """`copy_rows` of the values and `rotate_rows` of as many keys, in one go."""
+    native = host_native.load()
+    if native is not None:
+        native.rotate_rows(keys, values, src, dst, shifts, rope, offset=0)
+        return
+    copy_rows(values, src, dst)
+    rotate_rows(keys, src, dst, shifts, rope, offset=0)
+
+
 def rotate_rows(
     buffers: Sequence[Tensor], src: Tensor, dst: Tensor, shifts: Tensor, rope: RopeParams, *, offset: int
 ) -> None:
     """`copy_rows` with the dimensions `[offset, offset + rotary_dim)` turned by each token's shift."""
     native = host_native.load()
-    if native is not None and buffers[0].dtype in native.ROTATED:
-        distinct, which = shifts.unique(return_inverse=True)
-        which.masked_fill_(shifts == 0, -1)
-        rows = LayerBuffers.of("buffers", buffers)
-        angles, is_neox = rope.cos_sin(distinct), rope.is_neox_style
-        native.rotate_rows(rows, src.contiguous(), dst.contiguous(), which, angles, offset=offset, is_neox=is_neox)
+    if native is not None:
+        native.rotate_rows(LayerBuffers.of("buffers", buffers), None, src, dst, shifts, rope, offset=offset)
         return
     moved = shifts != 0
     num_moved = int(moved.sum())
@@ -175,7 +183,8 @@ def _rotate_block(buffer: Tensor, block: _Block, scratch: _Scratch, rope: RopePa
     source = _load(buffer, block, scratch.rows)
     target = buffer[block.dst] if isinstance(block.dst, slice) else scratch.rows[:n]
     if rope.rotary_dim < buffer.shape[2] and target.data_ptr() != source.data_ptr():
-        _as_words(target).copy_(_as_words(source))
+        to_words, from_words = _as_words(target, source)
+        to_words.copy_(from_words)
     wide, turned = scratch.wide[:n], scratch.turned[:n]
     wide.copy_(source[..., part])
     _turn(wide, block.angles, turned, rope)
@@ -192,15 +201,18 @@ def _load(buffer: Tensor, block: _Block, rows: Tensor) -> Tensor:
     if isinstance(block.src, slice):
         return buffer[block.src]
     out = rows[: block.num_tokens]
-    torch.index_select(_as_words(buffer), 0, block.src, out=_as_words(out))
+    from_words, to_words = _as_words(buffer, out)
+    torch.index_select(from_words, 0, block.src, out=to_words)
     return out
 
 
 def _store(buffer: Tensor, dst: _Rows, rows: Tensor) -> None:
     if isinstance(dst, slice):
-        _as_words(buffer[dst]).copy_(_as_words(rows))
+        to_words, from_words = _as_words(buffer[dst], rows)
+        to_words.copy_(from_words)
     else:
-        _as_words(buffer).index_copy_(0, dst, _as_words(rows))
+        to_words, from_words = _as_words(buffer, rows)
+        to_words.index_copy_(0, dst, from_words)
 
 
 def _turn(wide: Tensor, angles: _Angles, out: Tensor, rope: RopeParams) -> None:
@@ -217,12 +229,12 @@ def _turn(wide: Tensor, angles: _Angles, out: Tensor, rope: RopeParams) -> None:
         torch.mul(pairs, angles[0], out=torch.view_as_complex(out.unflatten(-1, (-1, 2))))
 
 
-def _as_words(rows: Tensor) -> Tensor:
-    """Contiguous `[n, heads, dim]` as `[n, words]` of the widest words that fit, sharing memory."""
-    flat = rows.flatten(1)
-    row_bytes = flat.shape[1] * flat.element_size()
-    start = flat.storage_offset() * flat.element_size()
+def _as_words(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Two contiguous `[n, heads, dim]` as `[n, words]` of the widest words that fit both, sharing memory."""
+    flat = left.flatten(1), right.flatten(1)
+    row_bytes = flat[0].shape[1] * flat[0].element_size()
+    starts = [each.storage_offset() * each.element_size() for each in flat]
     for size, dtype in _WORDS:
-        if row_bytes % size == 0 and start % size == 0:
-            return flat.view(dtype)
+        if not any(each % size for each in (row_bytes, *starts)):
+            return flat[0].view(dtype), flat[1].view(dtype)
     raise AssertionError("bytes always fit")

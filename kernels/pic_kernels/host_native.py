@@ -23,12 +23,14 @@ import subprocess
 import tempfile
 from importlib.util import cache_from_source
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
-from .layers import LayerBuffers
+if TYPE_CHECKING:
+    from .layers import LayerBuffers
+    from .rope_params import RopeParams
 
 __all__ = ["NativeRows", "load"]
 
@@ -36,9 +38,15 @@ logger = logging.getLogger(__name__)
 
 _SWITCH: Final = "SGLANG_PIC_HOST"
 _SOURCE: Final = Path(__file__).with_suffix(".c")
-_COMPILE: Final = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-c")
+# NOTE: `-ffp-contract=off`: which product of a rotation is rounded is written in the source, not a compiler's choice.
+_COMPILE: Final = (
+    *("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+    *("-fopenmp", "-fPIC", "-c"),
+)
 _TIMEOUT_S: Final = 60
 
+# `enum kind` of the source.
+_KINDS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float8_e4m3fn: 3}
 _POINTER, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
@@ -61,67 +69,70 @@ def load() -> NativeRows | None:
 class NativeRows:
     """Row moves over the buffers of a pool. The operands are those of `host`, checked; threads are torch's."""
 
-    ROTATED: Final = frozenset({torch.bfloat16, torch.float32})
-    """The dtypes that `rotate_rows` turns."""
-
     def __init__(self, library: ctypes.CDLL) -> None:
         """Bind a library that was compiled from `host_native.c`."""
-        rows = (_POINTER, _INT64, _INT64)
-        self._copy = library.pic_copy_rows
-        self._copy.argtypes = (*rows, _POINTER, _POINTER, _INT64, _INT)
-        self._copy.restype = None
-        self._rotate = library.pic_rotate_rows
-        self._rotate.argtypes = (*rows, _INT64, _INT64, _INT64, _INT, _INT, *(_POINTER,) * 5, _INT64, _INT)
-        self._rotate.restype = None
+        self._splice = library.pic_splice
+        self._splice.argtypes = (
+            *(_POINTER, _POINTER, _INT64, _INT64),
+            *(_INT64, _INT64, _INT64, _INT64, _INT, _INT, _POINTER),
+            *(_POINTER, _POINTER, _POINTER, _INT, _INT64, _INT),
+        )
+        self._splice.restype = _INT
+        self._slots_hold = library.pic_slots_hold
+        self._slots_hold.argtypes = (_POINTER, _POINTER, _INT64, _INT64)
+        self._slots_hold.restype = _INT
+
+    def slots_hold(self, src: Tensor, dst: Tensor, num_slots: int) -> bool:
+        """Whether every slot is in `[0, num_slots)`, none twice in `dst` and none in both: O(n) and a bit per slot.
+
+        Args:
+            src: `[n]` int64 in CPU memory.
+            dst: likewise.
+            num_slots: slots of the pool.
+        """
+        src, dst = src.contiguous(), dst.contiguous()
+        return bool(self._slots_hold(src.data_ptr(), dst.data_ptr(), src.numel(), num_slots))
 
     def copy_rows(self, buffers: LayerBuffers, src: Tensor, dst: Tensor) -> None:
-        """`buffer[dst] = buffer[src]` for every buffer, byte for byte; indices are contiguous int64."""
-        self._copy(
-            buffers.addresses.data_ptr(),
-            len(buffers),
-            buffers.row_bytes,
-            src.data_ptr(),
-            dst.data_ptr(),
-            src.numel(),
-            torch.get_num_threads(),
+        """`buffer[dst] = buffer[src]` for every buffer, byte for byte."""
+        src, dst = src.contiguous(), dst.contiguous()
+        self._splice(
+            *(buffers.addresses.data_ptr(), None, len(buffers), buffers.row_bytes),
+            *(0, 0, 0, 0, 0, 0, None),
+            *(src.data_ptr(), dst.data_ptr(), None, 0, src.numel(), torch.get_num_threads()),
         )
 
     def rotate_rows(
         self,
         buffers: LayerBuffers,
+        copied: LayerBuffers | None,
         src: Tensor,
         dst: Tensor,
-        which: Tensor,
-        angles: tuple[Tensor, Tensor],
+        shifts: Tensor,
+        rope: RopeParams,
         *,
         offset: int,
-        is_neox: bool,
     ) -> None:
-        """`copy_rows` with the dimensions `[offset, offset + rotary_dim)` turned.
+        """`copy_rows` of `buffers`, the dimensions `[offset, offset + rotary_dim)` turned, and of `copied` as they are.
 
-        Args:
-            which: `[n]` contiguous int64, each token's row of `angles`; negative for a plain copy.
-            angles: cosines and sines, contiguous float32 `[num_angles, rotary_dim / 2]`.
+        Raises:
+            MemoryError: no memory for the angles; nothing has been written.
         """
-        heads, dim = buffers[0].shape[1:]
-        cos, sin = angles
-        self._rotate(
+        _, heads, dim = buffers[0].shape
+        src, dst, shifts = src.contiguous(), dst.contiguous(), shifts.contiguous()
+        inv_freq = rope.inv_freq.to(torch.float64).contiguous()
+        done = self._splice(
+            None if copied is None else copied.addresses.data_ptr(),
             buffers.addresses.data_ptr(),
             len(buffers),
-            heads,
-            dim,
-            offset,
-            cos.shape[1],
-            int(is_neox),
-            buffers[0].element_size(),
-            src.data_ptr(),
-            dst.data_ptr(),
-            which.data_ptr(),
-            cos.data_ptr(),
-            sin.data_ptr(),
-            src.numel(),
-            torch.get_num_threads(),
+            0 if copied is None else copied.row_bytes,
+            *(heads, dim, offset, rope.rotary_dim // 2),
+            *(not rope.is_neox_style, _KINDS[buffers.dtype], inv_freq.data_ptr()),
+            *(src.data_ptr(), dst.data_ptr(), shifts.data_ptr(), shifts.element_size()),
+            *(src.numel(), torch.get_num_threads()),
         )
+        if not done:
+            raise MemoryError(f"no memory for the angles of {src.numel()} tokens.")
 
 
 @functools.cache
@@ -148,7 +159,7 @@ def _build() -> ctypes.CDLL:
         objects, built = Path(folder, "rows.o"), Path(folder, name)
         steps: tuple[list[str | Path], ...] = (
             [*command, _SOURCE, "-o", objects],
-            [*compiler, "-shared", objects, "-o", built],
+            [*compiler, "-shared", objects, "-o", built, "-lm"],
         )
         for step in steps:
             subprocess.run(step, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)

@@ -70,10 +70,11 @@ def splice_mha(
         from . import triton_mha
 
         triton_mha.splice_mha(keys, values, src, dst, shifts, rope)
+    elif backend is Backend.HOST:
+        host.splice_rows(keys, values, src, dst, shifts, rope)
     else:
-        path = host if backend is Backend.HOST else eager
-        path.copy_rows(values, src, dst)
-        path.rotate_rows(keys, src, dst, shifts, rope, offset=0)
+        eager.copy_rows(values, src, dst)
+        eager.rotate_rows(keys, src, dst, shifts, rope, offset=0)
 
 
 def choose_mha(k_buffers: LayerBuffers, v_buffers: LayerBuffers, rope: RopeParams) -> Choice:
