@@ -51,7 +51,7 @@ summary b{font-weight:600;overflow-wrap:anywhere}summary span{color:var(--muted)
 .tag.differs,.tag.no{background:var(--differs)}.tag.yes{border-color:var(--good);color:var(--good)!important}
 .claims{columns:2 480px;column-gap:36px}.claim{margin:0 0 16px}.claim h3{break-after:avoid}.claim li{break-inside:avoid}
 .claim h3{margin:0 0 4px}h3.over{margin:22px 0 8px}details>.wide{margin:0 10px 10px}
-.text{padding:0 14px 14px}
+.text{padding:0 14px 14px}.keep{white-space:nowrap}
 .answers{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:12px;padding:2px 14px 14px}
 .answers h4{margin:0 0 4px;font-size:.82rem;color:var(--muted);font-weight:600}
 pre{margin:0;padding:10px 12px;background:var(--panel);border-radius:6px;font:12.5px/1.5 ui-monospace,SFMono-Regular,

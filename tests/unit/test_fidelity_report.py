@@ -38,7 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     probes = [*grid(prompts=21, blocks=(1, 4, 16)), *shifts(prompts=8), *questions(prompts=22), *trace(calls=45)]
     write_probes(path / "probes.jsonl", probes)
     config = {"schema_version": 1, "model": "models/tiny & small", "seams": [0, 1], "dtypes": ["float32"], "data": None}
-    (path / "config.json").write_bytes(msgspec.json.encode(config))
+    config["sizes"] = {"prompts": 21, "blocks": [1, 4, 16]}
+    (path / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
     write_json(path / "environment.json", msgspec.structs.replace(capture_environment(), cpu="A <CPU>"))
     (path / "left_out.jsonl").write_text('{"experiment":"grid","dtype":"float32","prompt":"g","reason":"r"}\n{"exp')
     write_report(path)
@@ -91,9 +92,8 @@ def test_the_page_is_one_file_and_well_formed(folder: Path) -> None:
 def test_both_outputs_have_the_same_parts_tables_and_answers(folder: Path) -> None:
     summary = read_summary(folder / "summary.json")
     markdown = (folder / "report.md").read_text("utf8")
-    # Intervals are kept together on the page by other spaces and smaller type.
-    page = (folder / "report.html").read_text("utf8").replace("\N{NO-BREAK SPACE}", " ")
-    words = " ".join(_Page(page).words)
+    page = (folder / "report.html").read_text("utf8")
+    words = "".join(_Page(page).words)
     for title in (*PARTS.values(), "What this says", "Figures of others beside ours", "Prompts that moved furthest"):
         assert f"## {title}" in markdown
         assert title in words
@@ -154,6 +154,13 @@ def test_prompts_that_moved_furthest(folder: Path) -> None:
     grids = [p for p in grid(prompts=21, blocks=(1, 4, 16)) if p.arm == "seam-1"]
     assert summary.worst[0].kl == max(p.kl for p in grids)
     assert all(one.floor_kl is not None for one in summary.worst)
+
+
+def test_settings_are_shown_on_a_line_each(folder: Path) -> None:
+    measured = (folder / "report.md").read_text("utf8").partition("## How it was measured")[2].splitlines()
+    assert "- **sizes**: {prompts:21,blocks:[1,4,16]}" in measured
+    assert "- **dtypes**: float32" in measured
+    assert not any("data" in line.partition(":")[0] for line in measured)
 
 
 def test_what_was_left_out_is_said(folder: Path) -> None:

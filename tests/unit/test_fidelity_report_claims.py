@@ -74,7 +74,7 @@ def test_agreement_is_claimed_of_decided_prompts_where_the_model_is_undecided() 
         return claim.text
 
     assert "top-1 agreement 0 % against 100 %, -100.0 [-100.0, -100.0] points on the 25 decided records" in at(25)
-    assert "agreement is left out, too few records on which the model is decided" in at(5)
+    assert "agreement is left out, the model is decided on too few" in at(5)
     assert "top-1 agreement 33.3 % against 100 %" in at(40)
 
 

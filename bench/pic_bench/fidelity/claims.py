@@ -187,9 +187,8 @@ def _agreement(pairs: Pairs, limits: Limits) -> str:
         kept = [pair for pair in pairs if pair[0].top1_probability >= limits.decided_probability]
         note = f" on the {len(kept)} decided records"
     if len(kept) < limits.min_prompts:
-        return (
-            "agreement is left out, too few records on which the model is decided" if note else "agreement is left out"
-        )
+        few = "the model is decided on too few" if note else f"fewer than {limits.min_prompts} records"
+        return f"agreement is left out, {few}"
     agreement = _evidence(kept, lambda probe: float(probe.top1_agrees))
     difference = with_interval(agreement.difference, lambda value: f"{value * 100:+.1f}")
     return f"top-1 agreement {share(agreement.first)} against {share(agreement.second)}, {difference} points{note}"

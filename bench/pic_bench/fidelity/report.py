@@ -160,7 +160,7 @@ def _read_config(path: Path) -> dict[str, str]:
 
 
 def _as_text(raw: bytes) -> str:
-    """A string as it is, a list of strings with commas, anything else as JSON."""
+    """A string as it is, a list of strings with commas, anything else as JSON on one line, without its quotes."""
     try:
         return msgspec.json.decode(raw, type=str)
     except msgspec.ValidationError:
@@ -168,7 +168,7 @@ def _as_text(raw: bytes) -> str:
     try:
         return ", ".join(msgspec.json.decode(raw, type=list[str]))
     except msgspec.ValidationError:
-        return raw.decode()
+        return msgspec.json.format(raw, indent=-1).decode().replace('"', "")
 
 
 def _read_environment(path: Path) -> Environment | None:

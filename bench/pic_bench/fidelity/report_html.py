@@ -17,6 +17,8 @@ from pic_bench.fidelity.words import DEFINITIONS, facts, limits_of
 __all__ = ["html_report"]
 
 _TAGS = {Verdict.YES: "tag yes", Verdict.NO: "tag no", Verdict.OPEN: "tag"}
+# A figure and its bounds stay on one line.
+_KEPT = r'<span class="keep">\g<0></span>'
 _INTERVAL = re.compile(r"\S+ \[[^\]]+\]")
 
 
@@ -47,15 +49,10 @@ def html_report(summary: Summary) -> str:
 def _question(question: str, claims: list[Claim]) -> str:
     lines = [
         f'<li><span class="{_TAGS[claim.verdict]}">{verdict(claim)}</span> <b>{escape(claim.where)}.</b> '
-        f"{_INTERVAL.sub(_unbroken, escape(claim.text))}</li>"
+        f"{_INTERVAL.sub(_KEPT, escape(claim.text))}</li>"
         for claim in claims
     ]
     return f'<div class="claim"><h3>{escape(question)}</h3><ul>{"".join(lines)}</ul></div>'
-
-
-def _unbroken(interval: re.Match[str]) -> str:
-    """A figure and its bounds on one line."""
-    return interval[0].replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _part(part: Part) -> str:
