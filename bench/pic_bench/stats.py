@@ -113,28 +113,41 @@ def bootstrap_median(values: Sequence[float], *, seed: int, resamples: int = 10_
 def bootstrap(values: Sequence[float], statistic: Statistic = Statistic.MEAN, *, seed: int = 0) -> Estimate:
     """A statistic of `values`, which must not be empty, over resamples of them; differences of pairs are values too."""
     data = np.asarray(values, dtype=float)
-    of = np.mean if statistic is Statistic.MEAN else np.median
-    return _estimate(float(of(data)), of(data[_draws(len(data), seed)], axis=1), len(data))
+    if statistic is Statistic.MEAN:
+        return _estimate(float(data.mean()), _sums(data, seed) / len(data), len(data))
+    return _estimate(float(np.median(data)), np.median(data[_draws(len(data), seed)], axis=1), len(data))
 
 
 def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float], *, seed: int = 0) -> Estimate | None:
     """The ratio of two sums over the same units, resampled as pairs; None where a denominator's sum can be zero."""
     top, bottom = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)
-    draws = _draws(len(top), seed) if len(top) else np.zeros((1, 0), dtype=np.int32)
-    sums = bottom[draws].sum(axis=1)
-    if not sums.all():
+    if not len(bottom) or not (bottom_sums := _sums(bottom, seed)).all():
         return None
-    return _estimate(float(top.sum() / bottom.sum()), top[draws].sum(axis=1) / sums, len(top))
+    return _estimate(float(top.sum() / bottom.sum()), _sums(top, seed) / bottom_sums, len(top))
 
 
 def bootstrap_difference(first: Sequence[float], second: Sequence[float], *, seed: int = 0) -> Estimate:
     """Mean of `first` less mean of `second`, two samples that share no units; `n` counts the smaller."""
     a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
-    means = [x[_draws(len(x), seed + number)].mean(axis=1) for number, x in enumerate((a, b))]
+    # Other draws for each, or samples of one size would be resampled alike, as if they were pairs.
+    means = [_sums(x, seed + number) / len(x) for number, x in enumerate((a, b))]
     return _estimate(float(a.mean() - b.mean()), means[0] - means[1], min(len(a), len(b)))
 
 
-@lru_cache(maxsize=8)
+def _sums(data: np.ndarray, seed: int) -> np.ndarray:
+    """The sum of every resample."""
+    return _counts(len(data), seed) @ data
+
+
+@lru_cache(maxsize=4)
+def _counts(size: int, seed: int) -> np.ndarray:
+    """How often every value is in every resample, `[RESAMPLES, size]`: one product then sums all resamples."""
+    rows = np.arange(RESAMPLES)[:, None] * size
+    counted = np.bincount((_draws(size, seed) + rows).ravel(), minlength=RESAMPLES * size)
+    return counted.reshape(RESAMPLES, size).astype(float)
+
+
+@lru_cache(maxsize=4)
 def _draws(size: int, seed: int) -> np.ndarray:
     """Indices of all resamples, `[RESAMPLES, size]`; read only, because every sample of this size shares them."""
     draws = np.random.default_rng(seed).integers(0, size, size=(RESAMPLES, size), dtype=np.int32)

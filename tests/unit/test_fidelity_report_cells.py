@@ -146,6 +146,14 @@ def test_a_difference_of_samples_resamples_both() -> None:
     assert (estimate.high - estimate.low) / (2 * 1.96 * spread) == pytest.approx(1, abs=0.08)
 
 
+def test_samples_of_one_size_are_not_resampled_as_pairs() -> None:
+    """The same values twice: as pairs they differ by nothing, as samples by what chance makes of them."""
+    values = [float(i) for i in range(50)]
+    estimate = bootstrap_difference(values, values)
+    assert estimate.value == 0
+    assert estimate.low < -4 < 4 < estimate.high
+
+
 def test_a_ratio_of_nothing_is_none() -> None:
     assert bootstrap_ratio([1.0], [0.0]) is None
     assert bootstrap_ratio([], []) is None
