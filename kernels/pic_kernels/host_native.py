@@ -53,7 +53,7 @@ _POINTER, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 def load() -> NativeRows | None:
     """The compiled loops, or `None` where they are switched off or cannot be had.
 
-    The first call compiles, in under a second; its outcome is kept for the process.
+    The first call compiles, in a second or two; its outcome is kept for the process.
 
     Raises:
         ValueError: the environment variable `SGLANG_PIC_HOST` is neither `auto` nor `torch`.
