@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
@@ -327,3 +328,15 @@ def test_larger_values_stand_higher_and_to_the_right() -> None:
     (x0, y0), (x1, y1) = [(float(x), float(y)) for x, y in places]
     assert x0 < x1
     assert y0 > y1
+
+
+def test_names_of_neighbours_do_not_cover_each_other() -> None:
+    points = [Point(f"policy-{i}", 0.5 + i / 50, kl(0.9, 0.8, 1.0)) for i in range(5)] + [
+        Point("far", 0.9, kl(0.9, 0.8, 1))
+    ]
+    drawing = trade_off("x", points, [], Ticks(share, share, log=False), ("x", "y")).inline()
+    names = re.findall(r'<text style="paint-order[^>]* x="([0-9.]+)" y="([0-9.]+)"[^>]*>([^<]+)<', drawing)
+    assert len(names) == 6
+    boxes = [(float(x), float(y) - 10, float(x) + 6.5 * len(name), float(y) + 2) for x, y, name in names]
+    for a, b in itertools.combinations(boxes, 2):
+        assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]

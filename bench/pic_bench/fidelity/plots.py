@@ -22,6 +22,8 @@ RIGHT = WIDTH - 14
 # Five decades: a float32 prefix hit differs by 1e-12 and would press everything else together.
 DECADES = 5
 MARKS = ("dot", "ring", "diamond")
+_Box = tuple[float, float, float, float]
+"""Left, top, right, bottom."""
 
 
 class Series(NamedTuple):
@@ -78,10 +80,11 @@ class Drawing:
 
     def standalone(self) -> str:
         """A file of its own, with ground and theme, and its label as title."""
-        pad, top = 16.0, 40.0
+        pad, top = 16.0, 54.0
         style = f"<style>{svg.theme('svg')}{CHART_STYLE}</style>"
         ground = svg.rect(0, 0, WIDTH + 2 * pad, self.height + top + 10, "ground", radius=10)
-        title = svg.text(pad, 26, self.label, style="strong")
+        what, _, about = self.label.partition(", ")
+        title = svg.text(pad, 24, what, style="strong") + svg.text(pad, 42, about, style="sub")
         inner = f'<g transform="translate({pad:g},{top:g})">{self.body}</g>'
         return svg.document(style + ground + title + inner, WIDTH + 2 * pad, self.height + top + 10, self.label)
 
@@ -175,14 +178,16 @@ def trade_off(
         parts.append(svg.line(xs(tick), bottom, xs(tick), bottom + 4, style="axis"))
         parts.append(svg.text(xs(tick), bottom + 19, f"{tick * 100:g} %", style="small", anchor="middle"))
     parts.append(svg.text((left + RIGHT) / 2, bottom + 38, titles[0], style="small", anchor="middle"))
-    # Names cover neither marks nor whiskers, where there is room.
-    taken = [(xs(p.x) - 6, axis(p.y.value) - 6, xs(p.x) + 6, axis(p.y.value) + 6) for p in points]
-    taken += [(xs(p.x) - 2, axis(p.y.high), xs(p.x) + 2, axis(p.y.low)) for p in points]
+    # A name must not cover a mark or another name, and should not cover a whisker.
+    marks = [(xs(p.x) - 6, axis(p.y.value) - 6, xs(p.x) + 6, axis(p.y.value) + 6) for p in points]
+    whiskers = [(xs(p.x) - 2, axis(p.y.high), xs(p.x) + 2, axis(p.y.low)) for p in points]
     for point in points:
         tip = f"{point.name}: {point.x:.1%} computed, {_says(point.y, ticks)}"
         parts += _whisker(xs(point.x), axis, point.y, "line-1", "dot", tip)
     for point in points:
-        parts.append(_name(point.name, xs(point.x), axis(point.y.value), taken, (left, top, RIGHT, bottom)))
+        text, box = _name(point.name, xs(point.x), axis(point.y.value), marks, whiskers, (left, top, RIGHT, bottom))
+        parts.append(text)
+        marks.append(box)
     return Drawing("".join(parts), height, label)
 
 
@@ -248,30 +253,26 @@ def _legend(names: Sequence[tuple[str, str]], left: float) -> tuple[str, int]:
 
 
 def _name(
-    name: str,
-    x: float,
-    y: float,
-    taken: list[tuple[float, float, float, float]],
-    frame: tuple[float, float, float, float],
-) -> str:
-    """A name beside its mark, where it covers no other; the first place if all are taken."""
+    name: str, x: float, y: float, marks: Sequence[_Box], whiskers: Sequence[_Box], frame: _Box
+) -> tuple[str, _Box]:
+    """A name beside its mark, at the place where it covers least, and the box it takes."""
     wide = 7.2 * len(name)
-    places = [(x + 9, y + 4), (x - 9 - wide, y + 4), (x + 9, y - 10), (x + 9, y + 18)]
-    places += [(x - 9 - wide, y - 10), (x - 9 - wide, y + 18), (x + 9, y - 26), (x + 9, y + 34)]
-    for left, base in places:
-        box = (left, base - 11, left + wide, base + 3)
+    right, left = x + 9, x - 9 - wide
+    places = [(at, y + down) for down in (4, -10, 18, -26, 34) for at in (right, left)]
+    boxes = {(at, base): (at, base - 11, at + wide, base + 3) for at, base in places}
+
+    def cost(place: tuple[float, float]) -> int:
+        box = boxes[place]
         inside = box[0] >= frame[0] and box[1] >= frame[1] - 6 and box[2] <= frame[2] and box[3] <= frame[3] + 2
-        if inside and not any(_overlap(box, other) for other in taken):
-            break
-    else:
-        left, base = places[0]
-        box = (left, base - 11, left + wide, base + 3)
-    taken.append(box)
+        covered = 10 * sum(_overlap(box, mark) for mark in marks) + sum(_overlap(box, other) for other in whiskers)
+        return covered + 100 * (not inside)
+
+    best = min(places, key=cost)
     halo = 'style="paint-order:stroke;stroke:var(--ground);stroke-width:3px"'
-    return svg.text(left, base, name).replace("<text ", f"<text {halo} ", 1)
+    return svg.text(*best, name).replace("<text ", f"<text {halo} ", 1), boxes[best]
 
 
-def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+def _overlap(a: _Box, b: _Box) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
