@@ -94,9 +94,9 @@ VERBS: dict[str, Verb] = {
     ),
     "report": Verb(
         "pic_bench.report_command",
-        "write the report of a comparison again",
-        "Makes report.md and report.html again from the raw records in the folder of a comparison.",
-        ("sglang-pic report runs/demo",),
+        "write the report of a run again",
+        "Makes report.md and report.html again from the raw records in the folder of `compare` or `fidelity`.",
+        ("sglang-pic report runs/demo", "sglang-pic report runs/fidelity"),
     ),
     "census": Verb(
         "sglang_pic.census.command",
