@@ -77,7 +77,7 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     audit_rate: float = 0.01
     """The share of spliced requests that are computed again in full, when nobody waits; 0 audits none."""
 
-    audit_kl_limit: float = 0.5
+    audit_kl_limit: float = 0.25
     """Nats: the mean KL(full || spliced) of a namespace's window above which it is switched off."""
 
     audit_kl_cap: float = 2.0
@@ -110,7 +110,7 @@ def _check_audit(config: PicConfig) -> None:
     if not 0 < config.audit_kl_limit < config.audit_kl_cap < math.inf:
         raise ConfigError(
             f"audit_kl_limit={config.audit_kl_limit!r}, audit_kl_cap={config.audit_kl_cap!r}: the limit must be above "
-            "0 and below the cap, which bounds the mean; 0.5 and 2.0 are the defaults."
+            "0 and below the cap, which bounds the mean; 0.25 and 2.0 are the defaults."
         )
     if not 1 <= config.audit_min <= config.audit_window <= 10_000:
         raise ConfigError(

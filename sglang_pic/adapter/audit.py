@@ -48,6 +48,8 @@ _MAX_PENDING = 16
 # Rounds of decoding between two steps of an audit. At 256 tokens a step it adds the work of a prefill of 16 tokens to
 # each round while an audit is due.
 _BUSY_INTERVAL = 16
+# More than two distributions over any vocabulary can differ by unless one of them is broken.
+_WORST_KL = 1000.0
 # A prompt whose slots were needed this often is not computed.
 _MAX_RESTARTS = 4
 
@@ -308,7 +310,9 @@ class Audit:
         drawn = self._current.drawn
         exact = torch.log_softmax(full.logits.to(torch.float32), dim=-1)
         spliced = torch.log_softmax(drawn.logits.to(torch.float32), dim=-1)
-        kl = torch.sum(exact.exp() * (exact - spliced)).clamp(min=0)
+        # Tokens that the model rules out add nothing; anything that is no number is as bad as can be.
+        terms = torch.where(exact.isneginf(), 0.0, exact.exp() * (exact - spliced))
+        kl = terms.sum().nan_to_num(nan=_WORST_KL).clamp(0, _WORST_KL)
         differs = exact.argmax() != spliced.argmax()
         self._verdict = (drawn, torch.stack([kl, differs.to(kl.dtype)]))
 
@@ -336,6 +340,8 @@ class Audit:
 
     def _announce(self, suspension: Suspension) -> None:
         self._metrics.set_suspended(len(self._ledger.suspensions))
+        if self._tp_group is not None and self._tp_group.rank_in_group != 0:
+            return
         logger.error(
             "sglang_pic: SPLICING IS OFF in namespace %d, %s: over the last %d audited requests KL(full || spliced) of "
             "the first token is %.3f nats on average, each counted up to %s; audit_kl_limit is %s; %d of them agree on "

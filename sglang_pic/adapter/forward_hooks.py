@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
+
 from sglang_pic.adapter.cache import PicRadixCache
 from sglang_pic.adapter.gap_batch import GapBatch, build_gap_batch
+from sglang_pic.runtime.views import PoolView
 
 __all__ = ["hand_over", "install"]
 
@@ -54,6 +57,8 @@ def install(cache: PicRadixCache) -> None:
         # from a later forward pass on the same stream.
         try:
             cache.splicer.splice(gap.splice.src, gap.splice.dst, gap.splice.shifts)
+            if gap.flipped is not None:
+                _flip(cache.splicer.view, gap.flipped)
         finally:
             cache.release_locks(gap.locks)
         with ExitStack() as stack:
@@ -88,6 +93,12 @@ def install(cache: PicRadixCache) -> None:
 def hand_over(forward_batch: Any, gap: GapBatch) -> None:
     """Let the next forward pass over `forward_batch` execute `gap`."""
     setattr(forward_batch, _GAP_ATTRIBUTE, gap)
+
+
+def _flip(view: PoolView, slots: torch.Tensor) -> None:
+    """The corruption of a test: every number of the rows changes its sign."""
+    for buffer in (*view.keys, *view.values):
+        buffer[slots] = -buffer[slots]
 
 
 @contextmanager

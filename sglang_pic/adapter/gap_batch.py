@@ -58,6 +58,9 @@ class GapBatch:
 
     locks: list[object] = field(default_factory=list)
 
+    flipped: torch.Tensor | None = None
+    """Slots of rows that a test of the audit has corrupted, int64."""
+
     @contextmanager
     def narrowed(self, forward_batch: Any, model_runner: Any) -> Iterator[None]:
         """Rewrite `forward_batch` to the virtual sequences, and put it back on leaving, also on an error."""
@@ -151,6 +154,7 @@ def build_gap_batch(
     """
     owners, starts, ends, kept, computed, logprob_starts = [], [], [], [], [], []
     runs: list[tuple[RunSource, torch.Tensor]] = []
+    flipped: list[torch.Tensor] = []
     locks: list[object] = []
     offset = 0
     for i, (splice, prefix_len, extend_len) in enumerate(zip(pending, prefix_lens, extend_lens, strict=True)):
@@ -166,6 +170,8 @@ def build_gap_batch(
         assert logprob_starts[-1] >= 0, "a token whose logprob is wanted was spliced"
         if splice is not None:
             runs += [(run, rows[i]) for run in splice.runs]
+            if splice.flip:
+                flipped += [rows[i][run.target_start : run.target_end] for run in splice.runs]
             locks += splice.locks
         offset += extend_len
     return GapBatch(
@@ -177,6 +183,7 @@ def build_gap_batch(
         computed_lens=computed,
         start_lens=logprob_starts,
         locks=locks,
+        flipped=torch.cat(flipped).to(torch.int64) if flipped else None,
     )
 
 

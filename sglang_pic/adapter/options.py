@@ -51,7 +51,8 @@ class TestingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     rotate: bool = True
     """False copies keys as they are: the naive control."""
     flip_donors: bool = False
-    """Read every run's rows in reverse order: a corruption for the audit to find."""
+    """Turn the signs of every spliced row: a corruption for the audit to find. (Rows in another order would be none: a
+    key carries its position with it.)"""
     min_run_tokens: int | None = None
     compute_last: int = 0
     """This many tokens at the prompt's end are computed whatever repeats."""

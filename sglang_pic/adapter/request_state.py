@@ -44,18 +44,13 @@ class PendingSplice:
     rotate: bool = True
     """False in the naive control of an experiment only."""
     flip: bool = False
-    """True in a test of the audit only: each run's rows are read in reverse order."""
+    """True in a test of the audit only: the spliced rows are corrupted."""
 
     @property
     def runs(self) -> list[RunSource]:
         """The plan's runs with the slots they are read from."""
         return [
-            RunSource(
-                run.target_start,
-                run.target_end,
-                run.shift if self.rotate else 0,
-                slots[: run.num_tokens].flip(0) if self.flip else slots[: run.num_tokens],
-            )
+            RunSource(run.target_start, run.target_end, run.shift if self.rotate else 0, slots[: run.num_tokens])
             # A clipped plan has fewer runs; those that are left are its first ones.
             for run, slots in zip(self.plan.runs, self.slots, strict=False)
         ]

@@ -159,6 +159,17 @@ def test_the_divergence_is_that_of_the_whole_vocabulary() -> None:
     assert bench.audit.report().num_agreed == int(exact.argmax() == spliced.argmax())
 
 
+@pytest.mark.parametrize(
+    ("spliced", "agreed"), [(torch.full((VOCAB,), float("nan")), 0), (torch.full((VOCAB,), float("-inf")), 0)]
+)
+def test_what_is_no_distribution_is_as_bad_as_can_be(spliced: torch.Tensor, agreed: int) -> None:
+    bench = Bench()
+    bench.serve(spliced)
+    bench.run()
+    report = bench.audit.report()
+    assert (report.mean_kl, report.num_agreed) == (1000, agreed)
+
+
 def test_the_rate_is_a_share_of_spliced_requests() -> None:
     bench = Bench(audit_rate=0.25)
     drawn = [bench.serve(logits_of(PROMPT)) for _ in range(40)]

@@ -20,6 +20,18 @@ def plan(prefix_len: int, end: int, *runs: tuple[int, int, int]) -> Plan:
     )
 
 
+def test_only_the_rows_of_a_corrupted_splice_are_named() -> None:
+    """The fault that the audit's tests inject: rows that were spliced, of the requests that ask for it."""
+    sources = [torch.arange(900, 906), torch.arange(70, 72)]
+    pending = [PendingSplice(plan(4, 20, (6, 12, -3)), sources[:1], locks=[])]
+    pending.append(PendingSplice(plan(0, 9, (1, 3, 5)), sources[1:], locks=[], flip=True))
+    rows = [torch.arange(100, 164), torch.arange(300, 364)]
+    gap = build_gap_batch(pending, [4, 0], [16, 9], [16, 9], rows, torch.device("cpu"))
+    assert gap.flipped is not None
+    assert gap.flipped.tolist() == [301, 302]
+    assert build_gap_batch(pending[:1], [4], [16], [16], rows[:1], torch.device("cpu")).flipped is None
+
+
 def test_mixed_batch_layout() -> None:
     """Two requests with runs around one without; every list checked by hand."""
     first = PendingSplice(plan(4, 20, (6, 12, -3)), [torch.arange(900, 906)], locks=["a"])

@@ -103,22 +103,16 @@ def test_windows_below_the_limit_never_turn_anything_off(kls: list[float]) -> No
     assert ledger.worst() <= 0.5
 
 
-@given(st.lists(st.floats(0, 0.5), max_size=40), st.integers(0, 3))
-def test_a_corrupted_namespace_is_off_within_its_window(honest: list[float], every: int) -> None:
-    """With the defaults: however long all was well, and if only every other, third or fourth request is corrupted."""
+@given(st.lists(st.floats(0, 0.1), max_size=40), st.integers(1, 6), st.floats(2, 20))
+def test_a_corruption_is_found_within_fifty_requests(honest: list[float], every: int, corrupted: float) -> None:
+    """With the defaults: however long all was well, and if only every sixth request meets the corruption."""
     config = PicConfig()
     limits = AuditLimits(
         kl=config.audit_kl_limit, cap=config.audit_kl_cap, window=config.audit_window, least=config.audit_min
     )
     ledger = AuditLedger(limits)
-    enter(ledger, A, *[min(kl, 0.02) for kl in honest])
-    corrupted = [3.0 if number % (every + 1) == 0 else 0.02 for number in range(50)]
-    assert enter(ledger, A, *corrupted) == ([1] if every < 3 else enter_expected(limits))
-
-
-def enter_expected(limits: AuditLimits) -> list[int]:
-    """One corrupted request in four: whether the defaults see it."""
-    return [1] if limits.cap / 4 + 0.02 * 3 / 4 > limits.kl else []
+    assert enter(ledger, A, *honest) == []
+    assert enter(ledger, A, *[corrupted if number % every == 0 else 0.03 for number in range(50)]) == [1]
 
 
 @pytest.mark.parametrize(
