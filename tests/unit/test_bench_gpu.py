@@ -1,0 +1,226 @@
+"""The prefill benchmark on a CPU with tiny dimensions: what it writes, and that it times nothing that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from pic_bench import gpu_check, gpu_command, gpu_experts, gpu_prefill
+from pic_bench.gpu_attention import TorchAttention
+from pic_bench.gpu_cases import SHIFT, make_lookup, plant, random_tokens
+from pic_bench.gpu_dims import MODELS, TINY
+from pic_bench.gpu_energy import measure_energy
+from pic_bench.gpu_extend import gap_extend, whole_extend
+from pic_bench.gpu_measure import RunTiming
+from pic_bench.gpu_model import LatentPath, Pool, Skeleton
+from pic_bench.gpu_tables import PrefillResult, break_even
+from pic_bench.gpu_timing import Timing
+
+from sglang_pic.core import CoreConfig
+from sglang_pic.errors import BenchError
+
+CPU = torch.device("cpu")
+SMALL = ["--prompt", "256", "--share", "0", "0.5", "0.99", "--runs", "2", "--length", "100", "--index-tokens", "500"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tiny products are not worth waking threads for, least of all on a loaded machine."""
+    monkeypatch.setattr(gpu_command, "_CHECK_TOKENS", 384)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu, id="gpu")])
+def test_writes_checks_times_and_what_is_left_out(
+    device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "prefill.json"
+    arguments = ["--model", *TINY, "--device", device, "--repeats", "3", "--energy-s", "0.2", "--out", str(out)]
+    assert gpu_prefill.main([*SMALL, *arguments]) == 0
+    result = msgspec.json.decode(out.read_bytes(), type=PrefillResult)
+    if device == "cpu":
+        assert {(c.model, c.path) for c in result.checks} == {
+            ("tiny-gqa-dims", ""),
+            ("tiny-mla-dims", "absorbed"),
+            ("tiny-mla-dims", "expanded"),
+        }
+    assert all(check.wrong_logits > 0.2 for check in result.checks)
+    gqa = [timing for timing in result.gaps if timing.model == "tiny-gqa-dims" and timing.backend == "torch"]
+    assert [(t.share, t.runs, t.computed_tokens, t.spliced_tokens) for t in gqa] == [(0, 0, 256, 0), (0.5, 2, 128, 128)]
+    assert all(len(t.full.samples_ms) == len(t.gap.samples_ms) == 3 for t in result.gaps)
+    run = next(timing for timing in result.runs if timing.model == "tiny-gqa-dims")
+    assert (run.run_tokens, run.prompt_tokens, run.computed_tokens, run.spliced_tokens) == (100, 196, 97, 99)
+    assert any("99% in 2 runs" in note for note in result.left_out)
+    assert (result.idle_watts is None) == (device == "cpu")
+    shown = capsys.readouterr().out
+    assert "tiny-mla-dims torch expanded" in shown
+    assert "left out: tiny-gqa-dims, torch, 256 tokens, 99% in 2 runs" in shown
+
+
+def test_without_time_everything_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_prefill.main([*SMALL, "--model", "tiny-gqa-dims", "--device", "cpu", "--budget-s", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "left out: tiny-gqa-dims, torch, 256 tokens: no time left" in shown
+    assert "left out: tiny-gqa-dims, torch, a run of 100: no time left" in shown
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a machine that is lent, the first line must say what to bring."""
+    monkeypatch.setattr(gpu_prefill, "find_spec", lambda name: None if name in ("msgspec", "fastcdc") else object())
+    assert gpu_prefill.main([]) == 2
+    shown = capsys.readouterr().err
+    assert "not importable here: msgspec, for the core and the result; fastcdc, for the core." in shown
+
+
+@pytest.mark.parametrize("bad", [["--share", "1.0"], ["--runs", "0"], ["--energy-s", "-1"]])
+def test_bad_settings_are_usage_errors(bad: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        gpu_command.run(bad)
+
+
+@pytest.fixture(scope="module", params=TINY)
+def tiny(request: pytest.FixtureRequest) -> tuple[str, Skeleton, Pool]:
+    """A tiny model in float32 and its pool."""
+    dims = MODELS[request.param]
+    return request.param, Skeleton(dims, torch.float32, CPU), Pool(dims, 3 * 512 + SHIFT, torch.float32, CPU)
+
+
+def test_right_rows_pass_and_wrong_ones_do_not(
+    tiny: tuple[str, Skeleton, Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, model, pool = tiny
+    (check,) = gpu_check.check_model(name, model, pool, TorchAttention(), LatentPath.ABSORBED, 512)
+    assert check.gap_logits < 1e-5
+    move = pool.splicer.splice
+    # Rows one token off; rows not moved at all, which leaves NaN; keys of a moved run left unrotated.
+    for broken in (
+        lambda src, dst, shifts: move(src.roll(5), dst, shifts),
+        lambda src, dst, shifts: None,
+        lambda src, dst, shifts: move(src, dst, torch.zeros_like(shifts)),
+    ):
+        monkeypatch.setattr(type(pool.splicer), "splice", lambda self, *slots, way=broken: way(*slots))
+        with pytest.raises(BenchError, match="not timed"):
+            gpu_check.check_model(name, model, pool, TorchAttention(), LatentPath.ABSORBED, 512)
+
+
+def test_attention_that_sees_the_future_does_not_pass(tiny: tuple[str, Skeleton, Pool]) -> None:
+    class Ahead(TorchAttention):
+        def plan(self, extend, slots, shape):  # type: ignore[no-untyped-def]
+            later = [length + 1 if length < len(extend.row) else length for length in extend.seq_lens]
+            extend.seq_lens[:], extend.prefix_lens[:] = later, [n + 1 for n in extend.prefix_lens[:-1]] + [400]
+            return super().plan(extend, slots, shape)
+
+    shape = gpu_check.attention_shapes(tiny[1], LatentPath.ABSORBED)[-1]
+    gpu_check.check_attention(TorchAttention(), shape, CPU)
+    with pytest.raises(BenchError, match="nothing was timed"):
+        gpu_check.check_attention(Ahead(), shape, CPU)
+
+
+def test_both_ways_of_a_latent_give_the_same(tiny: tuple[str, Skeleton, Pool]) -> None:
+    _, model, pool = tiny
+    tokens, row = torch.arange(3, 203), torch.randperm(512)[:200]
+    pass_of = whole_extend(tokens, row, 0)
+    absorbed, expanded = (model.forward(pass_of, pool, TorchAttention(), path) for path in LatentPath)
+    torch.testing.assert_close(absorbed, expanded, rtol=1e-4, atol=1e-4)
+
+
+def test_grouped_experts_are_the_tokens_own() -> None:
+    """Against every token through its own experts, one at a time."""
+    random = torch.Generator().manual_seed(0)
+    router, gate_up, down, hidden = (
+        torch.randn(shape, generator=random) for shape in ((8, 16), (8, 64, 16), (8, 16, 32), (20, 16))
+    )
+    experts = gpu_experts.Experts(router=router, gate_up=gate_up, down=down, top_k=2)
+    weights, chosen = (hidden @ router.T).softmax(-1).topk(2)
+    expected = torch.zeros_like(hidden)
+    for token in range(20):
+        for weight, expert in zip(weights[token], chosen[token], strict=True):
+            gate, up = (gate_up[expert] @ hidden[token]).chunk(2)
+            expected[token] += weight * (down[expert] @ (torch.nn.functional.silu(gate) * up))
+    torch.testing.assert_close(experts(hidden), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("share", "num_runs"), [(0.5, 1), (0.5, 8), (0.9, 8), (0.9, 1)])
+def test_planted_runs_are_what_the_planner_could_plan(share: float, num_runs: int) -> None:
+    config = CoreConfig()
+    donor = random_tokens(np.random.default_rng(0), 2_048 + SHIFT, 1_000)
+    plan = plant(donor, 2_048, SHIFT, share, num_runs).plan
+    assert plan is not None
+    assert len(plan.runs) == num_runs
+    assert len(plan.gaps) == num_runs + 1
+    assert plan.num_spliced == int(2_048 * share) // num_runs * num_runs
+    assert plan.gaps[0][1] > config.sink_tokens
+    assert all(end > start for start, end in plan.gaps)
+    for run in plan.runs:
+        assert run.donor_end <= len(donor)
+        assert np.array_equal(donor[SHIFT:][run.target_start : run.target_end], donor[run.donor_start : run.donor_end])
+    tokens = torch.from_numpy(donor[SHIFT:].astype(np.int64))
+    row, donor_row = torch.randperm(5_000)[: 2 * 2_048 + SHIFT].split((2_048, 2_048 + SHIFT))
+    extend = gap_extend(tokens, row, plan, [donor_row[run.donor_start : run.donor_end] for run in plan.runs])
+    assert extend.splice is not None
+    assert torch.equal(torch.cat((extend.out_slots, extend.splice.dst)).sort().values, row.sort().values)
+    assert torch.equal(extend.input_ids, tokens[extend.positions])
+    assert set(extend.splice.shifts.tolist()) == {-SHIFT}
+
+
+def test_what_the_planner_would_not_plan_is_not_planted() -> None:
+    donor = random_tokens(np.random.default_rng(0), 2_048, 1_000)
+    assert "runs of 32 tokens" in plant(donor, 2_048, 0, 0.5, 32).reason
+    assert "21 computed tokens" in plant(donor, 2_048, 0, 0.99, 1).reason
+    assert plant(donor, 2_048, 0, 0.98, 1).plan is not None
+    assert "46 computed tokens" in plant(donor, 2_048, 0, 0.98, 27 - 1).reason
+
+
+def test_the_planner_finds_the_run() -> None:
+    lookup = make_lookup(np.random.default_rng(0), 300, 1_000, 40_000)
+    (run,) = lookup.plan().runs
+    assert run.shift == -SHIFT
+    assert 300 - 1 <= run.num_tokens + run.seam_len <= 300 + 1
+
+
+def test_energy_is_what_the_counter_gained() -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.total = 100.0
+
+        def joules(self) -> float:
+            return self.total
+
+    counter = Counter()
+
+    def work() -> None:
+        counter.total += 2.0
+
+    energy = measure_energy(work, counter, 0.02)
+    assert energy.joules_each == pytest.approx(2.0)
+    assert energy.seconds >= 0.02
+    assert energy.watts == pytest.approx(2.0 * energy.repeats / energy.seconds)
+
+
+def test_break_even_is_where_it_stays_faster() -> None:
+    def timing(run_tokens: int, miss: float, hit: float) -> RunTiming:
+        return RunTiming(
+            model="m",
+            backend="b",
+            path="",
+            run_tokens=run_tokens,
+            prompt_tokens=run_tokens,
+            computed_tokens=1,
+            spliced_tokens=1,
+            miss=Timing(samples_ms=[miss]),
+            hit=Timing(samples_ms=[hit]),
+            plan=Timing(samples_ms=[0.1]),
+            miss_energy=None,
+            hit_energy=None,
+        )
+
+    assert break_even([timing(300, 3, 2), timing(100, 3, 2), timing(200, 2, 3)]) == 300
+    assert break_even([timing(100, 3, 2), timing(200, 3, 2)]) == 100
+    assert break_even([timing(100, 2, 3)]) is None
