@@ -117,6 +117,11 @@ bench-overhead: setup $(MODEL)/config.json ## nothing to reuse: stock and patche
 bench-shift-zero: setup $(MODEL)/config.json ## the splice's own error against stock's exact hits
 	$(BIN)/python -m pic_bench.shift_zero --setup $(MODEL):1:1:float32 --setup $(MODEL):1:1:bfloat16 $(ARGS)
 
+.PHONY: bench-fidelity
+bench-fidelity: setup ## how far spliced answers are from a full prefill; ARGS='--quick' for a look
+	$(if $(filter .models/smollm2,$(MODEL)),$(BIN)/sglang-pic model smollm2 $(MODEL))
+	$(BIN)/sglang-pic fidelity --model $(MODEL) --out runs/fidelity --resume $(ARGS)
+
 .PHONY: lint
 lint: setup ## ruff, mypy, import-linter, codespell
 	$(BIN)/ruff check .

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 EXIT_FAILED = 1
-EXPERIMENTS = ("grid", "shift")
+EXPERIMENTS = ("grid", "shift", "qa", "trace")
 DTYPES = ("float32", "bfloat16")
-POOL_TOKENS = 60_000
 MIN_CHUNK_HIT = 256
 
 
@@ -35,14 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="text: a recorded trace, request logs or sample:NAME; may repeat (default: what the package carries)",
+        help="a question set (JSON lines with `documents` and `qa`), a recorded trace, request logs or sample:NAME; "
+        "the first gives the text of grid and shift; may repeat (default: what the package carries)",
     )
     parser.add_argument(
         "--experiment",
         action="append",
         choices=EXPERIMENTS,
-        help="grid: seam tokens, number of runs, donors alone or in context; shift: how far a run is moved; may repeat "
-        "(default: all)",
+        help="grid: seam tokens, number of runs, donors alone or in context; shift: how far a run is moved; qa: "
+        "questions over documents in another order; trace: the calls of a trace in order, under policies; may repeat "
+        "(default: all; --quick: all but trace)",
     )
     parser.add_argument(
         "--dtype",
@@ -66,9 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-total-tokens",
         type=int,
-        default=POOL_TOKENS,
         metavar="N",
-        help=f"tokens of the server's KV pool (default: {POOL_TOKENS})",
+        help="tokens of the server's KV pool (default: what the experiments need, at most 150000)",
     )
     parser.add_argument(
         "--start-timeout", type=float, default=900.0, metavar="S", help="seconds until the server must be healthy (900)"
@@ -117,6 +117,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         "--prompts", type=int, metavar="N", help="prompts for each number of blocks (default: 100; --quick: 8)"
     )
     parser.add_argument("--shift-prompts", type=int, metavar="N", help="prompts for each shift (100; 8)")
+    parser.add_argument("--questions", type=int, metavar="N", help="questions from each source (60; 4)")
     parser.add_argument(
         "--blocks", type=_numbers, metavar="N,N,...", help="numbers of blocks of grid (1,2,4,8,16; --quick: 1,4)"
     )
@@ -126,6 +127,22 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shifts", type=_numbers, metavar="N,N,...", help="shifts (1,16,64,256,1024,4096; --quick: up to 256)"
     )
+    parser.add_argument(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="NAME=seam:N,min_run:N,compute_last:N",
+        help="a policy of trace; each setting may be left out; may repeat, and the first says which calls are measured "
+        "(default: default, and six more)",
+    )
+    parser.add_argument(
+        "--min-chunk-hit",
+        type=int,
+        default=MIN_CHUNK_HIT,
+        metavar="N",
+        help=f"trace measures calls with so many chunk-hit tokens under the first policy (default: {MIN_CHUNK_HIT})",
+    )
+    parser.add_argument("--calls", type=int, metavar="N", help="only the first N calls of every trace (all; 12)")
     parser.add_argument(
         "--greedy",
         type=int,
@@ -141,16 +158,20 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _config(args: argparse.Namespace) -> Config:
     from pic_bench.fidelity.config import Config
+    from pic_bench.fidelity.policies import DEFAULT_POLICIES, parse_policy
     from pic_bench.fidelity.record import Experiment
 
+    chosen = [name for name in EXPERIMENTS if name != "trace"] if args.quick else EXPERIMENTS
+    for policy in args.policy:
+        parse_policy(policy)
     return Config(
         model=args.model,
         data=tuple(args.data),
-        experiments=tuple(Experiment(name) for name in dict.fromkeys(args.experiment or EXPERIMENTS)),
+        experiments=tuple(Experiment(name) for name in dict.fromkeys(args.experiment or chosen)),
         dtypes=tuple(dict.fromkeys(args.dtype or DTYPES)),
         sizes=_sizes(args),
-        policies=(),
-        min_chunk_hit=MIN_CHUNK_HIT,
+        policies=tuple(args.policy) or DEFAULT_POLICIES,
+        min_chunk_hit=args.min_chunk_hit,
         pool_tokens=args.max_total_tokens,
         server_args=tuple(word for text in args.server_arg for word in shlex.split(text)),
         seed=args.seed,
@@ -165,6 +186,8 @@ def _sizes(args: argparse.Namespace) -> Sizes:
     asked = {
         "prompts": args.prompts,
         "shift_prompts": args.shift_prompts,
+        "questions": args.questions,
+        "calls": args.calls,
         "blocks": args.blocks,
         "seams": args.seams,
         "shifts": args.shifts,

@@ -57,7 +57,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Of TRACE, as on the command line."""
     min_chunk_hit: int
     """TRACE measures calls with so many chunk-hit tokens under the first policy."""
-    pool_tokens: int
+    pool_tokens: int | None
+    """Of the server's KV pool; None for what the experiments need, within a limit."""
     server_args: tuple[str, ...]
     seed: int
 

@@ -6,7 +6,7 @@ has as many of each. It must not know servers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pic_bench.fidelity.arms import CONTROLS, Arm, spliced_arms
@@ -14,11 +14,13 @@ from pic_bench.fidelity.case import Case
 from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.grid import FrameText, filler_len, grid_case, make_filler, shift_case
 from pic_bench.fidelity.measure import Wants
+from pic_bench.fidelity.qa import QaFrames, answer_ids, qa_case
+from pic_bench.fidelity.questions import Question
 from pic_bench.fidelity.record import Donors
 from pic_bench.fidelity.texts import TextPool
 from pic_bench.fidelity.tokens import ModelText
 
-__all__ = ["Job", "grid_jobs", "shift_jobs"]
+__all__ = ["Job", "grid_jobs", "qa_jobs", "shift_jobs"]
 
 _GREEDY_ARMS = frozenset({"full", "retest", "exact", "naive", "seam-0", "seam-1", "seam-8"})
 _REQUEST_COST = 60  # what a request costs beyond its tokens, in tokens computed
@@ -67,6 +69,18 @@ def shift_jobs(sizes: Sizes, pool: TextPool, text: ModelText, seed: int) -> Iter
         wants = _wants(sizes, number, greedy=False)
         for shift in shifts:
             yield Job(shift_case(frames, pool, filler, shift=shift, number=number, seed=seed), arms, wants)
+
+
+def qa_jobs(sizes: Sizes, questions: Sequence[Question], text: ModelText, seed: int) -> Iterator[Job]:
+    """Every question, with documents computed in one request in another order."""
+    frames = QaFrames(text)
+    arms = (*CONTROLS, *spliced_arms((1, 8), (Donors.CONTEXT,)))
+    generating = frozenset(arm.name for arm in arms)
+    for question in questions:
+        # An answer that is all there still fits behind a few words.
+        num_tokens = max(sizes.answer_tokens, len(answer_ids(text, question)) + sizes.answer_tokens // 2)
+        wants = Wants(greedy_arms=generating, greedy_tokens=num_tokens)
+        yield Job(qa_case(frames, text, question, seed=seed), arms, wants)
 
 
 # Header, block, tail, gold and the generated token.

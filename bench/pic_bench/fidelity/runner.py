@@ -11,18 +11,22 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 from tqdm import tqdm
 
 from pic_bench.environment import capture_environment
 from pic_bench.fidelity.config import KIND, Config
-from pic_bench.fidelity.jobs import Job, grid_jobs, shift_jobs
+from pic_bench.fidelity.jobs import Job, grid_jobs, qa_jobs, shift_jobs
 from pic_bench.fidelity.measure import Unrealised, measure_case
+from pic_bench.fidelity.policies import parse_policy
+from pic_bench.fidelity.questions import GENERATED, Question, generated_questions, is_question_set, read_questions
 from pic_bench.fidelity.record import Experiment, Probe, read_probes, write_probes
 from pic_bench.fidelity.target import Target, serve_target
 from pic_bench.fidelity.texts import TextPool, trace_texts
 from pic_bench.fidelity.tokens import ModelText
+from pic_bench.fidelity.trace import TraceCall, distinct_tokens, measure_calls, trace_calls
 from pic_bench.summary import write_json
 from sglang_pic.errors import BenchError, ConfigError
 
@@ -30,6 +34,10 @@ __all__ = ["LeftOut", "Outcome", "claim_folder", "run_fidelity"]
 
 PROBES = "probes.jsonl"
 LEFT_OUT = "left_out.jsonl"
+DEFAULT_TRACE = "sample:opendevin"
+MAX_TEXT_QUESTIONS = 200
+CASE_POOL_TOKENS = 60_000
+MAX_POOL_TOKENS = 150_000
 MAX_LEFT_OUT_SHARE = 0.1
 _MIN_CASES = 20
 
@@ -90,26 +98,32 @@ def run_fidelity(config: Config, folder: Path, *, start_timeout_s: float, quiet:
     write_json(folder / "config.json", config)
     write_json(folder / "environment.json", capture_environment())
     jobs = _jobs(config, pool, text)
+    calls = _calls(config, text)
+    pool_tokens = config.pool_tokens or _pool_tokens(config, calls, quiet=quiet)
     done = _done(folder / PROBES)
     outcome = Outcome(measured=0, resumed=0, left_out=[])
     for dtype in config.dtypes:
         todo = [job for job in jobs if done[_name(job, dtype)] < len(job.arms)]
         outcome = msgspec.structs.replace(outcome, resumed=outcome.resumed + len(jobs) - len(todo))
-        if not todo:
+        wants_trace = bool(calls) and not _trace_mark(folder, dtype).exists()
+        if not todo and not wants_trace:
             continue
+        measured = 0
         _say(f"{dtype}: starting the server ...", quiet=quiet)
         with serve_target(
             config.model,
             dtype=dtype,
-            pool_tokens=config.pool_tokens,
+            pool_tokens=pool_tokens,
             server_args=config.server_args,
             log_path=folder / f"server-{dtype}.log",
             start_timeout_s=start_timeout_s,
         ) as target:
             left_out = _measure_all(todo, target, text, config, folder, dtype, quiet=quiet)
+            if wants_trace:
+                measured += _measure_trace(calls, target, text, config, folder, dtype, quiet=quiet)
         outcome = msgspec.structs.replace(
             outcome,
-            measured=outcome.measured + len(todo) - len(left_out),
+            measured=outcome.measured + measured + len(todo) - len(left_out),
             left_out=[*outcome.left_out, *left_out],
         )
     return outcome
@@ -127,12 +141,7 @@ def _measure_all(
 ) -> list[LeftOut]:
     left_out: list[LeftOut] = []
     page_size = _page_size(config.server_args)
-    # Where nobody watches, a line every half minute is enough.
-    interval = 0.5 if sys.stderr.isatty() else 30.0
-    total = sum(job.cost for job in jobs)
-    with tqdm(
-        total=total, unit="tok", unit_scale=True, desc=dtype, file=sys.stderr, disable=quiet, mininterval=interval
-    ) as bar:
+    with _bar(sum(job.cost for job in jobs), dtype, quiet=quiet) as bar:
         for number, job in enumerate(jobs, 1):
             try:
                 probes = measure_case(job.case, job.arms, target, text, job.wants, dtype=dtype, page_size=page_size)
@@ -149,18 +158,108 @@ def _measure_all(
     return left_out
 
 
+def _measure_trace(
+    calls: Sequence[TraceCall],
+    target: Target,
+    text: ModelText,
+    config: Config,
+    folder: Path,
+    dtype: str,
+    *,
+    quiet: bool,
+) -> int:
+    """The number of calls measured; a trace that is broken off is served again from its first call."""
+    found = _done(folder / PROBES)
+    results = measure_calls(
+        calls,
+        [parse_policy(policy) for policy in config.policies],
+        target,
+        text,
+        dtype=dtype,
+        min_chunk_hit=config.min_chunk_hit,
+        greedy_calls=config.sizes.greedy_prompts,
+        greedy_tokens=config.sizes.greedy_tokens,
+        done={name for experiment, of, name in found if experiment is Experiment.TRACE and of == dtype},
+    )
+    measured = 0
+    total = sum(len(call.prompt) for call in calls)
+    with _bar(total, f"{dtype} trace", quiet=quiet) as bar:
+        for call, probes in zip(calls, results, strict=True):
+            write_probes(folder / PROBES, probes)
+            measured += bool(probes)
+            bar.update(len(call.prompt))
+    _trace_mark(folder, dtype).touch()
+    return measured
+
+
+def _bar(total: int, name: str, *, quiet: bool) -> tqdm[NoReturn]:
+    # Where nobody watches, a line every half minute is enough.
+    interval = 0.5 if sys.stderr.isatty() else 30.0
+    return tqdm(
+        total=total, unit="tok", unit_scale=True, desc=name, file=sys.stderr, disable=quiet, mininterval=interval
+    )
+
+
+def _calls(config: Config, text: ModelText) -> list[TraceCall]:
+    """The calls of all traces, one trace after the other; each trace has namespaces of its own."""
+    if Experiment.TRACE not in config.experiments:
+        return []
+    traces = [name for name in config.data if not is_question_set(Path(name))] or [DEFAULT_TRACE]
+    return [
+        call
+        for trace in traces
+        for call in trace_calls(trace, Path(trace).name, text, config.model, config.sizes.calls)
+    ]
+
+
+def _pool_tokens(config: Config, calls: Sequence[TraceCall], *, quiet: bool) -> int:
+    """What the cases need, or a cache for every policy and the exact arm with room for a call in full, twice."""
+    if not calls:
+        return CASE_POOL_TOKENS
+    longest = max(len(call.prompt) + len(call.answer) for call in calls)
+    wanted = (1 + len(config.policies)) * distinct_tokens(calls) + 3 * longest
+    if wanted > MAX_POOL_TOKENS:
+        _say(
+            f"trace: caches that lose nothing need a pool of {wanted} tokens; {MAX_POOL_TOKENS} are taken, and the "
+            "least recently used rows are evicted. --max-total-tokens sets another pool.",
+            quiet=quiet,
+        )
+    return max(CASE_POOL_TOKENS, min(wanted, MAX_POOL_TOKENS))
+
+
+def _trace_mark(folder: Path, dtype: str) -> Path:
+    """A file that says that a trace was measured to its end."""
+    return folder / f"trace-{dtype}.done"
+
+
 def _jobs(config: Config, pool: TextPool, text: ModelText) -> list[Job]:
     jobs: list[Job] = []
     if Experiment.GRID in config.experiments:
         jobs += grid_jobs(config.sizes, pool, text, config.seed)
     if Experiment.SHIFT in config.experiments:
         jobs += shift_jobs(config.sizes, pool, text, config.seed)
+    if Experiment.QA in config.experiments:
+        jobs += qa_jobs(config.sizes, _questions(config), text, config.seed)
     return jobs
 
 
 def _text_source(config: Config) -> tuple[str, list[str]]:
-    name = config.data[0] if config.data else "sample:opendevin"
-    return Path(name).name, trace_texts(name)
+    """The text of GRID and SHIFT: of the first file."""
+    name = config.data[0] if config.data else DEFAULT_TRACE
+    path = Path(name)
+    if not is_question_set(path):
+        return path.name, trace_texts(name)
+    questions = read_questions(path, limit=MAX_TEXT_QUESTIONS, seed=config.seed)
+    return path.name, list(dict.fromkeys(document for question in questions for document in question.documents))
+
+
+def _questions(config: Config) -> list[Question]:
+    """Those of the files with questions, as many from each; generated ones where there is no such file."""
+    limit, seed = config.sizes.questions, config.seed
+    files = [path for name in config.data if is_question_set(path := Path(name))]
+    if files:
+        return [question for path in files for question in read_questions(path, limit=limit, seed=seed)]
+    return [question for kind in GENERATED for question in generated_questions(kind, limit=limit, seed=seed)]
 
 
 def _leave_out(folder: Path, job: Job, dtype: str, reason: str) -> LeftOut:

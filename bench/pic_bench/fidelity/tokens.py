@@ -6,6 +6,7 @@ must not know experiments or servers.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,9 +24,17 @@ class Document:
 
     def __init__(self, text: str, ids: list[int], offsets: Sequence[tuple[int, int]]) -> None:
         self.ids = ids
+        self._starts = [at for at, _ in offsets]
         self.word_starts = [
             i for i, (at, _) in enumerate(offsets) if at < len(text) and (text[at].isspace() or text[at - 1].isspace())
         ]
+
+    def window(self, character: int, length: int) -> list[int]:
+        """`length` ids around a character of the text, from where a word begins; fewer at the text's end."""
+        middle = bisect.bisect_right(self._starts, character) - 1
+        wanted = max(0, min(middle - length // 2, len(self.ids) - length))
+        start = max((at for at in self.word_starts if at <= wanted), default=0)
+        return self.ids[start : start + length]
 
 
 class ModelText:

@@ -1,0 +1,55 @@
+"""Policies of TRACE: what a server may be told about runs, by name.
+
+Owns how a policy is written on the command line, and the default set. It must not know requests.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pic_bench.fidelity.arms import Arm
+from pic_bench.fidelity.record import Donors
+from sglang_pic.errors import ConfigError
+
+__all__ = ["DEFAULT_POLICIES", "parse_policy"]
+
+DEFAULT_POLICIES = (
+    "default",
+    "seam-8=seam:8",
+    "seam-32=seam:32",
+    "min-run-128=min_run:128",
+    "min-run-256=min_run:256",
+    "seam-8-min-run-128=seam:8,min_run:128",
+    "seam-32-min-run-256-last-64=seam:32,min_run:256,compute_last:64",
+)
+"""The first one says which calls are measured."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SETTINGS = ("seam", "min_run", "compute_last")
+_TAKEN = ("full", "retest", "exact", "naive")
+
+
+def parse_policy(text: str) -> Arm:
+    """Read `NAME` or `NAME=seam:8,min_run:128,compute_last:64`; what is left out is the server's own setting.
+
+    Raises:
+        ConfigError: naming the part, what is allowed and what to do.
+    """
+    name, _, settings = text.partition("=")
+    if not _NAME.fullmatch(name) or name in _TAKEN:
+        raise ConfigError(f"--policy {text!r}: the name must be letters, digits, '.', '_' or '-', and no control's.")
+    values: dict[str, int] = {}
+    for part in settings.split(",") if settings else []:
+        key, _, value = part.partition(":")
+        if key not in _SETTINGS or not value.isdigit():
+            raise ConfigError(
+                f"--policy {text!r}: {part!r} must be one of {', '.join(_SETTINGS)}, a colon and a number."
+            )
+        values[key] = int(value)
+    return Arm(
+        name=name,
+        donors=Donors.TRACE,
+        seam_tokens=values.get("seam"),
+        min_run_tokens=values.get("min_run"),
+        compute_last=values.get("compute_last", 0),
+    )

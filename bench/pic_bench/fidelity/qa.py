@@ -1,0 +1,115 @@
+"""The experiment QA: questions over documents that were computed in another order.
+
+Owns what of a question's documents goes into the prompt, and the words around them. It must not know where questions
+come from.
+"""
+
+from __future__ import annotations
+
+import random
+
+from pic_bench.fidelity.case import Case, Frame, place_blocks
+from pic_bench.fidelity.questions import Question
+from pic_bench.fidelity.record import Donors, Experiment
+from pic_bench.fidelity.tokens import ModelText
+
+__all__ = ["QaFrames", "answer_ids", "qa_case"]
+
+# What a model of 135 M parameters can use,.
+MAX_DOCUMENTS = 6
+MAX_RETRIEVAL_DOCUMENTS = 3
+MAX_DOCUMENT_TOKENS = 200
+MIN_BLOCK_TOKENS = 80
+GOLD_TOKENS = 32
+
+_SYSTEM = (
+    "You answer questions about documents. Read all documents with care before you answer: the answer stands in one of "
+    "them, or follows from several of them taken together. Answer in as few words as you can, with no explanation."
+)
+_OTHER_SYSTEM = (
+    "You keep an archive and file what comes in. Documents arrive in no particular order from many senders; sort them "
+    "by sender and date, keep each of them unchanged, and do not comment on what they say unless someone asks you to."
+)
+_NUMBERS = "one two three four five six seven eight nine ten"
+_COLOURS = "red green blue black white yellow brown gray orange purple pink"
+
+
+class QaFrames:
+    """The pieces around documents, as one model's ids."""
+
+    def __init__(self, text: ModelText) -> None:
+        self._text = text
+        self.markers = [text.ids(f"\n\nDocument {name}") for name in _NUMBERS.split()]
+        before, closing = text.around(_OTHER_SYSTEM, "New in the archive today:", " ... That is all for today.")
+        self.donor = Frame(
+            header=before, markers=[text.ids(f" ...\n\nSheet {name}") for name in _COLOURS.split()], closing=closing
+        )
+        self.foreign = text.ids(f"\n{_OTHER_SYSTEM}")
+
+    def target(self, question: Question) -> Frame:
+        """The prompt's frame: its closing asks the question and begins the answer."""
+        asks = f"\n\nQuestion: {question.question}"
+        header, closing = self._text.around(_SYSTEM, "Here are the documents.", asks)
+        return Frame(header=header, markers=self.markers, closing=closing + self._text.ids(question.lead))
+
+
+def qa_case(frames: QaFrames, text: ModelText, question: Question, *, seed: int) -> Case:
+    """One question. Documents that hold the answer are kept, others fill up; short ones are joined, long ones cut.
+
+    A cut document is the part around a gold answer, where one stands in it.
+    """
+    rng = random.Random(f"qa-{seed}-{question.name}")
+    blocks = _blocks(text, question, rng)
+    target = frames.target(question)
+    prompt, spans, donors, shifts = place_blocks(target, frames.donor, blocks, frames.foreign, rng)
+    return Case(
+        experiment=Experiment.QA,
+        name=f"qa-{question.source}-{question.name}",
+        source=question.source,
+        prompt=prompt,
+        gold=answer_ids(text, question)[:GOLD_TOKENS],
+        blocks=spans,
+        donors={Donors.CONTEXT: donors[Donors.CONTEXT]},
+        block_shifts={Donors.CONTEXT: shifts[Donors.CONTEXT]},
+        answers=question.answers,
+        exact_score=question.is_retrieval,
+    )
+
+
+def answer_ids(text: ModelText, question: Question) -> list[int]:
+    """The first gold answer, as it would follow the prompt."""
+    answer = question.answers[0]
+    return text.ids(f" {answer}" if question.lead else answer)
+
+
+def _blocks(text: ModelText, question: Question, rng: random.Random) -> list[list[int]]:
+    cut = {i: _cut(text, document, question.answers) for i, document in enumerate(question.documents)}
+    holding = sorted(question.supporting) or [i for i, d in enumerate(question.documents) if _find(d, question.answers)]
+    others = [i for i in cut if i not in holding]
+    rng.shuffle(others)
+    most = MAX_RETRIEVAL_DOCUMENTS if question.is_retrieval else MAX_DOCUMENTS
+    kept = sorted([*holding, *others][:most])
+    rng.shuffle(kept)
+    blocks: list[list[int]] = []
+    for i in kept:
+        if blocks and len(blocks[-1]) < MIN_BLOCK_TOKENS:
+            blocks[-1] = blocks[-1] + cut[i]
+        else:
+            blocks.append(cut[i])
+    if len(blocks) > 1 and len(blocks[-1]) < MIN_BLOCK_TOKENS:
+        last = blocks.pop()
+        blocks[-1] = blocks[-1] + last
+    return blocks
+
+
+def _cut(text: ModelText, document: str, answers: tuple[str, ...]) -> list[int]:
+    ids = text.document(f"\n{document}")
+    if len(ids.ids) <= MAX_DOCUMENT_TOKENS:
+        return ids.ids
+    return ids.window(_find(document, answers) or 0, MAX_DOCUMENT_TOKENS)
+
+
+def _find(document: str, answers: tuple[str, ...]) -> int | None:
+    """Where the first gold answer stands in a document."""
+    lower = document.lower()
+    return next((at for answer in answers if (at := lower.find(answer.lower())) > 0), None)

@@ -1,0 +1,188 @@
+"""Questions over several documents: read from files, or made from seeds for users and CI.
+
+Owns the file format of question sets (gzip or plain JSON lines: `documents`, `qa`) and the generators. It must not know
+tokens, prompts or servers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from pic_traces.lines import read_objects
+from pic_traces.words import WORDS, make_text
+
+from sglang_pic.errors import BenchError
+
+__all__ = ["GENERATED", "Question", "generated_questions", "is_question_set", "read_questions"]
+
+GENERATED = ("pairs", "needle", "facts")
+"""What the generators make: values of keys, a sentence hidden in filler, and facts about persons."""
+
+_NUM_DOCUMENTS = 4
+_RETRIEVAL = ("kv", "needle", "pairs")
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """One question, the documents it is asked of, and what is right."""
+
+    source: str
+    name: str
+    documents: tuple[str, ...]
+    question: str
+    answers: tuple[str, ...]
+    supporting: frozenset[int]
+    """The documents that hold the answer, where the source says so."""
+    lead: str = ""
+    """What the answer begins with; given to the model."""
+
+    @property
+    def is_retrieval(self) -> bool:
+        """Whether the answer is a value to be found word for word."""
+        return any(self.source.startswith(kind) for kind in _RETRIEVAL)
+
+
+class _Document(msgspec.Struct, frozen=True):
+    text: str
+    title: str = ""
+
+
+class _Qa(msgspec.Struct, frozen=True):
+    question: str
+    answers: list[str] = []
+    supporting: list[int] | None = None
+
+
+class _Item(msgspec.Struct, frozen=True):
+    id: str
+    source: str
+    documents: list[_Document]
+    qa: list[_Qa]
+
+
+def is_question_set(path: Path) -> bool:
+    """Whether a file's first line is an item with documents and questions."""
+    first = next(read_objects(path), None) if path.is_file() else None
+    return first is not None and "documents" in first.value and "qa" in first.value
+
+
+def read_questions(path: Path, *, limit: int, seed: int) -> list[Question]:
+    """The first question with an answer of each item, then the second of each, in a seeded order of the items.
+
+    Raises:
+        TraceError: the file cannot be read.
+        BenchError: a line is no item, or no question has an answer.
+    """
+    items = []
+    for line in read_objects(path):
+        try:
+            items.append(msgspec.convert(line.value, _Item))
+        except msgspec.ValidationError as error:
+            raise BenchError(f"{path} line {line.number}: no item with documents and questions: {error}.") from error
+    random.Random(f"questions-{seed}").shuffle(items)
+    found: list[Question] = []
+    for number in range(max((len(item.qa) for item in items), default=0)):
+        found += [q for item in items if number < len(item.qa) and (q := _question(item, number)) is not None]
+        if len(found) >= limit:
+            break
+    if not found:
+        raise BenchError(f"{path}: no question with an answer.")
+    return found[:limit]
+
+
+def generated_questions(kind: str, *, limit: int, seed: int) -> Iterator[Question]:
+    """Seeded questions of one of the kinds in `GENERATED`; small models answer most of them."""
+    make = {"pairs": _pairs, "needle": _needle, "facts": _facts}[kind]
+    for number in range(limit):
+        yield make(random.Random(f"{kind}-{seed}-{number}"), number)
+
+
+def _question(item: _Item, number: int) -> Question | None:
+    qa = item.qa[number]
+    if not qa.answers:
+        return None
+    return Question(
+        source=item.source,
+        name=f"{item.id}-{number}",
+        documents=tuple(f"{d.title}\n{d.text}" if d.title else d.text for d in item.documents),
+        question=qa.question,
+        answers=tuple(qa.answers),
+        supporting=frozenset(qa.supporting or ()),
+    )
+
+
+def _pairs(rng: random.Random, number: int) -> Question:
+    """Lists of rooms and what stands in each."""
+    words = rng.sample(WORDS, 2 * 12 * _NUM_DOCUMENTS)
+    keys, values = words[: len(words) // 2], words[len(words) // 2 :]
+    lines = [f"The code word for {key} is {value}." for key, value in zip(keys, values, strict=True)]
+    documents = tuple("\n".join(lines[12 * i : 12 * (i + 1)]) for i in range(_NUM_DOCUMENTS))
+    asked = rng.randrange(len(keys))
+    return Question(
+        source="pairs",
+        name=f"pairs-{number}",
+        documents=documents,
+        question=f"What is the code word for {keys[asked]}?",
+        answers=(values[asked],),
+        supporting=frozenset({asked // 12}),
+        lead=f"The code word for {keys[asked]} is",
+    )
+
+
+def _needle(rng: random.Random, number: int) -> Question:
+    """One sentence that matters, somewhere in filler."""
+    place, thing = rng.sample(WORDS, 2)
+    texts = [make_text(rng, 110).split(". ") for _ in range(_NUM_DOCUMENTS)]
+    held = rng.randrange(_NUM_DOCUMENTS)
+    code = str(rng.randrange(1000, 10000))
+    texts[held].insert(rng.randrange(1, len(texts[held])), f"The secret number of the {place} {thing} is {code}")
+    return Question(
+        source="needle",
+        name=f"needle-{number}",
+        documents=tuple(". ".join(text) for text in texts),
+        question=f"What is the secret number of the {place} {thing}?",
+        answers=(code,),
+        supporting=frozenset({held}),
+        lead=f"The secret number of the {place} {thing} is",
+    )
+
+
+_NAMES = "Anna Boris Clara David Elena Frank Greta Henry Irene Jonas Karin Louis Maria Nils Olga Peter"
+_TOWNS = "Berlin Lisbon Vienna Oslo Madrid Prague Dublin Athens Rome Paris Zurich Warsaw Geneva Turin Bergen"
+_TRADES = "baker teacher doctor painter farmer pilot lawyer sailor tailor miner singer writer cook judge nurse"
+_PETS = "dog cat parrot horse rabbit turtle goat snake pigeon hamster"
+_INSTRUMENTS = "piano violin guitar flute drum trumpet"
+
+
+def _facts(rng: random.Random, number: int) -> Question:
+    """Short lives of persons; each is asked for one of four facts."""
+    names, *columns = (
+        rng.sample(words.split(), _NUM_DOCUMENTS) for words in (_NAMES, _TOWNS, _TRADES, _PETS, _INSTRUMENTS)
+    )
+    facts = [dict(zip(("town", "trade", "pet", "instrument"), row, strict=True)) for row in zip(*columns, strict=True)]
+    documents = tuple(
+        f"{name} was born in {fact['town']} and has lived there ever since. {name} works as a {fact['trade']}, which "
+        f"is a trade that takes up most of the day. In the evening {name} plays the {fact['instrument']}, though the "
+        f"neighbours sometimes complain about it. {name} keeps a {fact['pet']} at home. On Sundays {name} goes for a "
+        "long walk, reads the newspaper, and writes letters to old friends from school, of whom few are left."
+        for name, fact in zip(names, facts, strict=True)
+    )
+    asked, kind = rng.randrange(_NUM_DOCUMENTS), rng.choice(["town", "trade", "pet", "instrument"])
+    name = names[asked]
+    question, lead = {
+        "town": (f"Where was {name} born?", f"{name} was born in"),
+        "trade": (f"What does {name} work as?", f"{name} works as a"),
+        "pet": (f"Which animal does {name} keep?", f"{name} keeps a"),
+        "instrument": (f"Which instrument does {name} play?", f"{name} plays the"),
+    }[kind]
+    return Question(
+        source="facts",
+        name=f"facts-{number}",
+        documents=documents,
+        question=question,
+        answers=(facts[asked][kind],),
+        supporting=frozenset({asked}),
+        lead=lead,
+    )

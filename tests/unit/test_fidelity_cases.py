@@ -1,0 +1,252 @@
+"""Prompts and donors of the experiments: equal ids, edges that do not grow, seams and shifts as asked; policies."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pic_bench.fidelity.arms import CONTROLS, EXACT, FULL, Arm, spliced_arms
+from pic_bench.fidelity.case import MIN_HEADER, Case, Frame, Span, derange, place_blocks
+from pic_bench.fidelity.check import check_naive
+from pic_bench.fidelity.config import quick_sizes
+from pic_bench.fidelity.grid import FrameText, filler_len, grid_case, make_filler, shift_case
+from pic_bench.fidelity.jobs import grid_jobs, qa_jobs
+from pic_bench.fidelity.measure import Unrealised, check_realised
+from pic_bench.fidelity.policies import DEFAULT_POLICIES, parse_policy
+from pic_bench.fidelity.questions import GENERATED, Question, generated_questions, read_questions
+from pic_bench.fidelity.record import Donors, Experiment, Probe
+from pic_bench.fidelity.target import Recorded
+from pic_bench.fidelity.texts import TextPool, trace_texts
+from pic_bench.fidelity.tokens import ModelText
+from pic_bench.fidelity.trace import TraceCall, distinct_tokens
+
+from sglang_pic.errors import BenchError, ConfigError
+
+
+@pytest.fixture(scope="module")
+def text(model_dir: Callable[[str], Path]) -> ModelText:
+    return ModelText(model_dir("smollm2"))
+
+
+@pytest.fixture(scope="module")
+def pool(text: ModelText) -> TextPool:
+    return TextPool("sample", trace_texts("sample:opendevin"), text)
+
+
+def check_case(case: Case) -> None:
+    """Every block has its ids in a donor, at the shift that the case names, and neither neighbour is equal."""
+    for kind, donors in case.donors.items():
+        for number, block in enumerate(case.blocks):
+            ids = case.prompt[block.start : block.end]
+            shift = case.block_shifts[kind][number]
+            donor = donors[number] if kind is Donors.ISOLATED else donors[0]
+            start = block.start - shift
+            assert shift != 0
+            assert start >= MIN_HEADER
+            assert donor[start : start + len(ids)] == ids
+            assert donor[start - 1] != case.prompt[block.start - 1]
+            after = start + len(ids)
+            assert after < len(donor)
+            assert donor[after] != case.prompt[block.end]
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 16])
+def test_a_grid_prompt_and_its_donors(text: ModelText, pool: TextPool, num_blocks: int) -> None:
+    case = grid_case(FrameText(text), pool, num_blocks=num_blocks, number=3, seed=0)
+    check_case(case)
+    assert [end - start for start, end in case.blocks] == [80] * num_blocks
+    assert len(case.donors[Donors.ISOLATED]) == num_blocks
+    assert len(case.donors[Donors.CONTEXT]) == 1
+    assert len(case.gold) == 32
+    assert len(case.prompt) - case.blocks[-1].end == 24, "the tail is computed"
+    # Block, tail and gold of the last passage are one piece of the text.
+    passage = text.text(case.prompt[case.blocks[-1].start :] + case.gold)
+    assert any(passage in document for document in trace_texts("sample:opendevin"))
+    again = grid_case(FrameText(text), pool, num_blocks=num_blocks, number=3, seed=0)
+    assert again == case
+    assert grid_case(FrameText(text), pool, num_blocks=num_blocks, number=4, seed=0).prompt != case.prompt
+
+
+@pytest.mark.parametrize("shift", [1, 16, 1024])
+def test_a_shifted_prompt_moves_its_block_by_so_much(text: ModelText, pool: TextPool, shift: int) -> None:
+    frames = FrameText(text)
+    filler = make_filler(pool, filler_len(frames, 1024), seed=0)
+    cases = [shift_case(frames, pool, filler, shift=shift, number=n, seed=0) for n in range(2)]
+    for case in cases:
+        check_case(case)
+        assert case.block_shifts == {Donors.ISOLATED: (shift,)}
+        assert case.prompt[: case.warm_len] == filler[: case.warm_len]
+        assert MIN_HEADER <= case.warm_len < case.blocks[0].start
+    other = shift_case(frames, pool, filler, shift=64, number=0, seed=0)
+    assert other.donors == cases[0].donors, "the same block at every shift"
+    assert other.gold == cases[0].gold
+
+
+def test_blocks_of_a_prompt_share_no_passage(text: ModelText) -> None:
+    pool = TextPool("repeats", ["one two three four five six seven eight nine ten. " * 40], text)
+    with pytest.raises(BenchError, match="too little text"):
+        pool.cut(random.Random(0), [80, 80])
+
+
+def test_a_block_that_would_grow_is_refused() -> None:
+    header = list(range(100, 160))
+    target = Frame(header=header, markers=[[1, 2]], closing=[3] * 20)
+    donor = Frame(header=header[:50], markers=[[9, 7], [8, 2]], closing=[4])
+    with pytest.raises(BenchError, match="before a block"):
+        place_blocks(target, donor, [[5] * 80], [6] * 80, random.Random(0))
+    donor = Frame(header=header[:50], markers=[[9, 7], [8, 6]], closing=[3])
+    with pytest.raises(BenchError, match="after a block"):
+        place_blocks(target, donor, [[5] * 80], [6] * 80, random.Random(0))
+    donor = Frame(header=header, markers=[[9, 7], [8, 6]], closing=[4])
+    with pytest.raises(BenchError, match="differ in length"):
+        place_blocks(target, donor, [[5] * 80], [6] * 80, random.Random(0))
+    with pytest.raises(BenchError, match="sink"):
+        place_blocks(Frame(header=[1], markers=[[2]], closing=[3]), donor, [[5] * 80], [6] * 80, random.Random(0))
+
+
+@pytest.mark.parametrize("count", [2, 3, 16])
+def test_no_block_keeps_its_place_in_context(count: int) -> None:
+    order = derange(count, random.Random(count))
+    assert sorted(order) == list(range(count))
+    assert all(place != i for place, i in enumerate(order))
+
+
+def test_every_seam_is_an_arm_for_both_kinds_of_donors(text: ModelText, pool: TextPool) -> None:
+    job = next(grid_jobs(quick_sizes(), pool, text, 0))
+    assert job.arms[:3] == CONTROLS
+    labels = [arm.label for arm in job.arms]
+    assert len(set(labels)) == len(labels) == 3 + 2 * (3 + 1)
+    naive = [arm for arm in job.arms if arm.name == "naive"]
+    assert all(not arm.rotate and arm.seam_tokens == 1 for arm in naive)
+    assert {arm.seam_tokens for arm in spliced_arms((0, 32), (Donors.ISOLATED,)) if arm.rotate} == {0, 32}
+
+
+@pytest.mark.parametrize("kind", GENERATED)
+def test_generated_questions_are_answered_by_their_documents(text: ModelText, kind: str) -> None:
+    questions = list(generated_questions(kind, limit=6, seed=1))
+    assert questions == list(generated_questions(kind, limit=6, seed=1))
+    for question, job in zip(questions, qa_jobs(quick_sizes(), questions, text, 0), strict=True):
+        check_case(job.case)
+        assert len(job.case.blocks) >= 3
+        assert all(end - start >= 80 for start, end in job.case.blocks)
+        prompt = text.text(job.case.prompt)
+        assert prompt.endswith(question.lead)
+        assert question.answers[0] in prompt.split("Question:")[0]
+        assert sum(question.answers[0] in document for document in question.documents) >= 1
+
+
+def test_long_documents_are_cut_around_the_answer_and_short_ones_joined(text: ModelText) -> None:
+    filler = " ".join(f"sentence {i} says nothing." for i in range(300))
+    question = Question(
+        source="set",
+        name="q",
+        documents=(filler[:3000] + " The answer is platypus. " + filler, "a short one", "another short one", filler),
+        question="What is it?",
+        answers=("platypus",),
+        supporting=frozenset({0}),
+    )
+    (job,) = qa_jobs(quick_sizes(), [question], text, 0)
+    check_case(job.case)
+    assert "platypus" in text.text(job.case.prompt)
+    assert len(job.case.prompt) < 700
+    assert "a short one" in text.text(job.case.prompt)
+
+
+def test_a_question_set_is_read_one_question_of_each_item_first(tmp_path: Path) -> None:
+    qa = [{"question": "1", "answers": ["a"]}, {"question": "2", "answers": []}, {"question": "3", "answers": ["c"]}]
+    items = [{"id": name, "source": "s", "documents": [{"title": "", "text": "d"}], "qa": qa} for name in "xyz"]
+    path = tmp_path / "set.jsonl"
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    found = read_questions(path, limit=5, seed=0)
+    assert [q.question for q in found] == ["1", "1", "1", "3", "3"]
+    assert {q.name for q in found[:3]} == {"x-0", "y-0", "z-0"}
+
+
+def recorded(spliced: list[tuple[int, int]], *, prefix: int = 0) -> Recorded:
+    return Recorded(
+        logits=np.zeros((1, 2), dtype=np.float32),
+        spliced=spliced,
+        keys=None,
+        prefix_hit_tokens=prefix,
+        chunk_hit_tokens=sum(end - start for start, end in spliced),
+    )
+
+
+def test_what_was_not_spliced_as_meant_is_found() -> None:
+    case = Case(
+        experiment=Experiment.GRID,
+        name="c",
+        source="s",
+        prompt=[1] * 300,
+        gold=[],
+        blocks=(Span(50, 130), Span(140, 220)),
+        donors={},
+    )
+    arm = Arm(name="seam-8", donors=Donors.ISOLATED, seam_tokens=8)
+    check_realised(case, arm, recorded([(58, 130), (148, 220)]), 1)
+    check_realised(case, arm, recorded([(64, 128), (160, 208)]), 16)
+    for spliced in ([(58, 130)], [(57, 130), (148, 220)], [(58, 130), (148, 221)], [(64, 128), (160, 208)], []):
+        with pytest.raises(Unrealised, match="were"):
+            check_realised(case, arm, recorded(spliced), 1)
+    check_realised(case, EXACT, recorded([], prefix=299), 1)
+    check_realised(case, FULL, recorded([]), 1)
+    for control, wrong in (
+        (EXACT, recorded([], prefix=290)),
+        (FULL, recorded([(58, 130)])),
+        (FULL, recorded([], prefix=50)),
+    ):
+        with pytest.raises(Unrealised, match="were meant"):
+            check_realised(case, control, wrong, 1)
+
+
+def test_policies_are_read_and_refused() -> None:
+    arm = parse_policy("mine=seam:8,min_run:128,compute_last:64")
+    assert (arm.name, arm.seam_tokens, arm.min_run_tokens, arm.compute_last) == ("mine", 8, 128, 64)
+    plain = parse_policy("default")
+    assert (plain.seam_tokens, plain.min_run_tokens, plain.compute_last, plain.rotate) == (None, None, 0, True)
+    assert len({parse_policy(policy).name for policy in DEFAULT_POLICIES}) == len(DEFAULT_POLICIES)
+    for wrong in ("", "full", "a b", "x=seam", "x=seam:-1", "x=width:3"):
+        with pytest.raises(ConfigError, match="--policy"):
+            parse_policy(wrong)
+
+
+def test_distinct_tokens_are_the_rows_of_a_prefix_cache() -> None:
+    calls = [TraceCall("t", str(i), prompt, [9]) for i, prompt in enumerate(([1, 2, 3], [1, 2, 3, 9, 4], [1, 5]))]
+    assert distinct_tokens(calls) == 4 + 2 + 2
+
+
+def probe(prompt: str, arm: str, forced_kl: float) -> Probe:
+    return Probe(
+        experiment=Experiment.GRID,
+        dtype="float32",
+        prompt=prompt,
+        source="s",
+        arm=arm,
+        num_blocks=1,
+        donors=Donors.ISOLATED,
+        shift=None,
+        prompt_tokens=1,
+        prefix_hit_tokens=0,
+        chunk_hit_tokens=0,
+        top1_probability=1.0,
+        kl=0.0,
+        cosine=1.0,
+        top1_agrees=True,
+        forced_kl=forced_kl,
+    )
+
+
+def test_the_check_holds_only_where_the_naive_arm_is_worse_beyond_chance() -> None:
+    worse = [p for i in range(10) for p in (probe(f"{i}", "naive", 0.5 + i / 100), probe(f"{i}", "seam-1", 0.01 * i))]
+    (checked,) = check_naive(worse)
+    assert checked.holds
+    assert checked.num_prompts == 10
+    assert checked.difference == pytest.approx(0.5)
+    mixed = [p for i in range(10) for p in (probe(f"{i}", "naive", i % 2), probe(f"{i}", "seam-1", (i + 1) % 2))]
+    assert not check_naive(mixed)[0].holds
+    assert not check_naive([probe("1", "naive", 1.0)])[0].holds, "nothing to pair is no pass"
+    assert check_naive([]) == []
