@@ -121,8 +121,8 @@ class _Text(NamedTuple):
 # Of a tokenizer with few merges a text is cut here, so that the test stays short; seeded texts are as long.
 _HEADER_LEN, _BLOCK_LEN, _QUESTION_LEN = 64, 128, 48
 
-# Written for this test. A header fills the sink of 32 tokens, a block is about as long as the default minimum run, a
-# question ends where one continuation is much likelier than the rest, so that a block which is lost or garbled shows.
+# Written for this test. A header about fills the sink of 32 tokens, a block is about as long as the default minimum
+# run, a question ends where one continuation is much likelier than the rest, so that a block which is lost shows.
 # Distances are near and far, because a base that is off by little shows far away only.
 _TEXTS = (
     _Text(

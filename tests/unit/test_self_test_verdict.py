@@ -125,6 +125,12 @@ def test_what_is_not_a_number_fails_and_is_still_json() -> None:
     json.dumps(msgspec.to_builtins(result), allow_nan=False)
 
 
+def test_rows_that_should_be_nothing_and_are_something_are_far_off() -> None:
+    rows = Rows()
+    rows.splicer.view.keys[1][1:11] = 0
+    assert rows.measure()[3] >= 1e9
+
+
 def test_a_token_that_neither_can_give_adds_nothing() -> None:
     rows = Rows()
     rows.logits[7] = -math.inf
