@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pic_bench.fidelity.grid import BLOCK_TOKENS, MAX_BLOCKS
 from pic_bench.fidelity.record import Experiment
 from sglang_pic.errors import ConfigError
 
@@ -40,6 +41,12 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for name in ("prompts", "shift_prompts", "questions"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be 1 or more.")
+        if not self.blocks or not all(1 <= count <= MAX_BLOCKS for count in self.blocks):
+            raise ConfigError(f"blocks={list(self.blocks)!r}: must be numbers from 1 to {MAX_BLOCKS}.")
+        if not self.seams or not all(0 <= seam < BLOCK_TOKENS for seam in self.seams):
+            raise ConfigError(f"seams={list(self.seams)!r}: must be numbers from 0 to {BLOCK_TOKENS - 1}.")
+        if not all(shift >= 1 for shift in self.shifts):
+            raise ConfigError(f"shifts={list(self.shifts)!r}: must be 1 or more.")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,7 +15,7 @@ from pic_bench.fidelity.record import Donors, Experiment
 from pic_bench.fidelity.texts import TextPool
 from pic_bench.fidelity.tokens import ModelText
 
-__all__ = ["MAX_BLOCKS", "FrameText", "filler_len", "grid_case", "make_filler", "shift_case"]
+__all__ = ["BLOCK_TOKENS", "MAX_BLOCKS", "FrameText", "filler_len", "grid_case", "make_filler", "shift_case"]
 
 # From 80 tokens on every repeated span of random text is found whole (design notes), so each block is one run.
 BLOCK_TOKENS = 80

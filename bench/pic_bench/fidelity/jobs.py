@@ -19,6 +19,7 @@ from pic_bench.fidelity.questions import Question
 from pic_bench.fidelity.record import Donors
 from pic_bench.fidelity.texts import TextPool
 from pic_bench.fidelity.tokens import ModelText
+from sglang_pic.errors import ConfigError
 
 __all__ = ["Job", "grid_jobs", "qa_jobs", "shift_jobs"]
 
@@ -64,6 +65,10 @@ def shift_jobs(sizes: Sizes, pool: TextPool, text: ModelText, seed: int) -> Iter
     frames = FrameText(text)
     arms = (*CONTROLS, *spliced_arms((1,), (Donors.ISOLATED,)))
     shifts = [shift for shift in sizes.shifts if shift + _SHIFT_ROOM <= text.context_len]
+    if not shifts:
+        raise ConfigError(
+            f"no shift of {list(sizes.shifts)} fits into the model's context of {text.context_len} tokens."
+        )
     filler = make_filler(pool, filler_len(frames, max(shifts)), seed)
     for number in range(sizes.shift_prompts):
         wants = _wants(sizes, number, greedy=False)

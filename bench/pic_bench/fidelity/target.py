@@ -121,9 +121,12 @@ class Target:
             "ignore_eos": True,
             "custom_params": {"pic": pic},
         }
-        answer = self.server.post(
-            "/generate", {"input_ids": list(tokens), "sampling_params": sampling, "extra_key": key, **body}
-        )
+        request = {"input_ids": list(tokens), "sampling_params": sampling, "extra_key": key, **body}
+        try:
+            answer = self.server.post("/generate", request)
+        except OSError as error:
+            self.server.check_alive(grace_s=2.0)
+            raise BenchError(f"{self.server.base_url} did not answer: {error}. Log: {self.server.log_path}") from error
         meta = answer["meta_info"]
         chunk_hit = int((meta.get("cached_tokens_details") or {}).get("pic", 0))
         return Served(list(answer["output_ids"]), int(meta["cached_tokens"]) - chunk_hit, chunk_hit)
