@@ -154,6 +154,13 @@ def test_samples_of_one_size_are_not_resampled_as_pairs() -> None:
     assert estimate.low < -4 < 4 < estimate.high
 
 
+def test_a_ratio_resamples_both_sums_alike() -> None:
+    """Half of every denominator: whatever units are drawn, the ratio is one half."""
+    values = [float(2**i) for i in range(10)]
+    estimate = bootstrap_ratio(values, [2 * value for value in values])
+    assert estimate == Estimate(value=0.5, low=0.5, high=0.5, n=10)
+
+
 def test_a_ratio_of_nothing_is_none() -> None:
     assert bootstrap_ratio([1.0], [0.0]) is None
     assert bootstrap_ratio([], []) is None
