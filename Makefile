@@ -109,6 +109,10 @@ bench-kernels: setup ## the splice of KV rows against a plain copy of the same b
 bench-kernel-code: setup ## what Triton compiles for a GPU that need not be here: accesses, registers, spills
 	$(BIN)/python -m pic_bench.kernel_code $(ARGS)
 
+.PHONY: bench-prefill
+bench-prefill: setup ## gap prefill, TTFT and energy by run length, random weights: for a GPU; ARGS='--model tiny-gqa-dims' for a look
+	$(BIN)/python -m pic_bench.gpu_prefill $(ARGS)
+
 .PHONY: bench-overhead
 bench-overhead: setup $(MODEL)/config.json ## nothing to reuse: stock and patched servers side by side
 	$(BIN)/python -m pic_bench.idle_overhead --model $(MODEL) $(ARGS)

@@ -199,24 +199,13 @@ def _step(
 ):
     """One block of keys; `last` is the position up to which each query sees."""
     at = start + tl.arange(0, BLOCK_N)
+    there = (at < end)[:, None]
+    slot = tl.load(slots + at, mask=at < end, other=0).to(tl.int64)[:, None]
     K_ROW: tl.constexpr = KV_HEADS * (MAIN + REST)
-    V_ROW: tl.constexpr = KV_HEADS * V_DIM
-    main = tl.arange(0, MAIN)[None, :]
-    if MASKED:
-        there = (at < end)[:, None]
-        slot = tl.load(slots + at, mask=at < end, other=0).to(tl.int64)[:, None]
-        # NOTE: `other=0`, for a slot that nobody wrote may hold NaN, and 0 * NaN is NaN.
-        key = tl.load(k + slot * K_ROW + main, mask=there, other=0.0)
-    else:
-        slot = tl.load(slots + at).to(tl.int64)[:, None]
-        key = tl.load(k + slot * K_ROW + main)
+    key = _rows(k, slot, there, K_ROW, MAIN, MASKED)
     scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
     if REST > 0:
-        rest = MAIN + tl.arange(0, REST)[None, :]
-        if MASKED:
-            key_rest = tl.load(k + slot * K_ROW + rest, mask=(at < end)[:, None], other=0.0)
-        else:
-            key_rest = tl.load(k + slot * K_ROW + rest)
+        key_rest = _rows(k + MAIN, slot, there, K_ROW, REST, MASKED)
         scores += tl.dot(query_rest, tl.trans(key_rest), input_precision=PRECISION)
     scores *= scale
     if MASKED:
@@ -226,13 +215,16 @@ def _step(
     weight = tl.exp2(scores - higher[:, None])
     fade = tl.exp2(top - higher)
     total = total * fade + tl.sum(weight, 1)
-    if VALUE_IN_KEY:
-        value = key
-    else:
-        wide = tl.arange(0, V_DIM)[None, :]
-        if MASKED:
-            value = tl.load(v + slot * V_ROW + wide, mask=(at < end)[:, None], other=0.0)
-        else:
-            value = tl.load(v + slot * V_ROW + wide)
+    value = key
+    if not VALUE_IN_KEY:
+        value = _rows(v, slot, there, KV_HEADS * V_DIM, V_DIM, MASKED)
     acc = acc * fade[:, None] + tl.dot(weight.to(value.dtype), value, input_precision=PRECISION)
     return acc, higher, total
+
+
+@triton.jit
+def _rows(base, slot, there, ROW: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr):
+    """`WIDTH` dimensions from `base` on of the rows in `slot`, `[BLOCK_N, WIDTH]`."""
+    where = base + slot * ROW + tl.arange(0, WIDTH)[None, :]
+    # NOTE: `other=0`, for a slot that nobody wrote may hold NaN, and 0 * NaN is NaN.
+    return tl.load(where, mask=there, other=0.0) if MASKED else tl.load(where)
