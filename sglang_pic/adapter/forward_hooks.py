@@ -57,8 +57,7 @@ def install(cache: PicRadixCache) -> None:
         # from a later forward pass on the same stream.
         try:
             cache.splicer.splice(gap.splice.src, gap.splice.dst, gap.splice.shifts)
-            if gap.flipped is not None:
-                _flip(cache.splicer.view, gap.flipped)
+            _flip(cache.splicer.view, gap.flipped)
         finally:
             cache.release_locks(gap.locks)
         with ExitStack() as stack:
@@ -95,9 +94,9 @@ def hand_over(forward_batch: Any, gap: GapBatch) -> None:
     setattr(forward_batch, _GAP_ATTRIBUTE, gap)
 
 
-def _flip(view: PoolView, slots: torch.Tensor) -> None:
-    """The corruption of a test: every number of the rows changes its sign."""
-    for buffer in (*view.keys, *view.values):
+def _flip(view: PoolView, slots: torch.Tensor | None) -> None:
+    """The corruption of a test, where it asks for one: every number of the rows changes its sign."""
+    for buffer in (*view.keys, *view.values) if slots is not None else ():
         buffer[slots] = -buffer[slots]
 
 
