@@ -123,7 +123,8 @@ def time_gaps(
             bench.deadline.left_out.append(f"{what}: {planted.reason}")
             continue
         sources = [donor_row[run.donor_start : run.donor_end] for run in planted.plan.runs]
-        for path in paths if num_runs else paths[:1]:
+        # With nothing spliced every way is a full prefill.
+        for path in paths if num_runs else [LatentPath.EXPANDED]:
             if bench.deadline.has(_CASE_S, f"{what} {path.value}"):
                 lay_out = partial(gap_extend, tokens, row, planted.plan, sources)
                 yield _GapCase(bench, tokens, row, path, lay_out).measure(share, num_runs)

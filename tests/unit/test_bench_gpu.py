@@ -55,6 +55,8 @@ def test_writes_checks_times_and_what_is_left_out(
     gqa = [timing for timing in result.gaps if timing.model == "tiny-gqa-dims" and timing.backend == "torch"]
     assert [(t.share, t.runs, t.computed_tokens, t.spliced_tokens) for t in gqa] == [(0, 0, 256, 0), (0.5, 2, 128, 128)]
     assert all(len(t.full.samples_ms) == len(t.gap.samples_ms) == 3 for t in result.gaps)
+    mla = [(t.share, t.path) for t in result.gaps if t.model == "tiny-mla-dims" and t.backend == "torch"]
+    assert mla == [(0, "expanded"), (0.5, "absorbed"), (0.5, "expanded")] or device != "cpu"
     run = next(timing for timing in result.runs if timing.model == "tiny-gqa-dims")
     assert (run.run_tokens, run.prompt_tokens, run.computed_tokens, run.spliced_tokens) == (100, 196, 97, 99)
     assert any("99% in 2 runs" in note for note in result.left_out)
