@@ -215,7 +215,7 @@ def test_policies_are_read_and_refused() -> None:
 
 
 def test_distinct_tokens_are_the_rows_of_a_prefix_cache() -> None:
-    calls = [TraceCall("t", str(i), prompt, [9]) for i, prompt in enumerate(([1, 2, 3], [1, 2, 3, 9, 4], [1, 5]))]
+    calls = [TraceCall("t", i, 0, prompt, [9]) for i, prompt in enumerate(([1, 2, 3], [1, 2, 3, 9, 4], [1, 5]))]
     assert distinct_tokens(calls) == 4 + 2 + 2
 
 
@@ -248,5 +248,8 @@ def test_the_check_holds_only_where_the_naive_arm_is_worse_beyond_chance() -> No
     assert checked.difference == pytest.approx(0.5)
     mixed = [p for i in range(10) for p in (probe(f"{i}", "naive", i % 2), probe(f"{i}", "seam-1", (i + 1) % 2))]
     assert not check_naive(mixed)[0].holds
+    luck = [*mixed, probe("x", "naive", 1.0), probe("x", "seam-1", 0.0)]
+    assert check_naive(luck)[0].difference > 0
+    assert not check_naive(luck)[0].holds
     assert not check_naive([probe("1", "naive", 1.0)])[0].holds, "nothing to pair is no pass"
     assert check_naive([]) == []

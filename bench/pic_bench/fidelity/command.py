@@ -22,6 +22,7 @@ __all__ = ["add_arguments", "run"]
 EXIT_FAILED = 1
 EXPERIMENTS = ("grid", "shift", "qa", "trace")
 DTYPES = ("float32", "bfloat16")
+ORDERS = ("recorded", "reversed")
 MIN_CHUNK_HIT = 256
 
 
@@ -68,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-total-tokens",
         type=int,
         metavar="N",
-        help="tokens of the server's KV pool (default: what the experiments need, at most 150000)",
+        help="tokens of the server's KV pool (default: what the experiments need, at most 120000)",
     )
     parser.add_argument(
         "--start-timeout", type=float, default=900.0, metavar="S", help="seconds until the server must be healthy (900)"
@@ -142,6 +143,14 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"trace measures calls with so many chunk-hit tokens under the first policy (default: {MIN_CHUNK_HIT})",
     )
+    parser.add_argument(
+        "--order",
+        action="append",
+        default=[],
+        choices=ORDERS,
+        help="order in which trace serves the sessions; may repeat: what is spliced in one order comes first in the "
+        f"other (default: {ORDERS[0]})",
+    )
     parser.add_argument("--calls", type=int, metavar="N", help="only the first N calls of every trace (all; 12)")
     parser.add_argument(
         "--greedy",
@@ -158,7 +167,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _config(args: argparse.Namespace) -> Config:
     from pic_bench.fidelity.config import Config
-    from pic_bench.fidelity.policies import DEFAULT_POLICIES, parse_policy
+    from pic_bench.fidelity.policies import DEFAULT_POLICIES, Order, parse_policy
     from pic_bench.fidelity.record import Experiment
 
     chosen = [name for name in EXPERIMENTS if name != "trace"] if args.quick else EXPERIMENTS
@@ -171,6 +180,7 @@ def _config(args: argparse.Namespace) -> Config:
         dtypes=tuple(dict.fromkeys(args.dtype or DTYPES)),
         sizes=_sizes(args),
         policies=tuple(args.policy) or DEFAULT_POLICIES,
+        orders=tuple(Order(name) for name in dict.fromkeys(args.order or ORDERS[:1])),
         min_chunk_hit=args.min_chunk_hit,
         pool_tokens=args.max_total_tokens,
         server_args=tuple(word for text in args.server_arg for word in shlex.split(text)),

@@ -1,4 +1,4 @@
-"""Policies of TRACE: what a server may be told about runs, by name.
+"""What is varied over a TRACE: policies, by name, and the order of its sessions.
 
 Owns how a policy is written on the command line, and the default set. It must not know requests.
 """
@@ -6,12 +6,21 @@ Owns how a policy is written on the command line, and the default set. It must n
 from __future__ import annotations
 
 import re
+from enum import Enum
 
 from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.record import Donors
 from sglang_pic.errors import ConfigError
 
-__all__ = ["DEFAULT_POLICIES", "parse_policy"]
+__all__ = ["DEFAULT_POLICIES", "Order", "parse_policy"]
+
+
+class Order(Enum):
+    """In which order a trace's sessions are served; what repeats is spliced from whoever came first."""
+
+    RECORDED = "recorded"
+    REVERSED = "reversed"
+
 
 DEFAULT_POLICIES = (
     "default",

@@ -26,7 +26,8 @@ from pic_bench.fidelity.record import Experiment, Probe, read_probes, write_prob
 from pic_bench.fidelity.target import Target, serve_target
 from pic_bench.fidelity.texts import TextPool, trace_texts
 from pic_bench.fidelity.tokens import ModelText
-from pic_bench.fidelity.trace import TraceCall, distinct_tokens, measure_calls, trace_calls
+from pic_bench.fidelity.trace import TraceCall, TraceRun, distinct_tokens, naive_policy, trace_calls
+from pic_bench.fidelity.vault import Vault
 from pic_bench.summary import write_json
 from sglang_pic.errors import BenchError, ConfigError
 
@@ -34,10 +35,11 @@ __all__ = ["LeftOut", "Outcome", "claim_folder", "run_fidelity"]
 
 PROBES = "probes.jsonl"
 LEFT_OUT = "left_out.jsonl"
+VAULT = "vault"
 DEFAULT_TRACE = "sample:opendevin"
 MAX_TEXT_QUESTIONS = 200
 CASE_POOL_TOKENS = 60_000
-MAX_POOL_TOKENS = 150_000
+MAX_POOL_TOKENS = 120_000
 MAX_LEFT_OUT_SHARE = 0.1
 _MIN_CASES = 20
 
@@ -168,28 +170,40 @@ def _measure_trace(
     *,
     quiet: bool,
 ) -> int:
-    """The number of calls measured; a trace that is broken off is served again from its first call."""
-    found = _done(folder / PROBES)
-    results = measure_calls(
-        calls,
-        [parse_policy(policy) for policy in config.policies],
-        target,
-        text,
-        dtype=dtype,
-        min_chunk_hit=config.min_chunk_hit,
-        greedy_calls=config.sizes.greedy_prompts,
-        greedy_tokens=config.sizes.greedy_tokens,
-        done={name for experiment, of, name in found if experiment is Experiment.TRACE and of == dtype},
-    )
+    """The number of records; what a pass that is broken off has measured is kept, and the pass served again."""
+    probes = read_probes(folder / PROBES) if (folder / PROBES).exists() else []
+    policies = [parse_policy(policy) for policy in config.policies]
     measured = 0
-    total = sum(len(call.prompt) for call in calls)
-    with _bar(total, f"{dtype} trace", quiet=quiet) as bar:
-        for call, probes in zip(calls, results, strict=True):
-            write_probes(folder / PROBES, probes)
-            measured += bool(probes)
-            bar.update(len(call.prompt))
+    for source in dict.fromkeys(call.source for call in calls):
+        of_source = [call for call in calls if call.source == source]
+        vault = folder / VAULT / dtype / source.replace("/", "_")
+        run = TraceRun(
+            calls=of_source,
+            policies=[*policies, naive_policy(policies[0])],
+            orders=config.orders,
+            target=target,
+            text=text,
+            vault=Vault(vault),
+            dtype=dtype,
+            min_chunk_hit=config.min_chunk_hit,
+            greedy_calls=config.sizes.greedy_prompts,
+            greedy_tokens=config.sizes.greedy_tokens,
+            done={(p.prompt, p.arm) for p in probes if _is_of(p, Experiment.TRACE, dtype, source)},
+        )
+        total = run.num_passes * sum(len(call.prompt) for call in of_source)
+        with _bar(total, f"{dtype} {source}", quiet=quiet) as bar:
+            for step in run.steps():
+                write_probes(folder / PROBES, step.probes)
+                measured += len(step.probes)
+                bar.set_description(f"{dtype} {source} {step.label}", refresh=False)
+                bar.update(step.prompt_tokens)
+    shutil.rmtree(folder / VAULT / dtype)
     _trace_mark(folder, dtype).touch()
     return measured
+
+
+def _is_of(probe: Probe, experiment: Experiment, dtype: str, source: str) -> bool:
+    return probe.experiment is experiment and probe.dtype == dtype and probe.source == source
 
 
 def _bar(total: int, name: str, *, quiet: bool) -> tqdm[NoReturn]:
@@ -213,14 +227,14 @@ def _calls(config: Config, text: ModelText) -> list[TraceCall]:
 
 
 def _pool_tokens(config: Config, calls: Sequence[TraceCall], *, quiet: bool) -> int:
-    """What the cases need, or a cache for every policy and the exact arm with room for a call in full, twice."""
+    """What the cases need, or a cache that loses nothing of a trace with room for a call in full."""
     if not calls:
         return CASE_POOL_TOKENS
     longest = max(len(call.prompt) + len(call.answer) for call in calls)
-    wanted = (1 + len(config.policies)) * distinct_tokens(calls) + 3 * longest
+    wanted = distinct_tokens(calls) + 2 * longest
     if wanted > MAX_POOL_TOKENS:
         _say(
-            f"trace: caches that lose nothing need a pool of {wanted} tokens; {MAX_POOL_TOKENS} are taken, and the "
+            f"trace: a cache that loses nothing needs a pool of {wanted} tokens; {MAX_POOL_TOKENS} are taken, and the "
             "least recently used rows are evicted. --max-total-tokens sets another pool.",
             quiet=quiet,
         )

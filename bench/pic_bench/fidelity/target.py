@@ -70,6 +70,14 @@ class Target:
         options: dict[str, Any] = {"mode": "off"} if off else {"testing": {"donors_from": NOBODY}}
         self._generate(tokens, key, options, max_new_tokens=1)
 
+    def serve(self, tokens: Sequence[int], arm: Arm, *, key: str, donors_from: str) -> Served:
+        """Serve tokens under an arm with nothing recorded."""
+        return self._generate(tokens, key, _options(arm, donors_from), max_new_tokens=1)
+
+    def flush(self) -> None:
+        """Forget every cached row."""
+        self.server.post("/flush_cache", {})
+
     def record(
         self, prompt: Sequence[int], gold: Sequence[int], arm: Arm, *, key: str, donors_from: str, keys: bool
     ) -> Recorded:

@@ -1,16 +1,19 @@
-"""The experiment TRACE: recorded calls in order, each policy with a cache of its own that fills up as in life.
+"""The experiment TRACE: recorded calls in order, under each policy with a cache that fills up as in life.
 
-Owns the order of a call's requests and which calls are measured. Every policy, and the exact prefix cache that stock
-SGLang would have, lives in a namespace of its own for the whole trace. A recorded answer is computed behind its prompt,
-so that later calls find it cached as if it had been generated. It must not know folders or reports.
+Owns the passes over a trace and what is kept between them. A pass serves every call under one arm, after a flush, so
+that the arm has the pool to itself; so the full prefills are computed once and their logits kept in files, the *vault*.
+The first policy says which calls are measured: those that it has enough to splice for. A recorded answer is computed
+behind its prompt, so that later calls find it cached as if it had been generated. It must not know reports.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from pic_traces.encode import load_encoder
 from pic_traces.source import limit, load
@@ -18,16 +21,26 @@ from pic_traces.source import limit, load
 from pic_bench.fidelity.arms import EXACT, FULL, RETEST, Arm
 from pic_bench.fidelity.case import Case
 from pic_bench.fidelity.measure import Reference, add_greedy, compare
-from pic_bench.fidelity.record import Donors, Experiment, Probe
+from pic_bench.fidelity.policies import Order
+from pic_bench.fidelity.record import Experiment, Probe
 from pic_bench.fidelity.target import Recorded, Target
 from pic_bench.fidelity.tokens import ModelText
+from pic_bench.fidelity.vault import Kept, Vault
 from sglang_pic.errors import BenchError
 
-__all__ = ["TraceCall", "distinct_tokens", "measure_calls", "trace_calls"]
+__all__ = ["Step", "TraceCall", "TraceRun", "distinct_tokens", "naive_policy", "trace_calls"]
 
 GOLD_TOKENS = 32
 MAX_ANSWER_TOKENS = 512
 _ROOM = 72  # what is generated behind a prompt
+
+
+class Step(NamedTuple):
+    """One call served under one arm."""
+
+    label: str
+    prompt_tokens: int
+    probes: list[Probe]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +48,31 @@ class TraceCall:
     """One call as token ids."""
 
     source: str
-    name: str
+    session: int
+    index: int
     prompt: list[int]
     answer: list[int]
     """The recorded answer, at least one token of it."""
 
     @property
-    def case(self) -> Case:
+    def name(self) -> str:
+        """Unique in its trace."""
+        return f"{self.session:03d}-{self.index:03d}"
+
+    @property
+    def gold(self) -> list[int]:
+        """The part of the answer that is compared."""
+        return self.answer[:GOLD_TOKENS]
+
+    def case(self, order: Order) -> Case:
         """The call as every experiment's prompts are described; its blocks are whatever the cache finds."""
+        name = self.name if order is Order.RECORDED else f"{order.value}/{self.name}"
         return Case(
             experiment=Experiment.TRACE,
-            name=self.name,
+            name=name,
             source=self.source,
             prompt=self.prompt,
-            gold=self.answer[:GOLD_TOKENS],
+            gold=self.gold,
             blocks=(),
             donors={},
         )
@@ -68,7 +92,7 @@ def trace_calls(trace: str, source: str, text: ModelText, model: str, num_calls:
             prompt_len = len(encoded.tokens)
             answer = encoded.path[prompt_len:][:MAX_ANSWER_TOKENS].tolist()
             if answer and prompt_len + max(len(answer), _ROOM) < text.context_len:
-                calls.append(TraceCall(source, f"{number:03d}-{call.index:03d}", encoded.tokens.tolist(), answer))
+                calls.append(TraceCall(source, number, call.index, encoded.tokens.tolist(), answer))
     return calls
 
 
@@ -83,65 +107,157 @@ def distinct_tokens(calls: Sequence[TraceCall]) -> int:
     return total
 
 
-def measure_calls(
-    calls: Sequence[TraceCall],
-    policies: Sequence[Arm],
-    target: Target,
-    text: ModelText,
-    *,
-    dtype: str,
-    min_chunk_hit: int,
-    greedy_calls: int,
-    greedy_tokens: int,
-    done: AbstractSet[str],
-) -> Iterator[list[Probe]]:
-    """Serve the calls in order; the records of each, none where the first policy finds too little to splice.
-
-    What is generated extends the rows of its namespace by less than any run.
+@dataclass(slots=True)
+class TraceRun:
+    """One trace under all arms, on one server.
 
     Args:
-        greedy_calls: so many of the measured calls are generated from, under all arms.
-        done: names of calls that are measured already: they are served, to fill the caches, and not compared.
+        calls: of one trace, in recorded order.
+        policies: the first says which calls are measured.
+        min_chunk_hit: from so many chunk-hit tokens on.
+        greedy_calls: so many of the measured calls of each order are generated from, under all arms.
+        done: `(prompt, arm)` of the records that an earlier run left.
     """
-    num_measured = 0
-    for number, call in enumerate(calls):
-        exact = _serve(call, EXACT, target, _cache_key(call, EXACT))
-        spliced = [(arm, _serve(call, arm, target, _cache_key(call, arm))) for arm in policies]
-        if spliced[0][1].chunk_hit_tokens < min_chunk_hit:
-            yield []
-            continue
-        num_measured += 1
-        if call.name in done:
-            yield []
-            continue
-        own_keys = {arm.name: f"trace-{number}-{arm.name}-{call.source}" for arm in (FULL, RETEST)}
-        full, retest = (_serve(call, arm, target, own_keys[arm.name]) for arm in (FULL, RETEST))
-        if full.prefix_hit_tokens or full.chunk_hit_tokens or exact.chunk_hit_tokens:
-            raise BenchError(f"{call.name}: a control was served from the cache: {full.prefix_hit_tokens} tokens.")
-        served = [(FULL, full), (RETEST, retest), (EXACT, exact), *spliced]
-        reference = Reference(full)
-        case = call.case
-        probes = [compare(reference, recorded, arm, case, dtype, text) for arm, recorded in served]
-        if num_measured <= greedy_calls:
-            arms = [arm for arm, _ in served]
-            keys = [own_keys.get(arm.name) or _cache_key(call, arm) for arm in arms]
-            generated = target.greedy([call.prompt] * len(arms), arms, keys, greedy_tokens)
-            probes = [
-                add_greedy(probe, case, generated[0], ids, None, text)
-                for probe, ids in zip(probes, generated, strict=True)
-            ]
-        yield probes
+
+    calls: Sequence[TraceCall]
+    policies: Sequence[Arm]
+    orders: Sequence[Order]
+    target: Target
+    text: ModelText
+    vault: Vault
+    dtype: str
+    min_chunk_hit: int
+    greedy_calls: int
+    greedy_tokens: int
+    done: AbstractSet[tuple[str, str]]
+    _generating: set[str] = field(default_factory=set)
+
+    @property
+    def num_passes(self) -> int:
+        """How often every call is served: under each policy and the exact prefix cache."""
+        return len(self.orders) * (1 + len(self.policies))
+
+    def steps(self) -> Iterator[Step]:
+        """Serve everything; a step for every call of every pass, and for every full prefill.
+
+        Raises:
+            BenchError: a control was served from the cache.
+        """
+        for order in self.orders:
+            first, *others = self.policies
+            yield from self._find(order, first)
+            measured = self.vault.measured(order.value)
+            self._generating = set(measured[: self.greedy_calls])
+            yield from self._controls(order, first, measured)
+            for arm in (EXACT, *others):
+                yield from self._pass(order, arm, frozenset(measured))
+
+    def _sequence(self, order: Order) -> list[TraceCall]:
+        backwards = -1 if order is Order.REVERSED else 1
+        return sorted(self.calls, key=lambda call: (backwards * call.session, call.index))
+
+    def _find(self, order: Order, first: Arm) -> Iterator[Step]:
+        """The pass of the first policy: which calls are measured, and what it makes of them."""
+        if self.vault.has_measured(order.value):
+            return
+        measured = []
+        self.target.flush()
+        for call in self._sequence(order):
+            recorded = self._record(call, first)
+            if recorded.chunk_hit_tokens >= self.min_chunk_hit:
+                measured.append(call.name)
+                ids = self._generate(call, first) if len(measured) <= self.greedy_calls else []
+                self.vault.put(_first_name(order, call), Kept(recorded, ids))
+            yield Step(first.name, len(call.prompt), [])
+        self.vault.put_measured(order.value, measured)
+
+    def _controls(self, order: Order, first: Arm, measured: Sequence[str]) -> Iterator[Step]:
+        """Full prefill, full prefill again, and the first policy's records."""
+        by_name = {call.name: call for call in self.calls}
+        for call in (by_name[name] for name in measured):
+            case = call.case(order)
+            if all((case.name, arm.name) in self.done for arm in (FULL, RETEST, first)):
+                continue
+            full = self._full(call)
+            reference = Reference(full.recorded)
+            retest = self._isolated(call, RETEST)
+            probes = []
+            for arm, kept in ((FULL, full), (RETEST, retest), (first, self.vault.get(_first_name(order, call)))):
+                probe = compare(reference, kept.recorded, arm, case, self.dtype, self.text)
+                probes.append(self._with_greedy(probe, case, full.ids, kept.ids))
+            yield Step(FULL.name, 0, [probe for probe in probes if (probe.prompt, probe.arm) not in self.done])
+
+    def _pass(self, order: Order, arm: Arm, measured: AbstractSet[str]) -> Iterator[Step]:
+        """Every call in order; the measured ones are compared."""
+        sequence = self._sequence(order)
+        wanted = {call.name for call in sequence if (call.case(order).name, arm.name) not in self.done} & measured
+        if wanted:
+            self.target.flush()
+        for call in sequence:
+            probes = []
+            if call.name in wanted:
+                recorded = self._record(call, arm)
+                if arm.is_control and recorded.chunk_hit_tokens:
+                    raise BenchError(f"{call.name}: a control was spliced: {recorded.chunk_hit_tokens} tokens.")
+                full = self.vault.get(_full_name(call))
+                case = call.case(order)
+                probe = compare(Reference(full.recorded), recorded, arm, case, self.dtype, self.text)
+                ids = self._generate(call, arm) if call.name in self._generating else []
+                probes.append(self._with_greedy(probe, case, full.ids, ids))
+            elif wanted:
+                self.target.serve([*call.prompt, *call.answer], arm, key=_CACHE, donors_from=_CACHE)
+            yield Step(arm.name, len(call.prompt), probes)
+
+    def _full(self, call: TraceCall) -> Kept:
+        """The full prefill, computed once for all orders."""
+        name = _full_name(call)
+        if self.vault.has(name):
+            kept = self.vault.get(name)
+            if kept.ids or call.name not in self._generating:
+                return kept
+        kept = self._isolated(call, FULL)
+        self.vault.put(name, kept)
+        return kept
+
+    def _isolated(self, call: TraceCall, arm: Arm) -> Kept:
+        """A control in a namespace of its own."""
+        key = f"{arm.name}/{call.name}"
+        recorded = self.target.record(call.prompt, call.gold, arm, key=key, donors_from=key, keys=False)
+        if recorded.prefix_hit_tokens or recorded.chunk_hit_tokens:
+            raise BenchError(f"{call.name}: a full prefill was served {recorded.prefix_hit_tokens} cached tokens.")
+        ids = self._generate(call, arm, key) if call.name in self._generating else []
+        return Kept(recorded, ids)
+
+    def _record(self, call: TraceCall, arm: Arm) -> Recorded:
+        """Serve a call on the arm's own cache, its answer behind it."""
+        recorded = self.target.record(call.prompt, call.gold, arm, key=_CACHE, donors_from=_CACHE, keys=False)
+        if len(call.answer) > len(call.gold):
+            self.target.serve([*call.prompt, *call.answer], arm, key=_CACHE, donors_from=_CACHE)
+        return replace(recorded, keys=None)
+
+    def _generate(self, call: TraceCall, arm: Arm, key: str | None = None) -> list[int]:
+        """What is generated extends the rows of its namespace by less than any run."""
+        return self.target.greedy([call.prompt], [arm], [key or _CACHE], self.greedy_tokens)[0]
+
+    def _with_greedy(self, probe: Probe, case: Case, full: Sequence[int], ids: Sequence[int]) -> Probe:
+        return add_greedy(probe, case, full, ids, None, self.text) if full and ids else probe
 
 
-def _serve(call: TraceCall, arm: Arm, target: Target, key: str) -> Recorded:
-    """Serve a call; of a long answer only the positions that are compared are kept."""
-    recorded = target.record(call.prompt, call.answer, arm, key=key, donors_from=key, keys=False)
-    return replace(recorded, logits=recorded.logits[: GOLD_TOKENS + 1])
+# Each pass begins with a flush, so one namespace serves them all.
+_CACHE = "trace"
 
 
-def _cache_key(call: TraceCall, arm: Arm) -> str:
-    assert arm == EXACT or arm.donors is Donors.TRACE
-    return f"trace-{call.source}/{arm.name}"
+def naive_policy(policy: Arm) -> Arm:
+    """A policy with keys that are not rotated: the naive control."""
+    return msgspec.structs.replace(policy, name="naive", rotate=False)
+
+
+def _first_name(order: Order, call: TraceCall) -> str:
+    return f"first-{order.value}-{call.name}"
+
+
+def _full_name(call: TraceCall) -> str:
+    return f"full-{call.name}"
 
 
 def _common_len(a: np.ndarray, b: np.ndarray) -> int:
