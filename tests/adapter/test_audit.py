@@ -247,6 +247,19 @@ def test_a_flush_in_the_middle_leaves_nothing_behind() -> None:
     assert (bench.audit.report().num_skipped, bench.audit.report().num_audited) == (3, 0)
 
 
+def test_a_flush_empties_the_windows() -> None:
+    """What was spliced before is gone from the tree, and says nothing of what comes."""
+    bench = Bench()
+    for _ in range(bench.config.audit_min - 1):
+        bench.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:10])
+        bench.run(3)
+    bench.audit.flush()
+    bench.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:10])
+    bench.run(3)
+    assert bench.audit.report().num_audited == bench.config.audit_min
+    assert bench.audit.report().suspended == []
+
+
 def test_what_waits_is_bounded() -> None:
     bench = Bench()
     for _ in range(40):
