@@ -75,6 +75,7 @@ def test_answers_are_compared_as_squad_compares_them() -> None:
     assert normalise(" The  Quick, brown-fox! ") == "quick brownfox"
     assert word_f1("red house", "big red house") == pytest.approx(0.8)
     assert word_f1("red red", "red") == pytest.approx(2 / 3), "a word counts as often as it is in both"
+    assert word_f1("red red", "red red blue") == pytest.approx(0.8)
     assert word_f1("", "") == 1.0
     assert word_f1("blue", "red") == 0.0
 

@@ -1,0 +1,117 @@
+"""The whole command on a real server: the floor is the floor, keys that are not rotated do harm, the folder is whole.
+
+This is the check that CI makes of rotation on real weights; the tiny model stands for the paths that need none.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pic_bench.fidelity.questions import GENERATED
+from pic_bench.fidelity.record import Donors, Experiment, Probe, read_probes
+from pic_traces.words import make_text
+
+from sglang_pic.cli import main
+
+pytestmark = pytest.mark.e2e
+
+
+def test_exact_hits_are_exact_and_keys_that_are_not_rotated_do_harm(
+    model_dir: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    command = ["fidelity", "--model", str(model_dir("smollm2")), "--out", str(out), "--dtype", "float32", "--quick"]
+    command += ["--experiment", "grid", "--prompts", "3", "--blocks", "1,2", "--seams", "1", "--greedy", "0"]
+    command += ["--keys", "1", "--max-total-tokens", "8000", "--check", "--quiet"]
+    assert main(command) == 0
+    assert "check holds: float32" in capsys.readouterr().err
+    probes = read_probes(out / "probes.jsonl")
+    arms = by_arm(probes)
+    assert {len(found) for found in arms.values()} == {6}
+    assert len(arms) == 3 + 2 * 2
+    assert all(p.kl == 0 and p.agreed_tokens is None for p in arms["full", Donors.NONE])
+    for control in ("retest", "exact"):
+        assert max(p.kl for p in arms[control, Donors.NONE]) < 1e-6
+    for donors in (Donors.ISOLATED, Donors.CONTEXT):
+        naive, rotated = arms["naive", donors], arms["seam-1", donors]
+        assert mean_forced(naive) > 2 * mean_forced(rotated), donors
+        assert mean_forced(rotated) > 1e-4, "other context before a run must show"
+        errors = [(a.key_error, b.key_error) for a, b in zip(naive, rotated, strict=True) if a.key_error is not None]
+        assert len(errors) == 2
+        assert all(b is not None and a > 2 * b > 0 for a, b in errors)
+        # Three prompts of one run of 80 tokens and three of two; the first token of each run is computed.
+        assert sorted(p.chunk_hit_tokens for p in rotated) == [79] * 3 + [158] * 3
+    whole = {"config.json", "environment.json", "probes.jsonl", "summary.json", "report.md", "report.html"}
+    assert whole <= {path.name for path in out.iterdir()}
+    assert not (out / "left_out.jsonl").exists()
+    # Everything is there: going on measures nothing and starts no server.
+    (out / "server-float32.log").unlink()
+    assert main([*command, "--resume"]) == 0
+    assert not (out / "server-float32.log").exists()
+    assert read_probes(out / "probes.jsonl") == probes
+
+
+def test_every_experiment_runs_on_an_mla_model(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    """Random weights answer nothing, but every path is gone through, also those of latent rows and of a trace."""
+    out, trace_file = tmp_path / "run", tmp_path / "clock.jsonl"
+    write_trace(trace_file)
+    command = ["fidelity", "--model", str(model_dir("tiny-mla")), "--out", str(out), "--dtype", "float32", "--quick"]
+    command += ["--experiment", "shift", "--experiment", "qa", "--experiment", "trace", "--data", str(trace_file)]
+    command += ["--shift-prompts", "1", "--shifts", "1,64", "--questions", "1", "--greedy", "1", "--keys", "1"]
+    command += ["--policy", "default", "--policy", "seam-8=seam:8", "--max-total-tokens", "8000", "--quiet"]
+    assert main(command) == 0
+    probes = read_probes(out / "probes.jsonl")
+    shift = [p for p in probes if p.experiment is Experiment.SHIFT]
+    assert {p.shift for p in shift} == {1, 64}
+    errors = {(p.shift, p.arm): p.key_error for p in shift if p.key_error is not None}
+    assert len(errors) == 4
+    assert errors[64, "naive"] > errors[64, "seam-1"] > 0
+    qa = [p for p in probes if p.experiment is Experiment.QA]
+    assert {p.source for p in qa} == set(GENERATED)
+    assert all(p.score is not None and p.greedy_tokens >= 32 for p in qa)
+    trace = {(p.prompt, p.arm): p for p in probes if p.experiment is Experiment.TRACE}
+    # The first call finds nothing; the second has the body behind another clock; the third goes on with the second.
+    assert {name for name, _ in trace} == {"001-000"}
+    assert {arm for _, arm in trace} == {"full", "retest", "exact", "naive", "default", "seam-8"}
+    default, seam, exact = (trace["001-000", arm] for arm in ("default", "seam-8", "exact"))
+    assert default.chunk_hit_tokens >= 256
+    assert default.chunk_hit_tokens - seam.chunk_hit_tokens == 7
+    assert exact.chunk_hit_tokens == trace["001-000", "full"].prefix_hit_tokens == 0
+    assert exact.prefix_hit_tokens == default.prefix_hit_tokens > 0
+    assert exact.kl < 1e-6 < default.kl
+    assert default.agreed_tokens is not None
+
+
+def write_trace(path: Path) -> None:
+    """Two sessions that begin with one clock each; the second one's later call repeats its whole first one."""
+    body = make_text(random.Random(0), 450)
+    with path.open("w") as file:
+        for clock in ("It is noon.", "It is a quarter past six in the evening, and it rains."):
+            messages = [
+                {"role": "system", "content": f"{clock} {body}"},
+                {"role": "user", "content": "Go on."},
+                {"role": "assistant", "content": "The river runs along the meadow and the road follows it."},
+                {"role": "user", "content": "And then?"},
+                {"role": "assistant", "content": "It ends at the sea."},
+            ]
+            session = {"session_id": clock, "messages": messages, "turns": [2, 4] if "rains" in clock else [2]}
+            file.write(json.dumps(session) + "\n")
+
+
+def by_arm(probes: list[Probe]) -> dict[tuple[str, Donors], list[Probe]]:
+    """Records by arm and donors, in order."""
+    arms: dict[tuple[str, Donors], list[Probe]] = defaultdict(list)
+    for probe in probes:
+        arms[probe.arm, probe.donors].append(probe)
+    return arms
+
+
+def mean_forced(probes: list[Probe]) -> float:
+    """Mean KL over the gold continuations."""
+    return float(np.mean([probe.forced_kl for probe in probes]))
