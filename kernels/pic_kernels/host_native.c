@@ -23,7 +23,7 @@ typedef uint16_t ALIAS u16;
 typedef uint32_t ALIAS u32;
 typedef uint64_t ALIAS u64;
 
-/* Tuned on a 2-core AVX-512 server over rows of 64 to 2,048 bytes, 2026-11. Slots are prefetched a few KiB ahead, within
+/* Chosen on a 2-core AVX-512 server, rows of 64 to 2,048 bytes, 2026-11, not swept. Slots are prefetched a few KiB ahead, within
  * a task; tasks are short enough that a thread that wakes late leaves its share to the others. */
 enum { LINE = 64, AHEAD_BYTES = 2048, TASK_BYTES = 1 << 17, STAGE_BYTES = 1 << 13, LONG_COPY = 2048 };
 /* From here on whole cache lines are written past the caches: an ordinary store first reads the line that it replaces,
