@@ -31,6 +31,7 @@ from sglang_pic.adapter.audit_metrics import AuditMetrics, AuditSkip
 from sglang_pic.adapter.audit_pass import FullPass, take_slots
 from sglang_pic.adapter.audit_window import AuditLedger, AuditLimits, Suspension
 from sglang_pic.adapter.request_state import Namespace, RequestState
+from sglang_pic.adapter.trial_slots import agree_on_largest
 from sglang_pic.config import PicConfig
 
 if TYPE_CHECKING:
@@ -321,7 +322,8 @@ class Audit:
             return
         drawn, measured = self._verdict
         self._verdict = None
-        kl, differs = self._agree(measured.cpu()).tolist()
+        # NOTE: a rank that decided on its own would splice what another computes.
+        kl, differs = agree_on_largest(measured.cpu(), self._tp_group).tolist()
         agreed = not differs
         self._metrics.count_audited(kl, agreed=agreed)
         self._tally.num_audited += 1
@@ -331,12 +333,6 @@ class Audit:
         suspension = self._ledger.observe(drawn.namespace, drawn.generation, kl, agreed=agreed)
         if suspension is not None:
             self._announce(suspension)
-
-    def _agree(self, measured: torch.Tensor) -> torch.Tensor:
-        # NOTE: a rank that decided on its own would splice what another computes.
-        if self._tp_group is not None and self._tp_group.world_size > 1:
-            torch.distributed.all_reduce(measured, op=torch.distributed.ReduceOp.MAX, group=self._tp_group.cpu_group)
-        return measured
 
     def _announce(self, suspension: Suspension) -> None:
         self._metrics.set_suspended(len(self._ledger.suspensions))
