@@ -192,7 +192,8 @@ class Audit:
         if not self.has_work or not batch.forward_mode.is_decode():
             return
         self._num_rounds += 1
-        if self._num_rounds >= _BUSY_INTERVAL and not scheduler.waiting_queue and scheduler.chunked_req is None:
+        nobody_waits = not scheduler.waiting_queue and scheduler.chunked_req is None
+        if self._num_rounds >= _BUSY_INTERVAL and nobody_waits and not _awaits_sampling(scheduler):
             self._num_rounds = 0
             self._step(scheduler)
 
@@ -360,6 +361,13 @@ class Audit:
     def _skip(self, reason: AuditSkip, count: int = 1) -> None:
         self._tally.num_skipped += count
         self._metrics.count_skipped(reason, count)
+
+
+def _awaits_sampling(scheduler: Any) -> bool:
+    # NOTE: with overlap the next pass has been launched. Where it has a grammar it is sampled after this round, and its
+    # logits may be in the buffer that SGLang's captured graphs share: a pass of ours would write over them.
+    launched = scheduler.result_queue if scheduler.enable_overlap else ()
+    return any(result.delay_sample_func is not None for _, result in launched)
 
 
 def _describe(namespace: Namespace) -> str:

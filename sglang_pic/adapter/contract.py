@@ -143,6 +143,18 @@ CONTRACT: tuple[Symbol, ...] = (
         ("with self.forward_stream_ctx", "self.forward_stream.wait_stream(self.schedule_stream)"),
         why="the stream of an audit",
     ),
+    Symbol(
+        f"{_SCHEDULER}.event_loop_overlap",
+        (),
+        ("self.result_queue.append((batch.copy(), batch_result))", "self.launch_batch_sample_if_needed("),
+        why="no audit between a pass and its sampling",
+    ),
+    Symbol(
+        f"{_SCHEDULER}.launch_batch_sample_if_needed",
+        (),
+        ("batch_result.delay_sample_func is None",),
+        why="no audit between a pass and its sampling",
+    ),
     Symbol(f"{_SCHEDULER}.record_weight_version_change", why="audits of other weights"),
     Symbol(f"{_SRT}.mem_cache.common.evict_from_tree_cache", ("tree_cache", "num_tokens"), why="slots of an audit"),
     Symbol(f"{_CACHE}.evictable_size", why="slots of an audit"),

@@ -93,6 +93,7 @@ class Scheduler:
         self.forward_stream_ctx = torch.cpu.stream(self.forward_stream)
         self.waiting_queue: list[object] = []
         self.chunked_req: object = None
+        self.result_queue: list[tuple[object, Any]] = []
         self.is_idle = True
 
     def is_fully_idle(self) -> bool:
@@ -197,6 +198,20 @@ def test_nothing_runs_while_a_request_waits() -> None:
     assert steps[0] == 1, "it has been waiting for long"
     assert max(later - earlier for earlier, later in zip(steps, steps[15:], strict=False)) == 1
     assert bench.audit.report().num_audited == 1
+
+
+def test_nothing_runs_between_a_pass_and_its_sampling() -> None:
+    """With a grammar SGLang samples later, from logits in a buffer that another pass may write."""
+    bench, decode = Bench(), SimpleNamespace(forward_mode=SimpleNamespace(is_decode=lambda: True))
+    bench.serve(logits_of(PROMPT))
+    launched = SimpleNamespace(delay_sample_func=lambda: None)
+    bench.scheduler.result_queue.append((decode, launched))
+    for _ in range(100):
+        bench.audit.step_if_due(bench.scheduler, decode)
+    assert bench.runner.num_steps == 0
+    launched.delay_sample_func = None  # type: ignore[assignment]
+    bench.audit.step_if_due(bench.scheduler, decode)
+    assert bench.runner.num_steps == 1
 
 
 def test_slots_that_a_request_needs_go_back_and_the_prompt_begins_anew() -> None:
