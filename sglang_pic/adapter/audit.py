@@ -208,7 +208,8 @@ class Audit:
         return count
 
     def forget(self) -> None:
-        """Rows or weights are not those of the requests that wait: none of them is audited."""
+        """Rows or weights are not those of the requests that wait: none of them is audited, and no pass still runs."""
+        self._wait()
         self.give_back()
         waiting = len(self._pending) + (self._current is not None) + (self._verdict is not None)
         self._skip(AuditSkip.FLUSHED, waiting)
@@ -263,9 +264,7 @@ class Audit:
 
     def _step(self, scheduler: Any) -> None:
         # One step is queued at most: a request that arrives waits for no more than that.
-        if self._queued is not None:
-            self._queued.synchronize()
-            self._queued = None
+        self._wait()
         self._settle()
         full = self._next()
         if full is None:
@@ -283,6 +282,11 @@ class Audit:
         if full.is_complete:
             self._free(full)
             self._current = None
+
+    def _wait(self) -> None:
+        if self._queued is not None:
+            self._queued.synchronize()
+            self._queued = None
 
     def _next(self) -> FullPass | None:
         """The computation that goes on, or the next one that can begin."""

@@ -21,6 +21,7 @@ def install(audit: Audit) -> None:
 
     runner_module = "sglang.srt.model_executor"
     scheduler = "sglang.srt.managers.scheduler.Scheduler"
+    weights = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
     updates = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
     for target, hook, kind in (
         (f"{runner_module}.forward_batch_info.ForwardBatch.init_new", _attach, HookType.AFTER),
@@ -29,6 +30,10 @@ def install(audit: Audit) -> None:
         (f"{scheduler}.maybe_sleep_on_idle", _sleep(audit), HookType.AROUND),
         (f"{scheduler}.process_batch_result", _after_result(audit), HookType.AFTER),
         (f"{scheduler}.record_weight_version_change", _after_weights(audit), HookType.AFTER),
+        # NOTE: to SGLang a server whose audits wait is idle. From here on it has no weights, or others write them.
+        (f"{weights}.begin_weight_update", _before_weights(audit), HookType.BEFORE),
+        (f"{weights}.end_weight_update", _after_weights(audit), HookType.AFTER),
+        (f"{weights}.release_memory_occupation", _before_weights(audit), HookType.BEFORE),
         (f"{updates}._update_handlers", _add_switch(audit), HookType.AFTER),
     ):
         HookRegistry.register(target, hook, kind)
@@ -85,6 +90,13 @@ def _after_result(audit: Audit) -> Callable[..., None]:
 
 def _after_weights(audit: Audit) -> Callable[..., None]:
     def forget(_: None, *args: object, **kwargs: object) -> None:
+        audit.forget()
+
+    return forget
+
+
+def _before_weights(audit: Audit) -> Callable[..., None]:
+    def forget(*_: object, **__: object) -> None:
         audit.forget()
 
     return forget

@@ -36,6 +36,7 @@ _SRT = "sglang.srt"
 _CACHE = f"{_SRT}.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _ADDER = f"{_SRT}.managers.schedule_policy.PrefillAdder"
 _SCHEDULER = f"{_SRT}.managers.scheduler.Scheduler"
+_WEIGHTS = f"{_SRT}.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _UPDATES = f"{_SRT}.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 
 CONTRACT: tuple[Symbol, ...] = (
@@ -156,6 +157,11 @@ CONTRACT: tuple[Symbol, ...] = (
         why="no audit between a pass and its sampling",
     ),
     Symbol(f"{_SCHEDULER}.record_weight_version_change", why="audits of other weights"),
+    Symbol(f"{_WEIGHTS}.begin_weight_update", why="audits of other weights"),
+    Symbol(f"{_WEIGHTS}.end_weight_update", why="audits of other weights"),
+    Symbol(
+        f"{_WEIGHTS}.release_memory_occupation", ("recv_req",), ("self.is_fully_idle(",), why="audits of no weights"
+    ),
     Symbol(f"{_SRT}.mem_cache.common.evict_from_tree_cache", ("tree_cache", "num_tokens"), why="slots of an audit"),
     Symbol(f"{_CACHE}.evictable_size", why="slots of an audit"),
     Symbol(f"{_CACHE}.evict_for_alloc", ("params",), ("EvictResult", "num_tokens_evicted"), why="slots of an audit"),

@@ -17,6 +17,7 @@ with warnings.catch_warnings():
     allocators = pytest.importorskip("sglang.srt.mem_cache.allocator")
     batch_info = pytest.importorskip("sglang.srt.model_executor.forward_batch_info")
 
+from sglang_pic.adapter import audit_hooks
 from sglang_pic.adapter.audit import Audit
 from sglang_pic.adapter.audit_metrics import AuditMetrics
 from sglang_pic.adapter.audit_pass import STEP_TOKENS
@@ -273,6 +274,46 @@ def test_a_flush_empties_the_windows() -> None:
     bench.run(3)
     assert bench.audit.report().num_audited == bench.config.audit_min
     assert bench.audit.report().suspended == []
+
+
+class Moments:
+    """The hooks that the audit registers, by the last name of their targets, called as SGLang would."""
+
+    def __init__(self, audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
+        registry = pytest.importorskip("sglang.srt.plugins.hook_registry")
+        hooks: list[tuple[str, Any, Any]] = []
+        monkeypatch.setattr(registry.HookRegistry, "register", lambda *hook: hooks.append(hook))
+        audit_hooks.install(audit)
+        self.hooks = {target.rsplit(".", 1)[1]: (hook, kind.value) for target, hook, kind in hooks}
+
+
+@pytest.mark.parametrize("moment", ["release_memory_occupation", "begin_weight_update"])
+def test_nothing_is_computed_once_memory_or_weights_are_not_the_servers(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To SGLang a server whose audits wait is idle: it may be told to unmap its weights or let others write them."""
+    bench = Bench()
+    hook, kind = Moments(bench.audit, monkeypatch).hooks[moment]
+    assert kind == "before"
+    for _ in range(3):
+        bench.serve(logits_of(PROMPT))
+    bench.run(1)
+    waited: list[bool] = []
+    monkeypatch.setattr(torch.cpu.Event, "synchronize", lambda _: waited.append(True), raising=False)
+    hook("SGLang's manager of weights", "a request")
+    assert waited, "the step that is queued has ended"
+    assert bench.free == POOL
+    bench.run()
+    assert (bench.runner.num_steps, bench.audit.report().num_skipped) == (1, 3)
+
+
+def test_what_was_drawn_while_weights_were_changed_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    hook, kind = Moments(bench.audit, monkeypatch).hooks["end_weight_update"]
+    assert kind == "after"
+    bench.serve(logits_of(PROMPT))
+    assert hook("what SGLang answers", "SGLang's manager of weights", "a request") in (None, "what SGLang answers")
+    assert not bench.audit.has_work
 
 
 def test_what_waits_is_bounded() -> None:
