@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 
-from sglang_pic.adapter.trial_extend import PADDING_ROW, trial_batch
+from sglang_pic.adapter.trial_extend import PADDING_ROW, trial_extend
 
 __all__ = ["STEP_TOKENS", "FullPass", "take_slots"]
 
@@ -50,7 +50,7 @@ class FullPass:
         try:
             input_ids = torch.from_numpy(self._tokens[start:end]).to(self._runner.device)
             written = self.slots[start:end].to(torch.int64)
-            batch = trial_batch(
+            output = trial_extend(
                 self._runner,
                 [end - start],
                 first_position=start,
@@ -58,7 +58,7 @@ class FullPass:
                 slots=written,
                 prefix_len=start,
             )
-            self.logits = self._runner.forward(batch).logits_output.next_token_logits[0]
+            self.logits = output.logits_output.next_token_logits[0]
         finally:
             # What pads a batch reads this row too.
             row[:end] = 0

@@ -131,6 +131,17 @@ CONTRACT: tuple[Symbol, ...] = (
         why="write slots of a gap batch",
     ),
     Symbol(f"{_SRT}.environ.Envs.SGLANG_EAGER_INPUT_NO_COPY", why="a gap batch has more sequences than requests"),
+    # Passes that belong to no request.
+    Symbol(
+        f"{_SRT}.model_executor.model_runner.ModelRunner.__init__",
+        (),
+        ("self.lora_manager:", "self.shared_read_done_event:"),
+        why="passes of no request",
+    ),
+    Symbol(f"{_SRT}.lora.lora_manager.LoRAManager.prepare_lora_batch", ("forward_batch",), why="passes of no request"),
+    Symbol(
+        f"{_SCHEDULER}._apply_war_barrier", (), ("runner.shared_read_done_event = None",), why="passes of no request"
+    ),
     # The audit: its moments, its slots, its switch.
     Symbol(
         f"{_SCHEDULER}.on_idle", (), ("self.is_fully_idle()", "self.maybe_sleep_on_idle()"), why="when an audit may run"

@@ -21,7 +21,7 @@ from sglang_pic.adapter.forward_hooks import hand_over
 from sglang_pic.adapter.gap_batch import build_gap_batch
 from sglang_pic.adapter.request_state import PendingSplice
 from sglang_pic.adapter.self_test_prompts import Donor, SelfTestPrompt, built_in_prompts
-from sglang_pic.adapter.trial_extend import PADDING_ROW, trial_batch
+from sglang_pic.adapter.trial_extend import PADDING_ROW, trial_batch, trial_forward
 from sglang_pic.adapter.trial_slots import agree_on_largest, borrow_slots, needed_tokens, put_back
 from sglang_pic.config import PicConfig
 from sglang_pic.core import Plan
@@ -176,7 +176,7 @@ class _Bench:
         return trial_batch(self.runner, [len(tokens)], first_position=position, input_ids=input_ids, slots=written)
 
     def _forward(self, batch: Any) -> torch.Tensor:
-        logits: torch.Tensor = self.runner.forward(batch).logits_output.next_token_logits
+        logits: torch.Tensor = trial_forward(self.runner, batch).logits_output.next_token_logits
         assert len(logits) == 1, "one row of logits for one request"
         # Copied, because the runner may write the next pass's logits to the same buffer.
         return logits[0].to(torch.float32, copy=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["PADDING_ROW", "trial_batch", "trial_extend"]
+__all__ = ["PADDING_ROW", "trial_batch", "trial_extend", "trial_forward"]
 
 PADDING_ROW = 0
 """The row of the request pool that belongs to no request."""
@@ -30,7 +30,18 @@ def trial_extend(
     batch = trial_batch(
         runner, lens, first_position=first_position, input_ids=input_ids, slots=slots, prefix_len=prefix_len
     )
-    return runner.forward(batch)
+    return trial_forward(runner, batch)
+
+
+def trial_forward(runner: Any, batch: Any) -> Any:
+    """The forward pass of a `batch` of `trial_batch`; what the runner returns."""
+    # NOTE: the scheduler waits for the event that its own last pass left here, and for the whole stream where that pass
+    # left none. An event of ours would let it write tables that a pass of its own still reads.
+    event = runner.shared_read_done_event
+    try:
+        return runner.forward(batch)
+    finally:
+        runner.shared_read_done_event = event
 
 
 def trial_batch(
@@ -54,7 +65,7 @@ def trial_batch(
         prefix_len: tokens whose rows are in the slots that `PADDING_ROW` begins with.
 
     Returns:
-        SGLang's `ForwardBatch`, for one `runner.forward`.
+        SGLang's `ForwardBatch`, for one `trial_forward`, before another batch is made.
     """
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 
@@ -85,6 +96,10 @@ def trial_batch(
         spec_algorithm=runner.spec_algorithm,
         capture_hidden_mode=CaptureHiddenMode.NULL,
     )
+    if runner.lora_manager is not None:
+        # Adapters are applied by what was prepared last: this batch has none, the one before may have.
+        batch.lora_ids = [None] * len(lens)
+        runner.lora_manager.prepare_lora_batch(batch)
     if runner.model_config.model_is_mrope:
         batch.mrope_positions = batch.positions.unsqueeze(0).expand(3, -1)
     translator = runner.kv_index_translator

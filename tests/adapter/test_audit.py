@@ -40,6 +40,8 @@ class Runner:
 
     device = "cpu"
     spec_algorithm = None
+    lora_manager: Any = None
+    shared_read_done_event: object = None
 
     def __init__(self) -> None:
         self.rows = torch.zeros(POOL + 64, dtype=torch.int64)
@@ -51,6 +53,7 @@ class Runner:
     def forward(self, batch: Any) -> Any:
         """Write the new rows, read the whole sequence."""
         self.num_steps += 1
+        self.shared_read_done_event = "of this pass"
         (row,) = batch.req_pool_indices.tolist()
         (seq_len,) = batch.seq_lens.tolist()
         (prefix_len,) = batch.extend_prefix_lens.tolist()
@@ -314,6 +317,24 @@ def test_what_was_drawn_while_weights_were_changed_is_forgotten(monkeypatch: pyt
     bench.serve(logits_of(PROMPT))
     assert hook("what SGLang answers", "SGLang's manager of weights", "a request") in (None, "what SGLang answers")
     assert not bench.audit.has_work
+
+
+def test_the_scheduler_waits_for_its_own_pass() -> None:
+    """Where a pass of SGLang's leaves no event it waits for the whole stream, if no other pass left one."""
+    bench = Bench()
+    bench.serve(logits_of(PROMPT))
+    bench.run(1)
+    assert (bench.runner.num_steps, bench.runner.shared_read_done_event) == (1, None)
+
+
+def test_an_adapter_of_the_batch_before_does_not_stay() -> None:
+    bench, prepared = Bench(), []
+    bench.runner.lora_manager = SimpleNamespace(
+        prepare_lora_batch=lambda batch: prepared.append((batch.lora_ids, batch.extend_seq_lens_cpu))
+    )
+    bench.serve(logits_of(PROMPT))
+    bench.run()
+    assert prepared == [([None], [STEP_TOKENS]), ([None], [STEP_TOKENS]), ([None], [44])]
 
 
 def test_what_waits_is_bounded() -> None:

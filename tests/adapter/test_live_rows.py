@@ -41,6 +41,8 @@ class Runner:
 
     device = "cpu"
     spec_algorithm = None
+    lora_manager = None
+    shared_read_done_event = None
 
     def __init__(self, page_size: int = 1, size: int = 256) -> None:
         self.token_to_kv_pool = memory_pool.MHATokenToKVPool(
