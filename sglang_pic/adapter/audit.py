@@ -146,7 +146,9 @@ class Audit:
 
     def serves(self, state: RequestState) -> bool:
         """Whether a request that was received earlier may still be spliced, and be served rows that were."""
-        return self.is_on(state.namespace) and state.generation == self.generation(state.namespace)
+        # NOTE: a diverted request's rows are among those of requests that opted out, and generations are counted anew
+        # after a flush: by then its own may be the present one.
+        return not state.is_diverted and self._is_present(state.namespace, state.generation)
 
     def draw(self, req: Any) -> None:
         """Consider a request whose next pass has been admitted; the pass of its last prompt token decides."""
@@ -159,10 +161,15 @@ class Audit:
             self._due -= 1
             state.is_drawn = True
 
-    def keep(self, req: Any, logits: torch.Tensor) -> None:
-        """Keep what a drawn request's pass computed; `logits` `[vocab_size]` is copied on the current stream."""
+    def keep(self, req: Any, logits: torch.Tensor | None) -> None:
+        """Keep what a drawn request's pass computed; `logits` `[vocab_size]` is copied on the current stream.
+
+        `None` where the pass gave none.
+        """
         state: RequestState = req.pic
-        if len(self._pending) >= _MAX_PENDING:
+        if logits is None:
+            self._skip(AuditSkip.NO_LOGITS)
+        elif len(self._pending) >= _MAX_PENDING:
             self._skip(AuditSkip.QUEUE_FULL)
         elif self.serves(state):
             tokens = np.array(req.origin_input_ids, dtype=np.int64)
@@ -288,13 +295,16 @@ class Audit:
             self._queued.synchronize()
             self._queued = None
 
+    def _is_present(self, namespace: Namespace, generation: int) -> bool:
+        return self.is_on(namespace) and generation == self.generation(namespace)
+
     def _next(self) -> FullPass | None:
         """The computation that goes on, or the next one that can begin."""
         while self._current is not None or self._pending:
             if self._current is None:
                 self._current = _Current(self._pending.popleft())
             current = self._current
-            if not self._ledger.is_on(current.drawn.namespace):
+            if not self._is_present(current.drawn.namespace, current.drawn.generation):
                 reason = AuditSkip.SUSPENDED
             elif current.full is not None:
                 return current.full

@@ -59,8 +59,9 @@ def _keep(audit: Audit) -> Callable[..., Any]:
         drawn = getattr(forward_batch, _ATTRIBUTE, ())
         result = original(runner, forward_batch, *args, **kwargs)
         for place, req in drawn:
-            # NOTE: sampling changes the logits in place, later on this stream.
-            audit.keep(req, result.logits_output.next_token_logits[place])
+            # NOTE: sampling changes the logits in place, later on this stream. Scoring of several items leaves none.
+            logits = result.logits_output.next_token_logits
+            audit.keep(req, None if logits is None else logits[place])
         return result
 
     return forward

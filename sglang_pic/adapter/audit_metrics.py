@@ -21,6 +21,8 @@ class AuditSkip(Enum):
     """The cache was flushed or the weights changed before the full computation was done."""
     MEMORY = "memory"
     """The pool had no room for the prompt beside the rows in use."""
+    NO_LOGITS = "no_logits"
+    """Its batch was scored by SGLang's scoring of several items, which forms no logits of a first token."""
     PREEMPTED = "preempted"
     """Requests needed the slots, several times over."""
     QUEUE_FULL = "queue_full"

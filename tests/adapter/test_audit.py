@@ -337,6 +337,48 @@ def test_an_adapter_of_the_batch_before_does_not_stay() -> None:
     assert prepared == [([None], [STEP_TOKENS]), ([None], [STEP_TOKENS]), ([None], [44])]
 
 
+def test_a_pass_that_gives_no_logits_is_not_audited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scoring of several items at once has its numbers from elsewhere, for all requests of the batch."""
+    bench = Bench()
+    forward, _ = Moments(bench.audit, monkeypatch).hooks["forward"]
+    batch = SimpleNamespace(pic_drawn=[(0, SimpleNamespace(pic=RequestState(RequestOptions())))])
+    result = SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=None))
+    assert forward(lambda *_: result, bench.runner, batch) is result
+    assert (bench.audit.report().num_skipped, bench.audit.has_work) == (1, False)
+
+
+def test_a_diverted_request_stays_so() -> None:
+    """Its rows are among those of requests that opted out. A flush begins to count generations anew."""
+    bench, key = Bench(), ("bad", None)
+    for _ in range(2):
+        while bench.audit.is_on(key):
+            bench.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:10], namespace="bad")
+            bench.run(3)
+        state = RequestState(RequestOptions(), namespace=key, generation=bench.audit.generation(key), is_diverted=True)
+        bench.audit.resume(0)
+        assert not bench.audit.serves(state)
+    while bench.audit.is_on(key):
+        bench.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:10], namespace="bad")
+        bench.run(3)
+    bench.audit.flush()
+    assert bench.audit.resume(0)
+    assert (bench.audit.is_on(key), bench.audit.generation(key)) == (True, state.generation)
+    assert not bench.audit.serves(state)
+
+
+def test_what_was_spliced_before_a_suspension_is_not_computed_after_it() -> None:
+    bench = Bench(audit_min=1)
+    bench.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:10], namespace="bad")
+    bench.serve(logits_of(PROMPT), namespace="good")
+    bench.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:11], namespace="bad")
+    bench.run(2)
+    assert not bench.audit.is_on(("bad", None))
+    bench.audit.resume(0)
+    bench.run()
+    report = bench.audit.report()
+    assert (report.num_audited, report.num_skipped, report.num_pending) == (2, 1, 0)
+
+
 def test_what_waits_is_bounded() -> None:
     bench = Bench()
     for _ in range(40):
