@@ -70,6 +70,12 @@ class GapBatch:
             setattr(forward_batch, name, value)
         translator = model_runner.kv_index_translator
         translator.own_plan(forward_batch).bind(forward_batch, translator)
+        if model_runner.lora_manager is not None:
+            # Prepared for the whole extend, adapters would be applied to the wrong tokens. A request's computed tokens
+            # lie together, so its adapter is that of one segment, as the logits step expects it.
+            view = self.per_request_view(forward_batch)
+            view.batch_size, view.lora_ids = len(self.computed_lens), saved["lora_ids"]
+            model_runner.lora_manager.prepare_lora_batch(view)
         try:
             yield
         finally:

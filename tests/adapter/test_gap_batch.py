@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 
 from sglang_pic.adapter.gap_batch import build_gap_batch
@@ -51,3 +53,59 @@ def test_mixed_batch_layout() -> None:
     assert gap.splice.dst.tolist() == [*range(106, 112), 301, 302, 303, 304, 305, 306]
     assert gap.splice.shifts.tolist() == [-3] * 6 + [5] * 2 + [8] * 4
     assert gap.locks == ["a", "b", "c"]
+
+
+def test_adapters_are_applied_to_the_tokens_that_are_computed() -> None:
+    """A request with an adapter beside a spliced one: SGLang prepared adapters for the batch as it was before."""
+    spliced = PendingSplice(plan(0, 20, (6, 12, -3)), [torch.arange(900, 906)], locks=[])
+    rows = [torch.arange(100, 164), torch.arange(200, 264)]
+    gap = build_gap_batch([spliced, None], [0, 10], [20, 5], [20, 5], rows, torch.device("cpu"))
+    prepared: list[tuple[object, ...]] = []
+
+    def prepare(batch: SimpleNamespace) -> None:
+        lens = batch.extend_seq_lens_cpu
+        assert batch.extend_seq_lens.tolist() == lens
+        prepared.append((batch.batch_size, lens, batch.extend_logprob_start_lens_cpu, batch.lora_ids))
+
+    runner = SimpleNamespace(
+        lora_manager=SimpleNamespace(prepare_lora_batch=prepare),
+        kv_index_translator=SimpleNamespace(own_plan=lambda _: SimpleNamespace(bind=lambda *_: None)),
+    )
+    batch = SimpleNamespace(
+        batch_size=2,
+        input_ids=torch.arange(25),
+        positions=torch.cat([torch.arange(20), torch.arange(10, 15)]),
+        out_cache_loc=torch.cat([rows[0][:20], rows[1][10:15]]),
+        req_pool_indices=torch.tensor([1, 2]),
+        seq_lens=torch.tensor([20, 15]),
+        extend_seq_lens=torch.tensor([20, 5], dtype=torch.int32),
+        lora_ids=[None, "adapter"],
+        **dict.fromkeys(_UNUSED),
+    )
+    with gap.narrowed(batch, runner):
+        assert batch.lora_ids == [None, None, "adapter"]
+        assert batch.extend_seq_lens.tolist() == [6, 8, 5]
+    assert prepared == [(2, [14, 5], [14, 5], [None, "adapter"])]
+    assert (batch.batch_size, batch.lora_ids) == (2, [None, "adapter"])
+
+
+_UNUSED = [
+    "seq_lens_cpu",
+    "seq_lens_sum",
+    "extend_num_tokens",
+    "extend_seq_lens_cpu",
+    "extend_prefix_lens",
+    "extend_prefix_lens_cpu",
+    "extend_start_loc",
+    "rids",
+    "mm_inputs",
+    "global_num_token_non_padded_cpu",
+    "req_pool_indices_cpu",
+    "orig_seq_lens",
+    "mrope_positions",
+    "global_num_token_non_padded",
+    "kv_loc_plan",
+    "kv_loc_cols",
+    "out_cache_loc_virtual",
+    "out_cache_loc_is_physical",
+]
