@@ -190,8 +190,14 @@ class Audit:
         return 0 if self._current is None or self._current.full is None else len(self._current.full.slots)
 
     def step_if_idle(self, scheduler: Any) -> None:
-        """Run a step where the scheduler has nothing to do."""
-        if self.has_work and scheduler.is_fully_idle():
+        """Run a step where the scheduler has nothing to do, or wait for the one that runs."""
+        if not self.has_work or not scheduler.is_fully_idle():
+            return
+        if self._queued is not None:
+            # NOTE: whoever comes meanwhile is served before another step is queued. Whether it has ended is not asked:
+            # ranks would answer differently.
+            self._wait()
+        else:
             self._step(scheduler)
 
     def step_if_due(self, scheduler: Any, batch: Any) -> None:

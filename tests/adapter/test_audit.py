@@ -128,6 +128,7 @@ class Bench:
     def run(self, rounds: int = 100) -> None:
         for _ in range(rounds):
             self.audit.step_if_idle(self.scheduler)
+            self.audit.step_if_idle(self.scheduler)
 
     @property
     def free(self) -> int:
@@ -202,6 +203,17 @@ def test_nothing_runs_while_a_request_waits() -> None:
     assert steps[0] == 1, "it has been waiting for long"
     assert max(later - earlier for earlier, later in zip(steps, steps[15:], strict=False)) == 1
     assert bench.audit.report().num_audited == 1
+
+
+def test_the_scheduler_looks_for_requests_between_two_steps() -> None:
+    """Who comes while it waits for a step is served next, not behind another one."""
+    bench = Bench()
+    bench.serve(logits_of(PROMPT))
+    steps = []
+    for _ in range(6):
+        bench.audit.step_if_idle(bench.scheduler)
+        steps.append(bench.runner.num_steps)
+    assert steps == [1, 1, 2, 2, 3, 3]
 
 
 def test_nothing_runs_between_a_pass_and_its_sampling() -> None:
@@ -300,7 +312,7 @@ def test_nothing_is_computed_once_memory_or_weights_are_not_the_servers(
     assert kind == "before"
     for _ in range(3):
         bench.serve(logits_of(PROMPT))
-    bench.run(1)
+    bench.audit.step_if_idle(bench.scheduler)
     waited: list[bool] = []
     monkeypatch.setattr(torch.cpu.Event, "synchronize", lambda _: waited.append(True), raising=False)
     hook("SGLang's manager of weights", "a request")
