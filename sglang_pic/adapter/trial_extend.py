@@ -96,13 +96,17 @@ def trial_batch(
         spec_algorithm=runner.spec_algorithm,
         capture_hidden_mode=CaptureHiddenMode.NULL,
     )
-    if runner.lora_manager is not None:
-        # Adapters are applied by what was prepared last: this batch has none, the one before may have.
-        batch.lora_ids = [None] * len(lens)
-        runner.lora_manager.prepare_lora_batch(batch)
+    _prepare_no_adapters(runner, batch)
     if runner.model_config.model_is_mrope:
         batch.mrope_positions = batch.positions.unsqueeze(0).expand(3, -1)
     translator = runner.kv_index_translator
     translator.own_plan(batch).bind(batch, translator)
     batch._init_num_token_non_padded(device=device, is_draft_worker=False)
     return batch
+
+
+def _prepare_no_adapters(runner: Any, batch: Any) -> None:
+    # Adapters are applied by what was prepared last: this batch has none, the one before may have.
+    if runner.lora_manager is not None:
+        batch.lora_ids = [None] * batch.batch_size
+        runner.lora_manager.prepare_lora_batch(batch)
