@@ -27,11 +27,11 @@ import msgspec
 import numpy as np
 import torch
 
+from sglang_pic.adapter.agreement import agree_on_largest
 from sglang_pic.adapter.audit_metrics import AuditMetrics, AuditSkip
 from sglang_pic.adapter.audit_pass import FullPass, take_slots
 from sglang_pic.adapter.audit_window import AuditLedger, AuditLimits, Suspension
 from sglang_pic.adapter.request_state import Namespace, RequestState
-from sglang_pic.adapter.trial_slots import agree_on_largest
 from sglang_pic.config import PicConfig
 
 if TYPE_CHECKING:

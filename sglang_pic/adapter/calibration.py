@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from sglang_pic.adapter.agreement import agree_on_largest
 from sglang_pic.adapter.trial_extend import trial_extend
 from sglang_pic.core import CostModel
 from sglang_pic.runtime.splice import Splicer
@@ -47,7 +48,7 @@ def calibrate(runner: Any, splicer: Splicer, tp_group: Any) -> CostModel:
         _shortest_us(lambda: trial_extend(runner, _split(many, _SEQUENCES)), device),
         _shortest_us(lambda: _splice(splicer, spliced, device), device),
     ]
-    few_us, many_us, split_us, splice_us = _agree(times, tp_group)
+    few_us, many_us, split_us, splice_us = agree_on_largest(torch.tensor(times, dtype=torch.float64), tp_group).tolist()
     return CostModel(
         computed_token_us=max(0.0, (many_us - few_us) / (many - few)),
         spliced_token_us=splice_us / spliced,
@@ -77,14 +78,6 @@ def _shortest_us(run: Callable[[], None], device: torch.device) -> float:
 def _wait_for(device: torch.device) -> None:
     if device.type != "cpu":
         torch.get_device_module(device).synchronize(device)
-
-
-def _agree(times: list[float], tp_group: Any) -> list[float]:
-    if tp_group is None or tp_group.world_size == 1:
-        return times
-    shared = torch.tensor(times, dtype=torch.float64)
-    torch.distributed.all_reduce(shared, op=torch.distributed.ReduceOp.MAX, group=tp_group.cpu_group)
-    return [float(value) for value in shared]
 
 
 def _split(total: int, parts: int) -> list[int]:

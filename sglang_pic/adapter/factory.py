@@ -16,6 +16,7 @@ from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.runtime_context import get_serving
 
 from sglang_pic.adapter import audit_hooks, forward_hooks, recorder, scheduler_hooks
+from sglang_pic.adapter.agreement import check_alike
 from sglang_pic.adapter.audit import Audit
 from sglang_pic.adapter.audit_metrics import AuditMetrics
 from sglang_pic.adapter.cache import PicRadixCache
@@ -43,7 +44,8 @@ def create_cache(ctx: Any) -> PicRadixCache:
 
     Raises:
         ConfigError: the configuration is not valid.
-        UnsupportedError: the model, its pool, the topology or a flag cannot be served safely.
+        UnsupportedError: the model, its pool, the topology or a flag cannot be served safely, or ranks differ in what
+            they read.
         ContractError: the model's rotation is not what its module says, or its rows do not turn by it.
     """
     config = load_config()
@@ -54,6 +56,10 @@ def create_cache(ctx: Any) -> PicRadixCache:
     assert isinstance(cache, PicRadixCache)
     tokenizer = read_tokenizer(ctx.server_args)
     delimiters = frozenset() if tokenizer is None else delimiters_of(tokenizer)
+    check_alike(
+        {"configurations": msgspec.json.encode(config), "delimiters": msgspec.json.encode(sorted(delimiters))},
+        ctx.tp_group,
+    )
     cost = _cost_model(config, runner, splicer, ctx.tp_group)
     # Each gap is a virtual sequence, and backends size their tables by the rows of the request pool.
     max_gaps = max(2, min(config.max_gaps, runner.req_to_token_pool.size))

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from sglang_pic.adapter.agreement import agree_on_largest
 from sglang_pic.adapter.trial_extend import PADDING_ROW, trial_extend
-from sglang_pic.adapter.trial_slots import agree_on_largest, borrow_slots, needed_tokens, put_back
+from sglang_pic.adapter.trial_slots import borrow_slots, needed_tokens, put_back
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime.row_check import RowErrors, RowSlots, checked_shifts, judge_rows, measure_rows
 from sglang_pic.runtime.splice import Splicer

@@ -15,14 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
+from sglang_pic.adapter.agreement import agree_on_largest, check_alike
 from sglang_pic.adapter.forward_hooks import hand_over
 from sglang_pic.adapter.gap_batch import build_gap_batch
 from sglang_pic.adapter.request_state import PendingSplice
 from sglang_pic.adapter.self_test_prompts import Donor, SelfTestPrompt, built_in_prompts
 from sglang_pic.adapter.trial_extend import PADDING_ROW, trial_batch, trial_forward
-from sglang_pic.adapter.trial_slots import agree_on_largest, borrow_slots, needed_tokens, put_back
+from sglang_pic.adapter.trial_slots import borrow_slots, needed_tokens, put_back
 from sglang_pic.config import PicConfig
 from sglang_pic.core import Plan
 from sglang_pic.errors import UnsupportedError
@@ -40,7 +42,8 @@ def self_test(
     """Test the live model as `config.self_test` says, and log what was found; arguments as of `run_self_test`.
 
     Raises:
-        UnsupportedError: the model does not take splices, and the server is to refuse it.
+        UnsupportedError: the model does not take splices, and the server is to refuse it; or the ranks' tokenizers
+            differ.
     """
     if config.self_test == "off":
         return SelfTest(verdict=Verdict.OFF)
@@ -72,6 +75,9 @@ def run_self_test(
         tokenizer: the served model's, or `None` for seeded token ids.
         max_gaps: most gaps of one request.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
+
+    Raises:
+        UnsupportedError: the ranks' tokenizers differ.
     """
     started_at = time.perf_counter()
     view, row = splicer.view, runner.req_to_token_pool.req_to_token[PADDING_ROW]
@@ -80,6 +86,8 @@ def run_self_test(
         vocab_size=int(runner.model_config.vocab_size),
         context_len=min(splicer.geometry.max_shift, len(row)),
     )
+    # A rank whose tokenizer could not be read would run other passes, and every pass is a collective.
+    check_alike({"self-test prompts": msgspec.json.encode(prompts)}, tp_group)
     num_tokens = max(
         (len(tokens) for prompt in prompts for tokens in (prompt.tokens, prompt.reordered.tokens)), default=0
     )

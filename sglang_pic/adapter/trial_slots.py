@@ -1,20 +1,19 @@
 """Slots of the KV pool that start-up checks borrow before the first request, and give back as they found them.
 
-Owns the layout of borrowed slots, the saving and restoring of their rows and of the page-table row they are read
-through, and the agreement of tensor-parallel ranks on what was measured. It must not know what is checked.
+Owns the layout of borrowed slots, and the saving and restoring of their rows and of the page-table row they are read
+through. It must not know what is checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from sglang_pic.runtime.views import PoolView
 
-__all__ = ["agree_on_largest", "borrow_slots", "needed_tokens", "put_back"]
+__all__ = ["borrow_slots", "needed_tokens", "put_back"]
 
 
 def borrow_slots(view: PoolView, num_sets: int, num_tokens: int) -> list[torch.Tensor]:
@@ -49,13 +48,6 @@ def put_back(view: PoolView, slots: Sequence[torch.Tensor], row: torch.Tensor) -
         row[:num_tokens] = table
         for buffer, old in zip(buffers, rows, strict=True):
             buffer[borrowed] = old
-
-
-def agree_on_largest(values: torch.Tensor, tp_group: Any) -> torch.Tensor:
-    """Each value's largest over the ranks of SGLang's `tp_group`, in place; ranks must call it together."""
-    if tp_group is not None and tp_group.world_size > 1:
-        torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX, group=tp_group.cpu_group)
-    return values
 
 
 def _whole_pages(view: PoolView, num_tokens: int) -> int:

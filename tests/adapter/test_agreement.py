@@ -1,0 +1,124 @@
+"""Ranks that read their files differently: all of them stop in the same words, and none waits for another."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_pic.adapter.agreement import agree_on_largest, check_alike
+
+pytest.importorskip("sglang")
+
+
+def on_each_rank(size: int, file: Path, work: Callable[[int, Any], str]) -> list[str]:
+    """What `work(rank, tp_group)` returns, rank by rank, in a real process group of `size` processes."""
+    context = multiprocessing.get_context("fork")
+    answers: SimpleQueue[tuple[int, str]] = context.SimpleQueue()
+
+    def run(rank: int) -> None:
+        torch.distributed.init_process_group(
+            "gloo",
+            store=torch.distributed.FileStore(str(file), size),
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=20),
+        )
+        group = SimpleNamespace(world_size=size, rank_in_group=rank, cpu_group=torch.distributed.group.WORLD)
+        try:
+            answers.put((rank, work(rank, group)))
+        except Exception as error:
+            answers.put((rank, f"{type(error).__name__}: {error}"))
+
+    processes = [context.Process(target=run, args=(rank,)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+        assert process.exitcode == 0
+    return [answer for _, answer in sorted(answers.get() for _ in processes)]
+
+
+def test_the_largest_of_every_rank(tmp_path: Path) -> None:
+    def work(rank: int, group: Any) -> str:
+        return str(agree_on_largest(torch.tensor([rank, -rank], dtype=torch.float64), group).tolist())
+
+    assert on_each_rank(2, tmp_path / "store", work) == ["[1.0, 0.0]"] * 2
+
+
+def test_ranks_that_read_alike_go_on(tmp_path: Path) -> None:
+    def work(_: int, group: Any) -> str:
+        check_alike({"configurations": b"{}", "delimiters": b"[1,2]"}, group)
+        return "on"
+
+    assert on_each_rank(2, tmp_path / "store", work) == ["on", "on"]
+
+
+def test_every_rank_says_which_of_them_read_what_differently(tmp_path: Path) -> None:
+    def work(rank: int, group: Any) -> str:
+        check_alike({"configurations": b"{}", "delimiters": b"[]" if rank == 1 else b"[1,2]"}, group)
+        return "on"
+
+    answers = on_each_rank(3, tmp_path / "store", work)
+    assert len(set(answers)) == 1
+    assert answers[0].startswith("UnsupportedError: tensor-parallel ranks [1] and rank 0 read different delimiters,")
+    assert "--tokenizer-path" in answers[0]
+
+
+def test_a_rank_without_a_tokenizer_stops_the_self_test_before_any_pass(tmp_path: Path) -> None:
+    """It would splice seeded ids where the others splice texts."""
+    from sglang_pic.adapter.self_test import run_self_test
+    from sglang_pic.config import PicConfig
+
+    runner = SimpleNamespace(
+        req_to_token_pool=SimpleNamespace(req_to_token=torch.zeros((1, 1000), dtype=torch.int32)),
+        model_config=SimpleNamespace(vocab_size=300),
+    )
+    splicer: Any = SimpleNamespace(view=None, geometry=SimpleNamespace(max_shift=1000))
+    letters = SimpleNamespace(encode=lambda text, **_: list(text.encode()))
+
+    def work(rank: int, group: Any) -> str:
+        tokenizer = letters if rank == 0 else None
+        run_self_test(runner, splicer, PicConfig(), tokenizer=tokenizer, max_gaps=32, tp_group=group)
+        return "on"
+
+    answers = on_each_rank(2, tmp_path / "store", work)
+    assert len(set(answers)) == 1
+    assert answers[0].startswith(
+        "UnsupportedError: tensor-parallel ranks [1] and rank 0 read different self-test prompts,"
+    )
+
+
+def test_a_rank_without_delimiters_stops_the_start(tmp_path: Path) -> None:
+    """It would cut, and so donate, otherwise than the others."""
+    from sglang_pic.adapter import factory
+
+    runner, nothing = SimpleNamespace(), SimpleNamespace()
+
+    def work(rank: int, group: Any) -> str:
+        # In a process of its own: nothing of this is put back. All that comes before and needs a live model.
+        factory.check_support = lambda _: None
+        factory._checked_splicer = lambda _: nothing
+        factory.create_unified_radix_cache = lambda _, cache_class: cache_class.__new__(cache_class)
+        factory.read_tokenizer = lambda _: nothing if rank == 0 else None
+        factory.delimiters_of = lambda _: frozenset({1, 2})
+        worker = SimpleNamespace(model_runner=runner)
+        factory.create_cache(SimpleNamespace(tp_worker=worker, server_args=nothing, tp_group=group))
+        return "on"
+
+    answers = on_each_rank(2, tmp_path / "store", work)
+    assert len(set(answers)) == 1
+    assert answers[0].startswith("UnsupportedError: tensor-parallel ranks [1] and rank 0 read different delimiters,")
+
+
+def test_one_rank_asks_nobody() -> None:
+    for group in (None, SimpleNamespace(world_size=1)):
+        check_alike({"delimiters": b""}, group)
+        assert agree_on_largest(torch.tensor([3]), group).tolist() == [3]
