@@ -1,6 +1,6 @@
 """Runs the live model for the start-up check of `runtime/row_check.py`, before the first request.
 
-Owns the token sequence and which slots it is written to; what it borrows it puts back, so that nothing of the check
+Owns the token sequence and which slots it is written to; what it borrows it leaves empty, so that nothing of the check
 remains. It must not judge: limits and messages are the runtime's.
 
 NOTE: every tensor-parallel rank runs the same passes, since each pass is a collective, and hears the same verdict, so
@@ -15,7 +15,7 @@ import torch
 
 from sglang_pic.adapter.agreement import agree_on_largest
 from sglang_pic.adapter.trial_extend import PADDING_ROW, trial_extend
-from sglang_pic.adapter.trial_slots import borrow_slots, needed_tokens, put_back
+from sglang_pic.adapter.trial_slots import borrow_slots, leave_empty, needed_tokens
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime.row_check import RowErrors, RowSlots, checked_shifts, judge_rows, measure_rows
 from sglang_pic.runtime.splice import Splicer
@@ -52,7 +52,7 @@ def check_rows(runner: Any, splicer: Splicer, tp_group: Any) -> RowErrors:
         row[:_NUM_TOKENS] = written.to(row.dtype)
         trial_extend(runner, [_NUM_TOKENS], first_position=position, input_ids=tokens, slots=written)
 
-    with put_back(view, slots, row), torch.no_grad():
+    with leave_empty(view, slots, row), torch.no_grad():
         errors = measure_rows(splicer, compute, slots, shifts)
     return judge_rows(agree_on_largest(errors, tp_group), view, shifts)
 

@@ -24,7 +24,7 @@ from sglang_pic.adapter.gap_batch import build_gap_batch
 from sglang_pic.adapter.request_state import PendingSplice
 from sglang_pic.adapter.self_test_prompts import Donor, SelfTestPrompt, built_in_prompts
 from sglang_pic.adapter.trial_extend import PADDING_ROW, trial_batch, trial_forward
-from sglang_pic.adapter.trial_slots import borrow_slots, needed_tokens, put_back
+from sglang_pic.adapter.trial_slots import borrow_slots, leave_empty, needed_tokens
 from sglang_pic.config import PicConfig
 from sglang_pic.core import Plan
 from sglang_pic.errors import UnsupportedError
@@ -66,7 +66,7 @@ def run_self_test(
 ) -> SelfTest:
     """Splice the built-in prompts on the live model and compare; all ranks of `tp_group` must call it together.
 
-    The pool must hold nobody's rows yet; whatever is written is put back.
+    The pool must hold nobody's rows yet; whatever is written is cleared.
 
     Args:
         runner: SGLang's model runner, the forward hooks applied.
@@ -101,7 +101,7 @@ def run_self_test(
         )
     bench = _Bench(runner, splicer, config, max_gaps, row, *slots)
     try:
-        with put_back(view, slots, row), torch.no_grad():
+        with leave_empty(view, slots, row), torch.no_grad():
             measured = torch.stack([bench.try_prompt(prompt) for prompt in prompts])
     except _NothingToSpliceError:
         return _skipped(

@@ -1,7 +1,7 @@
-"""Slots of the KV pool that start-up checks borrow before the first request, and give back as they found them.
+"""Slots of the KV pool that start-up checks borrow before the first request, and leave empty.
 
-Owns the layout of borrowed slots, and the saving and restoring of their rows and of the page-table row they are read
-through. It must not know what is checked.
+Owns the layout of borrowed slots, and what is left of a check: nothing in their rows, nor in the page-table row they
+are read through. It must not know what is checked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from sglang_pic.runtime.views import PoolView
 
-__all__ = ["borrow_slots", "needed_tokens", "put_back"]
+__all__ = ["borrow_slots", "leave_empty", "needed_tokens"]
 
 
 def borrow_slots(view: PoolView, num_sets: int, num_tokens: int) -> list[torch.Tensor]:
@@ -37,17 +37,19 @@ def needed_tokens(view: PoolView, num_sets: int, num_tokens: int) -> int:
 
 
 @contextmanager
-def put_back(view: PoolView, slots: Sequence[torch.Tensor], row: torch.Tensor) -> Iterator[None]:
-    """Restore the rows of `slots` and as much of the page-table row `row` as one set may have overwritten."""
+def leave_empty(view: PoolView, slots: Sequence[torch.Tensor], row: torch.Tensor) -> Iterator[None]:
+    """Clear the rows of `slots`, and restore what one set may have overwritten of the page-table row `row`."""
     borrowed, num_tokens = torch.cat(list(slots)), max(map(len, slots))
-    buffers = [buffer.view(torch.uint8) for buffer in (*view.keys, *view.values)]
-    rows, table = [buffer[borrowed] for buffer in buffers], row[:num_tokens].clone()
+    table = row[:num_tokens].clone()
     try:
         yield
     finally:
         row[:num_tokens] = table
-        for buffer, old in zip(buffers, rows, strict=True):
-            buffer[borrowed] = old
+        # NOTE: zeros, as SGLang makes a pool: a kernel that reads beyond a sequence's end and multiplies what it finds
+        # by 0 would spread a NaN. Nothing is saved, since these are nobody's rows: captured graphs write their padding
+        # to the first page, which is not borrowed, and a copy in device memory may not fit beside the pool.
+        for buffer in (*view.keys, *view.values):
+            buffer.view(torch.uint8)[borrowed] = 0
 
 
 def _whole_pages(view: PoolView, num_tokens: int) -> int:

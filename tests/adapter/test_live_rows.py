@@ -1,4 +1,4 @@
-"""The start-up check of real rows through SGLang's own batch: what the runner is asked for, and what is put back."""
+"""The start-up check of real rows through SGLang's own batch: what the runner is asked for, and what is left."""
 
 from __future__ import annotations
 
