@@ -259,6 +259,7 @@ class PicRadixCache(UnifiedRadixCache):
         """Why this request neither reuses nor donates, or `None`."""
         has_embeddings = req.input_embeds is not None or req.positional_embed_overrides is not None
         logprob_start = _logprob_start(req)
+        is_scored = req.multi_item_delimiter_indices is not None or req.token_indices_to_pool is not None
         leaves_nothing = logprob_start is not None and logprob_start <= self.config.core.sink_tokens
         for holds, reason in (
             (req.pic.options.mode is Mode.OFF, Fallback.OFF),
@@ -267,6 +268,7 @@ class PicRadixCache(UnifiedRadixCache):
             (req.lora_id is not None, Fallback.ADAPTER),
             (leaves_nothing, Fallback.INPUT_LOGPROBS),
             (req.return_hidden_states, Fallback.HIDDEN_STATES),
+            (is_scored, Fallback.SCORING),
             (req.session is not None, Fallback.SESSION),
         ):
             if holds:

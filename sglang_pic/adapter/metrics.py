@@ -41,6 +41,8 @@ class Fallback(Enum):
     """The pool was too full to hold the donors while the request was admitted."""
     OFF = "off"
     """The request opted out."""
+    SCORING = "scoring"
+    """The request is scored at places in the middle of its prompt, which have to be computed."""
     SESSION = "session"
     """A streaming session owns the request's row."""
     SINK = "sink"
