@@ -18,6 +18,7 @@ Every rank draws the same requests, runs the same steps at the same rounds and h
 from __future__ import annotations
 
 import logging
+import random
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ import torch
 
 from sglang_pic.adapter.agreement import agree_on_largest
 from sglang_pic.adapter.audit_metrics import AuditMetrics, AuditSkip
-from sglang_pic.adapter.audit_pass import FullPass, take_slots
+from sglang_pic.adapter.audit_pass import FullPass, is_too_long, take_slots
 from sglang_pic.adapter.audit_window import AuditLedger, AuditLimits, Suspension
 from sglang_pic.adapter.request_state import Namespace, RequestState
 from sglang_pic.config import PicConfig
@@ -51,6 +52,8 @@ _MAX_PENDING = 16
 _BUSY_INTERVAL = 16
 # More than two distributions over any vocabulary can differ by unless one of them is broken.
 _WORST_KL = 1000.0
+# Any would do, if it is the same on every rank.
+_SEED = 0
 # A prompt whose slots were needed this often is not computed.
 _MAX_RESTARTS = 4
 
@@ -76,7 +79,7 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     num_skipped: int
     num_pending: int
     mean_kl: float
-    """Of all audited requests, in nats."""
+    """Of all audited requests, in nats, each counted up to `audit_kl_cap`."""
     worst_window_kl: float
     suspended: list[SuspendedNamespace]
 
@@ -126,7 +129,8 @@ class Audit:
             kl=config.audit_kl_limit, cap=config.audit_kl_cap, window=config.audit_window, least=config.audit_min
         )
         self._ledger = AuditLedger(self._limits)
-        self._due = 0.0
+        # NOTE: by chance, because every n-th request would be the same tenant's wherever tenants take turns.
+        self._chance = random.Random(_SEED)
         self._pending: deque[_Drawn] = deque()
         self._current: _Current | None = None
         self._verdict: tuple[_Drawn, torch.Tensor] | None = None
@@ -156,10 +160,8 @@ class Audit:
         ends = req.extend_end == len(req.origin_input_ids) == len(req.full_untruncated_fill_ids)
         if not ends or not state.num_chunk_hit:
             return
-        self._due += self._rate
-        if self._due >= 1:
-            self._due -= 1
-            state.is_drawn = True
+        # NOTE: once for each spliced request and for nothing else, or ranks would draw different ones.
+        state.is_drawn = self._chance.random() < self._rate
 
     def keep(self, req: Any, logits: torch.Tensor | None) -> None:
         """Keep what a drawn request's pass computed; `logits` `[vocab_size]` is copied on the current stream.
@@ -169,6 +171,8 @@ class Audit:
         state: RequestState = req.pic
         if logits is None:
             self._skip(AuditSkip.NO_LOGITS)
+        elif is_too_long(self._cache, len(req.origin_input_ids)):
+            self._skip(AuditSkip.TOO_LONG)
         elif len(self._pending) >= _MAX_PENDING:
             self._skip(AuditSkip.QUEUE_FULL)
         elif self.serves(state):
@@ -233,6 +237,11 @@ class Audit:
         """The tree was emptied: nothing of the time before can be served any more."""
         self.forget()
         self._ledger.flush()
+
+    def renew(self) -> None:
+        """The weights are others, whether or not the tree was emptied: what was audited says nothing of them."""
+        self.forget()
+        self._ledger.clear_windows()
 
     # -- the operator ----------------------------------------------------------------------------------------------
 
@@ -332,11 +341,12 @@ class Audit:
         drawn = self._current.drawn
         exact = torch.log_softmax(full.logits.to(torch.float32), dim=-1)
         spliced = torch.log_softmax(drawn.logits.to(torch.float32), dim=-1)
-        # Tokens that the model rules out add nothing; anything that is no number is as bad as can be.
+        # Tokens that the model rules out add nothing; what is no number because of the splice is as bad as can be.
         terms = torch.where(exact.isneginf(), 0.0, exact.exp() * (exact - spliced))
         kl = terms.sum().nan_to_num(nan=_WORST_KL).clamp(0, _WORST_KL)
         differs = exact.argmax() != spliced.argmax()
-        self._verdict = (drawn, torch.stack([kl, differs.to(kl.dtype)]))
+        is_broken = exact.isnan().any()
+        self._verdict = (drawn, torch.stack([kl, differs.to(kl.dtype), is_broken.to(kl.dtype)]))
 
     def _settle(self) -> None:
         if self._verdict is None:
@@ -344,12 +354,15 @@ class Audit:
         drawn, measured = self._verdict
         self._verdict = None
         # NOTE: a rank that decided on its own would splice what another computes.
-        kl, differs = agree_on_largest(measured.cpu(), self._tp_group).tolist()
+        kl, differs, is_broken = agree_on_largest(measured.cpu(), self._tp_group).tolist()
+        if is_broken:
+            self._skip(AuditSkip.FULL_NOT_FINITE)
+            return
         agreed = not differs
         self._metrics.count_audited(kl, agreed=agreed)
         self._tally.num_audited += 1
         self._tally.num_agreed += agreed
-        self._tally.sum_kl += kl
+        self._tally.sum_kl += min(kl, self._limits.cap)
         logger.debug("sglang_pic: audited %d tokens: KL %.6f, agreed %s", len(drawn.tokens), kl, agreed)
         suspension = self._ledger.observe(drawn.namespace, drawn.generation, kl, agreed=agreed)
         if suspension is not None:

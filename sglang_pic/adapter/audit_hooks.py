@@ -90,10 +90,10 @@ def _after_result(audit: Audit) -> Callable[..., None]:
 
 
 def _after_weights(audit: Audit) -> Callable[..., None]:
-    def forget(_: None, *args: object, **kwargs: object) -> None:
-        audit.forget()
+    def renew(_: None, *args: object, **kwargs: object) -> None:
+        audit.renew()
 
-    return forget
+    return renew
 
 
 def _before_weights(audit: Audit) -> Callable[..., None]:

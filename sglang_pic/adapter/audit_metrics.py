@@ -19,6 +19,8 @@ class AuditSkip(Enum):
 
     FLUSHED = "flushed"
     """The cache was flushed or the weights changed before the full computation was done."""
+    FULL_NOT_FINITE = "full_not_finite"
+    """The full computation gave no distribution, so there is nothing to compare with."""
     MEMORY = "memory"
     """The pool had no room for the prompt beside the rows in use."""
     NO_LOGITS = "no_logits"
@@ -29,6 +31,8 @@ class AuditSkip(Enum):
     """The server was too busy to audit those drawn before it."""
     SUSPENDED = "suspended"
     """Its namespace was switched off meanwhile."""
+    TOO_LONG = "too_long"
+    """The prompt would take more than a quarter of the pool, and with it the rows that others come back to."""
 
 
 class AuditMetrics:

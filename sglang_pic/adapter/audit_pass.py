@@ -21,10 +21,13 @@ from sglang.srt.mem_cache.common import evict_from_tree_cache
 
 from sglang_pic.adapter.trial_extend import PADDING_ROW, trial_extend
 
-__all__ = ["STEP_TOKENS", "FullPass", "take_slots"]
+__all__ = ["STEP_TOKENS", "FullPass", "is_too_long", "take_slots"]
 
 STEP_TOKENS = 256
 """What a request that arrives may have to wait for: about the smallest batch that keeps a GPU busy."""
+
+# One prompt takes at most this part of the pool: room for it is made by evicting rows that requests may come back to.
+_LARGEST_PART = 4
 
 
 class FullPass:
@@ -71,12 +74,23 @@ class FullPass:
         return self._done == len(self._tokens)
 
 
+def is_too_long(tree_cache: Any, num_tokens: int) -> bool:
+    """Whether a prompt takes too much of the pool to be computed for an audit."""
+    allocator = tree_cache.token_to_kv_pool_allocator
+    return _LARGEST_PART * _whole_pages(allocator, num_tokens) > int(allocator.size)
+
+
 def take_slots(tree_cache: Any, num_tokens: int) -> torch.Tensor | None:
     """Slots for a prompt, evicting rows that nobody uses where none are free; `None` where that is not enough."""
     allocator = tree_cache.token_to_kv_pool_allocator
-    needed = -(-num_tokens // allocator.page_size) * allocator.page_size
+    needed = _whole_pages(allocator, num_tokens)
     if needed > allocator.available_size() + tree_cache.evictable_size():
         return None
     evict_from_tree_cache(tree_cache, needed)
     slots: torch.Tensor | None = allocator.alloc(needed)
     return slots
+
+
+def _whole_pages(allocator: Any, num_tokens: int) -> int:
+    page_size = int(allocator.page_size)
+    return -(-num_tokens // page_size) * page_size

@@ -131,10 +131,15 @@ class AuditLedger:
 
     def flush(self) -> None:
         """The tree is empty: windows and generations begin anew; what is off stays off."""
+        for record in self._records.values():
+            record.generation = 0
+        self.clear_windows()
+
+    def clear_windows(self) -> None:
+        """What was audited says nothing of what comes; what is off stays off, and generations go on."""
         for namespace, record in list(self._records.items()):
             record.window.clear()
-            record.generation = 0
-            if record.suspension is None:
+            if not record.is_kept:
                 del self._records[namespace]
 
     @property

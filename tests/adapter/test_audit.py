@@ -19,13 +19,13 @@ with warnings.catch_warnings():
 
 from sglang_pic.adapter import audit_hooks
 from sglang_pic.adapter.audit import Audit
-from sglang_pic.adapter.audit_metrics import AuditMetrics
+from sglang_pic.adapter.audit_metrics import AuditMetrics, AuditSkip
 from sglang_pic.adapter.audit_pass import STEP_TOKENS
 from sglang_pic.adapter.options import RequestOptions
 from sglang_pic.adapter.request_state import RequestState
 from sglang_pic.config import PicConfig
 
-VOCAB, POOL = 50, 2048
+VOCAB, POOL = 50, 4096
 PROMPT = [7 * i % 1000 for i in range(2 * STEP_TOKENS + 44)]
 
 
@@ -173,13 +173,75 @@ def test_what_is_no_distribution_is_as_bad_as_can_be(spliced: torch.Tensor, agre
     bench.serve(spliced)
     bench.run()
     report = bench.audit.report()
-    assert (report.mean_kl, report.num_agreed) == (1000, agreed)
+    assert (report.num_audited, report.num_agreed) == (1, agreed)
+    assert report.mean_kl == bench.config.audit_kl_cap, "as it counts: one request would drown all others"
+
+
+@pytest.mark.parametrize("broken", [[float("nan")], [float("inf")], [float("-inf")] * VOCAB])
+def test_a_full_computation_that_gives_no_distribution_says_nothing_of_splices(
+    broken: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench()
+    forward = bench.runner.forward
+
+    def breaks(batch: Any) -> Any:
+        result = forward(batch)
+        result.logits_output.next_token_logits[0, : len(broken)] = torch.tensor(broken)
+        return result
+
+    monkeypatch.setattr(bench.runner, "forward", breaks)
+    skipped: list[object] = []
+    monkeypatch.setattr(bench.audit._metrics, "count_skipped", lambda reason, _: skipped.append(reason))
+    bench.serve(logits_of(PROMPT))
+    bench.run()
+    assert (bench.audit.report().num_audited, skipped) == (0, [AuditSkip.FULL_NOT_FINITE])
+    assert bench.free == POOL
+
+
+def test_tokens_that_the_model_rules_out_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    spliced, forward = logits_of(PROMPT), bench.runner.forward
+    spliced[3] = float("-inf")
+
+    def rules_out(batch: Any) -> Any:
+        result = forward(batch)
+        result.logits_output.next_token_logits[0, 3] = float("-inf")
+        return result
+
+    monkeypatch.setattr(bench.runner, "forward", rules_out)
+    bench.serve(spliced)
+    bench.run()
+    assert (bench.audit.report().num_audited, bench.audit.report().mean_kl) == (1, 0)
 
 
 def test_the_rate_is_a_share_of_spliced_requests() -> None:
+    bench, other = Bench(audit_rate=0.25), Bench(audit_rate=0.25)
+    drawn = [bench.serve(logits_of(PROMPT)) for _ in range(1_000)]
+    assert 200 < sum(drawn) < 300
+    assert drawn == [other.serve(logits_of(PROMPT)) for _ in range(1_000)], "every rank draws the same"
+
+
+def test_tenants_that_take_turns_are_all_drawn() -> None:
+    """However well their number goes with the rate."""
     bench = Bench(audit_rate=0.25)
-    drawn = [bench.serve(logits_of(PROMPT)) for _ in range(40)]
-    assert [number for number, is_drawn in enumerate(drawn, 1) if is_drawn] == list(range(4, 41, 4))
+    drawn = [bench.serve(logits_of(PROMPT), namespace=f"tenant-{number % 4}") for number in range(800)]
+    assert all(30 < sum(drawn[tenant::4]) < 70 for tenant in range(4))
+
+
+def test_requests_with_no_splice_do_not_turn_the_wheel() -> None:
+    """Ranks see the same spliced requests; chunks that come before the last one are no requests."""
+    bench, other = Bench(audit_rate=0.5), Bench(audit_rate=0.5)
+    drawn = []
+    for number in range(100):
+        ids = array("q", PROMPT)
+        for num_chunk_hit, end in ((0, len(ids)), (64, len(ids) - 1)):
+            state = RequestState(RequestOptions(), num_chunk_hit=num_chunk_hit)
+            bench.audit.draw(
+                SimpleNamespace(pic=state, origin_input_ids=ids, full_untruncated_fill_ids=ids, extend_end=end)
+            )
+            assert not state.is_drawn
+        drawn.append(bench.serve(logits_of([number])))
+    assert drawn == [other.serve(logits_of([number])) for number in range(100)]
 
 
 def test_nothing_runs_while_a_request_waits() -> None:
@@ -266,6 +328,21 @@ def test_a_pool_with_no_room_skips() -> None:
     assert bench.free == POOL
 
 
+@pytest.mark.parametrize(("page_size", "longest"), [(1, POOL // 4), (16, POOL // 4), (64, POOL // 4)])
+def test_a_prompt_takes_a_quarter_of_the_pool_at_most(
+    page_size: int, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would evict what requests come back to, for one number."""
+    bench = Bench(page_size=page_size, num_evictable=POOL)
+    skipped: list[object] = []
+    monkeypatch.setattr(bench.audit._metrics, "count_skipped", lambda reason, _: skipped.append(reason))
+    for tokens in ([5] * (longest + 1), [6] * longest):
+        bench.serve(logits_of(tokens), tokens=tokens)
+    bench.run()
+    assert (skipped, bench.audit.report().num_audited) == ([AuditSkip.TOO_LONG], 1)
+    assert bench.tree.evictable_size() == POOL - longest
+
+
 def test_a_flush_in_the_middle_leaves_nothing_behind() -> None:
     bench = Bench()
     for _ in range(3):
@@ -329,6 +406,21 @@ def test_what_was_drawn_while_weights_were_changed_is_forgotten(monkeypatch: pyt
     bench.serve(logits_of(PROMPT))
     assert hook("what SGLang answers", "SGLang's manager of weights", "a request") in (None, "what SGLang answers")
     assert not bench.audit.has_work
+
+
+@pytest.mark.parametrize("moment", ["end_weight_update", "record_weight_version_change"])
+def test_other_weights_empty_the_windows(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a flush, too: what the weights of before made of splices is past."""
+    bench = Bench()
+    hook, _ = Moments(bench.audit, monkeypatch).hooks[moment]
+    for _ in range(bench.config.audit_min - 1):
+        bench.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:10])
+        bench.run(3)
+    hook(None, "SGLang's manager of weights", "a request")
+    bench.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:10])
+    bench.run(3)
+    assert bench.audit.report().num_audited == bench.config.audit_min
+    assert bench.audit.report().suspended == []
 
 
 def test_the_scheduler_waits_for_its_own_pass() -> None:

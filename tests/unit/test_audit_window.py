@@ -80,6 +80,18 @@ def test_a_flush_forgets_all_but_what_is_off() -> None:
     assert ledger.generation(A) == 0, "the tree holds no row of either"
 
 
+def test_other_weights_clear_the_windows_only() -> None:
+    ledger = AuditLedger(LIMITS)
+    enter(ledger, A, *[3] * 4)
+    ledger.resume(0)
+    enter(ledger, A, 3, 3, 3)
+    enter(ledger, B, *[3] * 4)
+    ledger.clear_windows()
+    assert not ledger.is_on(B)
+    assert ledger.generation(A) == 1, "the tree still holds rows of the one before"
+    assert enter(ledger, A, 3) == [], "its window is empty again"
+
+
 def test_memory_is_bounded_and_what_is_off_stays_off() -> None:
     ledger = AuditLedger(LIMITS, max_namespaces=3)
     enter(ledger, A, *[3] * 4)
