@@ -149,17 +149,17 @@ class PicRadixCache(UnifiedRadixCache):
         testing = state.options.testing
         donors_key = req.extra_key if testing.donors_from is None else testing.donors_from
         resolver = TreeResolver(self, donors_key, req.cache_salt)
-        seam_tokens = state.options.seam_tokens
         plan = self.index.plan(
             (donors_key, req.cache_salt),
             tokens,
             prefix_len=req.prefix_len,
             options=PlanOptions(
-                seam_tokens=self.config.core.seam_tokens if seam_tokens is None else seam_tokens,
+                seam_tokens=state.options.seam_tokens,
                 max_gaps=self._max_gaps,
                 max_runs=self.config.max_runs,
                 min_run_tokens=testing.min_run_tokens,
-                compute_from=_compute_from(req, testing.compute_last),
+                compute_from=_logprob_start(req),
+                tail_tokens=state.options.tail_tokens,
                 cost=self._cost,
             ),
             resolve=resolver,
@@ -290,15 +290,6 @@ def _logprob_start(req: Any) -> int | None:
     """From where on the request wants logprobs of its prompt, or `None`: those positions have to be computed."""
     wants = req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids)
     return int(req.logprob_start_len) if wants else None
-
-
-def _compute_from(req: Any, compute_last: int) -> int | None:
-    """From where on nothing is spliced, or `None`."""
-    start = _logprob_start(req)
-    if not compute_last:
-        return start
-    prompt_len = len(req.origin_input_ids) if start is None else start + 1
-    return max(0, prompt_len - compute_last)
 
 
 def _as_tokens(token_ids: array[int]) -> np.ndarray:

@@ -47,6 +47,8 @@ class Fallback(Enum):
     """A streaming session owns the request's row."""
     SINK = "sink"
     """The rows stand among the first `sink_tokens` positions, here or at the donor."""
+    TAIL = "tail"
+    """The run lies among the prompt's last `tail_tokens`."""
 
 
 class Metrics:

@@ -1,4 +1,5 @@
-"""What one request asks of the cache: `custom_params: {"pic": {"mode": "auto" | "off", "seam_tokens": k}}`.
+"""What one request asks of the cache: `custom_params: {"pic": {"mode": "auto" | "off", "seam_tokens": k,
+"tail_tokens": n}}`.
 
 Owns the parsing and its messages. The front end parses to answer HTTP 400; the scheduler parses again, because a
 request can reach it another way. It must not know the scheduler's types.
@@ -16,7 +17,7 @@ from sglang_pic.errors import ConfigError
 
 __all__ = [
     "KEY_MARK",
-    "MAX_SEAM_TOKENS",
+    "MAX_TOKENS",
     "STRICT_MARK",
     "Mode",
     "RequestOptions",
@@ -30,7 +31,7 @@ __all__ = [
 # separator keeps the mark apart from anything a client would write; the front end refuses keys that hold it.
 KEY_MARK = "\x1fpic:"
 STRICT_MARK = KEY_MARK + "off"
-MAX_SEAM_TOKENS = 4096
+MAX_TOKENS = 4096
 
 
 class Mode(Enum):
@@ -54,8 +55,6 @@ class TestingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Turn the signs of every spliced row: a corruption for the audit to find. (Rows in another order would be none: a
     key carries its position with it.)"""
     min_run_tokens: int | None = None
-    compute_last: int = 0
-    """This many tokens at the prompt's end are computed whatever repeats."""
     record: str | None = None
     """Name of the file in `record_dir` that gets what this request computed."""
     record_keys: bool = False
@@ -66,19 +65,19 @@ class TestingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"record={self.record!r}: must be 1 to 128 letters, digits, '.', '_' or '-'.")
         if self.min_run_tokens is not None and self.min_run_tokens < 1:
             raise ValueError(f"min_run_tokens={self.min_run_tokens!r}: must be 1 or more.")
-        if self.compute_last < 0:
-            raise ValueError(f"compute_last={self.compute_last!r}: must be 0 or more.")
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The parsed options; `seam_tokens` is `None` where the server's setting applies."""
+    """The parsed options; a number is `None` where the server's setting applies."""
 
     mode: Mode = Mode.AUTO
     seam_tokens: int | None = None
+    tail_tokens: int | None = None
     testing: TestingOptions = TestingOptions()
 
 
 _RECORD_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+_NUMBERS = ("seam_tokens", "tail_tokens")
 _MODES = ", ".join(repr(mode.value) for mode in Mode)
 
 
@@ -97,10 +96,11 @@ def parse_options(custom_params: object, *, allow_testing: bool = False) -> Requ
     options = custom_params["pic"]
     if not isinstance(options, Mapping):
         raise ConfigError(f'custom_params.pic={options!r}: must be an object such as {{"mode": "auto"}}.')
-    unknown = sorted(str(key) for key in options if key not in ("mode", "seam_tokens", "testing"))
+    unknown = sorted(str(key) for key in options if key not in ("mode", *_NUMBERS, "testing"))
     if unknown:
         raise ConfigError(
-            f"custom_params.pic has the unknown key {unknown[0]!r}: allowed are 'mode' and 'seam_tokens'."
+            f"custom_params.pic has the unknown key {unknown[0]!r}: allowed are 'mode', "
+            "'seam_tokens' and 'tail_tokens'."
         )
     testing = TestingOptions()
     if "testing" in options:
@@ -116,15 +116,21 @@ def parse_options(custom_params: object, *, allow_testing: bool = False) -> Requ
     mode = options.get("mode", Mode.AUTO.value)
     if mode not in [m.value for m in Mode]:
         raise ConfigError(f"custom_params.pic.mode={mode!r}: must be one of {_MODES}; 'auto' is the default.")
-    seam_tokens = options.get("seam_tokens")
-    if seam_tokens is not None and (
-        isinstance(seam_tokens, bool) or not isinstance(seam_tokens, int) or not 0 <= seam_tokens <= MAX_SEAM_TOKENS
-    ):
-        raise ConfigError(
-            f"custom_params.pic.seam_tokens={seam_tokens!r}: must be a whole number from 0 to {MAX_SEAM_TOKENS}; "
-            "leave it out for the server's setting."
-        )
-    return RequestOptions(mode=Mode(mode), seam_tokens=seam_tokens, testing=testing)
+    for name in _NUMBERS:
+        value = options.get(name)
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS
+        ):
+            raise ConfigError(
+                f"custom_params.pic.{name}={value!r}: must be a whole number from 0 to {MAX_TOKENS}; "
+                "leave it out for the server's setting."
+            )
+    return RequestOptions(
+        mode=Mode(mode),
+        seam_tokens=options.get("seam_tokens"),
+        tail_tokens=options.get("tail_tokens"),
+        testing=testing,
+    )
 
 
 def strict_key(extra_key: str | None) -> str:

@@ -43,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seam", type=int, metavar="N", help="tokens computed at the start of a run (default: the server's)"
     )
+    parser.add_argument(
+        "--tail", type=int, metavar="N", help="tokens computed at the end of a prompt (default: the server's)"
+    )
     parser.add_argument("--limit-sessions", type=int, metavar="N", help="only the first N sessions of every file")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
@@ -73,7 +76,7 @@ def _config(args: argparse.Namespace) -> CoreConfig:
 
     if args.limit_sessions is not None and args.limit_sessions < 1:
         raise ConfigError(f"--limit-sessions={args.limit_sessions!r}: must be 1 or more, or left out for all.")
-    asked = {"min_run_tokens": args.min_run, "seam_tokens": args.seam}
+    asked = {"min_run_tokens": args.min_run, "seam_tokens": args.seam, "tail_tokens": args.tail}
     return CoreConfig(**{name: value for name, value in asked.items() if value is not None})
 
 

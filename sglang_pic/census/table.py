@@ -153,6 +153,8 @@ def _words(told: list[_Row], config: CoreConfig) -> str:
             small.append(f"the seams of runs ({config.seam_tokens} each)")
         if config.sink_tokens:
             small.append(f"the first {config.sink_tokens} of a prompt")
+        if config.tail_tokens:
+            small.append(f"its last {config.tail_tokens}")
         terms += [
             (
                 "chunk",

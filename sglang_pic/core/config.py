@@ -29,6 +29,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # Equal tokens that make a run worth its gap. At least 97 in 100 of what repeats in windows of 64 is recovered
     # on every recorded set; shorter runs bring little more and cost agreement (design notes).
     min_run_tokens: int = 64
+    # Tokens at the prompt's end that are computed, whatever repeats: those that the answer hangs on most.
+    tail_tokens: int = 0
     # Tokens of stored paths. Counted once however many paths share them.
     max_index_tokens: int = 8_000_000
     # Everything the index keeps, as estimated by `IndexStats.num_bytes`.
@@ -44,6 +46,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         _check("sink_tokens", self.sink_tokens, 0, 1 << 20)
         _check("seam_tokens", self.seam_tokens, 0, 1 << 16)
         _check("min_run_tokens", self.min_run_tokens, 1, 1 << 20)
+        _check("tail_tokens", self.tail_tokens, 0, 1 << 20)
         _check("max_index_tokens", self.max_index_tokens, 1, 1 << 40)
         _check("max_index_bytes", self.max_index_bytes, 1 << 16, 1 << 44)
         _check("max_donors_per_chunk", self.max_donors_per_chunk, 1, 64)

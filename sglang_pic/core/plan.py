@@ -28,6 +28,7 @@ class DropReason(Enum):
     MAX_GAPS = "max_gaps"
     MAX_RUNS = "max_runs"
     SINK = "sink"
+    TAIL = "tail"
 
 
 class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,6 +54,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_runs: int | None = None
     compute_from: int | None = None
     """Every token from this position on is computed: where input logprobs are wanted."""
+    tail_tokens: int | None = None
     cost: CostModel | None = None
 
     def __post_init__(self) -> None:
@@ -62,6 +64,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ("max_gaps", 1),
             ("max_runs", 0),
             ("compute_from", 0),
+            ("tail_tokens", 0),
         ):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):

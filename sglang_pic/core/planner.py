@@ -102,11 +102,13 @@ class Planner:
         # Up to here tokens are served by the prefix or a run; runs begin at `_low` or later.
         self._served = self.prefix_len
         self._low = max(self.prefix_len, config.sink_tokens)
-        self._stop = self.end - 1 if options.compute_from is None else min(self.end - 1, options.compute_from)
+        last = self.end if options.compute_from is None else min(self.end, options.compute_from + 1)
+        self._stop = last - 1
         self._min_run = config.min_run_tokens if options.min_run_tokens is None else options.min_run_tokens
         self._min_fragment = min(_MIN_FRAGMENT_TOKENS, self._min_run)
         self._seam = config.seam_tokens if options.seam_tokens is None else options.seam_tokens
-        runs = self._limit_gaps(self._limit_runs(self._collect()))
+        tail = config.tail_tokens if options.tail_tokens is None else options.tail_tokens
+        runs = self._limit_gaps(self._limit_runs(self._spare_tail(self._collect(), last - tail)))
         self.trie.touch(self._used)
         plan = Plan(prefix_len=self.prefix_len, end=self.end, runs=tuple(runs), dropped=dict(self.dropped))
         cost = options.cost
@@ -342,6 +344,18 @@ class Planner:
         if path not in self._equal_lens:
             self._equal_lens[path] = common_len(path.tokens(self.end), self.tokens)
         return start <= self._equal_lens[path]
+
+    def _spare_tail(self, runs: list[Run], tail_start: int) -> list[Run]:
+        """End runs where the tail begins; rows that are what computing would give may stay."""
+        kept: list[Run] = []
+        for run in runs:
+            if run.target_end <= tail_start or self._is_exact(run.target_start, run.shift, run.donor):
+                kept.append(run)
+            elif tail_start - run.target_start >= self._min_fragment:
+                kept.append(msgspec.structs.replace(run, target_end=tail_start))
+            else:
+                self.dropped[DropReason.TAIL] += 1
+        return kept
 
     def _limit_runs(self, runs: list[Run]) -> list[Run]:
         most = self.options.max_runs

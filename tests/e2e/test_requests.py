@@ -79,6 +79,16 @@ def test_seam_tokens_of_a_request(client: Client) -> None:
     assert hits[0] - hits[1] == 8
 
 
+def test_tail_tokens_of_a_request(client: Client) -> None:
+    hits = []
+    for tail in (0, 100):
+        prompt = random_tokens(50 + tail, 300)
+        client.generate(prompt)
+        shifted = [*random_tokens(60 + tail, 40), *prompt]
+        hits.append(client.generate(shifted, pic={"tail_tokens": tail}).chunk_hit_tokens)
+    assert hits[0] - hits[1] == 99, "the last token is computed in any case"
+
+
 def test_strict_requests_never_meet_spliced_rows(client: Client) -> None:
     """A row that was spliced is an ordinary prefix for later turns, but a strict request computes it anew."""
     donor = random_tokens(5, 300)

@@ -141,6 +141,7 @@ def test_a_bad_line_is_named_before_anything_is_counted(tmp_path: Path, capsys: 
         ([GEN, "--limit-sessions", "0"], "--limit-sessions=0: must be 1 or more"),
         ([GEN, "--min-run", "0"], "min_run_tokens=0"),
         ([GEN, "--seam", "-1"], "seam_tokens=-1"),
+        ([GEN, "--tail", "-1"], "tail_tokens=-1"),
     ],
 )
 def test_usage(words: list[str], what: str, capsys: Capture) -> None:

@@ -19,6 +19,7 @@ from sglang_pic.errors import ConfigError
         ("seam_tokens", -1),
         ("seam_tokens", True),
         ("min_run_tokens", 0),
+        ("tail_tokens", -1),
         ("max_index_tokens", 0),
         ("max_index_bytes", 0),
         ("max_donors_per_chunk", 65),
@@ -34,7 +35,9 @@ def test_averages_are_those_the_cutter_can_do() -> None:
         CoreConfig(chunk_avg_tokens=33)
 
 
-@pytest.mark.parametrize("name", ["seam_tokens", "max_gaps", "max_runs", "min_run_tokens", "compute_from"])
+@pytest.mark.parametrize(
+    "name", ["seam_tokens", "max_gaps", "max_runs", "min_run_tokens", "compute_from", "tail_tokens"]
+)
 def test_request_options_are_checked(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{name}=-1: must be an integer of [01] or more, or left out"):
         PlanOptions(**{name: -1})

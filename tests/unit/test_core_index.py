@@ -70,6 +70,7 @@ options = st.builds(
     max_runs=st.none() | st.integers(0, 3),
     max_gaps=st.none() | st.integers(1, 4),
     compute_from=st.none() | st.integers(0, 500),
+    tail_tokens=st.none() | st.integers(0, 120),
     cost=st.none()
     | st.builds(
         CostModel,
@@ -260,6 +261,8 @@ class IndexMachine(RuleBasedStateMachine):
             assert chosen.cost.saves(plan.num_spliced, len(plan.gaps) - 1) > chosen.cost.request_us
         assert chosen.max_runs is None or len(plan.runs) <= chosen.max_runs
         assert chosen.max_gaps is None or len(plan.gaps) <= chosen.max_gaps
+        last = len(tokens) if chosen.compute_from is None else min(len(tokens), chosen.compute_from + 1)
+        tail_start = last - (chosen.tail_tokens or CONFIG.tail_tokens)
         at = plan.prefix_len
         for run in plan.runs:
             assert self._num_equal(namespace, tokens, run) >= (chosen.min_run_tokens or CONFIG.min_run_tokens)
@@ -273,6 +276,7 @@ class IndexMachine(RuleBasedStateMachine):
             context_len = common_suffix_len(donor[: run.donor_start], tokens[: run.target_start])
             follows = run.target_start == at and context_len >= 16
             assert run.seam_len == (0 if is_exact or follows else seam_len)
+            assert is_exact or run.target_end <= tail_start
             assert run.target_start - run.seam_len >= at, "a seam lies in the gap before its run"
             at = run.target_end
 

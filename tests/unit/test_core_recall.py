@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_pic.core import ContentIndex, CoreConfig, Path, Plan, PlanOptions, Tokens, as_tokens
+from sglang_pic.core import ContentIndex, CoreConfig, DropReason, Path, Plan, PlanOptions, Tokens, as_tokens
 from sglang_pic.core.invariants import check
 from sglang_pic.core.trie import common_len
 
@@ -204,6 +204,36 @@ def test_what_is_to_be_computed_is_computed(compute_from: int, seam_tokens: int)
     start, end = 40 + seam_tokens, min(440, compute_from)
     # The equal span is long enough in any case; of it at least eight tokens are to be spliced.
     assert spans(plan) == ([(start, end)] if end - start >= 8 else [])
+
+
+@given(st.integers(0, 480), st.none() | st.integers(100, 480))
+@settings(deadline=None)
+def test_the_tail_is_computed(tail_tokens: int, compute_from: int | None) -> None:
+    """It is counted from the last token whose logits are wanted first."""
+    index = ContentIndex()
+    body = text(0, 400)
+    publish_whole(index, join(text(1, 45), body, text(2, 20)))
+    prompt = join(text(3, 40), body, text(4, 30))
+    options = PlanOptions(tail_tokens=tail_tokens, compute_from=compute_from)
+    plan = index.plan("a", prompt, prefix_len=0, options=options, resolve=all_resident)
+    last = len(prompt) if compute_from is None else min(len(prompt), compute_from + 1)
+    end = min(440, last - max(1, tail_tokens))
+    assert spans(plan) == ([(41, end)] if end - 41 >= 8 else [])
+    assert plan.runs or plan.dropped.get(DropReason.TAIL) == 1 or last < 60
+
+
+def test_exact_rows_may_lie_in_the_tail() -> None:
+    """Computing them would give the same."""
+    index = ContentIndex()
+    path = text(0, 300)
+    publish_whole(index, path)
+    options = PlanOptions(tail_tokens=200)
+    plan = index.plan("a", join(path, text(1, 9)), prefix_len=0, options=options, resolve=all_resident)
+    assert spans(plan) == [(SINK, 300)]
+    changed = path.copy()
+    changed[5] += 1
+    plan = index.plan("a", join(changed, text(1, 9)), prefix_len=0, options=options, resolve=all_resident)
+    assert spans(plan) == [(SINK + 1, 109)]
 
 
 class PagedTree:

@@ -204,10 +204,10 @@ def test_what_was_not_spliced_as_meant_is_found() -> None:
 
 
 def test_policies_are_read_and_refused() -> None:
-    arm = parse_policy("mine=seam:8,min_run:128,compute_last:64")
-    assert (arm.name, arm.seam_tokens, arm.min_run_tokens, arm.compute_last) == ("mine", 8, 128, 64)
+    arm = parse_policy("mine=seam:8,min_run:128,tail:64")
+    assert (arm.name, arm.seam_tokens, arm.min_run_tokens, arm.tail_tokens) == ("mine", 8, 128, 64)
     plain = parse_policy("default")
-    assert (plain.seam_tokens, plain.min_run_tokens, plain.compute_last, plain.rotate) == (None, None, 0, True)
+    assert (plain.seam_tokens, plain.min_run_tokens, plain.tail_tokens, plain.rotate) == (None, None, None, True)
     assert len({parse_policy(policy).name for policy in DEFAULT_POLICIES}) == len(DEFAULT_POLICIES)
     for wrong in ("", "full", "a b", "x=seam", "x=seam:-1", "x=width:3"):
         with pytest.raises(ConfigError, match="--policy"):

@@ -16,6 +16,7 @@ def test_absent_options_are_the_defaults(custom_params: object) -> None:
 def test_options_are_read() -> None:
     assert parse_options({"pic": {"mode": "off"}}).mode is Mode.OFF
     assert parse_options({"pic": {"seam_tokens": 8}}).seam_tokens == 8
+    assert parse_options({"pic": {"tail_tokens": 64}}).tail_tokens == 64
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,7 @@ def test_options_are_read() -> None:
         ({"seam_tokens": 10**9}, "seam_tokens=1000000000"),
         ({"seam_tokens": True}, "seam_tokens=True"),
         ({"seam_tokens": 1.5}, "seam_tokens=1.5"),
+        ({"tail_tokens": -1}, "tail_tokens=-1"),
         ({"seams": 1}, "'seams'"),
     ],
 )
@@ -59,7 +61,6 @@ def test_experiments_are_refused_unless_the_server_is_under_test() -> None:
         ({"rotat": False}, "rotat"),
         ({"rotate": 0}, "bool"),
         ({"min_run_tokens": 0}, "min_run_tokens=0"),
-        ({"compute_last": -1}, "compute_last=-1"),
     ],
 )
 def test_bad_experiments_are_named(testing: object, named: str) -> None:

@@ -24,7 +24,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     seam_tokens: int | None = None
     rotate: bool = True
     min_run_tokens: int | None = None
-    compute_last: int = 0
+    tail_tokens: int | None = None
 
     @property
     def is_control(self) -> bool:

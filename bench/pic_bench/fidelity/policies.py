@@ -29,17 +29,17 @@ DEFAULT_POLICIES = (
     "min-run-128=min_run:128",
     "min-run-256=min_run:256",
     "seam-8-min-run-128=seam:8,min_run:128",
-    "seam-32-min-run-256-last-64=seam:32,min_run:256,compute_last:64",
+    "seam-32-min-run-256-tail-64=seam:32,min_run:256,tail:64",
 )
 """The first one says which calls are measured."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SETTINGS = ("seam", "min_run", "compute_last")
+_SETTINGS = ("seam", "min_run", "tail")
 _TAKEN = ("full", "retest", "exact", "naive")
 
 
 def parse_policy(text: str) -> Arm:
-    """Read `NAME` or `NAME=seam:8,min_run:128,compute_last:64`; what is left out is the server's own setting.
+    """Read `NAME` or `NAME=seam:8,min_run:128,tail:64`; what is left out is the server's own setting.
 
     Raises:
         ConfigError: naming the part, what is allowed and what to do.
@@ -60,5 +60,5 @@ def parse_policy(text: str) -> Arm:
         donors=Donors.TRACE,
         seam_tokens=values.get("seam"),
         min_run_tokens=values.get("min_run"),
-        compute_last=values.get("compute_last", 0),
+        tail_tokens=values.get("tail"),
     )

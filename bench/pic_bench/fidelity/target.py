@@ -143,10 +143,11 @@ class Target:
 def _options(arm: Arm, donors_from: str) -> dict[str, Any]:
     if arm.is_control:
         return {"mode": "off", "testing": {}}
-    testing: dict[str, Any] = {"donors_from": donors_from, "rotate": arm.rotate, "compute_last": arm.compute_last}
+    testing: dict[str, Any] = {"donors_from": donors_from, "rotate": arm.rotate}
     if arm.min_run_tokens is not None:
         testing["min_run_tokens"] = arm.min_run_tokens
-    return {"testing": testing} | ({} if arm.seam_tokens is None else {"seam_tokens": arm.seam_tokens})
+    numbers = {"seam_tokens": arm.seam_tokens, "tail_tokens": arm.tail_tokens}
+    return {"testing": testing, **{name: value for name, value in numbers.items() if value is not None}}
 
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:

@@ -150,7 +150,7 @@ class TraceRun:
             measured = self.vault.measured(order.value)
             self._generating = set(measured[: self.greedy_calls])
             yield from self._controls(order, first, measured)
-            for arm in (EXACT, *others):
+            for arm in (*others, EXACT):
                 yield from self._pass(order, arm, frozenset(measured))
 
     def _sequence(self, order: Order) -> list[TraceCall]:
