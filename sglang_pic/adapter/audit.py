@@ -24,26 +24,30 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 
 from sglang_pic.adapter.agreement import agree_on_largest
 from sglang_pic.adapter.audit_metrics import AuditMetrics, AuditSkip
 from sglang_pic.adapter.audit_pass import FullPass, is_too_long, take_slots
-from sglang_pic.adapter.audit_window import AuditLedger, AuditLimits, Suspension
+from sglang_pic.adapter.audit_report import (
+    AuditReport,
+    SuspendedNamespace,
+    UndecidedNamespaces,
+    log_resumption,
+    log_suspension,
+    log_undecided,
+)
+from sglang_pic.adapter.audit_window import AuditLedger, AuditLimits
 from sglang_pic.adapter.request_state import Namespace, RequestState
 from sglang_pic.config import PicConfig
 
 if TYPE_CHECKING:
     from sglang_pic.adapter.cache import PicRadixCache
 
-__all__ = ["RESUME_KEY", "Audit", "AuditReport", "SuspendedNamespace"]
+__all__ = ["Audit"]
 
 logger = logging.getLogger(__name__)
-
-RESUME_KEY = "pic_audit_resume"
-"""What `/set_internal_state` takes: the number of a suspension, 0 for all."""
 
 # Logits of spliced requests that wait: at most this many times a vocabulary of floats.
 _MAX_PENDING = 16
@@ -56,32 +60,6 @@ _WORST_KL = 1000.0
 _SEED = 0
 # A prompt whose slots were needed this often is not computed.
 _MAX_RESTARTS = 4
-
-
-class SuspendedNamespace(msgspec.Struct, frozen=True, kw_only=True):
-    """A namespace that is off, as `/server_info` shows it; the salt is a secret, and is not shown."""
-
-    number: int
-    extra_key: str | None
-    has_salt: bool
-    kl: float
-    num_audited: int
-    num_agreed: int
-
-
-class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The audit's part of `/server_info`."""
-
-    rate: float
-    kl_limit: float
-    num_audited: int
-    num_agreed: int
-    num_skipped: int
-    num_pending: int
-    mean_kl: float
-    """Of all audited requests, in nats, each counted up to `audit_kl_cap`."""
-    worst_window_kl: float
-    suspended: list[SuspendedNamespace]
 
 
 class _Drawn(NamedTuple):
@@ -136,6 +114,7 @@ class Audit:
         self._verdict: tuple[_Drawn, torch.Tensor] | None = None
         self._queued: Any = None
         self._tally = _Tally()
+        self._has_warned = False
         self._num_rounds = 0
 
     # -- requests --------------------------------------------------------------------------------------------------
@@ -237,11 +216,13 @@ class Audit:
         """The tree was emptied: nothing of the time before can be served any more."""
         self.forget()
         self._ledger.flush()
+        self._watch_undecided()
 
     def renew(self) -> None:
         """The weights are others, whether or not the tree was emptied: what was audited says nothing of them."""
         self.forget()
         self._ledger.clear_windows()
+        self._watch_undecided()
 
     # -- the operator ----------------------------------------------------------------------------------------------
 
@@ -249,17 +230,13 @@ class Audit:
         """Switch a namespace on again; whether `number` names one that is off, or is 0."""
         ended = self._ledger.resume(number)
         for suspension in ended:
-            logger.warning(
-                "sglang_pic: splicing is on again in namespace %d, %s",
-                suspension.number,
-                _describe(suspension.namespace),
-            )
+            log_resumption(suspension)
         self._metrics.set_suspended(len(self._ledger.suspensions))
         return bool(ended) or number == 0
 
     def report(self) -> AuditReport:
         """What `/server_info` shows."""
-        tally = self._tally
+        tally, undecided = self._tally, self._ledger.undecided
         return AuditReport(
             rate=self._rate,
             kl_limit=self._limits.kl,
@@ -269,6 +246,9 @@ class Audit:
             num_pending=len(self._pending) + (self._current is not None) + (self._verdict is not None),
             mean_kl=tally.sum_kl / max(1, tally.num_audited),
             worst_window_kl=self._ledger.worst(),
+            undecided=None
+            if undecided is None
+            else UndecidedNamespaces(is_above_limit=undecided.kl > self._limits.kl, **undecided._asdict()),
             suspended=[
                 SuspendedNamespace(
                     number=number,
@@ -366,27 +346,24 @@ class Audit:
         logger.debug("sglang_pic: audited %d tokens: KL %.6f, agreed %s", len(drawn.tokens), kl, agreed)
         suspension = self._ledger.observe(drawn.namespace, drawn.generation, kl, agreed=agreed)
         if suspension is not None:
-            self._announce(suspension)
+            self._metrics.set_suspended(len(self._ledger.suspensions))
+            if self._is_first_rank:
+                log_suspension(suspension, self._limits)
+        self._watch_undecided()
 
-    def _announce(self, suspension: Suspension) -> None:
-        self._metrics.set_suspended(len(self._ledger.suspensions))
-        if self._tp_group is not None and self._tp_group.rank_in_group != 0:
-            return
-        logger.error(
-            "sglang_pic: SPLICING IS OFF in namespace %d, %s: over the last %d audited requests KL(full || spliced) of "
-            "the first token is %.3f nats on average, each counted up to %s; audit_kl_limit is %s; %d of them agree on "
-            "the likeliest token. Its requests are computed in full from here on. To switch it on again: POST "
-            '/set_internal_state {"server_args": {"%s": %d}}',
-            suspension.number,
-            _describe(suspension.namespace),
-            suspension.num_audited,
-            suspension.kl,
-            self._limits.cap,
-            self._limits.kl,
-            suspension.num_agreed,
-            RESUME_KEY,
-            suspension.number,
-        )
+    def _watch_undecided(self) -> None:
+        """Say once that namespaces with too few audits of their own are too far off together."""
+        undecided = self._ledger.undecided
+        self._metrics.set_undecided_kl(0.0 if undecided is None else undecided.kl)
+        is_above = undecided is not None and undecided.kl > self._limits.kl
+        if undecided is not None and is_above and not self._has_warned and self._is_first_rank:
+            log_undecided(undecided, self._limits)
+        # Until the mean is back within the limit, and passes it again.
+        self._has_warned = is_above
+
+    @property
+    def _is_first_rank(self) -> bool:
+        return self._tp_group is None or self._tp_group.rank_in_group == 0
 
     def _free(self, full: FullPass) -> None:
         self._cache.token_to_kv_pool_allocator.free(full.slots)
@@ -401,8 +378,3 @@ def _awaits_sampling(scheduler: Any) -> bool:
     # logits may be in the buffer that SGLang's captured graphs share: a pass of ours would write over them.
     launched = scheduler.result_queue if scheduler.enable_overlap else ()
     return any(result.delay_sample_func is not None for _, result in launched)
-
-
-def _describe(namespace: Namespace) -> str:
-    extra_key, cache_salt = namespace
-    return f"extra_key={extra_key!r}, {'with' if cache_salt is not None else 'no'} cache_salt"

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_pic.adapter.audit import RESUME_KEY, Audit
+from sglang_pic.adapter.audit import Audit
+from sglang_pic.adapter.audit_report import RESUME_KEY
 
 __all__ = ["install"]
 

@@ -76,6 +76,13 @@ class AuditMetrics:
             names,
             multiprocess_mode="mostrecent",
         )
+        self._undecided_kl = Gauge(
+            "sglang:pic_audit_undecided_kl_nats",
+            "Mean KL of the last audited requests of namespaces that have too few of them to be judged, each counted "
+            "up to audit_kl_cap, without the namespace that adds most; 0 until there are audit_min of them.",
+            names,
+            multiprocess_mode="mostrecent",
+        )
         for verdict in ("agree", "disagree"):
             self._audited.labels(**labels, verdict=verdict)
         for reason in AuditSkip:
@@ -83,6 +90,7 @@ class AuditMetrics:
         self._kl.labels(**labels)
         self._tokens.labels(**labels)
         self._suspended.labels(**labels).set(0)
+        self._undecided_kl.labels(**labels).set(0)
 
     def count_audited(self, kl: float, *, agreed: bool) -> None:
         """Count one verdict; `kl` in nats."""
@@ -104,3 +112,8 @@ class AuditMetrics:
         """Say how many namespaces are off."""
         if self._labels is not None:
             self._suspended.labels(**self._labels).set(count)
+
+    def set_undecided_kl(self, kl: float) -> None:
+        """Say how far off the requests of namespaces without a verdict are on average, in nats."""
+        if self._labels is not None:
+            self._undecided_kl.labels(**self._labels).set(kl)

@@ -4,6 +4,10 @@ Owns the windows of audited requests, the generation of a namespace and the numb
 is off. Values in, values out: no clock, no chance, no device, so that every rank decides alike. It must not know how a
 request is audited.
 
+Namespaces of few requests (a salt for each user) may never have enough audits to be judged one by one. Those audits go
+into one more window, over all such namespaces. It switches nothing off: it cannot say whose requests are bad, and one
+tenant with many salts could switch off everybody's. Whoever watches is told.
+
 A generation is part of a namespace's key in the tree (`options.renewed_key`): a namespace that is switched on again
 begins with an empty one, so that no row of the time before is ever served.
 """
@@ -11,6 +15,7 @@ begins with an empty one, so that no row of the time before is ever served.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,7 +23,7 @@ import msgspec
 
 from sglang_pic.adapter.request_state import Namespace
 
-__all__ = ["AuditLedger", "AuditLimits", "Suspension"]
+__all__ = ["AuditLedger", "AuditLimits", "Suspension", "Undecided"]
 
 MAX_NAMESPACES = 1024
 """Namespaces that are remembered; the one audited longest ago is forgotten first, unless it was ever off."""
@@ -51,6 +56,22 @@ class Suspension(NamedTuple):
     """How many of them had the same likeliest token."""
 
 
+class Undecided(NamedTuple):
+    """The last audited requests of namespaces that have too few of their own to be judged."""
+
+    kl: float
+    """Capped mean, in nats, without the namespace that adds most to it: one alone is for its own window to judge."""
+    num_audited: int
+    num_agreed: int
+    num_namespaces: int
+
+
+class _Entry(NamedTuple):
+    namespace: Namespace
+    kl: float
+    agreed: bool
+
+
 @dataclass(slots=True)
 class _Record:
     window: deque[tuple[float, bool]]
@@ -71,6 +92,10 @@ class AuditLedger:
     max_namespaces: int = MAX_NAMESPACES
     _records: OrderedDict[Namespace, _Record] = field(default_factory=OrderedDict)
     _num_suspensions: int = 0
+    _undecided: deque[_Entry] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._undecided = deque(maxlen=self.limits.window)
 
     def is_on(self, namespace: Namespace) -> bool:
         """Whether requests of `namespace` may be spliced; O(1).
@@ -103,6 +128,7 @@ class AuditLedger:
         if record is None or record.suspension is not None or record.generation != generation:
             return None
         record.window.append((kl, agreed))
+        self._enter_undecided(_Entry(namespace, kl, agreed), len(record.window))
         mean = self._mean(record.window)
         if len(record.window) < self.limits.least or mean <= self.limits.kl:
             return None
@@ -141,6 +167,7 @@ class AuditLedger:
             record.window.clear()
             if not record.is_kept:
                 del self._records[namespace]
+        self._undecided.clear()
 
     @property
     def suspensions(self) -> list[Suspension]:
@@ -152,6 +179,38 @@ class AuditLedger:
         """The largest mean of any window that decides, in nats; 0 where there is none."""
         windows = [record.window for record in self._records.values() if len(record.window) >= self.limits.least]
         return max(map(self._mean, windows), default=0.0)
+
+    @property
+    def undecided(self) -> Undecided | None:
+        """The window of namespaces with too few audits to be judged; `None` until it holds enough to say something."""
+        entries = self._undecided
+        if len(entries) < self.limits.least:
+            return None
+        return Undecided(
+            kl=self._lowest_mean(entries),
+            num_audited=len(entries),
+            num_agreed=sum(entry.agreed for entry in entries),
+            num_namespaces=len({entry.namespace for entry in entries}),
+        )
+
+    def _lowest_mean(self, entries: Iterable[_Entry]) -> float:
+        """The lowest of the means that leaving one namespace out gives; 0 where there is only one."""
+        capped: dict[Namespace, list[float]] = {}
+        for entry in entries:
+            capped.setdefault(entry.namespace, []).append(min(entry.kl, self.limits.cap))
+        means = []
+        for left_out in capped:
+            rest = [kl for namespace, kls in capped.items() if namespace != left_out for kl in kls]
+            means.append(sum(rest) / max(1, len(rest)))
+        return min(means)
+
+    def _enter_undecided(self, entry: _Entry, num_audited: int) -> None:
+        if num_audited < self.limits.least:
+            self._undecided.append(entry)
+        elif num_audited == self.limits.least:
+            # From here on its own window speaks for it.
+            others = [other for other in self._undecided if other.namespace != entry.namespace]
+            self._undecided = deque(others, maxlen=self.limits.window)
 
     def _mean(self, window: deque[tuple[float, bool]]) -> float:
         return sum(min(kl, self.limits.cap) for kl, _ in window) / len(window)

@@ -514,3 +514,35 @@ def test_corruption_turns_its_namespace_off_and_says_so(caplog: pytest.LogCaptur
     assert not bench.audit.serves(old), "rows of the generation before reach nobody"
     assert not bench.audit.resume(1)
     assert bench.free == POOL
+
+
+def test_users_with_a_salt_each_are_watched_together(caplog: pytest.LogCaptureFixture) -> None:
+    """None of them has enough audits to be switched off; whoever watches is told once, and again after it was well."""
+    bench, short = Bench(audit_kl_limit=0.2, audit_kl_cap=1.0), PROMPT[:10]
+    shown: list[float] = []
+    bench.audit._metrics.set_undecided_kl = shown.append  # type: ignore[method-assign]
+
+    def audit(logits: torch.Tensor, users: range) -> None:
+        for user in users:
+            bench.serve(logits, tokens=short, namespace=f"user-{user}")
+            bench.run(3)
+
+    with caplog.at_level(logging.WARNING):
+        audit(logits_of([1]), range(bench.config.audit_min - 1))
+        assert (caplog.records, shown[-1], bench.audit.report().undecided) == ([], 0, None)
+        audit(logits_of([1]), range(100, 110))
+        (record,) = caplog.records
+        assert record.levelno == logging.ERROR
+        for part in ("16 namespaces", "last 16 audited", "No single namespace has the 16", "SPLICING STAYS ON"):
+            assert part in record.getMessage()
+        undecided = bench.audit.report().undecided
+        assert undecided is not None
+        assert (undecided.num_namespaces, undecided.num_audited, undecided.is_above_limit) == (25, 25, True)
+        assert undecided.kl == shown[-1] > 0.2
+        assert all(bench.audit.is_on((f"user-{user}", None)) for user in range(25))
+        audit(logits_of(short), range(200, 240))
+        assert shown[-1] == 0
+        audit(logits_of([1]), range(300, 340))
+        assert len(caplog.records) == 2
+        bench.audit.flush()
+        assert (shown[-1], bench.audit.report().undecided) == (0, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,6 +92,50 @@ def test_other_weights_clear_the_windows_only() -> None:
     assert not ledger.is_on(B)
     assert ledger.generation(A) == 1, "the tree still holds rows of the one before"
     assert enter(ledger, A, 3) == [], "its window is empty again"
+
+
+def test_namespaces_with_few_requests_are_watched_together() -> None:
+    """A salt for each user: none of them ever has enough to be judged."""
+    ledger = AuditLedger(LIMITS)
+    for user in range(3):
+        enter(ledger, ("a", f"salt-{user}"), 3)
+    assert ledger.undecided is None
+    enter(ledger, ("a", "salt-0"), 0.1)
+    assert ledger.undecided == (pytest.approx((2 * 2.0 + 0.1) / 3), 4, 1, 3), "without one of those that add most"
+    for user in range(20):
+        enter(ledger, ("b", f"salt-{user}"), 0.2)
+    assert ledger.undecided == (pytest.approx(0.2), 8, 8, 8), "the last ones"
+    assert ledger.suspensions == []
+
+
+def test_a_namespace_that_is_judged_leaves_the_others_window() -> None:
+    """What it does wrong is said once, and of it."""
+    ledger = AuditLedger(LIMITS)
+    enter(ledger, B, 0.1, 0.1, 0.1)
+    enter(ledger, A, 3)
+    assert ledger.undecided == (pytest.approx(0.1), 4, 3, 2), "one alone is for its own window"
+    assert enter(ledger, A, 3, 3, 3) == [1]
+    assert ledger.undecided is None, "three of the other are left"
+    enter(ledger, ("c", None), 0.1)
+    assert ledger.undecided == (pytest.approx(0.1), 4, 4, 2)
+    enter(ledger, B, *[0.1] * 6)
+    assert ledger.undecided is None
+
+
+@pytest.mark.parametrize("empty", [AuditLedger.flush, AuditLedger.clear_windows])
+def test_the_window_of_many_is_emptied_with_the_others(empty: Callable[[AuditLedger], None]) -> None:
+    ledger = AuditLedger(LIMITS)
+    for user in range(6):
+        enter(ledger, ("a", f"salt-{user}"), 3)
+    empty(ledger)
+    assert ledger.undecided is None
+
+
+def test_forgotten_namespaces_stay_in_the_window_of_many() -> None:
+    ledger = AuditLedger(LIMITS, max_namespaces=2)
+    for user in range(6):
+        enter(ledger, ("a", f"salt-{user}"), 3)
+    assert ledger.undecided == (2.0, 6, 0, 6)
 
 
 def test_memory_is_bounded_and_what_is_off_stays_off() -> None:
