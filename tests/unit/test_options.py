@@ -58,7 +58,7 @@ def test_experiments_are_refused_unless_the_server_is_under_test() -> None:
     [
         ({"record": "../elsewhere"}, "record='../elsewhere'"),
         ({"record": ".hidden"}, "record='.hidden'"),
-        ({"rotat": False}, "rotat"),
+        ({"turned": False}, "turned"),
         ({"rotate": 0}, "bool"),
         ({"min_run_tokens": 0}, "min_run_tokens=0"),
     ],
