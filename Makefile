@@ -24,13 +24,15 @@ MODEL := .models/smollm2
 TRACE := sample:opendevin
 OUT := runs/demo
 TRACES :=
+# Test files side by side; each starts servers of a few GB. 0 for one after the other, in one process.
+JOBS := 2
 # More arguments for pytest (make test ARGS='-k splice') or for the comparison (make demo ARGS='--sessions 4').
 ARGS :=
 
 .PHONY: help
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '%s\n' '' 'Variables: PYTHON (a Python 3.11), TORCH (path of a CPU wheel of torch $(TORCH_VERSION)), MODEL, TRACE, OUT, ARGS'
+	@printf '%s\n' '' 'Variables: PYTHON (a Python 3.11), TORCH (path of a CPU wheel of torch $(TORCH_VERSION)), MODEL, TRACE, OUT, JOBS, ARGS'
 
 .PHONY: setup
 setup: $(STAMP) ## make .venv with the pinned CPU environment (quick when it is up to date)
@@ -87,11 +89,11 @@ demo: setup ## stock SGLang against the patched one on real agent sessions; ends
 
 .PHONY: test
 test: setup ## all tests, those with a real server too
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 .PHONY: test-fast
 test-fast: setup ## the tests that start no server
-	$(BIN)/python -m pytest -m 'not e2e' $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not e2e' $(ARGS)
 
 .PHONY: bench-core
 bench-core: setup ## time of a plan and memory of the index, beside FastCDC and xxHash alone
