@@ -54,7 +54,8 @@ class Pairing(NamedTuple):
 def make_panels(probes: Iterable[Probe], limits: Limits) -> tuple[list[Panel], int]:
     """Group records; of several of one prompt and arm the last counts, and the number of the others is returned.
 
-    A trace with a default policy gets a second panel, of the calls that reuse much under it.
+    A trace with a default policy is looked at twice: all its calls, and those that reuse much under it; once where no
+    other calls were measured.
     """
     panels: dict[tuple[object, ...], Panel] = {}
     repeated = 0
@@ -69,7 +70,7 @@ def make_panels(probes: Iterable[Probe], limits: Limits) -> tuple[list[Panel], i
         repeated += unit in arm
         arm[unit] = probe
     ordered = sorted(panels.values(), key=_order)
-    return [part for panel in ordered for part in (panel, *_reusing(panel, limits))], repeated
+    return [part for panel in ordered for part in _looks(panel, limits)], repeated
 
 
 def pair_arms(first: Mapping[Unit, Probe], second: Mapping[Unit, Probe]) -> Pairing:
@@ -84,6 +85,11 @@ def pair_values(
     """A value of both records of every pair that has it on both sides."""
     both = [(a, b) for first, second in pairs if (a := value(first)) is not None and (b := value(second)) is not None]
     return [a for a, _ in both], [b for _, b in both]
+
+
+def _looks(panel: Panel, limits: Limits) -> list[Panel]:
+    reusing = _reusing(panel, limits)
+    return reusing if reusing and reusing[0].arms == panel.arms else [panel, *reusing]
 
 
 def _reusing(panel: Panel, limits: Limits) -> list[Panel]:
