@@ -49,7 +49,8 @@ summary::-webkit-details-marker{display:none}
 summary b{font-weight:600;overflow-wrap:anywhere}summary span{color:var(--muted);font-variant-numeric:tabular-nums}
 .tag{color:var(--ink)!important;border:1px solid var(--rule);border-radius:99px;padding:0 9px;font-size:.8rem}
 .tag.differs,.tag.no{background:var(--differs)}.tag.yes{border-color:var(--good);color:var(--good)!important}
-.claims{columns:2 480px;column-gap:36px}.claim{margin:0 0 16px;break-inside:avoid}.claim h3{break-after:avoid}.claim li{break-inside:avoid}
+.claims{columns:2 480px;column-gap:36px}
+.claim{margin:0 0 16px;break-inside:avoid}.claim h3{break-after:avoid}.claim li{break-inside:avoid}
 .claim h3{margin:0 0 4px}h3.over{margin:22px 0 8px}details>.wide{margin:0 10px 10px}
 .text{padding:0 14px 14px}.keep{white-space:nowrap}
 .answers{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:12px;padding:2px 14px 14px}
