@@ -24,7 +24,7 @@ MODEL := .models/smollm2
 TRACE := sample:opendevin
 OUT := runs/demo
 TRACES :=
-# Test files side by side; each starts servers of a few GB. 0 for one after the other, in one process.
+# Test files side by side, those with servers first; each server takes a few GB. 0 for one after the other, in one process.
 JOBS := 2
 # More arguments for pytest (make test ARGS='-k splice') or for the comparison (make demo ARGS='--sessions 4').
 ARGS :=
@@ -89,11 +89,11 @@ demo: setup ## stock SGLang against the patched one on real agent sessions; ends
 
 .PHONY: test
 test: setup ## all tests, those with a real server too
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: test-fast
 test-fast: setup ## the tests that start no server
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not e2e' $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not e2e' $(ARGS)
 
 .PHONY: bench-core
 bench-core: setup ## time of a plan and memory of the index, beside FastCDC and xxHash alone

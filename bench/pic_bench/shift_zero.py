@@ -28,7 +28,7 @@ from sglang_pic.errors import BenchError, PicError
 
 __all__ = ["Difference", "Setup", "SetupResult", "ShiftZero", "main", "measure", "seeded_prompts"]
 
-_CONFIG = '{"cost_gate": "off", "testing": {"ignore_prefix": true}}'
+_CONFIG = '{"cost_gate": "off", "self_test": "off", "testing": {"ignore_prefix": true}}'
 _MIN_REUSED_SHARE = 0.8
 
 

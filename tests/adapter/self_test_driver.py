@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -56,7 +56,7 @@ def changed(geometry: RopeGeometry, change: Callable[[RopeParams], RopeParams]) 
     return dataclasses.replace(geometry, params=tuple(change(rope) for rope in geometry.params))
 
 
-def run_cases(runner: Any, tokenizer: Any) -> dict[str, SelfTest | bool]:
+def run_cases(runner: Any, tokenizer: Any, wanted: Sequence[str]) -> dict[str, SelfTest | bool]:
     """The self-test of each splicer on one runner, with neither of the other start-up checks before it."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
@@ -78,19 +78,22 @@ def run_cases(runner: Any, tokenizer: Any) -> dict[str, SelfTest | bool]:
         ("tight limits", healthy, PicConfig(self_test_kl_limit=1e-9, self_test_key_limit=1e-9), tokenizer),
         ("nothing to splice", healthy, PicConfig(core=CoreConfig(sink_tokens=400)), tokenizer),
     ):
+        if wanted and name not in wanted:
+            continue
         cache.splicer = splicer
         results[name] = run_self_test(runner, splicer, config, tokenizer=words, max_gaps=32, tp_group=None)
-    small = dataclasses.replace(view, num_slots=view.page_size + 512)
-    results["small pool"] = run_self_test(
-        runner, Splicer(small, geometry), default, tokenizer=tokenizer, max_gaps=32, tp_group=None
-    )
+    if not wanted or "small pool" in wanted:
+        small = dataclasses.replace(view, num_slots=view.page_size + 512)
+        results["small pool"] = run_self_test(
+            runner, Splicer(small, geometry), default, tokenizer=tokenizer, max_gaps=32, tp_group=None
+        )
     after = (*view.keys, *view.values, table)
     results["left as found"] = all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
     return results
 
 
-def main(model: str, dtype: str, page_size: str) -> None:
-    """Load the model as SGLang's own benchmark of one batch does, and run the cases in its place."""
+def main(model: str, dtype: str, page_size: str, *wanted: str) -> None:
+    """Load the model as SGLang's own benchmark of one batch does, and run the cases in its place, or those `wanted`."""
     from sglang.benchmark import one_batch
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import ServerArgs
@@ -100,7 +103,7 @@ def main(model: str, dtype: str, page_size: str) -> None:
 
     def run(*args: Any) -> None:
         bench_runner, tokenizer = load_model(*args)
-        results = run_cases(bench_runner.torch_runner, tokenizer)
+        results = run_cases(bench_runner.torch_runner, tokenizer, wanted)
         print(msgspec.json.encode(results).decode(), flush=True)
         raise SystemExit(0)
 

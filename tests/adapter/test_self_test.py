@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 _SETUPS = [("tiny-gqa", "float32", 16), ("tiny-gqa", "bfloat16", 1), ("tiny-mla", "bfloat16", 16)]
 
 
-def drive(model: Path, dtype: str, page_size: int) -> dict[str, Any]:
+def drive(model: Path, dtype: str, page_size: int, *wanted: str) -> dict[str, Any]:
     """The results of `self_test_driver`, one process each: SGLang's process-wide state has no way back."""
-    command = [sys.executable, "-m", "tests.adapter.self_test_driver", str(model), dtype, str(page_size)]
+    command = [sys.executable, "-m", "tests.adapter.self_test_driver", str(model), dtype, str(page_size), *wanted]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280, env=os.environ)
     assert done.returncode == 0, done.stderr[-4_000:]
     results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -70,12 +70,12 @@ def test_a_pool_too_small_is_skipped_with_the_size_it_needs(results: dict[str, A
 
 
 def test_a_trained_model_takes_splices_from_another_context(model_dir: Callable[[str], Path]) -> None:
-    results = drive(model_dir("smollm2"), "bfloat16", 1)
+    results = drive(model_dir("smollm2"), "bfloat16", 1, "healthy", "tight limits", "mscale twice")
     healthy = results["healthy"]
     assert healthy["verdict"] == "passed", healthy["reasons"]
     assert healthy["measured"]["reordered"]["same_top1"] == 3
     assert healthy["measured"]["naive"]["kl_nats"] > 10 * healthy["measured"]["reordered"]["kl_nats"]
     assert results["tight limits"]["verdict"] == "failed"
     assert all("reordered" in reason for reason in results["tight limits"]["reasons"])
-    for fault in ("wrong base", "wrong layout", "mscale twice"):
-        assert results[fault]["verdict"] == "failed"
+    # The smallest of the faults; the tiny models show the others.
+    assert results["mscale twice"]["verdict"] == "failed"

@@ -94,14 +94,17 @@ class Client:
 def serve(
     model: Path, log_dir: Path, *args: str, backend: str | None = "pic", config: dict[str, Any] | None = None
 ) -> Iterator[Client]:
-    """A server of `model`, patched unless `backend` is None, until the block ends."""
+    """A server of `model`, patched unless `backend` is None, until the block ends.
+
+    It does not test itself unless `config` says so: that takes seconds, and a file of tests is about it.
+    """
     port = free_port()
     backend_args = ("--radix-cache-backend", backend) if backend else ()
     server = Server(
         launch_command(str(model), port, [*_COMMON_ARGS, *backend_args, *args]),
         port=port,
         log_path=log_dir / f"server-{port}.log",
-        env={CONFIG_VARIABLE: json.dumps(config) if config else None},
+        env={CONFIG_VARIABLE: json.dumps({"self_test": "off", **(config or {})})},
         start_timeout_s=300,
     )
     with server:

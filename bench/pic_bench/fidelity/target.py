@@ -178,7 +178,12 @@ def serve_target(
     flags = ["--dtype", dtype, "--max-total-tokens", str(pool_tokens), "--chunked-prefill-size", "-1"]
     command = launch_command(model, port, [*default_server_args(), *PIC_FLAGS, *flags, *server_args])
     with tempfile.TemporaryDirectory(prefix="pic-fidelity-", dir=_SHM if _SHM.is_dir() else None) as folder:
-        config = {"cost_gate": "off", "testing": {"request_options": True, "record_dir": folder}}
+        config = {
+            "cost_gate": "off",
+            "self_test": "off",
+            "audit_rate": 0.0,
+            "testing": {"request_options": True, "record_dir": folder},
+        }
         server = Server(
             command,
             port=port,
