@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sglang_pic.core import ContentIndex, CoreConfig, Path, Plan, Run, Tokens
+from sglang_pic.core import MOST_REUSE, ContentIndex, Path, Plan, Run, Tokens
 
 __all__ = ["SHIFT", "Lookup", "Planted", "make_lookup", "plant", "random_tokens"]
 
@@ -59,7 +59,7 @@ def plant(donor: Tokens, num_tokens: int, shift: int, share: float, num_runs: in
         share: of the prompt that is spliced, in `[0, 1)`.
         num_runs: 0 only with a share of 0.
     """
-    config = CoreConfig()
+    config = MOST_REUSE
     if not num_runs or not share:
         return Planted(Plan(prefix_len=0, end=num_tokens), "")
     run_len = int(num_tokens * share) // num_runs
@@ -91,7 +91,7 @@ def make_lookup(rng: np.random.Generator, run_tokens: int, vocab: int, index_tok
 
     The index also holds `index_tokens` of other documents.
     """
-    index = ContentIndex(CoreConfig())
+    index = ContentIndex(MOST_REUSE)
     for start in range(0, index_tokens, _DOCUMENT_TOKENS):
         document = random_tokens(rng, min(_DOCUMENT_TOKENS, index_tokens - start), vocab)
         index.publish(_NAMESPACE, document, [(0, len(document))])

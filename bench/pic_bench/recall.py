@@ -28,7 +28,7 @@ from pic_bench.environment import Environment, capture_environment
 from pic_bench.summary import write_json
 from sglang_pic.census.survey import Survey
 from sglang_pic.census.windows import Repeated, WindowSearch
-from sglang_pic.core import CoreConfig
+from sglang_pic.core import MOST_REUSE, CoreConfig
 from sglang_pic.errors import BenchError, ConfigError
 
 __all__ = ["LEAST_RECOVERED", "Recall", "RecallResult", "main"]
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     args = parser.parse_args(argv)
     try:
-        config = msgspec.json.decode(args.core, type=CoreConfig) if args.core else CoreConfig()
+        config = msgspec.json.decode(args.core, type=CoreConfig) if args.core else MOST_REUSE
     except (msgspec.DecodeError, ConfigError) as error:
         parser.error(f"--core={args.core!r}: {error}")
     traces = args.traces or [

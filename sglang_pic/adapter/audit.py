@@ -41,6 +41,7 @@ from sglang_pic.adapter.audit_report import (
 from sglang_pic.adapter.audit_window import AuditLedger, AuditLimits
 from sglang_pic.adapter.request_state import Namespace, RequestState
 from sglang_pic.config import PicConfig
+from sglang_pic.runtime.divergence import kl_and_differs
 
 if TYPE_CHECKING:
     from sglang_pic.adapter.cache import PicRadixCache
@@ -319,14 +320,11 @@ class Audit:
     def _compare(self, full: FullPass) -> None:
         assert self._current is not None
         drawn = self._current.drawn
-        exact = torch.log_softmax(full.logits.to(torch.float32), dim=-1)
-        spliced = torch.log_softmax(drawn.logits.to(torch.float32), dim=-1)
-        # Tokens that the model rules out add nothing; what is no number because of the splice is as bad as can be.
-        terms = torch.where(exact.isneginf(), 0.0, exact.exp() * (exact - spliced))
-        kl = terms.sum().nan_to_num(nan=_WORST_KL).clamp(0, _WORST_KL)
-        differs = exact.argmax() != spliced.argmax()
-        is_broken = exact.isnan().any()
-        self._verdict = (drawn, torch.stack([kl, differs.to(kl.dtype), is_broken.to(kl.dtype)]))
+        kl, differs = kl_and_differs(full.logits, drawn.logits)
+        # What is no number because of the splice is as bad as can be.
+        kl = kl.nan_to_num(nan=_WORST_KL).clamp(0, _WORST_KL)
+        is_broken = (full.logits.isnan() | full.logits.isposinf()).any()
+        self._verdict = (drawn, torch.stack([kl, differs, is_broken.to(kl.dtype)]))
 
     def _settle(self) -> None:
         if self._verdict is None:

@@ -160,6 +160,8 @@ class PicRadixCache(UnifiedRadixCache):
                 min_run_tokens=testing.min_run_tokens,
                 compute_from=_logprob_start(req),
                 tail_tokens=state.options.tail_tokens,
+                foreign_tokens=testing.foreign_tokens,
+                unseen_percent=testing.unseen_percent,
                 cost=self._cost,
             ),
             resolve=resolver,

@@ -44,7 +44,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seam", type=int, metavar="N", help="tokens computed at the start of a run (default: the server's)"
     )
     parser.add_argument(
-        "--tail", type=int, metavar="N", help="tokens computed at the end of a prompt (default: the server's)"
+        "--tail",
+        type=int,
+        metavar="N",
+        help="tokens at the end of a prompt that are computed unless a donor's context fits (default: the server's)",
+    )
+    parser.add_argument(
+        "--foreign",
+        type=int,
+        metavar="N",
+        help="most tokens that such a donor has seen and the prompt does not have (default: the server's)",
+    )
+    parser.add_argument(
+        "--unseen",
+        type=int,
+        metavar="PERCENT",
+        help="largest share of what stands before a run that such a donor has not seen (default: the server's)",
     )
     parser.add_argument("--limit-sessions", type=int, metavar="N", help="only the first N sessions of every file")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -76,7 +91,13 @@ def _config(args: argparse.Namespace) -> CoreConfig:
 
     if args.limit_sessions is not None and args.limit_sessions < 1:
         raise ConfigError(f"--limit-sessions={args.limit_sessions!r}: must be 1 or more, or left out for all.")
-    asked = {"min_run_tokens": args.min_run, "seam_tokens": args.seam, "tail_tokens": args.tail}
+    asked = {
+        "min_run_tokens": args.min_run,
+        "seam_tokens": args.seam,
+        "tail_tokens": args.tail,
+        "foreign_tokens": args.foreign,
+        "unseen_percent": args.unseen,
+    }
     return CoreConfig(**{name: value for name, value in asked.items() if value is not None})
 
 

@@ -154,7 +154,7 @@ def _words(told: list[_Row], config: CoreConfig) -> str:
         if config.sink_tokens:
             small.append(f"the first {config.sink_tokens} of a prompt")
         if config.tail_tokens:
-            small.append(f"its last {config.tail_tokens}")
+            small.append(f"its last {config.tail_tokens} where no donor's context fits")
         terms += [
             (
                 "chunk",

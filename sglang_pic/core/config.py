@@ -5,11 +5,13 @@ Owns the bounds and the messages of every core setting. Knows nothing of SGLang'
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from sglang_pic.errors import ConfigError
 
-__all__ = ["CoreConfig"]
+__all__ = ["MOST_REUSE", "CoreConfig"]
 
 # The FastCDC package refuses averages below 256 bytes and minima below 64 bytes; see chunker.py for how smaller
 # chunks are cut with it.
@@ -25,12 +27,16 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     chunk_avg_tokens: int = 16
     chunk_max_tokens: int = 64
     sink_tokens: int = 32
-    seam_tokens: int = 1
+    seam_tokens: int = 32
     # Equal tokens that make a run worth its gap. At least 97 in 100 of what repeats in windows of 64 is recovered
     # on every recorded set; shorter runs bring little more and cost agreement (design notes).
     min_run_tokens: int = 64
-    # Tokens at the prompt's end that are computed, whatever repeats: those that the answer hangs on most.
-    tail_tokens: int = 0
+    # Tokens at the prompt's end, which the answer hangs on most. Rows are spliced there only if they were computed
+    # behind nearly what they follow here: at most `foreign_tokens` that do not stand there, and all of it but
+    # `unseen_percent`.
+    tail_tokens: int = 256
+    foreign_tokens: int = 8
+    unseen_percent: int = 10
     # Tokens of stored paths. Counted once however many paths share them.
     max_index_tokens: int = 8_000_000
     # Everything the index keeps, as estimated by `IndexStats.num_bytes`.
@@ -47,6 +53,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         _check("seam_tokens", self.seam_tokens, 0, 1 << 16)
         _check("min_run_tokens", self.min_run_tokens, 1, 1 << 20)
         _check("tail_tokens", self.tail_tokens, 0, 1 << 20)
+        _check("foreign_tokens", self.foreign_tokens, 0, 1 << 20)
+        _check("unseen_percent", self.unseen_percent, 0, 100)
         _check("max_index_tokens", self.max_index_tokens, 1, 1 << 40)
         _check("max_index_bytes", self.max_index_bytes, 1 << 16, 1 << 44)
         _check("max_donors_per_chunk", self.max_donors_per_chunk, 1, 64)
@@ -56,3 +64,8 @@ def _check(name: str, value: int, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         default = CoreConfig.__struct_defaults__[CoreConfig.__struct_fields__.index(name)]
         raise ConfigError(f"{name}={value!r}: must be an integer from {low} to {high}; the default is {default}.")
+
+
+MOST_REUSE: Final = CoreConfig(seam_tokens=1, tail_tokens=0)
+"""Whatever is equal is spliced, wherever it lies, but for one token of each run: the most that can be recovered, at a
+lower fidelity than the defaults have (README, "Does it answer the same?")."""

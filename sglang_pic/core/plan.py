@@ -55,6 +55,8 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     compute_from: int | None = None
     """Every token from this position on is computed: where input logprobs are wanted."""
     tail_tokens: int | None = None
+    foreign_tokens: int | None = None
+    unseen_percent: int | None = None
     cost: CostModel | None = None
 
     def __post_init__(self) -> None:
@@ -65,6 +67,8 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ("max_runs", 0),
             ("compute_from", 0),
             ("tail_tokens", 0),
+            ("foreign_tokens", 0),
+            ("unseen_percent", 0),
         ):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):

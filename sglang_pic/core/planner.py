@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from sglang_pic.core.chunker import Tokens
 from sglang_pic.core.config import CoreConfig
@@ -48,6 +49,10 @@ _BLOCK_TOKENS = 16384
 _WORK_PER_DONOR = 64
 _WORK_PER_NAME = 8
 _WORK_PER_SEGMENT = 4
+# Tokens of a donor's context that are looked for in the prompt at the cost of comparing one; and how many contexts that
+# do not fit are looked at: text of a short period has a donor at every shift.
+_CONTEXT_PER_WORK = 16
+_MAX_MISFITS = 32
 # Tokens of a donor's path that are copied at the cost of comparing one.
 _COPIED_TOKENS = 64
 
@@ -95,6 +100,10 @@ class Planner:
     _min_run: int = 0
     _min_fragment: int = 0
     _seam: int = 0
+    _tail_start: int = 0
+    _max_foreign: int = 0
+    _unseen_percent: int = 0
+    _num_misfits: int = 0
 
     def plan(self) -> Plan:
         """Choose the runs; O(end - prefix_len) in any case."""
@@ -108,7 +117,10 @@ class Planner:
         self._min_fragment = min(_MIN_FRAGMENT_TOKENS, self._min_run)
         self._seam = config.seam_tokens if options.seam_tokens is None else options.seam_tokens
         tail = config.tail_tokens if options.tail_tokens is None else options.tail_tokens
-        runs = self._limit_gaps(self._limit_runs(self._spare_tail(self._collect(), last - tail)))
+        self._tail_start = last - tail
+        self._max_foreign = config.foreign_tokens if options.foreign_tokens is None else options.foreign_tokens
+        self._unseen_percent = config.unseen_percent if options.unseen_percent is None else options.unseen_percent
+        runs = self._limit_gaps(self._limit_runs(self._collect()))
         self.trie.touch(self._used)
         plan = Plan(prefix_len=self.prefix_len, end=self.end, runs=tuple(runs), dropped=dict(self.dropped))
         cost = options.cost
@@ -169,13 +181,15 @@ class Planner:
         """The longest of the spans that are worth a run, or one nearly as long that fits its place better."""
         candidates = []
         for donor in donors:
-            found = self._grow(donor, chunk_end)
-            if found is not None:
-                if self._is_long_enough(found):
-                    candidates.append(found)
-                else:
-                    self._give_up(found)
-                    self._count_drop(found)
+            grown = self._grow(donor, chunk_end)
+            if grown is None:
+                continue
+            found = grown if grown.end <= self._tail_start else self._spare_tail(grown, shift)
+            if found is not None and self._is_long_enough(found):
+                candidates.append(found)
+            else:
+                self._give_up(grown)
+                self._count_drop(found)
         if not candidates:
             return None
         if len(candidates) == 1:
@@ -194,6 +208,43 @@ class Planner:
                 found.context_len,
             ),
         )
+
+    def _spare_tail(self, found: _Candidate, last_shift: int | None) -> _Candidate | None:
+        """The span as far as its rows may be spliced: up to the tail, where they were computed in another context.
+
+        None where nothing worth a copy is left.
+        """
+        if self._num_misfits < _MAX_MISFITS and self._fits_tail(found, last_shift):
+            return found
+        self._num_misfits += 1
+        end = self._tail_start
+        if end - found.start < self._seam + self._min_fragment:
+            return None
+        segment = found.segment
+        while segment.start >= end - found.shift:
+            assert segment.parent is not None
+            segment = segment.parent
+        return found._replace(end=end, segment=segment)
+
+    def _fits_tail(self, found: _Candidate, last_shift: int | None) -> bool:
+        """Whether the span's rows in the tail were computed after nearly the tokens that stand before them here.
+
+        The donor's tokens are looked for where they stood, and where this run or the one before it moves them. What is
+        found elsewhere does not count, so an answer may be too strict.
+        """
+        at = max(found.start, self._tail_start)
+        context = self._path(found.segment).tokens(at - found.shift)
+        here = self.tokens[:at]
+        self.work += at // _CONTEXT_PER_WORK
+        foreign, unseen = (np.ones(len(tokens), dtype=np.bool_) for tokens in (context, here))
+        for shift in {0, found.shift, last_shift or 0}:
+            low, high = max(0, -shift), min(len(context), at - shift)
+            if low < high:
+                differs = context[low:high] != here[low + shift : high + shift]
+                foreign[low:high] &= differs
+                unseen[low + shift : high + shift] &= differs
+        num_foreign, num_unseen = int(np.count_nonzero(foreign)), int(np.count_nonzero(unseen))
+        return num_foreign <= self._max_foreign and 100 * num_unseen <= self._unseen_percent * at
 
     def _grow(self, donor: int, chunk_end: int) -> _Candidate | None:
         """The equal, eligible span around the donor's chunk, clipped to what is left; None if too short."""
@@ -345,18 +396,6 @@ class Planner:
             self._equal_lens[path] = common_len(path.tokens(self.end), self.tokens)
         return start <= self._equal_lens[path]
 
-    def _spare_tail(self, runs: list[Run], tail_start: int) -> list[Run]:
-        """End runs where the tail begins; rows that are what computing would give may stay."""
-        kept: list[Run] = []
-        for run in runs:
-            if run.target_end <= tail_start or self._is_exact(run.target_start, run.shift, run.donor):
-                kept.append(run)
-            elif tail_start - run.target_start >= self._min_fragment:
-                kept.append(msgspec.structs.replace(run, target_end=tail_start))
-            else:
-                self.dropped[DropReason.TAIL] += 1
-        return kept
-
     def _limit_runs(self, runs: list[Run]) -> list[Run]:
         most = self.options.max_runs
         if most is None or len(runs) <= most:
@@ -407,7 +446,10 @@ class Planner:
         assert segment is not None, "a donor of the table has a segment"
         return segment
 
-    def _count_drop(self, found: _Candidate) -> None:
+    def _count_drop(self, found: _Candidate | None) -> None:
+        if found is None:
+            self.dropped[DropReason.TAIL] += 1
+            return
         at_sink = self.config.sink_tokens > 0 and (
             found.start == self.config.sink_tokens or found.start - found.shift == self.config.sink_tokens
         )
@@ -416,8 +458,10 @@ class Planner:
     def _give_up(self, found: _Candidate) -> None:
         """Note that the span is not worth a run, wherever a chunk of it ends."""
         node, first = found.segment, found.start - found.shift
+        # A span that is cut off where runs must end is all that chunks further on lead to as well.
+        end = found.end if found.end < self._stop else self.end
         while node.parent is not None and node.end > first:
-            self._short[node.serial, found.shift] = found.end
+            self._short[node.serial, found.shift] = end
             node = node.parent
 
     def _path(self, segment: Segment) -> Path:

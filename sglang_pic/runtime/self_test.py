@@ -15,6 +15,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from sglang_pic.runtime.divergence import kl_and_differs
 from sglang_pic.runtime.row_check import ROW_LIMITS
 from sglang_pic.runtime.row_error import relative_error, wide_rows
 from sglang_pic.runtime.splice import Splicer
@@ -116,11 +117,9 @@ def measure(splicer: Splicer, full: Spliced, spliced: Spliced) -> Tensor:
         want, got = (wide_rows(keys, slots)[..., turns] for slots in (full.slots, spliced.slots))
         errors.append(relative_error(got, want))
     by_layer = torch.stack(errors)
-    p, q = (logits.to(torch.float64).log_softmax(-1) for logits in (full.logits, spliced.logits))
-    # A token that cannot come adds nothing, also where both say so with -inf.
-    kl = torch.where(p == -torch.inf, 0.0, p.exp() * (p - q)).sum()
-    differs = (p.argmax() != q.argmax()).to(torch.float64)
-    measured = torch.stack((kl, differs, by_layer[0], by_layer.mean())).cpu()
+    measured = torch.stack(
+        (*kl_and_differs(full.logits, spliced.logits), by_layer[0], by_layer.mean()),
+    ).cpu()
     return measured.nan_to_num(nan=_BEYOND_MEASURE, posinf=_BEYOND_MEASURE).clamp(max=_BEYOND_MEASURE)
 
 

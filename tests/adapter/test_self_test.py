@@ -60,7 +60,7 @@ def test_a_wrong_splicer_is_caught(results: dict[str, Any], fault: str) -> None:
 def test_a_prompt_of_which_the_settings_leave_nothing_is_skipped_with_the_reason(results: dict[str, Any]) -> None:
     skipped = results["nothing to splice"]
     assert (skipped["verdict"], skipped["measured"]) == ("skipped", None)
-    assert skipped["reasons"][0].startswith("core.sink_tokens=400 and core.seam_tokens=1 leave nothing")
+    assert skipped["reasons"][0].startswith("core.sink_tokens=400 and core.seam_tokens=32 leave nothing")
 
 
 def test_a_pool_too_small_is_skipped_with_the_size_it_needs(results: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from pic_bench.server import Server, free_port, launch_command
 
 from sglang_pic.config import CONFIG_VARIABLE
+from sglang_pic.core import MOST_REUSE
 
 # A pool that holds what the tests send several times over, and no more.
 _COMMON_ARGS = ("--device", "cpu", "--enable-cache-report", "--enable-metrics", "--max-total-tokens", "24000")
@@ -90,21 +91,26 @@ class Client:
         self.post("/flush_cache", {})
 
 
+_CORE = {"seam_tokens": MOST_REUSE.seam_tokens, "tail_tokens": MOST_REUSE.tail_tokens}
+
+
 @contextmanager
 def serve(
     model: Path, log_dir: Path, *args: str, backend: str | None = "pic", config: dict[str, Any] | None = None
 ) -> Iterator[Client]:
     """A server of `model`, patched unless `backend` is None, until the block ends.
 
-    It does not test itself unless `config` says so: that takes seconds, and a file of tests is about it.
+    It does not test itself unless `config` says so: that takes seconds, and a file of tests is about it. Nor does it
+    compute more of a run than one token, or the tail of a prompt: the prompts of the tests are short.
     """
+    config = config or {}
     port = free_port()
     backend_args = ("--radix-cache-backend", backend) if backend else ()
     server = Server(
         launch_command(str(model), port, [*_COMMON_ARGS, *backend_args, *args]),
         port=port,
         log_path=log_dir / f"server-{port}.log",
-        env={CONFIG_VARIABLE: json.dumps({"self_test": "off", **(config or {})})},
+        env={CONFIG_VARIABLE: json.dumps({"self_test": "off", **config, "core": {**_CORE, **config.get("core", {})}})},
         start_timeout_s=300,
     )
     with server:

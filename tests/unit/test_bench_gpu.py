@@ -20,7 +20,7 @@ from pic_bench.gpu_model import LatentPath, Pool, Skeleton
 from pic_bench.gpu_tables import PrefillResult, break_even
 from pic_bench.gpu_timing import Timing
 
-from sglang_pic.core import CoreConfig
+from sglang_pic.core import MOST_REUSE
 from sglang_pic.errors import BenchError
 
 CPU = torch.device("cpu")
@@ -151,7 +151,7 @@ def test_grouped_experts_are_the_tokens_own() -> None:
 
 @pytest.mark.parametrize(("share", "num_runs"), [(0.5, 1), (0.5, 8), (0.9, 8), (0.9, 1)])
 def test_planted_runs_are_what_the_planner_could_plan(share: float, num_runs: int) -> None:
-    config = CoreConfig()
+    config = MOST_REUSE
     donor = random_tokens(np.random.default_rng(0), 2_048 + SHIFT, 1_000)
     plan = plant(donor, 2_048, SHIFT, share, num_runs).plan
     assert plan is not None

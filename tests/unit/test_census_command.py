@@ -66,7 +66,7 @@ def test_json_of_the_sample(capsys: Capture) -> None:
     sample = files[0]
     assert (sample["file"], sample["sessions"], sample["calls"]) == ("sample:opendevin", 6, 36)
     assert sample["prefix_tokens"] > 0.3 * sample["prompt_tokens"]
-    assert sample["chunk_tokens"] > 0.2 * sample["prompt_tokens"]
+    assert sample["chunk_tokens"] > 0.15 * sample["prompt_tokens"]
 
 
 def test_table(capsys: Capture) -> None:
@@ -98,7 +98,8 @@ def test_options_reach_the_count(capsys: Capture) -> None:
 
     usual = chunk_tokens()
     assert chunk_tokens("--min-run", "256") < usual
-    assert chunk_tokens("--seam", "16") < usual
+    assert chunk_tokens("--seam", "64") < usual < chunk_tokens("--seam", "1")
+    assert usual < chunk_tokens("--foreign", "100000", "--unseen", "100") == chunk_tokens("--tail", "0")
     assert counts_of(capsys, "sample:opendevin", "--limit-sessions", "2")["total"]["sessions"] == 2  # type: ignore[index]
 
 
@@ -142,6 +143,8 @@ def test_a_bad_line_is_named_before_anything_is_counted(tmp_path: Path, capsys: 
         ([GEN, "--min-run", "0"], "min_run_tokens=0"),
         ([GEN, "--seam", "-1"], "seam_tokens=-1"),
         ([GEN, "--tail", "-1"], "tail_tokens=-1"),
+        ([GEN, "--foreign", "-1"], "foreign_tokens=-1"),
+        ([GEN, "--unseen", "101"], "unseen_percent=101"),
     ],
 )
 def test_usage(words: list[str], what: str, capsys: Capture) -> None:

@@ -6,6 +6,7 @@ import gc
 import weakref
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 from census_fakes import Ids, IdsEncoder, session
@@ -16,8 +17,8 @@ from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.simulate import CacheScope, simulate
 from sglang_pic.core import CoreConfig
 
-CONFIG = CoreConfig(min_run_tokens=16, seam_tokens=1, sink_tokens=4)
-BOUND = CoreConfig(min_run_tokens=16, seam_tokens=1, sink_tokens=4, max_index_tokens=1, max_index_bytes=1 << 16)
+CONFIG = CoreConfig(seam_tokens=1, tail_tokens=0, min_run_tokens=16, sink_tokens=4)
+BOUND = msgspec.structs.replace(CONFIG, max_index_tokens=1, max_index_bytes=1 << 16)
 
 _RNG = np.random.default_rng(7)
 # Texts that repeat; the last two differ in their middle only.

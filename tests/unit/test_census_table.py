@@ -116,6 +116,6 @@ def test_it_fits_a_narrow_terminal(file: str) -> None:
 
 def test_settings_are_named() -> None:
     counts = text_counts()
-    config = CoreConfig(min_run_tokens=128, seam_tokens=8, sink_tokens=0)
+    config = CoreConfig(min_run_tokens=128, seam_tokens=8, sink_tokens=0, tail_tokens=0)
     text = " ".join(render(Census(files=[counts.of_file("mine")], total=counts), config).split())
     assert "equal spans under 128 tokens, the seams of runs (8 each)." in text

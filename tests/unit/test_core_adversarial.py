@@ -9,8 +9,20 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from sglang_pic.core import ContentIndex, CoreConfig, CostModel, DropReason, Path, Plan, PlanOptions, Tokens, as_tokens
+from sglang_pic.core import (
+    MOST_REUSE,
+    ContentIndex,
+    CoreConfig,
+    CostModel,
+    DropReason,
+    Path,
+    Plan,
+    PlanOptions,
+    Tokens,
+    as_tokens,
+)
 from sglang_pic.core.chunker import HashFunction, xxh3_name
 from sglang_pic.core.invariants import check
 from sglang_pic.core.tails import TAIL_LEN, tail_hashes
@@ -18,7 +30,7 @@ from sglang_pic.core.tails import TAIL_LEN, tail_hashes
 DELIMITER = 1
 DELIMITERS = frozenset({DELIMITER})
 CLOSE = as_tokens([DELIMITER])
-UNBOUNDED = CoreConfig(max_index_tokens=1 << 40, max_index_bytes=1 << 44)
+UNBOUNDED = CoreConfig(seam_tokens=1, tail_tokens=0, max_index_tokens=1 << 40, max_index_bytes=1 << 44)
 MAX_PER_TAIL = 32
 # What a plan may do for each token of a prompt, beside a constant.
 MAX_WORK = 34
@@ -86,9 +98,9 @@ def test_a_million_tokens_are_linear_work(kind: str) -> None:
     assert hash_function.num_calls <= MILLION / 8 + 10
     hash_function.num_calls = 0
     plan = plan_of(index, join(text(2, 70), tokens, text(3, 9)))
-    assert index.stats().num_work <= 8 * MILLION
+    assert index.stats().num_work <= 10 * MILLION
     assert hash_function.num_calls <= MILLION / 100
-    assert plan.num_computed <= 200
+    assert plan.num_computed <= 400
     assert len(plan.runs) <= 4
     hash_function.num_calls = 0
     work = index.stats().num_work
@@ -100,7 +112,7 @@ def test_a_million_tokens_are_linear_work(kind: str) -> None:
 @pytest.mark.parametrize("length", range(4))
 @pytest.mark.parametrize("ids", [[7, 7, 7, 7], [7, 8, 7, 8], [-1, 0, 1, 2]])
 def test_prompts_of_hardly_any_tokens(ids: list[int], length: int) -> None:
-    index = ContentIndex(CoreConfig(sink_tokens=0, min_run_tokens=1))
+    index = ContentIndex(CoreConfig(seam_tokens=1, tail_tokens=0, sink_tokens=0, min_run_tokens=1))
     prompt = as_tokens(ids[:length])
     index.publish("a", prompt, [(0, length)], spliced=[(0, 1)], delimiters=frozenset({7}))
     publish_whole(index, np.resize(as_tokens(ids), 200))
@@ -114,7 +126,7 @@ def test_prompts_of_hardly_any_tokens(ids: list[int], length: int) -> None:
 def test_equal_chunks_thousands_of_times_are_few_donors() -> None:
     """In one publication, and in many."""
     message = join(CLOSE, text(0, 40))
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     publish_whole(index, np.resize(message, 41 * 5_000))
     once = index.stats()
     assert once.num_donors <= 2 * once.num_tails <= 20
@@ -161,7 +173,7 @@ def test_a_crowded_tail_does_not_hide_what_follows_it() -> None:
 
 
 def test_thousands_of_tiny_namespaces() -> None:
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     path = text(0, 150)
     prompt = join(text(1, 40), path[40:], text(2, 9))
     names = [f"user {i}" for i in range(2_000)]
@@ -183,7 +195,7 @@ def test_thousands_of_tiny_namespaces() -> None:
 def test_a_hash_that_hardly_tells_anything_serves_no_foreign_tokens(seed: int, num_names: int) -> None:
     """Names collide always, tails often: a vocabulary of three ids."""
     rng = np.random.default_rng(seed)
-    config = CoreConfig(min_run_tokens=8, sink_tokens=4)
+    config = CoreConfig(seam_tokens=1, tail_tokens=0, min_run_tokens=8, sink_tokens=4)
     index = ContentIndex(config, hash_function=lambda data: xxh3_name(data) % num_names)
     sources = [as_tokens(rng.integers(0, 3, 200)) for _ in range(4)]
     num_runs = 0
@@ -219,7 +231,7 @@ def test_colliding_tails_serve_no_foreign_tokens(hash_function: HashFunction) ->
     assert len(pairs) >= 10
     for known, other in pairs:
         assert known.tolist() != other.tolist()
-        index = ContentIndex(CoreConfig(min_run_tokens=8), hash_function=hash_function)
+        index = ContentIndex(CoreConfig(seam_tokens=1, tail_tokens=0, min_run_tokens=8), hash_function=hash_function)
         # Eight tokens between two delimiters are one chunk: its name and its tail are all there is to find it by.
         prompts = [join(text(seed, 70), CLOSE, window, CLOSE, text(9, 20)) for seed, window in ((1, known), (2, other))]
         index.publish("a", prompts[0], [(70, 80)], delimiters=DELIMITERS)
@@ -236,7 +248,7 @@ def test_colliding_tails_serve_no_foreign_tokens(hash_function: HashFunction) ->
 def test_token_ids_may_be_anything_an_int32_can_hold(base: int) -> None:
     ids = base + np.random.default_rng(3).permutation(400)
     path, opening = as_tokens(ids), int(ids[150])
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     index.publish("a", path, [(0, 400)], delimiters=frozenset({opening, 2**31 - 1, -(2**31)}))
     plan = plan_of(index, join(text(1, 50), path[100:], as_tokens([base, 2**31 - 1])))
     assert [(run.donor_start, run.donor_end) for run in plan.runs] == [(101, 400)]
@@ -248,7 +260,7 @@ def test_token_ids_may_be_anything_an_int32_can_hold(base: int) -> None:
 def test_a_conversation_of_thousands_of_turns() -> None:
     """Shorter and shorter prefixes cut one path into as many segments as turns, then it goes on."""
     path = text(0, 40_000)
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     publish_whole(index, path)
     for end in range(39_980, 0, -20):
         index.publish("a", path[:end], [])
@@ -275,7 +287,7 @@ def test_a_conversation_of_thousands_of_turns() -> None:
 
 def test_a_trie_that_branches_at_every_token() -> None:
     path = text(0, 500)
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     publish_whole(index, path)
     for at in range(499, 0, -1):
         publish_whole(index, join(path[:at], text(at, 30)))
@@ -291,7 +303,7 @@ def test_a_trie_that_branches_at_every_token() -> None:
 @pytest.mark.parametrize("position", [*range(-1, 12), 60, 64, 65, 99, 100, 101, 129, 130, 131, 400])
 def test_forgetting_at_any_position_leaves_the_rest(position: int) -> None:
     stem, left, right = text(0, 65), text(1, 66), text(2, 40)
-    index = ContentIndex(CoreConfig(sink_tokens=0, min_run_tokens=8))
+    index = ContentIndex(CoreConfig(seam_tokens=1, tail_tokens=0, sink_tokens=0, min_run_tokens=8))
     path = join(stem, left)
     for tokens in (path, join(stem, right), join(stem[:10], right)):
         publish_whole(index, tokens)
@@ -315,7 +327,7 @@ def test_forgetting_at_any_position_leaves_the_rest(position: int) -> None:
 
 @pytest.mark.parametrize("max_index_tokens", [1, 7, 8, 99, 100, 101, 350])
 def test_a_tiny_bound_in_tokens_holds(max_index_tokens: int) -> None:
-    index = ContentIndex(CoreConfig(max_index_tokens=max_index_tokens, sink_tokens=0, min_run_tokens=8))
+    index = ContentIndex(replace(MOST_REUSE, max_index_tokens=max_index_tokens, sink_tokens=0, min_run_tokens=8))
     stem = text(0, 50)
     num_published = 0
     for i in range(40):
@@ -334,7 +346,7 @@ def test_a_tiny_bound_in_tokens_holds(max_index_tokens: int) -> None:
 
 @pytest.mark.parametrize("max_index_bytes", [1 << 16, 1 << 17, 1 << 19])
 def test_a_tiny_bound_in_bytes_holds(max_index_bytes: int) -> None:
-    index = ContentIndex(CoreConfig(max_index_bytes=max_index_bytes))
+    index = ContentIndex(CoreConfig(seam_tokens=1, tail_tokens=0, max_index_bytes=max_index_bytes))
     for i in range(300):
         publish_whole(index, join(text(i % 7, 60), text(10 + i, 200 + 3 * i)), namespace="ab"[i % 2])
         if i % 20 == 0:
@@ -350,7 +362,7 @@ def test_a_tiny_bound_in_bytes_holds(max_index_bytes: int) -> None:
 
 def test_a_flush_in_the_middle_leaves_no_trace() -> None:
     """The same calls after a flush give the same plans as on an index that was never used."""
-    used, fresh = ContentIndex(), ContentIndex()
+    used, fresh = ContentIndex(MOST_REUSE), ContentIndex(MOST_REUSE)
     for i in range(50):
         publish_whole(used, join(text(i % 5, 200), text(i, 100)), namespace="ab"[i % 2])
     used.flush()
@@ -387,7 +399,7 @@ def test_spans_that_do_not_pay_are_looked_at_once(length: int) -> None:
 
 def test_many_revoked_spans_of_a_long_path() -> None:
     path = text(0, 200_000)
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     publish_whole(index, path)
     spliced = [(at, at + 10) for at in range(100, 200_000, 50)]
     index.publish("a", path, [], spliced=spliced)
@@ -400,7 +412,7 @@ def test_many_revoked_spans_of_a_long_path() -> None:
 
 def test_a_table_gives_back_what_a_long_path_needed() -> None:
     """Else every namespace would keep the memory of the longest path it ever held, which no bound counts."""
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     small, large = text(0, 200), text(1, 200_000)
     publish_whole(index, small)
     publish_whole(index, large)

@@ -20,6 +20,8 @@ from sglang_pic.errors import ConfigError
         ("seam_tokens", True),
         ("min_run_tokens", 0),
         ("tail_tokens", -1),
+        ("foreign_tokens", -1),
+        ("unseen_percent", 101),
         ("max_index_tokens", 0),
         ("max_index_bytes", 0),
         ("max_donors_per_chunk", 65),
@@ -36,7 +38,17 @@ def test_averages_are_those_the_cutter_can_do() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["seam_tokens", "max_gaps", "max_runs", "min_run_tokens", "compute_from", "tail_tokens"]
+    "name",
+    [
+        "seam_tokens",
+        "max_gaps",
+        "max_runs",
+        "min_run_tokens",
+        "compute_from",
+        "tail_tokens",
+        "foreign_tokens",
+        "unseen_percent",
+    ],
 )
 def test_request_options_are_checked(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{name}=-1: must be an integer of [01] or more, or left out"):

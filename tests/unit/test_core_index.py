@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from sglang_pic.core import (
+    MOST_REUSE,
     ContentIndex,
     CoreConfig,
     CostModel,
@@ -37,10 +38,9 @@ from sglang_pic.core.trie import common_len, common_suffix_len
 
 DELIMITERS = frozenset({1, 2})
 CONFIG = CoreConfig(
-    chunk_min_tokens=8,
-    chunk_avg_tokens=16,
-    chunk_max_tokens=64,
     sink_tokens=8,
+    seam_tokens=1,
+    tail_tokens=0,
     min_run_tokens=6,
     max_index_tokens=1_500,
     max_donors_per_chunk=3,
@@ -71,6 +71,8 @@ options = st.builds(
     max_gaps=st.none() | st.integers(1, 4),
     compute_from=st.none() | st.integers(0, 500),
     tail_tokens=st.none() | st.integers(0, 120),
+    foreign_tokens=st.none() | st.integers(0, 120),
+    unseen_percent=st.none() | st.integers(0, 100),
     cost=st.none()
     | st.builds(
         CostModel,
@@ -262,21 +264,27 @@ class IndexMachine(RuleBasedStateMachine):
         assert chosen.max_runs is None or len(plan.runs) <= chosen.max_runs
         assert chosen.max_gaps is None or len(plan.gaps) <= chosen.max_gaps
         last = len(tokens) if chosen.compute_from is None else min(len(tokens), chosen.compute_from + 1)
-        tail_start = last - (chosen.tail_tokens or CONFIG.tail_tokens)
+        seam_len, min_run, num_tail, most_foreign, percent = (
+            getattr(CONFIG, name) if getattr(chosen, name) is None else getattr(chosen, name)
+            for name in ("seam_tokens", "min_run_tokens", "tail_tokens", "foreign_tokens", "unseen_percent")
+        )
         at = plan.prefix_len
         for run in plan.runs:
-            assert self._num_equal(namespace, tokens, run) >= (chosen.min_run_tokens or CONFIG.min_run_tokens)
+            assert self._num_equal(namespace, tokens, run) >= min_run
             assert min(run.target_start, run.donor_start) >= CONFIG.sink_tokens
             donor = run.donor.tokens(run.donor_end)
             assert donor[run.donor_start :].tolist() == tokens[run.target_start : run.target_end].tolist()
             for end in range(run.donor_start + 1, run.donor_end + 1):
                 assert self.tree.computed[namespace, donor[:end].tobytes()], "a donor's rows were computed in place"
             is_exact = run.shift == 0 and donor.tolist() == tokens[: run.donor_end].tolist()
-            seam_len = CONFIG.seam_tokens if chosen.seam_tokens is None else chosen.seam_tokens
             context_len = common_suffix_len(donor[: run.donor_start], tokens[: run.target_start])
             follows = run.target_start == at and context_len >= 16
             assert run.seam_len == (0 if is_exact or follows else seam_len)
-            assert is_exact or run.target_end <= tail_start
+            if run.target_end > last - num_tail and not is_exact:
+                begin = max(run.target_start - run.seam_len, last - num_tail)
+                context, here = donor[: begin - run.shift], tokens[:begin]
+                assert np.isin(context, here, invert=True).sum() <= most_foreign
+                assert 100 * np.isin(here, context, invert=True).sum() <= percent * begin
             assert run.target_start - run.seam_len >= at, "a seam lies in the gap before its run"
             at = run.target_end
 
@@ -311,7 +319,7 @@ def publish_whole(index: ContentIndex, tokens: Tokens, namespace: str = "a") -> 
 def test_what_was_computed_is_found_to_the_token(length: int, seed: int) -> None:
     """At two or three chunks it is a matter of where the cuts fall; above that it is certain enough to test."""
     body = text(seed, length)
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     publish_whole(index, np.concatenate([text(100, 91), body, text(101, 50)]))
     plan = index.plan("a", np.concatenate([text(102, 64), body, text(103, 17)]), prefix_len=0, resolve=all_resident)
     if length > 100 or plan.runs:
@@ -322,7 +330,7 @@ def test_what_was_computed_is_found_to_the_token(length: int, seed: int) -> None
 def test_rows_that_a_splice_replaced_are_donors_no_more() -> None:
     """The tree evicted a path and holds it again, part of it spliced: its neighbours must not grow into that part."""
     path = text(0, 1_000)
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     publish_whole(index, path)
     num_donors = index.stats().num_donors
     index.publish("a", path[:700], [], spliced=[(400, 600)])
@@ -339,9 +347,9 @@ def test_rows_that_a_splice_replaced_are_donors_no_more() -> None:
 
 def test_a_spliced_span_makes_no_donors() -> None:
     path = text(0, 900)
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     index.publish("a", path, [(0, 300), (600, 900)], spliced=[(300, 600)])
-    only_computed = ContentIndex()
+    only_computed = ContentIndex(MOST_REUSE)
     only_computed.publish("a", path, [(0, 300), (600, 900)])
     assert index.stats() == only_computed.stats()
     prompt = np.concatenate([text(1, 50), path[290:610], text(2, 9)])
@@ -351,7 +359,7 @@ def test_a_spliced_span_makes_no_donors() -> None:
 @pytest.mark.parametrize(("min_run_tokens", "num_runs"), [(200, 1), (201, 0)])
 def test_the_minimum_run_counts_equal_tokens(min_run_tokens: int, num_runs: int) -> None:
     body = text(0, 200)
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     publish_whole(index, np.concatenate([text(1, 50), body, text(2, 50)]))
     prompt = np.concatenate([text(3, 60), body, text(4, 9)])
     options = PlanOptions(min_run_tokens=min_run_tokens)
@@ -363,7 +371,7 @@ def test_the_minimum_run_counts_equal_tokens(min_run_tokens: int, num_runs: int)
 @pytest.mark.parametrize(("request_us", "gap_us", "num_runs"), [(0.0, 100.0, 2), (0.0, 250.0, 1), (900.0, 100.0, 0)])
 def test_the_cost_gate_takes_only_what_pays(request_us: float, gap_us: float, num_runs: int) -> None:
     """Runs of 199 and 599 tokens save a microsecond a token."""
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     publish_whole(index, np.concatenate([text(1, 50), text(2, 200), text(3, 50), text(4, 600)]))
     prompt = np.concatenate([text(5, 60), text(2, 200), text(6, 70), text(4, 600), text(7, 9)])
     cost = CostModel(computed_token_us=1.5, spliced_token_us=0.5, gap_us=gap_us, request_us=request_us)
@@ -374,7 +382,7 @@ def test_the_cost_gate_takes_only_what_pays(request_us: float, gap_us: float, nu
 
 @pytest.mark.parametrize(("limit", "most"), [("max_runs", 2), ("max_gaps", 3)])
 def test_with_more_than_allowed_the_longest_runs_stay(limit: str, most: int) -> None:
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     parts = [text(10 + i, 300 + 50 * i) for i in range(4)]
     publish_whole(
         index, np.concatenate([text(0, 40), *(p for i, part in enumerate(parts) for p in (part, text(20 + i, 9)))])
@@ -390,7 +398,7 @@ import hashlib, numpy as np
 from sglang_pic.core import ContentIndex, CoreConfig
 rng = np.random.default_rng(3)
 sources = [rng.integers(1, 50, 400).astype("<i4") for _ in range(6)]
-index, digest = ContentIndex(CoreConfig(max_index_tokens=5_000)), hashlib.sha256()
+index, digest = ContentIndex(CoreConfig(seam_tokens=1, tail_tokens=0, max_index_tokens=5_000)), hashlib.sha256()
 for step in range(60):
     parts = [sources[i][: rng.integers(1, 400)] for i in rng.integers(0, 6, 3)]
     tokens, namespace = np.concatenate(parts), "ab"[step % 2]
@@ -422,7 +430,7 @@ def test_two_processes_make_the_same_plans() -> None:
 
 def test_one_long_donor_wins_over_many_short_ones() -> None:
     body = text(0, 1_000)
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     publish_whole(index, np.concatenate([text(1, 100), body]))
     for i in range(10):
         publish_whole(index, np.concatenate([text(10 + i, 77), body[100 * i : 100 * i + 100]]))
@@ -433,7 +441,7 @@ def test_one_long_donor_wins_over_many_short_ones() -> None:
 def test_of_equal_donors_the_one_with_the_same_context_wins() -> None:
     body, context = text(0, 300), text(1, 40)
     tool, other = as_tokens([1]), as_tokens([2])
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     # The context is not eligible itself: it may only speak for the donor that follows it.
     right = np.concatenate([text(2, 100), context, tool, body, text(3, 30)])
     index.publish("a", right, [(140, len(right))])
@@ -445,7 +453,7 @@ def test_of_equal_donors_the_one_with_the_same_context_wins() -> None:
 
 def test_of_equal_donors_the_freshest_wins_and_the_next_one_serves_when_it_has_gone() -> None:
     body = text(0, 300)
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     paths = [np.concatenate([text(1 + i, 80 + i), body]) for i in range(3)]
     for path in paths:
         publish_whole(index, path)
@@ -468,7 +476,7 @@ def test_of_equal_donors_the_freshest_wins_and_the_next_one_serves_when_it_has_g
 )
 def test_what_is_computed_later_is_eligible_to_the_token(start: int, end: int) -> None:
     """Spans that begin or end with the first or last token of a segment."""
-    index = ContentIndex(CoreConfig(sink_tokens=0))
+    index = ContentIndex(CoreConfig(seam_tokens=1, tail_tokens=0, sink_tokens=0))
     path = text(0, 300)
     for stored in (100, 200, 300):
         index.publish("a", path[:stored], [])
@@ -481,7 +489,7 @@ def test_what_is_computed_later_is_eligible_to_the_token(start: int, end: int) -
 
 
 def test_turns_of_a_conversation_share_their_tokens() -> None:
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     path = text(0, 10)
     for turn in range(20):
         longer = np.concatenate([path, text(turn + 1, 200)])
@@ -496,7 +504,7 @@ def test_turns_of_a_conversation_share_their_tokens() -> None:
 
 
 def test_eviction_takes_the_least_recently_used_leaves_first() -> None:
-    index = ContentIndex(CoreConfig(max_index_tokens=1_000))
+    index = ContentIndex(CoreConfig(seam_tokens=1, tail_tokens=0, max_index_tokens=1_000))
     trunk = text(0, 400)
     branches = [np.concatenate([trunk, text(i + 1, 200)]) for i in range(5)]
     for branch in branches[:3]:
@@ -568,7 +576,7 @@ def test_repetitive_text_is_bounded_work(kind: str) -> None:
 
 @pytest.mark.parametrize("length", range(4))
 def test_tiny_prompts_have_no_runs(length: int) -> None:
-    index = ContentIndex(CoreConfig(sink_tokens=0, min_run_tokens=1))
+    index = ContentIndex(CoreConfig(seam_tokens=1, tail_tokens=0, sink_tokens=0, min_run_tokens=1))
     publish_whole(index, text(0, 100))
     publish_whole(index, text(0, length))
     plan = index.plan("a", text(0, length), prefix_len=0, resolve=all_resident)
@@ -577,7 +585,7 @@ def test_tiny_prompts_have_no_runs(length: int) -> None:
 
 
 def test_a_prompt_may_end_before_its_tokens() -> None:
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     body = text(0, 500)
     publish_whole(index, np.concatenate([text(1, 50), body]))
     prompt = np.concatenate([text(2, 60), body])
@@ -588,4 +596,4 @@ def test_a_prompt_may_end_before_its_tokens() -> None:
 @pytest.mark.parametrize(("prefix_len", "end"), [(-1, None), (11, None), (5, 4), (0, 11)])
 def test_a_prefix_or_end_outside_the_prompt_is_refused(prefix_len: int, end: int | None) -> None:
     with pytest.raises(ValueError, match="must lie in order inside 10 tokens"):
-        ContentIndex().plan("a", text(0, 10), prefix_len=prefix_len, end=end, resolve=all_resident)
+        ContentIndex(MOST_REUSE).plan("a", text(0, 10), prefix_len=prefix_len, end=end, resolve=all_resident)

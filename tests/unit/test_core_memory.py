@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from sglang_pic.core import ContentIndex, CoreConfig, Tokens, as_tokens
+from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Tokens, as_tokens
 
 FACTOR = 1.5
 BYTES_PER_TOKEN = 24
@@ -84,7 +84,7 @@ def test_a_token_costs_at_most_so_many_bytes(kind: str) -> None:
 @pytest.mark.parametrize("kind", WORKLOADS)
 def test_the_bound_in_bytes_bounds_what_is_allocated(kind: str) -> None:
     """With eviction all the time."""
-    config = CoreConfig(max_index_bytes=200_000)
+    config = CoreConfig(seam_tokens=1, tail_tokens=0, max_index_bytes=200_000)
     index, num_bytes = traced(lambda: fill(kind, config))
     assert index.stats().num_evicted_tokens > 0
     assert num_bytes <= FACTOR * config.max_index_bytes
@@ -92,7 +92,7 @@ def test_the_bound_in_bytes_bounds_what_is_allocated(kind: str) -> None:
 
 def test_many_namespaces_that_were_large_once_are_small_again() -> None:
     def shrink() -> ContentIndex:
-        index = ContentIndex()
+        index = ContentIndex(MOST_REUSE)
         rng = np.random.default_rng(0)
         small = as_tokens(rng.integers(3, 50_000, 300))
         for i in range(10):

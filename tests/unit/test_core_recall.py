@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_pic.core import ContentIndex, CoreConfig, DropReason, Path, Plan, PlanOptions, Tokens, as_tokens
+from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, DropReason, Path, Plan, PlanOptions, Tokens, as_tokens
 from sglang_pic.core.invariants import check
 from sglang_pic.core.trie import common_len
 
@@ -74,7 +74,7 @@ def test_repeats_are_found_at_any_alignment(length: int, least: float) -> None:
     for seed in range(4):
         rng = np.random.default_rng(seed)
         bodies = [as_tokens(rng.integers(3, 50_000, length)) for _ in range(250)]
-        index = ContentIndex()
+        index = ContentIndex(MOST_REUSE)
         publish_whole(index, spread(bodies, rng)[0])
         order = rng.permutation(len(bodies))
         prompt, starts = spread([bodies[i] for i in order], rng)
@@ -91,7 +91,7 @@ def test_repeats_are_found_at_any_alignment(length: int, least: float) -> None:
 def test_periodic_text_is_found_out_of_phase(period: int, length: int) -> None:
     """Such text is cut by length, not by content: only a scan at every alignment finds it again."""
     unit = text(period, period)
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     publish_whole(index, join(text(100, 91), np.resize(unit, length), text(101, 50)))
     for phase in {0, 1, period // 2, period - 1}:
         body = np.resize(np.roll(unit, -phase), length)
@@ -102,7 +102,7 @@ def test_periodic_text_is_found_out_of_phase(period: int, length: int) -> None:
 
 
 def test_a_longer_copy_is_covered_by_a_shorter_periodic_donor() -> None:
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     publish_whole(index, join(text(0, 60), np.resize(as_tokens([5, 6, 7]), 300)))
     plan = index.plan(
         "a", join(text(1, 60), np.resize(as_tokens([5, 6, 7]), 3_000)), prefix_len=0, resolve=all_resident
@@ -114,7 +114,7 @@ def test_a_longer_copy_is_covered_by_a_shorter_periodic_donor() -> None:
 def test_a_fragment_between_two_runs_is_spliced_though_it_is_short(length: int) -> None:
     """What was computed between two spliced runs is part of a long equal span, though it alone may be spliced."""
     first, middle, last = text(1, 300), text(2, length), text(3, 300)
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     publish_whole(index, join(text(10, 70), first, text(11, 5)))
     publish_whole(index, join(text(12, 80), last, text(13, 5)))
     known = serve(index, join(text(20, 50), first, middle, last, text(21, 9)))
@@ -131,7 +131,7 @@ def test_a_fragment_between_two_runs_is_spliced_though_it_is_short(length: int) 
 
 def test_a_fragment_of_fewer_than_eight_tokens_is_computed() -> None:
     first, middle, last = text(1, 300), text(2, 6), text(3, 300)
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     publish_whole(index, join(text(10, 70), first, text(11, 5)))
     publish_whole(index, join(text(12, 80), last, text(13, 5)))
     serve(index, join(text(20, 50), first, middle, last, text(21, 9)))
@@ -144,7 +144,7 @@ def test_a_fragment_of_fewer_than_eight_tokens_is_computed() -> None:
 def test_a_run_that_goes_on_in_its_own_context_needs_no_seam(before: str, context_len: int) -> None:
     """After a run, or after the exact prefix; 16 equal tokens of context are enough, 15 are not."""
     left, right = text(1, 200), text(2, 200)
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     publish_whole(index, join(text(10, 70), left, text(11, 60)))
     donor = join(text(12, 80), left[200 - context_len :], right, text(13, 60))
     # The context is no donor: otherwise the run would begin in it.
@@ -161,7 +161,7 @@ def test_a_run_that_goes_on_in_its_own_context_needs_no_seam(before: str, contex
 def test_a_run_behind_a_gap_has_a_seam_whatever_its_context(gap_len: int) -> None:
     """The donor saw the same tokens before it, but here they are computed: in another context than the donor's."""
     body = text(1, 200)
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     path = join(text(10, 70), body)
     index.publish("a", path, [(70 + gap_len, len(path))])
     (run,) = index.plan("a", join(text(20, 50), body, text(21, 9)), prefix_len=0, resolve=all_resident).runs
@@ -172,7 +172,7 @@ def test_a_run_behind_a_gap_has_a_seam_whatever_its_context(gap_len: int) -> Non
 def test_rows_of_the_very_same_path_need_no_seam(prefix_len: int) -> None:
     """Shift 0 and equal from position 0 on: the rows are exact, wherever the tree's own match ended."""
     path = text(1, 300)
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     publish_whole(index, path)
     (run,) = index.plan("a", join(path, text(2, 9)), prefix_len=prefix_len, resolve=all_resident).runs
     assert (run.target_start, run.target_end, run.seam_len) == (max(SINK, prefix_len), 300, 0)
@@ -184,7 +184,7 @@ def test_rows_of_the_very_same_path_need_no_seam(prefix_len: int) -> None:
 
 def test_what_follows_the_first_changed_token_is_not_exact() -> None:
     path = text(1, 300)
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     publish_whole(index, path)
     changed = path.copy()
     changed[150] += 1
@@ -195,7 +195,7 @@ def test_what_follows_the_first_changed_token_is_not_exact() -> None:
 @given(st.integers(0, 480), st.integers(0, 3))
 @settings(deadline=None)
 def test_what_is_to_be_computed_is_computed(compute_from: int, seam_tokens: int) -> None:
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     body = text(0, 400)
     publish_whole(index, join(text(1, 45), body, text(2, 20)))
     prompt = join(text(3, 40), body, text(4, 30))
@@ -210,7 +210,7 @@ def test_what_is_to_be_computed_is_computed(compute_from: int, seam_tokens: int)
 @settings(deadline=None)
 def test_the_tail_is_computed(tail_tokens: int, compute_from: int | None) -> None:
     """It is counted from the last token whose logits are wanted first."""
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     body = text(0, 400)
     publish_whole(index, join(text(1, 45), body, text(2, 20)))
     prompt = join(text(3, 40), body, text(4, 30))
@@ -222,18 +222,61 @@ def test_the_tail_is_computed(tail_tokens: int, compute_from: int | None) -> Non
     assert plan.runs or plan.dropped.get(DropReason.TAIL) == 1 or last < 60
 
 
-def test_exact_rows_may_lie_in_the_tail() -> None:
-    """Computing them would give the same."""
-    index = ContentIndex()
+@pytest.mark.parametrize(("num_changed", "foreign_tokens"), [(0, 0), (1, 0), (1, 1), (12, 11), (12, 12)])
+def test_what_is_foreign_to_the_prompt_stays_out_of_the_tail(num_changed: int, foreign_tokens: int) -> None:
+    """Rows may lie there that were computed after at most so many tokens that do not stand before them here."""
+    index = ContentIndex(MOST_REUSE)
     path = text(0, 300)
     publish_whole(index, path)
-    options = PlanOptions(tail_tokens=200)
-    plan = index.plan("a", join(path, text(1, 9)), prefix_len=0, options=options, resolve=all_resident)
-    assert spans(plan) == [(SINK, 300)]
     changed = path.copy()
-    changed[5] += 1
+    changed[5 : 5 + num_changed] += 1
+    options = PlanOptions(tail_tokens=200, foreign_tokens=foreign_tokens, unseen_percent=100)
     plan = index.plan("a", join(changed, text(1, 9)), prefix_len=0, options=options, resolve=all_resident)
-    assert spans(plan) == [(SINK + 1, 109)]
+    start = SINK + (1 if num_changed else 0)
+    assert spans(plan) == [(start, 300 if num_changed <= foreign_tokens else 109)]
+
+
+HEAD, CLOSING, TURN = text(0, 300), text(1, 100), text(2, 60)
+
+
+@pytest.mark.parametrize(
+    ("donor", "prompt", "fits"),
+    [
+        # A turn that the donor has not seen, behind what it has.
+        ((HEAD, CLOSING), (HEAD, TURN, CLOSING), True),
+        # A turn that only the donor has seen.
+        ((HEAD, TURN, CLOSING), (HEAD, CLOSING), False),
+        # Another turn in its place.
+        ((HEAD, text(3, 60), CLOSING), (HEAD, TURN, CLOSING), False),
+        # A clock of another length, and a turn.
+        ((text(4, 5), HEAD, CLOSING), (text(5, 9), HEAD, TURN, CLOSING), True),
+        # The same with a head that is too long for a clock.
+        ((text(4, 20), HEAD, CLOSING), (text(5, 20), HEAD, TURN, CLOSING), False),
+    ],
+)
+def test_a_donor_that_has_seen_less_fits_the_tail_and_one_that_has_seen_else_does_not(
+    donor: tuple[Tokens, ...], prompt: tuple[Tokens, ...], fits: bool
+) -> None:
+    index = ContentIndex(MOST_REUSE)
+    publish_whole(index, join(*donor))
+    tokens = join(*prompt, text(6, 5))
+    options = PlanOptions(tail_tokens=105, foreign_tokens=8, unseen_percent=20, seam_tokens=2)
+    plan = index.plan("a", tokens, prefix_len=0, options=options, resolve=all_resident)
+    closing = (len(tokens) - 103, len(tokens) - 5)
+    assert (closing in spans(plan)) == fits
+    assert plan.dropped.get(DropReason.TAIL, 0) == (0 if fits else 1)
+
+
+def test_the_tail_goes_to_the_donor_that_fits_though_another_is_longer() -> None:
+    index = ContentIndex(MOST_REUSE)
+    publish_whole(index, join(HEAD, CLOSING))
+    publish_whole(index, join(text(7, 400), TURN, CLOSING))
+    tokens = join(HEAD, TURN, CLOSING, text(6, 5))
+    options = PlanOptions(tail_tokens=105, foreign_tokens=8, unseen_percent=20)
+    plan = index.plan("a", tokens, prefix_len=len(HEAD), options=options, resolve=all_resident)
+    assert [(run.target_start, run.target_end, run.shift) for run in plan.runs] == [(301, 360, -100), (361, 460, 60)]
+    without = index.plan("a", tokens, prefix_len=len(HEAD), resolve=all_resident)
+    assert [(run.target_start, run.target_end, run.shift) for run in without.runs] == [(301, 460, -100)]
 
 
 class PagedTree:
@@ -276,7 +319,7 @@ def check_pages(plan: Plan, tree: PagedTree, prompt: Tokens) -> None:
 def test_plans_on_a_tree_of_pages_stay_inside_it(seed: int, page_size: int) -> None:
     rng = np.random.default_rng(seed)
     sources = [text(1_000 + i, 400) for i in range(6)]
-    index, tree = ContentIndex(), PagedTree(page_size)
+    index, tree = ContentIndex(MOST_REUSE), PagedTree(page_size)
     num_spliced = 0
     for step in range(40):
         cuts = [sorted(rng.integers(0, 401, 2).tolist()) for _ in range(3)]
@@ -298,7 +341,7 @@ def test_plans_on_a_tree_of_pages_stay_inside_it(seed: int, page_size: int) -> N
 def test_a_run_up_to_a_branch_inside_a_page_costs_no_branch() -> None:
     """The page that the last token lies in is resident on every branch, though not on the common stem alone."""
     stem = text(0, 203)
-    index, tree = ContentIndex(), PagedTree(16)
+    index, tree = ContentIndex(MOST_REUSE), PagedTree(16)
     for i in range(5):
         publish_whole(index, tree.insert(join(stem, text(1 + i, 301))))
     held = index.stats()
@@ -311,7 +354,7 @@ def test_a_run_up_to_a_branch_inside_a_page_costs_no_branch() -> None:
 
 def test_a_donor_that_has_shrunk_serves_what_is_left_of_it() -> None:
     body = text(0, 500)
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     publish_whole(index, join(text(1, 60), body))
     prompt = join(text(2, 70), body, text(3, 9))
     for left in (560, 559, 500, 333, 150, 123):
@@ -325,7 +368,7 @@ def test_a_donor_that_has_shrunk_serves_what_is_left_of_it() -> None:
 def test_all_runs_of_a_conversation_have_one_path() -> None:
     """A resolver matches and locks a path once, however many segments it has."""
     turns = [text(i, 150) for i in range(40)]
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     for i in range(1, len(turns) + 1):
         index.publish("a", join(*turns[:i]), [(150 * (i - 1), 150 * i)])
     assert index.stats().num_segments == len(turns)
@@ -338,7 +381,7 @@ def test_all_runs_of_a_conversation_have_one_path() -> None:
 @pytest.mark.parametrize(("donor_start", "target_start"), [(0, 100), (20, 100), (100, 0), (100, 20), (7, 7)])
 def test_the_sink_is_never_part_of_a_run(donor_start: int, target_start: int) -> None:
     body = text(0, 300)
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     publish_whole(index, join(text(1, donor_start), body))
     prompt = join(text(2, target_start), body, text(3, 9))
     (run,) = index.plan("a", prompt, prefix_len=0, resolve=all_resident).runs

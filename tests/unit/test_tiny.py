@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sglang_pic.core import ContentIndex, Path, Tokens, as_tokens
+from sglang_pic.core import MOST_REUSE, ContentIndex, Path, Tokens, as_tokens
 from sglang_pic.core.invariants import check
 
 OPEN, CLOSE = 1, 2
@@ -28,7 +28,7 @@ def test_a_changed_header_costs_only_itself() -> None:
     document = text(0, 900)
     first = prompt(text(1, 60), document, text(2, 40))
     second = prompt(text(3, 73), document, text(4, 25))
-    index = ContentIndex()
+    index = ContentIndex(MOST_REUSE)
     index.publish("tenant", first, [(0, len(first))], delimiters=DELIMITERS)
 
     plan = index.plan("tenant", second, prefix_len=1, resolve=everything_is_resident)

@@ -25,6 +25,8 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     rotate: bool = True
     min_run_tokens: int | None = None
     tail_tokens: int | None = None
+    foreign_tokens: int | None = None
+    unseen_percent: int | None = None
 
     @property
     def is_control(self) -> bool:
@@ -42,12 +44,12 @@ RETEST = Arm(name="retest")
 EXACT = Arm(name="exact")
 CONTROLS = (FULL, RETEST, EXACT)
 """In this order: the exact hit is a hit on the full prefill's rows."""
-NAIVE = Arm(name="naive", seam_tokens=DEFAULT_SEAM, rotate=False)
+NAIVE = Arm(name="naive", seam_tokens=DEFAULT_SEAM, tail_tokens=0, rotate=False)
 
 
 def seam_arm(seam_tokens: int) -> Arm:
-    """Spliced, and this many tokens of every run computed."""
-    return Arm(name=f"seam-{seam_tokens}", seam_tokens=seam_tokens)
+    """Every block is spliced, wherever it lies, but for this many tokens."""
+    return Arm(name=f"seam-{seam_tokens}", seam_tokens=seam_tokens, tail_tokens=0)
 
 
 def spliced_arms(seams: Sequence[int], donors: Sequence[Donors]) -> list[Arm]:

@@ -34,12 +34,12 @@ DEFAULT_POLICIES = (
 """The first one says which calls are measured."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SETTINGS = ("seam", "min_run", "tail")
+_SETTINGS = ("seam", "min_run", "tail", "foreign", "unseen")
 _TAKEN = ("full", "retest", "exact", "naive")
 
 
 def parse_policy(text: str) -> Arm:
-    """Read `NAME` or `NAME=seam:8,min_run:128,tail:64`; what is left out is the server's own setting.
+    """Read `NAME` or `NAME=seam:8,min_run:128,tail:64,foreign:8,unseen:10`; what is left out is the server's own.
 
     Raises:
         ConfigError: naming the part, what is allowed and what to do.
@@ -61,4 +61,6 @@ def parse_policy(text: str) -> Arm:
         seam_tokens=values.get("seam"),
         min_run_tokens=values.get("min_run"),
         tail_tokens=values.get("tail"),
+        foreign_tokens=values.get("foreign"),
+        unseen_percent=values.get("unseen"),
     )

@@ -144,8 +144,9 @@ def _options(arm: Arm, donors_from: str) -> dict[str, Any]:
     if arm.is_control:
         return {"mode": "off", "testing": {}}
     testing: dict[str, Any] = {"donors_from": donors_from, "rotate": arm.rotate}
-    if arm.min_run_tokens is not None:
-        testing["min_run_tokens"] = arm.min_run_tokens
+    for name in ("min_run_tokens", "foreign_tokens", "unseen_percent"):
+        if (value := getattr(arm, name)) is not None:
+            testing[name] = value
     numbers = {"seam_tokens": arm.seam_tokens, "tail_tokens": arm.tail_tokens}
     return {"testing": testing, **{name: value for name, value in numbers.items() if value is not None}}
 

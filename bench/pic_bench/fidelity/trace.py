@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -144,14 +144,20 @@ class TraceRun:
         Raises:
             BenchError: a control was served from the cache.
         """
+        first, *others = self.policies
+        # What says most comes first, for a run that is broken off.
         for order in self.orders:
-            first, *others = self.policies
             yield from self._find(order, first)
-            measured = self.vault.measured(order.value)
-            self._generating = set(measured[: self.greedy_calls])
-            yield from self._controls(order, first, measured)
-            for arm in (*others, EXACT):
-                yield from self._pass(order, arm, frozenset(measured))
+            yield from self._controls(order, first, self._measured(order))
+        for arm in (*others, EXACT):
+            for order in self.orders:
+                yield from self._pass(order, arm, frozenset(self._measured(order)))
+
+    def _measured(self, order: Order) -> Sequence[str]:
+        """The calls that are measured in this order, and from now on the first of them are generated from."""
+        measured = self.vault.measured(order.value)
+        self._generating = set(measured[: self.greedy_calls])
+        return measured
 
     def _sequence(self, order: Order) -> list[TraceCall]:
         backwards = -1 if order is Order.REVERSED else 1
@@ -178,16 +184,17 @@ class TraceRun:
         for call in (by_name[name] for name in measured):
             case = call.case(order)
             controls = (FULL, RETEST, first) if call.name in measured[:RETEST_CALLS] else (FULL, first)
+            missing = [arm for arm in controls if (case.name, arm.name) not in self.done]
             probes = []
-            for arm in controls:
-                if (case.name, arm.name) in self.done:
-                    continue
+            if missing:
                 full = self._full(call)
+                reference = Reference(full.recorded)
+            for arm in missing:
                 if arm == RETEST:
                     kept = self._isolated(call, RETEST)
                 else:
                     kept = full if arm == FULL else self.vault.get(_first_name(order, call))
-                probe = compare(Reference(full.recorded), kept.recorded, arm, case, self.dtype, self.text)
+                probe = compare(reference, kept.recorded, arm, case, self.dtype, self.text)
                 probes.append(self._with_greedy(probe, case, full.ids, kept.ids))
             yield Step(FULL.name, 0, probes)
 
@@ -237,7 +244,7 @@ class TraceRun:
         recorded = self.target.record(call.prompt, call.gold, arm, key=_CACHE, donors_from=_CACHE, keys=False)
         if len(call.answer) > len(call.gold):
             self.target.serve([*call.prompt, *call.answer], arm, key=_CACHE, donors_from=_CACHE)
-        return replace(recorded, keys=None)
+        return recorded
 
     def _generate(self, call: TraceCall, arm: Arm, key: str | None = None) -> list[int]:
         """What is generated extends the rows of its namespace by less than any run."""
