@@ -132,7 +132,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         "--policy",
         action="append",
         default=[],
-        metavar="NAME=seam:N,min_run:N,tail:N",
+        metavar="NAME=seam:N,tail:N,...",
         help="a policy of trace; each setting may be left out; may repeat, and the first says which calls are measured "
         "(default: default, and six more)",
     )

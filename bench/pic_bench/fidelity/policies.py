@@ -24,12 +24,12 @@ class Order(Enum):
 
 DEFAULT_POLICIES = (
     "default",
-    "seam-8=seam:8",
-    "seam-32=seam:32",
+    "most-reuse=seam:1,tail:0",
+    "no-tail=tail:0",
+    "seam-1=seam:1",
+    "tail-128-seam-16=tail:128,seam:16,unseen:20",
+    "tail-512=tail:512",
     "min-run-128=min_run:128",
-    "min-run-256=min_run:256",
-    "seam-8-min-run-128=seam:8,min_run:128",
-    "seam-32-min-run-256-tail-64=seam:32,min_run:256,tail:64",
 )
 """The first one says which calls are measured."""
 
