@@ -91,7 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--tokenizer", metavar="DIR", help="folder with tokenizer and chat template (default: stand-in)"
     )
-    parser.add_argument("--core", metavar="JSON", help="other settings, e.g. '{\"chunk_avg_tokens\": 32}'")
+    parser.add_argument(
+        "--core",
+        metavar="JSON",
+        help="instead of the settings for most reuse, e.g. '{\"seam_tokens\": 1}'; left out ones are the server's",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result with the environment as JSON")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     args = parser.parse_args(argv)

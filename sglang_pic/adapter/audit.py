@@ -323,7 +323,7 @@ class Audit:
         kl, differs = kl_and_differs(full.logits, drawn.logits)
         # What is no number because of the splice is as bad as can be.
         kl = kl.nan_to_num(nan=_WORST_KL).clamp(0, _WORST_KL)
-        is_broken = full.logits.log_softmax(-1).isnan().any()
+        is_broken = ~full.logits.logsumexp(-1).isfinite()
         self._verdict = (drawn, torch.stack([kl, differs, is_broken.to(kl.dtype)]))
 
     def _settle(self) -> None:

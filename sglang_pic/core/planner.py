@@ -113,13 +113,12 @@ class Planner:
         self._low = max(self.prefix_len, config.sink_tokens)
         last = self.end if options.compute_from is None else min(self.end, options.compute_from + 1)
         self._stop = last - 1
-        self._min_run = config.min_run_tokens if options.min_run_tokens is None else options.min_run_tokens
+        self._min_run = _chosen(options.min_run_tokens, config.min_run_tokens)
         self._min_fragment = min(_MIN_FRAGMENT_TOKENS, self._min_run)
-        self._seam = config.seam_tokens if options.seam_tokens is None else options.seam_tokens
-        tail = config.tail_tokens if options.tail_tokens is None else options.tail_tokens
-        self._tail_start = last - tail
-        self._max_foreign = config.foreign_tokens if options.foreign_tokens is None else options.foreign_tokens
-        self._unseen_percent = config.unseen_percent if options.unseen_percent is None else options.unseen_percent
+        self._seam = _chosen(options.seam_tokens, config.seam_tokens)
+        self._tail_start = last - _chosen(options.tail_tokens, config.tail_tokens)
+        self._max_foreign = _chosen(options.foreign_tokens, config.foreign_tokens)
+        self._unseen_percent = _chosen(options.unseen_percent, config.unseen_percent)
         runs = self._limit_gaps(self._limit_runs(self._collect()))
         self.trie.touch(self._used)
         plan = Plan(prefix_len=self.prefix_len, end=self.end, runs=tuple(runs), dropped=dict(self.dropped))
@@ -481,3 +480,7 @@ class Planner:
                 self._paths.setdefault(part.serial, path)
             self.work += _WORK_PER_SEGMENT * len(line) + segment.end // _COPIED_TOKENS
         return path
+
+
+def _chosen(asked: int | None, default: int) -> int:
+    return default if asked is None else asked

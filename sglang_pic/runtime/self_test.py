@@ -117,9 +117,8 @@ def measure(splicer: Splicer, full: Spliced, spliced: Spliced) -> Tensor:
         want, got = (wide_rows(keys, slots)[..., turns] for slots in (full.slots, spliced.slots))
         errors.append(relative_error(got, want))
     by_layer = torch.stack(errors)
-    measured = torch.stack(
-        (*kl_and_differs(full.logits, spliced.logits), by_layer[0], by_layer.mean()),
-    ).cpu()
+    kl, differs = kl_and_differs(full.logits, spliced.logits)
+    measured = torch.stack((kl, differs, by_layer[0], by_layer.mean())).cpu()
     return measured.nan_to_num(nan=_BEYOND_MEASURE, posinf=_BEYOND_MEASURE).clamp(max=_BEYOND_MEASURE)
 
 

@@ -67,6 +67,8 @@ def test_json_of_the_sample(capsys: Capture) -> None:
     assert (sample["file"], sample["sessions"], sample["calls"]) == ("sample:opendevin", 6, 36)
     assert sample["prefix_tokens"] > 0.3 * sample["prompt_tokens"]
     assert sample["chunk_tokens"] > 0.15 * sample["prompt_tokens"]
+    most = counts_of(capsys, "sample:opendevin", "--seam", "1", "--tail", "0")["total"]
+    assert most["chunk_tokens"] > 0.2 * most["prompt_tokens"]  # type: ignore[index]
 
 
 def test_table(capsys: Capture) -> None:

@@ -88,19 +88,23 @@ LONG: dict[str, Callable[[], Tokens]] = {
 }
 
 
+# Beside the settings what a plan may do for each token, and how many it may leave: with the defaults the tail too.
+@pytest.mark.parametrize(
+    ("config", "most_work", "most_computed"), [(MOST_REUSE, 8, 200), (CoreConfig(), 10, 400)], ids=["most", "defaults"]
+)
 @pytest.mark.parametrize("kind", LONG)
-def test_a_million_tokens_are_linear_work(kind: str) -> None:
+def test_a_million_tokens_are_linear_work(kind: str, config: CoreConfig, most_work: int, most_computed: int) -> None:
     tokens = LONG[kind]()
     hash_function = CountingHash()
-    index = ContentIndex(hash_function=hash_function)
+    index = ContentIndex(config, hash_function=hash_function)
     publish_whole(index, join(text(1, 50), tokens))
     # One for each chunk, none of which is looked up if it has fewer than eight tokens.
     assert hash_function.num_calls <= MILLION / 8 + 10
     hash_function.num_calls = 0
     plan = plan_of(index, join(text(2, 70), tokens, text(3, 9)))
-    assert index.stats().num_work <= 10 * MILLION
+    assert index.stats().num_work <= most_work * MILLION
     assert hash_function.num_calls <= MILLION / 100
-    assert plan.num_computed <= 400
+    assert plan.num_computed <= most_computed
     assert len(plan.runs) <= 4
     hash_function.num_calls = 0
     work = index.stats().num_work

@@ -13,8 +13,6 @@ from pic_bench.fidelity.record import Donors
 
 __all__ = ["CONTROLS", "EXACT", "FULL", "NAIVE", "RETEST", "Arm", "seam_arm", "spliced_arms"]
 
-DEFAULT_SEAM = 1
-
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
     """One way to serve a prompt; a control has no donors and takes nothing from the chunk index."""
@@ -44,7 +42,7 @@ RETEST = Arm(name="retest")
 EXACT = Arm(name="exact")
 CONTROLS = (FULL, RETEST, EXACT)
 """In this order: the exact hit is a hit on the full prefill's rows."""
-NAIVE = Arm(name="naive", seam_tokens=DEFAULT_SEAM, tail_tokens=0, rotate=False)
+NAIVE = Arm(name="naive", seam_tokens=1, tail_tokens=0, rotate=False)
 
 
 def seam_arm(seam_tokens: int) -> Arm:

@@ -144,11 +144,13 @@ def _options(arm: Arm, donors_from: str) -> dict[str, Any]:
     if arm.is_control:
         return {"mode": "off", "testing": {}}
     testing: dict[str, Any] = {"donors_from": donors_from, "rotate": arm.rotate}
-    for name in ("min_run_tokens", "foreign_tokens", "unseen_percent"):
-        if (value := getattr(arm, name)) is not None:
-            testing[name] = value
-    numbers = {"seam_tokens": arm.seam_tokens, "tail_tokens": arm.tail_tokens}
-    return {"testing": testing, **{name: value for name, value in numbers.items() if value is not None}}
+    testing |= _given(arm, "min_run_tokens", "foreign_tokens", "unseen_percent")
+    return {"testing": testing, **_given(arm, "seam_tokens", "tail_tokens")}
+
+
+def _given(arm: Arm, *names: str) -> dict[str, int]:
+    """Those settings of an arm that it does not leave to the server."""
+    return {name: value for name in names if (value := getattr(arm, name)) is not None}
 
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:

@@ -148,13 +148,13 @@ class TraceRun:
         # What says most comes first, for a run that is broken off.
         for order in self.orders:
             yield from self._find(order, first)
-            yield from self._controls(order, first, self._measured(order))
+            yield from self._controls(order, first)
         for arm in (*others, EXACT):
             for order in self.orders:
-                yield from self._pass(order, arm, frozenset(self._measured(order)))
+                yield from self._pass(order, arm)
 
-    def _measured(self, order: Order) -> Sequence[str]:
-        """The calls that are measured in this order, and from now on the first of them are generated from."""
+    def _begin(self, order: Order) -> Sequence[str]:
+        """Go over to an order: from now on its first measured calls are generated from. Returns all measured ones."""
         measured = self.vault.measured(order.value)
         self._generating = set(measured[: self.greedy_calls])
         return measured
@@ -178,8 +178,9 @@ class TraceRun:
             yield Step(first.name, len(call.prompt), [])
         self.vault.put_measured(order.value, measured)
 
-    def _controls(self, order: Order, first: Arm, measured: Sequence[str]) -> Iterator[Step]:
+    def _controls(self, order: Order, first: Arm) -> Iterator[Step]:
         """Full prefill, full prefill again, and the first policy's records."""
+        measured = self._begin(order)
         by_name = {call.name: call for call in self.calls}
         for call in (by_name[name] for name in measured):
             case = call.case(order)
@@ -198,8 +199,9 @@ class TraceRun:
                 probes.append(self._with_greedy(probe, case, full.ids, kept.ids))
             yield Step(FULL.name, 0, probes)
 
-    def _pass(self, order: Order, arm: Arm, measured: AbstractSet[str]) -> Iterator[Step]:
+    def _pass(self, order: Order, arm: Arm) -> Iterator[Step]:
         """Every call in order; the measured ones are compared."""
+        measured = frozenset(self._begin(order))
         sequence = self._sequence(order)
         wanted = {call.name for call in sequence if (call.case(order).name, arm.name) not in self.done} & measured
         if wanted:
