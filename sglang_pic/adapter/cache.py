@@ -158,6 +158,7 @@ class PicRadixCache(UnifiedRadixCache):
                 max_gaps=self._max_gaps,
                 max_runs=self.config.max_runs,
                 min_run_tokens=testing.min_run_tokens,
+                min_spliced_tokens=testing.min_spliced_tokens,
                 compute_from=_logprob_start(req),
                 tail_tokens=state.options.tail_tokens,
                 foreign_tokens=testing.foreign_tokens,

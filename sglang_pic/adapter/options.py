@@ -55,6 +55,7 @@ class TestingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Turn the signs of every spliced row: a corruption for the audit to find. (Rows in another order would be none: a
     key carries its position with it.)"""
     min_run_tokens: int | None = None
+    min_spliced_tokens: int | None = None
     foreign_tokens: int | None = None
     unseen_percent: int | None = None
     record: str | None = None
@@ -65,12 +66,15 @@ class TestingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         if self.record is not None and not _RECORD_NAME.fullmatch(self.record):
             raise ValueError(f"record={self.record!r}: must be 1 to 128 letters, digits, '.', '_' or '-'.")
-        if self.min_run_tokens is not None and self.min_run_tokens < 1:
-            raise ValueError(f"min_run_tokens={self.min_run_tokens!r}: must be 1 or more.")
-        for name in ("foreign_tokens", "unseen_percent"):
+        for name, low in (
+            ("min_run_tokens", 1),
+            ("min_spliced_tokens", 1),
+            ("foreign_tokens", 0),
+            ("unseen_percent", 0),
+        ):
             value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name}={value!r}: must be 0 or more.")
+            if value is not None and value < low:
+                raise ValueError(f"{name}={value!r}: must be {low} or more.")
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):

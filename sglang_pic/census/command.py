@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--min-run", type=int, metavar="N", help="shortest run, in tokens (default: the server's)")
     parser.add_argument(
+        "--min-spliced", type=int, metavar="N", help="tokens of it that must be left to splice (default: the server's)"
+    )
+    parser.add_argument(
         "--seam", type=int, metavar="N", help="tokens computed at the start of a run (default: the server's)"
     )
     parser.add_argument(
@@ -93,6 +96,7 @@ def _config(args: argparse.Namespace) -> CoreConfig:
         raise ConfigError(f"--limit-sessions={args.limit_sessions!r}: must be 1 or more, or left out for all.")
     asked = {
         "min_run_tokens": args.min_run,
+        "min_spliced_tokens": args.min_spliced,
         "seam_tokens": args.seam,
         "tail_tokens": args.tail,
         "foreign_tokens": args.foreign,

@@ -28,13 +28,16 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     chunk_max_tokens: int = 64
     sink_tokens: int = 32
     seam_tokens: int = 32
-    # Equal tokens that make a run worth its gap. At least 97 in 100 of what repeats in windows of 64 is recovered
+    # Equal tokens that make a run worth its gap. At least 97 in 100 of what repeats in windows of 64 can be recovered
     # on every recorded set; shorter runs bring little more and cost agreement (design notes).
     min_run_tokens: int = 64
+    # So many of them must be left to splice. What lay between two donors' runs is a donor too, in pieces: a text put
+    # together from many contexts answers worse than one that is computed once and then taken whole.
+    min_spliced_tokens: int = 64
     # Tokens at the prompt's end, which the answer hangs on most. Rows are spliced there only if they were computed
     # behind nearly what they follow here: at most `foreign_tokens` that do not stand there, and all of it but
-    # `unseen_percent`.
-    tail_tokens: int = 256
+    # `unseen_percent`; and in the last four times as many tokens, behind half of it at least.
+    tail_tokens: int = 128
     foreign_tokens: int = 8
     unseen_percent: int = 10
     # Tokens of stored paths. Counted once however many paths share them.
@@ -52,6 +55,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         _check("sink_tokens", self.sink_tokens, 0, 1 << 20)
         _check("seam_tokens", self.seam_tokens, 0, 1 << 16)
         _check("min_run_tokens", self.min_run_tokens, 1, 1 << 20)
+        _check("min_spliced_tokens", self.min_spliced_tokens, 1, 1 << 20)
         _check("tail_tokens", self.tail_tokens, 0, 1 << 20)
         _check("foreign_tokens", self.foreign_tokens, 0, 1 << 20)
         _check("unseen_percent", self.unseen_percent, 0, 100)
@@ -66,6 +70,6 @@ def _check(name: str, value: int, low: int, high: int) -> None:
         raise ConfigError(f"{name}={value!r}: must be an integer from {low} to {high}; the default is {default}.")
 
 
-MOST_REUSE: Final = CoreConfig(seam_tokens=1, tail_tokens=0)
+MOST_REUSE: Final = CoreConfig(seam_tokens=1, min_spliced_tokens=8, tail_tokens=0)
 """Whatever is equal is spliced, wherever it lies, but for one token of each run: the most that can be recovered, at a
 lower fidelity than the defaults have (README, "Does it answer the same?")."""

@@ -54,6 +54,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_runs: int | None = None
     compute_from: int | None = None
     """Every token from this position on is computed: where input logprobs are wanted."""
+    min_spliced_tokens: int | None = None
     tail_tokens: int | None = None
     foreign_tokens: int | None = None
     unseen_percent: int | None = None
@@ -66,6 +67,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ("max_gaps", 1),
             ("max_runs", 0),
             ("compute_from", 0),
+            ("min_spliced_tokens", 1),
             ("tail_tokens", 0),
             ("foreign_tokens", 0),
             ("unseen_percent", 0),

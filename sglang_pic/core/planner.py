@@ -36,9 +36,6 @@ one plan an answer never takes back an earlier one. It must not call the index.
 
 # Preceding tokens that are compared to prefer one donor over another, and to spare a run its seam.
 _CONTEXT_TOKENS = 16
-# Of an equal span that is long enough, the part that may be spliced can be shorter: what was computed between two
-# spliced runs. Below this it is not worth a copy.
-_MIN_FRAGMENT_TOKENS = 8
 # Candidates are compared over at most this many times the tokens of the prompt, plus a constant for short ones.
 _WORK_FACTOR = 32
 _WORK_FLOOR = 1 << 16
@@ -49,6 +46,10 @@ _BLOCK_TOKENS = 16384
 _WORK_PER_DONOR = 64
 _WORK_PER_NAME = 8
 _WORK_PER_SEGMENT = 4
+# Near the prompt's end, so many times as far from it as the tail begins, a donor must know the better part of what
+# stands before its rows here (design notes).
+_NEAR_TAILS = 4
+_NEAR_UNSEEN_PERCENT = 40
 # Tokens of a donor's context that are looked for in the prompt at the cost of comparing one; and how many contexts that
 # do not fit are looked at: text of a short period has a donor at every shift.
 _CONTEXT_PER_WORK = 16
@@ -98,9 +99,10 @@ class Planner:
     _low: int = 0
     _stop: int = 0
     _min_run: int = 0
-    _min_fragment: int = 0
+    _min_spliced: int = 0
     _seam: int = 0
     _tail_start: int = 0
+    _near_start: int = 0
     _max_foreign: int = 0
     _unseen_percent: int = 0
     _num_misfits: int = 0
@@ -114,9 +116,10 @@ class Planner:
         last = self.end if options.compute_from is None else min(self.end, options.compute_from + 1)
         self._stop = last - 1
         self._min_run = _chosen(options.min_run_tokens, config.min_run_tokens)
-        self._min_fragment = min(_MIN_FRAGMENT_TOKENS, self._min_run)
+        self._min_spliced = min(_chosen(options.min_spliced_tokens, config.min_spliced_tokens), self._min_run)
         self._seam = _chosen(options.seam_tokens, config.seam_tokens)
-        self._tail_start = last - _chosen(options.tail_tokens, config.tail_tokens)
+        tail = _chosen(options.tail_tokens, config.tail_tokens)
+        self._tail_start, self._near_start = last - tail, last - _NEAR_TAILS * tail
         self._max_foreign = _chosen(options.foreign_tokens, config.foreign_tokens)
         self._unseen_percent = _chosen(options.unseen_percent, config.unseen_percent)
         runs = self._limit_gaps(self._limit_runs(self._collect()))
@@ -130,7 +133,7 @@ class Planner:
 
     def _collect(self) -> list[Run]:
         runs: list[Run] = []
-        if self._stop - self._low < self._min_fragment:
+        if self._stop - self._low < self._min_spliced:
             return runs
         data = self.tokens.data.cast("B")
         budget = _WORK_FLOOR + _WORK_FACTOR * (self.end - self.prefix_len)
@@ -183,7 +186,7 @@ class Planner:
             grown = self._grow(donor, chunk_end)
             if grown is None:
                 continue
-            found = grown if grown.end <= self._tail_start else self._spare_tail(grown, shift)
+            found = self._spare_tail(grown, shift)
             if found is not None and self._is_long_enough(found):
                 candidates.append(found)
             else:
@@ -209,15 +212,11 @@ class Planner:
         )
 
     def _spare_tail(self, found: _Candidate, last_shift: int | None) -> _Candidate | None:
-        """The span as far as its rows may be spliced: up to the tail, where they were computed in another context.
-
-        None where nothing worth a copy is left.
-        """
-        if self._num_misfits < _MAX_MISFITS and self._fits_tail(found, last_shift):
+        """The span as far as its rows may be spliced; None where nothing worth a copy is left."""
+        end = min(found.end, self._reach(found, last_shift))
+        if end == found.end:
             return found
-        self._num_misfits += 1
-        end = self._tail_start
-        if end - found.start < self._seam + self._min_fragment:
+        if end - found.start < self._seam + self._min_spliced:
             return None
         segment = found.segment
         while segment.start >= end - found.shift:
@@ -225,13 +224,25 @@ class Planner:
             segment = segment.parent
         return found._replace(end=end, segment=segment)
 
-    def _fits_tail(self, found: _Candidate, last_shift: int | None) -> bool:
-        """Whether the span's rows in the tail were computed after nearly the tokens that stand before them here.
+    def _reach(self, found: _Candidate, last_shift: int | None) -> int:
+        """Up to where the span's rows may be spliced: the better its donor's context fits, the nearer to the end."""
+        if found.end <= self._near_start:
+            return found.end
+        if self._num_misfits >= _MAX_MISFITS:
+            return self._near_start
+        at = max(found.start, self._near_start)
+        num_foreign, num_unseen = self._misfit(found, at, last_shift)
+        if num_foreign <= self._max_foreign and 100 * num_unseen <= self._unseen_percent * at:
+            return found.end
+        self._num_misfits += 1
+        return self._tail_start if 100 * num_unseen <= _NEAR_UNSEEN_PERCENT * at else self._near_start
+
+    def _misfit(self, found: _Candidate, at: int, last_shift: int | None) -> tuple[int, int]:
+        """How many tokens before the donor's of `at` do not stand before `at`, and how many of those it does not know.
 
         The donor's tokens are looked for where they stood, and where this run or the one before it moves them. What is
-        found elsewhere does not count, so an answer may be too strict.
+        found elsewhere does not count, so an answer may be too strict. A token of the donor stands for one here.
         """
-        at = max(found.start, self._tail_start)
         context = self._path(found.segment).tokens(at - found.shift)
         here = self.tokens[:at]
         self.work += at // _CONTEXT_PER_WORK
@@ -242,8 +253,7 @@ class Planner:
                 differs = context[low:high] != here[low + shift : high + shift]
                 foreign[low:high] &= differs
                 unseen[low + shift : high + shift] &= differs
-        num_foreign, num_unseen = int(np.count_nonzero(foreign)), int(np.count_nonzero(unseen))
-        return num_foreign <= self._max_foreign and 100 * num_unseen <= self._unseen_percent * at
+        return int(np.count_nonzero(foreign)), max(int(np.count_nonzero(unseen)), at - len(context))
 
     def _grow(self, donor: int, chunk_end: int) -> _Candidate | None:
         """The equal, eligible span around the donor's chunk, clipped to what is left; None if too short."""
@@ -360,7 +370,7 @@ class Planner:
         missing = self._min_run - num_tokens
         if missing <= 0:
             return True
-        if num_tokens < self._min_fragment:
+        if num_tokens < self._min_spliced:
             return False
         missing -= found.context_len
         return missing <= 0 or self._equal_after(found, missing) >= missing
@@ -370,7 +380,7 @@ class Planner:
         path = self._path(found.segment)
         seam = 0 if self._needs_no_seam(found, path) else self._seam
         start = found.start + seam
-        if found.end - start < self._min_fragment:
+        if found.end - start < self._min_spliced:
             self._count_drop(found)
             return None
         cost = self.options.cost
@@ -427,7 +437,7 @@ class Planner:
         for run in runs:
             start = run.target_start
             if run.seam_len < self._seam and start != served and not self._is_exact(start, run.shift, run.donor):
-                if run.num_tokens - self._seam < self._min_fragment:
+                if run.num_tokens - self._seam < self._min_spliced:
                     self.dropped[DropReason.BELOW_MIN_RUN] += 1
                     continue
                 run = msgspec.structs.replace(  # noqa: PLW2901

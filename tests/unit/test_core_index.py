@@ -71,6 +71,7 @@ options = st.builds(
     max_gaps=st.none() | st.integers(1, 4),
     compute_from=st.none() | st.integers(0, 500),
     tail_tokens=st.none() | st.integers(0, 120),
+    min_spliced_tokens=st.none() | st.integers(1, 100),
     foreign_tokens=st.none() | st.integers(0, 120),
     unseen_percent=st.none() | st.integers(0, 100),
     cost=st.none()
@@ -264,13 +265,21 @@ class IndexMachine(RuleBasedStateMachine):
         assert chosen.max_runs is None or len(plan.runs) <= chosen.max_runs
         assert chosen.max_gaps is None or len(plan.gaps) <= chosen.max_gaps
         last = len(tokens) if chosen.compute_from is None else min(len(tokens), chosen.compute_from + 1)
-        seam_len, min_run, num_tail, most_foreign, percent = (
+        seam_len, min_run, min_spliced, num_tail, most_foreign, percent = (
             getattr(CONFIG, name) if getattr(chosen, name) is None else getattr(chosen, name)
-            for name in ("seam_tokens", "min_run_tokens", "tail_tokens", "foreign_tokens", "unseen_percent")
+            for name in (
+                "seam_tokens",
+                "min_run_tokens",
+                "min_spliced_tokens",
+                "tail_tokens",
+                "foreign_tokens",
+                "unseen_percent",
+            )
         )
         at = plan.prefix_len
         for run in plan.runs:
             assert self._num_equal(namespace, tokens, run) >= min_run
+            assert run.num_tokens >= min(min_spliced, min_run)
             assert min(run.target_start, run.donor_start) >= CONFIG.sink_tokens
             donor = run.donor.tokens(run.donor_end)
             assert donor[run.donor_start :].tolist() == tokens[run.target_start : run.target_end].tolist()
@@ -280,11 +289,13 @@ class IndexMachine(RuleBasedStateMachine):
             context_len = common_suffix_len(donor[: run.donor_start], tokens[: run.target_start])
             follows = run.target_start == at and context_len >= 16
             assert run.seam_len == (0 if is_exact or follows else seam_len)
-            if run.target_end > last - num_tail and not is_exact:
-                begin = max(run.target_start - run.seam_len, last - num_tail)
+            if run.target_end > last - 4 * num_tail and not is_exact:
+                begin = max(run.target_start - run.seam_len, last - 4 * num_tail)
                 context, here = donor[: begin - run.shift], tokens[:begin]
-                assert np.isin(context, here, invert=True).sum() <= most_foreign
-                assert 100 * np.isin(here, context, invert=True).sum() <= percent * begin
+                num_unseen = max(np.isin(here, context, invert=True).sum(), begin - len(context))
+                is_in_tail = run.target_end > last - num_tail
+                assert np.isin(context, here, invert=True).sum() <= most_foreign or not is_in_tail
+                assert 100 * num_unseen <= (percent if is_in_tail else max(percent, 40)) * begin
             assert run.target_start - run.seam_len >= at, "a seam lies in the gap before its run"
             at = run.target_end
 

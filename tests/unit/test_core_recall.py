@@ -217,7 +217,9 @@ def test_the_tail_is_computed(tail_tokens: int, compute_from: int | None) -> Non
     options = PlanOptions(tail_tokens=tail_tokens, compute_from=compute_from)
     plan = index.plan("a", prompt, prefix_len=0, options=options, resolve=all_resident)
     last = len(prompt) if compute_from is None else min(len(prompt), compute_from + 1)
-    end = min(440, last - max(1, tail_tokens))
+    # Of what stands before, only the 40 tokens before the body are not the donor's too.
+    knows_most = 0.4 * (last - 4 * tail_tokens) >= 40
+    end = min(440, last - max(1, tail_tokens if knows_most else 4 * tail_tokens))
     assert spans(plan) == ([(41, end)] if end - 41 >= 8 else [])
     assert plan.runs or plan.dropped.get(DropReason.TAIL) == 1 or last < 60
 
@@ -270,13 +272,36 @@ def test_a_donor_that_has_seen_less_fits_the_tail_and_one_that_has_seen_else_doe
 def test_the_tail_goes_to_the_donor_that_fits_though_another_is_longer() -> None:
     index = ContentIndex(MOST_REUSE)
     publish_whole(index, join(HEAD, CLOSING))
-    publish_whole(index, join(text(7, 400), TURN, CLOSING))
+    publish_whole(index, join(HEAD[:240], text(7, 160), TURN, CLOSING))
     tokens = join(HEAD, TURN, CLOSING, text(6, 5))
     options = PlanOptions(tail_tokens=105, foreign_tokens=8, unseen_percent=20)
     plan = index.plan("a", tokens, prefix_len=len(HEAD), options=options, resolve=all_resident)
     assert [(run.target_start, run.target_end, run.shift) for run in plan.runs] == [(301, 360, -100), (361, 460, 60)]
     without = index.plan("a", tokens, prefix_len=len(HEAD), resolve=all_resident)
     assert [(run.target_start, run.target_end, run.shift) for run in without.runs] == [(301, 460, -100)]
+
+
+@pytest.mark.parametrize(("num_known", "end"), [(0, None), (350, 600), (370, 900), (600, 999)])
+def test_near_the_end_a_donor_knows_the_better_part(num_known: int, end: int | None) -> None:
+    """From four tails before the end on 60 in 100 of what stands there; in the tail all but 10."""
+    index = ContentIndex(MOST_REUSE)
+    body = text(1, 400)
+    before = text(0, 600)
+    publish_whole(index, join(text(2, 600 - num_known), before[600 - num_known :], body))
+    tokens = join(before, body)
+    plan = index.plan("a", tokens, prefix_len=0, options=PlanOptions(tail_tokens=100), resolve=all_resident)
+    assert [run.target_end for run in plan.runs] == ([] if end is None else [end])
+    assert plan.dropped.get(DropReason.TAIL, 0) == (0 if end == 999 else 1)
+
+
+def test_a_text_that_is_repeated_is_no_context_of_its_own() -> None:
+    """The first copy's rows do not know that they are repeated: the second is computed near the end."""
+    index = ContentIndex(MOST_REUSE)
+    once = join(text(0, 100), text(1, 500))
+    publish_whole(index, once)
+    tokens = join(once, text(1, 500), text(2, 10))
+    plan = index.plan("a", tokens, prefix_len=len(once), options=PlanOptions(tail_tokens=50), resolve=all_resident)
+    assert spans(plan) == [(601, len(tokens) - 200)]
 
 
 class PagedTree:

@@ -22,6 +22,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     seam_tokens: int | None = None
     rotate: bool = True
     min_run_tokens: int | None = None
+    min_spliced_tokens: int | None = None
     tail_tokens: int | None = None
     foreign_tokens: int | None = None
     unseen_percent: int | None = None
@@ -42,12 +43,14 @@ RETEST = Arm(name="retest")
 EXACT = Arm(name="exact")
 CONTROLS = (FULL, RETEST, EXACT)
 """In this order: the exact hit is a hit on the full prefill's rows."""
-NAIVE = Arm(name="naive", seam_tokens=1, tail_tokens=0, rotate=False)
+_EVERY_BLOCK = Arm(name="every-block", min_spliced_tokens=8, tail_tokens=0)
+"""Every block is spliced, wherever it lies, but for its seam."""
+NAIVE = msgspec.structs.replace(_EVERY_BLOCK, name="naive", seam_tokens=1, rotate=False)
 
 
 def seam_arm(seam_tokens: int) -> Arm:
     """Every block is spliced, wherever it lies, but for this many tokens."""
-    return Arm(name=f"seam-{seam_tokens}", seam_tokens=seam_tokens, tail_tokens=0)
+    return msgspec.structs.replace(_EVERY_BLOCK, name=f"seam-{seam_tokens}", seam_tokens=seam_tokens)
 
 
 def spliced_arms(seams: Sequence[int], donors: Sequence[Donors]) -> list[Arm]:

@@ -140,11 +140,11 @@ def check_realised(case: Case, arm: Arm, recorded: Recorded, page_size: int) -> 
                 f"tokens, {wanted} and 0 were meant"
             )
         return
-    seam = arm.seam_tokens if arm.seam_tokens is not None else 1
+    assert arm.seam_tokens is not None, "how much of a block is computed is what its arm says"
     slack = 2 * (page_size - 1)
     for block in case.blocks:
         inside = _inside(recorded, block)
-        meant = block.end - block.start - seam
+        meant = block.end - block.start - arm.seam_tokens
         if not meant - slack <= inside <= meant:
             raise Unrealised(f"{arm.label}: {inside} tokens of block {tuple(block)} were spliced, {meant} were meant")
     outside = sum(end - start for start, end in recorded.spliced) - sum(_inside(recorded, b) for b in case.blocks)

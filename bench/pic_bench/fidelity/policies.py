@@ -24,17 +24,17 @@ class Order(Enum):
 
 DEFAULT_POLICIES = (
     "default",
-    "most-reuse=seam:1,tail:0",
+    "most-reuse=seam:1,min_spliced:8,tail:0",
     "no-tail=tail:0",
+    "tail-256=tail:256",
+    "pieces=min_spliced:8",
     "seam-1=seam:1",
-    "tail-128-seam-16=tail:128,seam:16,unseen:20",
-    "tail-512=tail:512",
-    "min-run-128=min_run:128",
+    "seam-16=seam:16",
 )
 """The first one says which calls are measured."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SETTINGS = ("seam", "min_run", "tail", "foreign", "unseen")
+_SETTINGS = ("seam", "min_run", "min_spliced", "tail", "foreign", "unseen")
 _TAKEN = ("full", "retest", "exact", "naive")
 
 
@@ -60,6 +60,7 @@ def parse_policy(text: str) -> Arm:
         donors=Donors.TRACE,
         seam_tokens=values.get("seam"),
         min_run_tokens=values.get("min_run"),
+        min_spliced_tokens=values.get("min_spliced"),
         tail_tokens=values.get("tail"),
         foreign_tokens=values.get("foreign"),
         unseen_percent=values.get("unseen"),

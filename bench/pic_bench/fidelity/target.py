@@ -144,7 +144,7 @@ def _options(arm: Arm, donors_from: str) -> dict[str, Any]:
     if arm.is_control:
         return {"mode": "off", "testing": {}}
     testing: dict[str, Any] = {"donors_from": donors_from, "rotate": arm.rotate}
-    testing |= _given(arm, "min_run_tokens", "foreign_tokens", "unseen_percent")
+    testing |= _given(arm, "min_run_tokens", "min_spliced_tokens", "foreign_tokens", "unseen_percent")
     return {"testing": testing, **_given(arm, "seam_tokens", "tail_tokens")}
 
 

@@ -149,7 +149,7 @@ class TraceRun:
         for order in self.orders:
             yield from self._find(order, first)
             yield from self._controls(order, first)
-        for arm in (*others, EXACT):
+        for arm in (EXACT, *others):
             for order in self.orders:
                 yield from self._pass(order, arm)
 
