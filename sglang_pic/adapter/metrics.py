@@ -48,7 +48,7 @@ class Fallback(Enum):
     SINK = "sink"
     """The rows stand among the first `sink_tokens` positions, here or at the donor."""
     TAIL = "tail"
-    """The run lies among the prompt's last `tail_tokens`, and its donor was computed after other text."""
+    """The run lies near the prompt's end, and its donor's context does not fit there."""
 
 
 class Metrics:

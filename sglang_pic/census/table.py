@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from sglang_pic.census.tally import Census, Counts
-from sglang_pic.core import CoreConfig
+from sglang_pic.core import NEAR_TAILS, CoreConfig
 
 __all__ = ["WIDTH", "render"]
 
@@ -154,7 +154,8 @@ def _words(told: list[_Row], config: CoreConfig) -> str:
         if config.sink_tokens:
             small.append(f"the first {config.sink_tokens} of a prompt")
         if config.tail_tokens:
-            small.append(f"its last {config.tail_tokens} where no donor's context fits")
+            most = NEAR_TAILS * config.tail_tokens
+            small.append(f"up to {most} of its last where no donor's context fits")
         terms += [
             (
                 "chunk",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_pic.core.chunker import Chunks, Tokens, as_tokens
-from sglang_pic.core.config import MOST_REUSE, CoreConfig
+from sglang_pic.core.config import MOST_REUSE, NEAR_TAILS, CoreConfig
 from sglang_pic.core.index import ContentIndex, IndexStats
 from sglang_pic.core.plan import CostModel, DropReason, Path, Plan, PlanOptions, Run
 from sglang_pic.core.planner import Resolver
@@ -11,6 +11,7 @@ from sglang_pic.core.spans import Span, intersect_spans
 
 __all__ = [
     "MOST_REUSE",
+    "NEAR_TAILS",
     "Chunks",
     "ContentIndex",
     "CoreConfig",

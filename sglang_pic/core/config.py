@@ -11,7 +11,10 @@ import msgspec
 
 from sglang_pic.errors import ConfigError
 
-__all__ = ["MOST_REUSE", "CoreConfig"]
+__all__ = ["MOST_REUSE", "NEAR_TAILS", "CoreConfig"]
+
+NEAR_TAILS: Final = 4
+"""So many tails from a prompt's end a donor must know the better part of what stands before its rows there."""
 
 # The FastCDC package refuses averages below 256 bytes and minima below 64 bytes; see chunker.py for how smaller
 # chunks are cut with it.
@@ -36,7 +39,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     min_spliced_tokens: int = 64
     # Tokens at the prompt's end, which the answer hangs on most. Rows are spliced there only if they were computed
     # behind nearly what they follow here: at most `foreign_tokens` that do not stand there, and all of it but
-    # `unseen_percent`; and in the last four times as many tokens, behind half of it at least.
+    # `unseen_percent`; in the last `NEAR_TAILS` times as many, all of it but 40 percent.
     tail_tokens: int = 128
     foreign_tokens: int = 8
     unseen_percent: int = 10

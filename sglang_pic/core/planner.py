@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from sglang_pic.core.chunker import Tokens
-from sglang_pic.core.config import CoreConfig
+from sglang_pic.core.config import NEAR_TAILS, CoreConfig
 from sglang_pic.core.donors import DonorTable
 from sglang_pic.core.plan import DropReason, Path, Plan, PlanOptions, Run
 from sglang_pic.core.trie import Segment, Trie, common_len, common_suffix_len
@@ -46,9 +46,7 @@ _BLOCK_TOKENS = 16384
 _WORK_PER_DONOR = 64
 _WORK_PER_NAME = 8
 _WORK_PER_SEGMENT = 4
-# Near the prompt's end, so many times as far from it as the tail begins, a donor must know the better part of what
-# stands before its rows here (design notes).
-_NEAR_TAILS = 4
+# What a donor may not know of what stands before its rows near the prompt's end (design notes).
 _NEAR_UNSEEN_PERCENT = 40
 # Tokens of a donor's context that are looked for in the prompt at the cost of comparing one; and how many contexts that
 # do not fit are looked at: text of a short period has a donor at every shift.
@@ -119,7 +117,7 @@ class Planner:
         self._min_spliced = min(_chosen(options.min_spliced_tokens, config.min_spliced_tokens), self._min_run)
         self._seam = _chosen(options.seam_tokens, config.seam_tokens)
         tail = _chosen(options.tail_tokens, config.tail_tokens)
-        self._tail_start, self._near_start = last - tail, last - _NEAR_TAILS * tail
+        self._tail_start, self._near_start = last - tail, last - NEAR_TAILS * tail
         self._max_foreign = _chosen(options.foreign_tokens, config.foreign_tokens)
         self._unseen_percent = _chosen(options.unseen_percent, config.unseen_percent)
         runs = self._limit_gaps(self._limit_runs(self._collect()))

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from pic_bench.server import Server, free_port, launch_command
 
 from sglang_pic.config import CONFIG_VARIABLE
@@ -91,7 +92,7 @@ class Client:
         self.post("/flush_cache", {})
 
 
-_CORE = {"seam_tokens": MOST_REUSE.seam_tokens, "tail_tokens": MOST_REUSE.tail_tokens}
+_CORE = msgspec.structs.asdict(MOST_REUSE)
 
 
 @contextmanager
