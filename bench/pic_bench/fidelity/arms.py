@@ -11,7 +11,7 @@ import msgspec
 
 from pic_bench.fidelity.record import Donors
 
-__all__ = ["CONTROLS", "EXACT", "FULL", "NAIVE", "RETEST", "Arm", "seam_arm", "spliced_arms"]
+__all__ = ["CONTROLS", "EXACT", "FULL", "NAIVE", "RETEST", "SHIPPED", "Arm", "seam_arm", "spliced_arms"]
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +43,8 @@ RETEST = Arm(name="retest")
 EXACT = Arm(name="exact")
 CONTROLS = (FULL, RETEST, EXACT)
 """In this order: the exact hit is a hit on the full prefill's rows."""
+SHIPPED = Arm(name="default")
+"""What the server splices of its own accord: which blocks, and how much of them, is for it to say."""
 _EVERY_BLOCK = Arm(name="every-block", min_spliced_tokens=8, tail_tokens=0)
 """Every block is spliced, wherever it lies, but for its seam."""
 NAIVE = msgspec.structs.replace(_EVERY_BLOCK, name="naive", seam_tokens=1, rotate=False)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pic_bench.fidelity.arms import CONTROLS, Arm, spliced_arms
+import msgspec
+
+from pic_bench.fidelity.arms import CONTROLS, SHIPPED, Arm, spliced_arms
 from pic_bench.fidelity.case import Case
 from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.grid import FrameText, filler_len, grid_case, make_filler, shift_case
@@ -79,7 +81,8 @@ def shift_jobs(sizes: Sizes, pool: TextPool, text: ModelText, seed: int) -> Iter
 def qa_jobs(sizes: Sizes, questions: Sequence[Question], text: ModelText, seed: int) -> Iterator[Job]:
     """Every question, with documents computed in one request in another order."""
     frames = QaFrames(text)
-    arms = (*CONTROLS, *spliced_arms((1, 8), (Donors.CONTEXT,)))
+    shipped = msgspec.structs.replace(SHIPPED, donors=Donors.CONTEXT)
+    arms = (*CONTROLS, shipped, *spliced_arms((1, 8), (Donors.CONTEXT,)))
     generating = frozenset(arm.name for arm in arms)
     for question in questions:
         # An answer that is all there still fits behind a few words.

@@ -123,7 +123,7 @@ def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtyp
 
 
 def check_realised(case: Case, arm: Arm, recorded: Recorded, page_size: int) -> None:
-    """Whether a request was served as its arm means it.
+    """Whether a request was served as its arm means it; an arm that sets no seam means nothing by its blocks.
 
     On pages of more than one token a run begins and ends at a page's edge, so that much of a block may be computed.
 
@@ -140,7 +140,8 @@ def check_realised(case: Case, arm: Arm, recorded: Recorded, page_size: int) -> 
                 f"tokens, {wanted} and 0 were meant"
             )
         return
-    assert arm.seam_tokens is not None, "how much of a block is computed is what its arm says"
+    if arm.seam_tokens is None:
+        return
     slack = 2 * (page_size - 1)
     for block in case.blocks:
         inside = _inside(recorded, block)

@@ -21,8 +21,9 @@ DEFINITIONS = (
     ("full prefill", "every token of the prompt computed, nothing reused: what every other arm is compared with."),
     ("full prefill again", "the same once more: whether the server repeats itself."),
     ("exact hit", "stock SGLang's own prefix hit on the full prefill's rows: the noise floor, which stock has too."),
-    ("naive", "rows spliced at their new position with keys as they were at the old one; the default seam."),
+    ("naive", "rows spliced at their new position with keys as they were at the old one; a seam of one token."),
     ("seam K", "rows spliced and rotated; the first K tokens of every run are computed in their new context."),
+    ("default", "what the server splices of its own accord, under its own settings."),
     (
         "donors alone, in context",
         "a block's rows were computed behind an unrelated header alone, or among other blocks.",

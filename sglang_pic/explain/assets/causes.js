@@ -41,7 +41,9 @@ class CauseList {
     article.dataset.cause = cause.key;
     const more = button("", () => this.morePlaces(cause, places, more, PLACES_MORE));
     footer.append(more, button("Show these calls as bars", () => this.actions.showCause(cause)));
-    this.morePlaces(cause, places, more, PLACES_AT_FIRST);
+    // Places that cost nothing wait behind the button.
+    const costly = cause.groups.filter((group) => group.lost > 0).length;
+    this.morePlaces(cause, places, more, Math.min(PLACES_AT_FIRST, costly));
     return article;
   }
 
