@@ -265,37 +265,27 @@ class IndexMachine(RuleBasedStateMachine):
         assert chosen.max_runs is None or len(plan.runs) <= chosen.max_runs
         assert chosen.max_gaps is None or len(plan.gaps) <= chosen.max_gaps
         last = len(tokens) if chosen.compute_from is None else min(len(tokens), chosen.compute_from + 1)
-        seam_len, min_run, min_spliced, num_tail, most_foreign, percent = (
-            getattr(CONFIG, name) if getattr(chosen, name) is None else getattr(chosen, name)
-            for name in (
-                "seam_tokens",
-                "min_run_tokens",
-                "min_spliced_tokens",
-                "tail_tokens",
-                "foreign_tokens",
-                "unseen_percent",
-            )
-        )
+        asked = msgspec.structs.asdict(chosen).items()
+        use = {name: getattr(CONFIG, name, None) if value is None else value for name, value in asked}
+        tail, near = last - use["tail_tokens"], last - 4 * use["tail_tokens"]
         at = plan.prefix_len
         for run in plan.runs:
-            assert self._num_equal(namespace, tokens, run) >= min_run
-            assert run.num_tokens >= min(min_spliced, min_run)
+            assert self._num_equal(namespace, tokens, run) >= use["min_run_tokens"]
+            assert run.num_tokens >= min(use["min_spliced_tokens"], use["min_run_tokens"])
             assert min(run.target_start, run.donor_start) >= CONFIG.sink_tokens
             donor = run.donor.tokens(run.donor_end)
             assert donor[run.donor_start :].tolist() == tokens[run.target_start : run.target_end].tolist()
             for end in range(run.donor_start + 1, run.donor_end + 1):
                 assert self.tree.computed[namespace, donor[:end].tobytes()], "a donor's rows were computed in place"
             is_exact = run.shift == 0 and donor.tolist() == tokens[: run.donor_end].tolist()
-            context_len = common_suffix_len(donor[: run.donor_start], tokens[: run.target_start])
-            follows = run.target_start == at and context_len >= 16
-            assert run.seam_len == (0 if is_exact or follows else seam_len)
-            if run.target_end > last - 4 * num_tail and not is_exact:
-                begin = max(run.target_start - run.seam_len, last - 4 * num_tail)
+            has_context = common_suffix_len(donor[: run.donor_start], tokens[: run.target_start]) >= 16
+            assert run.seam_len == (0 if is_exact or (has_context and run.target_start == at) else use["seam_tokens"])
+            if run.target_end > near and not is_exact:
+                begin = max(run.target_start - run.seam_len, near)
                 context, here = donor[: begin - run.shift], tokens[:begin]
-                num_unseen = max(np.isin(here, context, invert=True).sum(), begin - len(context))
-                is_in_tail = run.target_end > last - num_tail
-                assert np.isin(context, here, invert=True).sum() <= most_foreign or not is_in_tail
-                assert 100 * num_unseen <= (percent if is_in_tail else max(percent, 40)) * begin
+                percent = use["unseen_percent"] if run.target_end > tail else max(use["unseen_percent"], 40)
+                assert 100 * max(np.isin(here, context, invert=True).sum(), begin - len(context)) <= percent * begin
+                assert run.target_end <= tail or np.isin(context, here, invert=True).sum() <= use["foreign_tokens"]
             assert run.target_start - run.seam_len >= at, "a seam lies in the gap before its run"
             at = run.target_end
 
