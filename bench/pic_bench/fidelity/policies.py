@@ -26,6 +26,7 @@ DEFAULT_POLICIES = (
     "default",
     "most-reuse=seam:1,min_spliced:8,tail:0",
     "no-tail=tail:0",
+    "tail-128=tail:128",
     "tail-256=tail:256",
     "pieces=min_spliced:8",
     "seam-1=seam:1",
