@@ -20,6 +20,7 @@ _TAGS = {Verdict.YES: "tag yes", Verdict.NO: "tag no", Verdict.OPEN: "tag"}
 # A figure and its bounds stay on one line.
 _KEPT = r'<span class="keep">\g<0></span>'
 _INTERVAL = re.compile(r"\S+ \[[^\]]+\]")
+_CODE = re.compile("`([^`]+)`")
 
 
 def html_report(summary: Summary) -> str:
@@ -49,10 +50,14 @@ def html_report(summary: Summary) -> str:
 def _question(question: str, claims: list[Claim]) -> str:
     lines = [
         f'<li><span class="{_TAGS[claim.verdict]}">{verdict(claim)}</span> <b>{escape(claim.where)}.</b> '
-        f"{_INTERVAL.sub(_KEPT, escape(claim.text))}</li>"
+        f"{_sentence(claim.text)}</li>"
         for claim in claims
     ]
     return f'<div class="claim"><h3>{escape(question)}</h3><ul>{"".join(lines)}</ul></div>'
+
+
+def _sentence(text: str) -> str:
+    return _CODE.sub(r"<code>\1</code>", _INTERVAL.sub(_KEPT, escape(text)))
 
 
 def _part(part: Part) -> str:
