@@ -87,7 +87,7 @@ def test_a_pool_that_is_far_too_small(model_dir: Callable[[str], Path], tmp_path
             client.post("/abort_request", {"abort_all": True})
             lengths = [len(job.result().ids) for job in jobs if job.exception() is None]
         assert sum(length == 40 for length in lengths) >= 12
-        # In the middle of what is left to audit, if anything is: how much of it was reached before depends on the machine.
+        # In the middle of what is left to audit, if anything is: how far it came depends on the machine.
         client.flush()
         num_audited = audit_of(client)["num_audited"]
         assert client.generate(prompts[0]).cached_tokens == 0
