@@ -6,7 +6,7 @@ It must not know requests, arms or files: numbers in, numbers out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 
@@ -110,20 +110,42 @@ def bootstrap_median(values: Sequence[float], *, seed: int, resamples: int = 10_
     return Interval(median=float(np.median(data)), low=low, high=high)
 
 
-def bootstrap(values: Sequence[float], statistic: Statistic = Statistic.MEAN, *, seed: int = 0) -> Estimate:
-    """A statistic of `values`, which must not be empty, over resamples of them; differences of pairs are values too."""
+def bootstrap(
+    values: Sequence[float],
+    statistic: Statistic = Statistic.MEAN,
+    *,
+    units: Sequence[Hashable] | None = None,
+    seed: int = 0,
+) -> Estimate:
+    """A statistic of `values`, which must not be empty, over resamples of them; differences of pairs are values too.
+
+    Args:
+        units: what each value belongs to, where values of one unit resemble each other: units are drawn then, with all
+            their values, as in the cluster bootstrap (Davison and Hinkley, "Bootstrap Methods and their Application",
+            1997, section 3.8).
+    """
     data = np.asarray(values, dtype=float)
+    weights = _weights(len(data), units, seed)
     if statistic is Statistic.MEAN:
-        return _estimate(float(data.mean()), _sums(data, seed) / len(data), len(data))
-    return _estimate(float(np.median(data)), np.median(data[_draws(len(data), seed)], axis=1), len(data))
+        return _estimate(float(data.mean()), weights @ data / weights.sum(axis=1), len(data))
+    return _estimate(float(np.median(data)), _medians(data, weights), len(data))
 
 
-def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float], *, seed: int = 0) -> Estimate | None:
+def bootstrap_ratio(
+    numerators: Sequence[float],
+    denominators: Sequence[float],
+    *,
+    units: Sequence[Hashable] | None = None,
+    seed: int = 0,
+) -> Estimate | None:
     """The ratio of two sums over the same units, resampled as pairs; None where a denominator's sum can be zero."""
     top, bottom = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)
-    if not len(bottom) or not (bottom_sums := _sums(bottom, seed)).all():
+    if not len(bottom):
         return None
-    return _estimate(float(top.sum() / bottom.sum()), _sums(top, seed) / bottom_sums, len(top))
+    weights = _weights(len(bottom), units, seed)
+    if not (bottom_sums := weights @ bottom).all():
+        return None
+    return _estimate(float(top.sum() / bottom.sum()), weights @ top / bottom_sums, len(top))
 
 
 def bootstrap_difference(first: Sequence[float], second: Sequence[float], *, seed: int = 0) -> Estimate:
@@ -137,6 +159,23 @@ def bootstrap_difference(first: Sequence[float], second: Sequence[float], *, see
 def _sums(data: np.ndarray, seed: int) -> np.ndarray:
     """The sum of every resample."""
     return _counts(len(data), seed) @ data
+
+
+def _weights(size: int, units: Sequence[Hashable] | None, seed: int) -> np.ndarray:
+    """How often every value is in every resample of values, or of their units, `[RESAMPLES, size]`."""
+    if units is None:
+        return _counts(size, seed)
+    numbers = {unit: number for number, unit in enumerate(dict.fromkeys(units))}
+    return _counts(len(numbers), seed)[:, [numbers[unit] for unit in units]]
+
+
+def _medians(data: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The median of every resample: the mean of its two middle values, which may be one."""
+    order = np.argsort(data)
+    reached = weights[:, order].cumsum(axis=1)
+    totals = reached[:, -1:]
+    low, high = ((reached <= np.ceil(totals / 2) - 1).sum(axis=1), (reached <= np.floor(totals / 2)).sum(axis=1))
+    return (data[order][low] + data[order][high]) / 2
 
 
 @lru_cache(maxsize=4)

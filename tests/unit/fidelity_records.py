@@ -90,7 +90,7 @@ def trace(seed: int = 10, calls: int = 90, probability: float = 0.5) -> Iterator
     for call in range(calls):
         tokens, hits = rng.randrange(2000, 9000), 0 if call % 3 == 0 else rng.randrange(300, 1500)
         common = {"experiment": Experiment.TRACE, "dtype": "bfloat16", "source": "opendevin", "num_blocks": None}
-        common |= {"prompt": f"session-{call // 6}/{call % 6}", "prompt_tokens": tokens}
+        common |= {"prompt": f"{call // 6:03}-{call % 6:03}", "prompt_tokens": tokens}
         common |= {"top1_probability": min(0.99, max(0.02, rng.gauss(probability, 0.2)))}
         yield _measured(rng, "full", 0.0, **common)
         yield _measured(rng, "retest", 0.0, **common)

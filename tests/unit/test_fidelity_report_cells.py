@@ -136,6 +136,31 @@ def test_the_median_s_interval_is_of_medians() -> None:
     assert (many.low, many.value, many.high) == (3, 3, 3)
 
 
+@pytest.mark.parametrize("statistic", list(Statistic))
+def test_values_of_one_unit_are_drawn_together(statistic: Statistic) -> None:
+    """Six units of one to three values: the bounds over all 46,656 draws of units, each with all that it holds."""
+    rng = random.Random(5)
+    units = [unit for unit in range(6) for _ in range(1 + unit % 3)]
+    values = [unit + rng.random() for unit in units]
+    of_unit = [[value for value, unit in zip(values, units, strict=True) if unit == number] for number in range(6)]
+    of = np.mean if statistic is Statistic.MEAN else np.median
+    low, high = exhaustive(lambda draw: float(of([value for i in draw for value in of_unit[i]])), 6)
+    estimate = bootstrap(values, statistic, units=units)
+    assert (estimate.value, estimate.n) == (pytest.approx(float(of(values))), 12)
+    assert (estimate.low, estimate.high) == pytest.approx((low, high), abs=(high - low) / 10)
+    apart, plain = bootstrap(values, statistic, units=range(12)), bootstrap(values, statistic)
+    assert (apart.low, apart.high) == pytest.approx((plain.low, plain.high))
+
+
+def test_calls_of_one_session_are_no_independent_prompts() -> None:
+    """Forty calls of two sessions that differ: an interval over calls would exclude either session's value."""
+    kls = {"000": 0.1, "001": 0.3}
+    names = [f"{order}{session}-{i:03}" for order in ("", "reversed/") for session in kls for i in range(10)]
+    probes = [probe(experiment=Experiment.TRACE, prompt=name, kl=kls[name[-7:-4]]) for name in names]
+    cell = cell_of(probes, "seam-1")
+    assert (cell.n, cell.kl.low, cell.kl.value, cell.kl.high) == pytest.approx((40, 0.1, 0.2, 0.3))
+
+
 def test_a_difference_of_samples_resamples_both() -> None:
     rng = np.random.default_rng(3)
     first, second = rng.normal(5, 2, 400), rng.normal(3, 1, 100)

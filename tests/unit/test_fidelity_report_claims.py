@@ -138,7 +138,7 @@ def policies(agreements: dict[str, tuple[float, int]], calls: int = 400, probabi
     """Calls of a trace; a policy's share of agreement and its chunk-hit tokens of 1,000 that exact hits compute."""
     probes = []
     for call in range(calls):
-        common = {"experiment": Experiment.TRACE, "num_blocks": None, "prompt": f"c{call}", "prompt_tokens": 1000}
+        common = {"experiment": Experiment.TRACE, "num_blocks": None, "prompt": f"{call:03}-000", "prompt_tokens": 1000}
         common["top1_probability"] = probability
         probes.append(probe(arm="exact", kl=0.0, **common))
         for policy, (agreement, hits) in agreements.items():

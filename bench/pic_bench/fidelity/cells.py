@@ -1,6 +1,7 @@
-"""Statistics of every cell: means, medians, shares and paired differences with bootstrap intervals over prompts.
+"""Statistics of every cell: means, medians, shares and paired differences with bootstrap intervals.
 
-Owns which records a figure is made of. It must not know files, words or pictures.
+Intervals are over prompts; over sessions where prompts are calls of a trace. Owns which records a figure is made of.
+It must not know files, words or pictures.
 """
 
 from __future__ import annotations
@@ -32,16 +33,18 @@ def contrast(panel: Panel, donors: Donors, arm: str, baseline: str) -> Contrast 
     pairs, unpaired = pair_arms(panel.arm(arm, donors), panel.arm(baseline, donors))
     if not pairs:
         return None
+    units = [first.unit for first, _ in pairs]
     return Contrast(
         baseline=baseline,
         n=len(pairs),
         unpaired=unpaired,
-        kl=bootstrap([a.kl - b.kl for a, b in pairs]),
-        top1=bootstrap([float(a.top1_agrees) - float(b.top1_agrees) for a, b in pairs]),
+        kl=bootstrap([a.kl - b.kl for a, b in pairs], units=units),
+        top1=bootstrap([float(a.top1_agrees) - float(b.top1_agrees) for a, b in pairs], units=units),
         forced_kl=_difference(pairs, lambda probe: probe.forced_kl),
         computed_share=bootstrap_ratio(
             [computed_tokens(a) for a, _ in pairs],
             [computed_tokens(b) for _, b in pairs],
+            units=units,
         ),
     )
 
@@ -59,8 +62,8 @@ def _cell(panel: Panel, donors: Donors, arm: str, limits: Limits) -> Cell:
     kls = [probe.kl for probe in probes]
     decided = [p for p in probes if p.top1_probability >= limits.decided_probability]
     probability = float(np.median([p.top1_probability for p in probes]))
-    greedy = [(p.agreed_tokens, p.greedy_tokens) for p in probes if p.agreed_tokens is not None and p.greedy_tokens]
-    nll, full_nll = pair_values(with_full, lambda probe: probe.gold_nll)
+    greedy = [p for p in probes if p.agreed_tokens is not None and p.greedy_tokens]
+    _, full_nll = pair_values(with_full, lambda probe: probe.gold_nll)
     _, full_scores = pair_values(with_full, lambda probe: probe.score)
     return Cell(
         experiment=panel.experiment,
@@ -72,27 +75,27 @@ def _cell(panel: Panel, donors: Donors, arm: str, limits: Limits) -> Cell:
         arm=arm,
         min_chunk_hit=panel.min_chunk_hit,
         n=len(probes),
-        kl=bootstrap(kls),
-        kl_median=bootstrap(kls, Statistic.MEDIAN),
+        kl=_always(probes, lambda p: p.kl),
+        kl_median=_always(probes, lambda p: p.kl, Statistic.MEDIAN),
         kl_p95=float(np.percentile(kls, 95)),
         kl_max=max(kls),
-        cosine=bootstrap([p.cosine for p in probes]),
-        top1=bootstrap([float(p.top1_agrees) for p in probes]),
-        top1_decided=_maybe([float(p.top1_agrees) for p in decided]),
+        cosine=_always(probes, lambda p: p.cosine),
+        top1=_always(probes, lambda p: float(p.top1_agrees)),
+        top1_decided=_maybe(decided, lambda p: float(p.top1_agrees)),
         top1_probability=probability,
         undecided=probability < limits.competent_probability,
-        forced_kl=_maybe([p.forced_kl for p in probes if p.forced_kl is not None]),
-        perplexity=_exponential(_maybe([p.gold_nll for p in probes if p.gold_nll is not None])),
+        forced_kl=_maybe(probes, lambda p: p.forced_kl),
+        perplexity=_exponential(_maybe(probes, lambda p: p.gold_nll)),
         full_perplexity=math.exp(sum(full_nll) / len(full_nll)) if full_nll else None,
-        perplexity_ratio=_exponential(_maybe([a - b for a, b in zip(nll, full_nll, strict=True)])),
-        agreed_tokens=_maybe([float(agreed) for agreed, _ in greedy], Statistic.MEDIAN),
-        agrees_to_end=_maybe([float(agreed >= generated) for agreed, generated in greedy]),
-        score=_maybe([p.score for p in probes if p.score is not None]),
-        exact_match=_maybe([float(p.exact_match) for p in probes if p.exact_match is not None]),
+        perplexity_ratio=_exponential(_difference(with_full, lambda p: p.gold_nll)),
+        agreed_tokens=_maybe(greedy, lambda p: p.agreed_tokens, Statistic.MEDIAN),
+        agrees_to_end=_maybe(greedy, lambda p: float((p.agreed_tokens or 0) >= p.greedy_tokens)),
+        score=_maybe(probes, lambda p: p.score),
+        exact_match=_maybe(probes, lambda p: None if p.exact_match is None else float(p.exact_match)),
         full_score=sum(full_scores) / len(full_scores) if full_scores else None,
         score_change=_difference(with_full, lambda probe: probe.score),
         incompetent=_is_incompetent(panel, donors, limits),
-        key_error=_maybe([p.key_error for p in probes if p.key_error is not None]),
+        key_error=_maybe(probes, lambda p: p.key_error),
         prompt_tokens=sum(p.prompt_tokens for p in probes),
         prefix_hit_tokens=sum(p.prefix_hit_tokens for p in probes),
         chunk_hit_tokens=sum(p.chunk_hit_tokens for p in probes),
@@ -110,12 +113,30 @@ def _is_incompetent(panel: Panel, donors: Donors, limits: Limits) -> bool:
 
 
 def _difference(pairs: Sequence[tuple[Probe, Probe]], value: Callable[[Probe], float | None]) -> Estimate | None:
-    first, second = pair_values(pairs, value)
-    return _maybe([a - b for a, b in zip(first, second, strict=True)])
+    found = [
+        (a - b, first.unit)
+        for first, second in pairs
+        if (a := value(first)) is not None and (b := value(second)) is not None
+    ]
+    return _bootstrap(found) if found else None
 
 
-def _maybe(values: Sequence[float], statistic: Statistic = Statistic.MEAN) -> Estimate | None:
-    return bootstrap(values, statistic) if values else None
+def _maybe(
+    probes: Sequence[Probe], value: Callable[[Probe], float | None], statistic: Statistic = Statistic.MEAN
+) -> Estimate | None:
+    """Over the records that have the value; None where none has."""
+    found = [(number, probe.unit) for probe in probes if (number := value(probe)) is not None]
+    return _bootstrap(found, statistic) if found else None
+
+
+def _always(
+    probes: Sequence[Probe], value: Callable[[Probe], float], statistic: Statistic = Statistic.MEAN
+) -> Estimate:
+    return _bootstrap([(value(probe), probe.unit) for probe in probes], statistic)
+
+
+def _bootstrap(found: Sequence[tuple[float, str]], statistic: Statistic = Statistic.MEAN) -> Estimate:
+    return bootstrap([value for value, _ in found], statistic, units=[unit for _, unit in found])
 
 
 def _exponential(of: Estimate | None) -> Estimate | None:

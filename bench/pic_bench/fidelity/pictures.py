@@ -142,7 +142,7 @@ def trade_offs(cells: Sequence[Cell]) -> Iterator[Picture]:
         titles = ("computed tokens, of those with exact hits", title if ticks is SHARE else KL_TITLE)
         drawing = trade_off(f"{title} against computed tokens, {about}", shown, bands, ticks, titles)
         where = "Up" if ticks is SHARE else "Down"
-        note = f"{where} is closer to the full prefill, left computes less. 95 % intervals over calls."
+        note = f"{where} is closer to the full prefill, left computes less. 95 % intervals over sessions."
         if any(cell.undecided for cell in kept) and ticks is SHARE:
             note += f" {UNDECIDED} The model is undecided on most of these calls: see the table."
         file = _slug("cost", name, kept[0].dtype, kept[0].source, str(kept[0].min_chunk_hit or "all"))

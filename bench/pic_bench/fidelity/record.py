@@ -88,6 +88,13 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     text: str | None = None
     """The end of the prompt and both answers, for the list of the worst."""
 
+    @property
+    def unit(self) -> str:
+        """What an interval draws as one: a trace's session, in whatever order it is served; elsewhere the prompt."""
+        if self.experiment is not Experiment.TRACE:
+            return self.prompt
+        return self.prompt.rpartition("/")[2].rpartition("-")[0]
+
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(Probe)

@@ -1,7 +1,6 @@
 """What a policy costs in agreement and saves in tokens on a trace, said from the records.
 
-It must not know tables or pictures. Calls of one conversation resemble each other, so intervals over calls are rather
-too narrow; the report says so.
+It must not know tables or pictures. Calls of one conversation resemble each other, so intervals are over sessions.
 """
 
 from __future__ import annotations
@@ -50,7 +49,9 @@ def trace_claims(panel: Panel, panels: Sequence[Panel], limits: Limits) -> Itera
             kept = [pair for pair in pairs if pair[0].top1_probability >= limits.decided_probability]
         if not kept:
             continue
-        change = bootstrap([float(a.top1_agrees) - float(b.top1_agrees) for a, b in kept])
+        change = bootstrap(
+            [float(a.top1_agrees) - float(b.top1_agrees) for a, b in kept], units=[first.unit for first, _ in kept]
+        )
         stock = sum(computed_tokens(b) for _, b in pairs)
         policies.append(_Policy(name, pairs, change, sum(computed_tokens(a) for a, _ in pairs) / max(1, stock)))
     where = f"{panel.dtype}, {panel.source}"

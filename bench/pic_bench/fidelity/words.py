@@ -35,7 +35,7 @@ DEFINITIONS = (
     ("perplexity", "exponential of the gold continuation's mean negative log-likelihood, mean over prompts."),
     ("agreed tokens", "greedy tokens that are the full prefill's before the first that differs."),
     ("K error", "relative L2 of the spliced keys against the full prefill's, all layers; mostly the other context."),
-    ("[low, high]", "95 % percentile-bootstrap interval over prompts, 2,000 resamples."),
+    ("[low, high]", "95 % percentile-bootstrap interval over prompts, on a trace over its sessions; 2,000 resamples."),
     (
         "less floor",
         "the arm less the exact hit (or, without it, the full prefill again), mean of differences by prompt.",
@@ -92,11 +92,6 @@ def limits_of(summary: Summary) -> list[str]:
     lines.append(
         "Where all prompts agree, the interval has no width; about 3 in n may still differ unseen (rule of three)."
     )
-    if any(cell.experiment is Experiment.TRACE for cell in summary.cells):
-        lines.append(
-            "Calls of one conversation share most of their prompt and are no independent samples: intervals over the "
-            "calls of a trace are too narrow."
-        )
     return lines
 
 
