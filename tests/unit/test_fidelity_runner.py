@@ -44,6 +44,7 @@ def test_arguments_become_a_configuration() -> None:
         (["--shifts", "0,1"], "shifts"),
         (["--prompts", "0"], "prompts"),
         (["--policy", "exact"], "policy"),
+        (["--policy", "default", "--experiment", "grid"], "--experiment trace"),
     ],
 )
 def test_sizes_that_cannot_be_measured_are_refused(words: list[str], named: str) -> None:
@@ -58,7 +59,7 @@ def test_a_folder_is_new_or_an_earlier_run_that_is_spoken_of(tmp_path: Path) -> 
     (folder / "probes.jsonl").write_bytes(b'{"whole": 1}\n{"cut')
     with pytest.raises(ConfigError, match="--resume or --force"):
         claim_folder(folder, config, resume=False, force=False)
-    with pytest.raises(ConfigError, match="another run"):
+    with pytest.raises(ConfigError, match="another run than this command: seed is 0 there and 1 here"):
         claim_folder(folder, msgspec.structs.replace(config, seed=1), resume=True, force=False)
     claim_folder(folder, config, resume=True, force=False)
     assert (folder / "probes.jsonl").read_bytes() == b'{"whole": 1}\n', "a record must begin on a line of its own"

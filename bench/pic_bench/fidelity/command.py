@@ -169,17 +169,23 @@ def _config(args: argparse.Namespace) -> Config:
     from pic_bench.fidelity.config import Config
     from pic_bench.fidelity.policies import DEFAULT_POLICIES, Order, parse_policy
     from pic_bench.fidelity.record import Experiment
+    from sglang_pic.errors import ConfigError
 
     chosen = [name for name in EXPERIMENTS if name != "trace"] if args.quick else EXPERIMENTS
     for policy in args.policy:
         parse_policy(policy)
+    experiments = tuple(Experiment(name) for name in dict.fromkeys(args.experiment or chosen))
+    if args.policy and Experiment.TRACE not in experiments:
+        raise ConfigError(f"--policy {args.policy[0]!r}: only a trace has policies; add --experiment trace.")
+    # A run that has no use for policies can be resumed after the default ones have changed.
+    policies = (tuple(args.policy) or DEFAULT_POLICIES) if Experiment.TRACE in experiments else ()
     return Config(
         model=args.model,
         data=tuple(args.data),
-        experiments=tuple(Experiment(name) for name in dict.fromkeys(args.experiment or chosen)),
+        experiments=experiments,
         dtypes=tuple(dict.fromkeys(args.dtype or DTYPES)),
         sizes=_sizes(args),
-        policies=tuple(args.policy) or DEFAULT_POLICIES,
+        policies=policies,
         orders=tuple(Order(name) for name in dict.fromkeys(args.order or ORDERS[:1])),
         min_chunk_hit=args.min_chunk_hit,
         pool_tokens=args.max_total_tokens,

@@ -75,9 +75,10 @@ def claim_folder(folder: Path, config: Config, *, resume: bool, force: bool) -> 
         if found is None:
             raise ConfigError(f"--out {str(folder)!r} is not empty and is no earlier fidelity run; give a new folder.")
         if resume:
-            if found != config:
+            if differing := _differing(found, config):
                 raise ConfigError(
-                    f"--resume: {folder / 'config.json'} says another run than this command; repeat its arguments."
+                    f"--resume: {folder / 'config.json'} says another run than this command: {'; '.join(differing)}. "
+                    "Repeat its arguments, or give a new folder."
                 )
             _drop_cut_line(folder / PROBES)
             return
@@ -85,6 +86,12 @@ def claim_folder(folder: Path, config: Config, *, resume: bool, force: bool) -> 
             raise ConfigError(f"--out {str(folder)!r} holds an earlier run; add --resume or --force.")
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
+
+
+def _differing(found: Config, wanted: Config) -> list[str]:
+    """What an earlier run's configuration says otherwise."""
+    there, here = (msgspec.to_builtins(config) for config in (found, wanted))
+    return [f"{name} is {there[name]!r} there and {here[name]!r} here" for name in there if there[name] != here[name]]
 
 
 def run_fidelity(config: Config, folder: Path, *, start_timeout_s: float, quiet: bool) -> Outcome:
