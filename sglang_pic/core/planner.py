@@ -232,8 +232,9 @@ class Planner:
         num_foreign, num_unseen = self._misfit(found, at, last_shift)
         if num_foreign <= self._max_foreign and 100 * num_unseen <= self._unseen_percent * at:
             return found.end
-        self._num_misfits += 1
-        return self._tail_start if 100 * num_unseen <= _NEAR_UNSEEN_PERCENT * at else self._near_start
+        reach = self._tail_start if 100 * num_unseen <= _NEAR_UNSEEN_PERCENT * at else self._near_start
+        self._num_misfits += reach < found.end
+        return reach
 
     def _misfit(self, found: _Candidate, at: int, last_shift: int | None) -> tuple[int, int]:
         """How many tokens before the donor's of `at` do not stand before `at`, and how many of those it does not know.

@@ -294,6 +294,21 @@ def test_near_the_end_a_donor_knows_the_better_part(num_known: int, end: int | N
     assert plan.dropped.get(DropReason.TAIL, 0) == (0 if end == 999 else 1)
 
 
+def test_runs_that_end_before_the_tail_are_as_many_as_there_are() -> None:
+    """The donor has seen 80 in 100 of what stands before each of 60 spans; no bound on misfits counts what is taken."""
+    index = ContentIndex(MOST_REUSE)
+    bodies = [text(number, 80) for number in range(60)]
+    donor, target = (
+        join(*[part for number, body in enumerate(bodies) for part in (text(seed + number, 20), body)])
+        for seed in (1000, 2000)
+    )
+    publish_whole(index, donor)
+    plan = index.plan("a", target, prefix_len=0, options=PlanOptions(tail_tokens=1500), resolve=all_resident)
+    # All in front of the tail but the first, before which the donor has seen nothing of what stands here.
+    assert len(plan.runs) == 44
+    assert plan.runs[-1].target_end == len(target) - 1500
+
+
 def test_a_text_that_is_repeated_is_no_context_of_its_own() -> None:
     """The first copy's rows do not know that they are repeated: the second is computed near the end."""
     index = ContentIndex(MOST_REUSE)
