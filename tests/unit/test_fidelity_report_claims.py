@@ -134,11 +134,18 @@ def test_scores() -> None:
     assert (few.verdict, "Only 10 prompts" in few.text) == (Verdict.OPEN, True)
 
 
-def policies(agreements: dict[str, tuple[float, int]], calls: int = 400, probability: float = 0.8) -> list[Probe]:
+def policies(
+    agreements: dict[str, tuple[float, int]], calls: int = 400, probability: float = 0.8, sessions: int = 400
+) -> list[Probe]:
     """Calls of a trace; a policy's share of agreement and its chunk-hit tokens of 1,000 that exact hits compute."""
     probes = []
     for call in range(calls):
-        common = {"experiment": Experiment.TRACE, "num_blocks": None, "prompt": f"{call:03}-000", "prompt_tokens": 1000}
+        common = {
+            "experiment": Experiment.TRACE,
+            "num_blocks": None,
+            "prompt": f"{call % sessions:03}-{call // sessions:03}",
+            "prompt_tokens": 1000,
+        }
         common["top1_probability"] = probability
         probes.append(probe(arm="exact", kl=0.0, **common))
         for policy, (agreement, hits) in agreements.items():
@@ -159,6 +166,8 @@ def test_a_trace_s_cost() -> None:
     assert (kept.verdict, "The interval lies within 2 points" in kept.text) == (Verdict.NO, True)
     (few,) = answers(policies({"default": (0.5, 600)}, calls=10), COST)
     assert (few.verdict, few.text[:14]) == (Verdict.OPEN, "Only 10 calls,")
+    (alike,) = answers(policies({"default": (0.5, 600)}, sessions=19), COST)
+    assert (alike.verdict, alike.text[:35]) == (Verdict.OPEN, "Only 19 sessions, fewer than 20: `d")
 
 
 def test_the_cheapest_policy_that_keeps_agreement() -> None:

@@ -75,6 +75,7 @@ def _cell(panel: Panel, donors: Donors, arm: str, limits: Limits) -> Cell:
         arm=arm,
         min_chunk_hit=panel.min_chunk_hit,
         n=len(probes),
+        num_units=len({probe.unit for probe in probes}),
         kl=_always(probes, lambda p: p.kl),
         kl_median=_always(probes, lambda p: p.kl, Statistic.MEDIAN),
         kl_p95=float(np.percentile(kls, 95)),

@@ -35,7 +35,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     margin: float = 0.02
     """A change of agreement or score whose whole interval lies within this counts as none."""
     min_prompts: int = 20
-    """With fewer prompts nothing is claimed."""
+    """With fewer prompts, or sessions of a trace, nothing is claimed."""
 
 
 class Contrast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,6 +67,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     min_chunk_hit: int = 0
     """Only prompts with so many chunk-hit tokens under the default policy."""
     n: int
+    num_units: int | None = None
+    """What intervals draw: sessions of a trace, elsewhere prompts."""
     kl: Estimate
     kl_median: Estimate
     kl_p95: float

@@ -26,6 +26,8 @@ class _Policy(NamedTuple):
     pairs: list[tuple[Probe, Probe]]
     agreement: Estimate
     """Of the policy less that of exact hits, over the calls that count."""
+    sessions: int
+    """That these calls come from."""
     computed: float
     """Computed tokens as a share of those with exact hits."""
 
@@ -49,11 +51,11 @@ def trace_claims(panel: Panel, panels: Sequence[Panel], limits: Limits) -> Itera
             kept = [pair for pair in pairs if pair[0].top1_probability >= limits.decided_probability]
         if not kept:
             continue
-        change = bootstrap(
-            [float(a.top1_agrees) - float(b.top1_agrees) for a, b in kept], units=[first.unit for first, _ in kept]
-        )
+        units = [first.unit for first, _ in kept]
+        change = bootstrap([float(a.top1_agrees) - float(b.top1_agrees) for a, b in kept], units=units)
         stock = sum(computed_tokens(b) for _, b in pairs)
-        policies.append(_Policy(name, pairs, change, sum(computed_tokens(a) for a, _ in pairs) / max(1, stock)))
+        computed = sum(computed_tokens(a) for a, _ in pairs) / max(1, stock)
+        policies.append(_Policy(name, pairs, change, len(set(units)), computed))
     where = f"{panel.dtype}, {panel.source}"
     if panel.min_chunk_hit:
         where += f", calls with {panel.min_chunk_hit} or more chunk-hit tokens"
@@ -75,8 +77,8 @@ def _cost(policy: _Policy, where: str, limits: Limits) -> Claim:
     text = f"{_says(policy)}; median KL {divergence(median([a for a, _ in kls]) or 0.0)} against "
     text += f"{divergence(median([b for _, b in kls]) or 0.0)}, mean {divergence(sum(a for a, _ in kls) / len(kls))} "
     text += f"against {divergence(sum(b for _, b in kls) / len(kls))} (n = {len(kls)})."
-    if change.n < limits.min_prompts:
-        return _open(COST, where, change, f"Only {change.n} calls, fewer than {limits.min_prompts}: {text}")
+    if few := _few(policy, limits):
+        return _open(COST, where, change, f"Only {few}: {text}")
     if change.excludes_zero:
         return Claim(
             question=COST, where=where, verdict=Verdict.YES if change.high < 0 else Verdict.NO, text=text, n=change.n
@@ -92,8 +94,8 @@ def _cheapest(policies: Sequence[_Policy], where: str, limits: Limits) -> Claim:
     margin = f"{limits.margin * 100:g} points"
     kept = [policy for policy in policies if policy.agreement.low >= -limits.margin]
     closest = max(policies, key=lambda policy: (policy.agreement.value, -policy.computed))
-    if closest.agreement.n < limits.min_prompts:
-        return _open(CHEAPEST, where, closest.agreement, f"Only {closest.agreement.n} calls: {_says(closest)}.")
+    if few := _few(closest, limits):
+        return _open(CHEAPEST, where, closest.agreement, f"Only {few}: {_says(closest)}.")
     if not kept:
         text = f"No policy's interval lies within {margin} of exact hits. The closest: {_says(closest)}."
         lost = all(policy.agreement.high < -limits.margin for policy in policies)
@@ -105,6 +107,15 @@ def _cheapest(policies: Sequence[_Policy], where: str, limits: Limits) -> Claim:
     )
     text += f"that computes least, picked afterwards: {_says(cheapest)}."
     return Claim(question=CHEAPEST, where=where, verdict=Verdict.YES, text=text, n=cheapest.agreement.n)
+
+
+def _few(policy: _Policy, limits: Limits) -> str | None:
+    """What there is too little of for a claim; None where there is enough."""
+    if policy.agreement.n < limits.min_prompts:
+        return f"{policy.agreement.n} calls, fewer than {limits.min_prompts}"
+    if policy.sessions < limits.min_prompts:
+        return f"{policy.sessions} sessions, fewer than {limits.min_prompts}"
+    return None
 
 
 def _says(policy: _Policy) -> str:

@@ -86,6 +86,13 @@ def limits_of(summary: Summary) -> list[str]:
             f"The smallest cell has n = {smallest}. With fewer than {summary.limits.min_prompts} prompts nothing is "
             "claimed, and percentile intervals are too narrow."
         )
+    sessions = [cell.num_units for cell in summary.cells if cell.experiment is Experiment.TRACE and cell.num_units]
+    if sessions and min(sessions) < summary.limits.min_prompts:
+        lines.append(
+            f"The calls of a trace come from as few as {plural(min(sessions), 'session')}. Calls of one session "
+            "resemble each other, so intervals draw sessions; from fewer than "
+            f"{summary.limits.min_prompts} they are too narrow, and nothing is claimed."
+        )
     lines.append(
         "Each interval is at 95 % by itself, with no correction for their number: of many cells a few miss by chance."
     )
