@@ -9,8 +9,9 @@ import msgspec
 import pytest
 from pic_bench.fidelity.command import _config, add_arguments
 from pic_bench.fidelity.config import Config, default_sizes
+from pic_bench.fidelity.questions import GENERATED
 from pic_bench.fidelity.record import Experiment
-from pic_bench.fidelity.runner import claim_folder
+from pic_bench.fidelity.runner import chosen_questions, claim_folder
 from pic_bench.summary import write_json
 
 from sglang_pic.errors import ConfigError
@@ -50,6 +51,12 @@ def test_arguments_become_a_configuration() -> None:
 def test_sizes_that_cannot_be_measured_are_refused(words: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         parse(*words)
+
+
+def test_a_run_that_is_broken_off_has_as_many_questions_of_each_source() -> None:
+    sources = [question.source for question in chosen_questions(parse("--questions", "3"))]
+    assert len(set(sources)) == len(GENERATED) > 1
+    assert sources == 3 * sources[: len(GENERATED)]
 
 
 def test_a_folder_is_new_or_an_earlier_run_that_is_spoken_of(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,7 +32,7 @@ from pic_bench.fidelity.vault import Vault
 from pic_bench.summary import write_json
 from sglang_pic.errors import BenchError, ConfigError
 
-__all__ = ["LeftOut", "Outcome", "claim_folder", "run_fidelity"]
+__all__ = ["LeftOut", "Outcome", "chosen_questions", "claim_folder", "run_fidelity"]
 
 PROBES = "probes.jsonl"
 LEFT_OUT = "left_out.jsonl"
@@ -260,7 +261,7 @@ def _jobs(config: Config, pool: TextPool, text: ModelText) -> list[Job]:
     if Experiment.SHIFT in config.experiments:
         jobs += shift_jobs(config.sizes, pool, text, config.seed)
     if Experiment.QA in config.experiments:
-        jobs += qa_jobs(config.sizes, _questions(config), text, config.seed)
+        jobs += qa_jobs(config.sizes, chosen_questions(config), text, config.seed)
     return jobs
 
 
@@ -274,13 +275,15 @@ def _text_source(config: Config) -> tuple[str, list[str]]:
     return path.name, list(dict.fromkeys(document for question in questions for document in question.documents))
 
 
-def _questions(config: Config) -> list[Question]:
-    """Those of the files with questions, as many from each; generated ones where there is no such file."""
+def chosen_questions(config: Config) -> list[Question]:
+    """Those of the files with questions, as many from each and in turn; generated ones where there is no such file."""
     limit, seed = config.sizes.questions, config.seed
     files = [path for name in config.data if is_question_set(path := Path(name))]
     if files:
-        return [question for path in files for question in read_questions(path, limit=limit, seed=seed)]
-    return [question for kind in GENERATED for question in generated_questions(kind, limit=limit, seed=seed)]
+        sources = [read_questions(path, limit=limit, seed=seed) for path in files]
+    else:
+        sources = [generated_questions(kind, limit=limit, seed=seed) for kind in GENERATED]
+    return [question for in_turn in zip_longest(*sources) for question in in_turn if question is not None]
 
 
 def _leave_out(folder: Path, job: Job, dtype: str, reason: str) -> LeftOut:
