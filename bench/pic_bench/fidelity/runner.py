@@ -282,7 +282,7 @@ def chosen_questions(config: Config) -> list[Question]:
     if files:
         sources = [read_questions(path, limit=limit, seed=seed) for path in files]
     else:
-        sources = [generated_questions(kind, limit=limit, seed=seed) for kind in GENERATED]
+        sources = [list(generated_questions(kind, limit=limit, seed=seed)) for kind in GENERATED]
     return [question for in_turn in zip_longest(*sources) for question in in_turn if question is not None]
 
 
