@@ -134,7 +134,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=seam:N,tail:N,...",
         help="a policy of trace, of the settings seam, min_run, min_spliced, tail, foreign and unseen, any of which "
-        "may be left out; may repeat, and the first says which calls are measured (default: default and variations of it)",
+        "may be left out; may repeat, and the first says which calls are measured (default: default and variants)",
     )
     parser.add_argument(
         "--min-chunk-hit",
