@@ -63,8 +63,8 @@ def _cell(panel: Panel, donors: Donors, arm: str, limits: Limits) -> Cell:
     decided = [p for p in probes if p.top1_probability >= limits.decided_probability]
     probability = float(np.median([p.top1_probability for p in probes]))
     greedy = [p for p in probes if p.agreed_tokens is not None and p.greedy_tokens]
-    _, full_nll = pair_values(with_full, lambda probe: probe.gold_nll)
-    _, full_scores = pair_values(with_full, lambda probe: probe.score)
+    full_nll = [full for _, _, full in pair_values(with_full, lambda probe: probe.gold_nll)]
+    full_scores = [full for _, _, full in pair_values(with_full, lambda probe: probe.score)]
     return Cell(
         experiment=panel.experiment,
         dtype=panel.dtype,
@@ -114,11 +114,7 @@ def _is_incompetent(panel: Panel, donors: Donors, limits: Limits) -> bool:
 
 
 def _difference(pairs: Sequence[tuple[Probe, Probe]], value: Callable[[Probe], float | None]) -> Estimate | None:
-    found = [
-        (a - b, first.unit)
-        for first, second in pairs
-        if (a := value(first)) is not None and (b := value(second)) is not None
-    ]
+    found = [(a - b, probe.unit) for probe, a, b in pair_values(pairs, value)]
     return _bootstrap(found) if found else None
 
 

@@ -81,10 +81,11 @@ def pair_arms(first: Mapping[Unit, Probe], second: Mapping[Unit, Probe]) -> Pair
 
 def pair_values(
     pairs: Sequence[tuple[Probe, Probe]], value: Callable[[Probe], float | None]
-) -> tuple[list[float], list[float]]:
-    """A value of both records of every pair that has it on both sides."""
-    both = [(a, b) for first, second in pairs if (a := value(first)) is not None and (b := value(second)) is not None]
-    return [a for a, _ in both], [b for _, b in both]
+) -> list[tuple[Probe, float, float]]:
+    """A value of both records of every pair that has it on both sides, behind the first record."""
+    return [
+        (first, a, b) for first, second in pairs if (a := value(first)) is not None and (b := value(second)) is not None
+    ]
 
 
 def _looks(panel: Panel, limits: Limits) -> list[Panel]:
