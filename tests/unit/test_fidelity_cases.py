@@ -156,6 +156,33 @@ def test_long_documents_are_cut_around_the_answer_and_short_ones_joined(text: Mo
     assert "a short one" in text.text(job.case.prompt)
 
 
+def test_lists_of_values_are_cut_to_whole_lines_and_the_key_leads_to_the_answer(
+    tmp_path: Path, text: ModelText
+) -> None:
+    rng = random.Random(1)
+    pairs = [(f"{rng.getrandbits(128):032x}", f"{rng.getrandbits(128):032x}") for _ in range(45)]
+    documents = [
+        {"title": f"records {at}", "text": "\n".join(f'"{key}": "{value}"' for key, value in pairs[at : at + 15])}
+        for at in (0, 15, 30)
+    ]
+    key, value = pairs[22]
+    qa = [{"question": f'What is the value of the key "{key}"?', "answers": [value], "supporting": [1]}]
+    path = tmp_path / "kv.jsonl"
+    path.write_text(json.dumps({"id": "kv-0", "source": "kv_retrieval", "documents": documents, "qa": qa}))
+    (question,) = read_questions(path, limit=1, seed=0)
+    assert question.lead == f'"{key}": "'
+    (job,) = qa_jobs(quick_sizes(), [question], text, 0)
+    check_case(job.case)
+    prompt = text.text(job.case.prompt)
+    assert prompt.endswith(question.lead)
+    assert value.startswith(text.text(job.case.gold))
+    listed = prompt.split("Here are the documents.")[1].split("Question:")[0]
+    shown = [pair for pair in pairs if f'"{pair[0]}": "{pair[1]}"' in listed]
+    assert (key, value) in shown
+    assert len(shown) >= 5
+    assert listed.count('"') == 4 * len(shown)
+
+
 def test_a_question_set_is_read_one_question_of_each_item_first(tmp_path: Path) -> None:
     qa = [{"question": "1", "answers": ["a"]}, {"question": "2", "answers": []}, {"question": "3", "answers": ["c"]}]
     items = [{"id": name, "source": "s", "documents": [{"title": "", "text": "d"}], "qa": qa} for name in "xyz"]

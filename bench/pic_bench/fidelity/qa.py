@@ -15,10 +15,11 @@ from pic_bench.fidelity.tokens import ModelText
 
 __all__ = ["QaFrames", "answer_ids", "qa_case"]
 
-# What a model of 135 M parameters can use,.
+# What a model of 135 M parameters can use.
 MAX_DOCUMENTS = 6
 MAX_RETRIEVAL_DOCUMENTS = 3
 MAX_DOCUMENT_TOKENS = 200
+MAX_LINES_TOKENS = 160
 MIN_BLOCK_TOKENS = 80
 GOLD_TOKENS = 32
 
@@ -56,7 +57,7 @@ class QaFrames:
 def qa_case(frames: QaFrames, text: ModelText, question: Question, *, seed: int) -> Case:
     """One question. Documents that hold the answer are kept, others fill up; short ones are joined, long ones cut.
 
-    A cut document is the part around a gold answer, where one stands in it.
+    A cut document is the part around a gold answer, where one stands in it; of lists of values, whole lines.
     """
     rng = random.Random(f"qa-{seed}-{question.name}")
     blocks = _blocks(text, question, rng)
@@ -79,11 +80,11 @@ def qa_case(frames: QaFrames, text: ModelText, question: Question, *, seed: int)
 def answer_ids(text: ModelText, question: Question) -> list[int]:
     """The first gold answer, as it would follow the prompt."""
     answer = question.answers[0]
-    return text.ids(f" {answer}" if question.lead else answer)
+    return text.ids(f" {answer}" if question.lead[-1:].isalnum() else answer)
 
 
 def _blocks(text: ModelText, question: Question, rng: random.Random) -> list[list[int]]:
-    cut = {i: _cut(text, document, question.answers) for i, document in enumerate(question.documents)}
+    cut = {i: _cut(text, document, question) for i, document in enumerate(question.documents)}
     holding = sorted(question.supporting) or [i for i, d in enumerate(question.documents) if _find(d, question.answers)]
     others = [i for i in cut if i not in holding]
     rng.shuffle(others)
@@ -102,11 +103,26 @@ def _blocks(text: ModelText, question: Question, rng: random.Random) -> list[lis
     return blocks
 
 
-def _cut(text: ModelText, document: str, answers: tuple[str, ...]) -> list[int]:
+def _cut(text: ModelText, document: str, question: Question) -> list[int]:
     ids = text.document(f"\n{document}")
     if len(ids.ids) <= MAX_DOCUMENT_TOKENS:
         return ids.ids
-    return ids.window(_find(document, answers) or 0, MAX_DOCUMENT_TOKENS)
+    middle = _find(document, question.answers) or 0
+    lines = _lines_around(text, document, middle) if question.is_retrieval else []
+    return lines or ids.window(middle, MAX_DOCUMENT_TOKENS)
+
+
+def _lines_around(text: ModelText, document: str, character: int) -> list[int]:
+    """As many whole lines around a character as fit; none where its own does not."""
+    lines = [text.ids(f"\n{line}") for line in document.split("\n")]
+    middle = document.count("\n", 0, character)
+    start, end, room = middle, middle + 1, MAX_LINES_TOKENS - len(lines[middle])
+    if room < 0:
+        return []
+    while fitting := [i for i in (end, start - 1) if 0 <= i < len(lines) and len(lines[i]) <= room]:
+        line = min(fitting, key=lambda i: abs(i - middle))
+        start, end, room = min(start, line), max(end, line + 1), room - len(lines[line])
+    return [token for line in lines[start:end] for token in line]
 
 
 def _find(document: str, answers: tuple[str, ...]) -> int | None:

@@ -103,7 +103,7 @@ def _question(item: _Item, number: int) -> Question | None:
     qa = item.qa[number]
     if not qa.answers:
         return None
-    return Question(
+    found = Question(
         source=item.source,
         name=f"{item.id}-{number}",
         documents=tuple(f"{d.title}\n{d.text}" if d.title else d.text for d in item.documents),
@@ -111,6 +111,13 @@ def _question(item: _Item, number: int) -> Question | None:
         answers=tuple(qa.answers),
         supporting=frozenset(qa.supporting or ()),
     )
+    return msgspec.structs.replace(found, lead=_lead(found)) if found.is_retrieval else found
+
+
+def _lead(question: Question) -> str:
+    """What stands before the answer in its line: a small model goes on from a key, it does not look one up."""
+    lines = (line for document in question.documents for line in document.splitlines())
+    return next((before for line in lines for before, found, _ in [line.partition(question.answers[0])] if found), "")
 
 
 def _pairs(rng: random.Random, number: int) -> Question:
