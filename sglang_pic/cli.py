@@ -94,9 +94,10 @@ VERBS: dict[str, Verb] = {
     ),
     "report": Verb(
         "pic_bench.report_command",
-        "write the report of a run again",
-        "Makes report.md and report.html again from the raw records in the folder of `compare` or `fidelity`.",
-        ("sglang-pic report runs/demo", "sglang-pic report runs/fidelity"),
+        "write the report of a run again, or of several together",
+        "Makes report.md and report.html again from the raw records in the folder of `compare` or `fidelity`. Several "
+        "fidelity runs of one model, measured side by side or on several days, become one.",
+        ("sglang-pic report runs/demo", "sglang-pic report runs/float32 runs/bfloat16 --out runs/both"),
     ),
     "census": Verb(
         "sglang_pic.census.command",

@@ -19,9 +19,10 @@ from pic_traces.replay import ReplayOptions, run_replay
 from pic_bench.arms import Arm, ArmKind
 from pic_bench.counters import pic_counters
 from pic_bench.environment import capture_environment, model_facts, now
+from pic_bench.out_folder import claim_folder
 from pic_bench.pairing import compare_arms, summarize_arm
 from pic_bench.report import write_reports
-from pic_bench.run_folder import Config, Run, arm_folder, claim_folder
+from pic_bench.run_folder import COMPARISON, Config, Run, arm_folder
 from pic_bench.server import Server, free_port, launch_command
 from pic_bench.summary import ArmSummary, Paired, Summary, Trace, write_json
 from sglang_pic.errors import BenchError
@@ -70,7 +71,7 @@ def run_compare(settings: Settings, *, launch: LaunchCommand = launch_command, r
         BenchError: a server or a replay failed; the records so far stay in the folder.
     """
     next(iter(load(settings.config.trace)), None)  # a trace that cannot be read must not cost the start of a server
-    claim_folder(settings.out, force=settings.force)
+    claim_folder(settings.out, COMPARISON, force=settings.force)
     started_at = now()
     write_json(settings.out / "config.json", settings.config)
     write_json(settings.out / "environment.json", capture_environment())

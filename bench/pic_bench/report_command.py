@@ -1,4 +1,4 @@
-"""Owns the verb `report`: writes the reports of a comparison or a fidelity run again and prints its table.
+"""Owns the verb `report`: writes the reports of a comparison or of fidelity runs again and prints their table.
 
 It must not measure anything; errors go up to the console script, which knows the exit statuses.
 """
@@ -8,34 +8,47 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from sglang_pic.errors import ConfigError
+
 __all__ = ["add_arguments", "print_result", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic report`."""
     parser.add_argument(
-        "folder", type=Path, metavar="DIR", help="the folder that `compare --out` or `fidelity --out` wrote"
+        "folder",
+        type=Path,
+        nargs="+",
+        metavar="DIR",
+        help="the folder that `compare --out` or `fidelity --out` wrote; several of `fidelity` are put together",
     )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where several runs are put together: a new folder")
+    parser.add_argument("--force", action="store_true", help="delete an earlier fidelity run in --out")
     parser.add_argument("--json", action="store_true", help="print summary.json instead of the table")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write report.md, report.html and the drawings again; returns 0.
+    """Write report.md, report.html and the drawings again, of several runs into a folder of their own; returns 0.
 
     A fidelity run's summary.json is made again too, from its raw records.
 
     Raises:
-        BenchError: the folder is neither a finished comparison nor a fidelity run with records.
+        BenchError: the folder is neither a finished comparison nor a fidelity run with records, or several are not
+            runs that go together.
+        ConfigError: `--out` is missing, needless or cannot be used.
     """
-    from pic_bench.fidelity.report import PROBES
+    from pic_bench.fidelity.folder import PROBES
 
-    if (args.folder / PROBES).exists():
-        _fidelity(args.folder, as_json=args.json)
+    folder = _together(args) if len(args.folder) > 1 else args.folder[0]
+    if folder is not args.out and (args.out is not None or args.force):
+        raise ConfigError("--out and --force are for several folders; the report of one is written into it.")
+    if (folder / PROBES).exists():
+        _fidelity(folder, as_json=args.json)
         return 0
     from pic_bench.report import write_reports
 
-    write_reports(args.folder)
-    print_result(args.folder, as_json=args.json)
+    write_reports(folder)
+    print_result(folder, as_json=args.json)
     return 0
 
 
@@ -49,6 +62,16 @@ def print_result(folder: Path, *, as_json: bool) -> None:
         return
     print(overview(load_run(folder)))
     print(f"Report: {folder / 'report.html'}")
+
+
+def _together(args: argparse.Namespace) -> Path:
+    from pic_bench.fidelity.merge import merge_runs
+
+    if args.out is None:
+        raise ConfigError("several folders: say with --out where they are put together.")
+    merge_runs(args.folder, args.out, force=args.force)
+    out: Path = args.out
+    return out
 
 
 def _fidelity(folder: Path, *, as_json: bool) -> None:

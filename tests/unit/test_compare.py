@@ -12,8 +12,9 @@ import pytest
 from pic_bench import compare_command
 from pic_bench.arms import ArmKind, build_arms, read_pic_config
 from pic_bench.counters import pic_counters
+from pic_bench.out_folder import claim_folder
 from pic_bench.pairing import Pair, compare_arms, pair_records, summarize_arm
-from pic_bench.run_folder import Config, claim_folder
+from pic_bench.run_folder import COMPARISON, Config
 from pic_bench.stats import bootstrap_median, merge_tokens, top_k_kl
 from pic_bench.summary import write_json
 from pic_traces.records import RequestRecord, Status
@@ -204,7 +205,7 @@ sglang:num_requests_total 7.0
 
 def test_only_an_earlier_comparison_is_overwritten_and_only_with_force(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    claim_folder(folder, force=False)
+    claim_folder(folder, COMPARISON, force=False)
     config = Config(
         trace="t",
         model="m",
@@ -220,11 +221,11 @@ def test_only_an_earlier_comparison_is_overwritten_and_only_with_force(tmp_path:
     (folder / "arms" / "stock").mkdir(parents=True)
     (folder / "notes.txt").write_text("mine", "utf8")
     with pytest.raises(ConfigError, match="--force"):
-        claim_folder(folder, force=False)
-    claim_folder(folder, force=True)
+        claim_folder(folder, COMPARISON, force=False)
+    claim_folder(folder, COMPARISON, force=True)
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
     with pytest.raises(ConfigError, match="no earlier comparison"):
-        claim_folder(folder, force=True)
+        claim_folder(folder, COMPARISON, force=True)
     assert (folder / "notes.txt").exists()
 
 

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 from pic_bench.fidelity.command import _config, add_arguments
 from pic_bench.fidelity.config import Config, default_sizes
+from pic_bench.fidelity.folder import claim_run
 from pic_bench.fidelity.questions import GENERATED
 from pic_bench.fidelity.record import Experiment
-from pic_bench.fidelity.runner import chosen_questions, claim_folder
+from pic_bench.fidelity.runner import chosen_questions
 from pic_bench.summary import write_json
 
 from sglang_pic.errors import ConfigError
@@ -61,23 +62,23 @@ def test_a_run_that_is_broken_off_has_as_many_questions_of_each_source() -> None
 
 def test_a_folder_is_new_or_an_earlier_run_that_is_spoken_of(tmp_path: Path) -> None:
     config, folder = parse("--quick"), tmp_path / "run"
-    claim_folder(folder, config, resume=False, force=False)
+    claim_run(folder, config, resume=False, force=False)
     write_json(folder / "config.json", config)
     (folder / "probes.jsonl").write_bytes(b'{"whole": 1}\n{"cut')
     with pytest.raises(ConfigError, match="--resume or --force"):
-        claim_folder(folder, config, resume=False, force=False)
+        claim_run(folder, config, resume=False, force=False)
     with pytest.raises(ConfigError, match="another run than this command: seed is 0 there and 1 here"):
-        claim_folder(folder, msgspec.structs.replace(config, seed=1), resume=True, force=False)
-    claim_folder(folder, config, resume=True, force=False)
+        claim_run(folder, msgspec.structs.replace(config, seed=1), resume=True, force=False)
+    claim_run(folder, config, resume=True, force=False)
     assert (folder / "probes.jsonl").read_bytes() == b'{"whole": 1}\n', "a record must begin on a line of its own"
-    claim_folder(folder, config, resume=False, force=True)
+    claim_run(folder, config, resume=False, force=True)
     assert list(folder.iterdir()) == []
 
 
 def test_a_folder_of_something_else_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("text")
     with pytest.raises(ConfigError, match="no earlier fidelity run"):
-        claim_folder(tmp_path, parse(), resume=False, force=True)
+        claim_run(tmp_path, parse(), resume=False, force=True)
     assert (tmp_path / "mine.txt").exists()
     with pytest.raises(ConfigError, match="is a file"):
-        claim_folder(tmp_path / "mine.txt", parse(), resume=False, force=True)
+        claim_run(tmp_path / "mine.txt", parse(), resume=False, force=True)

@@ -89,12 +89,13 @@ def run(args: argparse.Namespace) -> int:
         KeyboardInterrupt: Ctrl-C or SIGTERM; the server is stopped, and what was measured stays.
     """
     from pic_bench.fidelity.check import check_naive
+    from pic_bench.fidelity.folder import PROBES, claim_run
     from pic_bench.fidelity.record import read_probes
     from pic_bench.fidelity.report import headline, write_report
-    from pic_bench.fidelity.runner import PROBES, claim_folder, run_fidelity
+    from pic_bench.fidelity.runner import run_fidelity
 
     config = _config(args)
-    claim_folder(args.out, config, resume=args.resume, force=args.force)
+    claim_run(args.out, config, resume=args.resume, force=args.force)
     with interrupt_on_sigterm():
         outcome = run_fidelity(config, args.out, start_timeout_s=args.start_timeout, quiet=args.quiet)
     _tell(outcome, args.out)
@@ -219,7 +220,7 @@ def _tell(outcome: Outcome, folder: Path) -> None:
     print(f"sglang-pic: {outcome.measured} prompts measured{resumed}", file=sys.stderr)
     if outcome.left_out:
         print(
-            f"sglang-pic: warning: {len(outcome.left_out)} prompts were not served as meant and are left out of every "
+            f"sglang-pic: warning: {outcome.left_out} prompts were not served as meant and are left out of every "
             f"arm; see {folder / 'left_out.jsonl'}",
             file=sys.stderr,
         )

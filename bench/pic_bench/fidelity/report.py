@@ -14,19 +14,19 @@ import msgspec
 from pic_bench.environment import Environment
 from pic_bench.fidelity.cells import make_cells
 from pic_bench.fidelity.claims import make_claims
+from pic_bench.fidelity.folder import ENVIRONMENT, PROBES, read_left_out
 from pic_bench.fidelity.panels import Panel, make_panels
 from pic_bench.fidelity.record import Experiment, Probe, read_probes
 from pic_bench.fidelity.report_html import html_report
 from pic_bench.fidelity.report_markdown import headline, markdown_report
 from pic_bench.fidelity.sections import parts
 from pic_bench.fidelity.summary import Limits, Summary, Worst
+from pic_bench.out_folder import CONFIG
 from pic_bench.summary import write_json
 from sglang_pic.errors import BenchError
 
-__all__ = ["PROBES", "headline", "summarize", "write_report"]
+__all__ = ["headline", "summarize", "write_report"]
 
-PROBES = "probes.jsonl"
-LEFT_OUT = "left_out.jsonl"
 NUM_WORST = 8
 """Of each experiment."""
 
@@ -47,9 +47,9 @@ def write_report(folder: Path, limits: Limits | None = None) -> Summary:
     summary = summarize(
         probes,
         limits,
-        config=_read_config(folder / "config.json"),
-        environment=_read_environment(folder / "environment.json"),
-        left_out=_read_left_out(folder / LEFT_OUT),
+        config=_read_config(folder / CONFIG),
+        environment=_read_environment(folder / ENVIRONMENT),
+        left_out=Counter(f"{one.experiment.value}, {one.dtype}" for one in read_left_out(folder)),
     )
     write_json(folder / "summary.json", summary)
     (folder / "report.md").write_text(markdown_report(summary), "utf8")
@@ -126,26 +126,6 @@ def _as_worst(probe: Probe, floor: Probe | None) -> Worst:
         chunk_hit_tokens=probe.chunk_hit_tokens,
         text=probe.text,
     )
-
-
-class _LeftOut(msgspec.Struct, frozen=True):
-    """What the report says of a prompt that was not served as meant."""
-
-    experiment: str
-    dtype: str
-
-
-def _read_left_out(path: Path) -> dict[str, int]:
-    """How many prompts of each experiment are in no record; a last line that was cut off is passed over."""
-    if not path.exists():
-        return {}
-    lines = path.read_bytes().split(b"\n")[:-1]
-    decoder = msgspec.json.Decoder(_LeftOut)
-    try:
-        found = [decoder.decode(line) for line in lines if line]
-    except msgspec.DecodeError as error:
-        raise BenchError(f"{path}: not a list of prompts that were left out ({error}).") from error
-    return dict(Counter(f"{one.experiment}, {one.dtype}" for one in found))
 
 
 def _read_config(path: Path) -> dict[str, str]:

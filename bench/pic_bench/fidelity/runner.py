@@ -1,7 +1,7 @@
 """Runs the experiments: a server for each number format, every case in turn, a line for every record.
 
-Owns the run's folder while it is written, what an earlier run left there, and the progress line. It must not know how a
-case is made or measured, or what records say.
+Owns what is measured in which order, what is left of an earlier run, and the progress line. It must not know how a case
+is made or measured, or what records say.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import NoReturn
@@ -18,7 +19,17 @@ import msgspec
 from tqdm import tqdm
 
 from pic_bench.environment import capture_environment
-from pic_bench.fidelity.config import KIND, Config
+from pic_bench.fidelity.config import Config
+from pic_bench.fidelity.folder import (
+    ENVIRONMENT,
+    LEFT_OUT,
+    PROBES,
+    VAULT,
+    LeftOut,
+    read_left_out,
+    server_log,
+    trace_mark,
+)
 from pic_bench.fidelity.jobs import Job, grid_jobs, qa_jobs, shift_jobs
 from pic_bench.fidelity.measure import Unrealised, measure_case
 from pic_bench.fidelity.policies import parse_policy
@@ -29,14 +40,12 @@ from pic_bench.fidelity.texts import TextPool, trace_texts
 from pic_bench.fidelity.tokens import ModelText
 from pic_bench.fidelity.trace import TraceCall, TraceRun, distinct_tokens, naive_policy, trace_calls
 from pic_bench.fidelity.vault import Vault
+from pic_bench.out_folder import CONFIG
 from pic_bench.summary import write_json
-from sglang_pic.errors import BenchError, ConfigError
+from sglang_pic.errors import BenchError
 
-__all__ = ["LeftOut", "Outcome", "chosen_questions", "claim_folder", "run_fidelity"]
+__all__ = ["Outcome", "chosen_questions", "run_fidelity"]
 
-PROBES = "probes.jsonl"
-LEFT_OUT = "left_out.jsonl"
-VAULT = "vault"
 DEFAULT_TRACE = "sample:opendevin"
 MAX_TEXT_QUESTIONS = 200
 CASE_POOL_TOKENS = 60_000
@@ -45,54 +54,13 @@ MAX_LEFT_OUT_SHARE = 0.1
 _MIN_CASES = 20
 
 
-class LeftOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A prompt that was not served as meant, and so is in no record; a line of `left_out.jsonl`."""
-
-    schema_version: int = 1
-    experiment: Experiment
-    dtype: str
-    prompt: str
-    reason: str
-
-
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a run did."""
 
     measured: int
     resumed: int
-    left_out: list[LeftOut]
-
-
-def claim_folder(folder: Path, config: Config, *, resume: bool, force: bool) -> None:
-    """Make `folder` ready for a run: new, or an earlier run's that is continued or, with `force`, deleted.
-
-    Raises:
-        ConfigError: it holds something else, an earlier run that neither flag speaks of, or another configuration's.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--out {str(folder)!r} is a file; give a folder that does not exist or is empty.")
-    if folder.is_dir() and any(folder.iterdir()):
-        found = _read_config(folder)
-        if found is None:
-            raise ConfigError(f"--out {str(folder)!r} is not empty and is no earlier fidelity run; give a new folder.")
-        if resume:
-            if differing := _differing(found, config):
-                raise ConfigError(
-                    f"--resume: {folder / 'config.json'} says another run than this command: {'; '.join(differing)}. "
-                    "Repeat its arguments, or give a new folder."
-                )
-            _drop_cut_line(folder / PROBES)
-            return
-        if not force:
-            raise ConfigError(f"--out {str(folder)!r} holds an earlier run; add --resume or --force.")
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-
-
-def _differing(found: Config, wanted: Config) -> list[str]:
-    """What an earlier run's configuration says otherwise."""
-    there, here = (msgspec.to_builtins(config) for config in (found, wanted))
-    return [f"{name} is {there[name]!r} there and {here[name]!r} here" for name in there if there[name] != here[name]]
+    left_out: int
+    """Prompts that were not served as meant, now or before."""
 
 
 def run_fidelity(config: Config, folder: Path, *, start_timeout_s: float, quiet: bool) -> Outcome:
@@ -105,38 +73,53 @@ def run_fidelity(config: Config, folder: Path, *, start_timeout_s: float, quiet:
     """
     text = ModelText(Path(config.model))
     pool = TextPool(*_text_source(config), text)
-    write_json(folder / "config.json", config)
-    write_json(folder / "environment.json", capture_environment())
+    write_json(folder / CONFIG, config)
+    write_json(folder / ENVIRONMENT, capture_environment())
     jobs = _jobs(config, pool, text)
     calls = _calls(config, text)
     pool_tokens = config.pool_tokens or _pool_tokens(config, calls, quiet=quiet)
     done = _done(folder / PROBES)
-    outcome = Outcome(measured=0, resumed=0, left_out=[])
+    # Served again, they would be left out again.
+    left = {(one.experiment, one.dtype, one.prompt) for one in read_left_out(folder)}
+    outcome = Outcome(measured=0, resumed=0, left_out=0)
     for dtype in config.dtypes:
-        todo = [job for job in jobs if done[_name(job, dtype)] < len(job.arms)]
-        outcome = msgspec.structs.replace(outcome, resumed=outcome.resumed + len(jobs) - len(todo))
-        wants_trace = bool(calls) and not _trace_mark(folder, dtype).exists()
+        todo = [job for job in jobs if done[name := _name(job, dtype)] < len(job.arms) and name not in left]
+        num_left = sum(_name(job, dtype) in left for job in jobs)
+        resumed = len(jobs) - len(todo) - num_left
+        outcome = msgspec.structs.replace(
+            outcome, resumed=outcome.resumed + resumed, left_out=outcome.left_out + num_left
+        )
+        wants_trace = bool(calls) and not trace_mark(folder, dtype).exists()
         if not todo and not wants_trace:
             continue
-        measured = 0
         _say(f"{dtype}: starting the server ...", quiet=quiet)
         with serve_target(
             config.model,
             dtype=dtype,
             pool_tokens=pool_tokens,
             server_args=config.server_args,
-            log_path=folder / f"server-{dtype}.log",
+            log_path=server_log(folder, dtype),
             start_timeout_s=start_timeout_s,
         ) as target:
-            left_out = _measure_all(todo, target, text, config, folder, dtype, quiet=quiet)
+            tally = _Tally(tried=resumed + num_left, left_out=num_left)
+            _measure_all(todo, target, text, config, folder, dtype, tally, quiet=quiet)
+            measured = len(todo) - (tally.left_out - num_left)
             if wants_trace:
                 measured += _measure_trace(calls, target, text, config, folder, dtype, quiet=quiet)
         outcome = msgspec.structs.replace(
             outcome,
-            measured=outcome.measured + measured + len(todo) - len(left_out),
-            left_out=[*outcome.left_out, *left_out],
+            measured=outcome.measured + measured,
+            left_out=outcome.left_out + tally.left_out - num_left,
         )
     return outcome
+
+
+@dataclass(slots=True)
+class _Tally:
+    """The prompts of one number format, those of an earlier run too."""
+
+    tried: int
+    left_out: int
 
 
 def _measure_all(
@@ -146,26 +129,27 @@ def _measure_all(
     config: Config,
     folder: Path,
     dtype: str,
+    tally: _Tally,
     *,
     quiet: bool,
-) -> list[LeftOut]:
-    left_out: list[LeftOut] = []
+) -> None:
     page_size = _page_size(config.server_args)
     with _bar(sum(job.cost for job in jobs), dtype, quiet=quiet) as bar:
-        for number, job in enumerate(jobs, 1):
+        for job in jobs:
+            tally.tried += 1
             try:
                 probes = measure_case(job.case, job.arms, target, text, job.wants, dtype=dtype, page_size=page_size)
                 write_probes(folder / PROBES, probes)
             except Unrealised as error:
-                left_out.append(_leave_out(folder, job, dtype, str(error)))
-                if number >= _MIN_CASES and len(left_out) > MAX_LEFT_OUT_SHARE * number:
+                _leave_out(folder, job, dtype, str(error))
+                tally.left_out += 1
+                if tally.tried >= _MIN_CASES and tally.left_out > MAX_LEFT_OUT_SHARE * tally.tried:
                     raise BenchError(
-                        f"{len(left_out)} of {number} prompts were not served as meant; the last: {error}. "
+                        f"{tally.left_out} of {tally.tried} prompts were not served as meant; the last: {error}. "
                         f"All: {folder / LEFT_OUT}."
                     ) from error
             bar.set_description(f"{dtype} {job.case.name}", refresh=False)
             bar.update(job.cost)
-    return left_out
 
 
 def _measure_trace(
@@ -206,7 +190,7 @@ def _measure_trace(
                 bar.set_description(f"{dtype} {source} {step.label}", refresh=False)
                 bar.update(step.prompt_tokens)
     shutil.rmtree(folder / VAULT / dtype)
-    _trace_mark(folder, dtype).touch()
+    trace_mark(folder, dtype).touch()
     return measured
 
 
@@ -249,11 +233,6 @@ def _pool_tokens(config: Config, calls: Sequence[TraceCall], *, quiet: bool) -> 
     return max(CASE_POOL_TOKENS, min(wanted, MAX_POOL_TOKENS))
 
 
-def _trace_mark(folder: Path, dtype: str) -> Path:
-    """A file that says that a trace was measured to its end."""
-    return folder / f"trace-{dtype}.done"
-
-
 def _jobs(config: Config, pool: TextPool, text: ModelText) -> list[Job]:
     jobs: list[Job] = []
     if Experiment.GRID in config.experiments:
@@ -286,11 +265,10 @@ def chosen_questions(config: Config) -> list[Question]:
     return [question for in_turn in zip_longest(*sources) for question in in_turn if question is not None]
 
 
-def _leave_out(folder: Path, job: Job, dtype: str, reason: str) -> LeftOut:
+def _leave_out(folder: Path, job: Job, dtype: str, reason: str) -> None:
     left = LeftOut(experiment=job.case.experiment, dtype=dtype, prompt=job.case.name, reason=reason)
     with (folder / LEFT_OUT).open("ab") as file:
         file.write(msgspec.json.encode(left) + b"\n")
-    return left
 
 
 def _name(job: Job, dtype: str) -> tuple[Experiment, str, str]:
@@ -301,21 +279,6 @@ def _done(path: Path) -> Counter[tuple[Experiment, str, str]]:
     """How many records every prompt has."""
     probes: list[Probe] = read_probes(path) if path.exists() else []
     return Counter((probe.experiment, probe.dtype, probe.prompt) for probe in probes)
-
-
-def _drop_cut_line(path: Path) -> None:
-    """Cut off what an interrupted run wrote last, so that the next record does not begin in its middle."""
-    if path.exists():
-        data = path.read_bytes()
-        path.write_bytes(data[: data.rfind(b"\n") + 1])
-
-
-def _read_config(folder: Path) -> Config | None:
-    try:
-        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=Config)
-    except (OSError, msgspec.DecodeError):
-        return None
-    return config if config.kind == KIND else None
 
 
 def _page_size(server_args: Sequence[str]) -> int:

@@ -1,0 +1,120 @@
+"""Puts the records of several fidelity runs into one folder: of number formats, experiments or policies that were
+measured side by side.
+
+Owns what such runs must have in common. It must not measure or write a report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from pic_bench.environment import Environment
+from pic_bench.fidelity.config import Config
+from pic_bench.fidelity.folder import ENVIRONMENT, LEFT_OUT, PROBES, claim_run, read_config, trace_mark
+from pic_bench.out_folder import CONFIG
+from pic_bench.summary import write_json
+from sglang_pic.errors import BenchError
+
+__all__ = ["merge_runs"]
+
+_UNITED = ("data", "experiments", "dtypes", "policies", "orders")
+_SAME_MACHINE = ("python", "system", "cpu", "num_cpus", "memory_bytes", "gpus", "versions", "variables")
+
+
+def merge_runs(folders: Sequence[Path], out: Path, *, force: bool) -> None:
+    """Write a folder that `write_report` reads, and that `fidelity --resume` goes on with.
+
+    A prompt and arm that two runs have counts as the later folder has it; the report says how many there are.
+
+    Args:
+        folders: two or more, in the order in which their records are written.
+        out: new or empty; with `force` an earlier fidelity run, but none of `folders`.
+
+    Raises:
+        BenchError: a folder is no fidelity run, or they differ in more than what may be united.
+        ConfigError: `out` cannot be used.
+    """
+    if any(folder.resolve() == out.resolve() for folder in folders):
+        raise BenchError(f"--out {str(out)!r} is one of the runs to be put together; give another folder.")
+    configs = [read_config(folder) for folder in folders]
+    config = _united(folders, configs)
+    environment = _one_environment(folders, [_read_environment(folder) for folder in folders])
+    records = [_whole_lines(folder / PROBES) for folder in folders]
+    if missing := [str(folder) for folder, lines in zip(folders, records, strict=True) if not lines]:
+        raise BenchError(f"{', '.join(missing)}: no whole record; nothing was measured.")
+    claim_run(out, config, resume=False, force=force)
+    write_json(out / CONFIG, config)
+    write_json(out / ENVIRONMENT, environment)
+    (out / PROBES).write_bytes(b"".join(records))
+    if left_out := b"".join(_whole_lines(folder / LEFT_OUT) for folder in folders):
+        (out / LEFT_OUT).write_bytes(left_out)
+    for dtype in config.dtypes:
+        if _traces_are_whole(folders, configs, config, dtype):
+            trace_mark(out, dtype).touch()
+
+
+def _united(folders: Sequence[Path], configs: Sequence[Config]) -> Config:
+    _require_equal(
+        folders,
+        configs,
+        [name for name in Config.__struct_fields__ if name not in (*_UNITED, "model")],
+        "put together runs of one model, seed and sizes",
+    )
+    names = {Path(config.model).name for config in configs}
+    if len(names) > 1:
+        raise BenchError(f"the runs are of several models ({', '.join(sorted(names))}); a report speaks of one.")
+    united = {name: tuple(_each_once(getattr(config, name) for config in configs)) for name in _UNITED}
+    return msgspec.structs.replace(configs[0], **united)
+
+
+def _one_environment(folders: Sequence[Path], found: Sequence[Environment]) -> Environment:
+    """The machine that all ran on, with the commands of all."""
+    _require_equal(folders, found, _SAME_MACHINE, "a report speaks of one machine and one set of versions")
+    return msgspec.structs.replace(
+        found[0],
+        command="; ".join(dict.fromkeys(environment.command for environment in found)),
+        started_at=min(environment.started_at for environment in found),
+        load_1min=max(environment.load_1min for environment in found),
+        commit=", ".join(dict.fromkeys(environment.commit or "unknown" for environment in found)),
+        dirty=any(environment.dirty for environment in found),
+    )
+
+
+def _require_equal(
+    folders: Sequence[Path], found: Sequence[msgspec.Struct], names: Iterable[str], because: str
+) -> None:
+    for name in names:
+        values = [getattr(one, name) for one in found]
+        other = next((i for i, value in enumerate(values) if value != values[0]), None)
+        if other is not None:
+            raise BenchError(
+                f"{name} is {values[0]!r} in {folders[0]} and {values[other]!r} in {folders[other]}; {because}."
+            )
+
+
+def _each_once(tuples: Iterable[tuple[object, ...]]) -> dict[object, None]:
+    return dict.fromkeys(value for values in tuples for value in values)
+
+
+def _traces_are_whole(folders: Sequence[Path], configs: Sequence[Config], config: Config, dtype: str) -> bool:
+    """Whether one of the runs measured all that the united configuration asks of the traces."""
+    return any(
+        trace_mark(folder, dtype).exists()
+        and (one.data, one.policies, one.orders) == (config.data, config.policies, config.orders)
+        for folder, one in zip(folders, configs, strict=True)
+    )
+
+
+def _whole_lines(path: Path) -> bytes:
+    data = path.read_bytes() if path.exists() else b""
+    return data[: data.rfind(b"\n") + 1]
+
+
+def _read_environment(folder: Path) -> Environment:
+    try:
+        return msgspec.json.decode((folder / ENVIRONMENT).read_bytes(), type=Environment)
+    except (OSError, msgspec.DecodeError) as error:
+        raise BenchError(f"{folder}: {ENVIRONMENT} cannot be read ({error}).") from error
