@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
+from fidelity_records import probe
+from pic_bench.environment import capture_environment
+from pic_bench.fidelity import runner
+from pic_bench.fidelity.arms import Arm
+from pic_bench.fidelity.case import Case
 from pic_bench.fidelity.command import _config, add_arguments
 from pic_bench.fidelity.config import Config, default_sizes
-from pic_bench.fidelity.folder import claim_run
+from pic_bench.fidelity.folder import claim_run, read_config, read_left_out
+from pic_bench.fidelity.measure import Unrealised
+from pic_bench.fidelity.merge import merge_runs
 from pic_bench.fidelity.questions import GENERATED
-from pic_bench.fidelity.record import Experiment
-from pic_bench.fidelity.runner import chosen_questions
+from pic_bench.fidelity.record import Experiment, Probe, read_probes, write_probes
+from pic_bench.fidelity.runner import chosen_questions, run_fidelity
 from pic_bench.summary import write_json
 
-from sglang_pic.errors import ConfigError
+from sglang_pic.cli import main
+from sglang_pic.errors import BenchError, ConfigError
 
 
 def parse(*words: str) -> Config:
@@ -82,3 +92,148 @@ def test_a_folder_of_something_else_is_never_touched(tmp_path: Path) -> None:
     assert (tmp_path / "mine.txt").exists()
     with pytest.raises(ConfigError, match="is a file"):
         claim_run(tmp_path / "mine.txt", parse(), resume=False, force=True)
+
+
+class Server:
+    """Stands for the server: answers every case at once, but for those it leaves out."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *left_out: str) -> None:
+        self.left_out = left_out
+        self.starts = 0
+        self.served: list[str] = []
+        monkeypatch.setattr(runner, "serve_target", self._start)
+        monkeypatch.setattr(runner, "measure_case", self._measure)
+
+    @contextmanager
+    def _start(self, *_: object, **__: object) -> Iterator[None]:
+        self.starts += 1
+        yield
+
+    def _measure(self, case: Case, arms: Sequence[Arm], *_: object, dtype: str, page_size: int) -> list[Probe]:
+        assert page_size == 1
+        self.served.append(case.name)
+        if case.name in self.left_out:
+            raise Unrealised("not as meant")
+        return [
+            probe(
+                prompt=case.name, arm=arm.name, donors=arm.donors, dtype=dtype, num_blocks=len(case.blocks), source="s"
+            )
+            for arm in arms
+        ]
+
+
+@pytest.fixture
+def grid_run(tmp_path: Path, model_dir: Callable[[str], Path]) -> tuple[Config, Path]:
+    """A run of 40 prompts that is yet to be measured."""
+    words = ["--experiment", "grid", "--dtype", "float32", "--prompts", "40", "--blocks", "1", "--seams", "0,1"]
+    config = msgspec.structs.replace(parse(*words), model=str(model_dir("smollm2")))
+    claim_run(tmp_path / "run", config, resume=False, force=False)
+    return config, tmp_path / "run"
+
+
+def test_what_was_left_out_is_neither_served_nor_counted_again(
+    grid_run: tuple[Config, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, folder = grid_run
+    server = Server(monkeypatch, "grid-1-3", "grid-1-5")
+    first = run_fidelity(config, folder, start_timeout_s=1, quiet=True)
+    assert (first.measured, first.resumed, first.left_out) == (38, 0, 2)
+    # Broken off after 20 prompts; of the next 20 one more is left out: 3 of 40 are few, 3 of 20 would be too many.
+    probes = folder / "probes.jsonl"
+    kept = [record for record in read_probes(probes) if int(record.prompt.rpartition("-")[2]) < 20]
+    probes.unlink()
+    write_probes(probes, kept)
+    server = Server(monkeypatch, "grid-1-3", "grid-1-5", "grid-1-39")
+    again = run_fidelity(config, folder, start_timeout_s=1, quiet=True)
+    assert server.served == [f"grid-1-{number}" for number in range(20, 40)]
+    assert (again.measured, again.resumed, again.left_out) == (19, 18, 3)
+    assert [left.prompt for left in read_left_out(folder)] == ["grid-1-3", "grid-1-5", "grid-1-39"]
+    whole = run_fidelity(config, folder, start_timeout_s=1, quiet=True)
+    assert (whole.measured, whole.resumed, whole.left_out, server.starts) == (0, 37, 3, 1)
+
+
+def test_a_run_stops_where_too_much_is_left_out(grid_run: tuple[Config, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    config, folder = grid_run
+    server = Server(monkeypatch, "grid-1-0", "grid-1-1", "grid-1-25")
+    with pytest.raises(BenchError, match="3 of 26 prompts were not served as meant"):
+        run_fidelity(config, folder, start_timeout_s=1, quiet=True)
+    assert len(server.served) == 26
+
+
+def finished(folder: Path, *words: str, commit: str = "a" * 40) -> Path:
+    """A run of one record for each number format, with its environment."""
+    config = parse(*words)
+    claim_run(folder, config, resume=False, force=False)
+    write_json(folder / "config.json", config)
+    environment = msgspec.structs.replace(
+        capture_environment(), command=f"sglang-pic {folder.name}", commit=commit, dirty=False, load_1min=1.0
+    )
+    write_json(folder / "environment.json", environment)
+    write_probes(folder / "probes.jsonl", [probe(dtype=dtype, arm="exact") for dtype in config.dtypes])
+    return folder
+
+
+def test_runs_measured_side_by_side_become_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = ("--experiment", "grid", "--dtype")
+    single = finished(tmp_path / "single", *grid, "float32")
+    half = finished(tmp_path / "half", *grid, "bfloat16", commit="b" * 40)
+    with (half / "probes.jsonl").open("ab") as file:
+        file.write(b'{"cut')
+    (half / "left_out.jsonl").write_text(
+        '{"schema_version":1,"experiment":"grid","dtype":"bfloat16","prompt":"g","reason":"r"}\n'
+    )
+    out = tmp_path / "both"
+    assert main(["report", str(single), str(half), "--out", str(out)]) == 0
+    assert "bfloat16" in capsys.readouterr().out
+    assert read_config(out) == parse(*grid, "float32", "--dtype", "bfloat16")
+    assert [record.dtype for record in read_probes(out / "probes.jsonl")] == ["float32", "bfloat16"]
+    assert [left.prompt for left in read_left_out(out)] == ["g"]
+    environment = msgspec.json.decode((out / "environment.json").read_bytes())
+    assert environment["command"] == "sglang-pic single; sglang-pic half"
+    assert environment["commit"] == f"{'a' * 40}, {'b' * 40}"
+    # Such a run can be gone on with, and is overwritten only on demand.
+    claim_run(out, parse(*grid, "float32", "--dtype", "bfloat16"), resume=True, force=False)
+    with pytest.raises(ConfigError, match="holds an earlier fidelity run"):
+        merge_runs([single, half], out, force=False)
+    merge_runs([half, single], out, force=True)
+    assert [record.dtype for record in read_probes(out / "probes.jsonl")] == ["bfloat16", "float32"]
+
+
+def test_a_trace_is_whole_where_one_run_measured_all_of_it(tmp_path: Path) -> None:
+    trace = ("--experiment", "trace", "--policy", "default", "--dtype")
+    single = finished(tmp_path / "single", *trace, "float32")
+    half = finished(tmp_path / "half", *trace, "bfloat16")
+    other = finished(tmp_path / "other", *trace, "float32", "--policy", "more=tail:0")
+    for folder, dtype in ((single, "float32"), (half, "bfloat16"), (other, "float32")):
+        (folder / f"trace-{dtype}.done").touch()
+    merge_runs([single, half], tmp_path / "dtypes", force=False)
+    assert {path.name for path in (tmp_path / "dtypes").glob("*.done")} == {
+        "trace-float32.done",
+        "trace-bfloat16.done",
+    }
+    merge_runs([half, other], tmp_path / "policies", force=False)
+    assert list((tmp_path / "policies").glob("*.done")) == [tmp_path / "policies" / "trace-float32.done"]
+
+
+def test_runs_that_do_not_go_together_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = finished(tmp_path / "one", "--experiment", "grid")
+    seed = finished(tmp_path / "seed", "--experiment", "grid", "--seed", "3")
+    model = finished(tmp_path / "model", "--experiment", "grid", "--model", "other")
+    machine = finished(tmp_path / "machine", "--experiment", "grid")
+    environment = msgspec.json.decode((machine / "environment.json").read_bytes()) | {"cpu": "Another"}
+    (machine / "environment.json").write_bytes(msgspec.json.encode(environment))
+    out = tmp_path / "out"
+    for folders, why in (
+        ([one, seed], "seed is 0 in .*one and 3 in .*seed"),
+        ([one, model], "several models .m, other."),
+        ([one, machine], "cpu is .* and 'Another' in .*machine"),
+        ([one, tmp_path / "none"], "none: no fidelity run"),
+        ([one, out], "one of the runs to be put together"),
+    ):
+        with pytest.raises(BenchError, match=why):
+            merge_runs(folders, out, force=True)
+    assert not out.exists()
+    assert main(["report", str(one), str(seed)]) == 2
+    assert "say with --out" in capsys.readouterr().err
+    assert main(["report", str(one), "--out", str(out)]) == 2
+    assert "for several folders" in capsys.readouterr().err
