@@ -75,7 +75,7 @@ def questions(seed: int = 9, prompts: int = 30) -> Iterator[Probe]:
     for source, skill in (("kv-retrieval", 0.8), ("musique <cut>", 0.05)):
         for number in range(prompts):
             common = {"experiment": Experiment.QA, "dtype": "bfloat16", "source": source, "num_blocks": 4 + number % 3}
-            common |= {"prompt": f"{source}-{number}", "top1_probability": rng.betavariate(4, 2)}
+            common |= {"prompt": f"{source}-{number}-0", "top1_probability": rng.betavariate(4, 2)}
             for arm, kl, lost in (("full", 0.0, 0), ("exact", 1e-5, 0), ("default", 6e-3, 0.05), ("naive", 0.4, 0.5)):
                 score = float(rng.random() < skill * (1 - lost))
                 donors = {} if arm in ("full", "exact") else {"donors": Donors.CONTEXT}

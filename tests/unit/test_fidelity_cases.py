@@ -271,7 +271,7 @@ def test_the_check_holds_only_where_the_naive_arm_is_worse_beyond_chance() -> No
     worse = [p for i in range(10) for p in (probe(f"{i}", "naive", 0.5 + i / 100), probe(f"{i}", "seam-1", 0.01 * i))]
     (checked,) = check_naive(worse)
     assert checked.holds
-    assert checked.num_prompts == 10
+    assert checked.num_texts == 10
     assert checked.difference == pytest.approx(0.5)
     mixed = [p for i in range(10) for p in (probe(f"{i}", "naive", i % 2), probe(f"{i}", "seam-1", (i + 1) % 2))]
     assert not check_naive(mixed)[0].holds

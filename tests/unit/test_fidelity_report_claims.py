@@ -111,19 +111,19 @@ def probe_like(record: Probe, **fields: object) -> Probe:
 
 def scored(full: Callable[[int], float], arm: Callable[[int], float], prompts: int = 40) -> list[Probe]:
     common = {"experiment": Experiment.QA, "source": "needle", "donors": Donors.CONTEXT}
-    probes = [probe(arm="default", prompt=f"q{i}", score=arm(i), **common) for i in range(prompts)]
+    probes = [probe(arm="default", prompt=f"q{i}-0", score=arm(i), **common) for i in range(prompts)]
     common["donors"] = Donors.NONE
-    return [*probes, *(probe(arm="full", prompt=f"q{i}", score=full(i), **common) for i in range(prompts))]
+    return [*probes, *(probe(arm="full", prompt=f"q{i}-0", score=full(i), **common) for i in range(prompts))]
 
 
 def test_scores() -> None:
     lost = answers(scored(lambda i: 0.8, lambda i: 0.8 if i % 2 else 0.4), SCORE)
     assert [claim.verdict for claim in lost] == [Verdict.YES]
-    assert lost[0].where == "float32, needle, donors in context"
+    assert lost[0].where == "float32, needle, donors in context, default"
     assert lost[0].text.startswith("Lower: score 0.600 against 0.800 of the full prefill, -0.200 [-0.2")
     won = answers(scored(lambda i: 0.4, lambda i: 0.8 if i % 2 else 0.4), SCORE)[0]
     assert won.text.startswith("Higher: ")
-    same = answers(scored(lambda i: 0.8, lambda i: 0.8 + (-1) ** i * 0.01), SCORE)[0]
+    same = answers(scored(lambda i: 0.8, lambda i: 0.8 + (-1) ** i * 0.01, 150), SCORE)[0]
     assert (same.verdict, same.text[:34]) == (Verdict.NO, "The interval lies within 0.02: sco")
     open_ = answers(scored(lambda i: 0.5, lambda i: 0.5 + (-1) ** i * 0.4), SCORE)[0]
     assert (open_.verdict, "The interval includes zero" in open_.text) == (Verdict.OPEN, True)

@@ -1,7 +1,6 @@
 """What a run says: questions that the records answer with yes or no, or leave open, with the figures in words.
 
-Owns the rule for an answer: enough prompts, and a bootstrap interval on one side of zero. It must not know tables or
-pictures.
+An answer needs enough prompts, and a bootstrap interval on one side of zero. It must not know tables or pictures.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 from pic_bench.fidelity.numbers import divergence, number, score, share, signed, with_interval
 from pic_bench.fidelity.panels import Panel, pair_arms
 from pic_bench.fidelity.record import Donors, Experiment, Probe
+from pic_bench.fidelity.rules import too_few, within
 from pic_bench.fidelity.summary import Claim, Limits, Verdict, seam_of
 from pic_bench.fidelity.trace_claims import trace_claims
 from pic_bench.stats import Estimate, bootstrap, bootstrap_difference
@@ -34,13 +34,18 @@ Pairs = Sequence[tuple[Probe, Probe]]
 
 
 class _Evidence(NamedTuple):
-    """A paired difference; a prompt counts once however many of its records are pooled."""
+    """A paired difference; a prompt counts once however many of its records are pooled, and intervals draw units."""
 
     first: float
     second: float
     difference: Estimate
     higher: float
     """Share of prompts on which the first is higher."""
+    num_units: int
+
+    def few(self, limits: Limits) -> str | None:
+        """What there is too little of for a claim; None where there is enough."""
+        return too_few(self.difference.n, self.num_units, ("prompts", "independent texts"), limits)
 
 
 def make_claims(panels: Sequence[Panel], limits: Limits) -> list[Claim]:
@@ -89,33 +94,43 @@ def _shift_claims(dtype: str, panels: Sequence[Panel], limits: Limits) -> Iterat
 
 
 def _score_claims(panel: Panel, limits: Limits) -> Iterator[Claim]:
+    """Of the default, and of the longest seam, which splices every document; on the prompts that each splices."""
     full = {unit: probe for unit, probe in panel.arm("full", Donors.NONE).items() if probe.score is not None}
     for donors in SPLICED:
-        main = limits.default_policy if (donors, limits.default_policy) in panel.arms else "seam-1"
-        pairs = [pair for pair in pair_arms(panel.arm(main, donors), full).pairs if pair[0].score is not None]
-        if not pairs:
-            continue
-        where = f"{panel.dtype}, {panel.source}, donors {_where(donors)}"
-        evidence = _evidence(pairs, lambda probe: probe.score or 0.0)
-        change, middle = evidence.difference, evidence.second
-        naive = [p for p in pair_arms(panel.arm("naive", donors), full).pairs if p[0].score is not None]
-        text = f"score {score(evidence.first)} against {score(middle)} of the full prefill, "
-        text += f"{with_interval(change, signed(score))} by prompt (n = {change.n})"
-        if naive:
-            unrotated = _evidence(naive, lambda probe: probe.score or 0.0)
-            text += f"; not rotated {with_interval(unrotated.difference, signed(score))} (n = {unrotated.difference.n})"
-        if middle < limits.competent_score:
-            verdict = Verdict.OPEN
-            text = f"the full prefill itself scores {score(middle)}, below {limits.competent_score:g} (n = {change.n})"
-        elif change.n < limits.min_prompts:
-            verdict, text = Verdict.OPEN, f"only {change.n} prompts, fewer than {limits.min_prompts}: {text}"
-        elif change.excludes_zero:
-            verdict, text = Verdict.YES, f"{'lower' if change.high < 0 else 'higher'}: {text}"
-        elif max(-change.low, change.high) <= limits.margin:
-            verdict, text = Verdict.NO, f"the interval lies within {limits.margin:g}: {text}"
-        else:
-            verdict, text = Verdict.OPEN, f"the interval includes zero: {text}"
-        yield Claim(question=SCORE, where=where, verdict=verdict, text=_sentence(text), n=change.n)
+        seams = [seam for d, arm in panel.arms if d is donors and (seam := seam_of(arm)) is not None]
+        for arm in (limits.default_policy, f"seam-{max(seams, default=0)}"):
+            pairs = [pair for pair in pair_arms(panel.arm(arm, donors), full).pairs if pair[0].score is not None]
+            if pairs:
+                where = f"{panel.dtype}, {panel.source}, donors {_where(donors)}, {arm.replace('-', ' ')}"
+                naive = pair_arms(panel.arm("naive", donors), full).pairs
+                yield _score_claim(where, pairs, naive, limits)
+
+
+def _score_claim(where: str, pairs: Pairs, naive: Pairs, limits: Limits) -> Claim:
+    spliced = [pair for pair in pairs if pair[0].chunk_hit_tokens]
+    if not spliced:
+        text = f"Nothing was spliced on any of {len(pairs)} prompts, so there is nothing to compare."
+        return Claim(question=SCORE, where=where, verdict=Verdict.OPEN, text=text, n=0)
+    evidence = _evidence(spliced, lambda probe: probe.score or 0.0)
+    change, middle = evidence.difference, evidence.second
+    text = f"score {score(evidence.first)} against {score(middle)} of the full prefill, "
+    text += f"{with_interval(change, signed(score))} by prompt (n = {change.n}"
+    text += f", nothing was spliced on {len(pairs) - len(spliced)} more)" if len(spliced) < len(pairs) else ")"
+    if unrotated := [pair for pair in naive if pair[0].score is not None and pair[0].chunk_hit_tokens]:
+        other = _evidence(unrotated, lambda probe: probe.score or 0.0).difference
+        text += f"; not rotated {with_interval(other, signed(score))} (n = {other.n})"
+    if middle < limits.competent_score:
+        verdict = Verdict.OPEN
+        text = f"the full prefill itself scores {score(middle)}, below {limits.competent_score:g} (n = {change.n})"
+    elif few := evidence.few(limits):
+        verdict, text = Verdict.OPEN, f"only {few}: {text}"
+    elif change.excludes_zero:
+        verdict, text = Verdict.YES, f"{'lower' if change.high < 0 else 'higher'}: {text}"
+    elif within(change, evidence.num_units, limits):
+        verdict, text = Verdict.NO, f"the interval lies within {limits.margin:g}: {text}"
+    else:
+        verdict, text = Verdict.OPEN, f"the interval includes zero: {text}"
+    return Claim(question=SCORE, where=where, verdict=verdict, text=_sentence(text), n=change.n)
 
 
 def _compared(
@@ -139,7 +154,7 @@ def _claim(question: str, where: str, pairs: Pairs, words: tuple[str, str], limi
     text += f"{with_interval(kl.difference, signed(divergence))} by prompt (n = {kl.difference.n}), "
     text += f"higher on {share(kl.higher)} of the prompts; {_agreement(pairs, limits)}"
     text += f"; cosine {number(_mean(a.cosine for a, _ in pairs))} against {number(_mean(b.cosine for _, b in pairs))}"
-    return _answer(question, where, kl.difference, text, limits)
+    return _answer(question, where, kl.difference, kl.few(limits), text)
 
 
 def _ends(
@@ -151,27 +166,32 @@ def _ends(
     unit: str,
     limits: Limits,
 ) -> Iterator[Claim]:
-    """Whether seam 1 has a higher KL at the largest place than at the smallest; their prompts differ, so no pairs."""
-    at: dict[int, list[float]] = defaultdict(list)
+    """Whether seam 1 has a higher KL at the largest place than at the smallest; paired where they share texts."""
+    at: dict[int, dict[str, float]] = defaultdict(dict)
     for panel in panels:
         if (where_ := place(panel)) is not None:
-            at[where_] += [probe.kl for probe in panel.arm("seam-1", donors).values()]
+            at[where_] |= {f"{probe.source} {probe.unit}": probe.kl for probe in panel.arm("seam-1", donors).values()}
     found = sorted(number_ for number_, values in at.items() if values)
     if len(found) < 2:
         return
-    least, most = found[0], found[-1]
-    difference = bootstrap_difference(at[most], at[least])
-    text = (
-        f"mean KL {divergence(_mean(at[most]))} ({most:,} {unit}) against {divergence(_mean(at[least]))} ({least:,}), "
-    )
-    text += f"{with_interval(difference, signed(divergence))}, prompts not paired (n = {len(at[most])} and "
-    yield _answer(question, where, difference, f"{text}{len(at[least])}); seam 1", limits)
+    least, most = at[found[0]], at[found[-1]]
+    if shared := [text for text in most if text in least]:
+        difference = bootstrap([most[text] - least[text] for text in shared])
+        paired = f"by passage (n = {len(shared)})"
+    else:
+        difference = bootstrap_difference(list(most.values()), list(least.values()))
+        paired = f"prompts not paired (n = {len(most)} and {len(least)})"
+    text = f"mean KL {divergence(_mean(most.values()))} ({found[-1]:,} {unit}) "
+    text += f"against {divergence(_mean(least.values()))} ({found[0]:,}), "
+    text += f"{with_interval(difference, signed(divergence))}, {paired}; seam 1"
+    few = too_few(difference.n, difference.n, ("prompts", "prompts"), limits)
+    yield _answer(question, where, difference, few, text)
 
 
-def _answer(question: str, where: str, difference: Estimate, text: str, limits: Limits) -> Claim:
+def _answer(question: str, where: str, difference: Estimate, few: str | None, text: str) -> Claim:
     """Yes where the difference is above zero, no where it is below, else open with the reason."""
-    if difference.n < limits.min_prompts:
-        verdict, text = Verdict.OPEN, f"only {difference.n} prompts, fewer than {limits.min_prompts}: {text}"
+    if few:
+        verdict, text = Verdict.OPEN, f"only {few}: {text}"
     elif difference.excludes_zero:
         verdict = Verdict.YES if difference.low > 0 else Verdict.NO
         text = text if difference.low > 0 else f"it is the other way round: {text}"
@@ -195,13 +215,19 @@ def _agreement(pairs: Pairs, limits: Limits) -> str:
 
 
 def _evidence(pairs: Pairs, value: Callable[[Probe], float]) -> _Evidence:
-    by_prompt: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    by_prompt: dict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
     for first, second in pairs:
-        by_prompt[first.source, first.prompt].append((value(first), value(second)))
+        by_prompt[first.source, first.prompt, first.unit].append((value(first), value(second)))
     means = np.array([np.mean(values, axis=0) for values in by_prompt.values()])
     differences = means[:, 0] - means[:, 1]
-    higher = float(np.mean(differences > 0))
-    return _Evidence(float(means[:, 0].mean()), float(means[:, 1].mean()), bootstrap(differences.tolist()), higher)
+    units = [(source, unit) for source, _, unit in by_prompt]
+    return _Evidence(
+        first=float(means[:, 0].mean()),
+        second=float(means[:, 1].mean()),
+        difference=bootstrap(differences.tolist(), units=units),
+        higher=float(np.mean(differences > 0)),
+        num_units=len(set(units)),
+    )
 
 
 def _by_dtype(panels: Sequence[Panel], experiment: Experiment) -> dict[str, list[Panel]]:

@@ -25,6 +25,8 @@ from sglang_pic.errors import ConfigError
 
 __all__ = ["Job", "grid_jobs", "qa_jobs", "shift_jobs"]
 
+LONG_SEAM = 32
+"""Of the arm of QA that splices every document: as long as the default's."""
 _GREEDY_ARMS = frozenset({"full", "retest", "exact", "naive", "seam-0", "seam-1", "seam-8"})
 _REQUEST_COST = 60  # what a request costs beyond its tokens, in tokens computed
 _DECODE_COST = 50  # what a step of a batch of arms costs, likewise
@@ -82,7 +84,7 @@ def qa_jobs(sizes: Sizes, questions: Sequence[Question], text: ModelText, seed: 
     """Every question, with documents computed in one request in another order."""
     frames = QaFrames(text)
     shipped = msgspec.structs.replace(SHIPPED, donors=Donors.CONTEXT)
-    arms = (*CONTROLS, shipped, *spliced_arms((1, 8), (Donors.CONTEXT,)))
+    arms = (*CONTROLS, shipped, *spliced_arms((1, LONG_SEAM), (Donors.CONTEXT,)))
     generating = frozenset(arm.name for arm in arms)
     for question in questions:
         # An answer that is all there still fits behind a few words.

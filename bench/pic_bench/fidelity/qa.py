@@ -7,10 +7,13 @@ come from.
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 
 from pic_bench.fidelity.case import Case, Frame, place_blocks
 from pic_bench.fidelity.questions import Question
 from pic_bench.fidelity.record import Donors, Experiment
+from pic_bench.fidelity.scoring import normalise
 from pic_bench.fidelity.tokens import ModelText
 
 __all__ = ["QaFrames", "answer_ids", "qa_case"]
@@ -23,6 +26,7 @@ MAX_LINES_TOKENS = 160
 MIN_BLOCK_TOKENS = 80
 GOLD_TOKENS = 32
 
+_SENTENCE = re.compile(r"[^\n.!?]+")
 _SYSTEM = (
     "You answer questions about documents. Read all documents with care before you answer: the answer stands in one of "
     "them, or follows from several of them taken together. Answer in as few words as you can, with no explanation."
@@ -57,7 +61,8 @@ class QaFrames:
 def qa_case(frames: QaFrames, text: ModelText, question: Question, *, seed: int) -> Case:
     """One question. Documents that hold the answer are kept, others fill up; short ones are joined, long ones cut.
 
-    A cut document is the part around a gold answer, where one stands in it; of lists of values, whole lines.
+    A cut document is the part around a gold answer, or around the sentence nearest to question and answer where the
+    answer is in other words; of lists of values, whole lines.
     """
     rng = random.Random(f"qa-{seed}-{question.name}")
     blocks = _blocks(text, question, rng)
@@ -85,7 +90,9 @@ def answer_ids(text: ModelText, question: Question) -> list[int]:
 
 def _blocks(text: ModelText, question: Question, rng: random.Random) -> list[list[int]]:
     cut = {i: _cut(text, document, question) for i, document in enumerate(question.documents)}
-    holding = sorted(question.supporting) or [i for i, d in enumerate(question.documents) if _find(d, question.answers)]
+    holding = sorted(question.supporting) or [
+        i for i, document in enumerate(question.documents) if _find(document, question.answers) is not None
+    ]
     others = [i for i in cut if i not in holding]
     rng.shuffle(others)
     most = MAX_RETRIEVAL_DOCUMENTS if question.is_retrieval else MAX_DOCUMENTS
@@ -107,7 +114,7 @@ def _cut(text: ModelText, document: str, question: Question) -> list[int]:
     ids = text.document(f"\n{document}")
     if len(ids.ids) <= MAX_DOCUMENT_TOKENS:
         return ids.ids
-    middle = _find(document, question.answers) or 0
+    middle = _middle(document, question)
     lines = _lines_around(text, document, middle) if question.is_retrieval else []
     return lines or ids.window(middle, MAX_DOCUMENT_TOKENS)
 
@@ -125,7 +132,21 @@ def _lines_around(text: ModelText, document: str, character: int) -> list[int]:
     return [token for line in lines[start:end] for token in line]
 
 
+def _middle(document: str, question: Question) -> int:
+    """Where the answer stands, or else the sentence that shares most with question and answers, rare words first."""
+    if (found := _find(document, question.answers)) is not None:
+        return found
+    wanted = set(normalise(" ".join([question.question, *question.answers])).split())
+    often = Counter(normalise(document).split())
+    best, middle = 0.0, 0
+    for sentence in _SENTENCE.finditer(document):
+        shared = sum(1 / often[word] for word in wanted & set(normalise(sentence[0]).split()))
+        if shared > best:
+            best, middle = shared, (sentence.start() + sentence.end()) // 2
+    return middle
+
+
 def _find(document: str, answers: tuple[str, ...]) -> int | None:
     """Where the first gold answer stands in a document."""
     lower = document.lower()
-    return next((at for answer in answers if (at := lower.find(answer.lower())) > 0), None)
+    return next((at for answer in answers if (at := lower.find(answer.lower())) >= 0), None)

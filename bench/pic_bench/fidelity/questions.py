@@ -23,6 +23,8 @@ GENERATED = ("pairs", "needle", "facts")
 
 _NUM_DOCUMENTS = 4
 _RETRIEVAL = ("kv", "needle", "pairs")
+_MAX_LEAD = 100
+"""Of what stands before a value, in characters; more than that is no key."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +32,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     source: str
     name: str
+    """The item whose documents it is asked of, `-`, and the number of the question."""
     documents: tuple[str, ...]
     question: str
     answers: tuple[str, ...]
@@ -73,7 +76,7 @@ def read_questions(path: Path, *, limit: int, seed: int) -> list[Question]:
 
     Raises:
         TraceError: the file cannot be read.
-        BenchError: a line is no item, or no question has an answer.
+        BenchError: a line is no item, names a document that is not there, or no question has an answer.
     """
     items = []
     for line in read_objects(path):
@@ -103,6 +106,10 @@ def _question(item: _Item, number: int) -> Question | None:
     qa = item.qa[number]
     if not qa.answers:
         return None
+    if wrong := [i for i in qa.supporting or () if not 0 <= i < len(item.documents)]:
+        raise BenchError(
+            f"{item.id}: supporting={wrong!r}: must be indices into its {len(item.documents)} documents, from 0."
+        )
     found = Question(
         source=item.source,
         name=f"{item.id}-{number}",
@@ -115,9 +122,13 @@ def _question(item: _Item, number: int) -> Question | None:
 
 
 def _lead(question: Question) -> str:
-    """What stands before the answer in its line: a small model goes on from a key, it does not look one up."""
-    lines = (line for document in question.documents for line in document.splitlines())
-    return next((before for line in lines for before, found, _ in [line.partition(question.answers[0])] if found), "")
+    """The key's part of the answer's line: a small model goes on from a key, it does not look one up."""
+    holding = [question.documents[i] for i in sorted(question.supporting)] or question.documents
+    for line in (line for document in holding for line in document.splitlines()):
+        before, found, _ = line.partition(question.answers[0])
+        if found and 0 < len(before) <= _MAX_LEAD and not before[-1].isalnum():
+            return before
+    return ""
 
 
 def _pairs(rng: random.Random, number: int) -> Question:
@@ -129,7 +140,7 @@ def _pairs(rng: random.Random, number: int) -> Question:
     asked = rng.randrange(len(keys))
     return Question(
         source="pairs",
-        name=f"pairs-{number}",
+        name=f"pairs-{number}-0",
         documents=documents,
         question=f"What is the code word for {keys[asked]}?",
         answers=(values[asked],),
@@ -147,7 +158,7 @@ def _needle(rng: random.Random, number: int) -> Question:
     texts[held].insert(rng.randrange(1, len(texts[held])), f"The secret number of the {place} {thing} is {code}")
     return Question(
         source="needle",
-        name=f"needle-{number}",
+        name=f"needle-{number}-0",
         documents=tuple(". ".join(text) for text in texts),
         question=f"What is the secret number of the {place} {thing}?",
         answers=(code,),
@@ -186,7 +197,7 @@ def _facts(rng: random.Random, number: int) -> Question:
     }[kind]
     return Question(
         source="facts",
-        name=f"facts-{number}",
+        name=f"facts-{number}-0",
         documents=documents,
         question=question,
         answers=(facts[asked][kind],),

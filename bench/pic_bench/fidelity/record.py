@@ -90,10 +90,20 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def unit(self) -> str:
-        """What an interval draws as one: a trace's session, in whatever order it is served; elsewhere the prompt."""
-        if self.experiment is not Experiment.TRACE:
-            return self.prompt
-        return self.prompt.rpartition("/")[2].rpartition("-")[0]
+        """What an interval draws as one: records that share text and so resemble each other.
+
+        A trace's session, in whatever order it is served; of questions, the item whose documents they are asked of; of
+        shifts, the passage that is moved; else the prompt.
+        """
+        match self.experiment:
+            case Experiment.TRACE:
+                return self.prompt.rpartition("/")[2].rpartition("-")[0]
+            case Experiment.QA:
+                return self.prompt.rpartition("-")[0]
+            case Experiment.SHIFT:
+                return self.prompt.rpartition("-")[2]
+            case Experiment.GRID:
+                return self.prompt
 
 
 _ENCODER = msgspec.json.Encoder()

@@ -72,12 +72,14 @@ def detail_table(cells: Sequence[Cell], place: Callable[[Cell], int | None], uni
 
 def question_table(cells: Sequence[Cell]) -> Table:
     """Scores beside the full prefill's, and the difference by prompt."""
-    header = ["arm", "data", "donors", "n", "score", "of the full prefill", "difference by prompt", "exact match"]
+    header = ["arm", "data", "donors", "n", "spliced", "score", "of the full prefill", "difference by prompt"]
+    header += ["exact match"]
     header += ["KL mean", "median", "KL less floor", "top-1", "top-1 less floor, points"]
     rows = []
     for cell in cells:
         mark = _mark(cell.incompetent)
-        row = [arm_name(cell.arm), cell.source, cell.donors.value, f"{cell.n:,}", with_interval(cell.score, score)]
+        row = [arm_name(cell.arm), cell.source, cell.donors.value, f"{cell.n:,}"]
+        row += [share(cell.chunk_hit_tokens / max(1, cell.prompt_tokens)), with_interval(cell.score, score)]
         row += [_plain(cell.full_score, score) + mark, with_interval(cell.score_change, signed(score)) + mark]
         row += [with_interval(cell.exact_match, share), kl_cell(cell), with_interval(cell.kl_median, divergence)]
         row += [_against(cell, lambda c: c.kl, signed(divergence)), top1_cell(cell)]

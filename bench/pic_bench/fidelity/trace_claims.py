@@ -12,6 +12,7 @@ from pic_bench.fidelity.cells import computed_tokens
 from pic_bench.fidelity.numbers import divergence, points, share, with_interval
 from pic_bench.fidelity.panels import Panel, pair_arms
 from pic_bench.fidelity.record import Donors, Probe
+from pic_bench.fidelity.rules import not_below, too_few, within
 from pic_bench.fidelity.summary import CONTROLS, Claim, Limits, Verdict
 from pic_bench.stats import Estimate, bootstrap, median
 
@@ -40,7 +41,8 @@ def trace_claims(panel: Panel, panels: Sequence[Panel], limits: Limits) -> Itera
     exact = panel.arm("exact", Donors.NONE)
     policies, measured, undecided = [], False, False
     for donors, name in panel.arms:
-        pairs = pair_arms(panel.arm(name, donors), exact).pairs if name not in CONTROLS else []
+        # The naive arm is a control too: nobody would serve under it.
+        pairs = pair_arms(panel.arm(name, donors), exact).pairs if name not in (*CONTROLS, "naive") else []
         if not pairs:
             continue
         measured = True
@@ -83,7 +85,7 @@ def _cost(policy: _Policy, where: str, limits: Limits) -> Claim:
         return Claim(
             question=COST, where=where, verdict=Verdict.YES if change.high < 0 else Verdict.NO, text=text, n=change.n
         )
-    if max(-change.low, change.high) <= limits.margin:
+    if within(change, policy.sessions, limits):
         text = f"The interval lies within {limits.margin * 100:g} points: {text}"
         return Claim(question=COST, where=where, verdict=Verdict.NO, text=text, n=change.n)
     return _open(COST, where, change, f"No difference can be shown, the interval includes zero: {text}")
@@ -92,12 +94,12 @@ def _cost(policy: _Policy, where: str, limits: Limits) -> Claim:
 def _cheapest(policies: Sequence[_Policy], where: str, limits: Limits) -> Claim:
     """The policy that computes least of those whose whole interval lies above the margin."""
     margin = f"{limits.margin * 100:g} points"
-    kept = [policy for policy in policies if policy.agreement.low >= -limits.margin]
+    kept = [policy for policy in policies if not_below(policy.agreement, policy.sessions, limits)]
     closest = max(policies, key=lambda policy: (policy.agreement.value, -policy.computed))
     if few := _few(closest, limits):
         return _open(CHEAPEST, where, closest.agreement, f"Only {few}: {_says(closest)}.")
     if not kept:
-        text = f"No policy's interval lies within {margin} of exact hits. The closest: {_says(closest)}."
+        text = f"No policy is shown to stay within {margin} of exact hits. The closest: {_says(closest)}."
         lost = all(policy.agreement.high < -limits.margin for policy in policies)
         verdict = Verdict.NO if lost else Verdict.OPEN
         return Claim(question=CHEAPEST, where=where, verdict=verdict, text=text, n=closest.agreement.n)
@@ -110,12 +112,7 @@ def _cheapest(policies: Sequence[_Policy], where: str, limits: Limits) -> Claim:
 
 
 def _few(policy: _Policy, limits: Limits) -> str | None:
-    """What there is too little of for a claim; None where there is enough."""
-    if policy.agreement.n < limits.min_prompts:
-        return f"{policy.agreement.n} calls, fewer than {limits.min_prompts}"
-    if policy.sessions < limits.min_prompts:
-        return f"{policy.sessions} sessions, fewer than {limits.min_prompts}"
-    return None
+    return too_few(policy.agreement.n, policy.sessions, ("calls", "sessions"), limits)
 
 
 def _says(policy: _Policy) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pic_bench.fidelity.numbers import divergence, number, share, with_interval
+from pic_bench.fidelity.numbers import divergence, number, points, share, with_interval
 from pic_bench.fidelity.record import Donors, Experiment
-from pic_bench.fidelity.summary import Cell, Limits, Summary
-from pic_bench.fidelity.tables import UNDECIDED
+from pic_bench.fidelity.summary import Cell, Limits, Summary, seam_of
+from pic_bench.fidelity.tables import UNDECIDED, arm_name
 from pic_bench.tables import Table, plural
 
 __all__ = ["DEFINITIONS", "facts", "limits_of", "marks", "others_table"]
@@ -142,9 +142,11 @@ def _grid(arm: str, blocks: Callable[[Sequence[int]], int], write: Callable[[Cel
 
 
 def _lost_score(cells: Sequence[Cell]) -> str:
-    kept = [c for c in cells if c.experiment is Experiment.QA and c.arm == "default" and not c.incompetent]
+    seams = [seam for c in cells if c.experiment is Experiment.QA and (seam := seam_of(c.arm)) is not None]
+    longest = f"seam-{max(seams, default=0)}"
+    kept = [c for c in cells if c.experiment is Experiment.QA and c.arm == longest and not c.incompetent]
     return "; ".join(
-        f"{c.dtype}, {c.source}: {with_interval(c.score_change, lambda v: f'{v * 100:+.1f}')} points (n = {c.n})"
+        f"{c.dtype}, {c.source}, {arm_name(c.arm)}: {with_interval(c.score_change, points)} points (n = {c.n})"
         for c in kept
         if c.score_change is not None
     )
