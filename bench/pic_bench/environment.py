@@ -9,6 +9,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,8 +18,9 @@ import psutil
 from pic_traces.machine import cpu_name, git_output, gpu_names, package_version
 
 from pic_bench.summary import Model
+from sglang_pic.errors import BenchError
 
-__all__ = ["Environment", "capture_environment", "command_line", "model_facts", "now"]
+__all__ = ["Environment", "capture_environment", "command_line", "joined", "model_facts", "now"]
 
 PACKAGES = (
     "sglang",
@@ -81,6 +83,39 @@ def capture_environment() -> Environment:
         dirty=None if commit is None else bool(git_output("status", "--porcelain", "--untracked-files=no")),
         variables={k: v for k, v in sorted(os.environ.items()) if k.startswith("SGLANG_")},
     )
+
+
+def joined(found: Sequence[tuple[str, Environment]]) -> Environment:
+    """The environment of records that were measured at several times, each under a name for the error.
+
+    Raises:
+        BenchError: they are of different processors, GPUs, versions or settings of SGLang.
+    """
+    (first_name, first), *others = found
+    for name, other in others:
+        for what in ("cpu", "gpus", "versions", "variables"):
+            if (here := getattr(other, what)) != (there := getattr(first, what)):
+                raise BenchError(
+                    f"{what} is {there!r} in {first_name} and {here!r} in {name}; a report speaks of one machine and "
+                    "one set of versions."
+                )
+    every = [environment for _, environment in found]
+    return msgspec.structs.replace(
+        first,
+        command=_each_once(environment.command for environment in every),
+        started_at=min(environment.started_at for environment in every),
+        load_1min=max(environment.load_1min for environment in every),
+        commit=_each_once(environment.commit or "unknown" for environment in every),
+        dirty=any(environment.dirty for environment in every),
+    )
+
+
+def _each_once(texts: Iterable[str]) -> str:
+    """Texts, some of which may be lists of texts already, each once."""
+    return _AND.join(dict.fromkeys(part for text in texts for part in text.split(_AND)))
+
+
+_AND = "; "
 
 
 class _HfConfig(msgspec.Struct, frozen=True):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from fidelity_records import probe
 from pic_bench.environment import capture_environment
@@ -16,12 +18,17 @@ from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.case import Case
 from pic_bench.fidelity.command import _config, add_arguments
 from pic_bench.fidelity.config import Config, default_sizes
-from pic_bench.fidelity.folder import claim_run, read_config, read_left_out
+from pic_bench.fidelity.folder import claim_run, read_config, read_environment, read_left_out
 from pic_bench.fidelity.measure import Unrealised
 from pic_bench.fidelity.merge import merge_runs
+from pic_bench.fidelity.policies import Order, parse_policy
 from pic_bench.fidelity.questions import GENERATED
 from pic_bench.fidelity.record import Experiment, Probe, read_probes, write_probes
-from pic_bench.fidelity.runner import chosen_questions, run_fidelity
+from pic_bench.fidelity.runner import chosen_questions, make_plan, run_fidelity
+from pic_bench.fidelity.target import Recorded
+from pic_bench.fidelity.tokens import ModelText
+from pic_bench.fidelity.trace import TraceCall, TraceRun
+from pic_bench.fidelity.vault import Vault
 from pic_bench.summary import write_json
 
 from sglang_pic.cli import main
@@ -136,7 +143,7 @@ def test_what_was_left_out_is_neither_served_nor_counted_again(
 ) -> None:
     config, folder = grid_run
     server = Server(monkeypatch, "grid-1-3", "grid-1-5")
-    first = run_fidelity(config, folder, start_timeout_s=1, quiet=True)
+    first = run_fidelity(make_plan(config, quiet=True), folder, start_timeout_s=1, quiet=True)
     assert (first.measured, first.resumed, first.left_out) == (38, 0, 2)
     # Broken off after 20 prompts; of the next 20 one more is left out: 3 of 40 are few, 3 of 20 would be too many.
     probes = folder / "probes.jsonl"
@@ -144,11 +151,11 @@ def test_what_was_left_out_is_neither_served_nor_counted_again(
     probes.unlink()
     write_probes(probes, kept)
     server = Server(monkeypatch, "grid-1-3", "grid-1-5", "grid-1-39")
-    again = run_fidelity(config, folder, start_timeout_s=1, quiet=True)
+    again = run_fidelity(make_plan(config, quiet=True), folder, start_timeout_s=1, quiet=True)
     assert server.served == [f"grid-1-{number}" for number in range(20, 40)]
     assert (again.measured, again.resumed, again.left_out) == (19, 18, 3)
     assert [left.prompt for left in read_left_out(folder)] == ["grid-1-3", "grid-1-5", "grid-1-39"]
-    whole = run_fidelity(config, folder, start_timeout_s=1, quiet=True)
+    whole = run_fidelity(make_plan(config, quiet=True), folder, start_timeout_s=1, quiet=True)
     assert (whole.measured, whole.resumed, whole.left_out, server.starts) == (0, 37, 3, 1)
 
 
@@ -156,8 +163,113 @@ def test_a_run_stops_where_too_much_is_left_out(grid_run: tuple[Config, Path], m
     config, folder = grid_run
     server = Server(monkeypatch, "grid-1-0", "grid-1-1", "grid-1-25")
     with pytest.raises(BenchError, match="3 of 26 prompts were not served as meant"):
-        run_fidelity(config, folder, start_timeout_s=1, quiet=True)
+        run_fidelity(make_plan(config, quiet=True), folder, start_timeout_s=1, quiet=True)
     assert len(server.served) == 26
+
+
+def test_a_resumed_run_names_every_commit_and_no_other_machine(
+    grid_run: tuple[Config, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, folder = grid_run
+    plan = make_plan(config, quiet=True)
+    Server(monkeypatch)
+    earlier = msgspec.structs.replace(capture_environment(), commit="a" * 40, command="sglang-pic earlier")
+    monkeypatch.setattr(runner, "capture_environment", lambda: earlier)
+    run_fidelity(plan, folder, start_timeout_s=1, quiet=True)
+    (folder / "probes.jsonl").unlink()
+    for commit in "bb":
+        now = msgspec.structs.replace(earlier, commit=commit * 40, command="sglang-pic now")
+        monkeypatch.setattr(runner, "capture_environment", lambda now=now: now)
+        run_fidelity(plan, folder, start_timeout_s=1, quiet=True)
+    found = read_environment(folder)
+    assert (found.command, found.commit) == ("sglang-pic earlier; sglang-pic now", f"{'a' * 40}; {'b' * 40}")
+    other = msgspec.structs.replace(earlier, cpu="Another", commit="c" * 40)
+    monkeypatch.setattr(runner, "capture_environment", lambda: other)
+    run_fidelity(plan, folder, start_timeout_s=1, quiet=True)
+    assert read_environment(folder) == found, "nothing was measured"
+    (folder / "probes.jsonl").unlink()
+    with pytest.raises(BenchError, match=r"cpu is .* in .*run and 'Another' in this run"):
+        run_fidelity(plan, folder, start_timeout_s=1, quiet=True)
+
+
+def test_an_earlier_run_outlives_a_command_that_cannot_begin(grid_run: tuple[Config, Path], tmp_path: Path) -> None:
+    config, folder = grid_run
+    write_json(folder / "config.json", config)
+    (folder / "probes.jsonl").write_text("{}\n")
+    assert main(["fidelity", "--model", str(tmp_path / "none"), "--quick", "--force", "--out", str(folder)]) == 2
+    assert (folder / "probes.jsonl").exists()
+
+
+class Kv:
+    """Stands for the server of a trace: keeps what is asked, and splices half of every prompt but for controls."""
+
+    def __init__(self) -> None:
+        self.passes: list[list[tuple[int, int | None]]] = []
+
+    def flush(self) -> None:
+        self.passes.append([])
+
+    def record(
+        self, prompt: list[int], gold: list[int], arm: Arm, *, key: str, donors_from: str, keys: bool
+    ) -> Recorded:
+        assert not keys
+        assert key == donors_from
+        if key == "trace":
+            self.passes[-1].append((len(prompt) + len(gold), len(prompt) - 1))
+        hits = 0 if arm.is_control else len(prompt) // 2
+        logits = np.zeros((len(gold) + 1, 200), dtype=np.float32)
+        return Recorded(logits=logits, spliced=[], keys=None, prefix_hit_tokens=0, chunk_hit_tokens=hits)
+
+    def serve(
+        self, tokens: list[int], arm: Arm, *, key: str, donors_from: str, compute_from: int | None = None
+    ) -> None:
+        assert (key, donors_from) == ("trace", "trace")
+        self.passes[-1].append((len(tokens), compute_from))
+
+    def greedy(self, prompts: list[list[int]], *_: object) -> list[list[int]]:
+        return [[1] for _ in prompts]
+
+
+@pytest.fixture
+def trace_run(tmp_path: Path, model_dir: Callable[[str], Path]) -> Callable[[Kv, list[Probe]], TraceRun]:
+    """A trace of six calls, of which the three longer ones are measured, under two policies."""
+    calls = [TraceCall("t", n, 0, list(range(60 + 100 * (n % 2))), list(range(20 + 20 * n))) for n in range(6)]
+
+    def make(server: Kv, done: list[Probe]) -> TraceRun:
+        return TraceRun(
+            calls=calls,
+            policies=[parse_policy("default"), parse_policy("more=tail:0")],
+            orders=tuple(Order),
+            target=server,  # type: ignore[arg-type]
+            text=ModelText(model_dir("smollm2")),
+            vault=Vault(tmp_path / "vault"),
+            dtype="float32",
+            min_chunk_hit=64,
+            greedy_calls=1,
+            greedy_tokens=1,
+            done={(record.prompt, record.arm) for record in done},
+        )
+
+    return make
+
+
+def test_every_pass_over_a_trace_fills_the_cache_alike(trace_run: Callable[[Kv, list[Probe]], TraceRun]) -> None:
+    server = Kv()
+    probes = [record for step in trace_run(server, []).steps() for record in step.probes]
+    assert len({(record.prompt, record.arm) for record in probes}) == len(probes) == 2 * 3 * 5
+    found, exact, more = server.passes[::2]
+    assert found == exact == more
+    assert server.passes[1::2] == [server.passes[1]] * 3 != server.passes[::2]
+
+
+def test_a_trace_goes_on_without_what_an_earlier_run_kept(
+    tmp_path: Path, trace_run: Callable[[Kv, list[Probe]], TraceRun]
+) -> None:
+    probes = [record for step in trace_run(Kv(), []).steps() for record in step.probes]
+    kept = [record for record in probes if record.arm != "more"]
+    shutil.rmtree(tmp_path / "vault")
+    again = [record for step in trace_run(Kv(), kept).steps() for record in step.probes]
+    assert [(r.prompt, r.arm) for r in again] == [(r.prompt, r.arm) for r in probes if r.arm == "more"]
 
 
 def finished(folder: Path, *words: str, commit: str = "a" * 40) -> Path:
@@ -190,7 +302,7 @@ def test_runs_measured_side_by_side_become_one(tmp_path: Path, capsys: pytest.Ca
     assert [left.prompt for left in read_left_out(out)] == ["g"]
     environment = msgspec.json.decode((out / "environment.json").read_bytes())
     assert environment["command"] == "sglang-pic single; sglang-pic half"
-    assert environment["commit"] == f"{'a' * 40}, {'b' * 40}"
+    assert environment["commit"] == f"{'a' * 40}; {'b' * 40}"
     # Such a run can be gone on with, and is overwritten only on demand.
     claim_run(out, parse(*grid, "float32", "--dtype", "bfloat16"), resume=True, force=False)
     with pytest.raises(ConfigError, match="holds an earlier fidelity run"):

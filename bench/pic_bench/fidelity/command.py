@@ -92,12 +92,13 @@ def run(args: argparse.Namespace) -> int:
     from pic_bench.fidelity.folder import PROBES, claim_run
     from pic_bench.fidelity.record import read_probes
     from pic_bench.fidelity.report import headline, write_report
-    from pic_bench.fidelity.runner import run_fidelity
+    from pic_bench.fidelity.runner import make_plan, run_fidelity
 
-    config = _config(args)
-    claim_run(args.out, config, resume=args.resume, force=args.force)
+    # An earlier run is deleted only once this one can begin.
+    plan = make_plan(_config(args), quiet=args.quiet)
+    claim_run(args.out, plan.config, resume=args.resume, force=args.force)
     with interrupt_on_sigterm():
-        outcome = run_fidelity(config, args.out, start_timeout_s=args.start_timeout, quiet=args.quiet)
+        outcome = run_fidelity(plan, args.out, start_timeout_s=args.start_timeout, quiet=args.quiet)
     _tell(outcome, args.out)
     summary = write_report(args.out)
     if args.json:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from pic_bench.environment import Environment
 from pic_bench.fidelity.config import KIND, Config
 from pic_bench.fidelity.record import Experiment
 from pic_bench.out_folder import CONFIG, RunKind, claim_folder, holds_run
@@ -25,6 +26,7 @@ __all__ = [
     "LeftOut",
     "claim_run",
     "read_config",
+    "read_environment",
     "read_left_out",
     "server_log",
     "trace_mark",
@@ -82,6 +84,19 @@ def read_config(folder: Path) -> Config:
         return msgspec.json.decode((folder / CONFIG).read_bytes(), type=Config)
     except (OSError, msgspec.DecodeError, ConfigError) as error:
         raise BenchError(f"{folder}: no fidelity run that this version can read ({error}).") from error
+
+
+def read_environment(folder: Path) -> Environment:
+    """What a run was made on.
+
+    Raises:
+        BenchError: the file is not there or cannot be read.
+    """
+    path = folder / ENVIRONMENT
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Environment)
+    except (OSError, msgspec.DecodeError) as error:
+        raise BenchError(f"{path}: not the environment of a run ({error}).") from error
 
 
 def read_left_out(folder: Path) -> list[LeftOut]:

@@ -11,9 +11,18 @@ from pathlib import Path
 
 import msgspec
 
-from pic_bench.environment import Environment
+from pic_bench.environment import joined
 from pic_bench.fidelity.config import Config
-from pic_bench.fidelity.folder import ENVIRONMENT, LEFT_OUT, PROBES, claim_run, read_config, trace_mark
+from pic_bench.fidelity.folder import (
+    ENVIRONMENT,
+    LEFT_OUT,
+    PROBES,
+    claim_run,
+    read_config,
+    read_environment,
+    trace_mark,
+)
+from pic_bench.fidelity.record import Experiment
 from pic_bench.out_folder import CONFIG
 from pic_bench.summary import write_json
 from sglang_pic.errors import BenchError
@@ -21,7 +30,6 @@ from sglang_pic.errors import BenchError
 __all__ = ["merge_runs"]
 
 _UNITED = ("data", "experiments", "dtypes", "policies", "orders")
-_SAME_MACHINE = ("python", "system", "cpu", "num_cpus", "memory_bytes", "gpus", "versions", "variables")
 
 
 def merge_runs(folders: Sequence[Path], out: Path, *, force: bool) -> None:
@@ -41,7 +49,7 @@ def merge_runs(folders: Sequence[Path], out: Path, *, force: bool) -> None:
         raise BenchError(f"--out {str(out)!r} is one of the runs to be put together; give another folder.")
     configs = [read_config(folder) for folder in folders]
     config = _united(folders, configs)
-    environment = _one_environment(folders, [_read_environment(folder) for folder in folders])
+    environment = joined([(str(folder), read_environment(folder)) for folder in folders])
     records = [_whole_lines(folder / PROBES) for folder in folders]
     if missing := [str(folder) for folder, lines in zip(folders, records, strict=True) if not lines]:
         raise BenchError(f"{', '.join(missing)}: no whole record; nothing was measured.")
@@ -66,21 +74,10 @@ def _united(folders: Sequence[Path], configs: Sequence[Config]) -> Config:
     names = {Path(config.model).name for config in configs}
     if len(names) > 1:
         raise BenchError(f"the runs are of several models ({', '.join(sorted(names))}); a report speaks of one.")
+    if any({Experiment.GRID, Experiment.SHIFT} & {*one.experiments} for one in configs):
+        _require_equal(folders, configs, ["data"], "grid and shift take their text from the first file")
     united = {name: tuple(_each_once(getattr(config, name) for config in configs)) for name in _UNITED}
     return msgspec.structs.replace(configs[0], **united)
-
-
-def _one_environment(folders: Sequence[Path], found: Sequence[Environment]) -> Environment:
-    """The machine that all ran on, with the commands of all."""
-    _require_equal(folders, found, _SAME_MACHINE, "a report speaks of one machine and one set of versions")
-    return msgspec.structs.replace(
-        found[0],
-        command="; ".join(dict.fromkeys(environment.command for environment in found)),
-        started_at=min(environment.started_at for environment in found),
-        load_1min=max(environment.load_1min for environment in found),
-        commit=", ".join(dict.fromkeys(environment.commit or "unknown" for environment in found)),
-        dirty=any(environment.dirty for environment in found),
-    )
 
 
 def _require_equal(
@@ -111,10 +108,3 @@ def _traces_are_whole(folders: Sequence[Path], configs: Sequence[Config], config
 def _whole_lines(path: Path) -> bytes:
     data = path.read_bytes() if path.exists() else b""
     return data[: data.rfind(b"\n") + 1]
-
-
-def _read_environment(folder: Path) -> Environment:
-    try:
-        return msgspec.json.decode((folder / ENVIRONMENT).read_bytes(), type=Environment)
-    except (OSError, msgspec.DecodeError) as error:
-        raise BenchError(f"{folder}: {ENVIRONMENT} cannot be read ({error}).") from error

@@ -124,7 +124,7 @@ def trade_offs(cells: Sequence[Cell]) -> Iterator[Picture]:
     if not kept:
         return
     exact = next((cell for cell in cells if cell.arm == "exact"), None)
-    some = f", {kept[0].min_chunk_hit} or more chunk-hit tokens" if kept[0].min_chunk_hit else ", all calls"
+    some = f", {kept[0].min_chunk_hit} or more chunk-hit tokens" if kept[0].min_chunk_hit else ", all measured calls"
     about = _dtype_and_source(kept) + some
     kinds: tuple[tuple[str, str, Callable[[Cell], object], Ticks], ...] = (
         ("Top-1 agreement", "top-1", lambda cell: cell.top1, SHARE),

@@ -14,7 +14,7 @@ import msgspec
 from pic_bench.environment import Environment
 from pic_bench.fidelity.cells import make_cells
 from pic_bench.fidelity.claims import make_claims
-from pic_bench.fidelity.folder import ENVIRONMENT, PROBES, read_left_out
+from pic_bench.fidelity.folder import ENVIRONMENT, PROBES, read_environment, read_left_out
 from pic_bench.fidelity.panels import Panel, make_panels
 from pic_bench.fidelity.record import Experiment, Probe, read_probes
 from pic_bench.fidelity.report_html import html_report
@@ -37,18 +37,21 @@ def write_report(folder: Path, limits: Limits | None = None) -> Summary:
     Raises:
         BenchError: the folder has no records, or a file in it cannot be read.
     """
-    limits = limits or Limits()
     try:
         probes = read_probes(folder / PROBES)
     except (OSError, msgspec.DecodeError) as error:
         raise BenchError(f"{folder}: no records of a fidelity run ({error}).") from error
     if not probes:
         raise BenchError(f"{folder / PROBES}: no whole record; nothing was measured.")
+    config = _read_config(folder / CONFIG)
+    if limits is None:
+        least = config.get("min_chunk_hit", "")
+        limits = Limits(min_chunk_hit=int(least)) if least.isdecimal() else Limits()
     summary = summarize(
         probes,
         limits,
-        config=_read_config(folder / CONFIG),
-        environment=_read_environment(folder / ENVIRONMENT),
+        config=config,
+        environment=read_environment(folder) if (folder / ENVIRONMENT).exists() else None,
         left_out=Counter(f"{one.experiment.value}, {one.dtype}" for one in read_left_out(folder)),
     )
     write_json(folder / "summary.json", summary)
@@ -149,12 +152,3 @@ def _as_text(raw: bytes) -> str:
         return ", ".join(msgspec.json.decode(raw, type=list[str]))
     except msgspec.ValidationError:
         return msgspec.json.format(raw, indent=-1).decode().replace('"', "")
-
-
-def _read_environment(path: Path) -> Environment | None:
-    if not path.exists():
-        return None
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Environment)
-    except msgspec.DecodeError as error:
-        raise BenchError(f"{path}: not the environment of a run ({error}).") from error

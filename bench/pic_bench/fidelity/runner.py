@@ -18,7 +18,7 @@ from typing import NoReturn
 import msgspec
 from tqdm import tqdm
 
-from pic_bench.environment import capture_environment
+from pic_bench.environment import Environment, capture_environment, joined
 from pic_bench.fidelity.config import Config
 from pic_bench.fidelity.folder import (
     ENVIRONMENT,
@@ -26,6 +26,7 @@ from pic_bench.fidelity.folder import (
     PROBES,
     VAULT,
     LeftOut,
+    read_environment,
     read_left_out,
     server_log,
     trace_mark,
@@ -44,7 +45,7 @@ from pic_bench.out_folder import CONFIG
 from pic_bench.summary import write_json
 from sglang_pic.errors import BenchError
 
-__all__ = ["Outcome", "chosen_questions", "run_fidelity"]
+__all__ = ["Outcome", "Plan", "chosen_questions", "make_plan", "run_fidelity"]
 
 DEFAULT_TRACE = "sample:opendevin"
 MAX_TEXT_QUESTIONS = 200
@@ -63,21 +64,46 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts that were not served as meant, now or before."""
 
 
-def run_fidelity(config: Config, folder: Path, *, start_timeout_s: float, quiet: bool) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that a run serves; once it is made, only a server is lacking."""
+
+    config: Config
+    text: ModelText
+    jobs: list[Job]
+    calls: list[TraceCall]
+    pool_tokens: int
+
+
+def make_plan(config: Config, *, quiet: bool) -> Plan:
+    """Read the data and put all prompts together.
+
+    Raises:
+        ConfigError: the model's folder or a size is of no use.
+        TraceError: data cannot be read.
+        BenchError: a prompt cannot be made of the data.
+    """
+    text = ModelText(Path(config.model))
+    calls = _calls(config, text)
+    return Plan(
+        config=config,
+        text=text,
+        jobs=_jobs(config, TextPool(*_text_source(config), text), text),
+        calls=calls,
+        pool_tokens=config.pool_tokens or _pool_tokens(config, calls, quiet=quiet),
+    )
+
+
+def run_fidelity(plan: Plan, folder: Path, *, start_timeout_s: float, quiet: bool) -> Outcome:
     """Measure what is not measured yet.
 
     Raises:
-        TraceError: data cannot be read.
-        BenchError: a server failed, or too many prompts were not served as meant; what was measured stays.
+        BenchError: a server failed, too many prompts were not served as meant, or what is there was measured on another
+            machine or by other versions; what was measured stays.
         KeyboardInterrupt: Ctrl-C; the server is stopped, what was measured stays.
     """
-    text = ModelText(Path(config.model))
-    pool = TextPool(*_text_source(config), text)
+    config, text, jobs, calls = plan.config, plan.text, plan.jobs, plan.calls
     write_json(folder / CONFIG, config)
-    write_json(folder / ENVIRONMENT, capture_environment())
-    jobs = _jobs(config, pool, text)
-    calls = _calls(config, text)
-    pool_tokens = config.pool_tokens or _pool_tokens(config, calls, quiet=quiet)
     done = _done(folder / PROBES)
     # Served again, they would be left out again.
     left = {(one.experiment, one.dtype, one.prompt) for one in read_left_out(folder)}
@@ -92,11 +118,12 @@ def run_fidelity(config: Config, folder: Path, *, start_timeout_s: float, quiet:
         wants_trace = bool(calls) and not trace_mark(folder, dtype).exists()
         if not todo and not wants_trace:
             continue
+        write_json(folder / ENVIRONMENT, _environment(folder))
         _say(f"{dtype}: starting the server ...", quiet=quiet)
         with serve_target(
             config.model,
             dtype=dtype,
-            pool_tokens=pool_tokens,
+            pool_tokens=plan.pool_tokens,
             server_args=config.server_args,
             log_path=server_log(folder, dtype),
             start_timeout_s=start_timeout_s,
@@ -112,6 +139,14 @@ def run_fidelity(config: Config, folder: Path, *, start_timeout_s: float, quiet:
             left_out=outcome.left_out + tally.left_out - num_left,
         )
     return outcome
+
+
+def _environment(folder: Path) -> Environment:
+    """Of this run, and of those that it goes on with."""
+    here = capture_environment()
+    if not (folder / ENVIRONMENT).exists():
+        return here
+    return joined([(str(folder), read_environment(folder)), ("this run", here)])
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ It must not know Markdown or HTML. A part that nothing was measured for is left 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pic_bench.fidelity.pictures import Picture, by_donors, by_runs, by_seam, by_shift, scores, trade_offs
@@ -41,7 +41,7 @@ def parts(summary: Summary) -> list[Part]:
         _grid(_of(summary, Experiment.GRID)),
         _shift(_of(summary, Experiment.SHIFT)),
         _questions(_of(summary, Experiment.QA)),
-        _trace(_of(summary, Experiment.TRACE)),
+        _trace(_of(summary, Experiment.TRACE), summary.config),
     ]
     kept = [part for part in found if part.tables]
     if kept:
@@ -97,14 +97,17 @@ def _questions(cells: Sequence[Cell]) -> Part:
     return part
 
 
-def _trace(cells: Sequence[Cell]) -> Part:
+def _trace(cells: Sequence[Cell], config: Mapping[str, str]) -> Part:
     part = Part("Calls of a trace, in order, under each policy", [], [], [])
+    if (wanted := config.get("min_chunk_hit")) and (policies := config.get("policies")):
+        first = policies.split(",")[0].partition("=")[0]
+        part.notes.append(f"Measured are the calls with {wanted} or more chunk-hit tokens under `{first}`.")
     for dtype, source in _places(cells):
         some = [cell for cell in cells if (cell.dtype, cell.source) == (dtype, source)]
         # The calls that reuse much come first: of the others most are alike under every policy.
         for least in sorted({cell.min_chunk_hit for cell in some}, reverse=True):
             calls = [cell for cell in some if cell.min_chunk_hit == least and cell.arm != "full"]
-            which = f"calls with {least} or more chunk-hit tokens" if least else "all calls"
+            which = f"calls with {least} or more chunk-hit tokens" if least else "all measured calls"
             part.tables.append(Titled(f"{dtype}, {source}: {which}", trace_table(calls), folded=False))
             part.pictures.extend(trade_offs(calls))
     return part

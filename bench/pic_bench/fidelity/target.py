@@ -70,9 +70,15 @@ class Target:
         options: dict[str, Any] = {"mode": "off"} if off else {"testing": {"donors_from": NOBODY}}
         self._generate(tokens, key, options, max_new_tokens=1)
 
-    def serve(self, tokens: Sequence[int], arm: Arm, *, key: str, donors_from: str) -> Served:
-        """Serve tokens under an arm with nothing recorded."""
-        return self._generate(tokens, key, _options(arm, donors_from), max_new_tokens=1)
+    def serve(
+        self, tokens: Sequence[int], arm: Arm, *, key: str, donors_from: str, compute_from: int | None = None
+    ) -> Served:
+        """Serve tokens under an arm with nothing recorded.
+
+        Args:
+            compute_from: tokens from here on are computed, as those of `record` are from the prompt's last on.
+        """
+        return self._generate(tokens, key, _options(arm, donors_from), max_new_tokens=1, **_computed_from(compute_from))
 
     def flush(self) -> None:
         """Forget every cached row."""
@@ -89,9 +95,7 @@ class Target:
         name = f"r{time.monotonic_ns()}"
         options = _options(arm, donors_from)
         options["testing"] = {**options["testing"], "record": name, "record_keys": keys}
-        served = self._generate(
-            [*prompt, *gold], key, options, max_new_tokens=1, return_logprob=True, logprob_start_len=len(prompt) - 1
-        )
+        served = self._generate([*prompt, *gold], key, options, max_new_tokens=1, **_computed_from(len(prompt) - 1))
         path = self._record_dir / f"{name}.npz"
         arrays = _read(path)
         path.unlink()
@@ -138,6 +142,11 @@ class Target:
         meta = answer["meta_info"]
         chunk_hit = int((meta.get("cached_tokens_details") or {}).get("pic", 0))
         return Served(list(answer["output_ids"]), int(meta["cached_tokens"]) - chunk_hit, chunk_hit)
+
+
+def _computed_from(position: int | None) -> dict[str, Any]:
+    """What makes the server compute from a position on: it is asked for their log probabilities."""
+    return {} if position is None else {"return_logprob": True, "logprob_start_len": position}
 
 
 def _options(arm: Arm, donors_from: str) -> dict[str, Any]:

@@ -187,7 +187,8 @@ class TraceRun:
             controls = (FULL, RETEST, first) if call.name in measured[:RETEST_CALLS] else (FULL, first)
             missing = [arm for arm in controls if (case.name, arm.name) not in self.done]
             probes = []
-            if missing:
+            # The passes need it from the vault, which an earlier run need not have left.
+            if missing or not self.vault.has(_full_name(call)):
                 full = self._full(call)
                 reference = Reference(full.recorded)
             for arm in missing:
@@ -218,7 +219,7 @@ class TraceRun:
                 ids = self._generate(call, arm) if call.name in self._generating else []
                 probes.append(self._with_greedy(probe, case, full.ids, ids))
             elif wanted:
-                self.target.serve([*call.prompt, *call.answer], arm, key=_CACHE, donors_from=_CACHE)
+                self._serve(call, arm)
             yield Step(arm.name, len(call.prompt), probes)
 
     def _full(self, call: TraceCall) -> Kept:
@@ -247,6 +248,13 @@ class TraceRun:
         if len(call.answer) > len(call.gold):
             self.target.serve([*call.prompt, *call.answer], arm, key=_CACHE, donors_from=_CACHE)
         return recorded
+
+    def _serve(self, call: TraceCall, arm: Arm) -> None:
+        """Leave in the cache what `_record` leaves, with nothing recorded."""
+        ids = [*call.prompt, *call.gold]
+        self.target.serve(ids, arm, key=_CACHE, donors_from=_CACHE, compute_from=len(call.prompt) - 1)
+        if len(call.answer) > len(call.gold):
+            self.target.serve([*call.prompt, *call.answer], arm, key=_CACHE, donors_from=_CACHE)
 
     def _generate(self, call: TraceCall, arm: Arm, key: str | None = None) -> list[int]:
         """What is generated extends the rows of its namespace by less than any run."""
