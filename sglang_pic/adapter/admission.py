@@ -6,6 +6,7 @@ the whole extend: spliced rows need a place too. It must not know how a plan is 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from sglang_pic.adapter.request_state import PendingSplice
 
 __all__ = ["PicPrefillAdder"]
 
+_SIGNATURE = inspect.signature(PrefillAdder.__init__)
 # Larger than any budget: a limit that must not bind.
 _NO_LIMIT = 1 << 40
 
@@ -31,9 +33,19 @@ class PicPrefillAdder(PrefillAdder):
     rem_input_tokens: int
     chunked_req_limit: int | None
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # A mixed batch decodes the running requests beside the new ones.
+        mixed = _SIGNATURE.bind(self, *args, **kwargs).arguments.get("num_mixed_decode_tokens", 0)
+        self.num_sequences = int(mixed)
+        """Virtual sequences of the batch so far."""
+
     def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
         """Plan the request, then admit it as SGLang does; a request that is not admitted gives its donors back."""
-        self.tree_cache.plan_request(req)
+        free = self._free_sequences()
+        if free < 1:
+            return AddReqResult.OTHER
+        self.tree_cache.plan_request(req, max_gaps=free)
         try:
             result = super().add_one_req(req, has_chunked_req, truncation_align_size)
         finally:
@@ -54,12 +66,21 @@ class PicPrefillAdder(PrefillAdder):
             end = plan.cut(self.rem_chunk_tokens, page_size=max(align, self.page_size))
         extend_len = end - plan.prefix_len
         whole = end == plan.end
+        # SGLang keeps track of one unfinished request, and its own cutting leaves no budget for a second: ours, which
+        # gives back what was spliced, can leave less than a page.
+        if not whole and (
+            options["has_chunked_req"] or self.new_chunked_req is not None or (self.rem_chunk_tokens or 0) < align
+        ):
+            return AddReqResult.OTHER
         with self._budgets(chunk=_NO_LIMIT if whole else extend_len, spliced=plan.num_spliced):
             admission = super()._select_prefill_admission(req, **options)
         if admission is AddReqResult.NO_TOKEN and pending.locks:
             # The donors' locks may be what fills the pool: the request goes first, its reuse second.
-            self.tree_cache.drop_pending(req, Fallback.MEMORY)
-            return super()._select_prefill_admission(req, **options)
+            self.tree_cache.drop_pending(req)
+            admission = super()._select_prefill_admission(req, **options)
+            if not isinstance(admission, AddReqResult):
+                self.tree_cache.metrics.count_fallback(Fallback.MEMORY)
+            return admission
         if isinstance(admission, AddReqResult) or whole:
             return admission
         return replace(admission, extend_len=min(admission.extend_len, extend_len))
@@ -70,7 +91,7 @@ class PicPrefillAdder(PrefillAdder):
 
     def add_chunked_req(self, req: Any) -> Any:
         """Continue a chunked request: plan what is left of it, cut the next chunk by computed tokens."""
-        self.tree_cache.plan_request(req)
+        self.tree_cache.plan_request(req, max_gaps=self._free_sequences())
         extend_len = self._spliced_chunk_len(req)
         pending = self.tree_cache.pending_of(req)
         if pending is None or extend_len is None:
@@ -101,8 +122,10 @@ class PicPrefillAdder(PrefillAdder):
     def _settle(self, req: Any, pending: PendingSplice | None, *, first_chunk: bool) -> None:
         """Clip the plan to the chunk that was admitted, and give back what its runs were charged."""
         num_spliced = 0
+        self.num_sequences += 1
         if pending is not None:
             pending.clip(req.extend_end)
+            self.num_sequences += len(pending.plan.gaps) - 1
             num_spliced = pending.plan.num_spliced
             self.rem_input_tokens += num_spliced
             if self.rem_chunk_tokens is not None:
@@ -110,6 +133,10 @@ class PicPrefillAdder(PrefillAdder):
             self.log_hit_tokens += num_spliced
             self.log_input_tokens -= num_spliced
         self.tree_cache.admit(req, first_chunk=first_chunk, num_spliced=num_spliced)
+
+    def _free_sequences(self) -> int:
+        """How many more virtual sequences the attention backends' tables have room for."""
+        return self.tree_cache.max_sequences - self.num_sequences
 
     @contextmanager
     def _budgets(self, *, chunk: int, spliced: int, request_limit: int | None = None) -> Iterator[None]:

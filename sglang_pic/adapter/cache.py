@@ -9,6 +9,7 @@ not move rows.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,6 +60,7 @@ class PicRadixCache(UnifiedRadixCache):
         metrics: Metrics,
         delimiters: frozenset[int],
         max_gaps: int,
+        max_sequences: int = 1 << 20,
     ) -> None:
         """Give the cache its other half, once, before the first request.
 
@@ -69,10 +71,12 @@ class PicRadixCache(UnifiedRadixCache):
             metrics: this rank's counters.
             delimiters: token ids that open or close a message of the chat template.
             max_gaps: most gaps of one request.
+            max_sequences: most virtual sequences of one batch.
         """
         self.config, self.splicer, self.metrics = config, splicer, metrics
         self.index = ContentIndex(config.core)
         self._delimiters, self._max_gaps, self._cost = delimiters, max_gaps, cost
+        self.max_sequences = max_sequences
 
     # -- the tree's own calls --------------------------------------------------------------------------------------
 
@@ -136,8 +140,12 @@ class PicRadixCache(UnifiedRadixCache):
 
     # -- planning, called by admission -----------------------------------------------------------------------------
 
-    def plan_request(self, req: Any) -> None:
-        """Plan what the request's row still lacks, and lock the donors; the plan waits in `req.pic.pending`."""
+    def plan_request(self, req: Any, *, max_gaps: int | None = None) -> None:
+        """Plan what the request's row still lacks, and lock the donors; the plan waits in `req.pic.pending`.
+
+        Args:
+            max_gaps: what is left of the batch's virtual sequences, where that is less than a request may have.
+        """
         self.drop_pending(req)
         state: RequestState = req.pic
         state.dropped = {}
@@ -155,7 +163,7 @@ class PicRadixCache(UnifiedRadixCache):
             prefix_len=req.prefix_len,
             options=PlanOptions(
                 seam_tokens=state.options.seam_tokens,
-                max_gaps=self._max_gaps,
+                max_gaps=self._max_gaps if max_gaps is None else max(1, min(self._max_gaps, max_gaps)),
                 max_runs=self.config.max_runs,
                 min_run_tokens=testing.min_run_tokens,
                 min_spliced_tokens=testing.min_spliced_tokens,
@@ -201,6 +209,16 @@ class PicRadixCache(UnifiedRadixCache):
             self.release_locks(pending.locks)
             if reason is not None:
                 self.metrics.count_fallback(reason)
+
+    def forgo(self, pending: Sequence[PendingSplice | None]) -> None:
+        """Give up the plans of a batch that cannot be narrowed: everything in it is computed.
+
+        The spans stay noted as spliced: computed rows are no donors then, which is safe.
+        """
+        for splice in pending:
+            if splice is not None:
+                self.release_locks(splice.locks)
+                self.metrics.count_fallback(Fallback.BATCH)
 
     def release_locks(self, locks: list[object]) -> None:
         """Unlock donors; each receipt is given back once."""
@@ -263,7 +281,8 @@ class PicRadixCache(UnifiedRadixCache):
         has_embeddings = req.input_embeds is not None or req.positional_embed_overrides is not None
         logprob_start = _logprob_start(req)
         is_scored = req.multi_item_delimiter_indices is not None or req.token_indices_to_pool is not None
-        leaves_nothing = logprob_start is not None and logprob_start <= self.config.core.sink_tokens
+        in_sink = min(self.config.core.sink_tokens + 1, len(req.origin_input_ids))
+        leaves_nothing = logprob_start is not None and logprob_start < in_sink
         for holds, reason in (
             (req.pic.options.mode is Mode.OFF, Fallback.OFF),
             (self.audit is not None and not self.audit.serves(req.pic), Fallback.AUDIT),
@@ -290,9 +309,12 @@ class PicRadixCache(UnifiedRadixCache):
 
 
 def _logprob_start(req: Any) -> int | None:
-    """From where on the request wants logprobs of its prompt, or `None`: those positions have to be computed."""
-    wants = req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids)
-    return int(req.logprob_start_len) if wants else None
+    """From where on the request wants logprobs, or `None`: those positions have to be computed.
+
+    Of its prompt, or from the prompt's end on: after a retraction its answer so far is prefilled, and SGLang takes the
+    logprobs of that again.
+    """
+    return int(req.logprob_start_len) if req.return_logprob and req.logprob_start_len >= 0 else None
 
 
 def _as_tokens(token_ids: array[int]) -> np.ndarray:

@@ -27,32 +27,34 @@ _SPLICED = 256
 _REPEATS = 5
 
 
-def calibrate(runner: Any, splicer: Splicer, tp_group: Any) -> CostModel:
+def calibrate(runner: Any, splicer: Splicer, max_sequences: int, tp_group: Any) -> CostModel:
     """Measure the costs on `runner`; all ranks of `tp_group` must call it together.
 
     Args:
         runner: SGLang's model runner, its pool still empty.
         splicer: bound to the runner's pool.
+        max_sequences: most sequences of one batch, 2 or more.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
 
     Returns:
         The cost model, equal on every rank; takes a second or two on a CPU, milliseconds on a GPU.
     """
     size = runner.token_to_kv_pool_allocator.size
+    sequences = min(_SEQUENCES, max_sequences)
     many, spliced = min(_MANY, size // 4), min(_SPLICED, size // 4)
     few = min(_FEW, many // 2)
     device = torch.device(runner.device)
     times = [
         _shortest_us(lambda: trial_extend(runner, [few]), device),
         _shortest_us(lambda: trial_extend(runner, [many]), device),
-        _shortest_us(lambda: trial_extend(runner, _split(many, _SEQUENCES)), device),
+        _shortest_us(lambda: trial_extend(runner, _split(many, sequences)), device),
         _shortest_us(lambda: _splice(splicer, spliced, device), device),
     ]
     few_us, many_us, split_us, splice_us = agree_on_largest(torch.tensor(times, dtype=torch.float64), tp_group).tolist()
     return CostModel(
         computed_token_us=max(0.0, (many_us - few_us) / (many - few)),
         spliced_token_us=splice_us / spliced,
-        gap_us=max(0.0, (split_us - many_us) / (_SEQUENCES - 1)),
+        gap_us=max(0.0, (split_us - many_us) / (sequences - 1)),
     )
 
 

@@ -71,6 +71,7 @@ CONTRACT: tuple[Symbol, ...] = (
             "self.input_embeds",
             "self.multi_item_delimiter_indices",
             "self.retracted_stain",
+            "self.positional_embed_overrides",
             "self.return_hidden_states",
             "self.token_indices_to_pool",
         ),
@@ -91,6 +92,12 @@ CONTRACT: tuple[Symbol, ...] = (
         (),
         ("self.rem_input_tokens -=", "self.rem_chunk_tokens -=", "self.log_hit_tokens +=", "self.log_input_tokens +="),
         why="budgets",
+    ),
+    Symbol(
+        f"{_ADDER}.__init__",
+        ("tree_cache", "num_mixed_decode_tokens"),
+        ("self.new_chunked_req", "self.can_run_list"),
+        why="sequences of a batch",
     ),
     # The forward path.
     Symbol(

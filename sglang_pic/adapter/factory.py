@@ -26,7 +26,7 @@ from sglang_pic.adapter.metrics import Metrics
 from sglang_pic.adapter.row_check import check_rows
 from sglang_pic.adapter.self_test import self_test
 from sglang_pic.adapter.server_info import ServerInfo
-from sglang_pic.adapter.support import check_support
+from sglang_pic.adapter.support import check_support, max_sequences
 from sglang_pic.config import PicConfig, load_config
 from sglang_pic.core import CostModel
 from sglang_pic.runtime.rope import read_geometry
@@ -60,9 +60,10 @@ def create_cache(ctx: Any) -> PicRadixCache:
         {"configurations": msgspec.json.encode(config), "delimiters": msgspec.json.encode(sorted(delimiters))},
         ctx.tp_group,
     )
-    cost = _cost_model(config, runner, splicer, ctx.tp_group)
-    # Each gap is a virtual sequence, and backends size their tables by the rows of the request pool.
-    max_gaps = max(2, min(config.max_gaps, runner.req_to_token_pool.size))
+    sequences = max_sequences(runner)
+    cost = _cost_model(config, runner, splicer, sequences, ctx.tp_group)
+    # Each gap is a virtual sequence.
+    max_gaps = max(2, min(config.max_gaps, sequences))
     metrics = Metrics(_labels(ctx))
     cache.attach(
         config=config,
@@ -71,6 +72,7 @@ def create_cache(ctx: Any) -> PicRadixCache:
         metrics=metrics,
         delimiters=delimiters,
         max_gaps=max_gaps,
+        max_sequences=sequences,
     )
     server_info = ServerInfo()
     _install_hooks(ctx, cache, server_info)
@@ -130,10 +132,10 @@ def _install_hooks(ctx: Any, cache: PicRadixCache, server_info: ServerInfo) -> N
     HookRegistry.apply_hooks()
 
 
-def _cost_model(config: PicConfig, runner: Any, splicer: Splicer, tp_group: Any) -> CostModel | None:
+def _cost_model(config: PicConfig, runner: Any, splicer: Splicer, sequences: int, tp_group: Any) -> CostModel | None:
     if isinstance(config.cost_gate, CostModel):
         return config.cost_gate
-    return None if config.cost_gate == "off" else calibrate(runner, splicer, tp_group)
+    return None if config.cost_gate == "off" else calibrate(runner, splicer, sequences, tp_group)
 
 
 def _labels(ctx: Any) -> dict[str, str] | None:

@@ -35,7 +35,9 @@ def install(cache: PicRadixCache) -> None:
 
     def attach(forward_batch: Any, _cls: type, batch: Any, model_runner: Any, **_: object) -> Any:
         pending = [cache.take_pending(req) for req in batch.reqs] if batch.forward_mode.is_extend() else []
-        if any(splice is not None for splice in pending):
+        if any(splice is not None for splice in pending) and any(_goes_by_place(req) for req in batch.reqs):
+            cache.forgo(pending)
+        elif any(splice is not None for splice in pending):
             req_to_token = model_runner.req_to_token_pool.req_to_token
             gap = build_gap_batch(
                 pending,
@@ -94,6 +96,11 @@ def hand_over(forward_batch: Any, gap: GapBatch) -> None:
     setattr(forward_batch, _GAP_ATTRIBUTE, gap)
 
 
+def _goes_by_place(req: Any) -> bool:
+    """Whether SGLang brings or takes something of a request by its tokens' places in the whole batch."""
+    return bool(req.input_embeds is not None or req.positional_embed_overrides is not None or req.return_hidden_states)
+
+
 def _flip(view: PoolView, slots: torch.Tensor | None) -> None:
     """The corruption of a test, where it asks for one: every number of the rows changes its sign."""
     for buffer in (*view.keys, *view.values) if slots is not None else ():
@@ -113,7 +120,7 @@ def _activated(gap: GapBatch) -> Iterator[None]:
 def _eager_prefill(runner: Any) -> Iterator[None]:
     """Run eagerly and, with FlashInfer, over paged KV: the captured and ragged paths assume whole extends."""
     captured = runner.prefill_cuda_graph_runner
-    backend = runner.attn_backend
+    backend = getattr(runner.attn_backend, "prefill_backend", runner.attn_backend)
     paged = getattr(backend, "use_paged", None)
     runner.prefill_cuda_graph_runner = None
     if paged is not None:

@@ -119,7 +119,8 @@ class GapBatch:
             "extend_start_loc": torch.tensor(starts, **int32),
             "rids": [fb.rids[i] for i in self.owners] if fb.rids is not None else None,
             "lora_ids": [fb.lora_ids[i] for i in self.owners] if fb.lora_ids is not None else None,
-            "mm_inputs": None,
+            # A request with media has one sequence, itself; the model looks here for what its tokens stand for.
+            "mm_inputs": [fb.mm_inputs[i] for i in self.owners] if fb.mm_inputs is not None else None,
             "global_num_token_non_padded_cpu": sum(extend_lens),
         }
         if fb.req_pool_indices_cpu is not None:
@@ -128,6 +129,8 @@ class GapBatch:
             fields["orig_seq_lens"] = fb.orig_seq_lens[rows]
         if fb.mrope_positions is not None:
             fields["mrope_positions"] = fb.mrope_positions[:, self.kept]
+        if fb.mm_token_modalities is not None:
+            fields["mm_token_modalities"] = fb.mm_token_modalities[self.kept]
         if fb.global_num_token_non_padded is not None:
             fields["global_num_token_non_padded"] = torch.full_like(fb.global_num_token_non_padded, sum(extend_lens))
         return fields

@@ -21,6 +21,8 @@ class Fallback(Enum):
     """A LoRA adapter shapes the KV."""
     AUDIT = "audit"
     """Audits have switched splicing off in the request's namespace."""
+    BATCH = "batch"
+    """Another request of the batch brings embeddings or wants hidden states by place."""
     BELOW_MIN_RUN = "below_min_run"
     """What repeats is shorter than the minimum run."""
     COST_GATE = "cost_gate"

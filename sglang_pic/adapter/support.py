@@ -9,12 +9,34 @@ from typing import Any
 
 from sglang_pic.errors import UnsupportedError
 
-__all__ = ["ATTENTION_BACKENDS", "check_support"]
+__all__ = ["ATTENTION_BACKENDS", "check_support", "max_sequences"]
 
 # Backends whose layers write KV into the pool before attention reads it through the page table, so that virtual
 # sequences of one row see each other. `pic_cpu` and `torch_native` are tested with every commit; the others follow the
 # same order by their source and want a GPU to be measured on.
 ATTENTION_BACKENDS = ("pic_cpu", "torch_native", "triton", "fa3", "flashinfer")
+
+
+_WITH_SEQUENCE_TABLES = ("triton", "flashinfer")
+"""Backends with tables for as many sequences as the request pool has rows."""
+_UNBOUNDED = 1 << 20
+
+
+def max_sequences(runner: Any) -> int:
+    """How many virtual sequences one batch may have, on SGLang's model runner.
+
+    Raises:
+        UnsupportedError: too few for a single splice.
+    """
+    backend, rows = runner.prefill_attention_backend_str, int(runner.req_to_token_pool.size)
+    if backend not in _WITH_SEQUENCE_TABLES:
+        return _UNBOUNDED
+    if rows < 2:
+        raise UnsupportedError(
+            f"--radix-cache-backend pic does not work with --max-running-requests {rows} on the prefill attention "
+            f"backend {backend!r}, whose tables have room for so many gaps: allow 2 or more."
+        )
+    return rows
 
 
 def check_support(ctx: Any) -> None:
@@ -46,6 +68,10 @@ def check_support(ctx: Any) -> None:
         (args.enable_unified_cache_external_linker, "--enable-unified-cache-external-linker", "remove it"),
         (not ctx.model_config.is_generation, "a model that does not generate", "serve it without the flag"),
         (args.dllm_algorithm is not None, "--dllm-algorithm", "remove it"),
+        (args.enable_return_routed_experts, "--enable-return-routed-experts", "remove it"),
+        # Answers depend on what is cached, which is what these promise they do not.
+        (args.enable_deterministic_inference, "--enable-deterministic-inference", "remove it"),
+        (args.rl_on_policy_target is not None, "--rl-on-policy-target", "remove it"),
     ):
         if present:
             raise UnsupportedError(f"--radix-cache-backend pic does not work with {what}: {change}.")

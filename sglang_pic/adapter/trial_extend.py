@@ -35,11 +35,15 @@ def trial_extend(
 
 def trial_forward(runner: Any, batch: Any) -> Any:
     """The forward pass of a `batch` of `trial_batch`; what the runner returns."""
+    from sglang.srt.environ import envs
+
     # NOTE: the scheduler waits for the event that its own last pass left here, and for the whole stream where that pass
     # left none. An event of ours would let it write tables that a pass of its own still reads.
     event = runner.shared_read_done_event
     try:
-        return runner.forward(batch)
+        # The runner's static input buffers are sized for the requests that may run, not for these sequences.
+        with envs.SGLANG_EAGER_INPUT_NO_COPY.override(True):
+            return runner.forward(batch)
     finally:
         runner.shared_read_done_event = event
 

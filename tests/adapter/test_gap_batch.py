@@ -55,7 +55,7 @@ def test_mixed_batch_layout() -> None:
     assert gap.locks == ["a", "b", "c"]
 
 
-def test_adapters_are_applied_to_the_tokens_that_are_computed() -> None:
+def test_adapters_and_media_go_with_the_tokens_that_are_computed() -> None:
     """A request with an adapter beside a spliced one: SGLang prepared adapters for the batch as it was before."""
     spliced = PendingSplice(plan(0, 20, (6, 12, -3)), [torch.arange(900, 906)], locks=[])
     rows = [torch.arange(100, 164), torch.arange(200, 264)]
@@ -82,8 +82,12 @@ def test_adapters_are_applied_to_the_tokens_that_are_computed() -> None:
         lora_ids=[None, "adapter"],
         **dict.fromkeys(_UNUSED),
     )
+    # Of the second request's media its own sequence must know, and its tokens what kind they are.
+    batch.mm_inputs, batch.mm_token_modalities = [None, "image"], torch.tensor([0] * 20 + [1] * 5)
     with gap.narrowed(batch, runner):
         assert batch.lora_ids == [None, None, "adapter"]
+        assert batch.mm_inputs == [None, None, "image"]
+        assert batch.mm_token_modalities.tolist() == [0] * 14 + [1] * 5
         assert batch.extend_seq_lens.tolist() == [6, 8, 5]
     assert prepared == [(2, [14, 5], [14, 5], [None, "adapter"])]
     assert (batch.batch_size, batch.lora_ids) == (2, [None, "adapter"])
@@ -98,7 +102,6 @@ _UNUSED = [
     "extend_prefix_lens_cpu",
     "extend_start_loc",
     "rids",
-    "mm_inputs",
     "global_num_token_non_padded_cpu",
     "req_pool_indices_cpu",
     "orig_seq_lens",

@@ -17,8 +17,11 @@ with warnings.catch_warnings():
 
 from sglang_pic.adapter.metrics import Fallback, Metrics
 from sglang_pic.adapter.options import Mode, RequestOptions
-from sglang_pic.adapter.request_state import RequestState
+from sglang_pic.adapter.request_state import PendingSplice, RequestState
+from sglang_pic.adapter.support import max_sequences
 from sglang_pic.config import PicConfig
+from sglang_pic.core import Plan, PlanOptions
+from sglang_pic.errors import UnsupportedError
 
 
 class Counts(Metrics):
@@ -37,9 +40,12 @@ class Planned(Exception):
 
 
 class Index:
-    """Stands where the chunk index does."""
+    """Stands where the chunk index does; keeps what it was asked with."""
 
-    def plan(self, *_: object, **__: object) -> None:
+    options: PlanOptions
+
+    def plan(self, *_: object, options: PlanOptions, **__: object) -> None:
+        self.options = options
         raise Planned
 
 
@@ -93,3 +99,52 @@ def test_an_ordinary_request_is_planned_and_one_that_opted_out_is_not(cache: Pic
     with pytest.raises(Planned):
         cache.plan_request(request(RequestOptions()))
     cache.plan_request(request(RequestOptions(mode=Mode.OFF)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "computed_from"),
+    [
+        ({}, None),
+        ({"logprob_start_len": 0}, None),
+        ({"return_logprob": True, "logprob_start_len": 200}, 200),
+        # What SGLang makes of a request for logprobs of the answer. Retracted and prefilled again, the answer so far is
+        # part of the extend, and its logprobs are taken once more.
+        ({"return_logprob": True, "logprob_start_len": 250, "origin_input_ids": array("q", range(250))}, 250),
+    ],
+)
+def test_what_logprobs_are_wanted_of_is_computed(
+    cache: PicRadixCache, fields: dict[str, Any], computed_from: int | None
+) -> None:
+    with pytest.raises(Planned):
+        cache.plan_request(request(RequestOptions(), **fields))
+    assert cache.index.options.compute_from == computed_from
+
+
+def test_a_short_prompt_whose_answer_is_wanted_with_logprobs_is_not_refused(cache: PicRadixCache) -> None:
+    with pytest.raises(Planned):
+        cache.plan_request(
+            request(RequestOptions(), return_logprob=True, logprob_start_len=20, origin_input_ids=array("q", range(20)))
+        )
+
+
+def test_a_batch_that_cannot_be_narrowed_gives_its_donors_back(
+    cache: PicRadixCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[object] = []
+    monkeypatch.setattr(cache, "unlock", released.append)
+    splice = PendingSplice(Plan(prefix_len=0, end=9, runs=()), [], locks=["a", "b"])
+    cache.forgo([splice, None])
+    assert released == ["b", "a"]
+    assert isinstance(cache.metrics, Counts)
+    assert cache.metrics.reasons == [Fallback.BATCH]
+
+
+def test_backends_with_tables_have_room_for_so_many_sequences() -> None:
+    def runner(backend: str, rows: int) -> Any:
+        pool = SimpleNamespace(size=rows)
+        return SimpleNamespace(prefill_attention_backend_str=backend, req_to_token_pool=pool)
+
+    assert max_sequences(runner("triton", 48)) == 48
+    assert max_sequences(runner("pic_cpu", 1)) >= 4096
+    with pytest.raises(UnsupportedError, match=r"--max-running-requests 1 .*'flashinfer'.* 2 or more"):
+        max_sequences(runner("flashinfer", 1))

@@ -20,7 +20,8 @@ _NEW_TOKENS = 40
 _DOCUMENTS = [random_tokens(seed, 150) for seed in range(8)]
 
 
-def test_nothing_leaks_under_pressure(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_nothing_leaks_under_pressure(model_dir: Callable[[str], Path], tmp_path: Path, page_size: int) -> None:
     rng = random.Random(11)
     prompts = []
     for i in range(48):
@@ -31,6 +32,7 @@ def test_nothing_leaks_under_pressure(model_dir: Callable[[str], Path], tmp_path
         tmp_path,
         *("--max-total-tokens", "2600", "--max-running-requests", "6", "--chunked-prefill-size", "192"),
         *("--enable-mixed-chunk", "--schedule-conservativeness", "0.1", "--dtype", "float32"),
+        *("--page-size", str(page_size)),
         config={"cost_gate": "off", "testing": {"check_invariants": True}},
     ) as client:
         with ThreadPoolExecutor(12) as pool:
