@@ -27,7 +27,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_pic.adapter.metrics import Fallback, Metrics
 from sglang_pic.adapter.options import Mode
-from sglang_pic.adapter.request_state import Namespace, PendingSplice, RequestState
+from sglang_pic.adapter.request_state import Namespace, PendingSplice, RequestState, is_streaming
 from sglang_pic.adapter.resolver import TreeResolver
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CostModel, PlanOptions, intersect_spans
@@ -94,7 +94,7 @@ class PicRadixCache(UnifiedRadixCache):
         The test switch `ignore_prefix` turns every hit of an ordinary request into a miss, too.
         """
         result: MatchResult = super().match_prefix(params)
-        if params.req is not None and self._ignores_prefix(params.req.pic):
+        if params.req is not None and self._ignores_prefix(params.req):
             return zero_match_result(self, result, extra_key=params.req.extra_key)
         return result
 
@@ -297,8 +297,9 @@ class PicRadixCache(UnifiedRadixCache):
                 return reason
         return None
 
-    def _ignores_prefix(self, state: RequestState) -> bool:
-        if state.options.mode is Mode.OFF or state.is_diverted:
+    def _ignores_prefix(self, req: Any) -> bool:
+        state: RequestState = req.pic
+        if state.options.mode is Mode.OFF or state.is_diverted or is_streaming(req):
             return False
         is_past = self.audit is not None and not self.audit.serves(state)
         return is_past or (hasattr(self, "config") and self.config.testing.ignore_prefix)

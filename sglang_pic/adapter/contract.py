@@ -71,6 +71,7 @@ CONTRACT: tuple[Symbol, ...] = (
             "self.input_embeds",
             "self.multi_item_delimiter_indices",
             "self.retracted_stain",
+            "self.session",
             "self.positional_embed_overrides",
             "self.return_hidden_states",
             "self.token_indices_to_pool",

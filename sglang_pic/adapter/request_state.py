@@ -7,14 +7,14 @@ plan that waits for its forward pass, and which spans of its row were spliced. I
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from sglang_pic.adapter.options import RequestOptions
 from sglang_pic.core import DropReason, Plan
 
-__all__ = ["Namespace", "PendingSplice", "RequestState", "RunSource"]
+__all__ = ["Namespace", "PendingSplice", "RequestState", "RunSource", "is_streaming"]
 
 Namespace = tuple[str | None, str | None]
 """What nothing crosses: SGLang's extra key (with the adapter in it) and the cache salt."""
@@ -97,3 +97,8 @@ class RequestState:
         self.matched_len = None
         self.is_drawn = False
         self.spliced.clear()
+
+
+def is_streaming(req: Any) -> bool:
+    """Whether SGLang's request is a turn of a streaming session; it is served as one that opted out, on every turn."""
+    return req.session is not None and bool(req.session.streaming)

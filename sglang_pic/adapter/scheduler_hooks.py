@@ -11,10 +11,10 @@ from typing import Any
 from sglang_pic.adapter.admission import PicPrefillAdder
 from sglang_pic.adapter.cache import PicRadixCache
 from sglang_pic.adapter.options import Mode, RequestOptions, parse_options, renewed_key, strict_key
-from sglang_pic.adapter.request_state import RequestState
+from sglang_pic.adapter.request_state import RequestState, is_streaming
 from sglang_pic.errors import ConfigError
 
-__all__ = ["install"]
+__all__ = ["install", "tree_key"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +37,7 @@ def install(cache: PicRadixCache) -> None:
         if audit is not None and options.mode is Mode.AUTO:
             state.generation = audit.generation(state.namespace)
             state.is_diverted = not audit.is_on(state.namespace)
-        if options.mode is Mode.OFF or state.is_diverted:
-            req.extra_key = strict_key(req.extra_key)
-        else:
-            req.extra_key = renewed_key(req.extra_key, state.generation)
+        req.extra_key = tree_key(req)
 
     def adder_class(_: type, _scheduler: Any) -> type[PicPrefillAdder]:
         return PicPrefillAdder
@@ -62,3 +59,12 @@ def install(cache: PicRadixCache) -> None:
         details,
         HookType.AFTER,
     )
+
+
+def tree_key(req: Any) -> str | None:
+    """The key under which a request that has its `pic` state is looked up and kept in the tree."""
+    state: RequestState = req.pic
+    # A later turn of a streaming session goes on with the row of the first, whatever it asks for itself.
+    if state.options.mode is Mode.OFF or state.is_diverted or is_streaming(req):
+        return strict_key(req.extra_key)
+    return renewed_key(req.extra_key, state.generation)

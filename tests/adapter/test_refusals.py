@@ -14,6 +14,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
     from sglang_pic.adapter.cache import PicRadixCache
+    from sglang_pic.adapter.scheduler_hooks import tree_key
 
 from sglang_pic.adapter.metrics import Fallback, Metrics
 from sglang_pic.adapter.options import Mode, RequestOptions
@@ -81,7 +82,7 @@ def cache() -> PicRadixCache:
         ({"multimodal_inputs": "an image"}, Fallback.EMBEDDINGS),
         ({"lora_id": "a"}, Fallback.ADAPTER),
         ({"return_hidden_states": True}, Fallback.HIDDEN_STATES),
-        ({"session": "a session"}, Fallback.SESSION),
+        ({"session": SimpleNamespace(streaming=True)}, Fallback.SESSION),
         ({"return_logprob": True, "logprob_start_len": 0}, Fallback.INPUT_LOGPROBS),
     ],
 )
@@ -137,6 +138,19 @@ def test_a_batch_that_cannot_be_narrowed_gives_its_donors_back(
     assert released == ["b", "a"]
     assert isinstance(cache.metrics, Counts)
     assert cache.metrics.reasons == [Fallback.BATCH]
+
+
+def test_every_turn_of_a_streaming_session_is_kept_apart_from_spliced_rows(cache: PicRadixCache) -> None:
+    """Its later turns go on with the row of the first, and any of them may ask for no splices."""
+    streaming, ordinary = (request(RequestOptions(), session=SimpleNamespace(streaming=s)) for s in (True, False))
+    opted_out = request(RequestOptions(mode=Mode.OFF))
+    assert tree_key(streaming) == tree_key(opted_out) != tree_key(ordinary)
+    assert tree_key(ordinary) == tree_key(request(RequestOptions())) is None
+    # What a session lent must not be taken back as a miss, even while an audit has switched its namespace off.
+    audit = SimpleNamespace(serves=lambda _: False)
+    cache.audit = audit  # type: ignore[assignment]
+    assert not cache._ignores_prefix(streaming)
+    assert cache._ignores_prefix(ordinary)
 
 
 def test_backends_with_tables_have_room_for_so_many_sequences() -> None:
