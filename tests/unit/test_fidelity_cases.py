@@ -14,7 +14,7 @@ from pic_bench.fidelity.case import MIN_HEADER, Case, Frame, Span, derange, plac
 from pic_bench.fidelity.check import check_naive
 from pic_bench.fidelity.config import quick_sizes
 from pic_bench.fidelity.grid import FrameText, filler_len, grid_case, make_filler, shift_case
-from pic_bench.fidelity.jobs import grid_jobs, qa_jobs
+from pic_bench.fidelity.jobs import PassageJobs, qa_jobs
 from pic_bench.fidelity.measure import Unrealised, check_realised
 from pic_bench.fidelity.policies import DEFAULT_POLICIES, parse_policy
 from pic_bench.fidelity.questions import GENERATED, Question, generated_questions, read_questions
@@ -116,7 +116,7 @@ def test_no_block_keeps_its_place_in_context(count: int) -> None:
 
 
 def test_every_seam_is_an_arm_for_both_kinds_of_donors(text: ModelText, pool: TextPool) -> None:
-    job = next(grid_jobs(quick_sizes(), pool, text, 0))
+    job = next(PassageJobs(quick_sizes(), pool, text, 0).grid())
     assert job.arms[:3] == CONTROLS
     labels = [arm.label for arm in job.arms]
     assert len(set(labels)) == len(labels) == 3 + 2 * (3 + 1)

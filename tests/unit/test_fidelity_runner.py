@@ -138,13 +138,13 @@ def grid_run(tmp_path: Path, model_dir: Callable[[str], Path]) -> tuple[Config, 
     return config, tmp_path / "run"
 
 
-def test_what_was_left_out_is_neither_served_nor_counted_again(
+def test_what_was_left_out_is_replaced_and_neither_served_nor_counted_again(
     grid_run: tuple[Config, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, folder = grid_run
     server = Server(monkeypatch, "grid-1-3", "grid-1-5")
     first = run_fidelity(make_plan(config, quiet=True), folder, start_timeout_s=1, quiet=True)
-    assert (first.measured, first.resumed, first.left_out) == (38, 0, 2)
+    assert (first.measured, first.resumed, first.left_out) == (40, 0, 2)
     # Broken off after 20 prompts; of the next 20 one more is left out: 3 of 40 are few, 3 of 20 would be too many.
     probes = folder / "probes.jsonl"
     kept = [record for record in read_probes(probes) if int(record.prompt.rpartition("-")[2]) < 20]
@@ -152,11 +152,11 @@ def test_what_was_left_out_is_neither_served_nor_counted_again(
     write_probes(probes, kept)
     server = Server(monkeypatch, "grid-1-3", "grid-1-5", "grid-1-39")
     again = run_fidelity(make_plan(config, quiet=True), folder, start_timeout_s=1, quiet=True)
-    assert server.served == [f"grid-1-{number}" for number in range(20, 40)]
-    assert (again.measured, again.resumed, again.left_out) == (19, 18, 3)
+    assert server.served == [f"grid-1-{number}" for number in range(20, 43)], "each is replaced by one more prompt"
+    assert (again.measured, again.resumed, again.left_out) == (22, 18, 3)
     assert [left.prompt for left in read_left_out(folder)] == ["grid-1-3", "grid-1-5", "grid-1-39"]
     whole = run_fidelity(make_plan(config, quiet=True), folder, start_timeout_s=1, quiet=True)
-    assert (whole.measured, whole.resumed, whole.left_out, server.starts) == (0, 37, 3, 1)
+    assert (whole.measured, whole.resumed, whole.left_out, server.starts) == (0, 40, 3, 1)
 
 
 def test_a_run_stops_where_too_much_is_left_out(grid_run: tuple[Config, Path], monkeypatch: pytest.MonkeyPatch) -> None:

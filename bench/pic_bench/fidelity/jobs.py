@@ -6,7 +6,8 @@ has as many of each. It must not know servers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -18,12 +19,12 @@ from pic_bench.fidelity.grid import FrameText, filler_len, grid_case, make_fille
 from pic_bench.fidelity.measure import Wants
 from pic_bench.fidelity.qa import QaFrames, answer_ids, qa_case
 from pic_bench.fidelity.questions import Question
-from pic_bench.fidelity.record import Donors
+from pic_bench.fidelity.record import Donors, Experiment
 from pic_bench.fidelity.texts import TextPool
 from pic_bench.fidelity.tokens import ModelText
 from sglang_pic.errors import ConfigError
 
-__all__ = ["Job", "grid_jobs", "qa_jobs", "shift_jobs"]
+__all__ = ["Job", "PassageJobs", "qa_jobs"]
 
 LONG_SEAM = 32
 """Of the arm of QA that splices every document: as long as the default's."""
@@ -54,30 +55,55 @@ class Job:
         return total + (self.wants.greedy_tokens * _DECODE_COST if self.wants.greedy_arms else 0)
 
 
-def grid_jobs(sizes: Sizes, pool: TextPool, text: ModelText, seed: int) -> Iterator[Job]:
-    """Every number of blocks, donors computed in isolation and in context."""
-    frames = FrameText(text)
-    arms = (*CONTROLS, *spliced_arms(sizes.seams, (Donors.ISOLATED, Donors.CONTEXT)))
-    for number in range(sizes.prompts):
-        wants = _wants(sizes, number, greedy=True)
-        for num_blocks in sizes.blocks:
-            yield Job(grid_case(frames, pool, num_blocks=num_blocks, number=number, seed=seed), arms, wants)
+class PassageJobs:
+    """The prompts of GRID and SHIFT, which can be made without end."""
 
+    def __init__(self, sizes: Sizes, pool: TextPool, text: ModelText, seed: int) -> None:
+        self._sizes, self._pool, self._seed = sizes, pool, seed
+        self._frames = FrameText(text)
+        self._shifts = [shift for shift in sizes.shifts if shift + _SHIFT_ROOM <= text.context_len]
+        self._context_len = text.context_len
+        self._filler: list[int] = []
 
-def shift_jobs(sizes: Sizes, pool: TextPool, text: ModelText, seed: int) -> Iterator[Job]:
-    """Every shift that the model's context has room for."""
-    frames = FrameText(text)
-    arms = (*CONTROLS, *spliced_arms((1,), (Donors.ISOLATED,)))
-    shifts = [shift for shift in sizes.shifts if shift + _SHIFT_ROOM <= text.context_len]
-    if not shifts:
-        raise ConfigError(
-            f"no shift of {list(sizes.shifts)} fits into the model's context of {text.context_len} tokens."
-        )
-    filler = make_filler(pool, filler_len(frames, max(shifts)), seed)
-    for number in range(sizes.shift_prompts):
-        wants = _wants(sizes, number, greedy=False)
-        for shift in shifts:
-            yield Job(shift_case(frames, pool, filler, shift=shift, number=number, seed=seed), arms, wants)
+    def grid(self) -> Iterator[Job]:
+        """Every number of blocks, donors computed in isolation and in context."""
+        for number in range(self._sizes.prompts):
+            yield from (self._grid_job(num_blocks, number) for num_blocks in self._sizes.blocks)
+
+    def shift(self) -> Iterator[Job]:
+        """Every shift that the model's context has room for.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if not self._shifts:
+            raise ConfigError(
+                f"no shift of {list(self._sizes.shifts)} fits into the model's context of {self._context_len} tokens."
+            )
+        for number in range(self._sizes.shift_prompts):
+            yield from (self._shift_job(shift, number) for shift in self._shifts)
+
+    def replacing(self, left_out: Iterable[str]) -> Iterator[Job]:
+        """One more prompt, beyond those of `grid` and `shift`, for each that was left out, by their names."""
+        for cell, count in Counter(name.rpartition("-")[0] for name in left_out).items():
+            kind, _, place = cell.partition("-")
+            for more in range(count):
+                if kind == Experiment.GRID.value:
+                    yield self._grid_job(int(place), self._sizes.prompts + more)
+                elif kind == Experiment.SHIFT.value:
+                    yield self._shift_job(int(place), self._sizes.shift_prompts + more)
+
+    def _grid_job(self, num_blocks: int, number: int) -> Job:
+        case = grid_case(self._frames, self._pool, num_blocks=num_blocks, number=number, seed=self._seed)
+        arms = (*CONTROLS, *spliced_arms(self._sizes.seams, (Donors.ISOLATED, Donors.CONTEXT)))
+        return Job(case, arms, _wants(self._sizes, number, greedy=True))
+
+    def _shift_job(self, shift: int, number: int) -> Job:
+        if not self._filler:
+            self._filler = make_filler(self._pool, filler_len(self._frames, max(self._shifts)), self._seed)
+        case = shift_case(self._frames, self._pool, self._filler, shift=shift, number=number, seed=self._seed)
+        arms = (*CONTROLS, *spliced_arms((1,), (Donors.ISOLATED,)))
+        return Job(case, arms, _wants(self._sizes, number, greedy=False))
 
 
 def qa_jobs(sizes: Sizes, questions: Sequence[Question], text: ModelText, seed: int) -> Iterator[Job]:

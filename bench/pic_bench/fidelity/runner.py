@@ -31,7 +31,7 @@ from pic_bench.fidelity.folder import (
     server_log,
     trace_mark,
 )
-from pic_bench.fidelity.jobs import Job, grid_jobs, qa_jobs, shift_jobs
+from pic_bench.fidelity.jobs import Job, PassageJobs, qa_jobs
 from pic_bench.fidelity.measure import Unrealised, measure_case
 from pic_bench.fidelity.policies import parse_policy
 from pic_bench.fidelity.questions import GENERATED, Question, generated_questions, is_question_set, read_questions
@@ -70,6 +70,7 @@ class Plan:
 
     config: Config
     text: ModelText
+    passages: PassageJobs
     jobs: list[Job]
     calls: list[TraceCall]
     pool_tokens: int
@@ -85,10 +86,12 @@ def make_plan(config: Config, *, quiet: bool) -> Plan:
     """
     text = ModelText(Path(config.model))
     calls = _calls(config, text)
+    passages = PassageJobs(config.sizes, TextPool(*_text_source(config), text), text, config.seed)
     return Plan(
         config=config,
         text=text,
-        jobs=_jobs(config, TextPool(*_text_source(config), text), text),
+        passages=passages,
+        jobs=_jobs(config, passages, text),
         calls=calls,
         pool_tokens=config.pool_tokens or _pool_tokens(config, calls, quiet=quiet),
     )
@@ -102,43 +105,52 @@ def run_fidelity(plan: Plan, folder: Path, *, start_timeout_s: float, quiet: boo
             machine or by other versions; what was measured stays.
         KeyboardInterrupt: Ctrl-C; the server is stopped, what was measured stays.
     """
-    config, text, jobs, calls = plan.config, plan.text, plan.jobs, plan.calls
+    config, text, calls = plan.config, plan.text, plan.calls
     write_json(folder / CONFIG, config)
     done = _done(folder / PROBES)
-    # Served again, they would be left out again.
-    left = {(one.experiment, one.dtype, one.prompt) for one in read_left_out(folder)}
     outcome = Outcome(measured=0, resumed=0, left_out=0)
     for dtype in config.dtypes:
-        todo = [job for job in jobs if done[name := _name(job, dtype)] < len(job.arms) and name not in left]
-        num_left = sum(_name(job, dtype) in left for job in jobs)
-        resumed = len(jobs) - len(todo) - num_left
-        outcome = msgspec.structs.replace(
-            outcome, resumed=outcome.resumed + resumed, left_out=outcome.left_out + num_left
-        )
+        # Served again, they would be left out again.
+        left = _left_out(folder, dtype)
+        jobs = [*plan.jobs, *plan.passages.replacing(left)]
+        todo = [job for job in jobs if done[_name(job, dtype)] < len(job.arms) and job.case.name not in left]
+        resumed = len(jobs) - len(todo) - len(left)
+        measured, tally = 0, _Tally(tried=resumed + len(left), left_out=len(left))
         wants_trace = bool(calls) and not trace_mark(folder, dtype).exists()
-        if not todo and not wants_trace:
-            continue
-        write_json(folder / ENVIRONMENT, _environment(folder))
-        _say(f"{dtype}: starting the server ...", quiet=quiet)
-        with serve_target(
-            config.model,
-            dtype=dtype,
-            pool_tokens=plan.pool_tokens,
-            server_args=config.server_args,
-            log_path=server_log(folder, dtype),
-            start_timeout_s=start_timeout_s,
-        ) as target:
-            tally = _Tally(tried=resumed + num_left, left_out=num_left)
-            _measure_all(todo, target, text, config, folder, dtype, tally, quiet=quiet)
-            measured = len(todo) - (tally.left_out - num_left)
-            if wants_trace:
-                measured += _measure_trace(calls, target, text, config, folder, dtype, quiet=quiet)
-        outcome = msgspec.structs.replace(
-            outcome,
+        if todo or wants_trace:
+            write_json(folder / ENVIRONMENT, _environment(folder))
+            _say(f"{dtype}: starting the server ...", quiet=quiet)
+            with serve_target(
+                config.model,
+                dtype=dtype,
+                pool_tokens=plan.pool_tokens,
+                server_args=config.server_args,
+                log_path=server_log(folder, dtype),
+                start_timeout_s=start_timeout_s,
+            ) as target:
+                while todo:
+                    before = tally.left_out
+                    _measure_all(todo, target, text, config, folder, dtype, tally, quiet=quiet)
+                    measured += len(todo) - (tally.left_out - before)
+                    # As many prompts in every cell as were asked for.
+                    known = {job.case.name for job in jobs}
+                    todo = [
+                        job for job in plan.passages.replacing(_left_out(folder, dtype)) if job.case.name not in known
+                    ]
+                    jobs += todo
+                if wants_trace:
+                    measured += _measure_trace(calls, target, text, config, folder, dtype, quiet=quiet)
+        outcome = Outcome(
             measured=outcome.measured + measured,
-            left_out=outcome.left_out + tally.left_out - num_left,
+            resumed=outcome.resumed + resumed,
+            left_out=outcome.left_out + tally.left_out,
         )
     return outcome
+
+
+def _left_out(folder: Path, dtype: str) -> list[str]:
+    """The names of all prompts that were left out so far."""
+    return [one.prompt for one in read_left_out(folder) if one.dtype == dtype]
 
 
 def _environment(folder: Path) -> Environment:
@@ -268,12 +280,12 @@ def _pool_tokens(config: Config, calls: Sequence[TraceCall], *, quiet: bool) -> 
     return max(CASE_POOL_TOKENS, min(wanted, MAX_POOL_TOKENS))
 
 
-def _jobs(config: Config, pool: TextPool, text: ModelText) -> list[Job]:
+def _jobs(config: Config, passages: PassageJobs, text: ModelText) -> list[Job]:
     jobs: list[Job] = []
     if Experiment.GRID in config.experiments:
-        jobs += grid_jobs(config.sizes, pool, text, config.seed)
+        jobs += passages.grid()
     if Experiment.SHIFT in config.experiments:
-        jobs += shift_jobs(config.sizes, pool, text, config.seed)
+        jobs += passages.shift()
     if Experiment.QA in config.experiments:
         jobs += qa_jobs(config.sizes, chosen_questions(config), text, config.seed)
     return jobs
