@@ -14,7 +14,7 @@ from pic_bench.fidelity.case import MIN_HEADER, Case, Frame, Span, derange, plac
 from pic_bench.fidelity.check import check_naive
 from pic_bench.fidelity.config import quick_sizes
 from pic_bench.fidelity.grid import FrameText, filler_len, grid_case, make_filler, shift_case
-from pic_bench.fidelity.jobs import QA_MIN_RUN, PassageJobs, qa_jobs
+from pic_bench.fidelity.jobs import QA_MIN_SPLICED, PassageJobs, qa_jobs
 from pic_bench.fidelity.measure import Unrealised, check_realised
 from pic_bench.fidelity.policies import DEFAULT_POLICIES, parse_policy
 from pic_bench.fidelity.questions import GENERATED, Question, generated_questions, read_questions
@@ -183,9 +183,11 @@ def test_lists_of_values_are_cut_to_whole_lines_and_the_key_leads_to_the_answer(
     assert listed.count('"') == 4 * len(shown)
     # The key stands in its document, in the question and in the lead: too short to be a run where documents are meant.
     repeated = len(text.ids(f'"{key}": "'))
-    meant = [arm.min_run_tokens for arm in job.arms if arm.seam_tokens is not None]
-    assert all(least is not None and repeated < least for least in meant)
-    assert all(end - start > QA_MIN_RUN for start, end in job.case.blocks)
+    splicing = [arm for arm in job.arms if arm.seam_tokens is not None]
+    assert {arm.min_spliced_tokens for arm in splicing} == {QA_MIN_SPLICED}
+    assert repeated < QA_MIN_SPLICED
+    longest = max(arm.seam_tokens or 0 for arm in splicing)
+    assert all(end - start - longest >= QA_MIN_SPLICED for start, end in job.case.blocks)
 
 
 def test_a_question_set_is_read_one_question_of_each_item_first(tmp_path: Path) -> None:

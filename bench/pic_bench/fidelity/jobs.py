@@ -24,10 +24,10 @@ from pic_bench.fidelity.texts import TextPool
 from pic_bench.fidelity.tokens import ModelText
 from sglang_pic.errors import ConfigError
 
-__all__ = ["QA_MIN_RUN", "Job", "PassageJobs", "qa_jobs"]
+__all__ = ["QA_MIN_SPLICED", "Job", "PassageJobs", "qa_jobs"]
 
-QA_MIN_RUN = 64
-"""Less than any block of QA has, more than what a question quotes."""
+QA_MIN_SPLICED = 44
+"""More than a question quotes, less than the longest seam leaves of the shortest block."""
 LONG_SEAM = 32
 """Of the arm of QA that splices every document: as long as the default's."""
 _GREEDY_ARMS = frozenset({"full", "retest", "exact", "naive", "seam-0", "seam-1", "seam-8"})
@@ -112,9 +112,9 @@ def qa_jobs(sizes: Sizes, questions: Sequence[Question], text: ModelText, seed: 
     """Every question, with documents computed in one request in another order."""
     frames = QaFrames(text)
     shipped = msgspec.structs.replace(SHIPPED, donors=Donors.CONTEXT)
-    # A question may repeat a key of its documents: only runs as long as a document's are meant.
+    # A question may quote a key of its documents: only runs as long as a document's are meant.
     every = spliced_arms((1, LONG_SEAM), (Donors.CONTEXT,))
-    every = [msgspec.structs.replace(arm, min_run_tokens=QA_MIN_RUN) for arm in every]
+    every = [msgspec.structs.replace(arm, min_spliced_tokens=QA_MIN_SPLICED) for arm in every]
     arms = (*CONTROLS, shipped, *every)
     generating = frozenset(arm.name for arm in arms)
     for question in questions:
