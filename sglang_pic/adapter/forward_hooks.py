@@ -6,7 +6,7 @@ where the cache is, and every one is a single attribute test for a batch without
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from sglang_pic.adapter.cache import PicRadixCache
 from sglang_pic.adapter.gap_batch import GapBatch, build_gap_batch
+from sglang_pic.adapter.request_state import PendingSplice
 from sglang_pic.runtime.views import PoolView
 
 __all__ = ["hand_over", "install"]
@@ -35,19 +36,11 @@ def install(cache: PicRadixCache) -> None:
 
     def attach(forward_batch: Any, _cls: type, batch: Any, model_runner: Any, **_: object) -> Any:
         pending = [cache.take_pending(req) for req in batch.reqs] if batch.forward_mode.is_extend() else []
-        if any(splice is not None for splice in pending) and any(_goes_by_place(req) for req in batch.reqs):
-            cache.forgo(pending)
-        elif any(splice is not None for splice in pending):
-            req_to_token = model_runner.req_to_token_pool.req_to_token
-            gap = build_gap_batch(
-                pending,
-                batch.prefix_lens,
-                batch.extend_lens,
-                batch.extend_logprob_start_lens,
-                [req_to_token[req.kv.req_pool_idx] for req in batch.reqs],
-                forward_batch.input_ids.device,
-            )
-            hand_over(forward_batch, gap)
+        if any(splice is not None for splice in pending):
+            if any(_goes_by_place(req) for req in batch.reqs):
+                cache.forgo(pending)
+            else:
+                hand_over(forward_batch, _layout(pending, batch, model_runner, forward_batch.input_ids.device))
         return forward_batch
 
     def forward(original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -94,6 +87,18 @@ def install(cache: PicRadixCache) -> None:
 def hand_over(forward_batch: Any, gap: GapBatch) -> None:
     """Let the next forward pass over `forward_batch` execute `gap`."""
     setattr(forward_batch, _GAP_ATTRIBUTE, gap)
+
+
+def _layout(pending: Sequence[PendingSplice | None], batch: Any, model_runner: Any, device: torch.device) -> GapBatch:
+    req_to_token = model_runner.req_to_token_pool.req_to_token
+    return build_gap_batch(
+        pending,
+        batch.prefix_lens,
+        batch.extend_lens,
+        batch.extend_logprob_start_lens,
+        [req_to_token[req.kv.req_pool_idx] for req in batch.reqs],
+        device,
+    )
 
 
 def _goes_by_place(req: Any) -> bool:
