@@ -20,7 +20,7 @@ from pic_traces.machine import cpu_name, git_output, gpu_names, package_version
 from pic_bench.summary import Model
 from sglang_pic.errors import BenchError
 
-__all__ = ["Environment", "capture_environment", "command_line", "joined", "model_facts", "now"]
+__all__ = ["Environment", "capture_environment", "command_line", "joined", "model_facts", "now", "require_equal"]
 
 PACKAGES = (
     "sglang",
@@ -91,23 +91,31 @@ def joined(found: Sequence[tuple[str, Environment]]) -> Environment:
     Raises:
         BenchError: they are of different processors, GPUs, versions or settings of SGLang.
     """
-    (first_name, first), *others = found
-    for name, other in others:
-        for what in ("cpu", "gpus", "versions", "variables"):
-            if (here := getattr(other, what)) != (there := getattr(first, what)):
-                raise BenchError(
-                    f"{what} is {there!r} in {first_name} and {here!r} in {name}; a report speaks of one machine and "
-                    "one set of versions."
-                )
+    same = ("cpu", "gpus", "versions", "variables")
+    require_equal(found, same, "a report speaks of one machine and one set of versions")
     every = [environment for _, environment in found]
     return msgspec.structs.replace(
-        first,
+        every[0],
         command=_each_once(environment.command for environment in every),
         started_at=min(environment.started_at for environment in every),
         load_1min=max(environment.load_1min for environment in every),
         commit=_each_once(environment.commit or "unknown" for environment in every),
         dirty=any(environment.dirty for environment in every),
     )
+
+
+def require_equal(found: Sequence[tuple[str, msgspec.Struct]], fields: Iterable[str], because: str) -> None:
+    """Check that structures, each under a name, have some fields in common.
+
+    Raises:
+        BenchError: naming the field, both values and where they stand.
+    """
+    (first_name, first), *others = found
+    for field in fields:
+        there = getattr(first, field)
+        for name, other in others:
+            if (here := getattr(other, field)) != there:
+                raise BenchError(f"{field} is {there!r} in {first_name} and {here!r} in {name}; {because}.")
 
 
 def _each_once(texts: Iterable[str]) -> str:

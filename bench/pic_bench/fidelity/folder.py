@@ -30,6 +30,7 @@ __all__ = [
     "read_left_out",
     "server_log",
     "trace_mark",
+    "whole_lines",
 ]
 
 PROBES = "probes.jsonl"
@@ -106,13 +107,18 @@ def read_left_out(folder: Path) -> list[LeftOut]:
         BenchError: the file is not a list of such prompts.
     """
     path = folder / LEFT_OUT
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     decoder = msgspec.json.Decoder(LeftOut)
     try:
-        found = [decoder.decode(line) for line in lines if line]
+        found = [decoder.decode(line) for line in whole_lines(path).split(b"\n") if line]
     except msgspec.DecodeError as error:
         raise BenchError(f"{path}: not a list of prompts that were left out ({error}).") from error
     return list({(one.experiment, one.dtype, one.prompt): one for one in found}.values())
+
+
+def whole_lines(path: Path) -> bytes:
+    """A file without a last line that was cut off; nothing where there is no file."""
+    data = path.read_bytes() if path.exists() else b""
+    return data[: data.rfind(b"\n") + 1]
 
 
 def trace_mark(folder: Path, dtype: str) -> Path:
@@ -134,5 +140,4 @@ def _differing(found: Config, wanted: Config) -> list[str]:
 def _drop_cut_line(path: Path) -> None:
     """Cut off what an interrupted run wrote last, so that the next record does not begin in its middle."""
     if path.exists():
-        data = path.read_bytes()
-        path.write_bytes(data[: data.rfind(b"\n") + 1])
+        path.write_bytes(whole_lines(path))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from pic_bench.environment import joined
+from pic_bench.environment import joined, require_equal
 from pic_bench.fidelity.config import Config
 from pic_bench.fidelity.folder import (
     ENVIRONMENT,
@@ -21,6 +21,7 @@ from pic_bench.fidelity.folder import (
     read_config,
     read_environment,
     trace_mark,
+    whole_lines,
 )
 from pic_bench.fidelity.record import Experiment
 from pic_bench.out_folder import CONFIG
@@ -50,14 +51,14 @@ def merge_runs(folders: Sequence[Path], out: Path, *, force: bool) -> None:
     configs = [read_config(folder) for folder in folders]
     config = _united(folders, configs)
     environment = joined([(str(folder), read_environment(folder)) for folder in folders])
-    records = [_whole_lines(folder / PROBES) for folder in folders]
+    records = [whole_lines(folder / PROBES) for folder in folders]
     if missing := [str(folder) for folder, lines in zip(folders, records, strict=True) if not lines]:
         raise BenchError(f"{', '.join(missing)}: no whole record; nothing was measured.")
     claim_run(out, config, resume=False, force=force)
     write_json(out / CONFIG, config)
     write_json(out / ENVIRONMENT, environment)
     (out / PROBES).write_bytes(b"".join(records))
-    if left_out := b"".join(_whole_lines(folder / LEFT_OUT) for folder in folders):
+    if left_out := b"".join(whole_lines(folder / LEFT_OUT) for folder in folders):
         (out / LEFT_OUT).write_bytes(left_out)
     for dtype in config.dtypes:
         if _traces_are_whole(folders, configs, config, dtype):
@@ -65,9 +66,9 @@ def merge_runs(folders: Sequence[Path], out: Path, *, force: bool) -> None:
 
 
 def _united(folders: Sequence[Path], configs: Sequence[Config]) -> Config:
-    _require_equal(
-        folders,
-        configs,
+    named = list(zip(map(str, folders), configs, strict=True))
+    require_equal(
+        named,
         [name for name in Config.__struct_fields__ if name not in (*_UNITED, "model")],
         "put together runs of one model, seed and sizes",
     )
@@ -75,21 +76,9 @@ def _united(folders: Sequence[Path], configs: Sequence[Config]) -> Config:
     if len(names) > 1:
         raise BenchError(f"the runs are of several models ({', '.join(sorted(names))}); a report speaks of one.")
     if any({Experiment.GRID, Experiment.SHIFT} & {*one.experiments} for one in configs):
-        _require_equal(folders, configs, ["data"], "grid and shift take their text from the first file")
+        require_equal(named, ["data"], "grid and shift take their text from the first file")
     united = {name: tuple(_each_once(getattr(config, name) for config in configs)) for name in _UNITED}
     return msgspec.structs.replace(configs[0], **united)
-
-
-def _require_equal(
-    folders: Sequence[Path], found: Sequence[msgspec.Struct], names: Iterable[str], because: str
-) -> None:
-    for name in names:
-        values = [getattr(one, name) for one in found]
-        other = next((i for i, value in enumerate(values) if value != values[0]), None)
-        if other is not None:
-            raise BenchError(
-                f"{name} is {values[0]!r} in {folders[0]} and {values[other]!r} in {folders[other]}; {because}."
-            )
 
 
 def _each_once(tuples: Iterable[tuple[object, ...]]) -> dict[object, None]:
@@ -103,8 +92,3 @@ def _traces_are_whole(folders: Sequence[Path], configs: Sequence[Config], config
         and (one.data, one.policies, one.orders) == (config.data, config.policies, config.orders)
         for folder, one in zip(folders, configs, strict=True)
     )
-
-
-def _whole_lines(path: Path) -> bytes:
-    data = path.read_bytes() if path.exists() else b""
-    return data[: data.rfind(b"\n") + 1]
