@@ -16,7 +16,7 @@ from pic_bench.fidelity.config import quick_sizes
 from pic_bench.fidelity.grid import FrameText, filler_len, grid_case, make_filler, shift_case
 from pic_bench.fidelity.jobs import QA_MIN_SPLICED, PassageJobs, qa_jobs
 from pic_bench.fidelity.measure import Unrealised, check_realised
-from pic_bench.fidelity.policies import DEFAULT_POLICIES, parse_policy
+from pic_bench.fidelity.policies import DEFAULT_POLICIES, parse_order, parse_policy, place_sessions
 from pic_bench.fidelity.questions import GENERATED, Question, generated_questions, read_questions
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.target import Recorded
@@ -246,6 +246,20 @@ def test_policies_are_read_and_refused() -> None:
     for wrong in ("", "full", "a b", "x=seam", "x=seam:-1", "x=width:3"):
         with pytest.raises(ConfigError, match="--policy"):
             parse_policy(wrong)
+
+
+def test_orders_of_sessions() -> None:
+    sessions = [4, 1, 1, 9, 0, 5]
+    in_order = {
+        order: sorted(set(sessions), key=place_sessions(sessions, parse_order(order)).__getitem__)
+        for order in ("recorded", "reversed", "shuffled-1", "shuffled-2")
+    }
+    assert in_order["recorded"] == [0, 1, 4, 5, 9] == in_order["reversed"][::-1]
+    assert len({tuple(order) for order in in_order.values()}) == len(in_order)
+    assert in_order["shuffled-1"] == [1, 5, 9, 4, 0]  # the same in every run, whatever its seed
+    for wrong in ("", "shuffled", "shuffled-0", "shuffled-10000", "Recorded", "../x"):
+        with pytest.raises(ConfigError, match="--order"):
+            parse_order(wrong)
 
 
 def test_distinct_tokens_are_the_rows_of_a_prefix_cache() -> None:

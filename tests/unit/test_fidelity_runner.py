@@ -21,7 +21,7 @@ from pic_bench.fidelity.config import Config, default_sizes
 from pic_bench.fidelity.folder import claim_run, read_config, read_environment, read_left_out
 from pic_bench.fidelity.measure import Unrealised
 from pic_bench.fidelity.merge import merge_runs
-from pic_bench.fidelity.policies import Order, parse_policy
+from pic_bench.fidelity.policies import parse_policy
 from pic_bench.fidelity.questions import GENERATED
 from pic_bench.fidelity.record import Experiment, Probe, read_probes, write_probes
 from pic_bench.fidelity.runner import chosen_questions, make_plan, run_fidelity
@@ -239,7 +239,7 @@ def trace_run(tmp_path: Path, model_dir: Callable[[str], Path]) -> Callable[[Kv,
         return TraceRun(
             calls=calls,
             policies=[parse_policy("default"), parse_policy("more=tail:0")],
-            orders=tuple(Order),
+            orders=("recorded", "reversed"),
             target=server,  # type: ignore[arg-type]
             text=ModelText(model_dir("smollm2")),
             vault=Vault(tmp_path / "vault"),

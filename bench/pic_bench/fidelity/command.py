@@ -22,7 +22,6 @@ __all__ = ["add_arguments", "run"]
 EXIT_FAILED = 1
 EXPERIMENTS = ("grid", "shift", "qa", "trace")
 DTYPES = ("float32", "bfloat16")
-ORDERS = ("recorded", "reversed")
 MIN_CHUNK_HIT = 256
 
 
@@ -149,9 +148,9 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         "--order",
         action="append",
         default=[],
-        choices=ORDERS,
-        help="order in which trace serves the sessions; may repeat: what is spliced in one order comes first in the "
-        f"other (default: {ORDERS[0]})",
+        metavar="NAME",
+        help="recorded, reversed or shuffled-N (a seeded order for each N): order in which trace serves the sessions; "
+        "may repeat: what is spliced in one order comes first in another (default: recorded)",
     )
     parser.add_argument("--calls", type=int, metavar="N", help="only the first N calls of every trace (all; 12)")
     parser.add_argument(
@@ -169,7 +168,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _config(args: argparse.Namespace) -> Config:
     from pic_bench.fidelity.config import Config
-    from pic_bench.fidelity.policies import DEFAULT_POLICIES, Order, parse_policy
+    from pic_bench.fidelity.policies import DEFAULT_POLICIES, RECORDED, parse_order, parse_policy
     from pic_bench.fidelity.record import Experiment
     from sglang_pic.errors import ConfigError
 
@@ -188,7 +187,7 @@ def _config(args: argparse.Namespace) -> Config:
         dtypes=tuple(dict.fromkeys(args.dtype or DTYPES)),
         sizes=_sizes(args),
         policies=policies,
-        orders=tuple(Order(name) for name in dict.fromkeys(args.order or ORDERS[:1])),
+        orders=tuple(parse_order(name) for name in dict.fromkeys(args.order or [RECORDED])),
         min_chunk_hit=args.min_chunk_hit,
         pool_tokens=args.max_total_tokens,
         server_args=tuple(word for text in args.server_arg for word in shlex.split(text)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from pic_bench.fidelity.grid import BLOCK_TOKENS, MAX_BLOCKS
-from pic_bench.fidelity.policies import Order
+from pic_bench.fidelity.policies import RECORDED
 from pic_bench.fidelity.record import Experiment
 from sglang_pic.errors import ConfigError
 
@@ -63,7 +63,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sizes: Sizes
     policies: tuple[str, ...]
     """Of TRACE, as on the command line."""
-    orders: tuple[Order, ...] = (Order.RECORDED,)
+    orders: tuple[str, ...] = (RECORDED,)
     """Of TRACE's sessions."""
     min_chunk_hit: int
     """TRACE measures calls with so many chunk-hit tokens under the first policy."""

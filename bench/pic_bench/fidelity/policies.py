@@ -1,25 +1,23 @@
 """What is varied over a TRACE: policies, by name, and the order of its sessions.
 
-Owns how a policy is written on the command line, and the default set. It must not know requests.
+Owns how a policy and an order are written on the command line, and the default policies. It must not know requests.
 """
 
 from __future__ import annotations
 
+import random
 import re
-from enum import Enum
+from collections.abc import Iterable
 
 from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.record import Donors
 from sglang_pic.errors import ConfigError
 
-__all__ = ["DEFAULT_POLICIES", "Order", "parse_policy"]
+__all__ = ["DEFAULT_POLICIES", "RECORDED", "parse_order", "parse_policy", "place_sessions"]
 
 
-class Order(Enum):
-    """In which order a trace's sessions are served; what repeats is spliced from whoever came first."""
-
-    RECORDED = "recorded"
-    REVERSED = "reversed"
+RECORDED = "recorded"
+REVERSED = "reversed"
 
 
 DEFAULT_POLICIES = (
@@ -34,6 +32,7 @@ DEFAULT_POLICIES = (
 )
 """The first one says which calls are measured."""
 
+_SHUFFLED = re.compile(r"shuffled-[1-9][0-9]{0,3}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SETTINGS = ("seam", "min_run", "min_spliced", "tail", "foreign", "unseen")
 _TAKEN = ("full", "retest", "exact", "naive")
@@ -66,3 +65,24 @@ def parse_policy(text: str) -> Arm:
         foreign_tokens=values.get("foreign"),
         unseen_percent=values.get("unseen"),
     )
+
+
+def parse_order(text: str) -> str:
+    """Check an order of sessions: `recorded`, `reversed`, or `shuffled-N`, one seeded order for each N.
+
+    What repeats is spliced from whoever came first, so that each order has donors of its own.
+
+    Raises:
+        ConfigError: naming the value and what is allowed.
+    """
+    if text not in (RECORDED, REVERSED) and not _SHUFFLED.fullmatch(text):
+        raise ConfigError(f"--order {text!r}: must be {RECORDED}, {REVERSED}, or shuffled-N with N from 1 to 9999.")
+    return text
+
+
+def place_sessions(sessions: Iterable[int], order: str) -> dict[int, int]:
+    """Every session's place in an order. The same sessions have the same places in every run."""
+    ordered = sorted(set(sessions), reverse=order == REVERSED)
+    if _SHUFFLED.fullmatch(order):
+        random.Random(order).shuffle(ordered)
+    return {session: place for place, session in enumerate(ordered)}

@@ -21,7 +21,7 @@ from pic_traces.source import limit, load
 from pic_bench.fidelity.arms import EXACT, FULL, RETEST, Arm
 from pic_bench.fidelity.case import Case
 from pic_bench.fidelity.measure import Reference, add_greedy, compare
-from pic_bench.fidelity.policies import Order
+from pic_bench.fidelity.policies import RECORDED, place_sessions
 from pic_bench.fidelity.record import Experiment, Probe
 from pic_bench.fidelity.target import Recorded, Target
 from pic_bench.fidelity.tokens import ModelText
@@ -65,9 +65,9 @@ class TraceCall:
         """The part of the answer that is compared."""
         return self.answer[:GOLD_TOKENS]
 
-    def case(self, order: Order) -> Case:
+    def case(self, order: str) -> Case:
         """The call as every experiment's prompts are described; its blocks are whatever the cache finds."""
-        name = self.name if order is Order.RECORDED else f"{order.value}/{self.name}"
+        name = self.name if order == RECORDED else f"{order}/{self.name}"
         return Case(
             experiment=Experiment.TRACE,
             name=name,
@@ -122,7 +122,7 @@ class TraceRun:
 
     calls: Sequence[TraceCall]
     policies: Sequence[Arm]
-    orders: Sequence[Order]
+    orders: Sequence[str]
     target: Target
     text: ModelText
     vault: Vault
@@ -153,19 +153,19 @@ class TraceRun:
             for order in self.orders:
                 yield from self._pass(order, arm)
 
-    def _begin(self, order: Order) -> Sequence[str]:
+    def _begin(self, order: str) -> Sequence[str]:
         """Go over to an order: from now on its first measured calls are generated from. Returns all measured ones."""
-        measured = self.vault.measured(order.value)
+        measured = self.vault.measured(order)
         self._generating = set(measured[: self.greedy_calls])
         return measured
 
-    def _sequence(self, order: Order) -> list[TraceCall]:
-        backwards = -1 if order is Order.REVERSED else 1
-        return sorted(self.calls, key=lambda call: (backwards * call.session, call.index))
+    def _sequence(self, order: str) -> list[TraceCall]:
+        place = place_sessions((call.session for call in self.calls), order)
+        return sorted(self.calls, key=lambda call: (place[call.session], call.index))
 
-    def _find(self, order: Order, first: Arm) -> Iterator[Step]:
+    def _find(self, order: str, first: Arm) -> Iterator[Step]:
         """The pass of the first policy: which calls are measured, and what it makes of them."""
-        if self.vault.has_measured(order.value):
+        if self.vault.has_measured(order):
             return
         measured = []
         self.target.flush()
@@ -176,9 +176,9 @@ class TraceRun:
                 ids = self._generate(call, first) if len(measured) <= self.greedy_calls else []
                 self.vault.put(_first_name(order, call), Kept(recorded, ids))
             yield Step(first.name, len(call.prompt), [])
-        self.vault.put_measured(order.value, measured)
+        self.vault.put_measured(order, measured)
 
-    def _controls(self, order: Order, first: Arm) -> Iterator[Step]:
+    def _controls(self, order: str, first: Arm) -> Iterator[Step]:
         """Full prefill, full prefill again, and the first policy's records."""
         measured = self._begin(order)
         by_name = {call.name: call for call in self.calls}
@@ -200,7 +200,7 @@ class TraceRun:
                 probes.append(self._with_greedy(probe, case, full.ids, kept.ids))
             yield Step(FULL.name, 0, probes)
 
-    def _pass(self, order: Order, arm: Arm) -> Iterator[Step]:
+    def _pass(self, order: str, arm: Arm) -> Iterator[Step]:
         """Every call in order; the measured ones are compared."""
         measured = frozenset(self._begin(order))
         sequence = self._sequence(order)
@@ -273,8 +273,8 @@ def naive_policy(policy: Arm) -> Arm:
     return msgspec.structs.replace(policy, name="naive", rotate=False)
 
 
-def _first_name(order: Order, call: TraceCall) -> str:
-    return f"first-{order.value}-{call.name}"
+def _first_name(order: str, call: TraceCall) -> str:
+    return f"first-{order}-{call.name}"
 
 
 def _full_name(call: TraceCall) -> str:
