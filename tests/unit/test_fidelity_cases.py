@@ -179,9 +179,13 @@ def test_lists_of_values_are_cut_to_whole_lines_and_the_key_leads_to_the_answer(
     listed = prompt.split("Here are the documents.")[1].split("Question:")[0]
     shown = [pair for pair in pairs if f'"{pair[0]}": "{pair[1]}"' in listed]
     assert (key, value) in shown
+    assert "records" not in listed
+    # Last of its document, and nowhere else but in the lead: a small model goes on from where a key stood last.
+    assert f'"{key}": "{value}"\n\n' in listed
+    assert prompt.count(key) == 2
     assert len(shown) >= 5
     assert listed.count('"') == 4 * len(shown)
-    # The key stands in its document, in the question and in the lead: too short to be a run where documents are meant.
+    # The key stands in its document and in the lead: too short to be a run where documents are meant.
     repeated = len(text.ids(f'"{key}": "'))
     splicing = [arm for arm in job.arms if arm.seam_tokens is not None]
     assert {arm.min_spliced_tokens for arm in splicing} == {QA_MIN_SPLICED}

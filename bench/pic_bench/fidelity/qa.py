@@ -120,15 +120,16 @@ def _cut(text: ModelText, document: str, question: Question) -> list[int]:
 
 
 def _lines_around(text: ModelText, document: str, character: int) -> list[int]:
-    """As many whole lines around a character as fit; none where its own does not."""
+    """A character's line and as many whole lines as fit, those before it first; none where its own does not."""
     lines = [text.ids(f"\n{line}") for line in document.split("\n")]
     middle = document.count("\n", 0, character)
     start, end, room = middle, middle + 1, MAX_LINES_TOKENS - len(lines[middle])
     if room < 0:
         return []
-    while fitting := [i for i in (end, start - 1) if 0 <= i < len(lines) and len(lines[i]) <= room]:
-        line = min(fitting, key=lambda i: abs(i - middle))
-        start, end, room = min(start, line), max(end, line + 1), room - len(lines[line])
+    while start > 0 and len(lines[start - 1]) <= room:
+        start, room = start - 1, room - len(lines[start - 1])
+    while end < len(lines) and len(lines[end]) <= room:
+        end, room = end + 1, room - len(lines[end])
     return [token for line in lines[start:end] for token in line]
 
 
