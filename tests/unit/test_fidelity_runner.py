@@ -325,11 +325,17 @@ def test_a_trace_is_whole_where_one_run_measured_all_of_it(tmp_path: Path) -> No
     }
     merge_runs([half, other], tmp_path / "policies", force=False)
     assert list((tmp_path / "policies").glob("*.done")) == [tmp_path / "policies" / "trace-float32.done"]
+    more = finished(tmp_path / "more", *trace, "bfloat16", "--greedy", "40", "--prompts", "7")
+    merge_runs([single, more], tmp_path / "amounts", force=False)
+    united = read_config(tmp_path / "amounts").sizes
+    assert (united.greedy_prompts, united.prompts) == (40, default_sizes().prompts)
+    assert not list((tmp_path / "amounts").glob("*.done"))
 
 
 def test_runs_that_do_not_go_together_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = finished(tmp_path / "one", "--experiment", "grid")
     seed = finished(tmp_path / "seed", "--experiment", "grid", "--seed", "3")
+    blocks = finished(tmp_path / "blocks", "--experiment", "grid", "--blocks", "4")
     model = finished(tmp_path / "model", "--experiment", "grid", "--model", "other")
     machine = finished(tmp_path / "machine", "--experiment", "grid")
     environment = msgspec.json.decode((machine / "environment.json").read_bytes()) | {"cpu": "Another"}
@@ -337,6 +343,7 @@ def test_runs_that_do_not_go_together_are_refused(tmp_path: Path, capsys: pytest
     out = tmp_path / "out"
     for folders, why in (
         ([one, seed], "seed is 0 in .*one and 3 in .*seed"),
+        ([one, blocks], "blocks is .1, 2, 4, 8, 16. in .*one and .4,. in .*blocks"),
         ([one, model], "several models .m, other."),
         ([one, machine], "cpu is .* and 'Another' in .*machine"),
         ([one, tmp_path / "none"], "none: no fidelity run"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from pic_bench.environment import joined, require_equal
-from pic_bench.fidelity.config import Config
+from pic_bench.fidelity.config import Config, Sizes
 from pic_bench.fidelity.folder import (
     ENVIRONMENT,
     LEFT_OUT,
@@ -31,6 +31,8 @@ from sglang_pic.errors import BenchError
 __all__ = ["merge_runs"]
 
 _UNITED = ("data", "experiments", "dtypes", "policies", "orders")
+_AMOUNTS = ("prompts", "shift_prompts", "questions", "greedy_prompts", "key_prompts")
+"""Of the sizes, those that say how much was measured, not what: every figure stands beside its own number."""
 
 
 def merge_runs(folders: Sequence[Path], out: Path, *, force: bool) -> None:
@@ -69,8 +71,13 @@ def _united(folders: Sequence[Path], configs: Sequence[Config]) -> Config:
     named = list(zip(map(str, folders), configs, strict=True))
     require_equal(
         named,
-        [name for name in Config.__struct_fields__ if name not in (*_UNITED, "model")],
-        "put together runs of one model, seed and sizes",
+        [name for name in Config.__struct_fields__ if name not in (*_UNITED, "model", "sizes")],
+        "put together runs of one model and seed",
+    )
+    require_equal(
+        [(name, config.sizes) for name, config in named],
+        [name for name in Sizes.__struct_fields__ if name not in _AMOUNTS],
+        "put together runs that measured the same, however much of it",
     )
     names = {Path(config.model).name for config in configs}
     if len(names) > 1:
@@ -78,7 +85,8 @@ def _united(folders: Sequence[Path], configs: Sequence[Config]) -> Config:
     if any({Experiment.GRID, Experiment.SHIFT} & {*one.experiments} for one in configs):
         require_equal(named, ["data"], "grid and shift take their text from the first file")
     united = {name: tuple(_each_once(getattr(config, name) for config in configs)) for name in _UNITED}
-    return msgspec.structs.replace(configs[0], **united)
+    most = {name: max(getattr(config.sizes, name) for config in configs) for name in _AMOUNTS}
+    return msgspec.structs.replace(configs[0], sizes=msgspec.structs.replace(configs[0].sizes, **most), **united)
 
 
 def _each_once(tuples: Iterable[tuple[object, ...]]) -> dict[object, None]:
@@ -89,6 +97,6 @@ def _traces_are_whole(folders: Sequence[Path], configs: Sequence[Config], config
     """Whether one of the runs measured all that the united configuration asks of the traces."""
     return any(
         trace_mark(folder, dtype).exists()
-        and (one.data, one.policies, one.orders) == (config.data, config.policies, config.orders)
+        and all(getattr(one, name) == getattr(config, name) for name in ("data", "policies", "orders", "sizes"))
         for folder, one in zip(folders, configs, strict=True)
     )

@@ -26,8 +26,8 @@ _RETRIEVAL = ("kv", "needle", "pairs")
 _MAX_LEAD = 100
 """Of what stands before a value, in characters; more than that is no key."""
 _ASKED = "What is the value of this key?"
-"""Of a key that the answer begins with: a small model goes on from where the key stood last, and that should be the list
-rather than the question (SmolLM2, six pairs: 15 answers of 24 begin right; 3 of 12 behind a question with the key)."""
+"""Of a key that the answer begins with. A small model goes on from where the key stood last, which should be the list
+and not the question (SmolLM2, six pairs: 15 answers of 24 begin right; 3 of 12 behind a question with the key)."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
