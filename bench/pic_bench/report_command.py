@@ -38,11 +38,12 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: `--out` is missing, needless or cannot be used.
     """
     from pic_bench.fidelity.folder import PROBES
+    from pic_bench.fidelity.record import is_written
 
     folder = _together(args) if len(args.folder) > 1 else args.folder[0]
     if folder is not args.out and (args.out is not None or args.force):
         raise ConfigError("--out and --force are for several folders; the report of one is written into it.")
-    if (folder / PROBES).exists():
+    if is_written(folder / PROBES):
         _fidelity(folder, as_json=args.json)
         return 0
     from pic_bench.report import write_reports

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import re
 import xml.etree.ElementTree as ET
@@ -203,11 +204,22 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     assert write_report(tmp_path).probes == 2
 
 
+def test_packed_records_are_read(tmp_path: Path) -> None:
+    run_of(tmp_path, [probe(prompt=f"p{i}") for i in range(3)])
+    plain = tmp_path / "probes.jsonl"
+    (tmp_path / "probes.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    assert write_report(tmp_path).probes == 3
+    assert main(["report", str(tmp_path)]) == 0
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
         ("probes.jsonl", b"", "nothing was measured"),
         ("probes.jsonl", b'{"kl": 1}\n', "no records of a fidelity run"),
+        ("probes.jsonl.gz", b"no archive", "no records of a fidelity run .Not a gzipped file"),
+        ("probes.jsonl.gz", gzip.compress(b"{}")[:-9], "no records of a fidelity run .*cannot be unpacked"),
         ("config.json", b"[]", "not a run's settings"),
         ("environment.json", b"{}", "not the environment of a run"),
         ("left_out.jsonl", b"{}\n", "not a list of prompts that were left out"),
@@ -215,6 +227,8 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 )
 def test_a_broken_folder_is_refused(name: str, content: bytes, says: str, tmp_path: Path) -> None:
     run_of(tmp_path, [probe()])
+    if name.endswith(".gz"):
+        (tmp_path / "probes.jsonl").unlink()
     (tmp_path / name).write_bytes(content)
     with pytest.raises(BenchError, match=says):
         write_report(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -88,6 +89,12 @@ def test_a_folder_is_new_or_an_earlier_run_that_is_spoken_of(tmp_path: Path) -> 
         claim_run(folder, msgspec.structs.replace(config, seed=1), resume=True, force=False)
     claim_run(folder, config, resume=True, force=False)
     assert (folder / "probes.jsonl").read_bytes() == b'{"whole": 1}\n', "a record must begin on a line of its own"
+    (folder / "probes.jsonl.gz").write_bytes(gzip.compress((folder / "probes.jsonl").read_bytes()))
+    (folder / "probes.jsonl").unlink()
+    claim_run(folder, config, resume=True, force=False)
+    assert (folder / "probes.jsonl").read_bytes() == b'{"whole": 1}\n', "new records would hide those that are packed"
+    assert not (folder / "probes.jsonl.gz").exists()
+    (folder / "probes.jsonl.gz").touch()
     claim_run(folder, config, resume=False, force=True)
     assert list(folder.iterdir()) == []
 

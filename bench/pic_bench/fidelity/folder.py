@@ -14,7 +14,7 @@ import msgspec
 
 from pic_bench.environment import Environment
 from pic_bench.fidelity.config import KIND, Config
-from pic_bench.fidelity.record import Experiment
+from pic_bench.fidelity.record import Experiment, is_written, packed, whole_lines
 from pic_bench.out_folder import CONFIG, RunKind, claim_folder, holds_run
 from sglang_pic.errors import BenchError, ConfigError
 
@@ -30,7 +30,6 @@ __all__ = [
     "read_left_out",
     "server_log",
     "trace_mark",
-    "whole_lines",
 ]
 
 PROBES = "probes.jsonl"
@@ -42,7 +41,7 @@ _RUN = RunKind(
     KIND,
     "fidelity run",
     (
-        *(CONFIG, ENVIRONMENT, PROBES, LEFT_OUT, VAULT, "server-*.log", "trace-*.done"),
+        *(CONFIG, ENVIRONMENT, PROBES, f"{PROBES}.gz", LEFT_OUT, VAULT, "server-*.log", "trace-*.done"),
         *("summary.json", "report.md", "report.html", "plot-*.svg"),
     ),
 )
@@ -72,7 +71,7 @@ def claim_run(folder: Path, config: Config, *, resume: bool, force: bool) -> Non
             f"--resume: {folder / CONFIG} says another run than this command: {'; '.join(differing)}. Repeat its "
             "arguments, or give a new folder."
         )
-    _drop_cut_line(folder / PROBES)
+    _make_appendable(folder / PROBES)
 
 
 def read_config(folder: Path) -> Config:
@@ -115,12 +114,6 @@ def read_left_out(folder: Path) -> list[LeftOut]:
     return list({(one.experiment, one.dtype, one.prompt): one for one in found}.values())
 
 
-def whole_lines(path: Path) -> bytes:
-    """A file without a last line that was cut off; nothing where there is no file."""
-    data = path.read_bytes() if path.exists() else b""
-    return data[: data.rfind(b"\n") + 1]
-
-
 def trace_mark(folder: Path, dtype: str) -> Path:
     """A file that says that the traces were measured to their end."""
     return folder / f"trace-{dtype}.done"
@@ -137,7 +130,8 @@ def _differing(found: Config, wanted: Config) -> list[str]:
     return [f"{name} is {there[name]!r} there and {here[name]!r} here" for name in there if there[name] != here[name]]
 
 
-def _drop_cut_line(path: Path) -> None:
-    """Cut off what an interrupted run wrote last, so that the next record does not begin in its middle."""
-    if path.exists():
+def _make_appendable(path: Path) -> None:
+    """Unpack the records and cut off what an interrupted run wrote last: the next record begins on its own line."""
+    if is_written(path):
         path.write_bytes(whole_lines(path))
+        packed(path).unlink(missing_ok=True)

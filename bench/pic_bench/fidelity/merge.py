@@ -21,9 +21,8 @@ from pic_bench.fidelity.folder import (
     read_config,
     read_environment,
     trace_mark,
-    whole_lines,
 )
-from pic_bench.fidelity.record import Experiment
+from pic_bench.fidelity.record import Experiment, whole_lines
 from pic_bench.out_folder import CONFIG
 from pic_bench.summary import write_json
 from sglang_pic.errors import BenchError
@@ -53,7 +52,10 @@ def merge_runs(folders: Sequence[Path], out: Path, *, force: bool) -> None:
     configs = [read_config(folder) for folder in folders]
     config = _united(folders, configs)
     environment = joined([(str(folder), read_environment(folder)) for folder in folders])
-    records = [whole_lines(folder / PROBES) for folder in folders]
+    try:
+        records = [whole_lines(folder / PROBES) for folder in folders]
+    except OSError as error:
+        raise BenchError(f"records cannot be read: {error}.") from error
     if missing := [str(folder) for folder, lines in zip(folders, records, strict=True) if not lines]:
         raise BenchError(f"{', '.join(missing)}: no whole record; nothing was measured.")
     claim_run(out, config, resume=False, force=force)

@@ -6,13 +6,15 @@ prefill of the same tokens on the same server. It must not know how a request wa
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 
 import msgspec
 
-__all__ = ["Donors", "Experiment", "Probe", "read_probes", "write_probes"]
+__all__ = ["Donors", "Experiment", "Probe", "is_written", "packed", "read_probes", "whole_lines", "write_probes"]
 
 
 class Experiment(Enum):
@@ -118,6 +120,37 @@ def write_probes(path: Path, probes: Iterable[Probe]) -> None:
 
 
 def read_probes(path: Path) -> list[Probe]:
-    """All records of a file; a last line that was cut off is left out."""
-    lines = path.read_bytes().split(b"\n")
-    return [_DECODER.decode(line) for line in lines[:-1] if line]
+    """All records of a file, packed or not; a last line that was cut off is left out, and no file has none.
+
+    Raises:
+        OSError: the file cannot be read or unpacked.
+        msgspec.DecodeError: a line is no record.
+    """
+    return [_DECODER.decode(line) for line in whole_lines(path).split(b"\n") if line]
+
+
+def whole_lines(path: Path) -> bytes:
+    """A file without a last line that was cut off, packed by gzip or not; nothing where there is no file.
+
+    Raises:
+        OSError: the file cannot be read or unpacked.
+    """
+    data = b""
+    if path.exists():
+        data = path.read_bytes()
+    elif packed(path).exists():
+        try:
+            data = gzip.decompress(packed(path).read_bytes())
+        except (EOFError, zlib.error) as error:
+            raise OSError(f"{packed(path)} cannot be unpacked: {error}") from error
+    return data[: data.rfind(b"\n") + 1]
+
+
+def is_written(path: Path) -> bool:
+    """Whether there is such a file, packed or not."""
+    return path.exists() or packed(path).exists()
+
+
+def packed(path: Path) -> Path:
+    """Where a file of lines lies once it was packed: runs that are kept are."""
+    return path.with_name(f"{path.name}.gz")

@@ -210,7 +210,7 @@ def _measure_trace(
     quiet: bool,
 ) -> int:
     """The number of records; what a pass that is broken off has measured is kept, and the pass served again."""
-    probes = read_probes(folder / PROBES) if (folder / PROBES).exists() else []
+    probes = read_probes(folder / PROBES)
     policies = [parse_policy(policy) for policy in config.policies]
     measured = 0
     for source in dict.fromkeys(call.source for call in calls):
@@ -324,8 +324,7 @@ def _name(job: Job, dtype: str) -> tuple[Experiment, str, str]:
 
 def _done(path: Path) -> Counter[tuple[Experiment, str, str]]:
     """How many records every prompt has."""
-    probes: list[Probe] = read_probes(path) if path.exists() else []
-    return Counter((probe.experiment, probe.dtype, probe.prompt) for probe in probes)
+    return Counter((probe.experiment, probe.dtype, probe.prompt) for probe in read_probes(path))
 
 
 def _page_size(server_args: Sequence[str]) -> int:
