@@ -95,6 +95,7 @@ def test_both_outputs_have_the_same_parts_tables_and_answers(folder: Path) -> No
     summary = read_summary(folder / "summary.json")
     markdown = (folder / "report.md").read_text("utf8")
     page = (folder / "report.html").read_text("utf8")
+    assert "`" not in page, "names are marked as code, not quoted as in Markdown"
     words = "".join(_Page(page).words)
     for title in (*PARTS.values(), "What this says", "Figures of others beside ours", "Prompts that moved furthest"):
         assert f"## {title}" in markdown

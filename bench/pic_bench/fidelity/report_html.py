@@ -62,7 +62,7 @@ def _sentence(text: str) -> str:
 
 def _part(part: Part) -> str:
     figures = [(p.title, p.note, p.drawing.inline()) for p in part.pictures]
-    notes = "".join(f'<p class="muted">{escape(note)}</p>' for note in part.notes)
+    notes = "".join(f'<p class="muted">{_sentence(note)}</p>' for note in part.notes)
     drawn = page_parts.figures(figures) if figures else ""
     return f"<h2>{escape(part.title)}</h2>{notes}{drawn}{''.join(map(_titled, part.tables))}"
 
