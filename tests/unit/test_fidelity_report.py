@@ -95,7 +95,6 @@ def test_both_outputs_have_the_same_parts_tables_and_answers(folder: Path) -> No
     summary = read_summary(folder / "summary.json")
     markdown = (folder / "report.md").read_text("utf8")
     page = (folder / "report.html").read_text("utf8")
-    assert "`" not in page, "names are marked as code, not quoted as in Markdown"
     words = "".join(_Page(page).words)
     for title in (*PARTS.values(), "What this says", "Figures of others beside ours", "Prompts that moved furthest"):
         assert f"## {title}" in markdown
@@ -203,6 +202,14 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     whole = (tmp_path / "probes.jsonl").read_bytes()
     (tmp_path / "probes.jsonl").write_bytes(whole[:-20])
     assert write_report(tmp_path).probes == 2
+
+
+def test_a_policy_is_code_in_the_notes_of_both_outputs(tmp_path: Path) -> None:
+    run_of(tmp_path, trace(calls=45))
+    (tmp_path / "config.json").write_text('{"min_chunk_hit": 256, "policies": ["more=tail:0", "default"]}')
+    write_report(tmp_path)
+    assert "under <code>more</code>." in (tmp_path / "report.html").read_text("utf8")
+    assert "under `more`." in (tmp_path / "report.md").read_text("utf8")
 
 
 def test_packed_records_are_read(tmp_path: Path) -> None:
