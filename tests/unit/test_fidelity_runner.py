@@ -99,6 +99,15 @@ def test_a_folder_is_new_or_an_earlier_run_that_is_spoken_of(tmp_path: Path) -> 
     assert list(folder.iterdir()) == []
 
 
+def test_an_order_that_is_none_is_refused_on_the_command_line_and_in_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--order 'sorted'"):
+        parse("--order", "sorted")
+    written = msgspec.to_builtins(parse("--quick")) | {"orders": ["sorted"]}
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(written))
+    with pytest.raises(BenchError, match=r"no fidelity run that this version can read .*sorted"):
+        read_config(tmp_path)
+
+
 def test_a_folder_of_something_else_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("text")
     with pytest.raises(ConfigError, match="no earlier fidelity run"):

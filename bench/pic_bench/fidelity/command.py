@@ -168,7 +168,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _config(args: argparse.Namespace) -> Config:
     from pic_bench.fidelity.config import Config
-    from pic_bench.fidelity.policies import DEFAULT_POLICIES, RECORDED, parse_order, parse_policy
+    from pic_bench.fidelity.policies import DEFAULT_POLICIES, RECORDED, parse_policy
     from pic_bench.fidelity.record import Experiment
     from sglang_pic.errors import ConfigError
 
@@ -187,7 +187,7 @@ def _config(args: argparse.Namespace) -> Config:
         dtypes=tuple(dict.fromkeys(args.dtype or DTYPES)),
         sizes=_sizes(args),
         policies=policies,
-        orders=tuple(parse_order(name) for name in dict.fromkeys(args.order or [RECORDED])),
+        orders=tuple(dict.fromkeys(args.order or [RECORDED])),
         min_chunk_hit=args.min_chunk_hit,
         pool_tokens=args.max_total_tokens,
         server_args=tuple(word for text in args.server_arg for word in shlex.split(text)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from pic_bench.fidelity.grid import BLOCK_TOKENS, MAX_BLOCKS
-from pic_bench.fidelity.policies import RECORDED
+from pic_bench.fidelity.policies import RECORDED, parse_order
 from pic_bench.fidelity.record import Experiment
 from sglang_pic.errors import ConfigError
 
@@ -71,6 +71,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Of the server's KV pool; None for what the experiments need, within a limit."""
     server_args: tuple[str, ...]
     seed: int
+
+    def __post_init__(self) -> None:
+        for order in self.orders:
+            parse_order(order)
 
 
 def default_sizes() -> Sizes:

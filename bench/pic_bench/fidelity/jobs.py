@@ -27,7 +27,7 @@ from sglang_pic.errors import ConfigError
 __all__ = ["QA_MIN_SPLICED", "Job", "PassageJobs", "qa_jobs"]
 
 QA_MIN_SPLICED = 44
-"""More than a question quotes, less than the longest seam leaves of the shortest block."""
+"""More than the key that leads to an answer, less than the longest seam leaves of the shortest block."""
 LONG_SEAM = 32
 """Of the arm of QA that splices every document: as long as the default's."""
 _GREEDY_ARMS = frozenset({"full", "retest", "exact", "naive", "seam-0", "seam-1", "seam-8"})
@@ -112,9 +112,9 @@ def qa_jobs(sizes: Sizes, questions: Sequence[Question], text: ModelText, seed: 
     """Every question, with documents computed in one request in another order."""
     frames = QaFrames(text)
     shipped = msgspec.structs.replace(SHIPPED, donors=Donors.CONTEXT)
-    # A question may quote a key of its documents: only runs as long as a document's are meant.
-    every = spliced_arms((1, LONG_SEAM), (Donors.CONTEXT,))
-    every = [msgspec.structs.replace(arm, min_spliced_tokens=QA_MIN_SPLICED) for arm in every]
+    # A key of the documents stands before the answer too: only runs as long as a document's are meant.
+    whole = spliced_arms((1, LONG_SEAM), (Donors.CONTEXT,))
+    every = [msgspec.structs.replace(arm, min_spliced_tokens=QA_MIN_SPLICED) for arm in whole]
     arms = (*CONTROLS, shipped, *every)
     generating = frozenset(arm.name for arm in arms)
     for question in questions:

@@ -15,10 +15,8 @@ from sglang_pic.errors import ConfigError
 
 __all__ = ["DEFAULT_POLICIES", "RECORDED", "parse_order", "parse_policy", "place_sessions"]
 
-
 RECORDED = "recorded"
 REVERSED = "reversed"
-
 
 DEFAULT_POLICIES = (
     "default",
