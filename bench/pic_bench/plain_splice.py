@@ -1,0 +1,287 @@
+"""Is it the splice that errs, or its context? Questions over spliced documents in plain PyTorch, with transformers.
+
+Owns `python -m pic_bench.plain_splice --model DIR --data FILE`. It builds the prompts of `sglang-pic fidelity
+--experiment qa` and splices their documents from donors that know more or less of what stands before them, with none
+of the server's planner, kernels or pools: keys are turned by the model's own rotary module. First it proves itself:
+keys of the prompt computed further on and turned back must give the full prefill's logits. Knows no server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+from tqdm import tqdm
+
+from pic_bench.environment import Environment, capture_environment
+from pic_bench.fidelity.case import Case
+from pic_bench.fidelity.qa import QaFrames, qa_case
+from pic_bench.fidelity.questions import generated_questions, is_question_set, read_questions
+from pic_bench.fidelity.record import Donors
+from pic_bench.fidelity.tokens import ModelText
+from pic_bench.summary import write_json
+from sglang_pic.errors import BenchError, PicError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Donor", "Placement", "PlainModel", "PlainSplice", "Row", "main", "measure", "placements"]
+
+Ids = list[int]
+
+FORCED: Final = 8
+"""Tokens of the answer that must each be the likeliest, given those before, for it to be right."""
+MOST_ERROR: Final = 1e-4
+"""KL in nats, float32, that the control may have: rounding, and nothing else."""
+_CONTROL_SHIFT: Final = 37
+_OTHER_WORDS: Final = "Once upon a time there was a long line that said nothing at all. " * 2
+
+
+class Donor(NamedTuple):
+    """Where one document's rows come from: the ids of a request, and where in it the document begins."""
+
+    ids: Ids
+    start: int
+
+
+class Placement(NamedTuple):
+    """One way to have the documents computed beforehand, and the seams to try with it."""
+
+    name: str
+    donors: list[Donor]
+    seams: tuple[int, ...]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One way, over all prompts."""
+
+    donors: str
+    seam_tokens: int | None
+    """None: nothing was spliced."""
+    prompts: int
+    right: int
+    kl_mean: float
+    """KL in nats from the full prefill's first token to this one's, over the whole vocabulary."""
+    same_first_token: int
+
+
+class PlainSplice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The result file."""
+
+    schema_version: int = 1
+    environment: Environment
+    model: str
+    source: str
+    seed: int
+    control_kl: float
+    """The largest KL of the control."""
+    rows: list[Row]
+
+
+class PlainModel:
+    """A checkpoint in float32 whose cached keys can be moved.
+
+    Raises:
+        BenchError: its keys are not rotated over the whole head by halves (Llama, Qwen: they are), or are scaled.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from sglang_pic.platform import torchvision_shim
+
+        torchvision_shim.install()
+        import torch
+        from transformers import AutoModelForCausalLM, DynamicCache
+
+        self._torch, self._new_cache = torch, DynamicCache
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._rotary: Any = getattr(self._model.model, "rotary_emb", None)
+        head_dim = getattr(self._model.model.layers[0].self_attn, "head_dim", None)
+        if not self._rotary or head_dim != 2 * len(self._rotary.inv_freq) or self._rotary.attention_scaling != 1:
+            raise BenchError(f"--model {str(folder)!r}: only models whose keys are rotated whole, and not scaled, fit.")
+
+    def full(self, prompt: Ids, forced: Ids) -> torch.Tensor:
+        """Logits of the prompt's last token and of all forced ones but the last, shape (len(forced), vocabulary)."""
+        return self._forward([*prompt, *forced[:-1]], self._new_cache())[len(prompt) - 1 :]
+
+    def rows(self, ids: Ids, offset: int = 0) -> Any:
+        """The cache of a request, computed at positions from `offset` on."""
+        cache = self._new_cache()
+        self._forward(ids, cache, offset)
+        return cache
+
+    def spliced(
+        self, case: Case, sources: Sequence[tuple[Any, int, int]], forced: Ids, seam_tokens: int
+    ) -> torch.Tensor:
+        """Logits as `full` gives them, every block but its seam taken from a donor and turned.
+
+        Args:
+            sources: for each block the donor's cache, the block's row in it, and that row's position.
+        """
+        cache, at = self._new_cache(), 0
+        for (start, end), (donor, row, position) in zip(case.blocks, sources, strict=True):
+            seam = min(seam_tokens, end - start)
+            self._forward(case.prompt[at : start + seam], cache)
+            for number, layer in enumerate(donor.layers):
+                taken = slice(row + seam, row + end - start)
+                keys, values = layer.keys[:, :, taken], layer.values[:, :, taken]
+                cache.update(self._turned(keys, start - position), values, number)
+            at = end
+        rest = [*case.prompt[at:], *forced[:-1]]
+        return self._forward(rest, cache)[len(case.prompt) - at - 1 :]
+
+    def _forward(self, ids: Ids, cache: Any, offset: int = 0) -> torch.Tensor:
+        torch = self._torch
+        positions = torch.arange(len(ids))[None] + cache.get_seq_length() + offset
+        with torch.no_grad():
+            answer = self._model(torch.tensor([ids]), past_key_values=cache, position_ids=positions, use_cache=True)
+        return answer.logits[0]
+
+    def _turned(self, keys: torch.Tensor, shift: int) -> torch.Tensor:
+        cos, sin = self._rotary(keys, self._torch.tensor([[shift]]))
+        half = keys.shape[-1] // 2
+        turned = self._torch.cat([-keys[..., half:], keys[..., :half]], dim=-1)
+        return keys * cos[:, None] + turned * sin[:, None]
+
+
+def placements(frames: QaFrames, text: ModelText, case: Case) -> list[Placement]:
+    """The ways to compute a question's documents beforehand, from the worst context to nearly the prompt's own."""
+    blocks = [case.prompt[start:end] for start, end in case.blocks]
+    (other_order,) = case.donors[Donors.CONTEXT]
+    starts = [block.start - shift for block, shift in zip(case.blocks, case.block_shifts[Donors.CONTEXT], strict=True)]
+    header, markers = frames.donor.header, frames.donor.markers
+    alone = [Donor([*header, *markers[0], *block], len(header) + len(markers[0])) for block in blocks]
+    same, places = list(header), []
+    for marker, block in zip(markers, blocks, strict=False):
+        same += marker
+        places.append(len(same))
+        same += block
+    before = text.ids(_OTHER_WORDS)
+    moved = [*before, *case.prompt[: case.blocks[-1].end]]
+    return [
+        Placement("in another order", [Donor(other_order, start) for start in starts], (0, 32)),
+        Placement("each alone", alone, (32,)),
+        Placement("same order, other words around", [Donor(same, start) for start in places], (1, 32)),
+        Placement("the same text behind a line", [Donor(moved, len(before) + s) for s, _ in case.blocks], (1,)),
+    ]
+
+
+class _Tally:
+    """Counts of every way, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, int | None], list[float]] = {}
+
+    def add(self, donors: str, seam_tokens: int | None, logits: torch.Tensor, full: torch.Tensor, gold: Ids) -> None:
+        counts = self._counts.setdefault((donors, seam_tokens), [0, 0, 0.0, 0])
+        counts[0] += 1
+        counts[1] += logits.argmax(-1).tolist() == gold
+        counts[2] += _kl(full[0], logits[0])
+        counts[3] += int(logits[0].argmax()) == int(full[0].argmax())
+
+    def rows(self) -> list[Row]:
+        return [
+            Row(
+                donors=donors,
+                seam_tokens=seam,
+                prompts=int(n),
+                right=int(right),
+                kl_mean=kl / n,
+                same_first_token=int(same),
+            )
+            for (donors, seam), (n, right, kl, same) in self._counts.items()
+        ]
+
+
+def measure(model: PlainModel, frames: QaFrames, text: ModelText, cases: Iterator[Case]) -> tuple[list[Row], float]:
+    """Every prompt in full and in every way; with it the control's largest KL.
+
+    Raises:
+        BenchError: the control is off by more than rounding, so no figure would mean anything.
+    """
+    tally, control = _Tally(), 0.0
+    for case in cases:
+        gold = case.gold[:FORCED]
+        full = model.full(case.prompt, gold)
+        itself = model.rows(case.prompt, _CONTROL_SHIFT)
+        own = [(itself, block.start, block.start + _CONTROL_SHIFT) for block in case.blocks]
+        control = max(control, _kl(full[0], model.spliced(case, own, gold, 0)[0]))
+        if not control <= MOST_ERROR:
+            raise BenchError(f"{case.name}: keys moved by {_CONTROL_SHIFT} and back differ by a KL of {control:.1e}.")
+        tally.add("full prefill", None, full, full, gold)
+        for name, donors, seams in placements(frames, text, case):
+            caches: dict[int, Any] = {}
+            for donor in donors:
+                if id(donor.ids) not in caches:
+                    caches[id(donor.ids)] = model.rows(donor.ids)
+            sources = [(caches[id(donor.ids)], donor.start, donor.start) for donor in donors]
+            for seam in seams:
+                tally.add(name, seam, model.spliced(case, sources, gold, seam), full, gold)
+    return tally.rows(), control
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print a table; 1 where the model or the questions do not fit, 130 interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m pic_bench.plain_splice", description=__doc__)
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="a checkpoint with its tokenizer")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="a question set (default: generated pairs of values)")
+    parser.add_argument("--questions", type=int, default=10, help="questions to ask (default: 10)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON there")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    args = parser.parse_args(argv)
+    try:
+        if args.questions < 1:
+            raise BenchError(f"--questions {args.questions}: must be 1 or more.")
+        if args.data is not None and not is_question_set(args.data):
+            raise BenchError(f"--data {str(args.data)!r}: no question set; its lines must have `documents` and `qa`.")
+        text = ModelText(args.model)
+        frames, model = QaFrames(text), PlainModel(args.model)
+        questions = (
+            list(generated_questions("pairs", limit=args.questions, seed=args.seed))
+            if args.data is None
+            else read_questions(args.data, limit=args.questions, seed=args.seed)
+        )
+        bar = tqdm(questions, "questions", file=sys.stderr, disable=args.quiet, leave=False)
+        rows, control = measure(model, frames, text, (qa_case(frames, text, q, seed=args.seed) for q in bar))
+    except PicError as error:
+        print(f"plain_splice: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    print(_table(rows))
+    print(f"\nThe control, the prompt's own keys moved and turned back: a KL of {control:.1e} at most.")
+    if args.out is not None:
+        result = PlainSplice(
+            environment=capture_environment(),
+            model=args.model.name,
+            source=args.data.name if args.data else "generated pairs",
+            seed=args.seed,
+            control_kl=control,
+            rows=rows,
+        )
+        write_json(args.out, result)
+    return 0
+
+
+def _kl(full: torch.Tensor, other: torch.Tensor) -> float:
+    exact, near = full.double().log_softmax(-1), other.double().log_softmax(-1)
+    return float((exact.exp() * (exact - near)).sum())
+
+
+def _table(rows: Sequence[Row]) -> str:
+    lines = ["| donors | seam | right | KL of the first token | same first token |", "|---|--:|--:|--:|--:|"]
+    for row in rows:
+        seam = "" if row.seam_tokens is None else str(row.seam_tokens)
+        lines.append(
+            f"| {row.donors} | {seam} | {row.right} of {row.prompts} | {row.kl_mean:.2g} | {row.same_first_token} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
