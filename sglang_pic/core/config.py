@@ -40,7 +40,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # Tokens at the prompt's end, which the answer hangs on most. Rows are spliced there only if they were computed
     # behind nearly what they follow here: at most `foreign_tokens` that do not stand there, and all of it but
     # `unseen_percent`; in the last `NEAR_TAILS` times as many, all of it but 40 percent.
-    tail_tokens: int = 192
+    tail_tokens: int = 256
     foreign_tokens: int = 8
     unseen_percent: int = 10
     # Tokens of stored paths. Counted once however many paths share them.

@@ -181,11 +181,14 @@ def trade_off(
     # A name must not cover a mark or another name, and should not cover a whisker.
     marks = [(xs(p.x) - 6, axis(p.y.value) - 6, xs(p.x) + 6, axis(p.y.value) + 6) for p in points]
     whiskers = [(xs(p.x) - 2, axis(p.y.high), xs(p.x) + 2, axis(p.y.low)) for p in points]
-    for point in points:
+    # A name has its mark's colour, for where marks crowd; the sixth is the band's.
+    colours = [f"line-{number % 5 + 1}" for number in range(len(points))]
+    for number, (point, colour) in enumerate(zip(points, colours, strict=True)):
         tip = f"{point.name}: {point.x:.1%} computed, {_says(point.y, ticks)}"
-        parts += _whisker(xs(point.x), axis, point.y, "line-1", "dot", tip)
-    for point in points:
-        text, box = _name(point.name, xs(point.x), axis(point.y.value), marks, whiskers, (left, top, RIGHT, bottom))
+        parts += _whisker(xs(point.x), axis, point.y, colour, MARKS[number % 3], tip)
+    frame = (left, top, RIGHT, bottom)
+    for point, colour in zip(points, colours, strict=True):
+        text, box = _name(point.name, colour, (xs(point.x), axis(point.y.value)), marks, whiskers, frame)
         parts.append(text)
         marks.append(box)
     return Drawing("".join(parts), height, label)
@@ -253,10 +256,10 @@ def _legend(names: Sequence[tuple[str, str]], left: float) -> tuple[str, int]:
 
 
 def _name(
-    name: str, x: float, y: float, marks: Sequence[_Box], whiskers: Sequence[_Box], frame: _Box
+    name: str, colour: str, at: tuple[float, float], marks: Sequence[_Box], whiskers: Sequence[_Box], frame: _Box
 ) -> tuple[str, _Box]:
     """A name beside its mark, at the place where it covers least, and the box it takes."""
-    wide = 7.2 * len(name)
+    (x, y), wide = at, 7.2 * len(name)
     right, left = x + 9, x - 9 - wide
     places = [(at, y + down) for down in (4, -10, 18, -26, 34) for at in (right, left)]
     boxes = {(at, base): (at, base - 11, at + wide, base + 3) for at, base in places}
@@ -268,8 +271,8 @@ def _name(
         return covered + 100 * (not inside)
 
     best = min(places, key=cost)
-    halo = 'style="paint-order:stroke;stroke:var(--ground);stroke-width:3px"'
-    return svg.text(*best, name).replace("<text ", f"<text {halo} ", 1), boxes[best]
+    look = f'style="paint-order:stroke;stroke:var(--ground);stroke-width:3px;fill:var(--{colour})"'
+    return svg.text(*best, name).replace("<text ", f"<text {look} ", 1), boxes[best]
 
 
 def _overlap(a: _Box, b: _Box) -> bool:
