@@ -11,6 +11,7 @@ from pic_bench.charts import poster
 from pic_bench.markdown import markdown_report
 from pic_bench.page import html_report
 from pic_bench.run_folder import Run, load_run
+from pic_bench.summary import write_json
 from pic_bench.svg import percent, times
 from pic_bench.tables import plural
 
@@ -18,12 +19,13 @@ __all__ = ["write_reports"]
 
 
 def write_reports(folder: Path) -> Run:
-    """Write the three reports into the comparison's folder and return the run they show.
+    """Write the summary and the three reports into the comparison's folder and return the run they show.
 
     Raises:
         BenchError: if the folder is no finished comparison.
     """
     run = load_run(folder)
+    write_json(folder / "summary.json", run.summary)
     (folder / "report.md").write_text(markdown_report(run), "utf8")
     (folder / "report.html").write_text(html_report(run), "utf8")
     (folder / "report.svg").write_text(_poster(run), "utf8")

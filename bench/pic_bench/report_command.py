@@ -30,15 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write report.md, report.html and the drawings again, of several runs into a folder of their own; returns 0.
 
-    A fidelity run's summary.json is made again too, from its raw records.
+    So is summary.json: all of a fidelity run's, and of a comparison what compares its arms.
 
     Raises:
         BenchError: the folder is neither a finished comparison nor a fidelity run with records, or several are not
             runs that go together.
         ConfigError: `--out` is missing, needless or cannot be used.
     """
+    from pic_traces.packed import is_written
+
     from pic_bench.fidelity.folder import PROBES
-    from pic_bench.fidelity.record import is_written
 
     folder = _together(args) if len(args.folder) > 1 else args.folder[0]
     if folder is not args.out and (args.out is not None or args.force):

@@ -8,6 +8,7 @@ It must not know how arms are run or how reports look.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from pic_traces.records import RequestRecord, Status, load_records
 
 from pic_bench.environment import Environment
 from pic_bench.out_folder import RunKind
-from pic_bench.pairing import Pair, pair_records
+from pic_bench.pairing import Pair, compare_arms, pair_records
 from pic_bench.summary import Paired, Summary, read_summary
 from sglang_pic.errors import BenchError
 
@@ -73,7 +74,7 @@ def arm_folder(folder: Path, arm: str) -> Path:
 
 
 def load_run(folder: Path) -> Run:
-    """Read a comparison back.
+    """Read a comparison back, its arms compared anew from their records.
 
     Raises:
         BenchError: if the folder is no finished comparison or a file in it cannot be read.
@@ -85,4 +86,11 @@ def load_run(folder: Path) -> Run:
     except (OSError, msgspec.DecodeError) as error:
         raise BenchError(f"{folder}: not a comparison's folder ({error}).") from error
     records = {arm: load_records(arm_folder(folder, arm)) for arm in summary.arms}
-    return Run(summary=summary, environment=environment, config=config, records=records)
+    return Run(summary=_compared(summary, records), environment=environment, config=config, records=records)
+
+
+def _compared(summary: Summary, records: Mapping[str, Sequence[RequestRecord]]) -> Summary:
+    """What is said of pairs, as today's words define it: a folder may be older than they are."""
+    anew = [compare_arms(old.baseline, records[old.baseline], old.arm, records[old.arm]) for old in summary.comparisons]
+    first = next((pair for pair in anew if summary.paired is not None and pair.arm == summary.paired.arm), None)
+    return msgspec.structs.replace(summary, comparisons=anew, paired=first)

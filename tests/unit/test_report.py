@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import random
 import re
@@ -213,4 +214,28 @@ def test_a_run_without_answers_renders(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="sglang-pic compare --out"):
+        write_reports(tmp_path)
+
+
+def test_a_kept_run_is_compared_anew_from_packed_records(tmp_path: Path) -> None:
+    told = make_run(tmp_path)
+    assert told.paired is not None
+    outdated = [msgspec.structs.replace(pair, first_token_agreement=0.5) for pair in told.comparisons]
+    write_json(tmp_path / "summary.json", msgspec.structs.replace(told, comparisons=outdated, paired=outdated[0]))
+    for arm in told.arms:
+        records = arm_folder(tmp_path, arm) / "requests.jsonl"
+        records.with_name("requests.jsonl.gz").write_bytes(gzip.compress(records.read_bytes()))
+        records.unlink()
+    anew = write_reports(tmp_path).summary
+    assert anew == told
+    assert msgspec.json.decode((tmp_path / "summary.json").read_bytes(), type=Summary) == anew
+
+
+def test_packed_records_that_cannot_be_unpacked_are_named(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    records = arm_folder(tmp_path, "pic") / "requests.jsonl"
+    records.with_name("requests.jsonl.gz").write_bytes(gzip.compress(records.read_bytes())[:-20])
+    write_reports(tmp_path)
+    records.unlink()
+    with pytest.raises(BenchError, match=r"requests\.jsonl\.gz cannot be unpacked"):
         write_reports(tmp_path)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from pic_traces.packed import read_written
 from sglang_pic.errors import BenchError
 
 __all__ = ["Latency", "ReplaySummary", "RequestRecord", "Status", "load_records", "load_summary", "summarize"]
@@ -190,14 +191,14 @@ def summarize(
 
 
 def load_records(folder: Path) -> list[RequestRecord]:
-    """The records of a run folder, warm-up included, in the order in which the requests ended.
+    """The records of a run folder, packed by gzip or not, in the order in which the requests ended; warm-up included.
 
     Raises:
         BenchError: the file is missing or a line is not a record; names file and line.
     """
     path = folder / "requests.jsonl"
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_written(path).splitlines()
     except OSError as error:
         raise BenchError(f"{path}: cannot be read: {error}") from error
     records: list[RequestRecord] = []

@@ -11,10 +11,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+from pic_traces.packed import is_written, packed
 
 from pic_bench.environment import Environment
 from pic_bench.fidelity.config import KIND, Config
-from pic_bench.fidelity.record import Experiment, is_written, packed, whole_lines
+from pic_bench.fidelity.record import Experiment, whole_lines
 from pic_bench.out_folder import CONFIG, RunKind, claim_folder, holds_run
 from sglang_pic.errors import BenchError, ConfigError
 

@@ -6,15 +6,14 @@ prefill of the same tokens on the same server. It must not know how a request wa
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 
 import msgspec
+from pic_traces.packed import is_written, read_written
 
-__all__ = ["Donors", "Experiment", "Probe", "is_written", "packed", "read_probes", "whole_lines", "write_probes"]
+__all__ = ["Donors", "Experiment", "Probe", "read_probes", "whole_lines", "write_probes"]
 
 
 class Experiment(Enum):
@@ -135,22 +134,5 @@ def whole_lines(path: Path) -> bytes:
     Raises:
         OSError: the file cannot be read or unpacked.
     """
-    data = b""
-    if path.exists():
-        data = path.read_bytes()
-    elif packed(path).exists():
-        try:
-            data = gzip.decompress(packed(path).read_bytes())
-        except (EOFError, zlib.error) as error:
-            raise OSError(f"{packed(path)} cannot be unpacked: {error}") from error
+    data = read_written(path) if is_written(path) else b""
     return data[: data.rfind(b"\n") + 1]
-
-
-def is_written(path: Path) -> bool:
-    """Whether there is such a file, packed or not."""
-    return path.exists() or packed(path).exists()
-
-
-def packed(path: Path) -> Path:
-    """Where a file of lines lies once it was packed: runs that are kept are."""
-    return path.with_name(f"{path.name}.gz")
