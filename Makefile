@@ -32,7 +32,7 @@ ARGS :=
 .PHONY: help
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '%s\n' '' 'Variables: PYTHON (a Python 3.11), TORCH (path of a CPU wheel of torch $(TORCH_VERSION)), MODEL, TRACE, OUT, JOBS, ARGS'
+	@printf '%s\n' '' 'Variables: PYTHON (a Python 3.11), TORCH (path of a CPU wheel of torch $(TORCH_VERSION)), MODEL, TRACE, TRACES, OUT, JOBS, ARGS'
 
 .PHONY: setup
 setup: $(STAMP) ## make .venv with the pinned CPU environment (quick when it is up to date)
@@ -124,7 +124,7 @@ bench-shift-zero: setup $(MODEL)/config.json ## the splice's own error against s
 	$(BIN)/python -m pic_bench.shift_zero --setup $(MODEL):1:1:float32 --setup $(MODEL):1:1:bfloat16 $(ARGS)
 
 .PHONY: bench-fidelity
-bench-fidelity: setup ## how far spliced answers are from a full prefill; ARGS='--quick' for a look
+bench-fidelity: setup ## how far spliced answers are from a full prefill, in runs/fidelity, going on where it stopped; ARGS='--quick' for a look
 	$(if $(filter .models/smollm2,$(MODEL)),$(BIN)/sglang-pic model smollm2 $(MODEL))
 	$(BIN)/sglang-pic fidelity --model $(MODEL) --out runs/fidelity --resume $(ARGS)
 

@@ -190,7 +190,7 @@ def _describe(parser: argparse.ArgumentParser, verb: Verb, module: VerbModule) -
 def _build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     parser = argparse.ArgumentParser(
         prog="sglang-pic",
-        description="Position-independent KV-cache reuse for SGLang: prepare, replay, compare, report.",
+        description="Position-independent KV-cache reuse for SGLang: prepare, replay, compare, measure, explain.",
         epilog=_examples([verb.examples[0] for verb in VERBS.values()])
         + "\n\n`sglang-pic VERB --help` explains a verb. The server itself is SGLang's own:\n"
         "  sglang serve MODEL --radix-cache-backend pic",

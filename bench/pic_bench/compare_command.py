@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "trace",
         metavar="TRACE",
-        help="recorded sessions, request logs or a folder of them, sample:NAME or gen:NAME?key=value&...",
+        help="recorded sessions, request logs or a folder of them, sample:opendevin or gen:NAME?key=value&...",
     )
     parser.add_argument("--model", required=True, metavar="DIR", help="model folder or hub name, as for `sglang serve`")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the run's folder, new or empty")
