@@ -12,8 +12,8 @@ from sglang_pic.errors import UnsupportedError
 __all__ = ["ATTENTION_BACKENDS", "check_support", "max_sequences"]
 
 # Backends whose layers write KV into the pool before attention reads it through the page table, so that virtual
-# sequences of one row see each other. Servers are tested with `pic_cpu`, and its attention against `torch_native`'s; the
-# others follow the same order by their source and want a GPU to be measured on.
+# sequences of one row see each other. Servers are tested with `pic_cpu`, and its attention against `torch_native`'s;
+# the others follow the same order by their source and want a GPU to be measured on.
 ATTENTION_BACKENDS = ("pic_cpu", "torch_native", "triton", "fa3", "flashinfer")
 
 

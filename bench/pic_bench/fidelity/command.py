@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="a question set (JSON lines with `documents` and `qa`), a recorded trace, request logs or sample:opendevin; "
-        "the first gives the text of grid and shift; may repeat (default: what the package carries)",
+        help="a question set (JSON lines with `documents` and `qa`), a recorded trace, request logs or "
+        "sample:opendevin; the first gives the text of grid and shift; may repeat (default: what the package carries)",
     )
     parser.add_argument(
         "--experiment",
