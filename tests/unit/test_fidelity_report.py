@@ -227,7 +227,7 @@ def test_packed_records_are_read(tmp_path: Path) -> None:
         ("probes.jsonl", b"", "nothing was measured"),
         ("probes.jsonl", b'{"kl": 1}\n', "no records of a fidelity run"),
         ("probes.jsonl.gz", b"no archive", "no records of a fidelity run .Not a gzipped file"),
-        ("probes.jsonl.gz", gzip.compress(b"{}")[:-9], "no records of a fidelity run .*cannot be unpacked"),
+        ("probes.jsonl.gz", gzip.compress(b"{}", mtime=0)[:-9], "no records of a fidelity run .*cannot be unpacked"),
         ("config.json", b"[]", "not a run's settings"),
         ("environment.json", b"{}", "not the environment of a run"),
         ("left_out.jsonl", b"{}\n", "not a list of prompts that were left out"),
