@@ -32,7 +32,7 @@ def test_off_gives_the_tokens_of_stock(model_dir: Callable[[str], Path], tmp_pat
 def test_compare_ends_with_a_report(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     """Fresh servers, a real replay, and a summary whose sums agree, on a small early-divergence workload."""
     out = tmp_path / "run"
-    trace = "gen:agent_meta?header=50&body=900&calls=3&sessions=2&seed=3"
+    trace = "gen:agent_meta?header=50&body=1400&calls=3&sessions=2&seed=3"
     code = main(
         [
             *("compare", trace, "--model", str(model_dir("tiny-gqa")), "--out", str(out), "--max-tokens", "2"),
