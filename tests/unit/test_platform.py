@@ -93,6 +93,8 @@ def test_shim_leaves_a_matching_build_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rank gets its own cores and its share of OpenMP threads; what the operator set is kept."""
+    monkeypatch.undo()
+    torchvision_shim.install()
     pytest.importorskip("sglang")
     from sglang_pic.platform import cpu
 
