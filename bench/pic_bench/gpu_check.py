@@ -17,7 +17,6 @@ from typing import Final
 import msgspec
 import numpy as np
 import torch
-import torch.nn.functional as F
 from pic_kernels.numerics import relative_l2
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from pic_bench.gpu_extend import Extend, gap_extend, whole_extend
 from pic_bench.gpu_model import LatentPath, Pool, Skeleton
 from sglang_pic.core import Plan
 from sglang_pic.errors import BenchError
+from sglang_pic.runtime.divergence import kl_and_differs
 
 __all__ = ["Check", "attention_shapes", "check_attention", "check_model"]
 
@@ -169,8 +169,8 @@ def _compare(
         attention=attention,
         prefix_logits=relative_l2(prefix, full),
         gap_logits=relative_l2(gap, full),
-        prefix_kl=_kl(full, prefix),
-        gap_kl=_kl(full, gap),
+        prefix_kl=float(kl_and_differs(full, prefix)[0]),
+        gap_kl=float(kl_and_differs(full, gap)[0]),
         wrong_logits=relative_l2(wrong, full),
         moved_keys=moved_keys,
     )
@@ -219,8 +219,3 @@ def _judge(check: Check, dtype: torch.dtype) -> None:
         raise BenchError(
             f"{where}: rows of another prompt are off by {check.wrong_logits:.2g} only: not seen; not timed."
         )
-
-
-def _kl(expected: Tensor, actual: Tensor) -> float:
-    actual_log, expected_log = (F.log_softmax(logits.double(), dim=-1) for logits in (actual, expected))
-    return float(F.kl_div(actual_log, expected_log, log_target=True, reduction="sum"))

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from pic_bench.environment import Environment, capture_environment
@@ -25,9 +28,8 @@ from pic_bench.fidelity.record import Donors
 from pic_bench.fidelity.tokens import ModelText
 from pic_bench.summary import write_json
 from sglang_pic.errors import BenchError, PicError
-
-if TYPE_CHECKING:
-    import torch
+from sglang_pic.platform import torchvision_shim
+from sglang_pic.runtime.divergence import kl_and_differs
 
 __all__ = ["Donor", "Placement", "PlainModel", "PlainSplice", "Row", "main", "measure", "placements"]
 
@@ -90,20 +92,17 @@ class PlainModel:
     """
 
     def __init__(self, folder: Path) -> None:
-        from sglang_pic.platform import torchvision_shim
-
         torchvision_shim.install()
-        import torch
         from transformers import AutoModelForCausalLM, DynamicCache
 
-        self._torch, self._new_cache = torch, DynamicCache
+        self._new_cache = DynamicCache
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self._rotary: Any = getattr(self._model.model, "rotary_emb", None)
         head_dim = getattr(self._model.model.layers[0].self_attn, "head_dim", None)
         if not self._rotary or head_dim != 2 * len(self._rotary.inv_freq) or self._rotary.attention_scaling != 1:
             raise BenchError(f"--model {str(folder)!r}: only models whose keys are rotated whole, and not scaled, fit.")
 
-    def full(self, prompt: Ids, forced: Ids) -> torch.Tensor:
+    def full(self, prompt: Ids, forced: Ids) -> Tensor:
         """Logits of the prompt's last token and of all forced ones but the last, shape (len(forced), vocabulary)."""
         return self._forward([*prompt, *forced[:-1]], self._new_cache())[len(prompt) - 1 :]
 
@@ -113,9 +112,7 @@ class PlainModel:
         self._forward(ids, cache, offset)
         return cache
 
-    def spliced(
-        self, case: Case, sources: Sequence[tuple[Any, int, int]], forced: Ids, seam_tokens: int
-    ) -> torch.Tensor:
+    def spliced(self, case: Case, sources: Sequence[tuple[Any, int, int]], forced: Ids, seam_tokens: int) -> Tensor:
         """Logits as `full` gives them, every block but its seam taken from a donor and turned.
 
         Args:
@@ -133,17 +130,16 @@ class PlainModel:
         rest = [*case.prompt[at:], *forced[:-1]]
         return self._forward(rest, cache)[len(case.prompt) - at - 1 :]
 
-    def _forward(self, ids: Ids, cache: Any, offset: int = 0) -> torch.Tensor:
-        torch = self._torch
+    def _forward(self, ids: Ids, cache: Any, offset: int = 0) -> Tensor:
         positions = torch.arange(len(ids))[None] + cache.get_seq_length() + offset
         with torch.no_grad():
             answer = self._model(torch.tensor([ids]), past_key_values=cache, position_ids=positions, use_cache=True)
         return answer.logits[0]
 
-    def _turned(self, keys: torch.Tensor, shift: int) -> torch.Tensor:
-        cos, sin = self._rotary(keys, self._torch.tensor([[shift]]))
+    def _turned(self, keys: Tensor, shift: int) -> Tensor:
+        cos, sin = self._rotary(keys, torch.tensor([[shift]]))
         half = keys.shape[-1] // 2
-        turned = self._torch.cat([-keys[..., half:], keys[..., :half]], dim=-1)
+        turned = torch.cat([-keys[..., half:], keys[..., :half]], dim=-1)
         return keys * cos[:, None] + turned * sin[:, None]
 
 
@@ -169,58 +165,53 @@ def placements(frames: QaFrames, text: ModelText, case: Case) -> list[Placement]
     ]
 
 
-class _Tally:
-    """Counts of every way, in the order in which they came."""
+class _Outcome(NamedTuple):
+    """One prompt in one way."""
 
-    def __init__(self) -> None:
-        self._counts: dict[tuple[str, int | None], list[float]] = {}
-
-    def add(self, donors: str, seam_tokens: int | None, logits: torch.Tensor, full: torch.Tensor, gold: Ids) -> None:
-        counts = self._counts.setdefault((donors, seam_tokens), [0, 0, 0.0, 0])
-        counts[0] += 1
-        counts[1] += logits.argmax(-1).tolist() == gold
-        counts[2] += _kl(full[0], logits[0])
-        counts[3] += int(logits[0].argmax()) == int(full[0].argmax())
-
-    def rows(self) -> list[Row]:
-        return [
-            Row(
-                donors=donors,
-                seam_tokens=seam,
-                prompts=int(n),
-                right=int(right),
-                kl_mean=kl / n,
-                same_first_token=int(same),
-            )
-            for (donors, seam), (n, right, kl, same) in self._counts.items()
-        ]
+    right: bool
+    kl: float
+    same_first_token: bool
 
 
-def measure(model: PlainModel, frames: QaFrames, text: ModelText, cases: Iterator[Case]) -> tuple[list[Row], float]:
+def measure(model: PlainModel, frames: QaFrames, text: ModelText, cases: Iterable[Case]) -> tuple[list[Row], float]:
     """Every prompt in full and in every way; with it the control's largest KL.
 
     Raises:
         BenchError: the control is off by more than rounding, so no figure would mean anything.
     """
-    tally, control = _Tally(), 0.0
+    found: dict[tuple[str, int | None], list[_Outcome]] = defaultdict(list)
+    control = 0.0
     for case in cases:
         gold = case.gold[:FORCED]
         full = model.full(case.prompt, gold)
         itself = model.rows(case.prompt, _CONTROL_SHIFT)
         own = [(itself, block.start, block.start + _CONTROL_SHIFT) for block in case.blocks]
-        control = max(control, _kl(full[0], model.spliced(case, own, gold, 0)[0]))
+        control = max(control, _outcome(full, model.spliced(case, own, gold, 0), gold).kl)
         if not control <= MOST_ERROR:
             raise BenchError(f"{case.name}: keys moved by {_CONTROL_SHIFT} and back differ by a KL of {control:.1e}.")
-        tally.add("full prefill", None, full, full, gold)
+        found["full prefill", None].append(_outcome(full, full, gold))
         for name, donors, seams in placements(frames, text, case):
-            caches: dict[int, Any] = {}
-            for donor in donors:
-                if id(donor.ids) not in caches:
-                    caches[id(donor.ids)] = model.rows(donor.ids)
-            sources = [(caches[id(donor.ids)], donor.start, donor.start) for donor in donors]
+            rows = {ids: model.rows([*ids]) for ids in {tuple(donor.ids) for donor in donors}}
+            sources = [(rows[tuple(donor.ids)], donor.start, donor.start) for donor in donors]
             for seam in seams:
-                tally.add(name, seam, model.spliced(case, sources, gold, seam), full, gold)
-    return tally.rows(), control
+                found[name, seam].append(_outcome(full, model.spliced(case, sources, gold, seam), gold))
+    return [_row(name, seam, outcomes) for (name, seam), outcomes in found.items()], control
+
+
+def _outcome(full: Tensor, logits: Tensor, gold: Ids) -> _Outcome:
+    kl, differs = kl_and_differs(full[0], logits[0])
+    return _Outcome(right=logits.argmax(-1).tolist() == gold, kl=float(kl), same_first_token=not differs)
+
+
+def _row(donors: str, seam_tokens: int | None, outcomes: Sequence[_Outcome]) -> Row:
+    return Row(
+        donors=donors,
+        seam_tokens=seam_tokens,
+        prompts=len(outcomes),
+        right=sum(outcome.right for outcome in outcomes),
+        kl_mean=sum(outcome.kl for outcome in outcomes) / len(outcomes),
+        same_first_token=sum(outcome.same_first_token for outcome in outcomes),
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -266,11 +257,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         write_json(args.out, result)
     return 0
-
-
-def _kl(full: torch.Tensor, other: torch.Tensor) -> float:
-    exact, near = full.double().log_softmax(-1), other.double().log_softmax(-1)
-    return float((exact.exp() * (exact - near)).sum())
 
 
 def _table(rows: Sequence[Row]) -> str:
