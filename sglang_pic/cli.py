@@ -72,7 +72,7 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "compare": Verb(
-        "pic_bench.compare_command",
+        "pic_bench.compare.command",
         "stock SGLang against the patched server, on the same trace",
         "Starts a fresh server for each arm, replays the trace against it and stops it; then pairs the requests and "
         "reports where every prompt token came from, the time to first token, and whether the answers agree.",
@@ -93,7 +93,7 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "report": Verb(
-        "pic_bench.report_command",
+        "pic_bench.report.command",
         "write the report of a run again, or of several together",
         "Makes report.md and report.html again from the raw records in the folder of `compare` or `fidelity`. Several "
         "fidelity runs of one model, measured side by side or on several days, become one.",

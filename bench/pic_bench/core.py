@@ -21,8 +21,8 @@ import xxhash
 from fastcdc import fastcdc
 from tqdm import tqdm
 
+from pic_bench.compare.summary import write_json
 from pic_bench.environment import Environment, capture_environment
-from pic_bench.summary import write_json
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Plan, PlanOptions, Tokens
 from sglang_pic.errors import BenchError
 

@@ -17,7 +17,7 @@ import msgspec
 import psutil
 from pic_traces.machine import cpu_name, git_output, gpu_names, package_version
 
-from pic_bench.summary import Model
+from pic_bench.compare.summary import Model
 from sglang_pic.errors import BenchError
 
 __all__ = ["Environment", "capture_environment", "command_line", "joined", "model_facts", "now", "require_equal"]

@@ -19,6 +19,7 @@ from typing import Final
 
 import torch
 
+from pic_bench.compare.summary import write_json
 from pic_bench.environment import capture_environment
 from pic_bench.gpu_attention import BACKENDS, AttentionBackend, make_backend
 from pic_bench.gpu_check import Check, check_model
@@ -28,7 +29,6 @@ from pic_bench.gpu_measure import Bench, GapTiming, RunTiming, time_gaps, time_r
 from pic_bench.gpu_model import LatentPath, Pool, Skeleton
 from pic_bench.gpu_tables import PrefillResult, show
 from pic_bench.gpu_timing import Deadline
-from pic_bench.summary import write_json
 from sglang_pic.errors import BenchError, UnsupportedError
 
 __all__ = ["run"]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sglang_pic.adapter.gap_batch import Splice, build_gap_batch
-from sglang_pic.adapter.request_state import PendingSplice
+from sglang_pic.adapter.serve.gap_batch import Splice, build_gap_batch
+from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import Plan
 
 __all__ = ["Extend", "gap_extend", "whole_extend"]

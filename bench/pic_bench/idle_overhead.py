@@ -20,11 +20,11 @@ from pathlib import Path
 
 import msgspec
 
-from pic_bench.arms import Arm, build_arms
-from pic_bench.compare_command import interrupt_on_sigterm
+from pic_bench.compare.arms import Arm, build_arms
+from pic_bench.compare.command import interrupt_on_sigterm
+from pic_bench.compare.server import Server, free_port, launch_command
 from pic_bench.environment import Environment, capture_environment
-from pic_bench.server import Server, free_port, launch_command
-from pic_bench.stats import Interval, bootstrap_median, median
+from pic_bench.report.stats import Interval, bootstrap_median, median
 from sglang_pic.errors import BenchError, PicError
 
 __all__ = ["IdleOverhead", "main", "measure"]

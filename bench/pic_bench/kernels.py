@@ -29,12 +29,12 @@ import torch
 from pic_kernels import Backend, host_native
 from tqdm import tqdm
 
+from pic_bench.compare.summary import write_json
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.kernel_pool import PAGE_SIZE, ROW_SHAPES, SHAPES, SLOT_ORDERS, Pool, Shape, Window, make_window
 from pic_bench.kernel_prefill import PrefillTiming, time_prefill
-from pic_bench.markdown import markdown_table
-from pic_bench.summary import write_json
-from pic_bench.tables import Table
+from pic_bench.report.markdown import markdown_table
+from pic_bench.report.tables import Table
 from sglang_pic.errors import BenchError
 
 __all__ = ["KernelTiming", "main"]

@@ -24,8 +24,8 @@ from pic_traces.generate import WORKLOADS, partition_shift
 from pic_traces.session import Call
 from tqdm import tqdm
 
+from pic_bench.compare.summary import write_json
 from pic_bench.environment import Environment, capture_environment
-from pic_bench.summary import write_json
 from sglang_pic.census.survey import Survey
 from sglang_pic.census.windows import Repeated, WindowSearch
 from sglang_pic.core import MOST_REUSE, CoreConfig

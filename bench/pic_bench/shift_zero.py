@@ -18,12 +18,12 @@ import msgspec
 import numpy as np
 from pic_traces.source import load
 
-from pic_bench.arms import Arm, build_arms
-from pic_bench.compare_command import interrupt_on_sigterm
+from pic_bench.compare.arms import Arm, build_arms
+from pic_bench.compare.command import interrupt_on_sigterm
+from pic_bench.compare.server import Server, free_port, launch_command
+from pic_bench.compare.summary import write_json
 from pic_bench.environment import Environment, capture_environment
-from pic_bench.server import Server, free_port, launch_command
-from pic_bench.stats import top_k_kl
-from pic_bench.summary import write_json
+from pic_bench.report.stats import top_k_kl
 from sglang_pic.errors import BenchError, PicError
 
 __all__ = ["Difference", "Setup", "SetupResult", "ShiftZero", "main", "measure", "seeded_prompts"]

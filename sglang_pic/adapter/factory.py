@@ -15,17 +15,20 @@ import msgspec
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.runtime_context import get_serving
 
-from sglang_pic.adapter import audit_hooks, forward_hooks, recorder, scheduler_hooks
-from sglang_pic.adapter.agreement import check_alike
-from sglang_pic.adapter.audit import Audit
-from sglang_pic.adapter.audit_metrics import AuditMetrics
-from sglang_pic.adapter.cache import PicRadixCache
-from sglang_pic.adapter.calibration import calibrate
-from sglang_pic.adapter.delimiters import delimiters_of, read_tokenizer
-from sglang_pic.adapter.metrics import Metrics
-from sglang_pic.adapter.row_check import check_rows
-from sglang_pic.adapter.self_test import self_test
+from sglang_pic.adapter import recorder
+from sglang_pic.adapter.audit import hooks as audit_hooks
+from sglang_pic.adapter.audit.audit import Audit
+from sglang_pic.adapter.audit.metrics import AuditMetrics
+from sglang_pic.adapter.probe.ranks import check_alike
+from sglang_pic.adapter.serve import forward as forward_hooks
+from sglang_pic.adapter.serve import scheduler as scheduler_hooks
+from sglang_pic.adapter.serve.accounting import Metrics
+from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.server_info import ServerInfo
+from sglang_pic.adapter.startup.calibration import calibrate
+from sglang_pic.adapter.startup.delimiters import delimiters_of, read_tokenizer
+from sglang_pic.adapter.startup.row_check import check_rows
+from sglang_pic.adapter.startup.self_test import self_test
 from sglang_pic.adapter.support import check_support, max_sequences
 from sglang_pic.config import PicConfig, load_config
 from sglang_pic.core import CostModel

@@ -10,8 +10,8 @@ import logging
 import sys
 from typing import Any
 
-from sglang_pic.adapter import frontend_hooks
-from sglang_pic.adapter.frontend_hooks import BACKEND_NAME
+from sglang_pic.adapter.serve import frontend
+from sglang_pic.adapter.serve.frontend import BACKEND_NAME
 from sglang_pic.errors import ContractError, PicError
 
 __all__ = ["register"]
@@ -36,7 +36,7 @@ def register() -> None:
         return
     from sglang.srt.mem_cache.registry import register_radix_cache_backend
 
-    frontend_hooks.install()
+    frontend.install()
     register_radix_cache_backend(BACKEND_NAME, _create_cache)
 
 

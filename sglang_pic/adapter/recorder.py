@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sglang_pic.adapter.options import TestingOptions
+from sglang_pic.adapter.serve.options import TestingOptions
 from sglang_pic.runtime.views import PoolView
 
 __all__ = ["install"]

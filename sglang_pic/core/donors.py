@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_pic.core.chunker import HashFunction, Tokens
-from sglang_pic.core.tails import TAIL_LEN, TailFilter, tail_hashes
+from sglang_pic.core.ending_filter import TAIL_LEN, TailFilter, tail_hashes
 from sglang_pic.core.trie import Segment
 
 __all__ = ["NONE", "DonorTable", "TableSize"]

@@ -20,10 +20,10 @@ import msgspec
 from sglang_pic.core.chunker import Chunker, Chunks, HashFunction, Tokens, require_tokens, xxh3_name
 from sglang_pic.core.config import CoreConfig
 from sglang_pic.core.donors import DonorTable, TableSize
+from sglang_pic.core.ending_filter import TAIL_LEN, tail_hashes
 from sglang_pic.core.plan import Plan, PlanOptions
 from sglang_pic.core.planner import Planner, Resolver
 from sglang_pic.core.spans import Span, intersect_spans, merge_spans, subtract_spans
-from sglang_pic.core.tails import TAIL_LEN, tail_hashes
 from sglang_pic.core.trie import Segment, Trie
 
 __all__ = ["ContentIndex", "IndexStats"]

@@ -10,9 +10,9 @@ import numpy as np
 
 from sglang_pic.core.chunker import Tokens
 from sglang_pic.core.donors import NONE, DonorTable
+from sglang_pic.core.ending_filter import TAIL_LEN, tail_hashes
 from sglang_pic.core.index import ContentIndex
 from sglang_pic.core.spans import merge_spans
-from sglang_pic.core.tails import TAIL_LEN, tail_hashes
 from sglang_pic.core.trie import Segment, Trie
 
 __all__ = ["check"]

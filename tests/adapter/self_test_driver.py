@@ -17,9 +17,9 @@ import msgspec
 import torch
 from pic_kernels import RopeParams
 
-from sglang_pic.adapter import forward_hooks
-from sglang_pic.adapter.cache import PicRadixCache
-from sglang_pic.adapter.self_test import run_self_test
+from sglang_pic.adapter.serve import forward
+from sglang_pic.adapter.serve.cache import PicRadixCache
+from sglang_pic.adapter.startup.self_test import run_self_test
 from sglang_pic.config import PicConfig
 from sglang_pic.core import CoreConfig
 from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
@@ -63,7 +63,7 @@ def run_cases(runner: Any, tokenizer: Any, wanted: Sequence[str]) -> dict[str, S
     view, geometry = view_pool(runner.token_to_kv_pool), read_geometry(runner.model, max_shift=8_192)
     # The hooks need the cache's splicer and its way to give locks back, of which these passes have none.
     cache = PicRadixCache.__new__(PicRadixCache)
-    forward_hooks.install(cache)
+    forward.install(cache)
     HookRegistry.apply_hooks()
     healthy, default = Splicer(view, geometry), PicConfig()
     table = runner.req_to_token_pool.req_to_token

@@ -14,10 +14,10 @@ with warnings.catch_warnings():
     pytest.importorskip("sglang.srt.managers.schedule_policy")
     from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder, _PrefillAdmission
 
-    from sglang_pic.adapter.admission import PicPrefillAdder
+    from sglang_pic.adapter.serve.admission import PicPrefillAdder
 
-from sglang_pic.adapter.metrics import Fallback
-from sglang_pic.adapter.request_state import PendingSplice
+from sglang_pic.adapter.serve.accounting import Fallback
+from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import Path, Plan, Run, as_tokens
 
 DONOR = Path("donor", [as_tokens(range(4000))])

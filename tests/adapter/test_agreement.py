@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_pic.adapter.agreement import agree_on_largest, check_alike
+from sglang_pic.adapter.probe.ranks import agree_on_largest, check_alike
 
 pytest.importorskip("sglang")
 
@@ -74,7 +74,7 @@ def test_every_rank_says_which_of_them_read_what_differently(tmp_path: Path) -> 
 
 def test_a_rank_without_a_tokenizer_stops_the_self_test_before_any_pass(tmp_path: Path) -> None:
     """It would splice seeded ids where the others splice texts."""
-    from sglang_pic.adapter.self_test import run_self_test
+    from sglang_pic.adapter.startup.self_test import run_self_test
     from sglang_pic.config import PicConfig
 
     runner = SimpleNamespace(

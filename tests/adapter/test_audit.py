@@ -17,12 +17,12 @@ with warnings.catch_warnings():
     allocators = pytest.importorskip("sglang.srt.mem_cache.allocator")
     batch_info = pytest.importorskip("sglang.srt.model_executor.forward_batch_info")
 
-from sglang_pic.adapter import audit_hooks
-from sglang_pic.adapter.audit import Audit
-from sglang_pic.adapter.audit_metrics import AuditMetrics, AuditSkip
-from sglang_pic.adapter.audit_pass import STEP_TOKENS
-from sglang_pic.adapter.options import RequestOptions
-from sglang_pic.adapter.request_state import RequestState
+from sglang_pic.adapter.audit import hooks as audit_hooks
+from sglang_pic.adapter.audit.audit import Audit
+from sglang_pic.adapter.audit.full_pass import STEP_TOKENS
+from sglang_pic.adapter.audit.metrics import AuditMetrics, AuditSkip
+from sglang_pic.adapter.serve.options import RequestOptions
+from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
 
 VOCAB, POOL = 50, 4096

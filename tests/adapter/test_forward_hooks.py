@@ -11,7 +11,7 @@ with warnings.catch_warnings():
     # SGLang and what it imports warn about this machine's missing accelerators.
     warnings.simplefilter("ignore")
     pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from sglang_pic.adapter.forward_hooks import _eager_prefill, _goes_by_place
+    from sglang_pic.adapter.serve.forward import _eager_prefill, _goes_by_place
 
 
 @pytest.mark.parametrize("hybrid", [False, True])

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import torch
 
-from sglang_pic.adapter.gap_batch import build_gap_batch
-from sglang_pic.adapter.request_state import PendingSplice
+from sglang_pic.adapter.serve.gap_batch import build_gap_batch
+from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import Path, Plan, Run, as_tokens
 
 DONOR = Path("donor", [as_tokens(range(100))])

@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     memory_pool = pytest.importorskip("sglang.srt.mem_cache.memory_pool")
     batch_info = pytest.importorskip("sglang.srt.model_executor.forward_batch_info")
 
-from sglang_pic.adapter.row_check import check_rows
+from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
 from sglang_pic.runtime.splice import Splicer

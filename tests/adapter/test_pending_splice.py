@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_pic.adapter.request_state import PendingSplice
+from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import Path, Plan, Run, as_tokens
 
 DONOR = Path("donor", [as_tokens(range(1_000))])

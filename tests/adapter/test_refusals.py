@@ -13,12 +13,12 @@ with warnings.catch_warnings():
     # SGLang and what it imports warn about this machine's missing accelerators.
     warnings.simplefilter("ignore")
     pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from sglang_pic.adapter.cache import PicRadixCache
-    from sglang_pic.adapter.scheduler_hooks import tree_key
+    from sglang_pic.adapter.serve.cache import PicRadixCache
+    from sglang_pic.adapter.serve.scheduler import tree_key
 
-from sglang_pic.adapter.metrics import Fallback, Metrics
-from sglang_pic.adapter.options import Mode, RequestOptions
-from sglang_pic.adapter.request_state import PendingSplice, RequestState
+from sglang_pic.adapter.serve.accounting import Fallback, Metrics
+from sglang_pic.adapter.serve.options import Mode, RequestOptions
+from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.adapter.support import max_sequences
 from sglang_pic.config import PicConfig
 from sglang_pic.core import Plan, PlanOptions

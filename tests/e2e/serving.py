@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from pic_bench.server import Server, free_port, launch_command
+from pic_bench.compare.server import Server, free_port, launch_command
 
 from sglang_pic.config import CONFIG_VARIABLE
 from sglang_pic.core import MOST_REUSE

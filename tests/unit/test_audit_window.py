@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_pic.adapter.audit_window import AuditLedger, AuditLimits
+from sglang_pic.adapter.audit.ledger import AuditLedger, AuditLimits
 from sglang_pic.config import PicConfig, read_config
 from sglang_pic.errors import ConfigError
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from pic_bench import compare_command
-from pic_bench.arms import ArmKind, build_arms, read_pic_config
-from pic_bench.counters import pic_counters
+from pic_bench.compare import command
+from pic_bench.compare.arms import ArmKind, build_arms, read_pic_config
+from pic_bench.compare.counters import pic_counters
+from pic_bench.compare.pairing import Pair, compare_arms, pair_records, summarize_arm
+from pic_bench.compare.run_folder import COMPARISON, Config
+from pic_bench.compare.summary import write_json
 from pic_bench.out_folder import claim_folder
-from pic_bench.pairing import Pair, compare_arms, pair_records, summarize_arm
-from pic_bench.run_folder import COMPARISON, Config
-from pic_bench.stats import bootstrap_median, merge_tokens, top_k_kl
-from pic_bench.summary import write_json
+from pic_bench.report.stats import bootstrap_median, merge_tokens, top_k_kl
 from pic_traces.records import RequestRecord, Status
 
 from sglang_pic.errors import ConfigError
@@ -232,7 +232,7 @@ def test_only_an_earlier_comparison_is_overwritten_and_only_with_force(tmp_path:
 def test_words_after_dashes_go_to_the_servers() -> None:
     parser = argparse.ArgumentParser()
     verb = parser.add_subparsers().add_parser("compare")
-    compare_command.add_arguments(verb)
+    command.add_arguments(verb)
     line = "compare t.jsonl --model m --server-arg=--tp-size=2 --out o -- --page-size 16 --out x"
     args = parser.parse_args(line.split())
     assert args.server_args == ["--page-size", "16", "--out", "x"]

@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from pic_bench.arms import build_arms
-from pic_bench.compare import Settings, run_compare
-from pic_bench.run_folder import Config
-from pic_bench.server import Server, free_port
+from pic_bench.compare.arms import build_arms
+from pic_bench.compare.compare import Settings, run_compare
+from pic_bench.compare.run_folder import Config
+from pic_bench.compare.server import Server, free_port
 from pic_traces.records import RequestRecord, summarize
 from pic_traces.replay import ReplayOptions
 
@@ -70,7 +70,7 @@ def children(log: Path) -> list[int]:
 @pytest.fixture(autouse=True)
 def _quick_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stubborn stand-ins ignore SIGTERM for good: no need to wait 20 s for that."""
-    monkeypatch.setattr("pic_bench.server.TERM_GRACE_S", 0.5)
+    monkeypatch.setattr("pic_bench.compare.server.TERM_GRACE_S", 0.5)
 
 
 @pytest.mark.parametrize("behaviour", ["serve", "stubborn"])

@@ -24,8 +24,8 @@ from sglang_pic.core import (
     as_tokens,
 )
 from sglang_pic.core.chunker import HashFunction, xxh3_name
+from sglang_pic.core.ending_filter import TAIL_LEN, tail_hashes
 from sglang_pic.core.invariants import check
-from sglang_pic.core.tails import TAIL_LEN, tail_hashes
 
 DELIMITER = 1
 DELIMITERS = frozenset({DELIMITER})

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sglang_pic.core import Tokens, as_tokens
 from sglang_pic.core.donors import DonorTable, TableSize
-from sglang_pic.core.tails import TAIL_LEN, TailFilter, tail_hashes
+from sglang_pic.core.ending_filter import TAIL_LEN, TailFilter, tail_hashes
 from sglang_pic.core.trie import Segment, Trie
 
 MASK = 2**32 - 1

@@ -13,14 +13,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from fidelity_records import grid, probe, questions, shifts, trace
+from pic_bench.compare.summary import write_json
 from pic_bench.environment import capture_environment
 from pic_bench.fidelity.numbers import divergence, share, tick, with_interval
 from pic_bench.fidelity.plots import Band, Point, Series, Ticks, curves, trade_off
 from pic_bench.fidelity.record import Probe, write_probes
 from pic_bench.fidelity.report import headline, write_report
 from pic_bench.fidelity.summary import Limits, read_summary
-from pic_bench.stats import Estimate
-from pic_bench.summary import write_json
+from pic_bench.report.stats import Estimate
 
 from sglang_pic.cli import main
 from sglang_pic.errors import BenchError

@@ -14,7 +14,7 @@ from pic_bench.fidelity.cells import make_cells
 from pic_bench.fidelity.panels import make_panels
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.summary import Cell, Limits
-from pic_bench.stats import Estimate, Statistic, bootstrap, bootstrap_difference, bootstrap_ratio
+from pic_bench.report.stats import Estimate, Statistic, bootstrap, bootstrap_difference, bootstrap_ratio
 
 LIMITS = Limits()
 

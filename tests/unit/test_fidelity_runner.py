@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from fidelity_records import probe
+from pic_bench.compare.summary import write_json
 from pic_bench.environment import capture_environment
 from pic_bench.fidelity import runner
 from pic_bench.fidelity.arms import Arm
@@ -30,7 +31,6 @@ from pic_bench.fidelity.target import Recorded
 from pic_bench.fidelity.tokens import ModelText
 from pic_bench.fidelity.trace import TraceCall, TraceRun
 from pic_bench.fidelity.vault import Vault
-from pic_bench.summary import write_json
 
 from sglang_pic.cli import main
 from sglang_pic.errors import BenchError, ConfigError

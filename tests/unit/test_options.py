@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_pic.adapter.options import STRICT_MARK, Mode, RequestOptions, parse_options, strict_key
+from sglang_pic.adapter.serve.options import STRICT_MARK, Mode, RequestOptions, parse_options, strict_key
 from sglang_pic.errors import ConfigError
 
 

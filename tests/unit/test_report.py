@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from pic_bench.compare.pairing import compare_arms, summarize_arm
+from pic_bench.compare.run_folder import Config, arm_folder
+from pic_bench.compare.summary import Model, Summary, Trace, write_json
 from pic_bench.environment import Environment, capture_environment
-from pic_bench.pairing import compare_arms, summarize_arm
-from pic_bench.report import write_reports
-from pic_bench.run_folder import Config, arm_folder
-from pic_bench.summary import Model, Summary, Trace, write_json
-from pic_bench.svg import percent, times
+from pic_bench.report.report import write_reports
+from pic_bench.report.svg import percent, times
 from pic_traces.records import RequestRecord, Status
 
 from sglang_pic.errors import BenchError

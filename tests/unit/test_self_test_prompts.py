@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from sglang_pic.adapter.self_test_prompts import Donor, SelfTestPrompt, built_in_prompts
+from sglang_pic.adapter.startup.prompts import Donor, SelfTestPrompt, built_in_prompts
 
 VOCAB = 500
 

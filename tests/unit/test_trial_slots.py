@@ -6,7 +6,7 @@ import pytest
 import rope_models as models
 import torch
 
-from sglang_pic.adapter.trial_slots import borrow_slots, leave_empty, needed_tokens
+from sglang_pic.adapter.probe.slots import borrow_slots, leave_empty, needed_tokens
 from sglang_pic.runtime import view_pool
 from sglang_pic.runtime.views import PoolView
 

@@ -14,7 +14,7 @@ import numpy as np
 from pic_bench.fidelity.panels import Panel, pair_arms, pair_values
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.summary import CONTROLS, Cell, Contrast, Limits, seam_of
-from pic_bench.stats import Estimate, Statistic, bootstrap, bootstrap_ratio
+from pic_bench.report.stats import Estimate, Statistic, bootstrap, bootstrap_ratio
 
 __all__ = ["computed_tokens", "contrast", "make_cells"]
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pic_bench.fidelity.record import Donors, Experiment, Probe
-from pic_bench.stats import bootstrap
+from pic_bench.report.stats import bootstrap
 
 __all__ = ["Checked", "check_naive"]
 

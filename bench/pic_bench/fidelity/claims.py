@@ -17,7 +17,7 @@ from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.rules import too_few, within
 from pic_bench.fidelity.summary import Claim, Limits, Verdict, seam_of
 from pic_bench.fidelity.trace_claims import trace_claims
-from pic_bench.stats import Estimate, bootstrap, bootstrap_difference
+from pic_bench.report.stats import Estimate, bootstrap, bootstrap_difference
 
 __all__ = ["make_claims"]
 

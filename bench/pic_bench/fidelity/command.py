@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pic_bench.compare_command import interrupt_on_sigterm
+from pic_bench.compare.command import interrupt_on_sigterm
 
 if TYPE_CHECKING:
     from pic_bench.fidelity.config import Config, Sizes

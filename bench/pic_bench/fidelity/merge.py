@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from pic_bench.compare.summary import write_json
 from pic_bench.environment import joined, require_equal
 from pic_bench.fidelity.config import Config, Sizes
 from pic_bench.fidelity.folder import (
@@ -24,7 +25,6 @@ from pic_bench.fidelity.folder import (
 )
 from pic_bench.fidelity.record import Experiment, whole_lines
 from pic_bench.out_folder import CONFIG
-from pic_bench.summary import write_json
 from sglang_pic.errors import BenchError
 
 __all__ = ["merge_runs"]

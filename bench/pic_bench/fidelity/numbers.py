@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pic_bench.stats import Estimate
+from pic_bench.report.stats import Estimate
 
 __all__ = ["divergence", "number", "points", "score", "share", "signed", "tick", "with_interval"]
 

@@ -14,7 +14,7 @@ from pic_bench.fidelity.plots import Band, Drawing, Point, Row, Series, Ticks, c
 from pic_bench.fidelity.record import Donors
 from pic_bench.fidelity.summary import CONTROLS, Cell, seam_of
 from pic_bench.fidelity.tables import UNDECIDED, arm_name
-from pic_bench.tables import plural
+from pic_bench.report.tables import plural
 
 __all__ = ["Picture", "by_donors", "by_runs", "by_seam", "by_shift", "scores", "trade_offs"]
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pic_bench import svg
-from pic_bench.charts import CHART_STYLE
-from pic_bench.stats import Estimate
+from pic_bench.report import svg
+from pic_bench.report.charts import CHART_STYLE
+from pic_bench.report.stats import Estimate
 
 __all__ = ["Band", "Drawing", "Point", "Row", "Series", "Ticks", "curves", "intervals", "trade_off"]
 

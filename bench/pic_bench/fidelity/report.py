@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from pic_bench.compare.summary import write_json
 from pic_bench.environment import Environment
 from pic_bench.fidelity.cells import make_cells
 from pic_bench.fidelity.claims import make_claims
@@ -22,7 +23,6 @@ from pic_bench.fidelity.report_markdown import headline, markdown_report
 from pic_bench.fidelity.sections import parts
 from pic_bench.fidelity.summary import Limits, Summary, Worst
 from pic_bench.out_folder import CONFIG
-from pic_bench.summary import write_json
 from sglang_pic.errors import BenchError
 
 __all__ = ["headline", "summarize", "write_report"]

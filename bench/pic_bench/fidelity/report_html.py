@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from html import escape
 
-from pic_bench import page_parts
 from pic_bench.fidelity.report_markdown import worst_words
 from pic_bench.fidelity.sections import Part, Titled, claims_by_question, parts, verdict
 from pic_bench.fidelity.summary import Claim, Summary, Verdict, Worst
 from pic_bench.fidelity.words import DEFINITIONS, facts, limits_of
+from pic_bench.report import page_parts
 
 __all__ = ["html_report"]
 

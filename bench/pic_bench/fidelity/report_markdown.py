@@ -13,8 +13,8 @@ from pic_bench.fidelity.sections import Part, claims_by_question, parts, verdict
 from pic_bench.fidelity.summary import Cell, Summary, Worst, seam_of
 from pic_bench.fidelity.tables import UNDECIDED, arm_name
 from pic_bench.fidelity.words import DEFINITIONS, facts, limits_of
-from pic_bench.markdown import markdown_table
-from pic_bench.tables import Table, plural
+from pic_bench.report.markdown import markdown_table
+from pic_bench.report.tables import Table, plural
 
 __all__ = ["headline", "markdown_report", "worst_words"]
 

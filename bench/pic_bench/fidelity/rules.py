@@ -6,7 +6,7 @@ It must not know records or words of an experiment.
 from __future__ import annotations
 
 from pic_bench.fidelity.summary import Limits
-from pic_bench.stats import Estimate
+from pic_bench.report.stats import Estimate
 
 __all__ = ["not_below", "too_few", "within"]
 

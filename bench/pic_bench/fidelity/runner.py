@@ -18,6 +18,7 @@ from typing import NoReturn
 import msgspec
 from tqdm import tqdm
 
+from pic_bench.compare.summary import write_json
 from pic_bench.environment import Environment, capture_environment, joined
 from pic_bench.fidelity.config import Config
 from pic_bench.fidelity.folder import (
@@ -42,7 +43,6 @@ from pic_bench.fidelity.tokens import ModelText
 from pic_bench.fidelity.trace import TraceCall, TraceRun, distinct_tokens, naive_policy, trace_calls
 from pic_bench.fidelity.vault import Vault
 from pic_bench.out_folder import CONFIG
-from pic_bench.summary import write_json
 from sglang_pic.errors import BenchError
 
 __all__ = ["Outcome", "Plan", "chosen_questions", "make_plan", "run_fidelity"]

@@ -13,7 +13,7 @@ from pic_bench.fidelity.record import Donors, Experiment
 from pic_bench.fidelity.summary import CONTROLS, Cell, Claim, Summary, Verdict
 from pic_bench.fidelity.tables import crossed, detail_table, kl_cell, question_table, top1_cell, trace_table
 from pic_bench.fidelity.words import marks, others_table
-from pic_bench.tables import Table
+from pic_bench.report.tables import Table
 
 __all__ = ["Part", "Titled", "claims_by_question", "parts", "verdict"]
 

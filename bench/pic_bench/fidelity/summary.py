@@ -12,7 +12,7 @@ import msgspec
 
 from pic_bench.environment import Environment
 from pic_bench.fidelity.record import Donors, Experiment
-from pic_bench.stats import Estimate
+from pic_bench.report.stats import Estimate
 
 __all__ = ["CONTROLS", "Cell", "Claim", "Contrast", "Limits", "Summary", "Verdict", "Worst", "read_summary", "seam_of"]
 

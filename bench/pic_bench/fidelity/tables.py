@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from pic_bench.fidelity.numbers import divergence, number, points, score, share, signed, with_interval
 from pic_bench.fidelity.summary import Cell
-from pic_bench.stats import Estimate
-from pic_bench.tables import Table
+from pic_bench.report.stats import Estimate
+from pic_bench.report.tables import Table
 
 __all__ = ["UNDECIDED", "arm_name", "crossed", "detail_table", "kl_cell", "question_table", "top1_cell", "trace_table"]
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pic_bench.arms import PIC_FLAGS, default_server_args
+from pic_bench.compare.arms import PIC_FLAGS, default_server_args
+from pic_bench.compare.server import Server, free_port, launch_command
 from pic_bench.fidelity.arms import Arm
-from pic_bench.server import Server, free_port, launch_command
 from sglang_pic.config import CONFIG_VARIABLE
 from sglang_pic.errors import BenchError
 

@@ -14,7 +14,7 @@ from pic_bench.fidelity.panels import Panel, pair_arms
 from pic_bench.fidelity.record import Donors, Probe
 from pic_bench.fidelity.rules import not_below, too_few, within
 from pic_bench.fidelity.summary import CONTROLS, Claim, Limits, Verdict
-from pic_bench.stats import Estimate, bootstrap, median
+from pic_bench.report.stats import Estimate, bootstrap, median
 
 __all__ = ["trace_claims"]
 

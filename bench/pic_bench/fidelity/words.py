@@ -13,7 +13,7 @@ from pic_bench.fidelity.numbers import divergence, number, points, share, with_i
 from pic_bench.fidelity.record import Donors, Experiment
 from pic_bench.fidelity.summary import Cell, Limits, Summary, seam_of
 from pic_bench.fidelity.tables import UNDECIDED, arm_name
-from pic_bench.tables import Table, plural
+from pic_bench.report.tables import Table, plural
 
 __all__ = ["DEFINITIONS", "facts", "limits_of", "marks", "others_table"]
 

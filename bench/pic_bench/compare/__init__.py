@@ -1,0 +1,1 @@
+"""Stock SGLang against the patched server on the same trace."""

@@ -1,0 +1,165 @@
+"""Owns the verb `compare`: its arguments, and how they become the settings of a comparison.
+
+It must not measure or draw; errors and Ctrl-C go up to the console script, which knows the exit statuses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from pic_bench.report.command import print_result
+
+if TYPE_CHECKING:
+    from pic_bench.compare.compare import Settings
+
+__all__ = ["add_arguments", "interrupt_on_sigterm", "run"]
+
+FAILED_REQUESTS = 1
+DEFAULT_ARMS = "stock,pic"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `sglang-pic compare`."""
+    parser.add_argument(
+        "trace",
+        metavar="TRACE",
+        help="recorded sessions, request logs or a folder of them, sample:opendevin or gen:NAME?key=value&...",
+    )
+    parser.add_argument("--model", required=True, metavar="DIR", help="model folder or hub name, as for `sglang serve`")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the run's folder, new or empty")
+    parser.add_argument("--force", action="store_true", help="overwrite an earlier comparison in --out")
+    parser.add_argument(
+        "--arms",
+        default=DEFAULT_ARMS,
+        metavar="A,B,...",
+        help="arms in order: stock, pic, pic-off (patched server, every request opts out), stock-cold (stock with no "
+        "prefix cache: how far prefix hits alone move stock's answers, the noise floor), stock-again (a second stock "
+        f"run); a name may repeat (default: {DEFAULT_ARMS})",
+    )
+    parser.add_argument(
+        "--server-arg",
+        action="append",
+        default=[],
+        metavar="ARGS",
+        help="further flags for every server, e.g. --server-arg='--page-size 16'; may repeat; "
+        "whatever follows a lone `--` does the same",
+    )
+    parser.add_argument("--pic-config", metavar="JSON|FILE", help="settings of the pic arms: JSON text or a file")
+    parser.add_argument("--sessions", type=int, default=1, metavar="N", help="sessions side by side (default: 1)")
+    parser.add_argument("--limit-sessions", type=int, metavar="N", help="only the first N sessions of the trace")
+    parser.add_argument("--limit-calls", type=int, metavar="N", help="only the first N calls of the trace")
+    parser.add_argument("--max-tokens", type=int, default=16, metavar="N", help="output tokens a request (default: 16)")
+    parser.add_argument(
+        "--start-timeout", type=float, default=900.0, metavar="S", help="seconds until a server must be healthy (900)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    parser.add_argument("--json", action="store_true", help="print summary.json instead of the table")
+    parser.set_defaults(server_args=[])
+    _collect_after_dashes(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run a comparison; 0 when every request was answered, 1 when some failed.
+
+    Raises:
+        ConfigError: an argument is not allowed, or the folder cannot be used.
+        TraceError: the trace cannot be read.
+        BenchError: a server or a replay failed.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the servers are stopped.
+    """
+    from pic_bench.compare.compare import run_compare
+
+    settings = _settings(args)
+    with interrupt_on_sigterm():
+        finished = run_compare(settings)
+    print_result(args.out, as_json=args.json)
+    failed = sum(arm.failed for arm in finished.summary.arms.values())
+    if failed:
+        print(f"sglang-pic: {failed} requests failed; see {args.out / 'report.md'}", file=sys.stderr)
+        return FAILED_REQUESTS
+    return 0
+
+
+@contextmanager
+def interrupt_on_sigterm() -> Iterator[None]:
+    """Make SIGTERM unwind like Ctrl-C in the body, so that it leaves no servers behind."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    from pic_traces.replay import ReplayOptions
+
+    from pic_bench.compare.arms import build_arms, read_pic_config
+    from pic_bench.compare.compare import Settings
+    from pic_bench.compare.run_folder import Config
+
+    names = [name.strip() for name in args.arms.split(",") if name.strip()]
+    server_args = [word for text in args.server_arg for word in shlex.split(text)] + args.server_args
+    pic_config = read_pic_config(args.pic_config)
+    arms = build_arms(names, server_args=server_args, pic_config=pic_config)
+    replay = ReplayOptions(
+        trace=args.trace,
+        base_url="http://127.0.0.1:1",  # every arm has its own
+        out=str(args.out),
+        sessions=args.sessions,
+        limit_sessions=args.limit_sessions,
+        limit_calls=args.limit_calls,
+        max_tokens=args.max_tokens,
+        logprobs=20,
+    ).check()
+    config = Config(
+        trace=args.trace,
+        model=args.model,
+        arms=[arm.name for arm in arms],
+        server_args=server_args,
+        pic_config=pic_config,
+        sessions=args.sessions,
+        limit_sessions=args.limit_sessions,
+        limit_calls=args.limit_calls,
+        max_tokens=args.max_tokens,
+    )
+    return Settings(
+        config=config,
+        arms=arms,
+        out=args.out,
+        replay=replay,
+        force=args.force,
+        start_timeout_s=args.start_timeout,
+        quiet=args.quiet,
+    )
+
+
+def _collect_after_dashes(parser: argparse.ArgumentParser) -> None:
+    """Put whatever follows a lone `--` into `server_args`, unread.
+
+    NOTE: argparse cannot say this: a positional of any number that follows another one is matched, with nothing, as
+    soon as the first is seen (Python 3.11), and the words after `--` are then an error.
+    """
+    parse = parser.parse_known_args
+
+    def parse_known_args(  # type: ignore[no-untyped-def]
+        args: Sequence[str] | None = None, namespace=None
+    ):
+        words = list(sys.argv[1:] if args is None else args)
+        cut = words.index("--") if "--" in words else len(words)
+        known, unknown = parse(words[:cut], namespace)
+        known.server_args = words[cut + 1 :]
+        return known, unknown
+
+    parser.parse_known_args = parse_known_args  # type: ignore[method-assign,assignment]

@@ -1,0 +1,192 @@
+"""Owns pairing: the same calls of two arms side by side, and every figure that is computed from pairs or totals.
+
+It must not know files, servers or reports. Definitions of the figures are the docstrings here; the report repeats them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from pic_traces.records import Latency, RequestRecord, Status
+
+from pic_bench.compare.summary import ArmSummary, Bucket, Kl, Paired
+from pic_bench.report.stats import median, merge_tokens, ratio, top_k_kl
+
+__all__ = ["AT_LEAST", "BUCKET_EDGES", "Pair", "compare_arms", "first_token", "pair_records", "summarize_arm"]
+
+BUCKET_EDGES = (0, 1, 256, 1000, 4000)
+AT_LEAST = (256, 1000)
+
+
+class Pair(NamedTuple):
+    """The same call, with the same prompt, in the baseline and in the compared arm, both answered."""
+
+    base: RequestRecord
+    arm: RequestRecord
+
+    @property
+    def speedup(self) -> float | None:
+        """Baseline TTFT / arm TTFT."""
+        return ratio(self.base.ttft_s or 0.0, self.arm.ttft_s or 0.0)
+
+    @property
+    def same_output(self) -> bool:
+        """Whether the whole answers are equal, character by character."""
+        return self.base.output_text == self.arm.output_text
+
+    @property
+    def same_first_token(self) -> bool | None:
+        """Whether the first token is the same; None where it was not recorded."""
+        a, b = first_token(self.base), first_token(self.arm)
+        return None if a is None or b is None else a == b
+
+    @property
+    def same_prefix_share(self) -> float:
+        """Characters before the answers part, as a share of the longer answer; 1 where they are equal."""
+        a, b = self.base.output_text, self.arm.output_text
+        same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        return same / max(len(a), len(b), 1) if a != b else 1.0
+
+    @property
+    def kl(self) -> float | None:
+        """KL of the first token's top-k lists, baseline against arm, in nats."""
+        return top_k_kl(
+            merge_tokens(self.base.first_top_logprobs or ()), merge_tokens(self.arm.first_top_logprobs or ())
+        )
+
+
+def first_token(record: RequestRecord) -> str | int | None:
+    """The first token of the greedy answer; where no ids were recorded, the likeliest one.
+
+    In bf16 the likeliest tokens are often tied: only the answer itself says which one the server took.
+    """
+    if record.output_token_ids:
+        return record.output_token_ids[0]
+    if record.first_top_logprobs:
+        return max(record.first_top_logprobs, key=lambda pair: pair[1])[0]
+    return None
+
+
+def pair_records(base: Sequence[RequestRecord], arm: Sequence[RequestRecord]) -> list[Pair]:
+    """The calls that both arms answered, by (session, call), in the baseline's order.
+
+    A call whose prompt differs between the arms is no pair: `Paired.prompts_differ` counts these.
+    """
+    return [pair for pair in _same_calls(base, arm) if pair.base.prompt_key == pair.arm.prompt_key]
+
+
+def compare_arms(base_name: str, base: Sequence[RequestRecord], arm_name: str, arm: Sequence[RequestRecord]) -> Paired:
+    """Every paired figure of two arms."""
+    pairs = pair_records(base, arm)
+    first = [same for pair in pairs if (same := pair.same_first_token) is not None]
+    speedups = [s for pair in pairs if (s := pair.speedup) is not None]
+    e2e = [s for p in pairs if p.base.e2e_s and p.arm.e2e_s and (s := ratio(p.base.e2e_s, p.arm.e2e_s)) is not None]
+    return Paired(
+        baseline=base_name,
+        arm=arm_name,
+        requests=len(pairs),
+        prompts_differ=len(_same_calls(base, arm)) - len(pairs),
+        first_token_agreement=_share(first),
+        output_agreement=_share([pair.same_output for pair in pairs]),
+        ttft_speedup_p50=median(speedups),
+        computed_tokens_ratio=ratio(
+            sum(p.arm.computed_tokens or 0 for p in pairs), sum(p.base.computed_tokens or 0 for p in pairs)
+        ),
+        ttft_total_ratio=ratio(sum(p.arm.ttft_s or 0.0 for p in pairs), sum(p.base.ttft_s or 0.0 for p in pairs)),
+        e2e_speedup_p50=median(e2e),
+        same_prefix_share_p50=median([pair.same_prefix_share for pair in pairs]),
+        first_token_kl=_kl([kl for pair in pairs if (kl := pair.kl) is not None]),
+        by_chunk_hit_tokens=[
+            _bucket(pairs, low, high) for low, high in zip(BUCKET_EDGES, (*BUCKET_EDGES[1:], None), strict=True)
+        ],
+        at_least_chunk_hit_tokens=[_bucket(pairs, low, None) for low in AT_LEAST],
+    )
+
+
+def summarize_arm(
+    records: Sequence[RequestRecord],
+    *,
+    kind: str,
+    wall_s: float,
+    ready_s: float,
+    server_args: Sequence[str],
+    tools_flattened: bool = False,
+    pic_counters: dict[str, float],
+) -> ArmSummary:
+    """One arm's totals; tokens and times are those of the answered requests, warm-up is only counted."""
+    measured = [record for record in records if not record.warmup]
+    answered = [record for record in measured if record.status is Status.OK]
+    skipped = [record for record in measured if record.status is Status.SKIPPED]
+    failed = [record for record in measured if record.status in {Status.FAILED, Status.INTERRUPTED}]
+    return ArmSummary(
+        kind=kind,
+        requests=len(answered) + len(failed),
+        failed=len(failed),
+        skipped=len(skipped),
+        warmup_requests=len(records) - len(measured),
+        prompt_tokens=sum(r.prompt_tokens or 0 for r in answered),
+        prefix_hit_tokens=sum(r.prefix_hit_tokens or 0 for r in answered),
+        chunk_hit_tokens=sum(r.chunk_hit_tokens or 0 for r in answered),
+        computed_tokens=sum(r.computed_tokens or 0 for r in answered),
+        output_tokens=sum(r.output_tokens or 0 for r in answered),
+        wall_s=wall_s,
+        ready_s=ready_s,
+        ttft_s=Latency.of(r.ttft_s for r in answered if r.ttft_s is not None),
+        e2e_s=Latency.of(r.e2e_s for r in answered if r.e2e_s is not None),
+        schedule_delay_s=Latency.of(r.schedule_delay_s for r in answered if r.schedule_delay_s is not None),
+        achieved_requests_per_s=len(answered) / wall_s if wall_s else 0.0,
+        server_args=list(server_args),
+        tools_flattened=tools_flattened,
+        skipped_reasons=_count(_without_numbers(r.reason or "no reason given") for r in skipped),
+        errors=_count(_one_line(r.error or r.status.value) for r in failed),
+        pic_counters=pic_counters,
+    )
+
+
+def _same_calls(base: Sequence[RequestRecord], arm: Sequence[RequestRecord]) -> list[Pair]:
+    others = {(r.session_id, r.call): r for r in arm if r.status is Status.OK and not r.warmup}
+    return [
+        Pair(r, others[r.session_id, r.call])
+        for r in base
+        if r.status is Status.OK and not r.warmup and (r.session_id, r.call) in others
+    ]
+
+
+def _bucket(pairs: Sequence[Pair], low: int, high: int | None) -> Bucket:
+    inside = [pair for pair in pairs if (hit := pair.arm.chunk_hit_tokens or 0) >= low and (high is None or hit < high)]
+    return Bucket(
+        low=low,
+        high=high,
+        requests=len(inside),
+        baseline_ttft_p50_s=median([p.base.ttft_s for p in inside if p.base.ttft_s is not None]),
+        ttft_p50_s=median([p.arm.ttft_s for p in inside if p.arm.ttft_s is not None]),
+        ttft_speedup_p50=median([s for p in inside if (s := p.speedup) is not None]),
+    )
+
+
+def _share(flags: Sequence[bool]) -> float | None:
+    return sum(flags) / len(flags) if flags else None
+
+
+def _kl(values: Sequence[float]) -> Kl | None:
+    if not values:
+        return None
+    p50, p90, p99 = (float(x) for x in np.percentile(np.asarray(values), [50, 90, 99]))
+    return Kl(requests=len(values), mean=float(np.mean(values)), p50=p50, p90=p90, p99=p99, max=float(max(values)))
+
+
+def _count(reasons: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(reasons).most_common())
+
+
+def _without_numbers(reason: str) -> str:
+    """Reasons that differ only in the prompt's length are one kind."""
+    return re.sub(r"^prompt of \d+ tokens", "prompt", _one_line(reason))
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())[:200]

@@ -1,0 +1,96 @@
+"""Owns the layout of a comparison's folder: what lies where, and reading it back for the report.
+
+It must not know how arms are run or how reports look.
+
+    DIR/config.json environment.json summary.json report.md report.html report.svg
+    DIR/arms/<arm>/server.log requests.jsonl summary.json metrics.txt
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from pic_traces.records import RequestRecord, Status, load_records
+
+from pic_bench.compare.pairing import Pair, compare_arms, pair_records
+from pic_bench.compare.summary import Paired, Summary, read_summary
+from pic_bench.environment import Environment
+from pic_bench.out_folder import RunKind
+from sglang_pic.errors import BenchError
+
+__all__ = ["COMPARISON", "Config", "Run", "arm_folder", "load_run"]
+
+COMPARISON = RunKind(
+    "compare",
+    "comparison",
+    ("config.json", "environment.json", "summary.json", "report.md", "report.html", "report.svg", "arms"),
+)
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """config.json: what was asked for. Its `kind` marks the folder as an earlier comparison."""
+
+    schema_version: int = 1
+    kind: str = COMPARISON.kind
+    trace: str
+    model: str
+    arms: list[str]
+    server_args: list[str]
+    pic_config: str | None
+    sessions: int
+    limit_sessions: int | None
+    limit_calls: int | None
+    max_tokens: int
+
+
+@dataclass(slots=True, frozen=True)
+class Run:
+    """A finished comparison, read back from its folder."""
+
+    summary: Summary
+    environment: Environment
+    config: Config
+    records: dict[str, list[RequestRecord]]
+
+    def ttfts(self, arm: str) -> list[float]:
+        """The arm's times to first token in seconds."""
+        return [
+            record.ttft_s
+            for record in self.records[arm]
+            if record.status is Status.OK and not record.warmup and record.ttft_s is not None
+        ]
+
+    def pairs(self, paired: Paired) -> list[Pair]:
+        """The pairs behind a comparison."""
+        return pair_records(self.records[paired.baseline], self.records[paired.arm])
+
+
+def arm_folder(folder: Path, arm: str) -> Path:
+    """Where an arm's files lie."""
+    return folder / "arms" / arm
+
+
+def load_run(folder: Path) -> Run:
+    """Read a comparison back, its arms compared anew from their records.
+
+    Raises:
+        BenchError: if the folder is no finished comparison or a file in it cannot be read.
+    """
+    summary = read_summary(folder / "summary.json")
+    try:
+        environment = msgspec.json.decode((folder / "environment.json").read_bytes(), type=Environment)
+        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=Config)
+    except (OSError, msgspec.DecodeError) as error:
+        raise BenchError(f"{folder}: not a comparison's folder ({error}).") from error
+    records = {arm: load_records(arm_folder(folder, arm)) for arm in summary.arms}
+    return Run(summary=_compared(summary, records), environment=environment, config=config, records=records)
+
+
+def _compared(summary: Summary, records: Mapping[str, Sequence[RequestRecord]]) -> Summary:
+    """What is said of pairs, as today's words define it: a folder may be older than they are."""
+    anew = [compare_arms(old.baseline, records[old.baseline], old.arm, records[old.arm]) for old in summary.comparisons]
+    first = next((pair for pair in anew if summary.paired is not None and pair.arm == summary.paired.arm), None)
+    return msgspec.structs.replace(summary, comparisons=anew, paired=first)

@@ -1,0 +1,1 @@
+"""The live audit: some spliced requests are computed again in full, and what differs is watched."""

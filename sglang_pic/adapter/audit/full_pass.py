@@ -1,0 +1,96 @@
+"""The full computation of an audited prompt: forward passes of the live model runner that belong to no request.
+
+Owns the slots that the prompt is computed into and the passes over it, a step of few tokens at a time, so that a
+request that arrives meanwhile waits for one step at most. The rows are in nobody's namespace: the tree never sees them,
+they are read through the padding row of the request pool, and their slots go back when the last logits are there. It
+must not know why, or when, something is computed.
+
+    slots of one prompt
+    [0, done)      computed by earlier steps
+    [done, end)    this step, at most `STEP_TOKENS`
+    [end, L)       taken, still empty; L is rounded up to whole pages
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.mem_cache.common import evict_from_tree_cache
+
+from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_extend
+
+__all__ = ["STEP_TOKENS", "FullPass", "is_too_long", "take_slots"]
+
+STEP_TOKENS = 256
+"""What a request that arrives may have to wait for: about the smallest batch that keeps a GPU busy."""
+
+# One prompt takes at most this part of the pool: room for it is made by evicting rows that requests may come back to.
+_LARGEST_PART = 4
+
+
+class FullPass:
+    """One prompt on its way through the model.
+
+    Args:
+        runner: SGLang's model runner.
+        tokens: `[prompt_len]` int64, on the CPU.
+        slots: as `take_slots` gave them; given back by the caller.
+    """
+
+    def __init__(self, runner: Any, tokens: np.ndarray, slots: torch.Tensor) -> None:
+        self._runner = runner
+        self._tokens = tokens
+        self._done = 0
+        self.slots = slots
+
+    def step(self) -> int:
+        """Compute the next tokens; how many. Queued on the current stream, which is to be SGLang's forward stream."""
+        start, end = self._done, min(self._done + STEP_TOKENS, len(self._tokens))
+        row = self._runner.req_to_token_pool.req_to_token[PADDING_ROW]
+        row[:end] = self.slots[:end].to(row.dtype)
+        try:
+            input_ids = torch.from_numpy(self._tokens[start:end]).to(self._runner.device)
+            written = self.slots[start:end].to(torch.int64)
+            output = trial_extend(
+                self._runner,
+                [end - start],
+                first_position=start,
+                input_ids=input_ids,
+                slots=written,
+                prefix_len=start,
+            )
+            self.logits = output.logits_output.next_token_logits[0]
+        finally:
+            # What pads a batch reads this row too.
+            row[:end] = 0
+        self._done = end
+        return end - start
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `logits`, `[vocab_size]`, are those of the last prompt token."""
+        return self._done == len(self._tokens)
+
+
+def is_too_long(tree_cache: Any, num_tokens: int) -> bool:
+    """Whether a prompt takes too much of the pool to be computed for an audit."""
+    allocator = tree_cache.token_to_kv_pool_allocator
+    return _LARGEST_PART * _whole_pages(allocator, num_tokens) > int(allocator.size)
+
+
+def take_slots(tree_cache: Any, num_tokens: int) -> torch.Tensor | None:
+    """Slots for a prompt, evicting rows that nobody uses where none are free; `None` where that is not enough."""
+    allocator = tree_cache.token_to_kv_pool_allocator
+    needed = _whole_pages(allocator, num_tokens)
+    if needed > allocator.available_size() + tree_cache.evictable_size():
+        return None
+    evict_from_tree_cache(tree_cache, needed)
+    slots: torch.Tensor | None = allocator.alloc(needed)
+    return slots
+
+
+def _whole_pages(allocator: Any, num_tokens: int) -> int:
+    page_size = int(allocator.page_size)
+    return -(-num_tokens // page_size) * page_size

@@ -1,0 +1,124 @@
+"""The hooks that give the audit its moments: first tokens' logits, rounds with nothing to run, the operator's switch.
+
+Installed only where `audit_rate` is above 0; a server without audits has none of them. They must not decide anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_pic.adapter.audit.audit import Audit
+from sglang_pic.adapter.audit.report import RESUME_KEY
+
+__all__ = ["install"]
+
+_ATTRIBUTE = "pic_drawn"
+
+
+def install(audit: Audit) -> None:
+    """Register the hooks; SGLang applies them when its registry is applied."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    runner_module = "sglang.srt.model_executor"
+    scheduler = "sglang.srt.managers.scheduler.Scheduler"
+    weights = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+    updates = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
+    for target, hook, kind in (
+        (f"{runner_module}.forward_batch_info.ForwardBatch.init_new", _attach, HookType.AFTER),
+        (f"{runner_module}.model_runner.ModelRunner.forward", _keep(audit), HookType.AROUND),
+        (f"{scheduler}.on_idle", _on_idle(audit), HookType.BEFORE),
+        (f"{scheduler}.maybe_sleep_on_idle", _sleep(audit), HookType.AROUND),
+        (f"{scheduler}.process_batch_result", _after_result(audit), HookType.AFTER),
+        (f"{scheduler}.record_weight_version_change", _after_weights(audit), HookType.AFTER),
+        # NOTE: to SGLang a server whose audits wait is idle. From here on it has no weights, or others write them.
+        (f"{weights}.begin_weight_update", _before_weights(audit), HookType.BEFORE),
+        (f"{weights}.end_weight_update", _after_weights(audit), HookType.AFTER),
+        (f"{weights}.release_memory_occupation", _before_weights(audit), HookType.BEFORE),
+        (f"{updates}._update_handlers", _add_switch(audit), HookType.AFTER),
+    ):
+        HookRegistry.register(target, hook, kind)
+
+
+def _attach(forward_batch: Any, _cls: type, batch: Any, *_: object, **__: object) -> Any:
+    """Note the drawn requests of a batch by their places in it: logits come in that order."""
+    if batch.forward_mode.is_extend():
+        drawn = []
+        for place, req in enumerate(batch.reqs):
+            # A chunk that ends earlier is not the pass that was drawn.
+            if req.pic.is_drawn and not req.output_ids:
+                req.pic.is_drawn = False
+                drawn.append((place, req))
+        if drawn:
+            setattr(forward_batch, _ATTRIBUTE, drawn)
+    return forward_batch
+
+
+def _keep(audit: Audit) -> Callable[..., Any]:
+    def forward(original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        # The runner makes a copy of the batch, which need not have what hangs on this one.
+        drawn = getattr(forward_batch, _ATTRIBUTE, ())
+        result = original(runner, forward_batch, *args, **kwargs)
+        for place, req in drawn:
+            # NOTE: sampling changes the logits in place, later on this stream. Scoring of several items leaves none.
+            logits = result.logits_output.next_token_logits
+            audit.keep(req, None if logits is None else logits[place])
+        return result
+
+    return forward
+
+
+def _on_idle(audit: Audit) -> Callable[..., None]:
+    def step(scheduler: Any) -> None:
+        audit.step_if_idle(scheduler)
+
+    return step
+
+
+def _sleep(audit: Audit) -> Callable[..., None]:
+    def sleep(original: Callable[..., None], scheduler: Any) -> None:
+        if not audit.has_work:
+            original(scheduler)
+
+    return sleep
+
+
+def _after_result(audit: Audit) -> Callable[..., None]:
+    def step(_: None, scheduler: Any, batch: Any, *args: object, **kwargs: object) -> None:
+        audit.step_if_due(scheduler, batch)
+
+    return step
+
+
+def _after_weights(audit: Audit) -> Callable[..., None]:
+    def renew(_: None, *args: object, **kwargs: object) -> None:
+        audit.renew()
+
+    return renew
+
+
+def _before_weights(audit: Audit) -> Callable[..., None]:
+    def forget(*_: object, **__: object) -> None:
+        audit.forget()
+
+    return forget
+
+
+def _add_switch(audit: Audit) -> Callable[..., dict[str, Any]]:
+    """`/set_internal_state` reaches every rank and takes numbers: the number of a suspension is all that is needed."""
+    from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected, _UpdateHandler
+
+    def validate(key: str, value: object) -> None:
+        known = [suspended.number for suspended in audit.report().suspended]
+        if value != 0 and value not in known:
+            raise UpdateRejected(
+                f"{key}={value!r}: no such namespace is off; off are {known or 'none'}, and 0 switches all on."
+            )
+
+    def apply(_: str, value: int) -> None:
+        audit.resume(int(value))
+
+    def handlers(known: dict[str, Any], _controller: Any) -> dict[str, Any]:
+        return {**known, RESUME_KEY: _UpdateHandler(validate, apply)}
+
+    return handlers

@@ -1,0 +1,67 @@
+"""The hooks on SGLang's HTTP front end: HTTP 400 for bad options, chunk hits in OpenAI responses.
+
+Installed in every process before the server's arguments are parsed, so each hook first asks whether this server runs
+the backend `pic`; a stock server pays one comparison per request.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from sglang_pic.adapter.serve.options import KEY_MARK, parse_options
+from sglang_pic.config import load_config
+from sglang_pic.errors import ConfigError
+
+__all__ = ["BACKEND_NAME", "install"]
+
+BACKEND_NAME = "pic"
+"""What `--radix-cache-backend` takes."""
+
+
+def install() -> None:
+    """Register the hooks; SGLang applies them after all plugins have run."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request", _validate, HookType.BEFORE
+    )
+    HookRegistry.register(
+        "sglang.srt.entrypoints.openai.utils.cached_tokens_details_from_dict", _with_chunk_hits, HookType.AFTER
+    )
+
+
+def _validate(manager: Any, obj: Any, *args: object, **kwargs: object) -> None:
+    if manager.server_args.radix_cache_backend != BACKEND_NAME:
+        return
+    sampling_params = getattr(obj, "sampling_params", None) or {}
+    parse_options(sampling_params.get("custom_params"), allow_testing=_allows_testing())
+    extra_key = getattr(obj, "extra_key", None)
+    if isinstance(extra_key, str) and KEY_MARK in extra_key:
+        raise ConfigError(f"extra_key={extra_key!r}: must not contain {KEY_MARK!r}, which marks namespaces of our own.")
+
+
+@cache
+def _allows_testing() -> bool:
+    return load_config().testing.request_options
+
+
+def _with_chunk_hits(result: Any, details: dict[str, Any], *args: object, **kwargs: object) -> Any:
+    if "pic" not in details:
+        return None
+    _allow_extra_fields(type(result))
+    return type(result)(**{**result.model_dump(), "pic": details["pic"]})
+
+
+def _allow_extra_fields(model: type) -> None:
+    """Let the response model carry one more field; its parents are rebuilt once, as pydantic inlines their schemas."""
+    from pydantic import BaseModel
+    from sglang.srt.entrypoints.openai import protocol
+
+    if model.model_config.get("extra") == "allow":  # type: ignore[attr-defined]
+        return
+    model.model_config["extra"] = "allow"  # type: ignore[attr-defined]
+    model.model_rebuild(force=True)  # type: ignore[attr-defined]
+    for parent in vars(protocol).values():
+        if isinstance(parent, type) and issubclass(parent, BaseModel) and parent.__module__ == protocol.__name__:
+            parent.model_rebuild(force=True)

@@ -1,0 +1,209 @@
+"""Gap prefill: one forward pass over the gaps of all requests of a batch.
+
+Owns the rewriting of SGLang's `ForwardBatch`: every gap `[a, b)` becomes a *virtual sequence* with its request's own
+row, `extend_prefix_len = a`, `extend_seq_len = b - a`, `seq_len = b`. A layer writes its KV into the pool before
+attention reads the row, so a later gap sees the earlier gaps of that layer and the spliced runs between them: one
+pass gives the causal result. It must not plan, and it must not know which cache is attached.
+
+    row of one request
+    [0, P)      prefix hit        owned by the tree
+    [P, a)      gap               computed: virtual sequence 0
+    [a, b)      run               spliced before the pass
+    [b, end)    gap               computed: virtual sequence 1, its last token gives the logits
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from sglang_pic.adapter.serve.state import PendingSplice, RunSource
+
+__all__ = ["GapBatch", "Splice", "build_gap_batch"]
+
+
+@dataclass(slots=True)
+class Splice:
+    """The rows to move before the pass: all three tensors are `[num_tokens]` on the pool's device."""
+
+    src: torch.Tensor
+    dst: torch.Tensor
+    shifts: torch.Tensor
+
+
+@dataclass(slots=True)
+class GapBatch:
+    """How a batch is narrowed to its gaps, and how it is seen again request by request for the logits."""
+
+    splice: Splice
+    owners: list[int]
+    """Per virtual sequence, the index of its request in the batch."""
+
+    prefix_lens: list[int]
+    seq_lens: list[int]
+    kept: torch.Tensor
+    """Which tokens of the flat extend are computed, `[num_computed]`, int64, on the model's device."""
+
+    computed_lens: list[int]
+    """Per request, how many tokens it computes."""
+
+    start_lens: list[int]
+    """Per request, `extend_logprob_start_len` counted in computed tokens."""
+
+    locks: list[object] = field(default_factory=list)
+
+    flipped: torch.Tensor | None = None
+    """Slots of rows that a test of the audit has corrupted, int64."""
+
+    @contextmanager
+    def narrowed(self, forward_batch: Any, model_runner: Any) -> Iterator[None]:
+        """Rewrite `forward_batch` to the virtual sequences, and put it back on leaving, also on an error."""
+        replaced = self._narrow_fields(forward_batch)
+        saved = {name: getattr(forward_batch, name) for name in (*replaced, *_BOUND_FIELDS)}
+        for name, value in replaced.items():
+            setattr(forward_batch, name, value)
+        translator = model_runner.kv_index_translator
+        translator.own_plan(forward_batch).bind(forward_batch, translator)
+        if model_runner.lora_manager is not None:
+            # Prepared for the whole extend, adapters would be applied to the wrong tokens. A request's computed tokens
+            # lie together, so its adapter is that of one segment, as the logits step expects it.
+            view = self.per_request_view(forward_batch)
+            view.batch_size, view.lora_ids = len(self.computed_lens), saved["lora_ids"]
+            model_runner.lora_manager.prepare_lora_batch(view)
+        try:
+            yield
+        finally:
+            for name, value in saved.items():
+                setattr(forward_batch, name, value)
+
+    def per_request_view(self, forward_batch: Any) -> Any:
+        """The batch as the logits step must see it: lengths by request, in computed tokens.
+
+        `forward_batch` may be the runner's own copy of the narrowed batch; it is not changed.
+        """
+        view = copy.copy(forward_batch)
+        view.extend_seq_lens = torch.tensor(
+            self.computed_lens, dtype=forward_batch.extend_seq_lens.dtype, device=forward_batch.extend_seq_lens.device
+        )
+        view.extend_seq_lens_cpu = list(self.computed_lens)
+        view.extend_logprob_start_lens_cpu = list(self.start_lens)
+        return view
+
+    def _narrow_fields(self, fb: Any) -> dict[str, Any]:
+        device = fb.seq_lens.device
+        owners = torch.tensor(self.owners, dtype=torch.int64)
+        rows = owners.to(device, non_blocking=True)
+        extend_lens = [end - start for start, end in zip(self.prefix_lens, self.seq_lens, strict=True)]
+        starts = np.concatenate(([0], np.cumsum(extend_lens)[:-1]))
+        int32 = {"dtype": torch.int32, "device": device}
+        fields: dict[str, Any] = {
+            "batch_size": len(self.owners),
+            "input_ids": fb.input_ids[self.kept],
+            "positions": fb.positions[self.kept],
+            "out_cache_loc": fb.out_cache_loc[self.kept],
+            "req_pool_indices": fb.req_pool_indices[rows],
+            "seq_lens": torch.tensor(self.seq_lens, dtype=fb.seq_lens.dtype, device=device),
+            "seq_lens_cpu": torch.tensor(self.seq_lens, dtype=torch.int64),
+            "seq_lens_sum": sum(self.seq_lens),
+            "extend_num_tokens": sum(extend_lens),
+            "extend_seq_lens": torch.tensor(extend_lens, **int32),
+            "extend_seq_lens_cpu": extend_lens,
+            "extend_prefix_lens": torch.tensor(self.prefix_lens, **int32),
+            "extend_prefix_lens_cpu": list(self.prefix_lens),
+            "extend_start_loc": torch.tensor(starts, **int32),
+            "rids": [fb.rids[i] for i in self.owners] if fb.rids is not None else None,
+            "lora_ids": [fb.lora_ids[i] for i in self.owners] if fb.lora_ids is not None else None,
+            # A request with media has one sequence, itself; the model looks here for what its tokens stand for.
+            "mm_inputs": [fb.mm_inputs[i] for i in self.owners] if fb.mm_inputs is not None else None,
+            "global_num_token_non_padded_cpu": sum(extend_lens),
+        }
+        if fb.req_pool_indices_cpu is not None:
+            fields["req_pool_indices_cpu"] = fb.req_pool_indices_cpu[owners]
+        if fb.orig_seq_lens is not None:
+            fields["orig_seq_lens"] = fb.orig_seq_lens[rows]
+        if fb.mrope_positions is not None:
+            fields["mrope_positions"] = fb.mrope_positions[:, self.kept]
+        if fb.mm_token_modalities is not None:
+            fields["mm_token_modalities"] = fb.mm_token_modalities[self.kept]
+        if fb.global_num_token_non_padded is not None:
+            fields["global_num_token_non_padded"] = torch.full_like(fb.global_num_token_non_padded, sum(extend_lens))
+        return fields
+
+
+# What `KVLocPlan.bind` sets on a batch beside `out_cache_loc`.
+_BOUND_FIELDS = ("kv_loc_plan", "kv_loc_cols", "out_cache_loc_virtual", "out_cache_loc_is_physical")
+
+
+def build_gap_batch(
+    pending: Sequence[PendingSplice | None],
+    prefix_lens: Sequence[int],
+    extend_lens: Sequence[int],
+    start_lens: Sequence[int],
+    rows: Sequence[torch.Tensor],
+    device: torch.device,
+) -> GapBatch:
+    """Lay out the gap prefill of a batch.
+
+    Args:
+        pending: per request, its splice, or `None` where the whole extend is computed.
+        prefix_lens: per request, tokens that are in its row already.
+        extend_lens: per request, tokens of the batch's flat extend.
+        start_lens: per request, `extend_logprob_start_len`.
+        rows: per request, its row of slots; read for requests with a splice only.
+        device: where the model runs.
+
+    Returns:
+        The layout; its splice covers every run of every request.
+    """
+    owners, starts, ends, kept, computed, logprob_starts = [], [], [], [], [], []
+    runs: list[tuple[RunSource, torch.Tensor]] = []
+    flipped: list[torch.Tensor] = []
+    locks: list[object] = []
+    offset = 0
+    for i, (splice, prefix_len, extend_len) in enumerate(zip(pending, prefix_lens, extend_lens, strict=True)):
+        gaps = [(prefix_len, prefix_len + extend_len)] if splice is None else splice.plan.gaps
+        for start, end in gaps:
+            owners.append(i)
+            starts.append(start)
+            ends.append(end)
+            kept.append(np.arange(offset + start - prefix_len, offset + end - prefix_len))
+        computed.append(sum(end - start for start, end in gaps))
+        # Everything from the first wanted logprob on is computed: as many tokens as in the whole extend.
+        logprob_starts.append(computed[-1] - (extend_len - start_lens[i]))
+        assert logprob_starts[-1] >= 0, "a token whose logprob is wanted was spliced"
+        if splice is not None:
+            runs += [(run, rows[i]) for run in splice.runs]
+            if splice.flip:
+                flipped += [rows[i][run.target_start : run.target_end] for run in splice.runs]
+            locks += splice.locks
+        offset += extend_len
+    return GapBatch(
+        splice=_gather_splice(runs, device),
+        owners=owners,
+        prefix_lens=starts,
+        seq_lens=ends,
+        kept=torch.from_numpy(np.concatenate(kept)).to(device, non_blocking=True),
+        computed_lens=computed,
+        start_lens=logprob_starts,
+        locks=locks,
+        flipped=torch.cat(flipped).to(torch.int64) if flipped else None,
+    )
+
+
+def _gather_splice(runs: Sequence[tuple[RunSource, torch.Tensor]], device: torch.device) -> Splice:
+    if not runs:
+        empty = torch.empty(0, dtype=torch.int64, device=device)
+        return Splice(empty, empty, empty)
+    lens = np.array([run.target_end - run.target_start for run, _ in runs])
+    shifts = np.repeat(np.array([run.shift for run, _ in runs], dtype=np.int64), lens)
+    return Splice(
+        src=torch.cat([run.slots for run, _ in runs]),
+        dst=torch.cat([row[run.target_start : run.target_end] for run, row in runs]).to(torch.int64),
+        shifts=torch.from_numpy(shifts).to(device, non_blocking=True),
+    )

@@ -1,0 +1,1 @@
+"""What the server measures and checks on the live model before its first request."""
