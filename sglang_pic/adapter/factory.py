@@ -17,8 +17,9 @@ from sglang.srt.runtime_context import get_serving
 
 from sglang_pic.adapter import recorder
 from sglang_pic.adapter.audit import hooks as audit_hooks
+from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.audit.audit import Audit
-from sglang_pic.adapter.audit.metrics import AuditMetrics
+from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.ranks import check_alike
 from sglang_pic.adapter.serve import forward as forward_hooks
 from sglang_pic.adapter.serve import scheduler as scheduler_hooks
@@ -127,7 +128,7 @@ def _install_hooks(ctx: Any, cache: PicRadixCache, server_info: ServerInfo) -> N
     forward_hooks.install(cache)
     server_info.install()
     if config.audit_rate > 0:
-        cache.audit = Audit(cache, runner, config, AuditMetrics(_labels(ctx)), ctx.tp_group)
+        cache.audit = Audit(cache, runner, config, Series(audit_metrics.METRICS, _labels(ctx)), ctx.tp_group)
         audit_hooks.install(cache.audit)
         server_info.add("audit", cache.audit.report)
     if config.testing.record_dir is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from array import array
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,8 @@ with warnings.catch_warnings():
 from sglang_pic.adapter.audit import hooks as audit_hooks
 from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.audit.full_pass import STEP_TOKENS
-from sglang_pic.adapter.audit.metrics import AuditMetrics, AuditSkip
+from sglang_pic.adapter.audit.metrics import SKIPPED, UNDECIDED_KL, AuditSkip
+from sglang_pic.adapter.metrics import Metric, Series
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
@@ -104,13 +106,29 @@ class Scheduler:
         return self.is_idle
 
 
+class Kept(Series):
+    """Keeps what is counted and set instead of exporting it, by metric."""
+
+    def __init__(self) -> None:
+        super().__init__((), None)
+        self.values: defaultdict[str, list[str | None]] = defaultdict(list)
+        self.levels: defaultdict[str, list[float]] = defaultdict(list)
+
+    def add(self, metric: Metric, amount: float = 1, *, value: str | None = None) -> None:
+        self.values[metric.name] += [value] * int(amount)
+
+    def set(self, metric: Metric, amount: float) -> None:
+        self.levels[metric.name].append(amount)
+
+
 class Bench:
     """An audit with everything around it."""
 
     def __init__(self, *, page_size: int = 1, num_evictable: int = 0, **settings: Any) -> None:
         self.runner, self.scheduler, self.tree = Runner(), Scheduler(), Tree(page_size, num_evictable)
         self.config = PicConfig(audit_rate=settings.pop("audit_rate", 1.0), **settings)
-        self.audit = Audit(self.tree, self.runner, self.config, AuditMetrics(None), None)  # type: ignore[arg-type]
+        self.series = Kept()
+        self.audit = Audit(self.tree, self.runner, self.config, self.series, None)  # type: ignore[arg-type]
 
     def serve(self, logits: torch.Tensor, *, tokens: list[int] = PROMPT, namespace: str | None = None) -> bool:
         """A spliced request comes by; whether it was drawn."""
@@ -190,11 +208,10 @@ def test_a_full_computation_that_gives_no_distribution_says_nothing_of_splices(
         return result
 
     monkeypatch.setattr(bench.runner, "forward", breaks)
-    skipped: list[object] = []
-    monkeypatch.setattr(bench.audit._metrics, "count_skipped", lambda reason, _: skipped.append(reason))
     bench.serve(logits_of(PROMPT))
     bench.run()
-    assert (bench.audit.report().num_audited, skipped) == (0, [AuditSkip.FULL_NOT_FINITE])
+    assert bench.audit.report().num_audited == 0
+    assert bench.series.values[SKIPPED.name] == [AuditSkip.FULL_NOT_FINITE.value]
     assert bench.free == POOL
 
 
@@ -329,17 +346,14 @@ def test_a_pool_with_no_room_skips() -> None:
 
 
 @pytest.mark.parametrize(("page_size", "longest"), [(1, POOL // 4), (16, POOL // 4), (64, POOL // 4)])
-def test_a_prompt_takes_a_quarter_of_the_pool_at_most(
-    page_size: int, longest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_takes_a_quarter_of_the_pool_at_most(page_size: int, longest: int) -> None:
     """It would evict what requests come back to, for one number."""
     bench = Bench(page_size=page_size, num_evictable=POOL)
-    skipped: list[object] = []
-    monkeypatch.setattr(bench.audit._metrics, "count_skipped", lambda reason, _: skipped.append(reason))
     for tokens in ([5] * (longest + 1), [6] * longest):
         bench.serve(logits_of(tokens), tokens=tokens)
     bench.run()
-    assert (skipped, bench.audit.report().num_audited) == ([AuditSkip.TOO_LONG], 1)
+    assert bench.series.values[SKIPPED.name] == [AuditSkip.TOO_LONG.value]
+    assert bench.audit.report().num_audited == 1
     assert bench.tree.evictable_size() == POOL - longest
 
 
@@ -519,8 +533,7 @@ def test_corruption_turns_its_namespace_off_and_says_so(caplog: pytest.LogCaptur
 def test_users_with_a_salt_each_are_watched_together(caplog: pytest.LogCaptureFixture) -> None:
     """None of them has enough audits to be switched off; whoever watches is told once, and again after it was well."""
     bench, short = Bench(audit_kl_limit=0.2, audit_kl_cap=1.0), PROMPT[:10]
-    shown: list[float] = []
-    bench.audit._metrics.set_undecided_kl = shown.append  # type: ignore[method-assign]
+    shown = bench.series.levels[UNDECIDED_KL.name]
 
     def audit(logits: torch.Tensor, users: range) -> None:
         for user in users:

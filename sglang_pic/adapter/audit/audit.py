@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from sglang_pic.adapter.audit import metrics
 from sglang_pic.adapter.audit.full_pass import FullPass, is_too_long, take_slots
 from sglang_pic.adapter.audit.ledger import AuditLedger, AuditLimits
-from sglang_pic.adapter.audit.metrics import AuditMetrics, AuditSkip
+from sglang_pic.adapter.audit.metrics import AuditSkip, Verdict
 from sglang_pic.adapter.audit.report import (
     AuditReport,
     SuspendedNamespace,
@@ -38,6 +39,7 @@ from sglang_pic.adapter.audit.report import (
     log_suspension,
     log_undecided,
 )
+from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.ranks import agree_on_largest
 from sglang_pic.adapter.serve.state import Namespace, RequestState
 from sglang_pic.config import PicConfig
@@ -95,14 +97,12 @@ class Audit:
         cache: the tree, whose slots the full computation borrows.
         runner: SGLang's model runner.
         config: the operator's settings.
-        metrics: this rank's counters.
+        series: exports this rank's `metrics.METRICS`.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
     """
 
-    def __init__(
-        self, cache: PicRadixCache, runner: Any, config: PicConfig, metrics: AuditMetrics, tp_group: Any
-    ) -> None:
-        self._cache, self._runner, self._metrics, self._tp_group = cache, runner, metrics, tp_group
+    def __init__(self, cache: PicRadixCache, runner: Any, config: PicConfig, series: Series, tp_group: Any) -> None:
+        self._cache, self._runner, self._series, self._tp_group = cache, runner, series, tp_group
         self._rate = config.audit_rate
         self._limits = AuditLimits(
             kl=config.audit_kl_limit, cap=config.audit_kl_cap, window=config.audit_window, least=config.audit_min
@@ -232,7 +232,7 @@ class Audit:
         ended = self._ledger.resume(number)
         for suspension in ended:
             log_resumption(suspension)
-        self._metrics.set_suspended(len(self._ledger.suspensions))
+        self._series.set(metrics.SUSPENDED, len(self._ledger.suspensions))
         return bool(ended) or number == 0
 
     def report(self) -> AuditReport:
@@ -275,7 +275,7 @@ class Audit:
         scheduler.forward_stream.wait_stream(scheduler.schedule_stream)
         # SGLang without overlap computes on the stream that it schedules on.
         with scheduler.forward_stream_ctx if scheduler.enable_overlap else nullcontext():
-            self._metrics.count_tokens(full.step())
+            self._series.add(metrics.TOKENS, full.step())
             if full.is_complete:
                 self._compare(full)
             self._queued = scheduler.device_module.Event()
@@ -337,14 +337,15 @@ class Audit:
             self._skip(AuditSkip.FULL_NOT_FINITE)
             return
         agreed = not differs
-        self._metrics.count_audited(kl, agreed=agreed)
+        self._series.add(metrics.AUDITED, value=(Verdict.AGREE if agreed else Verdict.DISAGREE).value)
+        self._series.observe(metrics.KL, kl)
         self._tally.num_audited += 1
         self._tally.num_agreed += agreed
         self._tally.sum_kl += min(kl, self._limits.cap)
         logger.debug("sglang_pic: audited %d tokens: KL %.6f, agreed %s", len(drawn.tokens), kl, agreed)
         suspension = self._ledger.observe(drawn.namespace, drawn.generation, kl, agreed=agreed)
         if suspension is not None:
-            self._metrics.set_suspended(len(self._ledger.suspensions))
+            self._series.set(metrics.SUSPENDED, len(self._ledger.suspensions))
             if self._is_first_rank:
                 log_suspension(suspension, self._limits)
         self._watch_undecided()
@@ -352,7 +353,7 @@ class Audit:
     def _watch_undecided(self) -> None:
         """Say once that namespaces with too few audits of their own are too far off together."""
         undecided = self._ledger.undecided
-        self._metrics.set_undecided_kl(0.0 if undecided is None else undecided.kl)
+        self._series.set(metrics.UNDECIDED_KL, 0.0 if undecided is None else undecided.kl)
         is_above = undecided is not None and undecided.kl > self._limits.kl
         if undecided is not None and is_above and not self._has_warned and self._is_first_rank:
             log_undecided(undecided, self._limits)
@@ -368,7 +369,7 @@ class Audit:
 
     def _skip(self, reason: AuditSkip, count: int = 1) -> None:
         self._tally.num_skipped += count
-        self._metrics.count_skipped(reason, count)
+        self._series.add(metrics.SKIPPED, count, value=reason.value)
 
 
 def _awaits_sampling(scheduler: Any) -> bool:

@@ -1,0 +1,112 @@
+"""How metrics are declared and exported.
+
+A metric is declared once, as data, beside the code that counts it, so that a page can list all of them without a
+server. `Series` exports declared metrics for one scheduler rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, Self
+
+__all__ = ["LabelValue", "Metric", "MetricKind", "Series", "meanings"]
+
+
+class MetricKind(Enum):
+    """What a metric is to Prometheus."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class LabelValue(Enum):
+    """Base of an enum whose members are all the values of one label: `NAME = "value", "what the value means"`."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> Self:
+        member = object.__new__(cls)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+
+def meanings(values: Iterable[LabelValue]) -> dict[str, str]:
+    """What each value of a label means, by value."""
+    return {member.value: member.meaning for member in values}
+
+
+class Metric(NamedTuple):
+    """The declaration of one metric. Every metric also has SGLang's rank labels."""
+
+    name: str
+    kind: MetricKind
+    help: str
+    label: str | None = None
+    """A further label."""
+    values: Mapping[str, str] = MappingProxyType({})
+    """Every value of `label`, with what the value means."""
+    buckets: tuple[float, ...] = ()
+    """Upper bounds, for a histogram."""
+
+
+class Series:
+    """The metrics of one scheduler rank, at zero from the start; with no labels nothing is exported.
+
+    NOTE: `prometheus_client` must not be imported before SGLang has chosen its multiprocess directory, so a `Series` is
+    made when the cache is made.
+
+    Args:
+        metrics: the declared metrics.
+        labels: the rank labels of every series, or `None` where the server exports no metrics or another rank does.
+    """
+
+    def __init__(self, metrics: Iterable[Metric], labels: Mapping[str, str] | None) -> None:
+        self._children: dict[tuple[str, str | None], _Child] = {}
+        if labels is None:
+            return
+        import prometheus_client
+
+        makers: dict[MetricKind, Callable[..., Any]] = {
+            MetricKind.COUNTER: prometheus_client.Counter,
+            MetricKind.GAUGE: partial(prometheus_client.Gauge, multiprocess_mode="mostrecent"),
+            MetricKind.HISTOGRAM: prometheus_client.Histogram,
+        }
+        for metric in metrics:
+            options = {"buckets": metric.buckets} if metric.buckets else {}
+            names = [*labels, metric.label] if metric.label else [*labels]
+            family = makers[metric.kind](metric.name, metric.help, names, **options)
+            for value in metric.values or (None,):
+                child = family.labels(*labels.values(), *([] if value is None else [value]))
+                self._children[metric.name, value] = child
+                if metric.kind is MetricKind.GAUGE:
+                    child.set(0)
+
+    def add(self, metric: Metric, amount: float = 1, *, value: str | None = None) -> None:
+        """Add to a counter; `value` is that of the metric's own label."""
+        if self._children:
+            self._children[metric.name, value].inc(amount)
+
+    def set(self, metric: Metric, amount: float) -> None:
+        """Set a gauge."""
+        if self._children:
+            self._children[metric.name, None].set(amount)
+
+    def observe(self, metric: Metric, amount: float) -> None:
+        """Enter one observation into a histogram."""
+        if self._children:
+            self._children[metric.name, None].observe(amount)
+
+
+class _Child(Protocol):
+    """What counters, gauges and histograms do, each its own part of it."""
+
+    def inc(self, amount: float) -> None: ...
+
+    def set(self, value: float) -> None: ...
+
+    def observe(self, amount: float) -> None: ...
