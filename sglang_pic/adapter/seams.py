@@ -1,0 +1,199 @@
+"""What this adapter reads and writes of SGLang's objects, as types.
+
+SGLang is untyped to our type checker, so each protocol lists exactly the members that our code touches. `contract.py`
+looks the same symbols up in the installed SGLang at start-up; a member that is used for the first time needs a line in
+both. Lengths and positions are in tokens; tensors are on the model's device unless their name ends in `_cpu`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "Allocator",
+    "BuildContext",
+    "ForwardBatch",
+    "ForwardMode",
+    "ModelConfig",
+    "ModelRunner",
+    "Req",
+    "RunnerOutput",
+    "ScheduleBatch",
+    "Scheduler",
+    "TpGroup",
+    "Tree",
+]
+
+
+class Req(Protocol):
+    """`schedule_batch.Req`: one request in the scheduler."""
+
+    rid: str
+    sampling_params: Any  # `custom_params`, the client's dict, has our options under the key "pic"
+    pic: Any  # ours: `serve.state.RequestState`, set when the request is built
+
+    # The namespace of its rows in the tree.
+    extra_key: str | None
+    cache_salt: str | None
+    lora_id: str | None
+
+    origin_input_ids: array[int]  # the prompt, int64
+    full_untruncated_fill_ids: array[int]  # to be prefilled: the prompt, after a retraction the answer so far too
+    output_ids: Sequence[int]
+    prefix_len: int  # tokens whose rows are there: the exact prefix hit, and the chunks prefilled so far
+    extend_end: int  # where the chunk that was admitted last ends
+    kv: Any  # `req_pool_idx`: its row in the request pool
+    retracted_stain: bool  # it was retracted once: its tokens have been counted
+
+    # What decides whether its rows can be reused.
+    return_logprob: bool
+    logprob_start_len: int  # first prompt position whose logprob is wanted, or -1
+    return_hidden_states: bool | str
+    input_embeds: object | None
+    positional_embed_overrides: object | None
+    multimodal_inputs: object | None
+    multi_item_delimiter_indices: object | None
+    token_indices_to_pool: object | None
+    session: Any | None  # `streaming`: the session keeps one row for all its turns
+
+    # Tokens that were not computed, for the client.
+    cached_tokens: int
+    cached_tokens_host: int
+    cached_tokens_storage: int
+
+
+class ForwardMode(Protocol):
+    """`forward_batch_info.ForwardMode`; a mixed batch extends."""
+
+    def is_extend(self) -> bool: ...
+    def is_decode(self) -> bool: ...
+
+
+class ScheduleBatch(Protocol):
+    """`schedule_batch.ScheduleBatch`: what the scheduler runs next; lists go by request."""
+
+    forward_mode: ForwardMode
+    reqs: Sequence[Req]
+    prefix_lens: Sequence[int]
+    extend_lens: Sequence[int]
+    extend_logprob_start_lens: Sequence[int]  # tokens of the extend before the first wanted logprob, or all
+
+
+class ForwardBatch(Protocol):
+    """`forward_batch_info.ForwardBatch`: what the model computes."""
+
+    batch_size: int
+    input_ids: torch.Tensor  # `[num_tokens]`, as are positions and out_cache_loc
+    positions: torch.Tensor
+    out_cache_loc: torch.Tensor  # the slots that new rows are written to
+    req_pool_indices: torch.Tensor  # `[batch_size]`: rows of the request pool
+    req_pool_indices_cpu: torch.Tensor | None
+    seq_lens: torch.Tensor  # `[batch_size]`: each sequence with its prefix
+    orig_seq_lens: torch.Tensor | None
+    extend_seq_lens: torch.Tensor  # `[batch_size]`, int32: what is computed of each sequence
+    extend_seq_lens_cpu: list[int]
+    extend_logprob_start_lens_cpu: list[int]
+    rids: list[str] | None
+    lora_ids: list[str | None] | None
+    mm_inputs: list[Any] | None
+    mrope_positions: torch.Tensor | None  # `[3, num_tokens]`
+    mm_token_modalities: torch.Tensor | None
+    global_num_token_non_padded: torch.Tensor | None
+
+
+class RunnerOutput(Protocol):
+    """What `ModelRunner.forward` returns."""
+
+    logits_output: Any  # `next_token_logits`: `[batch_size, vocab_size]` or None; sampling changes them in place
+
+
+class ModelConfig(Protocol):
+    """`model_config.ModelConfig`."""
+
+    context_len: int
+    vocab_size: int
+    model_is_mrope: bool
+    is_generation: bool
+
+
+class ModelRunner(Protocol):
+    """`model_runner.ModelRunner`."""
+
+    device: str
+    model: torch.nn.Module
+    model_config: ModelConfig
+    req_to_token_pool: Any  # `req_to_token`: `[size, context_len]`, int32, the slot of each token of each row
+    token_to_kv_pool: Any  # of many kinds; `runtime.views.view_pool` reads it
+    token_to_kv_pool_allocator: Allocator
+    kv_index_translator: Any
+    lora_manager: Any | None
+    attn_backend: Any
+    prefill_attention_backend_str: str
+    prefill_cuda_graph_runner: object | None  # None: prefill is computed eagerly
+    shared_read_done_event: object | None
+    spec_algorithm: object
+
+    def forward(self, forward_batch: Any) -> RunnerOutput: ...
+
+
+class Allocator(Protocol):
+    """`BaseTokenToKVPoolAllocator`: the slots of the KV pool, in whole pages."""
+
+    size: int
+    page_size: int
+
+    def available_size(self) -> int: ...
+    def alloc(self, need_size: int) -> torch.Tensor | None: ...
+    def free(self, free_index: torch.Tensor) -> None: ...
+
+
+class Tree(Protocol):
+    """The radix tree, for whoever only needs slots from it."""
+
+    token_to_kv_pool_allocator: Allocator
+
+    def evictable_size(self) -> int: ...
+
+
+class Scheduler(Protocol):
+    """`scheduler.Scheduler`, between two rounds."""
+
+    waiting_queue: Sequence[Req]
+    chunked_req: Req | None
+    enable_overlap: bool  # the next round is scheduled while a pass runs, on a stream of its own
+    result_queue: Sequence[tuple[Any, Any]]  # with overlap: the passes that were launched, `(batch, result)`
+    forward_stream: Any
+    schedule_stream: Any
+    forward_stream_ctx: AbstractContextManager[Any]
+    device_module: Any  # `torch.cuda`, `torch.cpu`, ...
+
+    def is_fully_idle(self) -> bool: ...
+
+
+class TpGroup(Protocol):
+    """`GroupCoordinator`: the tensor-parallel ranks."""
+
+    world_size: int
+    rank_in_group: int
+    cpu_group: Any  # what `torch.distributed` takes as `group`
+
+
+class BuildContext(Protocol):
+    """`TreeCacheBuildContext`: what SGLang hands to the factory of a cache."""
+
+    server_args: Any
+    tp_worker: Any  # `model_runner`
+    tp_group: TpGroup | None
+    tp_rank: int
+    model_config: ModelConfig
+    disable_radix_cache: bool
+    enable_hierarchical_cache: bool
+    is_hybrid_swa: bool
+    is_hybrid_ssm: bool
+    is_dsa: bool
