@@ -17,6 +17,8 @@ from functools import partial
 from importlib import import_module
 from typing import NamedTuple, Protocol, cast
 
+from pic_traces.errors import OptionError, TraceError
+
 from sglang_pic import __version__
 from sglang_pic.errors import ConfigError, PicError
 
@@ -144,9 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("sglang-pic: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except PicError as error:
+    except (PicError, TraceError) as error:
         print(f"sglang-pic: error: {error}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
+        return EXIT_USAGE if isinstance(error, ConfigError | OptionError) else EXIT_FAILED
     except BrokenPipeError:
         # A socket breaks with the same exception, and that one is a bug worth its traceback.
         if not _stdout_has_no_reader():

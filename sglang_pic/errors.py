@@ -4,13 +4,14 @@ PicError
 ├── ConfigError       a setting or a request option is not valid
 ├── ContractError     SGLang differs from what this version was built for
 ├── UnsupportedError  a model, KV pool, backend or topology that cannot be served safely
-├── TraceError        a trace file cannot be read
-└── BenchError        a server, a replay or a comparison failed
+└── BenchError        a benchmark's server, a comparison or a fidelity run failed
+
+Traces have a family of their own: `pic_traces.errors`.
 """
 
 from __future__ import annotations
 
-__all__ = ["BenchError", "ConfigError", "ContractError", "PicError", "TraceError", "UnsupportedError"]
+__all__ = ["BenchError", "ConfigError", "ContractError", "PicError", "UnsupportedError"]
 
 
 class PicError(Exception):
@@ -29,9 +30,5 @@ class UnsupportedError(PicError):
     """A model, KV pool, attention backend or flag that cannot be served safely."""
 
 
-class TraceError(PicError, ValueError):
-    """A trace file cannot be read; the message names the file and the line."""
-
-
 class BenchError(PicError):
-    """A server, a replay or a comparison failed; the message says where to look."""
+    """A benchmark's server, a comparison or a fidelity run failed; the message says where to look."""

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import torch
+from pic_traces.errors import TraceError
 from torch import Tensor
 from tqdm import tqdm
 
@@ -238,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         bar = tqdm(questions, "questions", file=sys.stderr, disable=args.quiet, leave=False)
         rows, control = measure(model, frames, text, (qa_case(frames, text, q, seed=args.seed) for q in bar))
-    except PicError as error:
+    except (PicError, TraceError) as error:
         print(f"plain_splice: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from pic_traces.errors import TraceError
 from pic_traces.source import load
 
 from pic_bench.compare.arms import Arm, build_arms
@@ -94,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prompts = seeded_prompts(args.prompts, args.prompt_tokens, args.seed)
         with interrupt_on_sigterm(), tempfile.TemporaryDirectory() as logs:
             results = [measure(setup, prompts, Path(logs)) for setup in setups]
-    except PicError as error:
+    except (PicError, TraceError) as error:
         print(f"shift_zero: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -9,6 +9,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from pic_traces.errors import TraceError
+
 from sglang_pic.errors import ConfigError, PicError
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     survey = _survey(args, config)
     try:
         _count(survey, quiet=args.quiet)
-    except (KeyboardInterrupt, PicError):
+    except (KeyboardInterrupt, PicError, TraceError):
         _print(survey, config, as_json=args.json)
         raise
     _print(survey, config, as_json=args.json)

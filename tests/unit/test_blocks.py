@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pic_traces import load
 from pic_traces.blocks import BlockFormat, prefix_census, read_blocks, recognize_blocks
-
-from sglang_pic.errors import TraceError
+from pic_traces.errors import TraceError
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from pic_traces.encode.standin import StandInEncoder
+from pic_traces.errors import TraceError
 from pic_traces.session import Call
 
 from sglang_pic.cli import main
-from sglang_pic.errors import TraceError
 
 COUNTS = ["sessions", "calls", "prompt_tokens", "prefix_tokens", "chunk_tokens", "new_tokens", "runs"]
 GEN = "gen:agent_meta?header=50&calls=3&sessions=2&body=300"

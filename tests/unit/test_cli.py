@@ -15,7 +15,7 @@ from sglang_pic.cli import VERBS, Verb, main
 BODIES = {
     "ok": "return args.code",
     "config": "from sglang_pic.errors import ConfigError; raise ConfigError('seam_tokens=-1: must be 0 or more.')",
-    "trace": "from sglang_pic.errors import TraceError; raise TraceError('t.jsonl line 3: not JSON')",
+    "trace": "from pic_traces.errors import TraceError; raise TraceError('t.jsonl line 3: not JSON')",
     "interrupted": "raise KeyboardInterrupt",
     "socket": "raise BrokenPipeError('a socket')",
     "import": "import not_installed_anywhere",

@@ -19,8 +19,8 @@ from pic_traces import Call, load
 from pic_traces.encode import EncodedCall, load_encoder
 from pic_traces.encode.pieces import NUM_RESERVED, split_pieces
 from pic_traces.encode.segments import Segment, SegmentCache
+from pic_traces.errors import TraceError
 
-from sglang_pic.errors import TraceError
 from tests.conftest import MODELS
 
 CHATML = (

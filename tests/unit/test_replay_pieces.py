@@ -7,6 +7,7 @@ import json
 
 import pytest
 from pic_traces import Call, command
+from pic_traces.errors import OptionError
 from pic_traces.flatten import flatten_tools, uses_tools
 from pic_traces.records import Latency, RequestRecord, Status, summarize
 from pic_traces.replay.client import StreamReply, _take_event, error_message
@@ -14,8 +15,6 @@ from pic_traces.replay.options import FlattenTools, ReplayOptions
 from pic_traces.replay.prompt import prompt_key, prompt_part
 from pic_traces.replay.result import token_sources
 from pic_traces.replay.server import too_long
-
-from sglang_pic.errors import ConfigError
 
 
 def feed(*events: object) -> StreamReply:
@@ -163,7 +162,7 @@ def test_too_long_is_told_from_other_refusals() -> None:
 def test_bad_options(argv: list[str], message: str) -> None:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(OptionError, match=message):
         command.options_from(parser.parse_args(["t", "--base-url", "http://h", "--out", "o", *argv]))
 
 

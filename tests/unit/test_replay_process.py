@@ -17,11 +17,11 @@ from typing import Any
 
 import pic_traces
 import pytest
+from pic_traces.errors import OptionError, ReplayError
 from pic_traces.records import RequestRecord, Status, load_records, load_summary
 from pic_traces.replay import ReplayOptions, run_replay
 
 import sglang_pic
-from sglang_pic.errors import BenchError, ConfigError
 
 PACKAGE_ROOTS = os.pathsep.join(str(Path(p.__path__[0]).parent) for p in (pic_traces, sglang_pic))
 PREFILL_S = 0.15
@@ -347,7 +347,7 @@ def test_a_run_is_not_overwritten_unless_forced(fake: FakeServer, tmp_path: Path
     (tmp_path / "run" / "server.log").write_text("kept")
     options = ReplayOptions(trace=trace, base_url=fake.url, out=str(tmp_path / "run"), warmup=0, quiet=True)
     run_replay(options)
-    with pytest.raises(ConfigError, match=r"has a run already .*requests\.jsonl.*--force"):
+    with pytest.raises(OptionError, match=r"has a run already .*requests\.jsonl.*--force"):
         run_replay(options)
     run_replay(ReplayOptions(**{**{f: getattr(options, f) for f in options.__struct_fields__}, "force": True}))
     assert (tmp_path / "run" / "server.log").read_text() == "kept"
@@ -355,10 +355,10 @@ def test_a_run_is_not_overwritten_unless_forced(fake: FakeServer, tmp_path: Path
 
 def test_a_missing_server_and_a_bad_trace_say_so(fake: FakeServer, tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "t.jsonl", {"a": ["one"]})
-    with pytest.raises(BenchError, match=r"base_url='http://127\.0\.0\.1:9': no server answers there"):
+    with pytest.raises(ReplayError, match=r"base_url='http://127\.0\.0\.1:9': no server answers there"):
         run_replay(ReplayOptions(trace=trace, base_url="http://127.0.0.1:9", out=str(tmp_path / "r1"), quiet=True))
     (tmp_path / "bad.jsonl").write_text("{}\n")
-    with pytest.raises(BenchError, match=r"bad\.jsonl:1: unknown trace format"):
+    with pytest.raises(ReplayError, match=r"bad\.jsonl:1: unknown trace format"):
         run_replay(
             ReplayOptions(trace=str(tmp_path / "bad.jsonl"), base_url=fake.url, out=str(tmp_path / "r2"), quiet=True)
         )

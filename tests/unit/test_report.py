@@ -18,6 +18,7 @@ from pic_bench.compare.summary import Model, Summary, Trace, write_json
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.report.report import write_reports
 from pic_bench.report.svg import percent, times
+from pic_traces.errors import ReplayError
 from pic_traces.records import RequestRecord, Status
 
 from sglang_pic.errors import BenchError
@@ -237,5 +238,5 @@ def test_packed_records_that_cannot_be_unpacked_are_named(tmp_path: Path) -> Non
     records.with_name("requests.jsonl.gz").write_bytes(gzip.compress(records.read_bytes())[:-20])
     write_reports(tmp_path)
     records.unlink()
-    with pytest.raises(BenchError, match=r"requests\.jsonl\.gz cannot be unpacked"):
+    with pytest.raises(ReplayError, match=r"requests\.jsonl\.gz cannot be unpacked"):
         write_reports(tmp_path)

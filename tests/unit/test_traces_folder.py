@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from pic_traces import load
+from pic_traces.errors import TraceError
 from pic_traces.session import Session
-
-from sglang_pic.errors import TraceError
 
 RECORDED = {
     "session_id": "r",

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pic_traces import Call, limit, load
-
-from sglang_pic.errors import TraceError
+from pic_traces.errors import TraceError
 
 MESSAGES = [
     {"role": "system", "content": "s"},

@@ -7,8 +7,7 @@ from pathlib import Path
 import pic_traces
 import pytest
 from pic_traces import load
-
-from sglang_pic.errors import TraceError
+from pic_traces.errors import TraceError
 
 
 def test_the_sample_is_what_its_readme_says() -> None:

@@ -18,8 +18,8 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from pic_traces.errors import TraceError
 from pic_traces.lines import Line, read_first_bytes, read_objects
-from sglang_pic.errors import TraceError
 
 __all__ = ["BlockCensus", "BlockFormat", "BlockRequest", "prefix_census", "read_blocks", "recognize_blocks"]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
+from pic_traces.errors import OptionError, ReplayError, TraceError
 from pic_traces.records import Latency, ReplaySummary, load_summary
 from pic_traces.replay.launch import run_replay
 from pic_traces.replay.options import FlattenTools, ReplayOptions
 from pic_traces.session import JsonValue
-from sglang_pic.errors import BenchError, ConfigError, PicError
 
 __all__ = ["DESCRIPTION", "add_arguments", "options_from", "run"]
 
@@ -68,7 +68,7 @@ def options_from(args: argparse.Namespace) -> ReplayOptions:
     """The options that parsed arguments ask for.
 
     Raises:
-        ConfigError: a value is not allowed.
+        OptionError: a value is not allowed.
     """
     return ReplayOptions(
         trace=args.trace,
@@ -99,9 +99,9 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"interrupted; what was done is in {args.out}", file=sys.stderr)
         return 130
-    except PicError as error:
+    except TraceError as error:
         print(f"replay: {error}", file=sys.stderr)
-        return 1 if isinstance(error, BenchError) else 2
+        return 1 if isinstance(error, ReplayError) else 2
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(summary)).decode())
     else:
@@ -117,9 +117,9 @@ def _json_object(flag: str, text: str | None) -> dict[str, JsonValue]:
     try:
         value = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{flag}={text!r}: is not JSON ({error}); an object is expected.") from error
+        raise OptionError(f"{flag}={text!r}: is not JSON ({error}); an object is expected.") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{flag}={text!r}: is {type(value).__name__}; a JSON object is expected.")
+        raise OptionError(f"{flag}={text!r}: is {type(value).__name__}; a JSON object is expected.")
     return value
 
 

@@ -15,8 +15,8 @@ from typing import IO, NamedTuple, cast
 
 import msgspec
 
+from pic_traces.errors import TraceError
 from pic_traces.session import JsonValue
-from sglang_pic.errors import TraceError
 
 __all__ = ["JSON_SUFFIXES", "LINES_SUFFIXES", "Form", "Line", "read_first_bytes", "read_lines", "read_objects"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from pic_traces.errors import ReplayError
 from pic_traces.packed import read_written
-from sglang_pic.errors import BenchError
 
 __all__ = ["Latency", "ReplaySummary", "RequestRecord", "Status", "load_records", "load_summary", "summarize"]
 
@@ -194,19 +194,19 @@ def load_records(folder: Path) -> list[RequestRecord]:
     """The records of a run folder, packed by gzip or not, in the order in which the requests ended; warm-up included.
 
     Raises:
-        BenchError: the file is missing or a line is not a record; names file and line.
+        ReplayError: the file is missing or a line is not a record; names file and line.
     """
     path = folder / "requests.jsonl"
     try:
         lines = read_written(path).splitlines()
     except OSError as error:
-        raise BenchError(f"{path}: cannot be read: {error}") from error
+        raise ReplayError(f"{path}: cannot be read: {error}") from error
     records: list[RequestRecord] = []
     for line in lines:
         try:
             records.append(msgspec.json.decode(line, type=RequestRecord))
         except msgspec.DecodeError as error:
-            raise BenchError(f"{path}:{len(records) + 1}: not a record of a replay: {error}") from error
+            raise ReplayError(f"{path}:{len(records) + 1}: not a record of a replay: {error}") from error
     return records
 
 
@@ -214,13 +214,13 @@ def load_summary(folder: Path) -> ReplaySummary:
     """The summary of a run folder.
 
     Raises:
-        BenchError: the file is missing or not a replay's summary.
+        ReplayError: the file is missing or not a replay's summary.
     """
     path = folder / "summary.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=ReplaySummary)
     except (OSError, msgspec.DecodeError) as error:
-        raise BenchError(f"{path}: no summary of a replay: {error}") from error
+        raise ReplayError(f"{path}: no summary of a replay: {error}") from error
 
 
 def _percentile(ordered: list[float], share: float) -> float:

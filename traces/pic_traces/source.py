@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 
 from pic_traces.blocks import recognize_blocks
+from pic_traces.errors import TraceError
 from pic_traces.generate import generate
 from pic_traces.lines import JSON_SUFFIXES, LINES_SUFFIXES, Line, read_objects
 from pic_traces.openai_log import is_request, name_by_line, parse_requests
 from pic_traces.recorded import is_recorded, parse_recorded
 from pic_traces.session import Session
-from sglang_pic.errors import TraceError
 
 __all__ = ["SAMPLES", "limit", "load"]
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from sglang_pic.errors import TraceError
+from pic_traces.errors import TraceError
 
 __all__ = ["TOKENS_PER_WORD", "WORDS", "CountTokens", "approximate_tokens", "load_token_counter", "make_text"]
 

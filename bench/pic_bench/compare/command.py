@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: an argument is not allowed, or the folder cannot be used.
         TraceError: the trace cannot be read.
-        BenchError: a server or a replay failed.
+        BenchError, ReplayError: a server or a replay failed.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the servers are stopped.
     """
     from pic_bench.compare.compare import run_compare

@@ -68,7 +68,8 @@ def run_compare(settings: Settings, *, launch: LaunchCommand = launch_command, r
     Raises:
         ConfigError: the folder cannot be used.
         TraceError: the trace cannot be read.
-        BenchError: a server or a replay failed; the records so far stay in the folder.
+        BenchError: a server failed, or a replay ended early; the records so far stay in the folder.
+        ReplayError: a replay could not start or crashed.
     """
     next(iter(load(settings.config.trace)), None)  # a trace that cannot be read must not cost the start of a server
     claim_folder(settings.out, COMPARISON, force=settings.force)

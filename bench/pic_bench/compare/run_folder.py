@@ -78,6 +78,7 @@ def load_run(folder: Path) -> Run:
 
     Raises:
         BenchError: if the folder is no finished comparison or a file in it cannot be read.
+        ReplayError: an arm's records cannot be read.
     """
     summary = read_summary(folder / "summary.json")
     try:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from pic_traces.errors import TraceError
 from pic_traces.session import JsonValue, Message
-from sglang_pic.errors import TraceError
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -14,9 +14,9 @@ from pic_traces.encode.prepare import Preparation, content_text, recorded_roles
 from pic_traces.encode.probes import probe_content_form, probe_shape, probe_tools
 from pic_traces.encode.segments import Mark, SegmentedCall
 from pic_traces.encode.tokenizer import TextEncoder, load_text_encoder
+from pic_traces.errors import TraceError
 from pic_traces.flatten import uses_tools
 from pic_traces.session import Call, JsonValue, Message
-from sglang_pic.errors import TraceError
 
 __all__ = ["TemplateEncoder", "load_template_encoder"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pic_traces.encode.segments import Segment, SegmentCache
-from sglang_pic.errors import TraceError
+from pic_traces.errors import TraceError
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer

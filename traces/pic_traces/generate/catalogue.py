@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from pic_traces.errors import TraceError
 from pic_traces.generate.agent_meta import AgentMeta
 from pic_traces.generate.compact import Compact
 from pic_traces.generate.options import Option, Options, list_options, parse_options
@@ -22,7 +23,6 @@ from pic_traces.generate.sysvar import SysVar
 from pic_traces.generate.tool_aging import ToolAging
 from pic_traces.generate.tool_variants import ToolVariants
 from pic_traces.session import Session
-from sglang_pic.errors import TraceError
 
 __all__ = ["WORKLOADS", "Workload", "describe_workloads", "generate", "partition_shift"]
 

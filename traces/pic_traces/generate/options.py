@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta
 from msgspec.inspect import EnumType, FloatType, IntType, Metadata, Type, multi_type_info
 
+from pic_traces.errors import TraceError
 from pic_traces.session import Session
-from sglang_pic.errors import TraceError
 
 if TYPE_CHECKING:
     from pic_traces.generate.studio import Studio

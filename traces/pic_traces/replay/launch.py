@@ -15,9 +15,8 @@ from pathlib import Path
 import msgspec
 
 import pic_traces
-import sglang_pic
+from pic_traces.errors import OptionError, ReplayError
 from pic_traces.replay.options import ReplayOptions
-from sglang_pic.errors import BenchError, ConfigError
 
 __all__ = ["EXIT_CRASHED", "EXIT_REFUSED", "RUN_FILES", "Job", "run_replay"]
 
@@ -50,13 +49,13 @@ def run_replay(options: ReplayOptions) -> Path:
         The run folder, with every file of `RUN_FILES`.
 
     Raises:
-        ConfigError: an option is not allowed, or the run folder has a run already.
-        BenchError: the replay could not start or crashed; the message has the last lines of its log.
+        OptionError: an option is not allowed, or the run folder has a run already.
+        ReplayError: the replay could not start or crashed; the message has the last lines of its log.
         KeyboardInterrupt: it was interrupted; what was done is in the run folder.
     """
     options.check()
     if importlib.util.find_spec("locust") is None:
-        raise BenchError("locust is not installed; the replay needs it: pip install 'sglang-pic[bench]'")
+        raise ReplayError("locust is not installed; the replay needs it: pip install 'sglang-pic[bench]'")
     out = _prepare_folder(Path(options.out).expanduser(), force=options.force)
     options = msgspec.structs.replace(options, out=str(out))
     (out / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(options.without_secrets())))
@@ -66,29 +65,29 @@ def run_replay(options: ReplayOptions) -> Path:
     if code not in _COMPLETED or not (out / "summary.json").is_file():
         tail = "\n".join((out / "replay.log").read_text(errors="replace").splitlines()[-_LOG_TAIL:])
         if code == EXIT_REFUSED:
-            raise BenchError(tail)
-        raise BenchError(f"the replay crashed (exit code {code}); the end of {out / 'replay.log'}:\n{tail}")
+            raise ReplayError(tail)
+        raise ReplayError(f"the replay crashed (exit code {code}); the end of {out / 'replay.log'}:\n{tail}")
     return out
 
 
 def _prepare_folder(out: Path, *, force: bool) -> Path:
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"out={str(out)!r}: is a file; a folder is needed.")
+        raise OptionError(f"out={str(out)!r}: is a file; a folder is needed.")
     present = [name for name in RUN_FILES if (out / name).exists()]
     if present and not force:
-        raise ConfigError(f"out={str(out)!r}: has a run already ({', '.join(present)}); choose another or use --force.")
+        raise OptionError(f"out={str(out)!r}: has a run already ({', '.join(present)}); choose another or use --force.")
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name in present:
             (out / name).unlink()
     except OSError as error:
-        raise ConfigError(f"out={str(out)!r}: cannot be written: {error}.") from error
+        raise OptionError(f"out={str(out)!r}: cannot be written: {error}.") from error
     return out.resolve()
 
 
 def _run_process(options: ReplayOptions, log_path: Path) -> int:
-    roots = [str(Path(package.__path__[0]).resolve().parent) for package in (pic_traces, sglang_pic)]
-    paths = [*roots, *filter(None, [os.environ.get("PYTHONPATH")])]
+    root = str(Path(pic_traces.__path__[0]).resolve().parent)
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     progress_fd = _dup_stderr()
     try:
         job = Job(options=options, command=_command(options), progress_fd=progress_fd)

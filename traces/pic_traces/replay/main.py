@@ -15,6 +15,7 @@ from pathlib import Path
 import gevent
 import msgspec
 
+from pic_traces.errors import TraceError
 from pic_traces.flatten import uses_tools
 from pic_traces.records import summarize
 from pic_traces.replay import users
@@ -26,7 +27,6 @@ from pic_traces.replay.server import ServerInfo, ask_server, shows_tools
 from pic_traces.replay.state import Replay, Target
 from pic_traces.session import Call, Session
 from pic_traces.source import limit, load
-from sglang_pic.errors import PicError, TraceError
 
 __all__ = ["main"]
 
@@ -40,7 +40,7 @@ def main() -> int:
     try:
         job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
         return _run(job)
-    except PicError as error:
+    except TraceError as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED
     except KeyboardInterrupt:

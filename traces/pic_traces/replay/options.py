@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from pic_traces.errors import OptionError
 from pic_traces.session import JsonValue
-from sglang_pic.errors import ConfigError
 
 __all__ = ["FlattenTools", "ReplayOptions"]
 
@@ -68,20 +68,20 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """The options themselves, if every value is allowed.
 
         Raises:
-            ConfigError: names the option, its value and what is allowed.
+            OptionError: names the option, its value and what is allowed.
         """
         least = {"sessions": 1, "limit_sessions": 1, "limit_calls": 1, "max_tokens": 1, "warmup": 0, "logprobs": 0}
         for name, lowest in least.items():
             value = getattr(self, name)
             if value is not None and value < lowest:
-                raise ConfigError(f"{name}={value!r}: must be {lowest} or more.")
+                raise OptionError(f"{name}={value!r}: must be {lowest} or more.")
         if self.logprobs > 20:
-            raise ConfigError(f"logprobs={self.logprobs!r}: must be 20 or less, the most that the OpenAI API allows.")
+            raise OptionError(f"logprobs={self.logprobs!r}: must be 20 or less, the most that the OpenAI API allows.")
         if not self.timeout_s > 0:
-            raise ConfigError(f"timeout_s={self.timeout_s!r}: must be more than 0.")
+            raise OptionError(f"timeout_s={self.timeout_s!r}: must be more than 0.")
         url = urlsplit(self.base_url)
         if url.scheme not in {"http", "https"} or not url.hostname:
-            raise ConfigError(f"base_url={self.base_url!r}: must be like http://127.0.0.1:30000.")
+            raise OptionError(f"base_url={self.base_url!r}: must be like http://127.0.0.1:30000.")
         return self
 
     def without_secrets(self) -> ReplayOptions:

@@ -10,10 +10,10 @@ import re
 
 import msgspec
 
+from pic_traces.errors import ReplayError
 from pic_traces.flatten import Probe, probe_pairs
 from pic_traces.replay.client import Endpoint, HttpReply
 from pic_traces.session import JsonValue
-from sglang_pic.errors import BenchError
 
 __all__ = ["ServerInfo", "ask_server", "count_prompt_tokens", "shows_tools", "too_long"]
 
@@ -38,7 +38,7 @@ def ask_server(endpoint: Endpoint, base_url: str, model: str | None) -> ServerIn
     """Ask the server what it is.
 
     Raises:
-        BenchError: nobody answers at `base_url`, or the answer is no OpenAI-compatible server's.
+        ReplayError: nobody answers at `base_url`, or the answer is no OpenAI-compatible server's.
     """
     try:
         models = endpoint.call("GET", "/v1/models")
@@ -46,10 +46,10 @@ def ask_server(endpoint: Endpoint, base_url: str, model: str | None) -> ServerIn
         version = endpoint.call("GET", "/server_info") if info.status == 200 else None
         tokenized = endpoint.call("POST", "/v1/tokenize", {"messages": [{"role": "user", "content": "hello"}]})
     except (OSError, http.client.HTTPException) as error:
-        raise BenchError(f"base_url={base_url!r}: no server answers there: {error}; start it first.") from error
+        raise ReplayError(f"base_url={base_url!r}: no server answers there: {error}; start it first.") from error
     cards = models.body.get("data") if isinstance(models.body, dict) else None
     if models.status != 200 or not isinstance(cards, list) or not cards or not isinstance(cards[0], dict):
-        raise BenchError(
+        raise ReplayError(
             f"base_url={base_url!r}: GET /v1/models gave HTTP {models.status}: {models.text[:200]!r}; "
             "an OpenAI-compatible server is needed (401: set the API key)."
         )
@@ -76,7 +76,7 @@ def shows_tools(endpoint: Endpoint, info: ServerInfo) -> bool:
     """Whether the chat template shows tool schemas, tool calls and tool results.
 
     Raises:
-        BenchError: the server stopped answering.
+        ReplayError: the server stopped answering.
     """
     for pair in probe_pairs():
         lengths = [_measure(endpoint, info, probe) for probe in pair]
@@ -113,7 +113,7 @@ def _measure(endpoint: Endpoint, info: ServerInfo, probe: Probe) -> int | None:
             return _count(endpoint.call("POST", "/v1/tokenize", request))
         reply = endpoint.call("POST", "/v1/chat/completions", {**request, "max_tokens": 1, "temperature": 0})
     except (OSError, http.client.HTTPException) as error:
-        raise BenchError(f"the server stopped answering while its chat template was probed: {error}") from error
+        raise ReplayError(f"the server stopped answering while its chat template was probed: {error}") from error
     usage = reply.body.get("usage") if reply.status == 200 and isinstance(reply.body, dict) else None
     tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     return tokens if isinstance(tokens, int) else None

@@ -14,6 +14,7 @@ from typing import IO, NamedTuple
 import msgspec
 from tqdm import tqdm
 
+from pic_traces.errors import ReplayError
 from pic_traces.records import RequestRecord, Status
 from pic_traces.replay.client import Endpoint, StreamReply
 from pic_traces.replay.options import ReplayOptions
@@ -21,7 +22,6 @@ from pic_traces.replay.prompt import build_body, prompt_key, prompt_part
 from pic_traces.replay.result import Asked, build_record
 from pic_traces.replay.server import ServerInfo, count_prompt_tokens, too_long
 from pic_traces.session import Call, Session
-from sglang_pic.errors import BenchError
 
 __all__ = ["Replay", "Target", "Verdict"]
 
@@ -69,7 +69,7 @@ class Replay:
         """Send unrelated prompts, then start the clock.
 
         Raises:
-            BenchError: the server refused one; every call of the trace would most likely meet the same.
+            ReplayError: the server refused one; every call of the trace would most likely meet the same.
         """
         done: list[tuple[Asked, StreamReply, float]] = []
         for call in calls:
@@ -77,7 +77,7 @@ class Replay:
             reply = StreamReply()
             self._send(body, reply)
             if reply.error is not None:
-                raise BenchError(f"the server refused the warm-up request (HTTP {reply.status}): {reply.error}")
+                raise ReplayError(f"the server refused the warm-up request (HTTP {reply.status}): {reply.error}")
             done.append((asked, reply, time.monotonic()))
         self._clock_zero = time.monotonic()
         for asked, reply, finished_at in done:

@@ -1,0 +1,22 @@
+"""The exceptions of traces and their replay.
+
+TraceError        a trace, a tokenizer or a chat template cannot be read
+├── OptionError   an option of the replay, or its run folder, cannot be used
+└── ReplayError   a server or a replay failed, or what a replay wrote cannot be read
+"""
+
+from __future__ import annotations
+
+__all__ = ["OptionError", "ReplayError", "TraceError"]
+
+
+class TraceError(Exception):
+    """Base of what this package raises on purpose; by itself: a trace cannot be read. Names the file and the place."""
+
+
+class OptionError(TraceError, ValueError):
+    """An option of the replay, or its run folder, cannot be used; the message says what is allowed."""
+
+
+class ReplayError(TraceError):
+    """A server or a replay failed, or what a replay wrote cannot be read; the message says where to look."""
