@@ -92,13 +92,13 @@ def read_params(rotary: nn.Module) -> RopeParams:
         UnsupportedError: its class is unknown or its frequencies change with the length.
     """
     name = type(rotary).__name__
-    if name in _REFUSED:
+    if name in REFUSED_EMBEDDINGS:
         raise UnsupportedError(
-            f"rotary embedding {name}: {_REFUSED[name]}. Serve this model without --radix-cache-backend pic."
+            f"rotary embedding {name}: {REFUSED_EMBEDDINGS[name]}. Serve this model without --radix-cache-backend pic."
         )
-    reader = _READERS.get(name)
+    reader = KNOWN_EMBEDDINGS.get(name)
     if reader is None:
-        known = ", ".join(sorted(_READERS))
+        known = ", ".join(sorted(KNOWN_EMBEDDINGS))
         raise UnsupportedError(
             f"rotary embedding {name}: its geometry is not known; known are {known}. "
             "Serve this model without --radix-cache-backend pic."
@@ -176,7 +176,7 @@ _KEY_NORM_AFTER_ROPE: Final = frozenset({"HunYuanAttention"})
 _TEXT_ONLY: Final = frozenset({"MRotaryEmbedding", "YaRNScalingMRotaryEmbedding"})
 
 _LENGTH = "its frequencies change with the length, so a shift is not a rotation"
-_REFUSED: Final = {
+REFUSED_EMBEDDINGS: Final = {
     "DualChunkRotaryEmbedding": "key positions wrap within a chunk, so a shift is not a rotation",
     "DynamicNTKAlphaRotaryEmbedding": _LENGTH,
     "DynamicNTKScalingRotaryEmbedding": _LENGTH,
@@ -242,7 +242,7 @@ def _linear(rotary: nn.Module) -> Tensor:
     return _by_base(rotary).to(torch.float64) / float(factors[0])
 
 
-_READERS: Final[dict[str, Callable[[nn.Module], Tensor]]] = {
+KNOWN_EMBEDDINGS: Final[dict[str, Callable[[nn.Module], Tensor]]] = {
     "DeepseekScalingRotaryEmbedding": _by_factor,
     "LinearScalingRotaryEmbedding": _linear,
     "Llama3RotaryEmbedding": _by_base,

@@ -80,7 +80,7 @@ def view_pool(kv_pool: object) -> PoolView:
         ContractError: a supported pool does not look as it did when this was written.
     """
     name = type(kv_pool).__name__
-    kind = _SUPPORTED.get(name)
+    kind = KNOWN_POOLS.get(name)
     if kind is None:
         raise UnsupportedError(_refusal(kv_pool))
     pool = cast(_Pool, kv_pool)
@@ -112,10 +112,10 @@ def view_pool(kv_pool: object) -> PoolView:
     )
 
 
-_SUPPORTED: Final = {"MHATokenToKVPool": PoolKind.MHA, "MLATokenToKVPool": PoolKind.MLA}
+KNOWN_POOLS: Final = {"MHATokenToKVPool": PoolKind.MHA, "MLATokenToKVPool": PoolKind.MLA}
 _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 
-_REASONS: Final = {
+REFUSED_POOLS: Final = {
     "BaseSWAKVPool": "sliding-window layers forget rows",
     "DSATokenToKVPool": "its sparse-attention indexer keeps rotated keys of its own",
     "HybridLinearKVPool": "linear-attention state cannot be moved",
@@ -133,7 +133,7 @@ _REASONS: Final = {
 }
 
 # Attributes that mark another layout inside a supported class, with the value they have in the plain one.
-_PLAIN: Final[tuple[tuple[str, tuple[object, ...], str], ...]] = (
+PLAIN_LAYOUT: Final[tuple[tuple[str, tuple[object, ...], str], ...]] = (
     ("kv_cache_layout", ("nhd",), "rows must be [slot, head, dim]; unset SGLANG_USE_HND_KVCACHE and the layout flags"),
     ("use_hnd", (False,), "rows must be [slot, head, dim]; unset SGLANG_USE_HND_KVCACHE"),
     (
@@ -167,18 +167,18 @@ class _Pool(Protocol):
 
 def _refusal(kv_pool: object) -> str:
     name = type(kv_pool).__name__
-    supported = " and ".join(sorted(_SUPPORTED))
+    supported = " and ".join(sorted(KNOWN_POOLS))
     for base in type(kv_pool).__mro__:
-        if base.__name__ in _REASONS:
-            return f"KV pool {name}: {_REASONS[base.__name__]}. Supported are {supported}."
-    parents = [base.__name__ for base in type(kv_pool).__mro__[1:] if base.__name__ in _SUPPORTED]
+        if base.__name__ in REFUSED_POOLS:
+            return f"KV pool {name}: {REFUSED_POOLS[base.__name__]}. Supported are {supported}."
+    parents = [base.__name__ for base in type(kv_pool).__mro__[1:] if base.__name__ in KNOWN_POOLS]
     reason = f"a {parents[0]} with a layout of its own, which is not known" if parents else "its layout is not known"
     return f"KV pool {name}: {reason}. Supported are {supported}."
 
 
 def _refuse_layout(pool: _Pool) -> None:
     name = type(pool).__name__
-    for attribute, plain, reason in _PLAIN:
+    for attribute, plain, reason in PLAIN_LAYOUT:
         value = getattr(pool, attribute, plain[0])
         if value not in plain:
             raise UnsupportedError(f"KV pool {name}.{attribute}={value!r}: {reason}.")

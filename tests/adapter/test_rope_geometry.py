@@ -116,8 +116,8 @@ def test_inexact_or_unknown_scalings_are_refused_by_name(scaling: dict[str, obje
 
 def test_every_known_class_name_is_sglangs() -> None:
     """A class renamed by SGLang must not turn a reasoned refusal, or support, into "unknown"."""
-    assert set(rope._READERS) | set(rope._REFUSED) <= set(vars(factory))
-    assert set(views._SUPPORTED) <= set(vars(memory_pool))
+    assert set(rope.KNOWN_EMBEDDINGS) | set(rope.REFUSED_EMBEDDINGS) <= set(vars(factory))
+    assert set(views.KNOWN_POOLS) <= set(vars(memory_pool))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_pools_with_a_reason_of_their_own_give_it(name: str) -> None:
     """By SGLang's own class, whose bases decide which reason is found."""
     module = importlib.import_module("sglang.srt.mem_cache.swa_memory_pool") if name == "SWAKVPool" else memory_pool
     pool = object.__new__(getattr(module, name))
-    with pytest.raises(UnsupportedError, match=f"KV pool {name}: {views._REASONS[name][:20]}"):
+    with pytest.raises(UnsupportedError, match=f"KV pool {name}: {views.REFUSED_POOLS[name][:20]}"):
         view_pool(pool)
 
 

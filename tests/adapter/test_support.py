@@ -1,0 +1,95 @@
+"""What is refused when a server starts, in one line, and the matrix that the reference page shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+with warnings.catch_warnings():
+    # SGLang and what it imports warn about this machine's missing accelerators.
+    warnings.simplefilter("ignore")
+    registry = pytest.importorskip("sglang.srt.mem_cache.registry")
+    server_args = pytest.importorskip("sglang.srt.server_args")
+
+from sglang_pic.adapter.support import REFUSALS, Level, Refusal, check_support, support_matrix
+from sglang_pic.errors import UnsupportedError
+
+ALL = [refusal for found in REFUSALS.values() for refusal in found]
+
+
+def other(plain: object) -> object:
+    """A value that is refused."""
+    return not plain if isinstance(plain, bool) else {None: "something", 1: 2, "null": "prefill"}[plain]  # type: ignore[index]
+
+
+def context(backend: str = "triton") -> Any:
+    """SGLang's `TreeCacheBuildContext` of a server that is served, as far as it is read."""
+    ctx = SimpleNamespace(
+        server_args=SimpleNamespace(),
+        model_config=SimpleNamespace(),
+        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(prefill_attention_backend_str=backend)),
+    )
+    for refusal in ALL:
+        put(ctx, refusal, refusal.plain)
+    return ctx
+
+
+def put(ctx: Any, refusal: Refusal, value: object) -> None:
+    *parents, name = refusal.path.split(".")
+    for parent in parents:
+        ctx = getattr(ctx, parent)
+    setattr(ctx, name, value)
+
+
+def test_a_plain_server_is_admitted() -> None:
+    check_support(context())
+
+
+@pytest.mark.parametrize("refusal", ALL, ids=lambda refusal: refusal.what)
+def test_each_refusal_is_one_line_that_names_it_and_says_what_to_change(refusal: Refusal) -> None:
+    ctx = context()
+    put(ctx, refusal, other(refusal.plain))
+    with pytest.raises(UnsupportedError) as caught:
+        check_support(ctx)
+    line = str(caught.value)
+    assert line.startswith(f"--radix-cache-backend pic does not work with {refusal.what}")
+    assert line.endswith(f": {refusal.reason}; {refusal.change}.")
+    assert "\n" not in line
+
+
+def test_values_are_shown_with_their_flags() -> None:
+    ctx = context()
+    ctx.server_args.pp_size = 4
+    with pytest.raises(UnsupportedError, match=r"with --pp-size 4: .*; use --tp-size instead\.$"):
+        check_support(ctx)
+
+
+def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UnsupportedError, match=r"backend 'flex': choose one of pic_cpu, torch_native, triton, fa3"):
+        check_support(context("flex"))
+
+
+def test_every_refused_flag_is_sglangs_and_off_by_default() -> None:
+    """A flag that SGLang renames must not be admitted silently."""
+    args = {field.name: field for field in msgspec.structs.fields(server_args.ServerArgs)}
+    build = {field.name for field in dataclasses.fields(registry.TreeCacheBuildContext)}
+    for refusal in ALL:
+        parent, _, name = refusal.path.rpartition(".")
+        if parent == "server_args":
+            assert args[name].default == refusal.plain, name
+        elif not parent:
+            assert name in build
+
+
+def test_the_matrix_says_everything_once() -> None:
+    entries = support_matrix()
+    named = [(entry.area, entry.what) for entry in entries]
+    assert len(set(named)) == len(named)
+    assert {entry.level for entry in entries} == set(Level)
+    assert all(entry.reason for entry in entries)
+    assert {refusal.what for refusal in ALL} <= {entry.what for entry in entries if entry.level is Level.REFUSED}
