@@ -1,7 +1,4 @@
-"""What a prefix cache gets from recorded calls, what this cache would recover, and what is new: no model, no GPU.
-
-Knows neither torch nor SGLang. Importing it starts nothing.
-"""
+"""Counts, without a model or a GPU, what a prefix cache serves of recorded calls and what this cache would add."""
 
 from __future__ import annotations
 

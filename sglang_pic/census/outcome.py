@@ -1,7 +1,4 @@
-"""What an unlimited cache would have done with one recorded call.
-
-Owns the types that the simulation yields and that census and explain read. Must not know files, tables or pages.
-"""
+"""What an unlimited cache would have done with one recorded call."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pic_traces.encode.encoded import EncodedCall, Tokens
 __all__ = ["EXPECTED_LEN", "CallRef", "Outcome", "RunSpan"]
 
 EXPECTED_LEN = 4096
-"""Most tokens of `Outcome.expected`: enough to show a break and to measure what was put in or left out."""
+"""Most tokens of `Outcome.expected`: enough to show a break and to measure what was inserted or removed."""
 
 
 class CallRef(NamedTuple):
@@ -23,18 +20,22 @@ class CallRef(NamedTuple):
     """Counts calls from 0 over all files."""
     file: str
     session: str
-    index: int  # type: ignore[assignment]  # hides `tuple.index`, which nobody asks of a call
-    """Counts calls from 0 in its session."""
+    index: int  # type: ignore[assignment]  # hides `tuple.index`, which nobody needs of a call
+    """Counts calls from 0 in the session."""
+
+    def is_same_session(self, other: CallRef) -> bool:
+        """Whether both calls belong to one session."""
+        return (self.file, self.session) == (other.file, other.session)
 
 
 class RunSpan(NamedTuple):
-    """A run of the plan: `[start, end)` of the prompt, spliced from what `donor` computed `shift` tokens earlier."""
+    """A run of the plan: `[start, end)` of the prompt, which `donor` computed `shift` tokens earlier."""
 
     start: int
     end: int
     shift: int
     seam_len: int
-    """Tokens directly before `start` that equal the donor's too, but are computed."""
+    """Tokens directly before `start` that also equal the donor's, but are computed."""
     donor: CallRef
 
 
@@ -54,13 +55,20 @@ class Outcome:
     """At most the prompt's length less one: the last token is always computed."""
     runs: tuple[RunSpan, ...]
     neighbor: CallRef | None
-    """Of the earlier calls whose paths (prompt and answer) agree longest with the prompt the latest; None where the
-    first token differs from everything before."""
+    """The latest of the earlier calls whose paths (prompt and answer) share the longest prefix with this prompt; None
+    if no path begins with the prompt's first token."""
     expected: Tokens
-    """How the neighbour's path goes on from `prefix_len`, at most `EXPECTED_LEN` tokens; empty where it ends there,
-    which means that nothing broke: the prompt continues it."""
+    """How the neighbor's path goes on from `prefix_len`, at most `EXPECTED_LEN` tokens. Empty if the path ends there:
+    then nothing broke, and the prompt continues it."""
 
     @property
     def num_chunk_hit(self) -> int:
         """Tokens that runs cover."""
         return sum(run.end - run.start for run in self.runs)
+
+    @property
+    def stored_len(self) -> int:
+        """Leading tokens of the prompt that begin an earlier path: `prefix_len`, or all of them."""
+        tokens = self.encoded.tokens
+        is_whole = len(tokens) == self.prefix_len + 1 and len(self.expected) > 0 and self.expected[0] == tokens[-1]
+        return self.prefix_len + is_whole

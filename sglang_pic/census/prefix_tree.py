@@ -1,7 +1,4 @@
-"""What a prefix cache of unlimited size holds, and which call put it there.
-
-Owns the exact-prefix side of the census, on the core's trie. Must not know chunks, runs or files: a call is a number.
-"""
+"""An unlimited prefix cache that knows which call stored each token; here a call is a number."""
 
 from __future__ import annotations
 
@@ -18,18 +15,18 @@ from sglang_pic.core.trie import Segment, Trie
 __all__ = ["Match", "PrefixTree"]
 
 _ENDS = -1
-"""In place of the first token of the next segment, where a path ends."""
+"""Stands for the first token of the next segment where a path ends."""
 
 
 class Match(NamedTuple):
     """How far a prompt is stored."""
 
     prefix_len: int
-    """Leading tokens that some earlier path begins with; at most the prompt's length less one."""
+    """As in `Outcome`."""
     neighbor: int | None
-    """Of the calls whose paths agree longest with the prompt the latest; None where the first token differs."""
+    """As in `Outcome`, by number."""
     expected: Tokens
-    """How the neighbor's path goes on from `prefix_len`, at most `EXPECTED_LEN` tokens."""
+    """As in `Outcome`."""
 
 
 class PrefixTree:
@@ -37,8 +34,8 @@ class PrefixTree:
 
     def __init__(self) -> None:
         self._trie = Trie(None, OrderedDict(), itertools.count())
-        # By the serial of a segment, which counts from 0: the call that stored it, the latest call whose path goes
-        # through it, and the token with which that path goes on.
+        # Indexed by a segment's serial, which counts from 0: the call that stored the segment, the latest call whose
+        # path goes through it, and the token with which that path goes on.
         self._appender: list[int] = []
         self._latest: list[int] = []
         self._onward: list[int] = []

@@ -1,7 +1,6 @@
-"""Serves recorded calls from a cache of unlimited size, the way the server would.
+"""Serves recorded calls from an unlimited cache as the server would: match the prefix, plan, publish.
 
-Owns the order of things: match the exact prefix, plan, publish. Must not know file formats, tokenizers or tables.
-Sessions go one after the other and calls in order; nothing is ever evicted, and no cost gate weighs the runs.
+Sessions are served one after the other and their calls in order. Nothing is evicted, and no cost gate weighs the runs.
 """
 
 from __future__ import annotations

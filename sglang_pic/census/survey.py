@@ -1,40 +1,33 @@
-"""A census under way: which files are counted, how far, and what is known so far.
-
-Owns the order of files and the tallies. Must not know arguments, progress bars or tables.
-"""
+"""A census in progress: the files, one after the other, and the counts so far."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 
-from pic_traces import load
 from pic_traces.blocks import prefix_census, recognize_blocks
 from pic_traces.encode.encoded import Encoder
 from pic_traces.session import Session
 
+from sglang_pic.census.inputs import read_sessions
+from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.simulate import CacheScope, simulate
 from sglang_pic.census.tally import Census, Counts, Detail, FileCounts, Tally
 from sglang_pic.census.windows import WindowSearch
 from sglang_pic.core import CoreConfig
-from sglang_pic.errors import ConfigError
 
 __all__ = ["Survey"]
 
 
 class Survey:
-    """Counts files one after the other; `result` may be asked at any time.
+    """Counts files one after the other; `result` may be called at any time.
 
     Args:
-        files: what `pic_traces.load` takes, and block traces, which tell prefix hits at most; each once.
+        files: what `pic_traces.load` takes, and block traces, of which only prefix hits are known; each file once.
         encoder: turns calls into token ids.
         config: the server's settings.
         scope: how long a cache lives.
-        limit_sessions: counts the first sessions of every file only; None counts all.
-        make_search: makes the search that the upper bound is taken from, one for every cache; None leaves it out.
-
-    Raises:
-        ConfigError: a file is named twice.
+        limit_sessions: count only the first sessions of every file; None counts all.
+        make_search: makes the search for the upper bound, one for every cache; None leaves the bound out.
     """
 
     def __init__(
@@ -47,85 +40,81 @@ class Survey:
         limit_sessions: int | None = None,
         make_search: Callable[[], WindowSearch] | None = None,
     ) -> None:
-        for file in files:
-            if files.count(file) > 1:
-                raise ConfigError(f"FILE={file!r}: is named twice; a file is counted once, in a row of its own.")
         self._files = list(files)
         self._encoder = encoder
         self._config = config
         self._scope = scope
         self._limit_sessions = limit_sessions
         self._make_search = make_search
-        # Filled by `prepare`: block traces have nothing to simulate.
+        # Filled by `prepare`; block traces are not simulated.
         self._blocks: dict[str, FileCounts] = {}
         self._tallies: dict[str, Tally] = {}
+        self._total = Tally()
         self._search: WindowSearch | None = None
 
     def prepare(self) -> int:
-        """Read every file once, so that what is wrong is found before the long work; keeps no text.
+        """Read every file once, so that errors are found before the long work; keep no text.
 
         Returns:
             How many calls `run` will count.
 
         Raises:
-            TraceError: a file cannot be read, or tells nothing about reuse.
+            TraceError: a file cannot be read, or has no information about reuse.
         """
         num_calls = 0
         for file in self._files:
             if _is_block_trace(file):
                 self._blocks[file] = self._count_blocks(file)
             else:
-                num_calls += sum(session.num_calls for session in self._sessions(file))
+                num_calls += sum(session.num_calls for session in read_sessions(file, self._limit_sessions))
         return num_calls
 
-    def run(self) -> Iterator[str]:
-        """Count call by call; yields the file of each.
+    def run(self) -> Iterator[Outcome]:
+        """Count call by call, and yield each.
 
         Raises:
             TraceError: a file cannot be read, or the template refuses a call; what was counted before still holds.
         """
         for outcome in simulate(self._sources(), self._encoder, config=self._config, scope=self._scope):
-            self._tallies[outcome.ref.file].add(outcome)
-            yield outcome.ref.file
+            repeated = None
+            if self._search is not None:
+                encoded = outcome.encoded
+                repeated = self._search.observe(
+                    encoded.path, prompt_len=len(encoded.tokens), prefix_len=outcome.stored_len
+                )
+            self._tallies[outcome.ref.file].add(outcome, repeated)
+            self._total.add(outcome, repeated)
+            yield outcome
 
     def result(self) -> Census:
-        """The counts as they stand; files that were not begun are left out."""
-        total = Tally(search=self._search)
-        total.is_complete = True
+        """The counts so far, without the files that were not begun."""
         files = []
         for file in self._files:
-            tally = self._tallies.get(file)
-            total.is_complete &= tally.is_complete if tally is not None else file in self._blocks
-            if tally is not None:
-                total.merge(tally)
-                files.append(self._counts(tally).of_file(file))
+            if file in self._tallies:
+                files.append(self._counts(self._tallies[file]).of_file(file))
             elif file in self._blocks:
                 files.append(self._blocks[file])
+        self._total.is_complete = len(files) == len(self._files) and all(c.detail.is_complete for c in files)
         notes = list(self._encoder.notes)
         if self._blocks:
-            notes.append(f"{len(self._blocks)} block trace(s) left out of the sums: they tell prefix hits only")
+            notes.append(f"{len(self._blocks)} block trace(s) left out of the sums: only their prefix hits are known")
         note = "; ".join(notes) or None
-        return Census(files=files, total=self._counts(total, note))
+        return Census(files=files, total=self._counts(self._total, note))
 
     def _sources(self) -> Iterator[tuple[str, Iterable[Session]]]:
-        """What is simulated; a file has ended when the next one is asked for."""
+        """The files to simulate; a file is complete when the next one is requested."""
         for file in self._files:
             if file in self._blocks:
                 continue
             if self._make_search is not None and (self._search is None or self._scope is CacheScope.FILE):
                 self._search = self._make_search()
-            tally = self._tallies[file] = Tally(search=self._search)
-            yield file, self._sessions(file)
+            tally = self._tallies[file] = Tally()
+            yield file, read_sessions(file, self._limit_sessions)
             tally.is_complete = True
-
-    def _sessions(self, file: str) -> Iterator[Session]:
-        return islice(load(file), self._limit_sessions)
 
     def _count_blocks(self, file: str) -> FileCounts:
         counted = prefix_census(file)
-        note = (
-            counted.note if self._limit_sessions is None else f"{counted.note}; all of it was counted, without a limit"
-        )
+        note = counted.note + ("" if self._limit_sessions is None else "; --limit-sessions does not apply here")
         counts = Counts(
             sessions=counted.sessions,
             calls=counted.calls,

@@ -1,15 +1,17 @@
-"""The census as text for a terminal, at most 100 columns wide.
-
-Owns the words and the layout. Must not know how anything was counted.
-"""
+"""The census as text for a terminal, `WIDTH` columns wide."""
 
 from __future__ import annotations
 
-import textwrap
+import io
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import TypeAlias
 
-from sglang_pic.census.tally import Census, Counts
+from rich.console import Console
+from rich.table import Table
+
+from sglang_pic.census.tally import Census, Counts, RunLengths
+from sglang_pic.census.windows import WINDOW_LEN
 from sglang_pic.core import NEAR_TAILS, CoreConfig
 
 __all__ = ["WIDTH", "render"]
@@ -17,187 +19,134 @@ __all__ = ["WIDTH", "render"]
 WIDTH = 100
 
 _MISSING = "-"
-_GAP = "  "
+_MIN_NAME_WIDTH, _MAX_NAME_WIDTH = 17, 30
 
+_Rows: TypeAlias = Sequence[tuple[str, Counts]]
+_Columns: TypeAlias = Sequence[tuple[str, Callable[[Counts], str]]]
 
-class _Row(NamedTuple):
-    name: str
-    counts: Counts
-
-
-class _Table(NamedTuple):
-    """A line for each row; the names are set in front of it when all widths are known."""
-
-    title: str
-    rows: list[_Row]
-    lines: list[str]
-    """The header first."""
+_SOURCES: _Columns = (
+    ("sessions", lambda counts: f"{counts.sessions:,}" if counts.sessions else _MISSING),
+    ("calls", lambda counts: f"{counts.calls:,}"),
+    ("tokens", lambda counts: _tokens(counts.prompt_tokens)),
+    ("prefix", lambda counts: _share(counts.prefix_tokens, counts.prompt_tokens)),
+    ("chunk", lambda counts: _share(counts.chunk_tokens, counts.prompt_tokens)),
+    ("new", lambda counts: _share(counts.new_tokens, counts.prompt_tokens)),
+)
+_RUNS: _Columns = (
+    ("recovered", lambda counts: _percent(counts.recovered)),
+    ("runs/call", lambda counts: f"{(counts.runs or 0) / counts.calls:.2f}"),
+    ("run p10/p50/p90", lambda counts: _lengths(counts.detail.run_lengths)),
+    ("same session", lambda counts: _percent(_ratio(counts.detail.chunk_tokens_same_session, counts.chunk_tokens))),
+    ("another", lambda counts: _percent(_ratio(counts.detail.chunk_tokens_other_session, counts.chunk_tokens))),
+)
+_BOUND: _Columns = (
+    ("at any place", lambda counts: _share(_repeated(counts)[0], counts.prompt_tokens)),
+    ("recovered", lambda counts: _percent(_ratio(counts.chunk_tokens, _repeated(counts)[0]))),
+    ("behind the prefix", lambda counts: _share(_repeated(counts)[1], counts.prompt_tokens)),
+    ("recovered", lambda counts: _percent(_ratio(counts.chunk_tokens, _repeated(counts)[1]))),
+)
 
 
 def render(census: Census, config: CoreConfig) -> str:
-    """The tables, and underneath in plain words what they mean.
+    """The tables, and below them what the words mean.
 
     Args:
         census: the result.
         config: the settings it was made with.
     """
-    rows = [_Row(_label(counts.file), counts) for counts in census.files]
+    rows: list[tuple[str, Counts]] = [(_label(counts.file), counts) for counts in census.files]
     if len(rows) > 1:
-        rows.append(_Row("all", census.total))
-    # Block traces say nothing about chunks.
-    told = [row for row in rows if row.counts.chunk_tokens is not None and row.counts.calls]
-    tables = [_sources(rows)]
+        rows.append(("all", census.total))
+    # Block traces have no chunks.
+    told = [(name, counts) for name, counts in rows if counts.chunk_tokens is not None and counts.calls]
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None, markup=False, emoji=False, highlight=False)
+    _print_headline(console, census.total)
+    _print_table(console, "Prompt tokens, by where an unlimited cache would take them from", rows, _SOURCES)
     if told:
-        tables.append(_runs(told))
-        if any(row.counts.detail.chunk_tokens_by_role for row in told):
-            tables.append(_roles(told))
-        if any(row.counts.detail.upper_bound for row in told):
-            tables.append(_upper_bound(told))
-    room = WIDTH - max(len(line) for table in tables for line in table.lines) - len(_GAP)
-    width = min(max(len(row.name) for row in rows), room)
-    blocks = [_headline(census), *(_lay_out(table, width) for table in tables), _remarks(census), _words(told, config)]
-    return "\n\n".join(block for block in blocks if block)
+        _print_table(console, "Chunk tokens: their runs, and the sessions that computed them", told, _RUNS)
+    if any(counts.detail.chunk_tokens_by_role for _, counts in told):
+        _print_table(console, "Chunk tokens: the messages in which they stand", told, [("", _roles)])
+    if any(counts.detail.upper_bound for _, counts in told):
+        title = f"Upper bound outside the prefix: windows of {WINDOW_LEN} tokens seen before, at every alignment"
+        _print_table(console, title, told, _BOUND)
+    _print_notes(console, census)
+    _print_words(console, told, config)
+    assert isinstance(console.file, io.StringIO)
+    # Cells are filled up with spaces, also at the ends of lines.
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
-def _headline(census: Census) -> str:
-    total = census.total
+def _print_headline(console: Console, total: Counts) -> None:
     if total.chunk_tokens is None or total.recovered is None:
-        return ""
-    prefix, chunk = _ratio(total.prefix_tokens, total.prompt_tokens), _ratio(total.chunk_tokens, total.prompt_tokens)
-    return _wrap(
-        f"A prefix cache serves {_percent(prefix)} of {_tokens(total.prompt_tokens)} prompt tokens. This cache would "
-        f"serve {_percent(chunk)} more: {_percent(total.recovered)} of what stock SGLang computes."
+        return
+    console.print(
+        f"A prefix cache serves {_percent(_ratio(total.prefix_tokens, total.prompt_tokens))} of "
+        f"{_tokens(total.prompt_tokens)} prompt tokens. This cache would serve "
+        f"{_percent(_ratio(total.chunk_tokens, total.prompt_tokens))} more: {_percent(total.recovered)} of what stock "
+        "SGLang computes.\n"
     )
 
 
-def _sources(rows: list[_Row]) -> _Table:
-    body = []
-    for _, counts in rows:
-        total = counts.prompt_tokens
-        shares = [_share(part, total) for part in (counts.prefix_tokens, counts.chunk_tokens, counts.new_tokens)]
-        body.append(
-            [f"{counts.sessions:,}" if counts.sessions else _MISSING, f"{counts.calls:,}", _tokens(total), *shares]
-        )
-    header = ["sessions", "calls", "tokens", "prefix", "chunk", "new"]
-    return _grid("Prompt tokens, and where an unlimited cache would take them from", rows, header, body)
+def _print_table(console: Console, title: str, rows: _Rows, columns: _Columns) -> None:
+    table = Table(box=None, pad_edge=False, show_header=any(header for header, _ in columns))
+    # A name that is too long goes on in the next line: generators and numbered files differ at the end.
+    name_width = max(len(name) for name, _ in rows)
+    table.add_column(overflow="fold", min_width=min(name_width, _MIN_NAME_WIDTH), max_width=_MAX_NAME_WIDTH)
+    for header, _ in columns:
+        table.add_column(header, justify="right" if header else "left", no_wrap=bool(header))
+    for name, counts in rows:
+        table.add_row(name, *(cell(counts) for _, cell in columns))
+    console.print(title, table, "", sep="\n")
 
 
-def _runs(rows: list[_Row]) -> _Table:
-    body = []
-    for _, counts in rows:
-        detail, lengths, chunk = counts.detail, counts.detail.run_lengths, counts.chunk_tokens or 0
-        body.append(
-            [
-                _percent(counts.recovered),
-                f"{(counts.runs or 0) / counts.calls:.2f}",
-                _MISSING if lengths is None else f"{lengths.p10:,} / {lengths.p50:,} / {lengths.p90:,}",
-                _percent(_ratio(detail.chunk_tokens_same_session, chunk)),
-                _percent(_ratio(detail.chunk_tokens_other_session, chunk)),
-            ]
-        )
-    header = ["recovered", "runs/call", "run p10/p50/p90", "same session", "another"]
-    return _grid("What chunks add: runs, their lengths, and whose tokens they are", rows, header, body)
-
-
-def _roles(rows: list[_Row]) -> _Table:
-    lines = [""]
-    for _, counts in rows:
-        roles, chunk = counts.detail.chunk_tokens_by_role or {}, counts.chunk_tokens or 0
-        # What would be shown as 0.0% is left out.
-        shares = [f"{role} {_percent(tokens / chunk)}" for role, tokens in roles.items() if tokens * 2000 >= chunk]
-        lines.append(textwrap.shorten(", ".join(shares) or _MISSING, 70, placeholder=" …"))
-    return _Table("The messages that chunk tokens stand in", rows, lines)
-
-
-def _upper_bound(rows: list[_Row]) -> _Table:
-    body = []
-    window_len = 0
-    for _, counts in rows:
-        bound = counts.detail.upper_bound
-        if bound is None:
-            body.append([_MISSING] * 4)
-            continue
-        window_len = bound.window_len
-        body.append(
-            [
-                cell
-                for found in (bound.tokens, bound.tokens_behind)
-                for cell in (_share(found, counts.prompt_tokens), _percent(_ratio(counts.chunk_tokens, found)))
-            ]
-        )
-    title = (
-        f"Outside the prefix, a search for {window_len} equal tokens at every alignment, and what chunks get of it;\n"
-        "at the right without windows that begin in the prefix"
-    )
-    return _grid(title, rows, ["finds", "chunks get", "finds behind it", "chunks get"], body)
-
-
-def _remarks(census: Census) -> str:
-    """What is to be said of single files."""
-    lines = []
+def _print_notes(console: Console, census: Census) -> None:
+    notes = []
     for counts in census.files:
         if not counts.detail.is_complete:
-            lines.append(f"{counts.file}: stopped after {counts.calls:,} calls; its row is of these.")
+            notes.append(f"{counts.file}: stopped after {counts.calls:,} calls; the row counts these calls only.")
         if counts.detail.note:
-            lines.append(f"{counts.file}: {counts.detail.note}.")
+            notes.append(f"{counts.file}: {counts.detail.note}.")
     if census.total.detail.note:
-        lines.append(f"in all: {census.total.detail.note}.")
-    return "\n".join(_wrap(line, _GAP) for line in lines)
+        notes.append(f"all: {census.total.detail.note}.")
+    if notes:
+        console.print("\n".join(notes) + "\n")
 
 
-def _words(told: list[_Row], config: CoreConfig) -> str:
-    terms = [("prefix", "begins like an earlier prompt with its answer: what stock SGLang's cache serves.")]
+def _print_words(console: Console, told: _Rows, config: CoreConfig) -> None:
+    words = Table(box=None, pad_edge=False, show_header=False)
+    words.add_row("prefix", "Begins like an earlier prompt and its answer; stock SGLang's prefix cache serves it too.")
     if told:
-        small = [f"equal spans under {config.min_run_tokens} tokens"]
-        if config.seam_tokens:
-            small.append(f"the seams of runs ({config.seam_tokens} each)")
-        if config.sink_tokens:
-            small.append(f"the first {config.sink_tokens} of a prompt")
-        if config.tail_tokens:
-            most = NEAR_TAILS * config.tail_tokens
-            small.append(f"up to {most} of its last where no donor's context fits")
-        terms += [
-            (
-                "chunk",
-                "was computed before at another place, or after other text: this cache would move it here. That is an "
-                "approximation; see Limits in the README.",
-            ),
-            ("new", f"is computed in any case; among it {', '.join(small)}."),
-            ("recovered", "chunk / (chunk + new): of what stock SGLang computes, what this cache would not."),
-        ]
-    width = max(len(term) for term, _ in terms)
-    lines = [_wrap(f"{term:<{width}}{_GAP}{text}", " " * (width + len(_GAP))) for term, text in terms]
-    lines.append(
-        _wrap(
-            "The cache never evicts, and sessions go one after the other. A server whose cache is full gets less, and "
-            "sessions side by side change the split."
+        words.add_row(
+            "chunk",
+            "Was computed before at another position or behind other text; this cache would move it here. That is an "
+            "approximation; see Limits in the README.",
         )
+        words.add_row("new", f"Is computed in any case, including {', '.join(_never_spliced(config))}.")
+        words.add_row("recovered", "chunk / (chunk + new): the share of stock SGLang's computed tokens that is saved.")
+    console.print(words)
+    console.print(
+        "The census never evicts and serves one session after the other. A server with a full cache finds less, and "
+        "sessions that run side by side shift tokens between the columns."
     )
     if told:
-        detail = told[0].counts.detail
-        lines.append(_wrap(_tokenizer(detail.tokenizer or "", exact=bool(detail.tokenizer_exact))))
-    return "\n".join(lines)
+        detail = told[0][1].detail
+        if detail.tokenizer_exact:
+            console.print(f"Tokens are those of the tokenizer and the chat template in {detail.tokenizer}.")
+        else:
+            console.print(f"Tokens are {detail.tokenizer}. Set --tokenizer DIR to count your model's tokens.")
 
 
-def _tokenizer(name: str, *, exact: bool) -> str:
-    if exact:
-        return f"Tokens are those of the tokenizer and the chat template in {name}."
-    return f"Tokens are {name}. --tokenizer DIR counts those of your model."
-
-
-def _grid(title: str, rows: list[_Row], header: list[str], body: list[list[str]]) -> _Table:
-    """A table whose columns stand to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *body, strict=True)]
-    lines = [
-        _GAP.join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)) for cells in (header, *body)
-    ]
-    return _Table(title, rows, lines)
-
-
-def _lay_out(table: _Table, name_width: int) -> str:
-    names = ["", *(_shorten(row.name, name_width) for row in table.rows)]
-    lines = [f"{name:<{name_width}}{_GAP}{line}".rstrip() for name, line in zip(names, table.lines, strict=True)]
-    return "\n".join([table.title, *(line for line in lines if line)])
+def _never_spliced(config: CoreConfig) -> list[str]:
+    """What the settings leave to be computed although it repeats."""
+    reasons = [f"repeats shorter than {config.min_run_tokens} tokens"]
+    if config.seam_tokens:
+        reasons.append(f"the first {config.seam_tokens} tokens of a run (its seam)")
+    if config.sink_tokens:
+        reasons.append(f"the first {config.sink_tokens} tokens of a prompt")
+    if config.tail_tokens:
+        most = NEAR_TAILS * config.tail_tokens
+        reasons.append(f"up to {most} tokens at its end where the context of no donor fits")
+    return reasons
 
 
 def _label(file: str) -> str:
@@ -210,9 +159,20 @@ def _label(file: str) -> str:
     return name or file
 
 
-def _shorten(name: str, width: int) -> str:
-    """The end of a name that is too long: there the options of generators and the numbers of files differ."""
-    return name if len(name) <= width else f"…{name[len(name) - width + 1 :]}"
+def _roles(counts: Counts) -> str:
+    roles, chunk = counts.detail.chunk_tokens_by_role or {}, counts.chunk_tokens or 0
+    # A share that would read 0.0% is left out.
+    return ", ".join(f"{role} {tokens / chunk:.1%}" for role, tokens in roles.items() if tokens * 2000 >= chunk) or "-"
+
+
+def _repeated(counts: Counts) -> tuple[int | None, int | None]:
+    """What the upper bound finds: at any place outside the prefix, and wholly behind it."""
+    bound = counts.detail.upper_bound
+    return (None, None) if bound is None else (bound.tokens, bound.tokens_behind)
+
+
+def _lengths(lengths: RunLengths | None) -> str:
+    return _MISSING if lengths is None else f"{lengths.p10:,} / {lengths.p50:,} / {lengths.p90:,}"
 
 
 def _tokens(count: int) -> str:
@@ -223,13 +183,9 @@ def _share(count: int | None, total: int) -> str:
     return _MISSING if count is None else f"{_tokens(count)} {_percent(_ratio(count, total)):>6}"
 
 
-def _ratio(part: int | None, whole: int) -> float | None:
+def _ratio(part: int | None, whole: int | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
 def _percent(ratio: float | None) -> str:
     return _MISSING if ratio is None else f"{ratio:.1%}"
-
-
-def _wrap(text: str, indent: str = "") -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

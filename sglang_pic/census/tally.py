@@ -1,7 +1,4 @@
-"""Adds outcomes up, by file and in all.
-
-Owns the counts and their JSON form. Must not know how they were come by, nor how they are shown.
-"""
+"""The counts of a census, and the form in which `--json` prints them."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import msgspec
 from pic_traces.encode.encoded import Part
 
 from sglang_pic.census.outcome import Outcome, RunSpan
-from sglang_pic.census.windows import WINDOW_LEN, Repeated, WindowSearch
+from sglang_pic.census.windows import WINDOW_LEN, Repeated
 
 __all__ = ["Census", "Counts", "Detail", "FileCounts", "RunLengths", "Tally", "UpperBound"]
 
@@ -28,38 +25,38 @@ class RunLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class UpperBound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a search at every alignment finds."""
+    """What a search at every alignment finds outside the prefix."""
 
     window_len: int
     """Tokens of a window."""
     tokens: int
-    """Prompt tokens outside the prefix that lie in a window seen before; it may begin in the prefix."""
+    """Prompt tokens that lie in a window seen before; the window may begin in the prefix."""
     tokens_behind: int
-    """Those of them that lie in such a window wholly behind the prefix."""
+    """Prompt tokens that lie in such a window wholly behind the prefix."""
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What else is known."""
+    """Counts beside the seven that every trace has."""
 
     is_complete: bool = True
-    """False where the census was stopped inside the file; the counts are of the calls before that."""
+    """False if the census stopped inside the file; then the counts cover the calls before that."""
     note: str | None = None
     tokenizer: str | None = None
     tokenizer_exact: bool | None = None
     run_lengths: RunLengths | None = None
-    """None where there is no run."""
+    """None if there is no run."""
     chunk_tokens_same_session: int | None = None
     chunk_tokens_other_session: int | None = None
     chunk_tokens_by_role: dict[str, int] | None = None
-    """Tokens of runs by the role of the message they stand in; `template` for what belongs to no message."""
+    """Tokens of runs, by the role of the message that holds them; `template` for tokens of no message."""
     upper_bound: UpperBound | None = None
-    """None where it was not asked for."""
+    """None without `--upper-bound`."""
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prompt tokens by where they would come from; prefix + chunk + new = prompt.
+    """Prompt tokens by their source; prefix + chunk + new = prompt.
 
-    `chunk_tokens`, `new_tokens` and `runs` are None where the trace cannot tell.
+    `chunk_tokens`, `new_tokens` and `runs` are None for a block trace, which has no text.
     """
 
     sessions: int
@@ -73,17 +70,17 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def recovered(self) -> float | None:
-        """Share of the prefix cache's misses that chunks serve; None where there are none, or nobody can tell."""
+        """Share of the prefix cache's misses that chunks serve; None without misses, and for a block trace."""
         misses = (self.chunk_tokens or 0) + (self.new_tokens or 0)
         return None if self.chunk_tokens is None or not misses else self.chunk_tokens / misses
 
     def of_file(self, file: str) -> FileCounts:
-        """The same under a file's name."""
+        """The same counts with the name of their file."""
         return FileCounts(file=file, **msgspec.structs.asdict(self))
 
 
 class FileCounts(Counts, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The counts of one file, or of whatever else was named on the command line."""
+    """The counts of one FILE of the command line."""
 
     file: str
 
@@ -95,7 +92,7 @@ class Census(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     total: Counts
 
     def to_json(self) -> str:
-        """Indented JSON; the name of a file comes first, as a reader wants it."""
+        """Indented JSON, with the name of a file before its counts."""
         files = [{"file": counts.file, **msgspec.to_builtins(counts)} for counts in self.files]
         text = msgspec.json.encode({"files": files, "total": self.total})
         return msgspec.json.format(text).decode()
@@ -103,13 +100,8 @@ class Census(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @dataclass(slots=True)
 class Tally:
-    """Counts outcomes; grows with distinct run lengths and roles only.
+    """Adds outcomes up; grows only with distinct run lengths and roles."""
 
-    Args:
-        search: looks windows up for the upper bound; None leaves the bound out. Tallies that share a cache share it.
-    """
-
-    search: WindowSearch | None = None
     is_complete: bool = False
     sessions: int = 0
     calls: int = 0
@@ -117,42 +109,30 @@ class Tally:
     prefix_tokens: int = 0
     chunk_tokens: int = 0
     same_session_tokens: int = 0
-    repeated: Repeated = field(default_factory=Repeated)
+    repeated: Repeated | None = None
     run_lengths: Counter[int] = field(default_factory=Counter)
     roles: Counter[str] = field(default_factory=Counter)
 
-    def add(self, outcome: Outcome) -> None:
-        """Count one call."""
-        tokens = outcome.encoded.tokens
+    def add(self, outcome: Outcome, repeated: Repeated | None = None) -> None:
+        """Count one call.
+
+        Args:
+            outcome: the call.
+            repeated: what the search for the upper bound found in it; None where nothing was searched.
+        """
         self.sessions += outcome.ref.index == 0
         self.calls += 1
-        self.prompt_tokens += len(tokens)
+        self.prompt_tokens += len(outcome.encoded.tokens)
         self.prefix_tokens += outcome.prefix_len
         self.chunk_tokens += outcome.num_chunk_hit
-        if outcome.runs:
-            parts = outcome.encoded.parts
-            for run in outcome.runs:
-                self._add_run(run, outcome, parts)
-        if self.search is not None:
-            repeated = self.search.observe(
-                outcome.encoded.path, prompt_len=len(tokens), prefix_len=_stored_len(outcome)
-            )
-            self.repeated = self.repeated.plus(repeated)
-
-    def merge(self, other: Tally) -> None:
-        """Add what another one counted."""
-        self.sessions += other.sessions
-        self.calls += other.calls
-        self.prompt_tokens += other.prompt_tokens
-        self.prefix_tokens += other.prefix_tokens
-        self.chunk_tokens += other.chunk_tokens
-        self.same_session_tokens += other.same_session_tokens
-        self.repeated = self.repeated.plus(other.repeated)
-        self.run_lengths += other.run_lengths
-        self.roles += other.roles
+        parts = outcome.encoded.parts if outcome.runs else ()
+        for run in outcome.runs:
+            self._add_run(run, outcome, parts)
+        if repeated is not None:
+            self.repeated = repeated.plus(self.repeated or Repeated())
 
     def counts(self, *, tokenizer: str, tokenizer_exact: bool, note: str | None = None) -> Counts:
-        """The counts as they stand."""
+        """The counts so far."""
         return Counts(
             sessions=self.sessions,
             calls=self.calls,
@@ -170,45 +150,31 @@ class Tally:
                 chunk_tokens_same_session=self.same_session_tokens,
                 chunk_tokens_other_session=self.chunk_tokens - self.same_session_tokens,
                 chunk_tokens_by_role=dict(self.roles.most_common()),
-                upper_bound=self._upper_bound(),
+                upper_bound=_upper_bound(self.repeated),
             ),
         )
 
     def _add_run(self, run: RunSpan, outcome: Outcome, parts: Sequence[Part]) -> None:
         length = run.end - run.start
         self.run_lengths[length] += 1
-        if (run.donor.file, run.donor.session) == (outcome.ref.file, outcome.ref.session):
+        if run.donor.is_same_session(outcome.ref):
             self.same_session_tokens += length
         at = max(0, bisect_right(parts, run.start, key=lambda part: part.start) - 1)
         while at < len(parts) and parts[at].start < run.end:
             self.roles[parts[at].role] += min(parts[at].end, run.end) - max(parts[at].start, run.start)
             at += 1
 
-    def _upper_bound(self) -> UpperBound | None:
-        if self.search is None:
-            return None
-        return UpperBound(window_len=WINDOW_LEN, tokens=self.repeated.num, tokens_behind=self.repeated.num_behind)
 
-
-def _stored_len(outcome: Outcome) -> int:
-    """How much of the prompt begins an earlier path: `prefix_len`, or all of it."""
-    tokens, expected = outcome.encoded.tokens, outcome.expected
-    is_whole = len(tokens) == outcome.prefix_len + 1 and len(expected) > 0 and expected[0] == tokens[-1]
-    return outcome.prefix_len + is_whole
+def _upper_bound(repeated: Repeated | None) -> UpperBound | None:
+    if repeated is None:
+        return None
+    return UpperBound(window_len=WINDOW_LEN, tokens=repeated.num, tokens_behind=repeated.num_behind)
 
 
 def _percentiles(lengths: Counter[int]) -> RunLengths | None:
-    total = lengths.total()
-    if not total:
+    ordered = sorted(lengths.elements())
+    if not ordered:
         return None
-    found = []
-    ordered = sorted(lengths.items())
-    for percent in (10, 50, 90):
-        rank = -(-percent * total // 100)
-        passed = 0
-        for length, count in ordered:
-            passed += count
-            if passed >= rank:
-                found.append(length)
-                break
-    return RunLengths(p10=found[0], p50=found[1], p90=found[2])
+    # Rounded up in integers: the nearest rank, exactly.
+    p10, p50, p90 = (ordered[-(-percent * len(ordered) // 100) - 1] for percent in (10, 50, 90))
+    return RunLengths(p10=p10, p50=p50, p90=p90)

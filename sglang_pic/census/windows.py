@@ -1,40 +1,34 @@
-"""How much a search at every alignment would find: the upper bound beside which the census stands.
+"""How much a search at every alignment would find: the upper bound that the census shows beside what chunks recover.
 
-Owns the windows seen so far, by a rolling hash. Must not know chunks, runs or files.
-
-A token counts if it lies in a window of `WINDOW_LEN` tokens that an earlier call had too, anywhere. Equal windows have
-equal hashes; unequal ones collide with a chance of about 2^-64 for a pair, and nobody is served by this.
+A token counts if it lies in a window of `WINDOW_LEN` tokens that an earlier call also had, at any position. Windows are
+compared by 64-bit hashes. Two different windows have the same hash with a chance of about 2^-64, and no answer depends
+on these counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from pic_traces.encode.encoded import Tokens
 
-__all__ = ["WINDOW_LEN", "Repeated", "WindowSearch"]
+__all__ = ["WINDOW_LEN", "Hashes", "Repeated", "WindowSearch", "window_hashes"]
 
 WINDOW_LEN = 64
 
-_Hashes: TypeAlias = npt.NDArray[np.uint64]
+Hashes: TypeAlias = npt.NDArray[np.uint64]
 
-_BASE = 0x5851F42D4C957F2D
-"""Odd, so that it has an inverse modulo 2^64."""
-_BLOCK = 1 << 16
-"""Windows hashed at once."""
+_FACTOR = 0x9E3779B97F4A7C15
 
 
 class Repeated(NamedTuple):
-    """Tokens of a prompt outside its prefix that lie in windows seen before."""
+    """Prompt tokens outside the prefix that lie in a window seen before."""
 
     num: int = 0
-    """In any such window, also one that begins in the prefix."""
+    """Tokens in any such window; the window may begin in the prefix."""
     num_behind: int = 0
-    """In such windows wholly behind the prefix."""
+    """Tokens in such a window that lies wholly behind the prefix."""
 
     def plus(self, other: Repeated) -> Repeated:
         """The sums."""
@@ -42,11 +36,11 @@ class Repeated(NamedTuple):
 
 
 class WindowSearch:
-    """The windows of all calls so far. Memory: 8 bytes a distinct window, at most four times that while merging."""
+    """The windows of all calls so far. Memory: 8 bytes for each distinct window, at most four times that in a merge."""
 
     def __init__(self) -> None:
         # Ascending, distinct, disjoint; each at least twice as long as the next, so that there are few of them.
-        self._seen: list[_Hashes] = []
+        self._seen: list[Hashes] = []
 
     def observe(self, path: Tokens, *, prompt_len: int, prefix_len: int) -> Repeated:
         """Count the tokens of `path[prefix_len:prompt_len]` that lie in a window seen before; then remember the path.
@@ -57,21 +51,15 @@ class WindowSearch:
             prefix_len: `path[:prefix_len]` begins an earlier path, so its windows are known. Windows that reach over
                 its end are looked up.
         """
-        start = max(0, prefix_len - WINDOW_LEN + 1)
-        found = []
-        fresh = []
-        for at, hashes in _blocks(path[start:]):
-            first = start + at
-            is_known = self._is_known(hashes)
-            found.append(np.flatnonzero(is_known[: max(0, prompt_len - WINDOW_LEN + 1 - first)]) + first)
-            fresh.append(hashes[~is_known])
-        if fresh:
-            self._remember(np.unique(np.concatenate(fresh)))
-        starts = np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+        first = max(0, prefix_len - WINDOW_LEN + 1)
+        hashes = window_hashes(path[first:], WINDOW_LEN)
+        is_known = self._is_known(hashes)
+        self._remember(np.unique(hashes[~is_known]))
+        starts = np.flatnonzero(is_known[: max(0, prompt_len - WINDOW_LEN + 1 - first)]) + first
         behind = starts[np.searchsorted(starts, prefix_len) :]
         return Repeated(_union_len(starts, prefix_len), _union_len(behind, prefix_len))
 
-    def _is_known(self, hashes: _Hashes) -> npt.NDArray[np.bool_]:
+    def _is_known(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         order = np.argsort(hashes)
         # Ascending queries walk through the long arrays instead of jumping about in them.
         queries = hashes[order]
@@ -83,13 +71,29 @@ class WindowSearch:
         result[order] = known
         return result
 
-    def _remember(self, fresh: _Hashes) -> None:
+    def _remember(self, fresh: Hashes) -> None:
         if not len(fresh):
             return
         while self._seen and len(self._seen[-1]) < 2 * len(fresh):
             fresh = np.concatenate([self._seen.pop(), fresh])
             fresh.sort()
         self._seen.append(fresh)
+
+
+def window_hashes(tokens: Tokens, window_len: int) -> Hashes:
+    """One hash for the window at every alignment, `sum(mixed(token) * FACTOR^k)`; empty where no window fits."""
+    # Token ids are small numbers; mixed over 64 bits (as splitmix64 does), their sums do not meet.
+    hashes = tokens.astype(np.uint64) + np.uint64(_FACTOR)
+    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    hashes ^= hashes >> np.uint64(31)
+    size = 1
+    while size < window_len:
+        # The hash of a window is put together from two halves. They may overlap: equal windows still get equal hashes.
+        step = min(size, window_len - size)
+        hashes = hashes[:-step] * np.uint64(pow(_FACTOR, step, 1 << 64)) + hashes[step:]
+        size += step
+    return hashes
 
 
 def _union_len(starts: npt.NDArray[np.int64], floor: int) -> int:
@@ -100,34 +104,3 @@ def _union_len(starts: npt.NDArray[np.int64], floor: int) -> int:
     # Each window adds what the one before it has not reached.
     reached = np.maximum(np.concatenate([[floor], ends[:-1]]), floor)
     return int(np.maximum(ends - np.maximum(starts, reached), 0).sum())
-
-
-def _blocks(tokens: Tokens) -> Iterator[tuple[int, _Hashes]]:
-    """Where each block of windows begins, and the hashes of its windows, one for every alignment."""
-    powers, inverses = _powers()
-    for at in range(0, len(tokens) - WINDOW_LEN + 1, _BLOCK):
-        block = tokens[at : at + _BLOCK + WINDOW_LEN - 1]
-        num_windows = len(block) - WINDOW_LEN + 1
-        sums = np.zeros(len(block) + 1, dtype=np.uint64)
-        np.cumsum(_mix(block) * powers[: len(block)], out=sums[1:])
-        # sum(token[i + k] * base^(i + k)) * base^-i does not depend on i any more.
-        yield at, (sums[WINDOW_LEN:] - sums[:num_windows]) * inverses[:num_windows]
-
-
-@cache
-def _powers() -> tuple[_Hashes, _Hashes]:
-    return _geometric(_BASE, _BLOCK + WINDOW_LEN), _geometric(pow(_BASE, -1, 1 << 64), _BLOCK + WINDOW_LEN)
-
-
-def _geometric(base: int, num: int) -> _Hashes:
-    factors = np.full(num, base, dtype=np.uint64)
-    factors[0] = 1
-    return np.multiply.accumulate(factors)
-
-
-def _mix(tokens: Tokens) -> _Hashes:
-    """Token ids spread over 64 bits: their own are few, and sums of small numbers would meet."""
-    mixed = tokens.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))

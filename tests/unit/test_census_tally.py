@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from census_fakes import IdsEncoder, session
 
 from sglang_pic.census.outcome import Outcome
@@ -23,14 +25,21 @@ def outcomes() -> list[Outcome]:
     return list(simulate([("f", sessions)], IdsEncoder(), config=CONFIG))
 
 
+def count(outcomes: Iterable[Outcome]) -> Tally:
+    """All of them, with what a search finds in each."""
+    tally, search = Tally(), WindowSearch()
+    for outcome in outcomes:
+        path, prompt_len = outcome.encoded.path, len(outcome.encoded.tokens)
+        tally.add(outcome, search.observe(path, prompt_len=prompt_len, prefix_len=outcome.stored_len))
+    return tally
+
+
 def counts(tally: Tally) -> Counts:
     return tally.counts(tokenizer="ids", tokenizer_exact=True)
 
 
 def test_everything_is_counted_once() -> None:
-    tally = Tally(search=WindowSearch())
-    for outcome in outcomes():
-        tally.add(outcome)
+    tally = count(outcomes())
     found = counts(tally)
     assert (found.sessions, found.calls, found.prompt_tokens) == (2, 3, 800)
     assert found.prefix_tokens == 0
@@ -49,21 +58,9 @@ def test_everything_is_counted_once() -> None:
     )
 
 
-def test_merging_is_adding_to_one() -> None:
-    one, other, both = Tally(), Tally(), Tally()
-    for number, outcome in enumerate(outcomes()):
-        (one if number < 2 else other).add(outcome)
-        both.add(outcome)
-    one.merge(other)
-    assert counts(one) == counts(both)
-    assert counts(both).detail.upper_bound is None
-
-
 def test_a_prompt_that_was_seen_whole_has_nothing_to_find() -> None:
     """Its last token is computed in any case; no search could have spared it."""
-    tally = Tally(search=WindowSearch())
-    for outcome in simulate([("f", [session("s", [([A], [5]), ([A], [5])])])], IdsEncoder(), config=CONFIG):
-        tally.add(outcome)
+    tally = count(simulate([("f", [session("s", [([A], [5]), ([A], [5])])])], IdsEncoder(), config=CONFIG))
     found = counts(tally)
     assert (found.prefix_tokens, found.chunk_tokens, found.new_tokens) == (199, 0, 201)
     assert tally.repeated == (0, 0)
@@ -79,3 +76,4 @@ def test_nothing_counted() -> None:
     found = counts(Tally())
     assert found.recovered is None
     assert found.detail.run_lengths is None
+    assert found.detail.upper_bound is None

@@ -1,0 +1,61 @@
+"""What `census` and `explain` have in common: arguments that name the recorded calls, their checks, a progress bar."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from pic_traces import Session, load
+
+from sglang_pic.census.outcome import Outcome
+from sglang_pic.errors import ConfigError
+
+__all__ = ["add_input_arguments", "check_inputs", "read_sessions", "with_progress"]
+
+_FILES = "recorded sessions, request logs, a folder of them, sample:opendevin, or gen:NAME?key=value&..."
+
+
+def add_input_arguments(parser: argparse.ArgumentParser, files: str = _FILES) -> None:
+    """Add FILE, --tokenizer, --limit-sessions and --quiet."""
+    parser.add_argument("files", nargs="+", metavar="FILE", help=files)
+    parser.add_argument(
+        "--tokenizer",
+        metavar="DIR",
+        help="a model's folder, for its tokenizer and chat template (default: count words, which is approximate)",
+    )
+    parser.add_argument("--limit-sessions", type=int, metavar="N", help="read only the first N sessions of every file")
+    parser.add_argument("--quiet", action="store_true", help="show no progress bar")
+
+
+def check_inputs(args: argparse.Namespace) -> None:
+    """Check what the user set.
+
+    Raises:
+        ConfigError: a limit is not positive, or a file is named twice.
+    """
+    for name in ("limit_sessions", "limit_calls"):
+        value = getattr(args, name, None)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')}={value!r}: must be 1 or more; leave it out to read all.")
+    for file in args.files:
+        if args.files.count(file) > 1:
+            raise ConfigError(f"FILE={file!r}: is named twice; name it once, or all of it would count as prefix hits.")
+
+
+def read_sessions(file: str, limit: int | None) -> Iterator[Session]:
+    """The first `limit` sessions of a file, all of them if None."""
+    return islice(load(file), limit)
+
+
+def with_progress(outcomes: Iterable[Outcome], num_calls: int, *, quiet: bool) -> Iterator[Outcome]:
+    """The outcomes, with a progress bar on stderr where that is a terminal."""
+    from tqdm import tqdm
+
+    is_hidden = quiet or not sys.stderr.isatty()
+    with tqdm(total=num_calls, unit="call", file=sys.stderr, disable=is_hidden, dynamic_ncols=True) as bar:
+        for outcome in outcomes:
+            bar.set_description_str(outcome.ref.file.rpartition("/")[2][-40:], refresh=False)
+            bar.update()
+            yield outcome
