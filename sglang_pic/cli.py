@@ -1,7 +1,7 @@
-"""Owns the console script `sglang-pic`: finds the verb, runs it, turns errors into exit codes.
+"""The console script `sglang-pic`: finds the verb, runs it, turns errors into exit codes.
 
-A verb is a module of its own with `add_arguments(parser)` and `run(args) -> int`. It is imported only when its verb is
-asked for, so that `sglang-pic --help` needs neither torch nor SGLang. This module must not know what a verb does.
+A verb is a module of its own with `add_arguments(parser)` and `run(args) -> int`. The module is imported only when the
+user names its verb, so that `sglang-pic --help` needs neither torch nor SGLang.
 Exit codes: 0 ok, 1 a failed check or failed requests, 2 usage, 130 interrupted.
 """
 
@@ -30,7 +30,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 OWN_PACKAGES = ("sglang_pic", "pic_kernels", "pic_traces", "pic_bench")
-EXTRA_OF = {"jinja2": "census", "locust": "bench", "psutil": "bench", "tokenizers": "census"}
+EXTRA_OF = {"jinja2": "census", "locust": "bench", "psutil": "bench", "rich": "census", "tokenizers": "census"}
 """The extra of this package that installs a module; modules that are not here come with SGLang."""
 # Fixed, so that help text is the same in every terminal and in the README.
 HELP_WIDTH = 100
@@ -71,17 +71,17 @@ class VerbModule(Protocol):
 VERBS: dict[str, Verb] = {
     "model": Verb(
         "sglang_pic.models.command",
-        "prepare a small model that a CPU can serve",
-        "Writes a ready checkpoint with its tokenizer into a folder, from an installed package or from seeded random "
-        "weights. Nothing is downloaded, and a folder that is complete is left as it is.",
+        "write a small model that a CPU can serve",
+        "Writes a checkpoint with its tokenizer into a folder, from an installed package or from seeded random "
+        "weights. Downloads nothing, and leaves a complete folder as it is.",
         ("sglang-pic model smollm2 .models/smollm2", "sglang-pic model tiny-mla .models/tiny-mla"),
         needs=("torch", "transformers"),
     ),
     "replay": Verb(
         "pic_traces.command",
-        "replay a trace against a running server",
-        "Sends the recorded calls of a trace to a server and writes a run folder: every request as it was sent and "
-        "answered, the environment, and a summary of where every prompt token came from.",
+        "send a trace to a running server and record the answers",
+        "Sends the recorded calls of a trace to a server. Writes a run folder with every request and answer, the "
+        "environment, and a summary that tells the source of every prompt token: prefix, chunk or computed.",
         (
             "sglang-pic replay sample:opendevin --base-url http://127.0.0.1:30000 --out runs/replay",
             "sglang-pic replay trace.jsonl.gz --base-url http://127.0.0.1:30000 --out runs/four --sessions 4",
@@ -90,9 +90,9 @@ VERBS: dict[str, Verb] = {
     ),
     "compare": Verb(
         "pic_bench.compare.command",
-        "stock SGLang against the patched server, on the same trace",
-        "Starts a fresh server for each arm, replays the trace against it and stops it; then pairs the requests and "
-        "reports where every prompt token came from, the time to first token, and whether the answers agree.",
+        "compare stock SGLang with the patched server on one trace",
+        "Starts a fresh server for each arm, replays the trace against it and stops it. The report pairs the requests "
+        "and shows the source of every prompt token, the time to first token, and how many answers agree.",
         (
             "sglang-pic compare sample:opendevin --model .models/smollm2 --out runs/demo",
             "sglang-pic compare trace.jsonl.gz --model .models/smollm2 --out runs/page16 -- --page-size 16",
@@ -101,10 +101,10 @@ VERBS: dict[str, Verb] = {
     ),
     "fidelity": Verb(
         "pic_bench.fidelity.command",
-        "how far answers after splicing are from a full prefill",
-        "Starts the patched server and serves prompts with every run spliced as planned, without rotation, from the "
-        "exact prefix, and in full; compares logits over the whole vocabulary, gold continuations, generated text and "
-        "keys, and writes a report.",
+        "measure how far splicing moves the model's answers",
+        "Starts the patched server and serves each prompt in full, as an exact prefix hit, spliced, and spliced with "
+        "keys left unrotated. The report compares logits over the whole vocabulary, gold continuations, generated "
+        "text and keys with the full prefill.",
         (
             "sglang-pic fidelity --model .models/smollm2 --quick --out runs/quick",
             "sglang-pic fidelity --model .models/smollm2 --experiment grid --dtype bfloat16 --out runs/grid",
@@ -113,31 +113,34 @@ VERBS: dict[str, Verb] = {
     ),
     "report": Verb(
         "pic_bench.report.command",
-        "write the report of a run again, or of several together",
-        "Makes report.md and report.html again from the raw records in the folder of `compare` or `fidelity`. Several "
-        "fidelity runs of one model, measured side by side or on several days, become one.",
+        "write the report of a run again, or one report of several runs",
+        "Writes report.md and report.html again from the raw records in a folder of `compare` or `fidelity`. Several "
+        "fidelity runs of one model, for example one for each number format, become one report.",
         ("sglang-pic report runs/demo", "sglang-pic report runs/float32 runs/bfloat16 --out runs/both"),
         needs=("psutil",),
     ),
     "census": Verb(
         "sglang_pic.census.command",
-        "what your own logs would gain: prefix, chunk and new tokens",
-        "Serves recorded calls from an unlimited cache, with no model and no GPU, and counts what a prefix cache gets, "
-        "what this cache would recover beside it, and what is new.",
+        "count what the cache would bring on your own logs",
+        "Serves recorded calls from an unlimited cache, without a model or a GPU. Counts the prompt tokens that a "
+        "prefix cache serves, those that this cache would serve in addition, and those that are new.",
         (
             "sglang-pic census sample:opendevin",
             "sglang-pic census logs/ trace.jsonl.gz --tokenizer .models/smollm2 --upper-bound",
         ),
+        needs=("rich",),
     ),
     "explain": Verb(
         "sglang_pic.explain.command",
-        "one page that shows what broke your prefix, call by call",
-        "Serves recorded calls from an unlimited cache, with no model and no GPU, finds the first token that differs "
-        "in each, why, and what it cost, and writes one self-contained HTML page with every call as a bar.",
+        "write a page that shows what broke your prefixes, call by call",
+        "Serves recorded calls from an unlimited cache, without a model or a GPU. Finds the first token of each call "
+        "that differs from the calls before, tells why it differs and what that cost, and writes one self-contained "
+        "HTML page that draws every call as a bar.",
         (
             "sglang-pic explain sample:opendevin --out page.html",
             "sglang-pic explain logs/ --tokenizer .models/smollm2 --out page.html --force",
         ),
+        needs=("jinja2", "rich"),
     ),
 }
 
@@ -220,9 +223,9 @@ def _describe(parser: argparse.ArgumentParser, verb: Verb, module: VerbModule) -
 def _build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     parser = argparse.ArgumentParser(
         prog="sglang-pic",
-        description="Position-independent KV-cache reuse for SGLang: prepare, replay, compare, measure, explain.",
+        description="Position-independent KV-cache reuse for SGLang: try it, measure it, and ask your own logs.",
         epilog=_examples([verb.examples[0] for verb in VERBS.values()])
-        + "\n\n`sglang-pic VERB --help` explains a verb. The server itself is SGLang's own:\n"
+        + "\n\n`sglang-pic VERB --help` explains a verb. To start a server with the cache, use SGLang's own command:\n"
         "  sglang serve MODEL --radix-cache-backend pic",
         formatter_class=_FORMATTER,
     )
