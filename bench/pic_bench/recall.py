@@ -22,6 +22,7 @@ from pic_traces.encode import load_encoder
 from pic_traces.encode.encoded import EncodedCall, Encoder, Tokens
 from pic_traces.generate import WORKLOADS, partition_shift
 from pic_traces.session import Call
+from pic_traces.source import short_name
 from tqdm import tqdm
 
 from pic_bench.compare.summary import write_json
@@ -139,7 +140,7 @@ def _measure(trace: str, tokenizer: str | None, config: CoreConfig, quiet: bool)
     if bound is None or counts.chunk_tokens is None or counts.runs is None:
         raise BenchError(f"{trace}: tells nothing about repeats; recorded sessions with text are needed.")
     return Recall(
-        name=_short(trace),
+        name=short_name(trace),
         sessions=counts.sessions,
         calls=counts.calls,
         prompt_tokens=counts.prompt_tokens,
@@ -187,10 +188,6 @@ class _TimedSearch(WindowSearch):
         repeated = super().observe(path, prompt_len=prompt_len, prefix_len=prefix_len)
         self.seconds += time.perf_counter() - started
         return repeated
-
-
-def _short(trace: str) -> str:
-    return trace if trace.startswith(("gen:", "sample:")) else Path(trace).name.partition(".")[0]
 
 
 _TABLE_HEAD: Final = (

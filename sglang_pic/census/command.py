@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from pic_traces.encode import load_encoder
+from pic_traces.source import TRACE_HELP
 
 from sglang_pic.census.inputs import add_input_arguments, check_inputs, with_progress
 from sglang_pic.census.simulate import CacheScope
@@ -14,7 +15,6 @@ from sglang_pic.core import CoreConfig
 
 __all__ = ["add_arguments", "run"]
 
-_FILES = "recorded sessions, request logs, a folder of them, sample:opendevin, gen:NAME?key=value&..., or a block trace"
 _SETTINGS = {
     "min_run": ("min_run_tokens", "shortest run, in tokens"),
     "min_spliced": ("min_spliced_tokens", "fewest tokens of a run that must be left to splice"),
@@ -30,7 +30,7 @@ _SETTINGS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic census`."""
-    add_input_arguments(parser, _FILES)
+    add_input_arguments(parser, f"{TRACE_HELP}; or a block trace")
     parser.add_argument("--json", action="store_true", help="print the counts as JSON instead of tables")
     parser.add_argument(
         "--upper-bound",

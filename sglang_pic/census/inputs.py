@@ -8,16 +8,15 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from pic_traces import Session, load
+from pic_traces.source import TRACE_HELP
 
 from sglang_pic.census.outcome import Outcome
 from sglang_pic.errors import ConfigError
 
 __all__ = ["add_input_arguments", "check_inputs", "read_sessions", "with_progress"]
 
-_FILES = "recorded sessions, request logs, a folder of them, sample:opendevin, or gen:NAME?key=value&..."
 
-
-def add_input_arguments(parser: argparse.ArgumentParser, files: str = _FILES) -> None:
+def add_input_arguments(parser: argparse.ArgumentParser, files: str = TRACE_HELP) -> None:
     """Add FILE, --tokenizer, --limit-sessions and --quiet."""
     parser.add_argument("files", nargs="+", metavar="FILE", help=files)
     parser.add_argument(

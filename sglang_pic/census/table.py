@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from pathlib import PurePath
 from typing import TypeAlias
 
+from pic_traces.source import short_name
 from rich.console import Console
 from rich.table import Table
 
@@ -54,7 +54,7 @@ def render(census: Census, config: CoreConfig) -> str:
         census: the result.
         config: the settings it was made with.
     """
-    rows: list[tuple[str, Counts]] = [(_label(counts.file), counts) for counts in census.files]
+    rows: list[tuple[str, Counts]] = [(short_name(counts.file), counts) for counts in census.files]
     if len(rows) > 1:
         rows.append(("all", census.total))
     # Block traces have no chunks.
@@ -147,16 +147,6 @@ def _never_spliced(config: CoreConfig) -> list[str]:
         most = NEAR_TAILS * config.tail_tokens
         reasons.append(f"up to {most} tokens at its end where the context of no donor fits")
     return reasons
-
-
-def _label(file: str) -> str:
-    """What a file is called in the table: no folder, no usual ending."""
-    if file.startswith(("gen:", "sample:")):
-        return file
-    name = PurePath(file).name
-    for suffix in (".gz", ".jsonl", ".json"):
-        name = name.removesuffix(suffix)
-    return name or file
 
 
 def _roles(counts: Counts) -> str:

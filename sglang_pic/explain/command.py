@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pic_traces.source import TRACE_HELP, short_name
+
 from sglang_pic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,12 +33,7 @@ _NUM_TITLES = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic explain`."""
-    parser.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help="recorded sessions, request logs or a folder of them, sample:opendevin, or gen:NAME?key=value&...",
-    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help=TRACE_HELP)
     parser.add_argument("--out", required=True, metavar="PAGE", help="the HTML file to write")
     parser.add_argument(
         "--tokenizer",
@@ -115,7 +112,7 @@ def _sessions(file: str, limit: int | None) -> Iterator[Session]:
 
 
 def _title(files: Sequence[str]) -> str:
-    names = [file if file.startswith(("gen:", "sample:")) else Path(file).name for file in files]
+    names = [short_name(file) for file in files]
     more = f" and {len(names) - _NUM_TITLES} more" if len(names) > _NUM_TITLES else ""
     return ", ".join(names[:_NUM_TITLES]) + more
 

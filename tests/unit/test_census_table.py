@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+from pic_traces.source import short_name
 
-from sglang_pic.census.table import WIDTH, _label, render
+from sglang_pic.census.table import WIDTH, render
 from sglang_pic.census.tally import Census, Counts, Detail, RunLengths, UpperBound
 from sglang_pic.core import CoreConfig
 
@@ -112,7 +113,7 @@ def test_it_fits_a_narrow_terminal(file: str) -> None:
     assert max(map(len, text.splitlines())) <= WIDTH
     # Nothing of the names is lost: they go on in the next lines.
     names = "".join(line[:WIDTH].split("  ")[0] for line in text.splitlines())
-    assert all(name in names for name in (_label(file), _label(file.replace("1", "2")), "b" * 60))
+    assert all(name in names for name in (short_name(file), short_name(file.replace("1", "2")), "b" * 60))
 
 
 def test_settings_are_named() -> None:

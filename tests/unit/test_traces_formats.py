@@ -133,7 +133,7 @@ def test_errors_name_file_line_and_fault(tmp_path: Path, line: str, message: str
 
 
 def test_errors_of_whole_files(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"missing\.jsonl: no such file; a path, sample:NAME or gen:NAME"):
+    with pytest.raises(TraceError, match=r"missing\.jsonl': no such file; a path, sample:NAME or gen:NAME"):
         load(tmp_path / "missing.jsonl")
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(TraceError, match="empty: no sessions: the file has no lines"):

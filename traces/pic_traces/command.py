@@ -16,6 +16,7 @@ from pic_traces.records import Latency, ReplaySummary, load_summary
 from pic_traces.replay.launch import run_replay
 from pic_traces.replay.options import FlattenTools, ReplayOptions
 from pic_traces.session import JsonValue
+from pic_traces.source import TRACE_HELP
 
 __all__ = ["DESCRIPTION", "add_arguments", "options_from", "run"]
 
@@ -24,12 +25,7 @@ DESCRIPTION = "Replay recorded LLM calls against a server and record where every
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the replay's arguments to a parser."""
-    parser.add_argument(
-        "trace",
-        metavar="TRACE",
-        help="recorded sessions or request logs (JSONL, gzip or plain), a folder of logs, sample:opendevin, or "
-        "gen:NAME?key=value&...",
-    )
+    parser.add_argument("trace", metavar="TRACE", help=TRACE_HELP)
     parser.add_argument("--base-url", required=True, metavar="URL", help="the server, e.g. http://127.0.0.1:30000")
     parser.add_argument("--out", required=True, metavar="DIR", help="run folder to write")
     parser.add_argument("--sessions", type=int, default=1, metavar="N", help="sessions side by side (default: 1)")

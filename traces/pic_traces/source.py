@@ -1,4 +1,4 @@
-"""Where sessions come from: a trace file, a folder of them, a packaged sample, or a seeded generator.
+"""Where sessions come from: a file, a folder, a packaged sample or a seeded generator, with a clock or without.
 
 Owns `load` and the recognition of formats. Must not know any one format's keys, servers or locust.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from enum import Enum
 from itertools import chain, islice
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import msgspec
 
 from pic_traces.blocks import recognize_blocks
+from pic_traces.clock import set_clocks, split_clock
 from pic_traces.errors import TraceError
 from pic_traces.generate import generate
 from pic_traces.lines import JSON_SUFFIXES, LINES_SUFFIXES, Line, read_objects
@@ -20,11 +21,17 @@ from pic_traces.openai_log import is_request, name_by_line, parse_requests
 from pic_traces.recorded import is_recorded, parse_recorded
 from pic_traces.session import Session
 
-__all__ = ["SAMPLES", "limit", "load"]
+__all__ = ["SAMPLES", "TRACE_HELP", "limit", "load", "short_name"]
 
 _DATA = Path(__file__).parent / "data"
 SAMPLES: dict[str, Path] = {"opendevin": _DATA / "opendevin_sample.jsonl.gz"}
 """The traces that travel with the package, by the name in `sample:NAME`."""
+
+TRACE_HELP = (
+    "recorded sessions or request logs (a file or a folder of them), sample:NAME, gen:NAME?key=value&..., or clock: in "
+    "front of any of these"
+)
+"""What a command line says of an argument that `load` takes."""
 
 _LOG_SUFFIXES = (*LINES_SUFFIXES, *JSON_SUFFIXES)
 
@@ -34,7 +41,8 @@ def load(trace: str | Path) -> Iterator[Session]:
 
     Args:
         trace: a file (JSON or JSONL, gzip or plain: recorded sessions or OpenAI chat requests, told apart by content),
-            a folder of such files of one kind, `sample:NAME`, or `gen:NAME?key=value&...`. Of a folder every `*.jsonl`,
+            a folder of such files of one kind, `sample:NAME`, or `gen:NAME?key=value&...`; with `clock:` or
+            `clock:SEED@` in front, any of these with a clock in every system prompt. Of a folder every `*.jsonl`,
             `*.json` and their `.gz` is read, in subfolders too, sorted by path; requests of one session may lie in
             several files.
 
@@ -42,6 +50,9 @@ def load(trace: str | Path) -> Iterator[Session]:
         TraceError: at the first thing that cannot be read; the message names the file and the line.
     """
     name = str(trace)
+    clock, seed, rest = split_clock(name)
+    if clock:
+        return set_clocks(load(rest), seed)
     if name.startswith("gen:"):
         return generate(name)
     if name.startswith("sample:"):
@@ -52,11 +63,24 @@ def load(trace: str | Path) -> Iterator[Session]:
             )
         return _load_file(SAMPLES[sample])
     path = Path(trace).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return _load_folder(path)
     if not path.is_file():
-        raise TraceError(f"{name}: no such file; a path, sample:NAME or gen:NAME?key=value&... is allowed")
+        raise TraceError(
+            f"{name!r}: no such file; a path, sample:NAME or gen:NAME?key=value&... is allowed, clock: in front of any"
+        )
     return _load_file(path)
+
+
+def short_name(trace: str) -> str:
+    """What reports call a trace: a file without its folder and usual endings, all else as it was asked for."""
+    clock, _, rest = split_clock(trace)
+    if rest.startswith(("gen:", "sample:")):
+        return trace
+    name = PurePath(rest).name
+    for suffix in (".gz", ".jsonl", ".json"):
+        name = name.removesuffix(suffix)
+    return clock + (name or rest)
 
 
 def limit(

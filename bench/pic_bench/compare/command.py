@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from pic_traces.source import TRACE_HELP
+
 from pic_bench.report.command import print_result
 
 if TYPE_CHECKING:
@@ -28,11 +30,7 @@ DEFAULT_ARMS = "stock,pic"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic compare`."""
-    parser.add_argument(
-        "trace",
-        metavar="TRACE",
-        help="recorded sessions, request logs or a folder of them, sample:opendevin or gen:NAME?key=value&...",
-    )
+    parser.add_argument("trace", metavar="TRACE", help=TRACE_HELP)
     parser.add_argument("--model", required=True, metavar="DIR", help="model folder or hub name, as for `sglang serve`")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the run's folder, new or empty")
     parser.add_argument("--force", action="store_true", help="overwrite an earlier comparison in --out")

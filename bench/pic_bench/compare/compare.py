@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 from pic_traces import load
+from pic_traces.clock import split_clock
 from pic_traces.records import RequestRecord, load_records, load_summary
 from pic_traces.replay import ReplayOptions, run_replay
+from pic_traces.source import short_name
 
 from pic_bench.compare.arms import Arm, ArmKind
 from pic_bench.compare.counters import pic_counters
@@ -188,11 +190,11 @@ def _find(comparisons: Sequence[Paired], arm: str | None) -> Paired | None:
 
 def _trace(settings: Settings, records: Sequence[RequestRecord]) -> Trace:
     """The trace's name, its file's digest, and how much of it was replayed."""
-    path = Path(settings.config.trace).expanduser()
+    path = Path(split_clock(settings.config.trace)[2]).expanduser()
     measured = [record for record in records if not record.warmup]
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
     return Trace(
-        name=path.name.removesuffix(".gz").removesuffix(".jsonl") if digest else settings.config.trace,
+        name=short_name(settings.config.trace) if digest else settings.config.trace,
         path=settings.config.trace if digest else None,
         sha256=digest,
         sessions=len({record.session_id for record in measured}),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import msgspec
+from pic_traces.clock import split_clock
 from tqdm import tqdm
 
 from pic_bench.compare.summary import write_json
@@ -259,10 +260,14 @@ def _calls(config: Config, text: ModelText) -> list[TraceCall]:
         return []
     traces = [name for name in config.data if not is_question_set(Path(name))] or [DEFAULT_TRACE]
     return [
-        call
-        for trace in traces
-        for call in trace_calls(trace, Path(trace).name, text, config.model, config.sizes.calls)
+        call for trace in traces for call in trace_calls(trace, _source(trace), text, config.model, config.sizes.calls)
     ]
+
+
+def _source(trace: str) -> str:
+    """What records call a trace: a file without its folder."""
+    clock, _, rest = split_clock(trace)
+    return clock + Path(rest).name
 
 
 def _pool_tokens(config: Config, calls: Sequence[TraceCall], *, quiet: bool) -> int:
@@ -296,7 +301,7 @@ def _text_source(config: Config) -> tuple[str, list[str]]:
     name = config.data[0] if config.data else DEFAULT_TRACE
     path = Path(name)
     if not is_question_set(path):
-        return path.name, trace_texts(name)
+        return _source(name), trace_texts(name)
     questions = read_questions(path, limit=MAX_TEXT_QUESTIONS, seed=config.seed)
     return path.name, list(dict.fromkeys(document for question in questions for document in question.documents))
 
