@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pic_traces
 import pytest
 from pic_traces import load
+from pic_traces.data.choose import MAX_PROMPT_TOKENS, MAX_SESSION_TOKENS, MIN_CALLS, choose
+from pic_traces.encode import load_encoder
 from pic_traces.errors import TraceError
 
 
@@ -30,12 +33,49 @@ def test_the_sample_is_what_its_readme_says() -> None:
             assert call.completion["role"] == "assistant"
 
 
-def test_its_licence_travels_with_it() -> None:
+def test_the_demos_sample_keeps_its_rule() -> None:
+    sessions = list(load("sample:agents"))
+    assert [(session.source, session.num_calls) for session in sessions] == [
+        ("opendevin_integration", 11),
+        ("taubench_airline_gpt4o", 9),
+        ("miniswe_deepseek", 10),
+    ]
+    assert {session.license for session in sessions} == {"MIT"}
+    encoder = load_encoder(None)
+    for session in sessions:
+        lengths = [len(encoder.encode(call).tokens) for call in session.calls()]
+        assert len(lengths) >= MIN_CALLS
+        # The stand-in counts up to 15 % more than the tokenizer by which the sessions were chosen.
+        assert max(lengths) < 1.15 * MAX_PROMPT_TOKENS
+        assert sum(lengths) < 1.15 * MAX_SESSION_TOKENS
+
+
+def test_the_rule_takes_the_most_calls_and_then_the_fewest_tokens(tmp_path: Path) -> None:
+    def session(name: str, num_calls: int, text: str) -> str:
+        messages = [{"role": "user" if i % 2 == 0 else "assistant", "content": text} for i in range(2 * num_calls)]
+        turns = list(range(1, 2 * num_calls, 2))
+        return json.dumps(
+            {"session_id": name, "messages": messages, "turns": turns, "license": "MIT", "meta": {"a": 1}}
+        )
+
+    path = tmp_path / "sessions.jsonl"
+    found = [session("long", 9, "two words"), session("short", 9, "word"), session("few", 7, "word")]
+    path.write_text("\n".join([*found, session("grows", 40, "word " * 150)]))
+    chosen = choose(path, load_encoder(None))
+    assert set(chosen) == {"session_id", "license", "messages", "turns"}
+    assert (chosen["session_id"], chosen["turns"]) == ("grows", list(range(1, 29, 2)))
+    path.write_text("\n".join(found))
+    assert choose(path, load_encoder(None))["session_id"] == "short"
+
+
+def test_licences_travel_with_the_samples() -> None:
     readme = (Path(pic_traces.__file__).parent / "data" / "README.md").read_text()
-    assert "OpenDevin/OpenDevin" in readme
+    for project in ("OpenDevin/OpenDevin", "sierra-research/tau-bench", "SWE-agent/mini-swe-agent", "Django"):
+        assert project in readme
     assert "Permission is hereby granted" in readme
+    assert "Redistribution and use in source and binary forms" in readme
 
 
 def test_an_unknown_sample_names_the_known_ones() -> None:
-    with pytest.raises(TraceError, match="sample:nothing: no such sample; sample:opendevin is there"):
+    with pytest.raises(TraceError, match="sample:nothing: no such sample; sample:agents, sample:opendevin are there"):
         load("sample:nothing")

@@ -24,7 +24,7 @@ from pic_traces.session import Session
 __all__ = ["SAMPLES", "TRACE_HELP", "limit", "load", "short_name"]
 
 _DATA = Path(__file__).parent / "data"
-SAMPLES: dict[str, Path] = {"opendevin": _DATA / "opendevin_sample.jsonl.gz"}
+SAMPLES = {"agents": _DATA / "agents_sample.jsonl.gz", "opendevin": _DATA / "opendevin_sample.jsonl.gz"}
 """The traces that travel with the package, by the name in `sample:NAME`."""
 
 TRACE_HELP = (
@@ -58,9 +58,7 @@ def load(trace: str | Path) -> Iterator[Session]:
     if name.startswith("sample:"):
         sample = name.removeprefix("sample:")
         if sample not in SAMPLES:
-            raise TraceError(
-                f"{name}: no such sample; {', '.join(f'sample:{key}' for key in sorted(SAMPLES))} is there"
-            )
+            raise TraceError(f"{name}: no such sample; {', '.join(f'sample:{key}' for key in SAMPLES)} are there")
         return _load_file(SAMPLES[sample])
     path = Path(trace).expanduser()
     if name and path.is_dir():
