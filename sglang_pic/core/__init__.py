@@ -5,7 +5,7 @@ from __future__ import annotations
 from sglang_pic.core.chunker import Chunks, Tokens, as_tokens
 from sglang_pic.core.config import MOST_REUSE, NEAR_TAILS, CoreConfig
 from sglang_pic.core.index import ContentIndex, IndexStats
-from sglang_pic.core.plan import CostModel, DropReason, Path, Plan, PlanOptions, Run
+from sglang_pic.core.plan import CostModel, DropReason, Path, Plan, PlanOptions, Reason, Run
 from sglang_pic.core.planner import Resolver
 from sglang_pic.core.spans import Span, intersect_spans
 
@@ -21,6 +21,7 @@ __all__ = [
     "Path",
     "Plan",
     "PlanOptions",
+    "Reason",
     "Resolver",
     "Run",
     "Span",

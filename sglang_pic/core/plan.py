@@ -16,19 +16,35 @@ from sglang_pic.core.chunker import Tokens
 from sglang_pic.core.spans import Span
 from sglang_pic.errors import ConfigError
 
-__all__ = ["CostModel", "DropReason", "Path", "Plan", "PlanOptions", "Run"]
+__all__ = ["CostModel", "DropReason", "Path", "Plan", "PlanOptions", "Reason", "Run"]
 
 
-class DropReason(Enum):
-    """Why a candidate run was not taken; the values are metric labels."""
+class Reason(Enum):
+    """Why a run, or a whole request, was computed; a member is its metric label with a sentence for the documentation.
 
-    BELOW_MIN_RUN = "below_min_run"
-    COST_GATE = "cost_gate"
-    DONOR_EVICTED = "donor_evicted"
-    MAX_GAPS = "max_gaps"
-    MAX_RUNS = "max_runs"
-    SINK = "sink"
-    TAIL = "tail"
+    The members are in subclasses: `DropReason` here, and what only a server can tell in the adapter.
+    """
+
+    description: str
+
+    def __new__(cls, label: str, description: str) -> Reason:
+        """A member whose value is its label."""
+        member = object.__new__(cls)
+        member._value_ = label
+        member.description = description
+        return member
+
+
+class DropReason(Reason):
+    """Why the planner left out a candidate run."""
+
+    BELOW_MIN_RUN = "below_min_run", "The equal text is shorter than the minimum run."
+    COST_GATE = "cost_gate", "Splicing would have cost more than computing."
+    DONOR_EVICTED = "donor_evicted", "The donor's rows had left the radix tree."
+    MAX_GAPS = "max_gaps", "The plan had more gaps than the settings or the attention backend allow."
+    MAX_RUNS = "max_runs", "The plan had more runs than the settings allow."
+    SINK = "sink", "The rows are among the first `sink_tokens` positions, of this prompt or of the donor's."
+    TAIL = "tail", "The run is near the prompt's end, and the donor's context does not fit there."
 
 
 class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

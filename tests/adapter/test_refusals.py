@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from array import array
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import prometheus_client
 import pytest
+from prometheus_client import CollectorRegistry
 
 with warnings.catch_warnings():
     # SGLang and what it imports warn about this machine's missing accelerators.
@@ -16,12 +20,12 @@ with warnings.catch_warnings():
     from sglang_pic.adapter.serve.cache import PicRadixCache
     from sglang_pic.adapter.serve.scheduler import tree_key
 
-from sglang_pic.adapter.serve.accounting import Fallback, Metrics
+from sglang_pic.adapter.serve.accounting import REASONS, Fallback, Metrics
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.adapter.support import max_sequences
 from sglang_pic.config import PicConfig
-from sglang_pic.core import Plan, PlanOptions
+from sglang_pic.core import DropReason, Plan, PlanOptions, Reason
 from sglang_pic.errors import UnsupportedError
 
 
@@ -30,9 +34,9 @@ class Counts(Metrics):
 
     def __init__(self) -> None:
         super().__init__(None)
-        self.reasons: list[Fallback] = []
+        self.reasons: list[Reason] = []
 
-    def count_fallback(self, reason: Fallback, count: int = 1) -> None:
+    def count_fallback(self, reason: Reason, count: int = 1) -> None:
         self.reasons += [reason] * count
 
 
@@ -162,3 +166,20 @@ def test_backends_with_tables_have_room_for_so_many_sequences() -> None:
     assert max_sequences(runner("pic_cpu", 1)) >= 4096
     with pytest.raises(UnsupportedError, match=r"--max-running-requests 1 .*'flashinfer'.* 2 or more"):
         max_sequences(runner("flashinfer", 1))
+
+
+def test_every_reason_has_a_series_and_a_sentence(cache: PicRadixCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reason that only the planner knew would stop the scheduler when it is counted."""
+    registry = CollectorRegistry()
+    monkeypatch.setattr(prometheus_client, "Counter", partial(prometheus_client.Counter, registry=registry))
+    cache.metrics = Metrics({"rank": "0"})
+    req = request(RequestOptions(), retracted_stain=True)
+    req.pic.dropped = dict.fromkeys(DropReason, 2)
+    cache.admit(req, first_chunk=False, num_spliced=0)
+    labels = [reason.value for reason in REASONS]
+    counted = [
+        registry.get_sample_value("sglang:pic_fallbacks_total", {"rank": "0", "reason": label}) for label in labels
+    ]
+    assert counted == [2.0] * len(DropReason) + [0.0] * len(Fallback)
+    assert len(set(labels)) == len(labels)
+    assert all(re.fullmatch(r"[A-Z].*\.", reason.description) for reason in REASONS)

@@ -7,50 +7,31 @@ multiprocess directory: the counters are made when the cache is.
 
 from __future__ import annotations
 
-from enum import Enum
+from typing import Final
 
+from sglang_pic.core import DropReason, Reason
 from sglang_pic.runtime.self_test import SelfTest
 
-__all__ = ["Fallback", "Metrics"]
+__all__ = ["REASONS", "Fallback", "Metrics"]
 
 
-class Fallback(Enum):
-    """Why a request, or a part of it, was computed although the cache was on."""
+class Fallback(Reason):
+    """Why a request was computed although the cache was on, beside the planner's own reasons (`DropReason`)."""
 
-    ADAPTER = "adapter"
-    """A LoRA adapter shapes the KV."""
-    AUDIT = "audit"
-    """Audits have switched splicing off in the request's namespace."""
-    BATCH = "batch"
-    """Another request of the batch brings embeddings or wants hidden states by place."""
-    BELOW_MIN_RUN = "below_min_run"
-    """What repeats is shorter than the minimum run."""
-    COST_GATE = "cost_gate"
-    """Splicing would have cost more than computing."""
-    DONOR_EVICTED = "donor_evicted"
-    """The donor's rows had left the tree."""
-    EMBEDDINGS = "embeddings"
-    """The request brings embeddings or media: its tokens do not name its KV."""
-    HIDDEN_STATES = "hidden_states"
-    """The request wants hidden states of its prompt."""
-    INPUT_LOGPROBS = "input_logprobs"
-    """The request wants logprobs of its prompt."""
-    MAX_GAPS = "max_gaps"
-    """More gaps than the configuration or the attention backend takes; the shortest runs were computed."""
-    MAX_RUNS = "max_runs"
-    """More runs than the configuration takes; the shortest were computed."""
-    MEMORY = "memory"
-    """The pool was too full to hold the donors while the request was admitted."""
-    OFF = "off"
-    """The request opted out."""
-    SCORING = "scoring"
-    """The request is scored at places in the middle of its prompt, which have to be computed."""
-    SESSION = "session"
-    """A streaming session owns the request's row."""
-    SINK = "sink"
-    """The rows stand among the first `sink_tokens` positions, here or at the donor."""
-    TAIL = "tail"
-    """The run lies near the prompt's end, and its donor's context does not fit there."""
+    ADAPTER = "adapter", "The request uses a LoRA adapter, which shapes the KV."
+    AUDIT = "audit", "Audits have switched splicing off in the request's namespace."
+    BATCH = "batch", "Another request of the batch brings embeddings or wants hidden states by place."
+    EMBEDDINGS = "embeddings", "The request brings embeddings or media, so its tokens do not determine its KV."
+    HIDDEN_STATES = "hidden_states", "The request wants hidden states of its prompt."
+    INPUT_LOGPROBS = "input_logprobs", "The request wants logprobs of its prompt."
+    MEMORY = "memory", "The pool was too full to hold the donors while the request was admitted."
+    OFF = "off", "The request opted out."
+    SCORING = "scoring", "The request is scored at places in the middle of its prompt, which must be computed."
+    SESSION = "session", "A streaming session owns the request's row."
+
+
+REASONS: Final[tuple[Reason, ...]] = (*DropReason, *Fallback)
+"""Every label of `sglang:pic_fallbacks_total`."""
 
 
 class Metrics:
@@ -85,7 +66,7 @@ class Metrics:
         )
         for source in ("prefix", "chunk", "computed"):
             self._tokens.labels(**labels, source=source)
-        for reason in Fallback:
+        for reason in REASONS:
             self._fallbacks.labels(**labels, reason=reason.value)
         for counter in (self._prompt, self._runs, self._requests):
             counter.labels(**labels)
@@ -118,7 +99,7 @@ class Metrics:
                 **self._labels
             ).set(value)
 
-    def count_fallback(self, reason: Fallback, count: int = 1) -> None:
+    def count_fallback(self, reason: Reason, count: int = 1) -> None:
         """Count a request, or a candidate run, that was computed."""
         if self._labels is not None and count:
             self._fallbacks.labels(**self._labels, reason=reason.value).inc(count)

@@ -30,7 +30,7 @@ from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.resolver import TreeResolver
 from sglang_pic.adapter.serve.state import Namespace, PendingSplice, RequestState, is_streaming
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ContentIndex, CostModel, PlanOptions, intersect_spans
+from sglang_pic.core import ContentIndex, CostModel, PlanOptions, Reason, intersect_spans
 from sglang_pic.core.invariants import check
 from sglang_pic.runtime.splice import Splicer
 
@@ -201,7 +201,7 @@ class PicRadixCache(UnifiedRadixCache):
             return None
         return pending
 
-    def drop_pending(self, req: Any, reason: Fallback | None = None) -> None:
+    def drop_pending(self, req: Any, reason: Reason | None = None) -> None:
         """Give the donors of a plan back unused, counting why if there is a reason."""
         pending: PendingSplice | None = req.pic.pending
         if pending is not None:
@@ -236,7 +236,7 @@ class PicRadixCache(UnifiedRadixCache):
                 self.metrics.count_fallback(reason)
         # A waiting request is planned at every attempt to admit it; what its last plan left out counts once.
         for dropped, count in state.dropped.items():
-            self.metrics.count_fallback(Fallback(dropped.value), count)
+            self.metrics.count_fallback(dropped, count)
         if pending is not None:
             state.spliced += [(run.target_start, run.target_end) for run in pending.plan.runs]
         if req.retracted_stain:
