@@ -34,11 +34,7 @@ _CHUNKS: Final = 100_000
 _REPEAT_SHARE: Final = 0.95
 _LEAST_RECOVERED: Final = 0.98
 # What is found is told by a plan that leaves none of it to seams and tail; timed is the server's own.
-_MOST_REUSE = PlanOptions(
-    seam_tokens=MOST_REUSE.seam_tokens,
-    min_spliced_tokens=MOST_REUSE.min_spliced_tokens,
-    tail_tokens=MOST_REUSE.tail_tokens,
-)
+_MOST_REUSE = PlanOptions(policy=MOST_REUSE)
 _NAMESPACE: Final = "bench"
 
 T = TypeVar("T")

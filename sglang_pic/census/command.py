@@ -11,21 +11,10 @@ from sglang_pic.census.inputs import add_input_arguments, check_inputs, with_pro
 from sglang_pic.census.simulate import CacheScope
 from sglang_pic.census.survey import Survey
 from sglang_pic.census.windows import WindowSearch
-from sglang_pic.core import CoreConfig
+from sglang_pic.core import CoreConfig, ReusePolicy
+from sglang_pic.core.settings import settings_of
 
 __all__ = ["add_arguments", "run"]
-
-_SETTINGS = {
-    "min_run": ("min_run_tokens", "shortest run, in tokens"),
-    "min_spliced": ("min_spliced_tokens", "fewest tokens of a run that must be left to splice"),
-    "seam": ("seam_tokens", "tokens to compute at the start of a run"),
-    "tail": ("tail_tokens", "tokens at the end of a prompt that are computed unless a donor's context fits"),
-    "foreign": ("foreign_tokens", "most tokens that such a donor's context has and the prompt does not"),
-    "unseen": (
-        "unseen_percent",
-        "largest share of the text before a run that such a donor's context lacks, in %%",
-    ),
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shared-cache", action="store_true", help="keep one cache for all files (default: an empty one for each)"
     )
-    for flag, (_, about) in _SETTINGS.items():
-        parser.add_argument(
-            f"--{flag.replace('_', '-')}", type=int, metavar="N", help=f"{about} (default: the server's)"
-        )
+    for name, declared in settings_of(ReusePolicy).items():
+        flag = f"--{declared.short_name.replace('_', '-')}"
+        text = f"{declared.description.rstrip('.')} (default: the server's, {declared.default})"
+        parser.add_argument(flag, dest=name, type=int, metavar="N", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from sglang_pic.census.table import render
 
     check_inputs(args)
-    asked = {name: value for flag, (name, _) in _SETTINGS.items() if (value := getattr(args, flag)) is not None}
+    asked = {name: value for name in settings_of(ReusePolicy) if (value := getattr(args, name)) is not None}
     config = CoreConfig(**asked)
     survey = Survey(
         args.files,

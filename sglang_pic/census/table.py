@@ -12,7 +12,7 @@ from rich.table import Table
 
 from sglang_pic.census.tally import Census, Counts, RunLengths
 from sglang_pic.census.windows import WINDOW_LEN
-from sglang_pic.core import NEAR_TAILS, CoreConfig
+from sglang_pic.core import CoreConfig
 
 __all__ = ["WIDTH", "render"]
 
@@ -144,7 +144,7 @@ def _never_spliced(config: CoreConfig) -> list[str]:
     if config.sink_tokens:
         reasons.append(f"the first {config.sink_tokens} tokens of a prompt")
     if config.tail_tokens:
-        most = NEAR_TAILS * config.tail_tokens
+        most = config.near_tails * config.tail_tokens
         reasons.append(f"up to {most} tokens at its end where the context of no donor fits")
     return reasons
 

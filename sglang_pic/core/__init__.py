@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from sglang_pic.core.chunker import Chunks, Tokens, as_tokens
-from sglang_pic.core.config import MOST_REUSE, NEAR_TAILS, CoreConfig
+from sglang_pic.core.config import MOST_REUSE, CoreConfig
 from sglang_pic.core.index import ContentIndex, IndexStats
 from sglang_pic.core.plan import CostModel, DropReason, Path, Plan, PlanOptions, Reason, Run
 from sglang_pic.core.planner import Resolver
+from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.spans import Span, intersect_spans
 
 __all__ = [
     "MOST_REUSE",
-    "NEAR_TAILS",
     "Chunks",
     "ContentIndex",
     "CoreConfig",
@@ -23,6 +23,7 @@ __all__ = [
     "PlanOptions",
     "Reason",
     "Resolver",
+    "ReusePolicy",
     "Run",
     "Span",
     "Tokens",

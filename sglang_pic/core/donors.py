@@ -52,7 +52,7 @@ class DonorTable:
     """
 
     def __init__(self, max_per_name: int, hash_function: HashFunction, size: TableSize) -> None:
-        self._max_per_name = max_per_name
+        self.max_per_name = max_per_name
         self._hash = hash_function
         self._size = size
         self._filter = TailFilter()
@@ -83,7 +83,7 @@ class DonorTable:
             same = [donor for donor in donors if self.names[donor] == name]
             if any(self.starts[donor] == start and self.segments[donor] is segment for donor in same):
                 return
-            if len(same) >= self._max_per_name:
+            if len(same) >= self.max_per_name:
                 self.remove(same[-1])
             elif len(donors) >= _MAX_DONORS_PER_TAIL:
                 self.remove(donors[-1])

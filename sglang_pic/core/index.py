@@ -159,14 +159,15 @@ class ContentIndex:
         space = self._namespaces.get(namespace)
         if space is None or not space.donors.heads:
             return Plan(prefix_len=prefix_len, end=stop)
+        options = options or PlanOptions()
         planner = Planner(
-            config=self.config,
+            policy=options.policy or self.config,
             trie=space.trie,
             donors=space.donors,
             tokens=tokens,
             prefix_len=prefix_len,
             end=stop,
-            options=options or PlanOptions(),
+            options=options,
             resolve=resolve,
             forget=self._forget,
         )

@@ -1,22 +1,25 @@
-"""The plan: prefix, runs and gaps of one request, as a value.
+"""The plan of one request as a value: prefix, runs and gaps.
 
-Owns the shape of a plan and the arithmetic on it. Touches no device and no index; a plan stays valid as a value
-whatever happens to the index that made it.
+A plan stays valid as a value whatever happens to the index that made it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from enum import Enum
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
 from sglang_pic.core.chunker import Tokens
+from sglang_pic.core.policy import ReusePolicy
+from sglang_pic.core.settings import Integers, check, setting
 from sglang_pic.core.spans import Span
-from sglang_pic.errors import ConfigError
 
 __all__ = ["CostModel", "DropReason", "Path", "Plan", "PlanOptions", "Reason", "Run"]
+
+_AT_LEAST_0, _AT_LEAST_1 = Integers(0, 1 << 40), Integers(1, 1 << 40)
 
 
 class Reason(Enum):
@@ -61,36 +64,20 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one request may change; a field left out takes the core's setting."""
+    """What one request may change."""
 
-    seam_tokens: int | None = None
-    min_run_tokens: int | None = None
-    max_gaps: int | None = None
-    """Runs that adjoin leave no gap between them."""
-    max_runs: int | None = None
-    compute_from: int | None = None
-    """Every token from this position on is computed: where input logprobs are wanted."""
-    min_spliced_tokens: int | None = None
-    tail_tokens: int | None = None
-    foreign_tokens: int | None = None
-    unseen_percent: int | None = None
+    policy: ReusePolicy | None = None
+    """The index's own policy if left out."""
+    max_gaps: Annotated[int | None, setting(_AT_LEAST_1, "Most gaps; runs that adjoin leave none between them.")] = None
+    max_runs: Annotated[int | None, setting(_AT_LEAST_0, "Most runs.")] = None
+    compute_from: Annotated[
+        int | None,
+        setting(_AT_LEAST_0, "Every token from this position on is computed: where input logprobs are wanted."),
+    ] = None
     cost: CostModel | None = None
 
     def __post_init__(self) -> None:
-        for name, low in (
-            ("seam_tokens", 0),
-            ("min_run_tokens", 1),
-            ("max_gaps", 1),
-            ("max_runs", 0),
-            ("compute_from", 0),
-            ("min_spliced_tokens", 1),
-            ("tail_tokens", 0),
-            ("foreign_tokens", 0),
-            ("unseen_percent", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
-                raise ConfigError(f"{name}={value!r}: must be an integer of {low} or more, or left out.")
+        check(self)
 
 
 class Path:

@@ -20,9 +20,9 @@ import msgspec
 import numpy as np
 
 from sglang_pic.core.chunker import Tokens
-from sglang_pic.core.config import NEAR_TAILS, CoreConfig
 from sglang_pic.core.donors import DonorTable
 from sglang_pic.core.plan import DropReason, Path, Plan, PlanOptions, Run
+from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.trie import Segment, Trie, common_len, common_suffix_len
 
 __all__ = ["Planner", "Resolver"]
@@ -46,12 +46,8 @@ _BLOCK_TOKENS = 16384
 _WORK_PER_DONOR = 64
 _WORK_PER_NAME = 8
 _WORK_PER_SEGMENT = 4
-# What a donor may not know of what stands before its rows near the prompt's end (design notes).
-_NEAR_UNSEEN_PERCENT = 40
-# Tokens of a donor's context that are looked for in the prompt at the cost of comparing one; and how many contexts that
-# do not fit are looked at: text of a short period has a donor at every shift.
+# Tokens of a donor's context that are looked for in the prompt at the cost of comparing one.
 _CONTEXT_PER_WORK = 16
-_MAX_MISFITS = 32
 # Tokens of a donor's path that are copied at the cost of comparing one.
 _COPIED_TOKENS = 64
 
@@ -76,7 +72,7 @@ class Planner:
     `forget` takes `(segment, position)` and drops the path to `segment` from `position` on.
     """
 
-    config: CoreConfig
+    policy: ReusePolicy
     trie: Trie
     donors: DonorTable
     tokens: Tokens
@@ -101,25 +97,20 @@ class Planner:
     _seam: int = 0
     _tail_start: int = 0
     _near_start: int = 0
-    _max_foreign: int = 0
-    _unseen_percent: int = 0
     _num_misfits: int = 0
 
     def plan(self) -> Plan:
         """Choose the runs; O(end - prefix_len) in any case."""
-        options, config = self.options, self.config
+        options, policy = self.options, self.policy
         # Up to here tokens are served by the prefix or a run; runs begin at `_low` or later.
         self._served = self.prefix_len
-        self._low = max(self.prefix_len, config.sink_tokens)
+        self._low = max(self.prefix_len, policy.sink_tokens)
         last = self.end if options.compute_from is None else min(self.end, options.compute_from + 1)
         self._stop = last - 1
-        self._min_run = _chosen(options.min_run_tokens, config.min_run_tokens)
-        self._min_spliced = min(_chosen(options.min_spliced_tokens, config.min_spliced_tokens), self._min_run)
-        self._seam = _chosen(options.seam_tokens, config.seam_tokens)
-        tail = _chosen(options.tail_tokens, config.tail_tokens)
-        self._tail_start, self._near_start = last - tail, last - NEAR_TAILS * tail
-        self._max_foreign = _chosen(options.foreign_tokens, config.foreign_tokens)
-        self._unseen_percent = _chosen(options.unseen_percent, config.unseen_percent)
+        self._min_run = policy.min_run_tokens
+        self._min_spliced = min(policy.min_spliced_tokens, self._min_run)
+        self._seam = policy.seam_tokens
+        self._tail_start, self._near_start = last - policy.tail_tokens, last - policy.near_tails * policy.tail_tokens
         runs = self._limit_gaps(self._limit_runs(self._collect()))
         self.trie.touch(self._used)
         plan = Plan(prefix_len=self.prefix_len, end=self.end, runs=tuple(runs), dropped=dict(self.dropped))
@@ -158,7 +149,7 @@ class Planner:
         """The best run through the chunk that ends at `chunk_end`, resolved; None if there is none worth it."""
         # A path that turns out to be shorter in the tree is shortened in the trie, and the choice made again: each
         # round but the last removes something, and rounds are bounded.
-        for _ in range(self.config.max_donors_per_chunk + 1):
+        for _ in range(self.donors.max_per_name + 1):
             donors, num_named = self.donors.ending_at(tail, data, chunk_end)
             self.work += _WORK_PER_DONOR + _WORK_PER_NAME * num_named
             best = self._best(donors, chunk_end, shift) if donors else None
@@ -226,13 +217,13 @@ class Planner:
         """Up to where the span's rows may be spliced: the better its donor's context fits, the nearer to the end."""
         if found.end <= self._near_start:
             return found.end
-        if self._num_misfits >= _MAX_MISFITS:
+        if self._num_misfits >= self.policy.max_misfits:
             return self._near_start
         at = max(found.start, self._near_start)
         num_foreign, num_unseen = self._misfit(found, at, last_shift)
-        if num_foreign <= self._max_foreign and 100 * num_unseen <= self._unseen_percent * at:
+        if num_foreign <= self.policy.foreign_tokens and 100 * num_unseen <= self.policy.unseen_percent * at:
             return found.end
-        reach = self._tail_start if 100 * num_unseen <= _NEAR_UNSEEN_PERCENT * at else self._near_start
+        reach = self._tail_start if 100 * num_unseen <= self.policy.near_unseen_percent * at else self._near_start
         self._num_misfits += reach < found.end
         return reach
 
@@ -291,7 +282,7 @@ class Planner:
 
     def _grow_back(self, segment: Segment, anchor: int, shift: int) -> tuple[int, int]:
         """Where the equal span that ends at `anchor` begins, and how much more of the donor's context is equal."""
-        low = max(self._low, self.config.sink_tokens + shift)
+        low = max(self._low, self.policy.sink_tokens + shift)
         at = anchor
         node = segment
         while at > low:
@@ -458,8 +449,8 @@ class Planner:
         if found is None:
             self.dropped[DropReason.TAIL] += 1
             return
-        at_sink = self.config.sink_tokens > 0 and (
-            found.start == self.config.sink_tokens or found.start - found.shift == self.config.sink_tokens
+        at_sink = self.policy.sink_tokens > 0 and (
+            found.start == self.policy.sink_tokens or found.start - found.shift == self.policy.sink_tokens
         )
         self.dropped[DropReason.SINK if at_sink else DropReason.BELOW_MIN_RUN] += 1
 
@@ -489,7 +480,3 @@ class Planner:
                 self._paths.setdefault(part.serial, path)
             self.work += _WORK_PER_SEGMENT * len(line) + segment.end // _COPIED_TOKENS
         return path
-
-
-def _chosen(asked: int | None, default: int) -> int:
-    return default if asked is None else asked

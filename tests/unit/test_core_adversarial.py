@@ -408,7 +408,9 @@ def test_many_revoked_spans_of_a_long_path() -> None:
     spliced = [(at, at + 10) for at in range(100, 200_000, 50)]
     index.publish("a", path, [], spliced=spliced)
     check(index)
-    plan = plan_of(index, join(text(1, 60), path[1_000:2_000]), PlanOptions(min_run_tokens=1))
+    plan = plan_of(
+        index, join(text(1, 60), path[1_000:2_000]), PlanOptions(policy=replace(MOST_REUSE, min_run_tokens=1))
+    )
     assert 0 < plan.num_spliced <= 1_000 * 40 / 50
     for run in plan.runs:
         assert not any(a < run.donor_end and run.donor_start < b for a, b in spliced)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
-from sglang_pic.core import CoreConfig, PlanOptions
+from sglang_pic.config import PicConfig
+from sglang_pic.core import CoreConfig, PlanOptions, ReusePolicy
+from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import ConfigError
 
 
@@ -23,13 +27,18 @@ from sglang_pic.errors import ConfigError
         ("min_spliced_tokens", 0),
         ("foreign_tokens", -1),
         ("unseen_percent", 101),
+        ("near_tails", 0),
+        ("near_unseen_percent", -1),
+        ("max_misfits", True),
         ("max_index_tokens", 0),
         ("max_index_bytes", 0),
         ("max_donors_per_chunk", 65),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_allowed(name: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=rf"^{name}={value!r}: must be an integer from \d+ to \d+; the default is"):
+    with pytest.raises(
+        ConfigError, match=rf"^{name}={value!r}: must be an integer from \d+ to \d+; \d+ is the default\.$"
+    ):
         CoreConfig(**{name: value})
 
 
@@ -38,23 +47,32 @@ def test_averages_are_those_the_cutter_can_do() -> None:
         CoreConfig(chunk_avg_tokens=33)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "seam_tokens",
-        "max_gaps",
-        "max_runs",
-        "min_run_tokens",
-        "compute_from",
-        "tail_tokens",
-        "min_spliced_tokens",
-        "foreign_tokens",
-        "unseen_percent",
-    ],
-)
-def test_request_options_are_checked(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{name}=-1: must be an integer of [01] or more, or left out"):
+@pytest.mark.parametrize("name", ["max_gaps", "max_runs", "compute_from"])
+def test_limits_of_a_plan_are_checked(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^{name}=-1: must be an integer from [01] to \d+; leave it out for no limit"
+    ):
         PlanOptions(**{name: -1})
+
+
+@pytest.mark.parametrize("kind", [CoreConfig, PicConfig])
+def test_every_setting_is_declared_with_its_bounds_and_a_sentence(kind: type[CoreConfig | PicConfig]) -> None:
+    declared = settings_of(kind)
+    fields = {field.name for field in msgspec.structs.fields(kind)} - {"core", "testing"}
+    assert fields == {name for name in declared if "." not in name}
+    for name, setting in declared.items():
+        assert re.fullmatch(r"[A-Z].*\.", setting.description), name
+        if setting.allowed is not None:
+            assert setting.allowed.holds(setting.default), name
+
+
+def test_the_configuration_names_the_settings_of_the_core() -> None:
+    core = settings_of(CoreConfig)
+    assert {f"core.{name}": setting.default for name, setting in core.items()}.items() <= {
+        name: setting.default for name, setting in settings_of(PicConfig).items()
+    }.items()
+    assert settings_of(ReusePolicy).items() <= core.items()
+    assert settings_of(ReusePolicy)["near_unseen_percent"].short_name == "near_unseen"
 
 
 def test_unknown_keys_are_errors() -> None:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -65,15 +66,22 @@ prompts = st.lists(pieces, min_size=1, max_size=4).map(np.concatenate)
 namespaces = st.sampled_from(["a", "b", ("a", None)])
 options = st.builds(
     PlanOptions,
-    seam_tokens=st.none() | st.integers(0, 4),
-    min_run_tokens=st.none() | st.integers(1, 40),
+    policy=st.none()
+    | st.builds(
+        partial(msgspec.structs.replace, CONFIG),
+        seam_tokens=st.integers(0, 4),
+        min_run_tokens=st.integers(1, 40),
+        tail_tokens=st.integers(0, 120),
+        min_spliced_tokens=st.integers(1, 100),
+        foreign_tokens=st.integers(0, 120),
+        unseen_percent=st.integers(0, 100),
+        near_tails=st.integers(1, 6),
+        near_unseen_percent=st.integers(0, 100),
+        max_misfits=st.integers(0, 40),
+    ),
     max_runs=st.none() | st.integers(0, 3),
     max_gaps=st.none() | st.integers(1, 4),
     compute_from=st.none() | st.integers(0, 500),
-    tail_tokens=st.none() | st.integers(0, 120),
-    min_spliced_tokens=st.none() | st.integers(1, 100),
-    foreign_tokens=st.none() | st.integers(0, 120),
-    unseen_percent=st.none() | st.integers(0, 100),
     cost=st.none()
     | st.builds(
         CostModel,
@@ -265,13 +273,12 @@ class IndexMachine(RuleBasedStateMachine):
         assert chosen.max_runs is None or len(plan.runs) <= chosen.max_runs
         assert chosen.max_gaps is None or len(plan.gaps) <= chosen.max_gaps
         last = len(tokens) if chosen.compute_from is None else min(len(tokens), chosen.compute_from + 1)
-        asked = msgspec.structs.asdict(chosen).items()
-        use = {name: getattr(CONFIG, name, None) if value is None else value for name, value in asked}
-        tail, near = last - use["tail_tokens"], last - 4 * use["tail_tokens"]
+        use = chosen.policy or CONFIG
+        tail, near = last - use.tail_tokens, last - use.near_tails * use.tail_tokens
         at = plan.prefix_len
         for run in plan.runs:
-            assert self._num_equal(namespace, tokens, run) >= use["min_run_tokens"]
-            assert run.num_tokens >= min(use["min_spliced_tokens"], use["min_run_tokens"])
+            assert self._num_equal(namespace, tokens, run) >= use.min_run_tokens
+            assert run.num_tokens >= min(use.min_spliced_tokens, use.min_run_tokens)
             assert min(run.target_start, run.donor_start) >= CONFIG.sink_tokens
             donor = run.donor.tokens(run.donor_end)
             assert donor[run.donor_start :].tolist() == tokens[run.target_start : run.target_end].tolist()
@@ -279,13 +286,15 @@ class IndexMachine(RuleBasedStateMachine):
                 assert self.tree.computed[namespace, donor[:end].tobytes()], "a donor's rows were computed in place"
             is_exact = run.shift == 0 and donor.tolist() == tokens[: run.donor_end].tolist()
             has_context = common_suffix_len(donor[: run.donor_start], tokens[: run.target_start]) >= 16
-            assert run.seam_len == (0 if is_exact or (has_context and run.target_start == at) else use["seam_tokens"])
+            assert run.seam_len == (0 if is_exact or (has_context and run.target_start == at) else use.seam_tokens)
             if run.target_end > near and not is_exact:
                 begin = max(run.target_start - run.seam_len, near)
                 context, here = donor[: begin - run.shift], tokens[:begin]
-                percent = use["unseen_percent"] if run.target_end > tail else max(use["unseen_percent"], 40)
+                percent = (
+                    use.unseen_percent if run.target_end > tail else max(use.unseen_percent, use.near_unseen_percent)
+                )
                 assert 100 * max(np.isin(here, context, invert=True).sum(), begin - len(context)) <= percent * begin
-                assert run.target_end <= tail or np.isin(context, here, invert=True).sum() <= use["foreign_tokens"]
+                assert run.target_end <= tail or np.isin(context, here, invert=True).sum() <= use.foreign_tokens
             assert run.target_start - run.seam_len >= at, "a seam lies in the gap before its run"
             at = run.target_end
 
@@ -363,35 +372,10 @@ def test_the_minimum_run_counts_equal_tokens(min_run_tokens: int, num_runs: int)
     index = ContentIndex(MOST_REUSE)
     publish_whole(index, np.concatenate([text(1, 50), body, text(2, 50)]))
     prompt = np.concatenate([text(3, 60), body, text(4, 9)])
-    options = PlanOptions(min_run_tokens=min_run_tokens)
+    options = PlanOptions(policy=msgspec.structs.replace(MOST_REUSE, min_run_tokens=min_run_tokens))
     plan = index.plan("a", prompt, prefix_len=0, options=options, resolve=all_resident)
     assert len(plan.runs) == num_runs
     assert bool(plan.dropped) == (num_runs == 0)
-
-
-@pytest.mark.parametrize(("request_us", "gap_us", "num_runs"), [(0.0, 100.0, 2), (0.0, 250.0, 1), (900.0, 100.0, 0)])
-def test_the_cost_gate_takes_only_what_pays(request_us: float, gap_us: float, num_runs: int) -> None:
-    """Runs of 199 and 599 tokens save a microsecond a token."""
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, np.concatenate([text(1, 50), text(2, 200), text(3, 50), text(4, 600)]))
-    prompt = np.concatenate([text(5, 60), text(2, 200), text(6, 70), text(4, 600), text(7, 9)])
-    cost = CostModel(computed_token_us=1.5, spliced_token_us=0.5, gap_us=gap_us, request_us=request_us)
-    plan = index.plan("a", prompt, prefix_len=0, options=PlanOptions(cost=cost), resolve=all_resident)
-    assert len(plan.runs) == num_runs
-    assert (plan.dropped.get(DropReason.COST_GATE, 0) > 0) == (num_runs < 2)
-
-
-@pytest.mark.parametrize(("limit", "most"), [("max_runs", 2), ("max_gaps", 3)])
-def test_with_more_than_allowed_the_longest_runs_stay(limit: str, most: int) -> None:
-    index = ContentIndex(MOST_REUSE)
-    parts = [text(10 + i, 300 + 50 * i) for i in range(4)]
-    publish_whole(
-        index, np.concatenate([text(0, 40), *(p for i, part in enumerate(parts) for p in (part, text(20 + i, 9)))])
-    )
-    prompt = np.concatenate([text(1, 60), *(p for i, part in enumerate(parts) for p in (part, text(30 + i, 9)))])
-    plan = index.plan("a", prompt, prefix_len=0, options=PlanOptions(**{limit: most}), resolve=all_resident)
-    assert [run.num_tokens for run in plan.runs] == [399, 449]
-    assert plan.dropped == {DropReason(limit): 2}
 
 
 DIGEST = """

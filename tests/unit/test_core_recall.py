@@ -7,16 +7,33 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, DropReason, Path, Plan, PlanOptions, Tokens, as_tokens
+from sglang_pic.core import (
+    MOST_REUSE,
+    ContentIndex,
+    CoreConfig,
+    CostModel,
+    DropReason,
+    Path,
+    Plan,
+    PlanOptions,
+    Tokens,
+    as_tokens,
+)
 from sglang_pic.core.invariants import check
 from sglang_pic.core.trie import common_len
 
 SINK = CoreConfig().sink_tokens
+
+
+def asking(*, compute_from: int | None = None, **policy: int) -> PlanOptions:
+    """The settings for most reuse with these instead."""
+    return PlanOptions(policy=msgspec.structs.replace(MOST_REUSE, **policy), compute_from=compute_from)
 
 
 def text(seed: int, length: int) -> Tokens:
@@ -199,7 +216,7 @@ def test_what_is_to_be_computed_is_computed(compute_from: int, seam_tokens: int)
     body = text(0, 400)
     publish_whole(index, join(text(1, 45), body, text(2, 20)))
     prompt = join(text(3, 40), body, text(4, 30))
-    options = PlanOptions(compute_from=compute_from, seam_tokens=seam_tokens)
+    options = asking(seam_tokens=seam_tokens, compute_from=compute_from)
     plan = index.plan("a", prompt, prefix_len=0, options=options, resolve=all_resident)
     start, end = 40 + seam_tokens, min(440, compute_from)
     # The equal span is long enough in any case; of it at least eight tokens are to be spliced.
@@ -214,7 +231,7 @@ def test_the_tail_is_computed(tail_tokens: int, compute_from: int | None) -> Non
     body = text(0, 400)
     publish_whole(index, join(text(1, 45), body, text(2, 20)))
     prompt = join(text(3, 40), body, text(4, 30))
-    options = PlanOptions(tail_tokens=tail_tokens, compute_from=compute_from)
+    options = asking(tail_tokens=tail_tokens, compute_from=compute_from)
     plan = index.plan("a", prompt, prefix_len=0, options=options, resolve=all_resident)
     last = len(prompt) if compute_from is None else min(len(prompt), compute_from + 1)
     # Of what stands before, only the 40 tokens before the body are not the donor's too.
@@ -232,7 +249,7 @@ def test_what_is_foreign_to_the_prompt_stays_out_of_the_tail(num_changed: int, f
     publish_whole(index, path)
     changed = path.copy()
     changed[5 : 5 + num_changed] += 1
-    options = PlanOptions(tail_tokens=200, foreign_tokens=foreign_tokens, unseen_percent=100)
+    options = asking(tail_tokens=200, foreign_tokens=foreign_tokens, unseen_percent=100)
     plan = index.plan("a", join(changed, text(1, 9)), prefix_len=0, options=options, resolve=all_resident)
     start = SINK + (1 if num_changed else 0)
     assert spans(plan) == [(start, 300 if num_changed <= foreign_tokens else 109)]
@@ -262,7 +279,7 @@ def test_a_donor_that_has_seen_less_fits_the_tail_and_one_that_has_seen_else_doe
     index = ContentIndex(MOST_REUSE)
     publish_whole(index, join(*donor))
     tokens = join(*prompt, text(6, 5))
-    options = PlanOptions(tail_tokens=105, foreign_tokens=8, unseen_percent=20, seam_tokens=2)
+    options = asking(tail_tokens=105, foreign_tokens=8, unseen_percent=20, seam_tokens=2)
     plan = index.plan("a", tokens, prefix_len=0, options=options, resolve=all_resident)
     closing = (len(tokens) - 103, len(tokens) - 5)
     assert (closing in spans(plan)) == fits
@@ -274,7 +291,7 @@ def test_the_tail_goes_to_the_donor_that_fits_though_another_is_longer() -> None
     publish_whole(index, join(HEAD, CLOSING))
     publish_whole(index, join(HEAD[:240], text(7, 160), TURN, CLOSING))
     tokens = join(HEAD, TURN, CLOSING, text(6, 5))
-    options = PlanOptions(tail_tokens=105, foreign_tokens=8, unseen_percent=20)
+    options = asking(tail_tokens=105, foreign_tokens=8, unseen_percent=20)
     plan = index.plan("a", tokens, prefix_len=len(HEAD), options=options, resolve=all_resident)
     assert [(run.target_start, run.target_end, run.shift) for run in plan.runs] == [(301, 360, -100), (361, 460, 60)]
     without = index.plan("a", tokens, prefix_len=len(HEAD), resolve=all_resident)
@@ -289,7 +306,13 @@ def test_near_the_end_a_donor_knows_the_better_part(num_known: int, end: int | N
     before = text(0, 600)
     publish_whole(index, join(text(2, 600 - num_known), before[600 - num_known :], body))
     tokens = join(before, body)
-    plan = index.plan("a", tokens, prefix_len=0, options=PlanOptions(tail_tokens=100), resolve=all_resident)
+    plan = index.plan(
+        "a",
+        tokens,
+        prefix_len=0,
+        options=asking(tail_tokens=100),
+        resolve=all_resident,
+    )
     assert [run.target_end for run in plan.runs] == ([] if end is None else [end])
     assert plan.dropped.get(DropReason.TAIL, 0) == (0 if end == 999 else 1)
 
@@ -303,7 +326,13 @@ def test_runs_that_end_before_the_tail_are_as_many_as_there_are() -> None:
         for seed in (1000, 2000)
     )
     publish_whole(index, donor)
-    plan = index.plan("a", target, prefix_len=0, options=PlanOptions(tail_tokens=1500), resolve=all_resident)
+    plan = index.plan(
+        "a",
+        target,
+        prefix_len=0,
+        options=asking(tail_tokens=1500),
+        resolve=all_resident,
+    )
     # All in front of the tail but the first, before which the donor has seen nothing of what stands here.
     assert len(plan.runs) == 44
     assert plan.runs[-1].target_end == len(target) - 1500
@@ -315,7 +344,13 @@ def test_a_text_that_is_repeated_is_no_context_of_its_own() -> None:
     once = join(text(0, 100), text(1, 500))
     publish_whole(index, once)
     tokens = join(once, text(1, 500), text(2, 10))
-    plan = index.plan("a", tokens, prefix_len=len(once), options=PlanOptions(tail_tokens=50), resolve=all_resident)
+    plan = index.plan(
+        "a",
+        tokens,
+        prefix_len=len(once),
+        options=asking(tail_tokens=50),
+        resolve=all_resident,
+    )
     assert spans(plan) == [(601, len(tokens) - 200)]
 
 
@@ -427,3 +462,28 @@ def test_the_sink_is_never_part_of_a_run(donor_start: int, target_start: int) ->
     (run,) = index.plan("a", prompt, prefix_len=0, resolve=all_resident).runs
     assert min(run.donor_start, run.target_start) == SINK + 1
     assert run.target_end == target_start + 300
+
+
+@pytest.mark.parametrize(("request_us", "gap_us", "num_runs"), [(0.0, 100.0, 2), (0.0, 250.0, 1), (900.0, 100.0, 0)])
+def test_the_cost_gate_takes_only_what_pays(request_us: float, gap_us: float, num_runs: int) -> None:
+    """Runs of 199 and 599 tokens save a microsecond a token."""
+    index = ContentIndex(MOST_REUSE)
+    publish_whole(index, np.concatenate([text(1, 50), text(2, 200), text(3, 50), text(4, 600)]))
+    prompt = np.concatenate([text(5, 60), text(2, 200), text(6, 70), text(4, 600), text(7, 9)])
+    cost = CostModel(computed_token_us=1.5, spliced_token_us=0.5, gap_us=gap_us, request_us=request_us)
+    plan = index.plan("a", prompt, prefix_len=0, options=PlanOptions(cost=cost), resolve=all_resident)
+    assert len(plan.runs) == num_runs
+    assert (plan.dropped.get(DropReason.COST_GATE, 0) > 0) == (num_runs < 2)
+
+
+@pytest.mark.parametrize(("limit", "most"), [("max_runs", 2), ("max_gaps", 3)])
+def test_with_more_than_allowed_the_longest_runs_stay(limit: str, most: int) -> None:
+    index = ContentIndex(MOST_REUSE)
+    parts = [text(10 + i, 300 + 50 * i) for i in range(4)]
+    publish_whole(
+        index, np.concatenate([text(0, 40), *(p for i, part in enumerate(parts) for p in (part, text(20 + i, 9)))])
+    )
+    prompt = np.concatenate([text(1, 60), *(p for i, part in enumerate(parts) for p in (part, text(30 + i, 9)))])
+    plan = index.plan("a", prompt, prefix_len=0, options=PlanOptions(**{limit: most}), resolve=all_resident)
+    assert [run.num_tokens for run in plan.runs] == [399, 449]
+    assert plan.dropped == {DropReason(limit): 2}

@@ -188,7 +188,7 @@ def test_lists_of_values_are_cut_to_whole_lines_and_the_key_leads_to_the_answer(
     # The key stands in its document and in the lead: too short to be a run where documents are meant.
     repeated = len(text.ids(f'"{key}": "'))
     splicing = [arm for arm in job.arms if arm.seam_tokens is not None]
-    assert {arm.min_spliced_tokens for arm in splicing} == {QA_MIN_SPLICED}
+    assert {arm.overrides["min_spliced_tokens"] for arm in splicing} == {QA_MIN_SPLICED}
     assert repeated < QA_MIN_SPLICED
     longest = max(arm.seam_tokens or 0 for arm in splicing)
     assert all(end - start - longest >= QA_MIN_SPLICED for start, end in job.case.blocks)
@@ -224,7 +224,7 @@ def test_what_was_not_spliced_as_meant_is_found() -> None:
         blocks=(Span(50, 130), Span(140, 220)),
         donors={},
     )
-    arm = Arm(name="seam-8", donors=Donors.ISOLATED, seam_tokens=8)
+    arm = Arm(name="seam-8", donors=Donors.ISOLATED, overrides={"seam_tokens": 8})
     check_realised(case, arm, recorded([(58, 130), (148, 220)]), 1)
     check_realised(case, arm, recorded([(64, 128), (160, 208)]), 16)
     for spliced in ([(58, 130)], [(57, 130), (148, 220)], [(58, 130), (148, 221)], [(64, 128), (160, 208)], []):
@@ -242,12 +242,14 @@ def test_what_was_not_spliced_as_meant_is_found() -> None:
 
 
 def test_policies_are_read_and_refused() -> None:
-    arm = parse_policy("mine=seam:8,min_run:128,tail:64")
-    assert (arm.name, arm.seam_tokens, arm.min_run_tokens, arm.tail_tokens) == ("mine", 8, 128, 64)
+    arm = parse_policy("mine=seam:8,min_run:128,tail:64,unseen:20,max_misfits:4")
+    assert (arm.name, arm.seam_tokens) == ("mine", 8)
+    asked = {"seam_tokens": 8, "min_run_tokens": 128, "tail_tokens": 64, "unseen_percent": 20, "max_misfits": 4}
+    assert arm.overrides == asked
     plain = parse_policy("default")
-    assert (plain.seam_tokens, plain.min_run_tokens, plain.tail_tokens, plain.rotate) == (None, None, None, True)
+    assert (plain.seam_tokens, plain.overrides, plain.rotate) == (None, {}, True)
     assert len({parse_policy(policy).name for policy in DEFAULT_POLICIES}) == len(DEFAULT_POLICIES)
-    for wrong in ("", "full", "a b", "x=seam", "x=seam:-1", "x=width:3"):
+    for wrong in ("", "full", "a b", "x=seam", "x=seam:-1", "x=width:3", "x=unseen:101"):
         with pytest.raises(ConfigError, match="--policy"):
             parse_policy(wrong)
 

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from sglang_pic.adapter.startup.prompts import Donor, SelfTestPrompt, built_in_prompts
+from sglang_pic.core import ReusePolicy
 
 VOCAB = 500
 
@@ -49,7 +50,7 @@ def test_a_donor_has_the_prompts_tokens_where_it_says(name: str) -> None:
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_plans_of_the_default_settings_splice_most_of_each_block(name: str) -> None:
     for prompt, donor in donors_of(prompts_of(name)):
-        plan = donor.plan(len(prompt.tokens), sink_tokens=32, seam_tokens=1, max_gaps=32)
+        plan = donor.plan(len(prompt.tokens), ReusePolicy(sink_tokens=32, seam_tokens=1), max_gaps=32)
         assert len(plan.runs) == len(donor.spans)
         assert plan.num_spliced > len(prompt.tokens) / 3
         for run in plan.runs:
@@ -67,7 +68,7 @@ def test_shifts_are_near_and_far_and_never_nothing() -> None:
     shifts = [
         abs(run.shift)
         for prompt, donor in donors_of(prompts_of("words"))
-        for run in donor.plan(len(prompt.tokens), sink_tokens=32, seam_tokens=1, max_gaps=32).runs
+        for run in donor.plan(len(prompt.tokens), ReusePolicy(sink_tokens=32, seam_tokens=1), max_gaps=32).runs
     ]
     assert 0 < min(shifts) < 100
     assert max(shifts) >= 6_000
@@ -76,9 +77,9 @@ def test_shifts_are_near_and_far_and_never_nothing() -> None:
 def test_settings_limit_runs_and_gaps() -> None:
     prompt = prompts_of("words")[0]
     total = len(prompt.tokens)
-    assert len(prompt.reordered.plan(total, sink_tokens=32, seam_tokens=1, max_gaps=2).runs) == 1
-    assert prompt.reordered.plan(total, sink_tokens=1_000, seam_tokens=1, max_gaps=32).runs == ()
-    wide = prompt.reordered.plan(total, sink_tokens=0, seam_tokens=9, max_gaps=32)
+    assert len(prompt.reordered.plan(total, ReusePolicy(sink_tokens=32, seam_tokens=1), max_gaps=2).runs) == 1
+    assert prompt.reordered.plan(total, ReusePolicy(sink_tokens=1_000, seam_tokens=1), max_gaps=32).runs == ()
+    wide = prompt.reordered.plan(total, ReusePolicy(sink_tokens=0, seam_tokens=9), max_gaps=32)
     assert [run.seam_len for run in wide.runs] == [9, 9]
     assert [run.target_start for run in wide.runs] == [start + 9 for start, _, _ in prompt.reordered.spans]
 

@@ -141,8 +141,8 @@ def test_settings_are_checked() -> None:
     assert PicConfig().self_test == "warn"
     for text, message in (
         ('{"self_test": "on"}', "Invalid enum value 'on'"),
-        ('{"self_test_kl_limit": 0}', r"self_test_kl_limit=0.0: must be a positive number; .* is the default"),
-        ('{"self_test_key_limit": -1}', r"self_test_key_limit=-1.0: must be a positive number; .* is the default"),
+        ('{"self_test_kl_limit": 0}', r"self_test_kl_limit=0.0: must be a number above 0; .* is the default"),
+        ('{"self_test_key_limit": -1}', r"self_test_key_limit=-1.0: must be a number above 0; .* is the default"),
     ):
         with pytest.raises(ConfigError, match=message):
             read_config(text)

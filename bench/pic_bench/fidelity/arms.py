@@ -19,13 +19,18 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     donors: Donors = Donors.NONE
-    seam_tokens: int | None = None
     rotate: bool = True
-    min_run_tokens: int | None = None
-    min_spliced_tokens: int | None = None
-    tail_tokens: int | None = None
-    foreign_tokens: int | None = None
-    unseen_percent: int | None = None
+    overrides: dict[str, int] = {}
+    """Settings of the reuse policy; the server's hold for the others."""
+
+    @property
+    def seam_tokens(self) -> int | None:
+        """The arm's own seam, if it has one."""
+        return self.overrides.get("seam_tokens")
+
+    def overriding(self, name: str, **overrides: int) -> Arm:
+        """The same arm under another name with further settings of its own."""
+        return msgspec.structs.replace(self, name=name, overrides={**self.overrides, **overrides})
 
     @property
     def is_control(self) -> bool:
@@ -45,14 +50,14 @@ CONTROLS = (FULL, RETEST, EXACT)
 """In this order: the exact hit is a hit on the full prefill's rows."""
 SHIPPED = Arm(name="default")
 """What the server splices of its own accord: which blocks, and how much of them, is for it to say."""
-_EVERY_BLOCK = Arm(name="every-block", min_spliced_tokens=8, tail_tokens=0)
+_EVERY_BLOCK = Arm(name="every-block", overrides={"min_spliced_tokens": 8, "tail_tokens": 0})
 """Every block is spliced, wherever it lies, but for its seam."""
-NAIVE = msgspec.structs.replace(_EVERY_BLOCK, name="naive", seam_tokens=1, rotate=False)
+NAIVE = msgspec.structs.replace(_EVERY_BLOCK.overriding("naive", seam_tokens=1), rotate=False)
 
 
 def seam_arm(seam_tokens: int) -> Arm:
     """Every block is spliced, wherever it lies, but for this many tokens."""
-    return msgspec.structs.replace(_EVERY_BLOCK, name=f"seam-{seam_tokens}", seam_tokens=seam_tokens)
+    return _EVERY_BLOCK.overriding(f"seam-{seam_tokens}", seam_tokens=seam_tokens)
 
 
 def spliced_arms(seams: Sequence[int], donors: Sequence[Donors]) -> list[Arm]:

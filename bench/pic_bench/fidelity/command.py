@@ -134,8 +134,8 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=seam:N,tail:N,...",
-        help="a policy of trace, of the settings seam, min_run, min_spliced, tail, foreign and unseen, any of which "
-        "may be left out; may repeat, and the first says which calls are measured (default: default and variants)",
+        help="a policy of trace: settings of core.* without their unit (seam, tail, min_spliced, ...), the server's "
+        "where left out; may repeat, and the first says which calls are measured (default: default and variants)",
     )
     parser.add_argument(
         "--min-chunk-hit",

@@ -114,7 +114,7 @@ def qa_jobs(sizes: Sizes, questions: Sequence[Question], text: ModelText, seed: 
     shipped = msgspec.structs.replace(SHIPPED, donors=Donors.CONTEXT)
     # A key of the documents stands before the answer too: only runs as long as a document's are meant.
     whole = spliced_arms((1, LONG_SEAM), (Donors.CONTEXT,))
-    every = [msgspec.structs.replace(arm, min_spliced_tokens=QA_MIN_SPLICED) for arm in whole]
+    every = [arm.overriding(arm.name, min_spliced_tokens=QA_MIN_SPLICED) for arm in whole]
     arms = (*CONTROLS, shipped, *every)
     generating = frozenset(arm.name for arm in arms)
     for question in questions:

@@ -9,8 +9,12 @@ import random
 import re
 from collections.abc import Iterable
 
+import msgspec
+
 from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.record import Donors
+from sglang_pic.core import ReusePolicy
+from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import ConfigError
 
 __all__ = ["DEFAULT_POLICIES", "RECORDED", "parse_order", "parse_policy", "place_sessions"]
@@ -32,12 +36,12 @@ DEFAULT_POLICIES = (
 
 _SHUFFLED = re.compile(r"shuffled-[1-9][0-9]{0,3}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SETTINGS = ("seam", "min_run", "min_spliced", "tail", "foreign", "unseen")
+_SETTINGS = {declared.short_name: declared for declared in settings_of(ReusePolicy).values()}
 _TAKEN = ("full", "retest", "exact", "naive")
 
 
 def parse_policy(text: str) -> Arm:
-    """Read `NAME` or `NAME=seam:8,min_run:128,tail:64,foreign:8,unseen:10`; what is left out is the server's own.
+    """Read `NAME` or `NAME=seam:8,min_run:128,tail:64`; what is left out is the server's own.
 
     Raises:
         ConfigError: naming the part, what is allowed and what to do.
@@ -52,17 +56,12 @@ def parse_policy(text: str) -> Arm:
             raise ConfigError(
                 f"--policy {text!r}: {part!r} must be one of {', '.join(_SETTINGS)}, a colon and a number."
             )
-        values[key] = int(value)
-    return Arm(
-        name=name,
-        donors=Donors.TRACE,
-        seam_tokens=values.get("seam"),
-        min_run_tokens=values.get("min_run"),
-        min_spliced_tokens=values.get("min_spliced"),
-        tail_tokens=values.get("tail"),
-        foreign_tokens=values.get("foreign"),
-        unseen_percent=values.get("unseen"),
-    )
+        values[_SETTINGS[key].name] = int(value)
+    try:
+        msgspec.convert(values, ReusePolicy)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--policy {text!r}: {error}") from error
+    return Arm(name=name, donors=Donors.TRACE, overrides=values)
 
 
 def parse_order(text: str) -> str:

@@ -152,14 +152,7 @@ def _computed_from(position: int | None) -> dict[str, Any]:
 def _options(arm: Arm, donors_from: str) -> dict[str, Any]:
     if arm.is_control:
         return {"mode": "off", "testing": {}}
-    testing: dict[str, Any] = {"donors_from": donors_from, "rotate": arm.rotate}
-    testing |= _given(arm, "min_run_tokens", "min_spliced_tokens", "foreign_tokens", "unseen_percent")
-    return {"testing": testing, **_given(arm, "seam_tokens", "tail_tokens")}
-
-
-def _given(arm: Arm, *names: str) -> dict[str, int]:
-    """Those settings of an arm that it does not leave to the server."""
-    return {name: value for name in names if (value := getattr(arm, name)) is not None}
+    return {"testing": {"donors_from": donors_from, "rotate": arm.rotate, "policy": arm.overrides}}
 
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:

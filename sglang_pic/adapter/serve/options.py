@@ -13,6 +13,8 @@ from enum import Enum
 
 import msgspec
 
+from sglang_pic.core import ReusePolicy
+from sglang_pic.core.settings import Integers, settings_of
 from sglang_pic.errors import ConfigError
 
 __all__ = [
@@ -54,10 +56,8 @@ class TestingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     flip_donors: bool = False
     """Turn the signs of every spliced row: a corruption for the audit to find. (Rows in another order would be none: a
     key carries its position with it.)"""
-    min_run_tokens: int | None = None
-    min_spliced_tokens: int | None = None
-    foreign_tokens: int | None = None
-    unseen_percent: int | None = None
+    policy: dict[str, int] = {}
+    """Settings of the reuse policy for this request alone, any of them and within the bounds of the configuration."""
     record: str | None = None
     """Name of the file in `record_dir` that gets what this request computed."""
     record_keys: bool = False
@@ -66,29 +66,34 @@ class TestingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         if self.record is not None and not _RECORD_NAME.fullmatch(self.record):
             raise ValueError(f"record={self.record!r}: must be 1 to 128 letters, digits, '.', '_' or '-'.")
-        for name, low in (
-            ("min_run_tokens", 1),
-            ("min_spliced_tokens", 1),
-            ("foreign_tokens", 0),
-            ("unseen_percent", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ValueError(f"{name}={value!r}: must be {low} or more.")
+        msgspec.convert(self.policy, ReusePolicy)
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The parsed options; a number is `None` where the server's setting applies."""
+    """The parsed options."""
 
     mode: Mode = Mode.AUTO
-    seam_tokens: int | None = None
-    tail_tokens: int | None = None
+    overrides: dict[str, int] = {}
+    """Settings of the reuse policy that this request sets; the server's hold for the others."""
     testing: TestingOptions = TestingOptions()
+
+    def policy(self, server: ReusePolicy) -> ReusePolicy:
+        """The reuse policy of this request on a server with the policy `server`."""
+        return msgspec.structs.replace(server, **self.overrides) if self.overrides else server
 
 
 _RECORD_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-_NUMBERS = ("seam_tokens", "tail_tokens")
 _MODES = ", ".join(repr(mode.value) for mode in Mode)
+
+
+def _bounds(name: str) -> Integers:
+    """What a request may set: the policy's own bounds, but no more than `MAX_TOKENS`."""
+    allowed = settings_of(ReusePolicy)[name].allowed
+    assert isinstance(allowed, Integers), "a request sets lengths"
+    return allowed._replace(high=min(allowed.high, MAX_TOKENS))
+
+
+_NUMBERS = {name: _bounds(name) for name in ("seam_tokens", "tail_tokens")}
 
 
 def parse_options(custom_params: object, *, allow_testing: bool = False) -> RequestOptions:
@@ -126,21 +131,13 @@ def parse_options(custom_params: object, *, allow_testing: bool = False) -> Requ
     mode = options.get("mode", Mode.AUTO.value)
     if mode not in [m.value for m in Mode]:
         raise ConfigError(f"custom_params.pic.mode={mode!r}: must be one of {_MODES}; 'auto' is the default.")
-    for name in _NUMBERS:
-        value = options.get(name)
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS
-        ):
+    overrides = {name: options[name] for name in _NUMBERS if options.get(name) is not None}
+    for name, value in overrides.items():
+        if not _NUMBERS[name].holds(value):
             raise ConfigError(
-                f"custom_params.pic.{name}={value!r}: must be a whole number from 0 to {MAX_TOKENS}; "
-                "leave it out for the server's setting."
+                f"custom_params.pic.{name}={value!r}: must be {_NUMBERS[name]}; leave it out for the server's setting."
             )
-    return RequestOptions(
-        mode=Mode(mode),
-        seam_tokens=options.get("seam_tokens"),
-        tail_tokens=options.get("tail_tokens"),
-        testing=testing,
-    )
+    return RequestOptions(mode=Mode(mode), overrides={**testing.policy, **overrides}, testing=testing)
 
 
 def strict_key(extra_key: str | None) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from sglang_pic.core import Path, Plan, Run
+from sglang_pic.core import Path, Plan, ReusePolicy, Run
 
 __all__ = ["Donor", "SelfTestPrompt", "built_in_prompts"]
 
@@ -31,12 +31,12 @@ class Donor(NamedTuple):
     spans: tuple[tuple[int, int, int], ...]
     """`(start, end, donor_start)` of each run: its span of the prompt, and where it begins in `tokens`."""
 
-    def plan(self, num_tokens: int, *, sink_tokens: int, seam_tokens: int, max_gaps: int) -> Plan:
-        """How a server with these settings serves a prompt of `num_tokens`; with no runs where they leave none."""
+    def plan(self, num_tokens: int, policy: ReusePolicy, *, max_gaps: int) -> Plan:
+        """How a server with this policy serves a prompt of `num_tokens`; no runs where it leaves none."""
         path = Path("self-test", [np.zeros(self.position, np.int32), np.array(self.tokens, np.int32)])
         runs = []
         for start, end, donor_start in self.spans:
-            skip = max(seam_tokens, sink_tokens - start, sink_tokens - donor_start)
+            skip = max(policy.seam_tokens, policy.sink_tokens - start, policy.sink_tokens - donor_start)
             if start + skip < end:
                 runs.append(
                     Run(
@@ -44,7 +44,7 @@ class Donor(NamedTuple):
                         target_end=end,
                         donor_start=self.position + donor_start + skip,
                         donor=path,
-                        seam_len=min(seam_tokens, skip),
+                        seam_len=min(policy.seam_tokens, skip),
                     )
                 )
         # A gap goes before each run, and one behind the last.

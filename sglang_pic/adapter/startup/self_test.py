@@ -169,10 +169,7 @@ class _Bench:
         )
 
     def _plan(self, prompt: SelfTestPrompt, donor: Donor) -> Plan:
-        core = self.config.core
-        plan = donor.plan(
-            len(prompt.tokens), sink_tokens=core.sink_tokens, seam_tokens=core.seam_tokens, max_gaps=self.max_gaps
-        )
+        plan = donor.plan(len(prompt.tokens), self.config.core, max_gaps=self.max_gaps)
         if not plan.runs:
             raise _NothingToSpliceError
         return plan
