@@ -148,16 +148,14 @@ def measure(model: str, shape: Shape, dtype: torch.dtype, arch: int) -> KernelCo
 
 
 def _compile(shape: Shape, dtype: torch.dtype, target: GPUTarget) -> CompiledKernel:
-    """The kernel of `shape`. The kernels are imported here: only now is it known that triton is installed."""
-    from pic_kernels import triton_mha, triton_mla
+    """The kernel of `shape`, imported here: only at this point it is known that triton is installed."""
+    from pic_kernels import triton_splice
 
-    if shape.latent:
-        const = triton_mla.constants(shape.heads, shape.dim, shape.latent, shape.rotary_dim, shape.is_neox, dtype)
-        return triton_mla.compile_for(const, target)
-    row_bytes = shape.heads * shape.dim * dtype.itemsize
-    return triton_mha.compile_for(
-        triton_mha.constants(shape.heads, shape.dim, row_bytes, shape.rotary_dim, shape.is_neox, dtype), target
+    copied_bytes = 0 if shape.latent else shape.heads * shape.dim * dtype.itemsize
+    const = triton_splice.constants(
+        shape.heads, shape.dim, shape.latent, shape.rotary_dim, shape.is_neox, dtype, copied_bytes
     )
+    return triton_splice.compile_for(const, target)
 
 
 def _resources(cubin: bytes) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """Fused gather-rotate-scatter over the KV rows of all layers, each op beside a plain reference.
 
-Raw tensors in and out: knows torch, and triton once a fused kernel runs; neither SGLang nor `sglang_pic`. Two switches
-for debugging: `SGLANG_PIC_KERNELS=reference` (or `host`, `device`, `triton`) says which implementation runs,
-`SGLANG_PIC_CHECK_SLOTS=1` has a device assert the slots of every splice.
+Raw tensors in and out; imports torch, and triton once a fused kernel runs. Two switches are for debugging:
+`SGLANG_PIC_KERNELS=reference` (or `host`, `device`, `triton`) chooses the implementation; with
+`SGLANG_PIC_CHECK_SLOTS=1` a device asserts the slots of every splice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Which implementation of an op runs: the debug switch and what the capability gate says.
-
-Owns `SGLANG_PIC_KERNELS`. Knows tensors only by their device.
-"""
+"""Which implementation of an op runs: `SGLANG_PIC_KERNELS` says, or else the device and the capability gate."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ _SWITCH = "SGLANG_PIC_KERNELS"
 
 
 class Backend(Enum):
-    """An implementation of the ops; every op has all of them."""
+    """An implementation; every op has all of them."""
 
     HOST = "host"
     """Blocked torch for CPU memory: contiguous spans as slices, one scratch for all layers."""
     TRITON = "triton"
-    """One fused launch per call, for the operands the gate covers; in the Triton interpreter on a CPU."""
+    """One fused launch per call, for operands that `coverage` admits; on a CPU in the Triton interpreter."""
     DEVICE = "device"
     """Torch without a host synchronisation, for any device."""
     REFERENCE = "reference"
@@ -31,7 +28,7 @@ class Backend(Enum):
 
 
 class Choice(NamedTuple):
-    """An implementation and, where it is not the fastest there is, why."""
+    """An implementation, and the reason where a faster one exists."""
 
     backend: Backend
     reason: str = ""
@@ -42,12 +39,11 @@ def choose_backend(device: torch.device, refusal: Callable[[], str]) -> Choice:
 
     Args:
         device: where the buffers are.
-        refusal: the capability gate of the fused kernel: why it does not cover the operands, or an empty string.
-            Asked only where the answer matters.
+        refusal: says why the fused kernel does not cover the operands, or an empty string. Called only where the
+            answer matters.
 
     Raises:
-        ValueError: the environment variable `SGLANG_PIC_KERNELS` names no implementation, or one that does not
-            cover the operands.
+        ValueError: `SGLANG_PIC_KERNELS` names no implementation, or one that does not cover the operands.
     """
     chosen = os.environ.get(_SWITCH, "auto")
     if chosen == "auto":

@@ -1,6 +1,6 @@
-"""The capability gate of the fused kernels: do they cover these operands, and if not, why.
+"""Whether the fused kernel covers some operands, and if not, why.
 
-Owns the reasons. Reads metadata only and imports triton only to look at it, so that it can be asked anywhere.
+Reads metadata only and imports triton only to look at it, so that any process can ask.
 """
 
 from __future__ import annotations
@@ -16,25 +16,27 @@ from .rope_params import RopeParams
 __all__ = ["refusal"]
 
 
-def refusal(buffers: LayerBuffers, *copied: LayerBuffers, rope: RopeParams, rope_offset: int) -> str:
-    """Why the fused kernels do not cover these operands, in words that follow a colon; empty if they do.
+def refusal(turned: LayerBuffers, copied: LayerBuffers | None, rope: RopeParams, offset: int) -> str:
+    """Why the fused kernel does not cover these operands, in words that follow a colon; empty if it does.
 
-    What `check_buffers` and `check_rope` admit is covered otherwise: any number of heads, any head_dim, any rotary
-    part. The width of accesses adapts to them, down to what one pair takes.
+    The kernel covers any number of heads, any head_dim and any rotary part that `operands` admits: its accesses
+    narrow with them, down to one pair.
 
     Args:
-        buffers: whose rotary part turns.
-        copied: what moves along, bit for bit.
+        turned: the buffers with a rotary part.
+        copied: buffers that are copied bit for bit, or None.
         rope: the rotation.
-        rope_offset: first dimension of the rotary part.
+        offset: first dimension of the rotary part.
     """
-    if reason := _device_refusal(buffers.device, (buffers.dtype, *(each.dtype for each in copied))):
+    every = (turned,) if copied is None else (turned, copied)
+    if reason := _device_refusal(turned.device, tuple(each.dtype for each in every)):
         return reason
-    for each in (buffers, *copied):
+    for each in every:
         if not each.is_aligned:
             return f"rows of {each.row_bytes} bytes do not start at multiples of 16 bytes in every layer"
-    if not rope.is_neox_style and (rope_offset % 2 or buffers[0].shape[2] % 2):
-        return f"interleaved pairs start at odd dimensions: offset {rope_offset} in rows of {buffers[0].shape[2]}"
+    dim = turned[0].shape[2]
+    if not rope.is_neox_style and (offset % 2 or dim % 2):
+        return f"interleaved pairs start at odd dimensions: offset {offset} in rows of {dim}"
     return ""
 
 

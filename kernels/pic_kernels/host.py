@@ -1,15 +1,13 @@
 """Gather-rotate-scatter in CPU memory, near the speed of a plain copy.
 
-The compiled loops of `host_native` do it in one pass. This file owns the way in torch, for where they are switched
-off or cannot be compiled, and the plan that makes it as fast as torch allows: long runs of slots are moved as slices,
-with no gather and no scatter; the rest go through one index. A block is small enough that its float32 scratch stays in
-the cache between the element-wise passes, and the scratch is shared by all layers of a call. Tokens with shift 0 are
-copied, never computed.
+The compiled loops of `host_native` do it in one pass. Where they are switched off or cannot be compiled, this file does
+it in torch. Long runs of slots are moved as slices, with no gather and no scatter; the others go through one index. A
+block is small enough that its float32 scratch stays in the cache between the element-wise passes, and all layers of a
+call share the scratch. Tokens with shift 0 are copied, never computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -20,7 +18,7 @@ from . import host_native
 from .layers import LayerBuffers
 from .rope_params import RopeParams
 
-__all__ = ["copy_rows", "rotate_rows", "splice_rows"]
+__all__ = ["move_rows"]
 
 # Swept on a 2-core AVX-512 server (one thread, CPU time, bf16, rows of 384, 1,152 and 2,048 bytes, 2026-11). A shorter
 # run costs more in calls, as a block of its own, than it saves in gather and scatter; a rotated block makes more calls.
@@ -50,16 +48,35 @@ class _Block:
     angles: _Angles | None = None
 
 
-def copy_rows(buffers: Sequence[Tensor], src: Tensor, dst: Tensor) -> None:
-    """`buffer[dst] = buffer[src]` for every buffer, byte for byte; `src` and `dst` are disjoint."""
+def move_rows(
+    turned: LayerBuffers,
+    copied: LayerBuffers | None,
+    src: Tensor,
+    dst: Tensor,
+    shifts: Tensor,
+    rope: RopeParams,
+    offset: int,
+) -> None:
+    """See `dispatch.move_rows`; done on return."""
     native = host_native.load()
     if native is not None:
-        native.copy_rows(LayerBuffers.of("buffers", buffers), src, dst)
+        native.move_rows(turned, copied, src, dst, shifts, rope, offset)
         return
-    row_bytes = buffers[0][0].nbytes
-    block_len = max(16, _SCRATCH_BYTES // row_bytes)
-    blocks = _plan(src, dst, torch.zeros_like(src), block_len, _MIN_COPY_SPAN_BYTES // row_bytes)
-    rows = torch.empty((min(block_len, src.numel()), *buffers[0].shape[1:]), dtype=buffers[0].dtype)
+    if copied is not None:
+        _copy_rows(copied, src, dst)
+    moved = shifts != 0
+    if not moved.all():
+        still = ~moved
+        _copy_rows(turned, src[still], dst[still])
+        src, dst, shifts = src[moved], dst[moved], shifts[moved]
+    if src.numel():
+        _rotate_rows(turned, src, dst, shifts, rope, offset)
+
+
+def _copy_rows(buffers: LayerBuffers, src: Tensor, dst: Tensor) -> None:
+    block_len = max(16, _SCRATCH_BYTES // buffers.row_bytes)
+    blocks = _plan(src, dst, torch.zeros_like(src), block_len, _MIN_COPY_SPAN_BYTES // buffers.row_bytes)
+    rows = torch.empty((min(block_len, src.numel()), *buffers[0].shape[1:]), dtype=buffers.dtype)
     for buffer in buffers:
         for block in blocks:
             source = _load(buffer, block, rows)
@@ -69,39 +86,14 @@ def copy_rows(buffers: Sequence[Tensor], src: Tensor, dst: Tensor) -> None:
             _store(buffer, block.dst, source)
 
 
-def splice_rows(
-    keys: LayerBuffers, values: LayerBuffers, src: Tensor, dst: Tensor, shifts: Tensor, rope: RopeParams
+def _rotate_rows(
+    buffers: LayerBuffers, src: Tensor, dst: Tensor, shifts: Tensor, rope: RopeParams, offset: int
 ) -> None:
-    """`copy_rows` of the values and `rotate_rows` of as many keys, in one go."""
-    native = host_native.load()
-    if native is not None:
-        native.rotate_rows(keys, values, src, dst, shifts, rope, offset=0)
-        return
-    copy_rows(values, src, dst)
-    rotate_rows(keys, src, dst, shifts, rope, offset=0)
-
-
-def rotate_rows(
-    buffers: Sequence[Tensor], src: Tensor, dst: Tensor, shifts: Tensor, rope: RopeParams, *, offset: int
-) -> None:
-    """`copy_rows` with the dimensions `[offset, offset + rotary_dim)` turned by each token's shift."""
-    native = host_native.load()
-    if native is not None:
-        native.rotate_rows(LayerBuffers.of("buffers", buffers), None, src, dst, shifts, rope, offset=offset)
-        return
-    moved = shifts != 0
-    num_moved = int(moved.sum())
-    if num_moved < shifts.numel():
-        still = ~moved
-        copy_rows(buffers, src[still], dst[still])
-        src, dst, shifts = src[moved], dst[moved], shifts[moved]
-    if not num_moved:
-        return
     heads, dim = buffers[0].shape[1:]
     block_len = max(16, _SCRATCH_BYTES // (4 * heads * rope.rotary_dim))
-    plan = _plan(src, dst, shifts, block_len, _MIN_ROTATE_SPAN_BYTES // buffers[0][0].nbytes)
+    plan = _plan(src, dst, shifts, block_len, _MIN_ROTATE_SPAN_BYTES // buffers.row_bytes)
     blocks = _with_angles(plan, shifts, rope)
-    scratch = _Scratch.create(min(block_len, num_moved), heads, dim, rope.rotary_dim, buffers[0].dtype)
+    scratch = _Scratch.create(min(block_len, src.numel()), heads, dim, rope.rotary_dim, buffers.dtype)
     for buffer in buffers:
         for block in blocks:
             _rotate_block(buffer, block, scratch, rope, offset)

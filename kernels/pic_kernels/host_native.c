@@ -1,8 +1,8 @@
 /* Gather, rotate, scatter of KV rows in CPU memory: one pass, each row read once and written once.
  *
- * Owns the loops over slots, angles and rows. Operands were checked by the caller; slots are checked by `pic_slots_hold`
- * before anything is written, so that rows exist and none is both read and written. An element is widened to float32,
- * turned and rounded once in registers. Threads are those of the OpenMP that torch has loaded.
+ * The caller has checked the operands, and the slots with `pic_slots_hold`: rows exist and none is both read and
+ * written. An element is widened to float32, turned and rounded once in registers. Threads are those of the OpenMP that
+ * torch has loaded.
  */
 #include <math.h>
 #include <stdint.h>
@@ -23,8 +23,8 @@ typedef uint16_t ALIAS u16;
 typedef uint32_t ALIAS u32;
 typedef uint64_t ALIAS u64;
 
-/* Chosen on a 2-core AVX-512 server, rows of 64 to 2,048 bytes, 2026-11, not swept. Slots are prefetched a few KiB ahead, within
- * a task; tasks are short enough that a thread that wakes late leaves its share to the others. */
+/* Chosen on a 2-core AVX-512 server, rows of 64 to 2,048 bytes, 2026-11, not swept. Slots are prefetched a few KiB
+ * ahead, within a task; tasks are short enough that a thread that wakes late leaves its share to the others. */
 enum { LINE = 64, AHEAD_BYTES = 2048, TASK_BYTES = 1 << 17, STAGE_BYTES = 1 << 13, LONG_COPY = 2048 };
 /* From here on whole cache lines are written past the caches: an ordinary store first reads the line that it replaces,
  * and as much as this does not stay in a core's own cache until it is read. */
@@ -272,7 +272,7 @@ INLINE void form_angles(int64_t shift, const double *restrict inv_freq, int64_t 
         double x = fma(turns, -1.5707963267948966, angle);
         x = fma(turns, -6.123233995736766e-17, x);
         x = fma(turns, 1.4973849048591833e-33, x);
-        /* Taylor: what is left out is 5e-17 at an eighth of a turn. */
+        /* Taylor: the error is 5e-17 at an eighth of a turn. */
         double y = x * x;
         double s = x + x * y * (-1.0 / 6 + y * (1.0 / 120 + y * (-1.0 / 5040 + y * (1.0 / 362880 +
                    y * (-1.0 / 39916800 + y * (1.0 / 6227020800 + y * (-1.0 / 1307674368000)))))));
@@ -304,7 +304,7 @@ static int64_t number_shifts(const void *shifts, int shift_bytes, int64_t n, int
 }
 
 /* For every layer and token, `copied[dst] = copied[src]` and `turned[dst] = R(shift) turned[src]`: `R` turns `2 * half`
- * elements from `offset` on in each of the `heads` of a row. Either table may be missing.
+ * elements from `offset` on in each of the `heads` of a row. `copied` may be NULL.
  *
  * Returns 0 without having written anything if there is no memory for the angles, else 1. */
 int pic_splice(char *const *copied, char *const *turned, int64_t num_layers, int64_t copied_bytes, int64_t heads,
@@ -316,34 +316,26 @@ int pic_splice(char *const *copied, char *const *turned, int64_t num_layers, int
     struct rows turns = {.row_bytes = heads * dim * bytes, .heads = heads, .before = offset * bytes,
                          .turned = 2 * half * bytes, .after = (dim - offset - 2 * half) * bytes, .half = half,
                          .src = src, .dst = dst};
-    int32_t *which = NULL;
-    int64_t *distinct = NULL;
-    float *angles = NULL;
-    if (turned) {
-        which = malloc(n * sizeof *which);
-        distinct = malloc(n * sizeof *distinct);
-        int64_t count = which && distinct ? number_shifts(shifts, shift_bytes, n, which, distinct) : 0;
-        angles = malloc((count + 1) * 2 * half * sizeof *angles);
-        if (!which || !distinct || !angles) {
-            free(which), free(distinct), free(angles);
-            return 0;
-        }
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (count * half > ANGLES_PER_THREAD)
-        for (int64_t row = 0; row < count; row++)
-            form_angles(distinct[row], inv_freq, half, angles + row * 2 * half);
-        turns.which = which, turns.angles = angles;
-    } else {
-        turns.row_bytes = 0;
+    int32_t *which = malloc(n * sizeof *which);
+    int64_t *distinct = malloc(n * sizeof *distinct);
+    int64_t count = which && distinct ? number_shifts(shifts, shift_bytes, n, which, distinct) : 0;
+    float *angles = malloc((count + 1) * 2 * half * sizeof *angles);
+    if (!which || !distinct || !angles) {
+        free(which), free(distinct), free(angles);
+        return 0;
     }
+#pragma omp parallel for schedule(static) num_threads(num_threads) if (count * half > ANGLES_PER_THREAD)
+    for (int64_t row = 0; row < count; row++) form_angles(distinct[row], inv_freq, half, angles + row * 2 * half);
+    turns.which = which, turns.angles = angles;
     uintptr_t starts = copied_bytes | turns.row_bytes;
     for (int64_t layer = 0; layer < num_layers; layer++)
-        starts |= (copied ? (uintptr_t)copied[layer] : 0) | (turned ? (uintptr_t)turned[layer] : 0);
+        starts |= (copied ? (uintptr_t)copied[layer] : 0) | (uintptr_t)turned[layer];
     int64_t token_bytes = copied_bytes + turns.row_bytes;
     int is_large = starts % LINE == 0 && token_bytes * num_layers * n >= STREAM_FROM_BYTES;
     copies.is_streamed = is_large;
     turns.is_streamed = is_large && turns.row_bytes <= STAGE_BYTES;
     int64_t per_task = 2 * TASK_BYTES / token_bytes + 1, tasks = (n + per_task - 1) / per_task;
-    int64_t tables = (copied != NULL) + (turned != NULL);
+    int64_t tables = copied ? 2 : 1;
 #pragma omp parallel num_threads(num_threads)
     {
 #pragma omp for collapse(3) schedule(dynamic) nowait

@@ -1,11 +1,11 @@
 """The compiled inner loops of the CPU path: built at first use, bound through ctypes.
 
-Owns finding a C compiler, the compiled file and the switch `SGLANG_PIC_HOST`. Where there is no compiler, or what it
-made does not load, `load` says so once in the log and `host` goes on in torch, slower. Knows tensors as addresses.
+Where there is no C compiler, or its output does not load, `load` says so once in the log and `host` goes on in torch,
+slower; `SGLANG_PIC_HOST=torch` switches the loops off.
 
 The library is compiled from `host_native.c` for this very CPU and kept where Python keeps this package's compiled
-files, named by a hash of everything that went into it. It is linked against no OpenMP: the symbols resolve to the one
-that torch has loaded, so that both share their threads.
+files, named by a hash of source, command, CPU and torch version. It is linked against no OpenMP: the symbols resolve to
+the one that torch has loaded, so that both share their threads.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ import subprocess
 import tempfile
 from importlib.util import cache_from_source
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .layers import LayerBuffers
-    from .rope_params import RopeParams
+from .layers import LayerBuffers
+from .rope_params import RopeParams
 
 __all__ = ["NativeRows", "load"]
 
@@ -51,7 +50,7 @@ _POINTER, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
 def load() -> NativeRows | None:
-    """The compiled loops, or `None` where they are switched off or cannot be had.
+    """The compiled loops, or `None` where they are switched off or cannot be compiled.
 
     The first call compiles, in a second or two; its outcome is kept for the process.
 
@@ -67,7 +66,7 @@ def load() -> NativeRows | None:
 
 
 class NativeRows:
-    """Row moves over the buffers of a pool. The operands are those of `host`, checked; threads are torch's."""
+    """Row moves over the buffers of a pool, with operands that were checked and on torch's threads."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         """Bind a library that was compiled from `host_native.c`."""
@@ -93,41 +92,31 @@ class NativeRows:
         src, dst = src.contiguous(), dst.contiguous()
         return bool(self._slots_hold(src.data_ptr(), dst.data_ptr(), src.numel(), num_slots))
 
-    def copy_rows(self, buffers: LayerBuffers, src: Tensor, dst: Tensor) -> None:
-        """`buffer[dst] = buffer[src]` for every buffer, byte for byte."""
-        src, dst = src.contiguous(), dst.contiguous()
-        self._splice(
-            *(buffers.addresses.data_ptr(), None, len(buffers), buffers.row_bytes),
-            *(0, 0, 0, 0, 0, 0, None),
-            *(src.data_ptr(), dst.data_ptr(), None, 0, src.numel(), torch.get_num_threads()),
-        )
-
-    def rotate_rows(
+    def move_rows(
         self,
-        buffers: LayerBuffers,
+        turned: LayerBuffers,
         copied: LayerBuffers | None,
         src: Tensor,
         dst: Tensor,
         shifts: Tensor,
         rope: RopeParams,
-        *,
         offset: int,
     ) -> None:
-        """`copy_rows` of `buffers`, the dimensions `[offset, offset + rotary_dim)` turned, and of `copied` as they are.
+        """See `dispatch.move_rows`.
 
         Raises:
             MemoryError: no memory for the angles; nothing has been written.
         """
-        _, heads, dim = buffers[0].shape
+        _, heads, dim = turned[0].shape
         src, dst, shifts = src.contiguous(), dst.contiguous(), shifts.contiguous()
         inv_freq = rope.inv_freq.to(torch.float64).contiguous()
         done = self._splice(
             None if copied is None else copied.addresses.data_ptr(),
-            buffers.addresses.data_ptr(),
-            len(buffers),
+            turned.addresses.data_ptr(),
+            len(turned),
             0 if copied is None else copied.row_bytes,
             *(heads, dim, offset, rope.rotary_dim // 2),
-            *(not rope.is_neox_style, _KINDS[buffers.dtype], inv_freq.data_ptr()),
+            *(not rope.is_neox_style, _KINDS[turned.dtype], inv_freq.data_ptr()),
             *(src.data_ptr(), dst.data_ptr(), shifts.data_ptr(), shifts.element_size()),
             *(src.numel(), torch.get_num_threads()),
         )

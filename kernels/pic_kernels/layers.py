@@ -1,8 +1,7 @@
-"""The buffers of a pool's layers as one operand: checked once, with the table of their addresses.
+"""The buffers of a pool's layers as one operand: checked once, with a table of their addresses.
 
-Owns the pointer table that lets one launch reach every layer. It belongs to the object that holds the buffers, rather
-than to a cache keyed by their addresses: what is held cannot be freed, so the table cannot outlive the memory it
-points to, and nothing has to be looked up, checked or evicted between two calls. Knows nothing of kernels.
+By the table one launch reaches every layer. The object that holds the buffers holds the table too, so that the table
+cannot outlive the memory it points to, and no call has to look it up.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ __all__ = ["LayerBuffers"]
 class LayerBuffers(tuple[Tensor, ...]):
     """One buffer `[num_slots, heads, dim]` per layer, alike and contiguous; immutable, checked when it is made.
 
-    The ops take any sequence of tensors. Whoever calls them more than once makes a `LayerBuffers` of it and spares
-    every call the checks and, on a device, building the table.
+    The ops take any sequence of tensors. A caller that makes a `LayerBuffers` of them once spares every call the
+    checks and, on a device, building the table.
     """
 
     def __new__(cls, buffers: Sequence[Tensor], *, name: str = "buffers") -> LayerBuffers:
@@ -38,7 +37,7 @@ class LayerBuffers(tuple[Tensor, ...]):
 
     @classmethod
     def of(cls, name: str, buffers: Sequence[Tensor]) -> LayerBuffers:
-        """`buffers` itself if it is one already."""
+        """`buffers` itself if they are a `LayerBuffers` already."""
         return buffers if isinstance(buffers, LayerBuffers) else cls(buffers, name=name)
 
     @property

@@ -1,7 +1,6 @@
-"""How far an op may be from the exact result: one frozen table by op and dtype.
+"""How far an op may be from the exact result, by dtype: the tolerances of the tests and of the start-up checks.
 
-Owns the tolerances of the kernels' tests and of the start-up checks built on them. Loosening an entry is a
-change of its own, with its reason.
+Loosening an entry is a change of its own, with its reason.
 """
 
 from __future__ import annotations

@@ -1,36 +1,22 @@
-"""The contract of a splice's operands, checked in one place for every implementation.
+"""The contract of a splice's operands, checked in one place for every implementation; values of slots are in `slots`.
 
-Owns the checks and the switch `SGLANG_PIC_CHECK_SLOTS`. They read metadata only, except those of the slots: on a CPU
-`check_slots` reads them, on a device `assert_slots` has the device do so, without a word back. Breaking the contract
-raises `TypeError` or `ValueError`; nothing is written before every check passed.
+The checks read metadata only. They raise `TypeError` or `ValueError` before anything is written.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from . import host_native
 from .rope_params import RopeParams
 
-__all__ = [
-    "SUPPORTED_DTYPES",
-    "assert_slots",
-    "check_buffers",
-    "check_indices",
-    "check_rope",
-    "check_slots",
-    "guard_slots",
-]
+__all__ = ["SUPPORTED_DTYPES", "check_buffers", "check_indices", "check_rope"]
 
 SUPPORTED_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 """The dtypes of KV rows that can be rotated."""
-
-_SWITCH: Final = "SGLANG_PIC_CHECK_SLOTS"
 
 
 def check_buffers(name: str, buffers: Sequence[Tensor]) -> None:
@@ -80,61 +66,3 @@ def check_rope(rope: RopeParams, offset: int, dim: int, device: torch.device) ->
         )
     if rope.inv_freq.device != device:
         raise ValueError(f"inv_freq.device={rope.inv_freq.device!r}: must be {device!r}; use RopeParams.to().")
-
-
-def guard_slots(src: Tensor, dst: Tensor, num_slots: int) -> None:
-    """`check_slots` on a CPU; on a device `assert_slots` if `SGLANG_PIC_CHECK_SLOTS=1`, else nothing."""
-    if src.device.type == "cpu":
-        check_slots(src, dst, num_slots)
-        return
-    switch = os.environ.get(_SWITCH, "0")
-    if switch not in ("0", "1"):
-        raise ValueError(f"{_SWITCH}={switch!r}: must be 0 or 1; 1 has the device assert the slots of every splice.")
-    if switch == "1":
-        assert_slots(src, dst, num_slots)
-
-
-def assert_slots(src: Tensor, dst: Tensor, num_slots: int) -> None:
-    """`check_slots` queued on the current stream before the splice: a few small kernels, no wait.
-
-    A broken promise stops the device there, before a row is written: the splice never runs, and the process finds
-    a device-side assertion at its next synchronisation. For debugging; on a CPU it raises at once.
-
-    Raises:
-        RuntimeError: what `check_slots` refuses, on a CPU.
-    """
-    low, high = torch.minimum(src.amin(), dst.amin()), torch.maximum(src.amax(), dst.amax())
-    # NOTE: private, but the one assertion that torch queues rather than waits for.
-    torch._assert_async((low >= 0) & (high < num_slots), "splice: a slot is out of bounds")
-    times = torch.zeros(num_slots, dtype=torch.int32, device=dst.device)
-    times.index_add_(0, dst.clamp(0, num_slots - 1), torch.ones_like(dst, dtype=torch.int32))
-    torch._assert_async(times.amax() <= 1, "splice: dst names a slot twice")
-    torch._assert_async(
-        times.index_select(0, src.clamp(0, num_slots - 1)).amax() == 0, "splice: src and dst share a slot"
-    )
-
-
-def check_slots(src: Tensor, dst: Tensor, num_slots: int) -> None:
-    """Slots exist, no target is written twice and none is also a source. Cost O(n + num_slots); CPU tensors.
-
-    Raises:
-        ValueError: a slot is outside `[0, num_slots)`, repeated in `dst`, or in both `src` and `dst`.
-    """
-    if not src.numel():
-        return
-    native = host_native.load()
-    if native is not None and native.slots_hold(src, dst, num_slots):
-        return
-    for name, index in (("src", src), ("dst", dst)):
-        low, high = (int(bound) for bound in index.aminmax())
-        if low < 0 or high >= num_slots:
-            raise ValueError(f"{name} holds slots in [{low}, {high}]: must be in [0, {num_slots}).")
-    written = torch.zeros(num_slots, dtype=torch.bool)
-    written[dst] = True
-    if int(written.sum()) != dst.numel():
-        raise ValueError("dst names a slot twice: every target slot must be written once.")
-    shared = src[written[src]]
-    if shared.numel():
-        raise ValueError(
-            f"src and dst share {shared.numel()} slots, e.g. {int(shared[0])!r}: a splice must not read what it writes."
-        )

@@ -1,8 +1,6 @@
-"""What a rotation by a shift is made of: the frequencies and the layout of the rotary pairs.
+"""A rotation by a shift: its frequencies, the layout of its pairs, and the cosines and sines of a shift.
 
-Owns the one place where cosines and sines of a shift are computed. Knows nothing of models, scaling rules
-or KV pools: whoever builds a `RopeParams` has already folded any scaling into `inv_freq` and left any
-magnitude factor (YaRN's `mscale`) out.
+Any scaling is folded into `inv_freq` already, and a magnitude factor (YaRN's `mscale`) left out.
 """
 
 from __future__ import annotations

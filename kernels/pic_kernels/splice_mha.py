@@ -11,11 +11,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from . import eager, host, reference
-from .backend import Backend, Choice, choose_backend
-from .coverage import refusal
+from . import dispatch
+from .backend import Choice
 from .layers import LayerBuffers
-from .operands import check_indices, check_rope, guard_slots
 from .rope_params import RopeParams
 
 __all__ = ["choose_mha", "splice_mha"]
@@ -32,55 +30,38 @@ def splice_mha(
     """Copy KV rows between slots of a pool, keys turned by each token's shift; in place, all layers.
 
     Float32 arithmetic, every key rounded once; values and tokens with shift 0 are copied bit for bit. Bytes
-    outside the rows `dst` are not touched. FP8 (e4m3) keys need no scale: a per-tensor scale cancels, and what
-    would overflow saturates.
+    outside the rows `dst` are not touched. FP8 (e4m3) keys need no scale: a per-tensor scale cancels, and values
+    that would overflow saturate.
 
     Args:
         k_buffers: per layer `[num_slots, num_kv_heads, head_dim]`, contiguous, one shape, dtype and device;
-            written in place. A `LayerBuffers` spares every call the checks and the table of addresses.
+            written in place. With a `LayerBuffers` no call repeats the checks or builds the table of addresses.
         v_buffers: per layer `[num_slots, num_kv_heads, v_head_dim]`, likewise.
         src: `[n]` int64 slots to read.
         dst: `[n]` int64 slots to write: each once, none of them in `src`.
         shifts: `[n]` int32 or int64, target position minus source position.
         rope: the layers' rotation, on the buffers' device.
 
-    On a CPU the slots are checked. On a device disjointness and bounds are the caller's promise, because reading
-    them would stall the stream, on which the work is queued; `SGLANG_PIC_CHECK_SLOTS=1` has the device assert them.
+    On a CPU the slots are checked. On a device the caller promises that they are disjoint and in bounds, because
+    reading them would stall the stream on which the work is queued; `SGLANG_PIC_CHECK_SLOTS=1` has the device check.
 
     Raises:
         TypeError: a dtype outside the contract.
         ValueError: shapes, devices or slots outside the contract; nothing has been written.
     """
     keys, values = LayerBuffers.of("k_buffers", k_buffers), LayerBuffers.of("v_buffers", v_buffers)
-    num_slots, num_heads, head_dim = keys[0].shape
-    if len(values) != len(keys) or values[0].shape[:2] != (num_slots, num_heads) or values.device != keys.device:
+    if len(values) != len(keys) or values[0].shape[:2] != keys[0].shape[:2] or values.device != keys.device:
         raise ValueError(
             f"v_buffers: {len(values)} of {tuple(values[0].shape)!r} on {values.device} beside {len(keys)} k_buffers "
             f"of {tuple(keys[0].shape)!r} on {keys.device}: layers, slots, heads and device must agree."
         )
-    check_indices(src, dst, shifts, keys.device)
-    check_rope(rope, 0, head_dim, keys.device)
-    if not src.numel():
-        return
-    guard_slots(src, dst, num_slots)
-    backend, _ = choose_mha(keys, values, rope)
-    if backend is Backend.REFERENCE:
-        reference.splice_mha(keys, values, src, dst, shifts, rope)
-    elif backend is Backend.TRITON:
-        from . import triton_mha
-
-        triton_mha.splice_mha(keys, values, src, dst, shifts, rope)
-    elif backend is Backend.HOST:
-        host.splice_rows(keys, values, src, dst, shifts, rope)
-    else:
-        eager.copy_rows(values, src, dst)
-        eager.rotate_rows(keys, src, dst, shifts, rope, offset=0)
+    dispatch.move_rows(keys, values, src, dst, shifts, rope, 0)
 
 
 def choose_mha(k_buffers: LayerBuffers, v_buffers: LayerBuffers, rope: RopeParams) -> Choice:
-    """The implementation `splice_mha` takes for these operands, and why it is not the fused kernel.
+    """The implementation that `splice_mha` takes for these operands, and why it is not the fused kernel.
 
     Raises:
-        ValueError: `SGLANG_PIC_KERNELS` is set to what does not exist or does not cover them.
+        ValueError: `SGLANG_PIC_KERNELS` names no implementation, or one that does not cover the operands.
     """
-    return choose_backend(k_buffers.device, lambda: refusal(k_buffers, v_buffers, rope=rope, rope_offset=0))
+    return dispatch.choose(k_buffers, v_buffers, rope, 0)

@@ -11,24 +11,16 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from . import eager, host, reference
-from .backend import Backend, Choice, choose_backend
-from .coverage import refusal
+from . import dispatch
+from .backend import Choice
 from .layers import LayerBuffers
-from .operands import check_indices, check_rope, guard_slots
 from .rope_params import RopeParams
 
 __all__ = ["choose_mla", "splice_mla"]
 
 
 def splice_mla(
-    buffers: Sequence[Tensor],
-    src: Tensor,
-    dst: Tensor,
-    shifts: Tensor,
-    rope: RopeParams,
-    *,
-    rope_offset: int,
+    buffers: Sequence[Tensor], src: Tensor, dst: Tensor, shifts: Tensor, rope: RopeParams, *, rope_offset: int
 ) -> None:
     """Copy latent rows between slots of a pool, the rotary slice turned by each token's shift; in place.
 
@@ -37,7 +29,7 @@ def splice_mla(
 
     Args:
         buffers: per layer `[num_slots, 1, kv_lora_rank + rope_dim]`, contiguous, one shape, dtype and device;
-            written in place. A `LayerBuffers` spares every call the checks and the table of addresses.
+            written in place. With a `LayerBuffers` no call repeats the checks or builds the table of addresses.
         src: `[n]` int64 slots to read.
         dst: `[n]` int64 slots to write: each once, none of them in `src`.
         shifts: `[n]` int32 or int64, target position minus source position.
@@ -48,29 +40,13 @@ def splice_mla(
         TypeError: a dtype outside the contract.
         ValueError: shapes, devices or slots outside the contract; nothing has been written.
     """
-    rows = LayerBuffers.of("buffers", buffers)
-    num_slots, _, row_dim = rows[0].shape
-    check_indices(src, dst, shifts, rows.device)
-    check_rope(rope, rope_offset, row_dim, rows.device)
-    if not src.numel():
-        return
-    guard_slots(src, dst, num_slots)
-    backend, _ = choose_mla(rows, rope, rope_offset=rope_offset)
-    if backend is Backend.REFERENCE:
-        reference.splice_mla(rows, src, dst, shifts, rope, rope_offset=rope_offset)
-    elif backend is Backend.TRITON:
-        from . import triton_mla
-
-        triton_mla.splice_mla(rows, src, dst, shifts, rope, rope_offset=rope_offset)
-    else:
-        path = host if backend is Backend.HOST else eager
-        path.rotate_rows(rows, src, dst, shifts, rope, offset=rope_offset)
+    dispatch.move_rows(LayerBuffers.of("buffers", buffers), None, src, dst, shifts, rope, rope_offset)
 
 
 def choose_mla(buffers: LayerBuffers, rope: RopeParams, *, rope_offset: int) -> Choice:
-    """The implementation `splice_mla` takes for these operands, and why it is not the fused kernel.
+    """The implementation that `splice_mla` takes for these operands, and why it is not the fused kernel.
 
     Raises:
-        ValueError: `SGLANG_PIC_KERNELS` is set to what does not exist or does not cover them.
+        ValueError: `SGLANG_PIC_KERNELS` names no implementation, or one that does not cover the operands.
     """
-    return choose_backend(buffers.device, lambda: refusal(buffers, rope=rope, rope_offset=rope_offset))
+    return dispatch.choose(buffers, None, rope, rope_offset)

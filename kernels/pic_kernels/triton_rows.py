@@ -1,21 +1,18 @@
-"""The tiles that the fused kernels are made of: rows copied in words, rotary pairs turned by a shift.
+"""The device functions of the fused kernel: rows copied in words, rotary pairs turned by a shift. Imports triton.
 
-Owns the device functions, their launch geometry and the one way cosines and sines are formed on a device. Work is
-cut into *units*: what one thread reads at once from one layer, 16 bytes wherever the row divides into them. Units are
-numbered through all tokens, heads and words of a part, so that a block is full whatever the width of a row: 24 units
-of SmolLM2's 384 bytes leave no lane idle, where a tile of whole rows would idle a quarter of them. A program moves one
-block of units in several layers; what depends on the token alone (slots, angle) is formed once for all of them.
+Work is cut into *units*: the bytes that one thread reads at once from one layer, 16 wherever the row divides into them.
+Units are numbered through all tokens, heads and words of a part, so that a block is full whatever the width of a row:
+24 units of SmolLM2's 384 bytes leave no lane idle, where a tile of whole rows would idle a quarter of them. A program
+moves one block of units in several layers, and forms slots and angle of a token once for all of them.
 
 The angle of a pair is a number of turns. `RopeParams.turns` holds turns per position in units of 2^-64; times the
 shift, in 64-bit integers that wrap, that is the fraction of a turn *exactly*: whole turns fall off at the top. Its
-upper 32 bits (1.5e-9 rad) are brought into an eighth of a turn about zero, where short polynomials reach float32. No
-table of angles, no float64, nothing read back, and a negative shift is no special case.
-
-Imports triton; whoever imports this module has found it to be there.
+upper 32 bits (1.5e-9 rad) are brought into an eighth of a turn about zero, where short polynomials reach float32. This
+needs no table of angles and no float64, and a negative shift is no special case.
 """
 
 # mypy: disable-error-code="no-untyped-def,assignment"
-# NOTE: what device functions hold has no type of Python's; Triton infers it.
+# NOTE: Triton infers the types in device functions; Python has none for them.
 
 from __future__ import annotations
 
@@ -78,7 +75,7 @@ def rotary_unit_pairs(dim: int, offset: int, rotary_dim: int, dtype: torch.dtype
 
 
 def unit_bytes(*stretches: int) -> int:
-    """Bytes of a unit of what is copied, where rows are made of `stretches` bytes."""
+    """Bytes of a unit of copied rows that are made of `stretches` bytes."""
     return gcd(ACCESS_BYTES, *stretches)
 
 
@@ -212,15 +209,15 @@ def _locate(block, num_tokens, UNITS: tl.constexpr, BLOCK_U: tl.constexpr):
 def _layer_rows(table, num_layers, token, num_tokens, WORD: tl.constexpr, BLOCK_L: tl.constexpr):
     """For each layer of this program its buffer, and the mask `[BLOCK_U, 1]` of what is to be moved in it.
 
-    All of them before the first row is read, and all rows before the first is written: the compiler does not know that
-    no buffer overlaps another or the table, keeps the order it is given, and loads would wait for one another.
+    All addresses are read before the first row, and all rows before the first is written: the compiler cannot know that
+    no buffer overlaps another or the table, so it keeps the order, and loads would wait for one another.
     """
     bases, masks = (), ()
     for at in tl.static_range(BLOCK_L):
         layer = tl.program_id(1) * BLOCK_L + at
         present = layer < num_layers
         address = tl.load(table + layer, mask=present, other=0)
-        # NOTE: `coverage` promises what is claimed here; without the claim accesses are as narrow as a word.
+        # NOTE: `coverage` promises this alignment; without the claim accesses are as narrow as a word.
         bases += (tl.multiple_of(address.to(tl.pointer_type(WORD)), 16),)
         masks += ((token < tl.where(present, num_tokens, 0))[:, None],)
     return bases, masks
@@ -234,7 +231,7 @@ def _cos_sin(shift, turns):
     # that no 32-bit number overflows.
     quarter = ((phase >> 29) + 1) >> 1
     x = ((phase << 2) >> 2).to(tl.float32) * 1.4629180792671596e-09  # 2 pi / 2^32
-    # Taylor up to x^9: at an eighth of a turn what is left out is 2e-9 of the sine and 2.5e-8 of the cosine.
+    # Taylor up to x^9: at an eighth of a turn the error is 2e-9 of the sine and 2.5e-8 of the cosine.
     y = x * x
     sin = x + x * y * (-0.16666667 + y * (0.008333334 + y * (-0.0001984127 + y * 2.7557319e-06)))
     cos = 1.0 + y * (-0.5 + y * (0.041666668 + y * (-0.0013888889 + y * 2.4801588e-05)))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from splice_cases import Slots
 
-_MODULES = ("triton_rows", "triton_code", "triton_mha", "triton_mla")
+_MODULES = ("triton_rows", "triton_splice")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pic_kernels import LayerBuffers, RopeParams, host, host_native
 from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
-from pic_kernels.operands import check_slots
+from pic_kernels.slots import check_slots
 from splice_cases import bits_of, make_rope, poison, random_rows, scattered
 
 SWITCH = "SGLANG_PIC_HOST"
@@ -25,6 +25,18 @@ def native() -> host_native.NativeRows:
     if loaded is None:
         pytest.skip("no C compiler, or the compiled loops are switched off")
     return loaded
+
+
+def turn(
+    buffers: list[torch.Tensor],
+    src: torch.Tensor,
+    dst: torch.Tensor,
+    shifts: torch.Tensor,
+    rope: RopeParams,
+    at: int = 0,
+) -> None:
+    """Move rows whose dimensions from `at` on turn, with nothing copied along."""
+    host.move_rows(LayerBuffers(buffers), None, src, dst, shifts, rope, at)
 
 
 def both_ways(
@@ -45,9 +57,14 @@ def both_ways(
 @pytest.mark.parametrize("shape", [(1, 1), (1, 32), (3, 64), (1, 577), (8, 256)])
 def test_copies_are_equal_bytes(shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of one byte to several kilobytes, of no alignment."""
-    slots = scattered(1_500, torch.zeros(1_500))
+    slots, rope = scattered(1_500, torch.zeros(1_500, dtype=torch.int64)), make_rope(2, is_neox=True)
     buffers = [random_rows((slots.num_slots, *shape), dtype, seed=layer) for layer in range(2)]
-    compiled, plain = both_ways(buffers, lambda each: host.copy_rows(each, slots.src, slots.dst), monkeypatch)
+
+    def move(copied: list[torch.Tensor]) -> None:
+        turned = LayerBuffers([torch.zeros((slots.num_slots, 1, 2), dtype=dtype) for _ in copied])
+        host.move_rows(turned, LayerBuffers(copied), slots.src, slots.dst, slots.shifts, rope, 0)
+
+    compiled, plain = both_ways(buffers, move, monkeypatch)
     for left, right in zip(compiled, plain, strict=True):
         assert torch.equal(bits_of(left), bits_of(right))
 
@@ -74,7 +91,7 @@ def test_rotations_agree(
     poison(buffer, slots.dst)
     with pytest.MonkeyPatch.context() as patch:
         (left,), (right,) = both_ways(
-            [buffer], lambda each: host.rotate_rows(each, slots.src, slots.dst, shifts, rope, offset=before), patch
+            [buffer], lambda each: turn(each, slots.src, slots.dst, shifts, rope, before), patch
         )
     turned = slice(before, before + 2 * half)
     moved = slots.dst[shifts != 0]
@@ -98,7 +115,7 @@ def test_rounding_is_to_nearest_even_and_keeps_what_is_not_finite(monkeypatch: p
     src, dst = torch.arange(len(values)), torch.arange(len(values)) + len(values)
     (left,), (right,) = both_ways(
         [buffer],
-        lambda each: host.rotate_rows(each, src, dst, torch.full((len(values),), 7), rope, offset=0),
+        lambda each: turn(each, src, dst, torch.full((len(values),), 7), rope),
         monkeypatch,
     )
     assert torch.equal(left.isnan(), right.isnan())
@@ -135,11 +152,7 @@ def test_large_moves_are_equal_to_torchs(
             placed.append(flat[start : start + count].view(-1, heads, dim))
             poison(placed[-1], slots.dst)
         keys, values = LayerBuffers(placed[:2]), LayerBuffers(placed[2:])
-        if offset:
-            host.copy_rows(values, slots.src, slots.dst)
-            host.rotate_rows(keys, slots.src, slots.dst, shifts, rope, offset=offset)
-        else:
-            host.splice_rows(keys, values, slots.src, slots.dst, shifts, rope)
+        host.move_rows(keys, values, slots.src, slots.dst, shifts, rope, offset)
         results.append(placed)
     compiled, plain = results
     untouched = torch.ones(slots.num_slots, dtype=torch.bool)
@@ -173,7 +186,7 @@ def test_every_value_is_widened_and_rounded_as_torch_does(
     for shift in (1, 2, 3):
         (left,), (right,) = both_ways(
             [pool],
-            partial(host.rotate_rows, src=src, dst=dst, shifts=torch.full((n,), shift), rope=rope, offset=0),
+            partial(turn, src=src, dst=dst, shifts=torch.full((n,), shift), rope=rope),
             monkeypatch,
         )
         nan = left.to(torch.float32).isnan()
@@ -194,9 +207,7 @@ def test_every_token_is_turned_by_its_own_shift(dtype: torch.dtype, monkeypatch:
     shifts[::7] = 0
     slots, rope = scattered(n, shifts), make_rope(16, is_neox=True)
     rows = random_rows((slots.num_slots, 1, 16), torch.float32)
-    (left,), (right,) = both_ways(
-        [rows], lambda each: host.rotate_rows(each, slots.src, slots.dst, shifts, rope, offset=0), monkeypatch
-    )
+    (left,), (right,) = both_ways([rows], lambda each: turn(each, slots.src, slots.dst, shifts, rope), monkeypatch)
     torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-6)
     assert torch.equal(left[slots.dst[::7]], rows[slots.src[::7]])
 
@@ -209,7 +220,7 @@ def test_angles_are_those_of_rope_params(frequency: float, shift: int) -> None:
     rope = RopeParams(torch.tensor([frequency], dtype=torch.float64), 2, True)
     rows = torch.tensor([1.0, 0.0, torch.nan, torch.nan]).view(2, 1, 2)
     shifts = torch.tensor([shift])
-    host.rotate_rows([rows], torch.tensor([0]), torch.tensor([1]), shifts, rope, offset=0)
+    turn([rows], torch.tensor([0]), torch.tensor([1]), shifts, rope)
     cos, sin = rope.cos_sin(shifts)
     torch.testing.assert_close(rows[1], torch.cat((cos, sin), dim=1), rtol=1.2e-7, atol=1e-9)
 
@@ -261,7 +272,7 @@ def test_threads_do_not_change_a_bit(native: host_native.NativeRows) -> None:
         for num_threads in (1, 2, 5):
             torch.set_num_threads(num_threads)
             keys, values = LayerBuffers([start.clone()]), LayerBuffers([start.clone()])
-            native.rotate_rows(keys, values, slots.src, slots.dst, slots.shifts, rope, offset=0)
+            native.move_rows(keys, values, slots.src, slots.dst, slots.shifts, rope, 0)
             results.append(torch.cat((keys[0], values[0])))
     finally:
         torch.set_num_threads(before)
@@ -290,7 +301,8 @@ def test_without_a_compiler_torch_does_it(
         assert len(caplog.records) == 1
         assert compiler in caplog.text
         rows = random_rows((8, 1, 4), torch.bfloat16)
-        host.copy_rows([rows], torch.tensor([1, 5]), torch.tensor([2, 6]))
+        none = torch.zeros(2, dtype=torch.int64)
+        turn([rows], torch.tensor([1, 5]), torch.tensor([2, 6]), none, make_rope(4, is_neox=True))
         assert torch.equal(rows[2], rows[1])
     finally:
         host_native._load.cache_clear()

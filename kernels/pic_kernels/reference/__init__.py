@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from ..layers import LayerBuffers
+from ..rope_params import RopeParams
 from .splice_mha import splice_mha
 from .splice_mla import splice_mla
 
-__all__ = ["splice_mha", "splice_mla"]
+__all__ = ["move_rows", "splice_mha", "splice_mla"]
+
+
+def move_rows(
+    turned: LayerBuffers,
+    copied: LayerBuffers | None,
+    src: Tensor,
+    dst: Tensor,
+    shifts: Tensor,
+    rope: RopeParams,
+    offset: int,
+) -> None:
+    """See `pic_kernels.dispatch.move_rows`: the op whose operands these are."""
+    if copied is None:
+        splice_mla(turned, src, dst, shifts, rope, rope_offset=offset)
+    else:
+        splice_mha(turned, copied, src, dst, shifts, rope)

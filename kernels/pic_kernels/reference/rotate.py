@@ -1,4 +1,4 @@
-"""The rotation every reference shares: a pair `(a, b)` turned by an angle, in float32.
+"""The rotation that every reference shares: a pair `(a, b)` turned by an angle, in float32.
 
 a' = a cos - b sin        b' = b cos + a sin
 """

@@ -1,4 +1,4 @@
-"""Reference of `splice_mha`: gather, rotate, scatter, layer by layer."""
+"""Reference of `splice_mha`: keys as `splice_mla` moves rows with no latent, values copied."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..rope_params import RopeParams
-from .rotate import rotate
+from .splice_mla import splice_mla
 
 __all__ = ["splice_mha"]
 
@@ -22,12 +22,7 @@ def splice_mha(
     rope: RopeParams,
 ) -> None:
     """See `pic_kernels.splice_mha`; operands are not checked here."""
-    for k_buffer, v_buffer in zip(k_buffers, v_buffers, strict=True):
-        # FP8 tensors cannot be indexed everywhere; their bytes can.
-        k_bits, v_bits = (
-            buffer.view(torch.uint8) if buffer.element_size() == 1 else buffer for buffer in (k_buffer, v_buffer)
-        )
-        v_bits[dst] = v_bits[src]
-        rows = k_bits[src].view(k_buffer.dtype)
-        rows[..., : rope.rotary_dim] = rotate(rows[..., : rope.rotary_dim].contiguous(), shifts, rope)
-        k_bits[dst] = rows.view(k_bits.dtype)
+    splice_mla(k_buffers, src, dst, shifts, rope, rope_offset=0)
+    for buffer in v_buffers:
+        bits = buffer.view(torch.uint8) if buffer.element_size() == 1 else buffer
+        bits[dst] = bits[src]

@@ -25,6 +25,7 @@ def splice_mla(
     """See `pic_kernels.splice_mla`; operands are not checked here."""
     rotary = slice(rope_offset, rope_offset + rope.rotary_dim)
     for buffer in buffers:
+        # FP8 tensors cannot be indexed everywhere; their bytes can.
         bits = buffer.view(torch.uint8) if buffer.element_size() == 1 else buffer
         rows = bits[src].view(buffer.dtype)
         rows[..., rotary] = rotate(rows[..., rotary].contiguous(), shifts, rope)

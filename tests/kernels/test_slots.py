@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from pic_kernels.operands import assert_slots, guard_slots
+from pic_kernels.slots import assert_slots, guard_slots
 
 
 def _ids(*slots: int) -> torch.Tensor:

@@ -1,0 +1,56 @@
+"""The move that both ops are: some rows turned, others copied along; which implementation does it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from torch import Tensor
+
+from . import eager, host, reference
+from .backend import Backend, Choice, choose_backend
+from .coverage import refusal
+from .layers import LayerBuffers
+from .operands import check_indices, check_rope
+from .rope_params import RopeParams
+from .slots import guard_slots
+
+__all__ = ["choose", "move_rows"]
+
+
+def move_rows(
+    turned: LayerBuffers,
+    copied: LayerBuffers | None,
+    src: Tensor,
+    dst: Tensor,
+    shifts: Tensor,
+    rope: RopeParams,
+    offset: int,
+) -> None:
+    """Check the operands, then `row[dst] = row[src]` in every layer, one part of the `turned` rows rotated.
+
+    Args:
+        turned: keys or latent rows, whose dimensions `[offset, offset + rotary_dim)` turn.
+        copied: values, of as many layers and slots; None where there are none.
+        src: see `splice_mha`, as `dst`, `shifts` and `rope`.
+        offset: first dimension of the rotary part.
+    """
+    check_indices(src, dst, shifts, turned.device)
+    check_rope(rope, offset, turned[0].shape[2], turned.device)
+    if not src.numel():
+        return
+    guard_slots(src, dst, turned[0].shape[0])
+    backend, _ = choose(turned, copied, rope, offset)
+    _implementation(backend).move_rows(turned, copied, src, dst, shifts, rope, offset)
+
+
+def choose(turned: LayerBuffers, copied: LayerBuffers | None, rope: RopeParams, offset: int) -> Choice:
+    """The implementation that `move_rows` takes for these operands."""
+    return choose_backend(turned.device, lambda: refusal(turned, copied, rope, offset))
+
+
+def _implementation(backend: Backend) -> ModuleType:
+    if backend is Backend.TRITON:
+        from . import triton_splice
+
+        return triton_splice
+    return {Backend.HOST: host, Backend.DEVICE: eager, Backend.REFERENCE: reference}[backend]
