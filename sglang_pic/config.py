@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from sglang_pic.core import CoreConfig, CostModel
-from sglang_pic.core.settings import Integers, Numbers, check, setting
+from sglang_pic.core.settings import Range, check
 from sglang_pic.errors import ConfigError
 
 __all__ = ["CONFIG_VARIABLE", "PicConfig", "TestingConfig", "load_config", "read_config"]
@@ -48,82 +48,34 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Everything an operator can set."""
 
     core: CoreConfig = msgspec.field(default_factory=CoreConfig)
-    max_gaps: Annotated[
-        int,
-        setting(
-            Integers(1, 4096),
-            "Most gaps of one request, each one a virtual sequence of the gap prefill; a batch never has more than the "
-            "attention backend has room for.",
-        ),
-    ] = 32
-    # A conversation behind a clock is one run a turn, and no gap between them.
-    max_runs: Annotated[
-        int,
-        setting(
-            Integers(1, 4096),
-            "Most runs of one request, each one a path that is matched in the radix tree again; adjoining runs leave "
-            "no gap between them.",
-        ),
-    ] = 64
-    cost_gate: Annotated[
-        Literal["auto", "off"] | CostModel,
-        setting(
-            None,
-            'What a run must save: `"auto"` measures this machine and model at start-up, `"off"` takes every run of '
-            "`core.min_run_tokens` and more, and a cost model gives the costs in microseconds: "
-            '`{"computed_token_us": .., "spliced_token_us": .., "gap_us": ..}`.',
-        ),
-    ] = "auto"
-    self_test: Annotated[
-        Literal["warn", "off", "refuse"],
-        setting(
-            None,
-            'What happens at start-up if the model does not take splices of built-in prompts: `"warn"` logs it, '
-            '`"refuse"` stops the server, `"off"` skips the test.',
-        ),
-    ] = "warn"
+    max_gaps: Annotated[int, Range(1, 4096)] = 32
+    """Most gaps of one request; a batch never has more than the attention backend has room for."""
+    # Each one is a path that is matched in the radix tree again. A conversation behind a clock is one run a turn.
+    max_runs: Annotated[int, Range(1, 4096)] = 64
+    """Most runs of one request; runs that adjoin leave no gap between them."""
+    cost_gate: Literal["auto", "off"] | CostModel = "auto"
+    """How a run's saving is weighed: `"auto"` measures this machine and model at start-up, `"off"` takes every run of
+    `core.min_run_tokens` and more, `{"computed_token_us": .., "spliced_token_us": .., "gap_us": ..}` gives the costs.
+    """
+    self_test: Literal["warn", "off", "refuse"] = "warn"
+    """What happens at start-up if the model does not take splices of built-in prompts: `"warn"` logs it, `"refuse"`
+    stops the server, `"off"` does not test."""
     # SmolLM2 measures KL 0.03 and keys 0.18, with keys left unrotated 1.3 and 1.0, with a base a tenth off 0.8 and 0.7
     # (bf16). Random weights take no splice from another context: 1.6 to 2.7 and 0.63 to 0.65.
-    self_test_kl_limit: Annotated[
-        float,
-        setting(
-            Numbers(0),
-            "Largest mean KL(full || spliced) of the self-test's first tokens, over prompts with blocks from another "
-            "context, in nats.",
-        ),
-    ] = 0.25
-    self_test_key_limit: Annotated[
-        float,
-        setting(
-            Numbers(0),
-            "Largest relative L2 in the self-test between the keys of those blocks, spliced and computed in full, mean "
-            "over layers.",
-        ),
-    ] = 0.4
-    audit_rate: Annotated[
-        float,
-        setting(
-            Numbers(0, 1),
-            "Share of spliced requests that are computed again in full while no request waits; 0 audits none.",
-        ),
-    ] = 0.01
-    audit_kl_limit: Annotated[
-        float,
-        setting(
-            Numbers(0),
-            "Mean KL(full || spliced) of a namespace's audited requests above which splicing is switched off there, in "
-            "nats.",
-        ),
-    ] = 0.25
-    audit_kl_cap: Annotated[
-        float, setting(Numbers(0), "What one audited request counts at most in that mean, in nats.")
-    ] = 2.0
-    audit_window: Annotated[
-        int, setting(Integers(1, 10_000), "Number of a namespace's last audited requests in that mean.")
-    ] = 32
-    audit_min: Annotated[
-        int, setting(Integers(1, 10_000), "Audited requests of a namespace before it can be switched off.")
-    ] = 16
+    self_test_kl_limit: Annotated[float, Range(0)] = 0.25
+    """Nats: mean KL(full || spliced) of the first token in the self-test, with blocks from another context."""
+    self_test_key_limit: Annotated[float, Range(0)] = 0.4
+    """Relative L2 between the keys of those blocks, spliced and computed in full, mean over layers."""
+    audit_rate: Annotated[float, Range(0, 1)] = 0.01
+    """Share of spliced requests that are computed again in full while no request waits; 0 audits none."""
+    audit_kl_limit: Annotated[float, Range(0)] = 0.25
+    """Nats: mean KL(full || spliced) of a namespace's audited requests above which splicing is switched off there."""
+    audit_kl_cap: Annotated[float, Range(0)] = 2.0
+    """Nats: what one audited request counts at most in that mean."""
+    audit_window: Annotated[int, Range(1, 10_000)] = 32
+    """The last audited requests of a namespace that the mean is over."""
+    audit_min: Annotated[int, Range(1, 10_000)] = 16
+    """Audited requests of a namespace before it can be switched off."""
     testing: TestingConfig = msgspec.field(default_factory=TestingConfig)
 
     def __post_init__(self) -> None:

@@ -5,42 +5,45 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 from sglang_pic.core.policy import ReusePolicy
-from sglang_pic.core.settings import Choice, Integers, check, refuse, setting
+from sglang_pic.core.settings import Range, check, refuse, settings_of
 
 __all__ = ["MOST_REUSE", "CoreConfig"]
 
+# The FastCDC package refuses averages below 256 bytes and minima below 64 bytes; see chunker.py for how smaller
+# chunks are cut with it.
+_AVG_CHOICES = (16, 32, 64, 128, 256, 512)
+
 
 class CoreConfig(ReusePolicy, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The reuse policy of a server and the settings of its chunk index; lengths are in tokens."""
+    """The reuse policy of a server and the settings of its chunk index."""
 
-    # A minimum of 8 makes every chunk long enough to be looked up.
-    chunk_min_tokens: Annotated[int, setting(Integers(4, 512), "Shortest chunk.")] = 8
-    # The FastCDC package refuses averages below 256 bytes and minima below 64 bytes; chunker.py says how smaller chunks
-    # are cut with it. With 16 every window of 64 tokens holds a whole chunk, however the window lies.
-    chunk_avg_tokens: Annotated[
-        int, setting(Choice((16, 32, 64, 128, 256, 512)), "Average chunk; smaller finds more and costs memory.")
-    ] = 16
-    chunk_max_tokens: Annotated[int, setting(Integers(64, 1 << 20), "Longest chunk.")] = 64
-    max_index_tokens: Annotated[
-        int,
-        setting(
-            Integers(1, 1 << 40), "Most tokens of stored paths, about 16 bytes each; paths that begin alike share them."
-        ),
-    ] = 8_000_000
-    max_index_bytes: Annotated[
-        int, setting(Integers(1 << 16, 1 << 44), "Most host memory of the chunk index, in bytes, as estimated.")
-    ] = 256 << 20
-    max_donors_per_chunk: Annotated[int, setting(Integers(1, 64), "Donors kept of equal chunks.")] = 4
+    # Every window of 64 tokens is to hold a whole chunk, however it lies. A minimum of 8 makes every chunk long enough
+    # to be looked up.
+    chunk_min_tokens: int = 8
+    """Shortest chunk."""
+    chunk_avg_tokens: int = 16
+    """Average chunk (16, 32, 64, 128, 256 or 512); smaller finds more and costs memory."""
+    chunk_max_tokens: int = 64
+    """Longest chunk."""
+    max_index_tokens: Annotated[int, Range(1, 1 << 40)] = 8_000_000
+    """Most tokens in the chunk index, about 16 bytes each; texts that begin alike share them."""
+    max_index_bytes: Annotated[int, Range(1 << 16, 1 << 44)] = 256 << 20
+    """Most host memory of the chunk index, in bytes."""
+    max_donors_per_chunk: Annotated[int, Range(1, 64)] = 4
+    """Donors kept of equal chunks."""
 
     def __post_init__(self) -> None:
         check(self)
         average = self.chunk_avg_tokens
-        for name, allowed in (
-            ("chunk_min_tokens", Integers(min(16, average // 4), average)),
-            ("chunk_max_tokens", Integers(4 * min(64, average), 1 << 20)),
+        if average not in _AVG_CHOICES:
+            refuse(self, "chunk_avg_tokens", f"one of {', '.join(map(str, _AVG_CHOICES))}")
+        for name, bounds in (
+            ("chunk_min_tokens", Range(min(16, average // 4), average)),
+            ("chunk_max_tokens", Range(4 * min(64, average), 1 << 20)),
         ):
-            if not allowed.holds(getattr(self, name)):
-                refuse(self, name, allowed)
+            setting = settings_of(CoreConfig)[name]._replace(range=bounds)
+            if not setting.allows(getattr(self, name)):
+                refuse(self, name, setting.allowed)
 
 
 MOST_REUSE: Final = CoreConfig(seam_tokens=1, min_spliced_tokens=8, tail_tokens=0)

@@ -14,12 +14,10 @@ import numpy as np
 
 from sglang_pic.core.chunker import Tokens
 from sglang_pic.core.policy import ReusePolicy
-from sglang_pic.core.settings import Integers, check, setting
+from sglang_pic.core.settings import Range, check
 from sglang_pic.core.spans import Span
 
 __all__ = ["CostModel", "DropReason", "Path", "Plan", "PlanOptions", "Reason", "Run"]
-
-_AT_LEAST_0, _AT_LEAST_1 = Integers(0, 1 << 40), Integers(1, 1 << 40)
 
 
 class Reason(Enum):
@@ -68,12 +66,12 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     policy: ReusePolicy | None = None
     """The index's own policy if left out."""
-    max_gaps: Annotated[int | None, setting(_AT_LEAST_1, "Most gaps; runs that adjoin leave none between them.")] = None
-    max_runs: Annotated[int | None, setting(_AT_LEAST_0, "Most runs.")] = None
-    compute_from: Annotated[
-        int | None,
-        setting(_AT_LEAST_0, "Every token from this position on is computed: where input logprobs are wanted."),
-    ] = None
+    max_gaps: Annotated[int | None, Range(1, 1 << 40)] = None
+    """Most gaps; runs that adjoin leave none between them."""
+    max_runs: Annotated[int | None, Range(0, 1 << 40)] = None
+    """Most runs."""
+    compute_from: Annotated[int | None, Range(0, 1 << 40)] = None
+    """Every token from this position on is computed: where input logprobs are wanted."""
     cost: CostModel | None = None
 
     def __post_init__(self) -> None:

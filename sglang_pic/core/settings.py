@@ -1,11 +1,14 @@
-"""Declares settings: the default, the allowed values and the description of a setting stand in its annotation.
+"""Declares settings: a field's annotation has the bounds, the text below the field is its description.
 
-`check` reads the declarations to refuse bad values, `settings_of` gives them to help texts and to the reference page.
+`check` refuses values out of bounds. `settings_of` lists what is declared, for help texts and the reference page.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
+import textwrap
 from functools import cache
 from typing import Any, NamedTuple, NoReturn
 
@@ -13,53 +16,14 @@ import msgspec
 
 from sglang_pic.errors import ConfigError
 
-__all__ = ["Allowed", "Choice", "Integers", "Numbers", "Setting", "check", "refuse", "setting", "settings_of"]
+__all__ = ["Range", "Setting", "check", "refuse", "settings_of"]
 
 
-class Integers(NamedTuple):
-    """Whole numbers from `low` to `high`, both included."""
-
-    low: int
-    high: int
-
-    def holds(self, value: object) -> bool:
-        """Whether `value` is allowed."""
-        return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
-
-    def __str__(self) -> str:
-        return f"an integer from {self.low} to {self.high}"
-
-
-class Numbers(NamedTuple):
-    """Numbers from `low` to `high`, both included; with no upper bound, finite numbers above `low`."""
+class Range(NamedTuple):
+    """Bounds of a field, as in `Annotated[int, Range(0, 64)]`; with no upper bound, finite numbers above `low`."""
 
     low: float
     high: float = math.inf
-
-    def holds(self, value: object) -> bool:
-        """Whether `value` is allowed."""
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return False
-        return self.low < value < math.inf if self.high == math.inf else self.low <= value <= self.high
-
-    def __str__(self) -> str:
-        return f"a number above {self.low}" if self.high == math.inf else f"a number from {self.low} to {self.high}"
-
-
-class Choice(NamedTuple):
-    """One of a few integers."""
-
-    values: tuple[int, ...]
-
-    def holds(self, value: object) -> bool:
-        """Whether `value` is allowed."""
-        return value in self.values
-
-    def __str__(self) -> str:
-        return f"one of {', '.join(map(str, self.values))}"
-
-
-Allowed = Integers | Numbers | Choice
 
 
 class Setting(NamedTuple):
@@ -68,49 +32,68 @@ class Setting(NamedTuple):
     name: str
     default: Any
     description: str
-    """One sentence for an operator."""
-    allowed: Allowed | None
-    """`None` where the type says it: a choice of words, or an object."""
+    """The docstring of the field."""
+    range: Range | None
+    """`None` where the type says what is allowed."""
+    is_whole: bool
 
     @property
     def short_name(self) -> str:
         """The name without its unit, for command lines: `seam` for `seam_tokens`."""
         return self.name.removesuffix("_tokens").removesuffix("_percent")
 
+    @property
+    def allowed(self) -> str:
+        """The range in words."""
+        low, high = self.range or Range(-math.inf)
+        bounds = f"above {low}" if high == math.inf else f"from {low} to {high}"
+        return f"{'an integer' if self.is_whole else 'a number'} {bounds}"
 
-def setting(allowed: Allowed | None, description: str) -> msgspec.Meta:
-    """What a field's `Annotated` carries to declare a setting."""
-    return msgspec.Meta(description=description, extra={"allowed": allowed})
+    def at_most(self, high: float) -> Setting:
+        """The setting with an upper bound of `high` or less."""
+        assert self.range is not None, "only a range has bounds"
+        return self._replace(range=Range(self.range.low, min(high, self.range.high)))
+
+    def allows(self, value: object) -> bool:
+        """Whether `value` is in the range; `None` is where it is the default."""
+        if self.range is None or (value is None and self.default is None):
+            return True
+        if isinstance(value, bool) or not isinstance(value, int if self.is_whole else int | float):
+            return False
+        low, high = self.range
+        return low < value < high if high == math.inf else low <= value <= high
 
 
 @cache
 def settings_of(kind: type[msgspec.Struct]) -> dict[str, Setting]:
-    """The declared settings of a struct by name, in order; those of a nested struct are called `core.seam_tokens`."""
+    """The settings of a struct by name, in order; those of a struct inside it are called `core.seam_tokens`."""
+    described = {name: text for base in reversed(kind.__mro__) for name, text in _docstrings(base).items()}
     found: dict[str, Setting] = {}
     for field in msgspec.structs.fields(kind):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             for nested in settings_of(field.type).values():
                 name = f"{field.name}.{nested.name}"
                 found[name] = nested._replace(name=name)
-        for meta in getattr(field.type, "__metadata__", ()):
-            found[field.name] = Setting(field.name, field.default, meta.description, meta.extra["allowed"])
+            continue
+        metadata = getattr(field.type, "__metadata__", ())
+        bounds = next((each for each in metadata if isinstance(each, Range)), None)
+        is_whole = getattr(field.type, "__origin__", None) is not float
+        found[field.name] = Setting(field.name, field.default, described.get(field.name, ""), bounds, is_whole)
     return found
 
 
 def check(struct: msgspec.Struct) -> None:
-    """Refuse a struct with a setting out of bounds; `None` is allowed where `None` is the default.
+    """Refuse a struct with a setting out of bounds.
 
     Raises:
         ConfigError: naming the setting, its value and what is allowed.
     """
-    for name, declared in settings_of(type(struct)).items():
-        if declared.allowed is not None and "." not in name:
-            value = getattr(struct, name)
-            if not (declared.allowed.holds(value) or (value is None and declared.default is None)):
-                refuse(struct, name, declared.allowed)
+    for name, setting in settings_of(type(struct)).items():
+        if setting.range is not None and "." not in name and not setting.allows(getattr(struct, name)):
+            refuse(struct, name, setting.allowed)
 
 
-def refuse(struct: msgspec.Struct, name: str, allowed: object) -> NoReturn:
+def refuse(struct: msgspec.Struct, name: str, allowed: str) -> NoReturn:
     """Raise the error that says what is `allowed` in place of a setting's value.
 
     Raises:
@@ -119,3 +102,17 @@ def refuse(struct: msgspec.Struct, name: str, allowed: object) -> NoReturn:
     default = settings_of(type(struct))[name].default
     way_out = "leave it out for no limit" if default is None else f"{default!r} is the default"
     raise ConfigError(f"{name}={getattr(struct, name)!r}: must be {allowed}; {way_out}.")
+
+
+def _docstrings(kind: type) -> dict[str, str]:
+    """The text below each field of a struct, with its line breaks taken out."""
+    if not issubclass(kind, msgspec.Struct) or kind is msgspec.Struct:
+        return {}
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    found = {}
+    if isinstance(body, ast.ClassDef):
+        for field, text in zip(body.body, body.body[1:], strict=False):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                    found[name] = " ".join(words.split())
+    return found

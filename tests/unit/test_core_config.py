@@ -62,8 +62,7 @@ def test_every_setting_is_declared_with_its_bounds_and_a_sentence(kind: type[Cor
     assert fields == {name for name in declared if "." not in name}
     for name, setting in declared.items():
         assert re.fullmatch(r"[A-Z].*\.", setting.description), name
-        if setting.allowed is not None:
-            assert setting.allowed.holds(setting.default), name
+        assert setting.allows(setting.default), name
 
 
 def test_the_configuration_names_the_settings_of_the_core() -> None:

@@ -14,7 +14,7 @@ from enum import Enum
 import msgspec
 
 from sglang_pic.core import ReusePolicy
-from sglang_pic.core.settings import Integers, settings_of
+from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import ConfigError
 
 __all__ = [
@@ -84,16 +84,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 _RECORD_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _MODES = ", ".join(repr(mode.value) for mode in Mode)
-
-
-def _bounds(name: str) -> Integers:
-    """What a request may set: the policy's own bounds, but no more than `MAX_TOKENS`."""
-    allowed = settings_of(ReusePolicy)[name].allowed
-    assert isinstance(allowed, Integers), "a request sets lengths"
-    return allowed._replace(high=min(allowed.high, MAX_TOKENS))
-
-
-_NUMBERS = {name: _bounds(name) for name in ("seam_tokens", "tail_tokens")}
+_NUMBERS = {name: settings_of(ReusePolicy)[name].at_most(MAX_TOKENS) for name in ("seam_tokens", "tail_tokens")}
 
 
 def parse_options(custom_params: object, *, allow_testing: bool = False) -> RequestOptions:
@@ -133,9 +124,10 @@ def parse_options(custom_params: object, *, allow_testing: bool = False) -> Requ
         raise ConfigError(f"custom_params.pic.mode={mode!r}: must be one of {_MODES}; 'auto' is the default.")
     overrides = {name: options[name] for name in _NUMBERS if options.get(name) is not None}
     for name, value in overrides.items():
-        if not _NUMBERS[name].holds(value):
+        setting = _NUMBERS[name]
+        if not setting.allows(value):
             raise ConfigError(
-                f"custom_params.pic.{name}={value!r}: must be {_NUMBERS[name]}; leave it out for the server's setting."
+                f"custom_params.pic.{name}={value!r}: must be {setting.allowed}; leave it out for the server's setting."
             )
     return RequestOptions(mode=Mode(mode), overrides={**testing.policy, **overrides}, testing=testing)
 
