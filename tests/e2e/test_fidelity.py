@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from pic_bench.fidelity.questions import GENERATED
 from pic_bench.fidelity.record import Donors, Experiment, Probe, read_probes
-from pic_traces.words import make_text
+from pic_traces.vocabulary import make_text
 
 from sglang_pic.cli import main
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pic_traces import Call, load
 from pic_traces.errors import TraceError
 from pic_traces.generate import WORKLOADS, list_options, partition_shift
-from pic_traces.words import TOKENS_PER_WORD, approximate_tokens
+from pic_traces.vocabulary import TOKENS_PER_WORD, approximate_tokens
 
 SMALL = {
     "agent_meta": "header=60&body=200&calls=4&sessions=2",

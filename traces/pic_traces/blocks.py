@@ -1,9 +1,7 @@
-"""Serving-level traces: requests as lengths, times and block ids, with no text.
+"""Serving-level traces: requests as lengths, times and block ids, with no text (README.md beside this file).
 
-Owns the recognition and reading of Mooncake's, WEKA's and Azure's formats (README.md beside this file), and what they
-can say about reuse: prefix hits at most. A block's id names the block *with everything before it*, or may do, so equal
-content at another position has another id: nothing outside the prefix can be read off. Must not know messages,
-tokenizers or plans.
+Such a trace tells prefix hits at most. A block's id names the block *with everything before it*, or may do, so equal
+content at another position has another id.
 """
 
 from __future__ import annotations

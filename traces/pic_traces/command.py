@@ -1,7 +1,4 @@
-"""The verb `replay` of the command line: its arguments, and what it prints.
-
-Owns argparse and the exit codes. Must not import locust: the replay runs in a process of its own.
-"""
+"""The verb `replay` of the command line: its arguments, and what it prints."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What of a recorded call is put to a chat template: no thoughts, and tools as plain text where it cannot show them.
 
-Owns the flattening, which is deterministic and keeps the number and order of messages, and the probes that tell such a
-template. The replay sends the result to a server, an encoder renders it. Must not know either.
+Flattening is deterministic and keeps the number and order of messages. The replay sends the result to a server, an
+encoder renders it.
 """
 
 from __future__ import annotations

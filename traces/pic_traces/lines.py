@@ -1,7 +1,4 @@
-"""Reading JSON files, gzip or plain, one JSON object at a time, with errors that name file and place.
-
-Must not know what the objects mean.
-"""
+"""JSON files, gzip or plain, one JSON object at a time, with errors that name file and place."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Logs of OpenAI chat requests: one request body a line (or file, or list item), with or without its answer.
 
-Owns how lines become sessions and which request fields are kept (README.md beside this file). Must not know files,
-servers or tokenizers.
+README.md beside this file says how lines become sessions and which request fields are kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Files that may have been packed by gzip since they were written, as those of runs that are kept are.
-
-Owns where the packed file lies. Must not know what the files hold.
-"""
+"""Files that may have been packed by gzip since they were written, as those of kept runs are."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The project's trace format: one recorded session a line, append-only (`turns`) or with explicit `prompts`.
 
-Owns the meaning of its keys (README.md beside this file lists them). Must not know files, servers or tokenizers.
+README.md beside this file lists the keys.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What a replay leaves behind: one record a request, and their summary.
-
-Owns the schema of `requests.jsonl` and `summary.json`, their loading, and the arithmetic from one to the other. Must
-not know locust, HTTP or reports.
-"""
+"""What a replay leaves behind: one record a request (`requests.jsonl`), and their summary (`summary.json`)."""
 
 from __future__ import annotations
 

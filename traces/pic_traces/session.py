@@ -1,8 +1,4 @@
-"""A recorded session as every loader and generator hands it on.
-
-Owns the types `Session`, `Call` and the way a call's prompt is described (spans of a pool of messages). Must not know
-any file format, tokenizer, server or locust.
-"""
+"""A recorded session as every loader and generator hands it on."""
 
 from __future__ import annotations
 

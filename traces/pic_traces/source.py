@@ -1,7 +1,4 @@
-"""Where sessions come from: a file, a folder, a packaged sample or a seeded generator, with a clock or without.
-
-Owns `load` and the recognition of formats. Must not know any one format's keys, servers or locust.
-"""
+"""Where sessions come from: a file, a folder, a packaged sample or a seeded generator, with a clock or without."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 from pic_traces.lines import read_objects
-from pic_traces.words import WORDS, make_text
+from pic_traces.vocabulary import WORDS, make_text
 
 from sglang_pic.errors import BenchError
 

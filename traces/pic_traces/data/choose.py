@@ -21,6 +21,8 @@ MAX_PROMPT_TOKENS = 4_500
 MIN_CALLS, MAX_SESSION_TOKENS = 8, 40_000
 """What must be left of a session, and how many prompt tokens all of its calls may have together."""
 
+_KEPT = ("session_id", "source", "license", "tools")
+
 
 def main() -> None:
     """Write the chosen session of every file, in the files' order."""
@@ -64,11 +66,9 @@ def cut(line: Line, num_calls: int) -> dict[str, JsonValue]:
     session = parse_recorded(line)
     specs = session.specs[:num_calls]
     used = max([end for spec in specs for _, end in spec.spans] + [(spec.completion or 0) + 1 for spec in specs])
-    record = {key: line.value[key] for key in ("session_id", "source", "license", "tools") if key in line.value}
-    per_call = {
-        key: value[:num_calls] for key in ("turns", "prompts") if isinstance(value := line.value.get(key), list)
-    }
-    return {**record, "messages": [*session.pool[:used]], **per_call}
+    kept: dict[str, JsonValue] = {key: line.value[key] for key in _KEPT if key in line.value}
+    per_call = {key: value for key in ("turns", "prompts") if isinstance(value := line.value.get(key), list)}
+    return {**kept, "messages": [*session.pool[:used]], **{key: value[:num_calls] for key, value in per_call.items()}}
 
 
 if __name__ == "__main__":

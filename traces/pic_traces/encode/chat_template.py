@@ -1,8 +1,4 @@
-"""Chat templates: read from a model's folder and rendered by jinja2 as transformers renders them.
-
-Owns the jinja environment, the choice among named templates, and what a template is given besides the messages. Must
-not know tokens.
-"""
+"""Chat templates: read from a model's folder and rendered by jinja2 as transformers renders them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a call looks like to a model: token ids, and where its messages and its text lie in them.
-
-Owns the types that every encoder returns. Must not know any tokenizer or template.
-"""
+"""What a call looks like to a model: token ids, and where its messages and its text lie in them."""
 
 from __future__ import annotations
 

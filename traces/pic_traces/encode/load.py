@@ -1,13 +1,15 @@
-"""The choice of an encoder.
-
-Owns `load_encoder` and nothing of any encoder.
-"""
+"""The choice of an encoder."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from pic_traces.encode.chat_template import load_chat_template
 from pic_traces.encode.encoded import Encoder
 from pic_traces.encode.standin import StandInEncoder
-from pic_traces.encode.template_encoder import load_template_encoder
+from pic_traces.encode.template_encoder import TemplateEncoder
+from pic_traces.encode.tokenizer import TextEncoder, load_tokenizer
+from pic_traces.errors import TraceError
 
 __all__ = ["load_encoder"]
 
@@ -22,4 +24,9 @@ def load_encoder(tokenizer: str | None) -> Encoder:
     Raises:
         TraceError: a file or a package is missing, or the tokenizer or the template cannot be read.
     """
-    return StandInEncoder() if tokenizer is None else load_template_encoder(tokenizer)
+    if tokenizer is None:
+        return StandInEncoder()
+    folder = Path(tokenizer).expanduser()
+    if not folder.is_dir():
+        raise TraceError(f"tokenizer={tokenizer!r}: no such folder; a folder with a tokenizer.json is expected")
+    return TemplateEncoder(tokenizer, TextEncoder(load_tokenizer(folder)), load_chat_template(folder))

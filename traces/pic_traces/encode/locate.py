@@ -1,7 +1,7 @@
 """Where the messages of a conversation lie in its rendered text.
 
-Owns the search: contents are looked for in order, and the template's own text between two of them is cut where one
-message is closed and the next is opened. Must not know token ids, nor any one template.
+Contents are looked for in order. The template's own text between two of them is cut where one message is closed and the
+next is opened.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A regular-expression splitter that stands in for a BPE tokenizer: pieces of text and stable ids for them.
 
-Knows no files and needs none. The ids mean nothing beyond being equal for equal pieces. Prompt tokens of all calls, as
+The ids mean nothing beyond being equal for equal pieces. Prompt tokens of all calls, as
 a multiple of SmolLM2's (tools flattened in both): ChatDev 1.04, Claude Code 0.97, mini-swe 1.04, moatless 0.96,
 OpenDevin 1.02, tau-bench 1.08 (JSON schemas). English text and code; other scripts take a piece a character.
 """

@@ -1,7 +1,4 @@
-"""From recorded messages to those that a chat template is given: no thoughts, no bytes of media, roles kept apart.
-
-Owns what an encoder leaves out or replaces, and counts it. Must not know any tokenizer or template.
-"""
+"""From recorded messages to those that a chat template is given: no thoughts, no bytes of media, roles kept apart."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a chat template can show and how it closes a message, found out by rendering small conversations.
-
-Owns the probing. Must not know any one template.
-"""
+"""What a chat template can show and how it closes a message, found out by rendering small conversations."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Calls as sequences of segments: texts that are tokenised once, and found again in every later call.
-
-Owns the bounded cache of segments and `SegmentedCall`, which answers for tokens, text and parts from them. Must not
-know any tokenizer or template.
-"""
+"""Calls as sequences of segments: texts that are tokenised once, and found again in every later call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """An encoder that needs no files: ChatML-like markers around the messages, and a splitter in place of a tokenizer.
 
-Its figures are approximate: right in what repeats and where, near in how many tokens that is. Must not know any real
-tokenizer or template.
+Its figures are approximate: right in what repeats and where, near in how many tokens that is.
 """
 
 from __future__ import annotations

@@ -1,24 +1,18 @@
-"""An encoder with a model's own tokenizer and chat template.
-
-Owns what the template is given (tools or their flattened text, parsed arguments), the path's end, and what is probed of
-a template once. Must not know any one model.
-"""
+"""An encoder with a model's own tokenizer and chat template."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from pic_traces.encode.chat_template import ChatTemplate, TemplateRefusal, load_chat_template
+from pic_traces.encode.chat_template import ChatTemplate, TemplateRefusal
 from pic_traces.encode.locate import locate
 from pic_traces.encode.prepare import Preparation, content_text, recorded_roles
 from pic_traces.encode.probes import probe_content_form, probe_shape, probe_tools
 from pic_traces.encode.segments import Mark, SegmentedCall
-from pic_traces.encode.tokenizer import TextEncoder, load_text_encoder
+from pic_traces.encode.tokenizer import TextEncoder
 from pic_traces.errors import TraceError
 from pic_traces.flatten import uses_tools
 from pic_traces.session import Call, JsonValue, Message
 
-__all__ = ["TemplateEncoder", "load_template_encoder"]
+__all__ = ["TemplateEncoder"]
 
 
 class TemplateEncoder:
@@ -117,15 +111,3 @@ class TemplateEncoder:
         if end_of_turn is None or end_of_turn not in answer_text:
             return answer_text.rstrip("\n")
         return answer_text[: answer_text.rfind(end_of_turn) + len(end_of_turn)]
-
-
-def load_template_encoder(folder: str) -> TemplateEncoder:
-    """Read tokenizer and template of a folder.
-
-    Raises:
-        TraceError: a file or a package is missing, or cannot be read.
-    """
-    path = Path(folder).expanduser()
-    if not path.is_dir():
-        raise TraceError(f"tokenizer={folder!r}: no such folder; a folder with a tokenizer.json is expected")
-    return TemplateEncoder(folder, load_text_encoder(path), load_chat_template(path))

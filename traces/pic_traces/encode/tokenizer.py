@@ -1,7 +1,7 @@
 """A model's own tokenizer, read from `tokenizer.json`, that tokenises only text it has not seen.
 
-Owns the cutting of a text at its added tokens, which is exact: a tokenizer splits these off before anything else, so
-what stands between two of them is tokenised alike wherever it stands. Must not know templates or messages.
+A text is cut at its added tokens. That is exact: a tokenizer splits these off before anything else, so the text between
+two of them is tokenised alike wherever it stands.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pic_traces.errors import TraceError
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
-__all__ = ["TextEncoder", "load_text_encoder"]
+__all__ = ["TextEncoder", "load_tokenizer"]
 
 # White space as Unicode defines it, and the tokenizers library with it; Python's \s has more.
 _SPACE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
@@ -99,27 +99,24 @@ class TextEncoder:
         return Segment(text, ids, starts)
 
 
-def load_text_encoder(folder: Path) -> TextEncoder:
-    """Read `tokenizer.json` of a folder (needs the package `tokenizers`).
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Read `tokenizer.json` of a folder.
 
     Raises:
-        TraceError: the package or the file is missing, or the file cannot be read.
+        TraceError: the package `tokenizers` or the file is missing, or the file cannot be read.
     """
     path = folder / "tokenizer.json"
+    asked = f"tokenizer={str(folder)!r}"
     if not path.is_file():
-        raise TraceError(
-            f"tokenizer={str(folder)!r}: {path} does not exist; a folder with a tokenizer.json is expected"
-        )
+        raise TraceError(f"{asked}: {path} does not exist; a folder with a tokenizer.json is expected")
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise TraceError(
-            f"tokenizer={str(folder)!r}: needs the package `tokenizers`: pip install 'sglang-pic[census]'"
-        ) from error
+        raise TraceError(f"{asked}: needs the package `tokenizers`: pip install 'sglang-pic[census]'") from error
     try:
-        return TextEncoder(Tokenizer.from_file(str(path)))
+        return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
-        raise TraceError(f"tokenizer={str(folder)!r}: {path} cannot be read: {error}") from error
+        raise TraceError(f"{asked}: {path} cannot be read: {error}") from error
 
 
 def _cutting_pattern(tokens: list[AddedToken]) -> re.Pattern[str] | None:

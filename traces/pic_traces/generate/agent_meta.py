@@ -1,7 +1,7 @@
 """`gen:agent_meta`: a header that changes with every call stands before a body that never does.
 
 The early-divergence workload of Irminsul (arXiv:2605.05696, evaluation), whose headers have 50, 250, 1000 and 2000
-tokens. A reconstruction: the paper's prompts are not published. Must not know other workloads.
+tokens. A reconstruction: the paper's prompts are not published.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""All workloads, by name: what `gen:` specs, error messages and the documentation are made from.
-
-Owns the list and the tables that the README shows. Must not know how a workload is written.
-"""
+"""All workloads by name: what `gen:` specs, error messages and the documentation are made from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-
-import msgspec
+from typing import NamedTuple
 
 from pic_traces.errors import TraceError
 from pic_traces.generate.agent_meta import AgentMeta
@@ -27,33 +23,24 @@ from pic_traces.session import Session
 __all__ = ["WORKLOADS", "Workload", "describe_workloads", "generate", "partition_shift"]
 
 
-class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A generator in the catalogue.
-
-    Args:
-        summary: what changes and what repeats, in one line.
-        kind: the struct of its options; `list_options(kind)` describes them.
-    """
+class Workload(NamedTuple):
+    """A generator in the catalogue: what changes and what repeats, in one line, and the struct of its options."""
 
     summary: str
     kind: type[Options]
 
 
-WORKLOADS: dict[str, Workload] = {
-    "agent_meta": Workload(
-        summary="a header that changes with every call, before a body that never does", kind=AgentMeta
-    ),
-    "sysvar": Workload(summary="a clock, statistics or a model name late in a long system prompt", kind=SysVar),
-    "compact": Workload(summary="a summary takes the place of old history, the recent tail stays", kind=Compact),
-    "rerank": Workload(summary="the last few of many retrieved documents change places", kind=Rerank),
-    "tool_variants": Workload(
-        summary="a tool list in a few versions: a wording, a tool more or less", kind=ToolVariants
-    ),
-    "reorder": Workload(summary="long documents, or tools, in another order in every call", kind=Reorder),
-    "skills": Workload(summary="skills of a library pasted into conversations at varying places", kind=Skills),
-    "tool_aging": Workload(summary="old tool results are replaced by a stub, call after call", kind=ToolAging),
-    "subagents": Workload(summary="code and findings pasted into the prompts of subagents, and back", kind=Subagents),
-    "random": Workload(summary="nothing to reuse: what the feature costs", kind=RandomText),
+WORKLOADS = {
+    "agent_meta": Workload("a header that changes with every call, before a body that never does", AgentMeta),
+    "sysvar": Workload("a clock, statistics or a model name late in a long system prompt", SysVar),
+    "compact": Workload("a summary takes the place of old history, the recent tail stays", Compact),
+    "rerank": Workload("the last few of many retrieved documents change places", Rerank),
+    "tool_variants": Workload("a tool list in a few versions: a wording, a tool more or less", ToolVariants),
+    "reorder": Workload("long documents, or tools, in another order in every call", Reorder),
+    "skills": Workload("skills of a library pasted into conversations at varying places", Skills),
+    "tool_aging": Workload("old tool results are replaced by a stub, call after call", ToolAging),
+    "subagents": Workload("code and findings pasted into the prompts of subagents, and back", Subagents),
+    "random": Workload("nothing to reuse: what the feature costs", RandomText),
 }
 """Every generator by the name in `gen:NAME`; Irminsul's five, those of other agents, and the control."""
 

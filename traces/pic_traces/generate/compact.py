@@ -1,7 +1,7 @@
 """`gen:compact`: a session that only grows, until a summary takes the place of its older part.
 
-The compaction workload of Irminsul (arXiv:2605.05696, evaluation). The recent messages are kept verbatim and move
-forward. A reconstruction. Must not know other workloads.
+The compaction workload of Irminsul (arXiv:2605.05696, evaluation), reconstructed. The recent messages are kept verbatim
+and move forward.
 """
 
 from __future__ import annotations

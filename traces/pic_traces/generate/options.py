@@ -1,7 +1,6 @@
 """What every workload can be asked for, and how options are read from a `gen:` spec and described.
 
-Owns the base class `Options`, its limits and the messages about them: what an option means and what it may be stands
-once, in the field's `Meta`, for errors and documentation alike. Must not know any one workload.
+What an option means and what it may be stands once, in the field's `Meta`, for errors and documentation alike.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where things stand in a list, and orders that change from call to call. Must not know what the things are."""
+"""Where things stand in a list, and orders that change from call to call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gen:random`: fresh text from the first word on, so that there is nothing to reuse. Must not know other workloads."""
+"""`gen:random`: fresh text from the first word on, so that there is nothing to reuse."""
 
 from __future__ import annotations
 

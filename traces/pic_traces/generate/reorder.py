@@ -1,7 +1,7 @@
 """`gen:reorder`: the same long documents, or the same tools, in another order in every call, and nothing else changes.
 
 The shape of a retrieval chat whose documents stand at rotated offsets, and of a client that lists its tools in no fixed
-order. Must not know other workloads.
+order.
 """
 
 from __future__ import annotations

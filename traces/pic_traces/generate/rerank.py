@@ -1,7 +1,7 @@
 """`gen:rerank`: the same retrieved documents in every call, a few of which change places, and a question at the end.
 
-The re-ranking workload of Irminsul (arXiv:2605.05696, evaluation), where nearly all is exact prefix because what moves
-stands last. A reconstruction. Must not know other workloads.
+The re-ranking workload of Irminsul (arXiv:2605.05696, evaluation), reconstructed: nearly all is exact prefix because
+what moves stands last.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`gen:skills`: a library of instructions, some of which are pasted into each conversation wherever they are needed.
 
-The same skill stands after another history every time. Must not know other workloads.
+The same skill stands after another history every time.
 """
 
 from __future__ import annotations

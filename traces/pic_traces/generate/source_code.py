@@ -1,13 +1,10 @@
-"""Seeded program text: what an agent reads in files and pastes into prompts.
-
-Owns how generated code looks. Must not know prompts, tools or options.
-"""
+"""Seeded program text: what an agent reads in files and pastes into prompts."""
 
 from __future__ import annotations
 
 import random
 
-from pic_traces.words import WORDS, CountTokens, approximate_tokens, make_text
+from pic_traces.vocabulary import WORDS, CountTokens, approximate_tokens, make_text
 
 __all__ = ["make_code", "make_name", "make_path"]
 

@@ -1,7 +1,6 @@
 """What the workloads write with: seeded writers, and drafts that become sessions.
 
-Owns where the seeds of all text come from (every session has a stream of its own, so that more sessions leave the
-earlier ones as they were) and the bookkeeping of a session's pool. Must not know any one workload.
+Every session has a stream of text of its own, so that more sessions leave the earlier ones as they were.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pic_traces.generate.source_code import make_code, make_path
 from pic_traces.generate.tool_schemas import make_tool, tool_call, tool_result
 from pic_traces.session import CallSpec, JsonValue, Message, Session
-from pic_traces.words import WORDS, CountTokens, load_token_counter, make_text
+from pic_traces.vocabulary import WORDS, CountTokens, load_token_counter, make_text
 
 __all__ = ["Draft", "Studio", "Writer"]
 

@@ -1,7 +1,7 @@
 """`gen:subagents`: a main agent hands parts of its context to subagents, and their findings come back.
 
 The shape of role-playing companies of agents and of coding agents that delegate: code and findings stand again in a
-fresh prompt, behind another system prompt. Must not know other workloads.
+fresh prompt, behind another system prompt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`gen:sysvar`: a few words that change with every call stand late in a long system prompt.
 
-The system-variable workload of Irminsul (arXiv:2605.05696, evaluation): 73.7 % exact prefix and 26.3 % after the
-variable. A reconstruction, with defaults that give about that split. Must not know other workloads.
+The system-variable workload of Irminsul (arXiv:2605.05696, evaluation), reconstructed, with defaults that give about
+its split: 73.7 % exact prefix and 26.3 % after the variable.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`gen:tool_aging`: a tool-calling agent whose old tool results are replaced by a short stub.
 
 The shape of context editing: a change in the middle of the prompt, call after call, with everything after it
-unchanged. Must not know other workloads.
+unchanged.
 """
 
 from __future__ import annotations

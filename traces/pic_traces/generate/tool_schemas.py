@@ -1,7 +1,4 @@
-"""Tools as the OpenAI API has them: schemas, the calls of an assistant, and their results.
-
-Owns the tools that the workloads' agents have and the seeded making of others. Must not know sessions or options.
-"""
+"""Tools as the OpenAI API has them: schemas, the calls of an assistant, and their results."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from collections.abc import Mapping
 
 from pic_traces.generate.source_code import make_name
 from pic_traces.session import JsonValue, Message
-from pic_traces.words import WORDS, CountTokens, approximate_tokens, make_text
+from pic_traces.vocabulary import WORDS, CountTokens, approximate_tokens, make_text
 
 __all__ = [
     "CODING_TOOLS",

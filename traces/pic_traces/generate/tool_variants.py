@@ -1,8 +1,7 @@
 """`gen:tool_variants`: a long list of tools that comes in a few slightly different versions.
 
-The tool-variants workload of Irminsul (arXiv:2605.05696, evaluation), where nearly all is exact prefix because the
-versions differ late and come back. A reconstruction; `place` and `history` turn it into the harder case. Must not know
-other workloads.
+The tool-variants workload of Irminsul (arXiv:2605.05696, evaluation), reconstructed: nearly all is exact prefix because
+the versions differ late and come back. `place` and `history` turn it into the harder case.
 """
 
 from __future__ import annotations

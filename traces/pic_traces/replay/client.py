@@ -1,7 +1,7 @@
 """One HTTP request to an OpenAI-compatible server: plain JSON calls, and a chat call read as a stream with clocks.
 
-Owns the wire: connection, server-sent events, error bodies. It uses `http.client`, whose sockets are cooperative once
-locust has patched them, and which hands on every line the moment it arrives. Must not know traces, locust or records.
+It uses `http.client`, whose sockets are cooperative once locust has patched them, and which hands on every line the
+moment it arrives.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a run's figures depend on: machine, versions, commit, command.
-
-Owns `environment.json`. Reads only; must not import the packages whose versions it states.
-"""
+"""`environment.json` of a replay: machine, versions, commit, command."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Starting a replay from any process: prepares the run folder, spawns the locust process, reads how it ended.
-
-Owns the run folder's rules and the process. Must not import locust, nor anything that does.
-"""
+"""Starting a replay from any process: prepares the run folder, spawns the locust process, reads how it ended."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The program of the replay's own process: options as JSON on stdin, a run folder as its result.
 
-Owns the order of events (ask the server, warm up, run users, write the summary) and the exit codes. It is the process
-in which locust may patch everything; nothing else should import it.
+NOTE: locust patches the standard library in this process. Nothing else should import this module.
 """
 
 from __future__ import annotations

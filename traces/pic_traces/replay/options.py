@@ -1,7 +1,4 @@
-"""What a replay is asked to do, as one value that crosses the process boundary as JSON.
-
-Owns defaults and the validation of values. Must not know argparse or locust.
-"""
+"""What a replay is asked to do, as one value that crosses the process boundary as JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""From a recorded call to the request body that is sent.
-
-Owns which fields a request has and how a prompt is identified across arms. Must not know HTTP or locust.
-"""
+"""From a recorded call to the request body that is sent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""From a streamed reply to a record: clocks relative to the run, token sources, logprobs.
-
-Owns how the server's reports of cache hits are read. Must not know locust.
-"""
+"""From a streamed reply to a record: clocks relative to the run, token sources, logprobs."""
 
 from __future__ import annotations
 

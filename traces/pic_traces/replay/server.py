@@ -1,7 +1,4 @@
-"""What the replay asks of the server before it starts: model, context length, kind, and what its template can show.
-
-Owns the probes and the decision whether a refusal means "too long". Must not know traces or locust.
-"""
+"""What the replay asks of the server before it starts: model, context length, kind, and what its template can show."""
 
 from __future__ import annotations
 

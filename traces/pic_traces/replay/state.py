@@ -1,6 +1,6 @@
 """The replay's state in its process: which session is next, the open record file, the progress bar, when to stop.
 
-Owns the sending of one call and the verdict on it. Users (locust) drive it; it must not import locust.
+Users (locust's) drive it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The locust side: a user that takes sessions and runs their calls in order.
-
-Owns what locust sees (users, request events). Together with `main` the only importer of locust and gevent.
-"""
+"""The locust side: a user that takes sessions and runs their calls in order."""
 
 from __future__ import annotations
 
