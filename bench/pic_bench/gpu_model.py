@@ -70,7 +70,7 @@ class Pool:
             start_layer=0,
         )
         layer_ids = tuple(range(dims.layers))
-        self.splicer = Splicer(view, RopeGeometry(("plain",), layer_ids, (rope,) * dims.layers, MAX_SHIFT, False))
+        self.splicer = Splicer(view, RopeGeometry(layer_ids, (rope,) * dims.layers, MAX_SHIFT))
 
     def poison(self) -> None:
         """Make every row NaN again."""

@@ -5,6 +5,7 @@ Loosening an entry is a change of its own, with its reason.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -32,8 +33,10 @@ ROTATE_REL_L2: Final[Mapping[torch.dtype, float]] = MappingProxyType(
 
 
 def relative_l2(actual: Tensor, expected: Tensor) -> float:
-    """`|actual - expected| / |expected|` in float64; 0 where both are zero."""
+    """`|actual - expected| / |expected|` in float64; 0 where both are zero, infinite where only `expected` is."""
     want = expected.to(torch.float64)
     error = torch.linalg.vector_norm(actual.to(torch.float64) - want).item()
     norm = torch.linalg.vector_norm(want).item()
-    return error / norm if norm else error
+    if norm:
+        return error / norm
+    return math.inf if error else 0.0

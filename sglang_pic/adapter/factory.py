@@ -26,15 +26,14 @@ from sglang_pic.adapter.serve import scheduler as scheduler_hooks
 from sglang_pic.adapter.serve.accounting import Metrics
 from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.server_info import ServerInfo
+from sglang_pic.adapter.startup import self_test
 from sglang_pic.adapter.startup.calibration import calibrate
-from sglang_pic.adapter.startup.delimiters import delimiters_of, read_tokenizer
 from sglang_pic.adapter.startup.row_check import check_rows
-from sglang_pic.adapter.startup.self_test import self_test
+from sglang_pic.adapter.startup.tokenizer import delimiters_of, read_tokenizer
 from sglang_pic.adapter.support import check_support, max_sequences
 from sglang_pic.config import PicConfig, load_config
 from sglang_pic.core import CostModel
 from sglang_pic.runtime.rope import read_geometry
-from sglang_pic.runtime.rope_check import verify_geometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import view_pool
 
@@ -80,8 +79,10 @@ def create_cache(ctx: Any) -> PicRadixCache:
     )
     server_info = ServerInfo()
     _install_hooks(ctx, cache, server_info)
-    tested = self_test(runner, splicer, config, tokenizer=tokenizer, max_gaps=max_gaps, tp_group=ctx.tp_group)
-    metrics.set_self_test(tested)
+    tested = self_test.run_self_test(
+        runner, splicer, config, tokenizer=tokenizer, max_gaps=max_gaps, tp_group=ctx.tp_group
+    )
+    self_test.report(tested, config, _labels(ctx))
     server_info.add("self_test", lambda: tested)
     logger.info(
         "sglang_pic: %d delimiters, cost %s, config %s",
@@ -101,16 +102,14 @@ def _checked_splicer(ctx: Any) -> Splicer:
     runner = ctx.tp_worker.model_runner
     view = view_pool(runner.token_to_kv_pool)
     geometry = read_geometry(runner.model, max_shift=ctx.model_config.context_len)
-    error = verify_geometry(runner.model, geometry)
     splicer = Splicer(view, geometry)
     started_at = time.perf_counter()
     rows = check_rows(runner, splicer, ctx.tp_group)
     logger.info(
-        "sglang_pic: %s pool, %d layers: rotation checked to %.1e; moved rows against computed ones, relative L2 over "
-        "shifts: keys %.1e in the first layer, %.1e in any (unmoved %.1e), what does not turn %.1e; %.0f ms",
+        "sglang_pic: %s pool, %d layers: moved rows differ from computed ones by a relative L2 of %.1e (keys of the "
+        "first layer), %.1e (keys of any layer; unmoved %.1e), %.1e (values and latent rows); checked in %.0f ms",
         view.kind.value,
         view.num_layers,
-        error,
         rows.first_keys,
         rows.keys,
         rows.unmoved_keys,

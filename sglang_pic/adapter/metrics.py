@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
-__all__ = ["LabelValue", "Metric", "MetricKind", "Series", "meanings"]
+from sglang_pic.core import Reason
+
+__all__ = ["Metric", "MetricKind", "Series", "descriptions"]
 
 
 class MetricKind(Enum):
@@ -23,21 +25,9 @@ class MetricKind(Enum):
     HISTOGRAM = "histogram"
 
 
-class LabelValue(Enum):
-    """Base of an enum whose members are all the values of one label: `NAME = "value", "what the value means"`."""
-
-    meaning: str
-
-    def __new__(cls, value: str, meaning: str) -> Self:
-        member = object.__new__(cls)
-        member._value_ = value
-        member.meaning = meaning
-        return member
-
-
-def meanings(values: Iterable[LabelValue]) -> dict[str, str]:
-    """What each value of a label means, by value."""
-    return {member.value: member.meaning for member in values}
+def descriptions(reasons: Iterable[Reason]) -> dict[str, str]:
+    """The description of each reason by its label, as `Metric.values` takes them."""
+    return {reason.value: reason.description for reason in reasons}
 
 
 class Metric(NamedTuple):

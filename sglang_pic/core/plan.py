@@ -21,7 +21,7 @@ __all__ = ["CostModel", "DropReason", "Path", "Plan", "PlanOptions", "Reason", "
 
 
 class Reason(Enum):
-    """Why a run, or a whole request, was computed; a member is its metric label with a sentence for the documentation.
+    """A reason that a metric counts: a member is its label with a sentence for the documentation.
 
     The members are in subclasses: `DropReason` here, and what only a server can tell in the adapter.
     """

@@ -1,10 +1,9 @@
 """The rotation of a live model's keys, read from its own rotary embedding modules.
 
-Owns the answer to "what turns a key of this layer by one position": frequencies after scaling and the layout of
-the pairs. Modules are recognised by class name and attributes; nothing of SGLang is imported. A magnitude
-(YaRN's `mscale`) stays out: it is the same at every position, so a moved key keeps it. What cannot be shifted
-exactly is refused: frequencies that depend on the length (dynamic NTK, LongRoPE), layers that look at positions
-in another way, and every class this file does not know.
+Modules are recognised by class name and attributes, because nothing of SGLang is imported here. What is read is how far
+one position turns a key: the frequencies after scaling, and which dimensions form a pair. A magnitude (YaRN's `mscale`)
+is left out, because it is the same at every position, so a moved key keeps it. What cannot be shifted exactly is
+refused: frequencies that depend on the length, layers that use positions in another way, and every unknown class.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ from typing import Final, NamedTuple
 
 import torch
 from pic_kernels import RopeParams
+from pic_kernels.numerics import relative_l2
 from torch import Tensor, nn
 
-from sglang_pic.errors import UnsupportedError
+from sglang_pic.errors import ContractError, UnsupportedError
 
-__all__ = ["AttentionRope", "RopeGeometry", "attention_ropes", "is_rotary_module", "read_geometry", "read_params"]
+__all__ = ["KNOWN_EMBEDDINGS", "REFUSED_EMBEDDINGS", "RopeGeometry", "read_geometry"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,18 +27,14 @@ class RopeGeometry:
     """The rotation of every attention layer that a model holds.
 
     Attributes:
-        class_names: the rotary classes it was read from, sorted.
         layer_ids: the model's attention layers, ascending; with pipeline parallelism this rank's.
         params: the rotation of each of `layer_ids`; equal rotations are one object.
         max_shift: the largest shift, in tokens and either direction, the reader asked for.
-        is_text_only: True for M-RoPE, where one shift moves text but not images.
     """
 
-    class_names: tuple[str, ...]
     layer_ids: tuple[int, ...]
     params: tuple[RopeParams, ...]
     max_shift: int
-    is_text_only: bool
 
     def groups(self) -> list[tuple[RopeParams, list[int]]]:
         """Each distinct rotation with the indices into `layer_ids` that share it; usually one group."""
@@ -48,7 +44,7 @@ class RopeGeometry:
         return list(found.values())
 
 
-class AttentionRope(NamedTuple):
+class _AttentionRope(NamedTuple):
     """An attention layer and the module that rotates its keys."""
 
     layer_id: int
@@ -66,31 +62,25 @@ def read_geometry(model: nn.Module, *, max_shift: int) -> RopeGeometry:
     Raises:
         UnsupportedError: the model has no RoPE, or one of its layers cannot be shifted exactly; the message
             names the layer and the class.
+        ContractError: a module's table of angles is not that of the frequencies read from it.
     """
     if not 0 < max_shift <= _MAX_SHIFT:
         raise ValueError(f"max_shift={max_shift!r}: must be in [1, {_MAX_SHIFT}]; pass the context length.")
-    layers = attention_ropes(model)
+    layers = _attention_ropes(model)
+    distinct: dict[tuple[int, bool, bytes], RopeParams] = {}
     by_module: dict[int, RopeParams] = {}
-    distinct: list[RopeParams] = []
-    for layer in layers:
-        if id(layer.rotary) not in by_module:
-            by_module[id(layer.rotary)] = _shared(read_params(layer.rotary), distinct)
-    names = {type(layer.rotary).__name__ for layer in layers}
+    for rotary in {id(layer.rotary): layer.rotary for layer in layers}.values():
+        params = _read_params(rotary)
+        key = (params.rotary_dim, params.is_neox_style, params.inv_freq.numpy().tobytes())
+        by_module[id(rotary)] = distinct.setdefault(key, params)
     return RopeGeometry(
-        class_names=tuple(sorted(names)),
         layer_ids=tuple(layer.layer_id for layer in layers),
         params=tuple(by_module[id(layer.rotary)] for layer in layers),
         max_shift=max_shift,
-        is_text_only=bool(names & _TEXT_ONLY),
     )
 
 
-def read_params(rotary: nn.Module) -> RopeParams:
-    """The rotation of one rotary embedding module.
-
-    Raises:
-        UnsupportedError: its class is unknown or its frequencies change with the length.
-    """
+def _read_params(rotary: nn.Module) -> RopeParams:
     name = type(rotary).__name__
     if name in REFUSED_EMBEDDINGS:
         raise UnsupportedError(
@@ -113,23 +103,41 @@ def read_params(rotary: nn.Module) -> RopeParams:
             f"rotary embedding {name}: read frequencies of shape {tuple(inv_freq.shape)!r} for "
             f"rotary_dim={rotary_dim!r}; expected ({rotary_dim // 2},), all finite."
         )
+    _check_table(rotary, inv_freq.to(torch.float64))
     return RopeParams(inv_freq=inv_freq, rotary_dim=rotary_dim, is_neox_style=is_neox)
 
 
-def attention_ropes(model: nn.Module) -> list[AttentionRope]:
-    """Every attention layer of `model` with its rotary module, by ascending layer id.
+# Rounding of a module's table: float32 angles, or entries in the model's dtype. Limits of keys' rows are wider, so this
+# sees what rows of few bits hide at the shifts of the start-up check and not at longer ones.
+_TABLE_LIMITS: Final = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
-    Raises:
-        UnsupportedError: there is no such layer, or one has no RoPE, several, or attends in a window.
-    """
-    layers: dict[int, AttentionRope] = {}
+
+def _check_table(rotary: nn.Module, inv_freq: Tensor) -> None:
+    """Compare the frequencies with the module's own table of cosines and sines, whatever its magnitude is."""
+    table: Tensor = rotary.cos_sin_cache  # type: ignore[assignment]
+    position = min(1_000, len(table) - 1)
+    cos_sin = table[position].detach().to("cpu", torch.float64).view(2, -1)
+    angles = position * inv_freq
+    error = relative_l2(cos_sin / cos_sin.norm(dim=0), torch.stack((angles.cos(), angles.sin())))
+    limit = _TABLE_LIMITS.get(table.dtype, 0.0)
+    if not error <= limit:
+        raise ContractError(
+            f"{type(rotary).__name__}: the table of angles differs from the frequencies read at position {position} by "
+            f"a relative L2 of {error:.2g}; allowed is {limit:.2g} for a {table.dtype} table. This SGLang rotates keys "
+            "in a way this version does not know; serve without --radix-cache-backend pic."
+        )
+
+
+def _attention_ropes(model: nn.Module) -> list[_AttentionRope]:
+    """Every attention layer with its rotary module, by ascending layer id."""
+    layers: dict[int, _AttentionRope] = {}
     without: list[str] = []
     for name, parent in model.named_modules():
         cores = [child for child in parent.children() if _is_a(child, "RadixAttention")]
         if not cores:
             continue
         _refuse_attention(name, parent, cores)
-        ropes = [child for child in parent.children() if is_rotary_module(child)]
+        ropes = [child for child in parent.children() if _is_rotary_module(child)]
         if len(ropes) > 1:
             classes = ", ".join(type(rope).__name__ for rope in ropes)
             raise UnsupportedError(
@@ -143,7 +151,7 @@ def attention_ropes(model: nn.Module) -> list[AttentionRope]:
                 raise UnsupportedError(
                     f"attention layers {layers[layer_id].name!r} and {name!r} share layer_id={layer_id!r}."
                 )
-            layers[layer_id] = AttentionRope(layer_id, name, ropes[0])
+            layers[layer_id] = _AttentionRope(layer_id, name, ropes[0])
     if not layers:
         raise UnsupportedError(
             f"{type(model).__name__}: no attention layer with a rotary embedding was found; "
@@ -157,7 +165,7 @@ def attention_ropes(model: nn.Module) -> list[AttentionRope]:
     return [layers[layer_id] for layer_id in sorted(layers)]
 
 
-def is_rotary_module(module: nn.Module) -> bool:
+def _is_rotary_module(module: nn.Module) -> bool:
     """Whether `module` looks like a rotary embedding, known or not."""
     return hasattr(module, "rotary_dim") or any(
         "rotaryembedding" in base.__name__.lower() for base in type(module).__mro__
@@ -173,8 +181,6 @@ _ROPE_FLAGS: Final = ("use_rope", "attn_use_rope")
 # Modules that change a key after its rotation by learned weights: the result of a shift is no rotation of it.
 _KEY_NORM_AFTER_ROPE: Final = frozenset({"HunYuanAttention"})
 
-_TEXT_ONLY: Final = frozenset({"MRotaryEmbedding", "YaRNScalingMRotaryEmbedding"})
-
 _LENGTH = "its frequencies change with the length, so a shift is not a rotation"
 REFUSED_EMBEDDINGS: Final = {
     "DualChunkRotaryEmbedding": "key positions wrap within a chunk, so a shift is not a rotation",
@@ -188,19 +194,6 @@ REFUSED_EMBEDDINGS: Final = {
 
 def _is_a(module: nn.Module, class_name: str) -> bool:
     return any(base.__name__ == class_name for base in type(module).__mro__)
-
-
-def _shared(params: RopeParams, distinct: list[RopeParams]) -> RopeParams:
-    """The entry of `distinct` that equals `params`, which is added if there is none."""
-    for other in distinct:
-        if (
-            other.rotary_dim == params.rotary_dim
-            and other.is_neox_style == params.is_neox_style
-            and torch.equal(other.inv_freq, params.inv_freq)
-        ):
-            return other
-    distinct.append(params)
-    return params
 
 
 def _refuse_attention(name: str, parent: nn.Module, cores: Sequence[nn.Module]) -> None:

@@ -1,8 +1,6 @@
-"""The splice executor: applies "these slots to those, shifted by so much" to all layers of a pool.
+"""Copies KV rows from slot to slot in all layers of a pool, with keys rotated by a shift.
 
-Owns the binding of a pool's buffers, with the table of their addresses, to the rotation of the layers they belong to,
-and the counts of what was moved. Decides nothing: which rows, where to, and that nobody else owns the targets is the
-plan's business.
+Which rows are copied where, and that nobody else owns the targets, is decided by the caller.
 """
 
 from __future__ import annotations
@@ -18,20 +16,9 @@ from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime.rope import RopeGeometry
 from sglang_pic.runtime.views import PoolKind, PoolView
 
-__all__ = ["SpliceCounts", "Splicer"]
+__all__ = ["Splicer"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class SpliceCounts:
-    """What a `Splicer` has moved since it was made."""
-
-    num_calls: int = 0
-    num_rows: int = 0
-    """Tokens whose rows were written, all layers counting as one."""
-    moved_bytes: int = 0
-    """Bytes written; as many were read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +64,6 @@ class Splicer:
             )
             for rope, indices in geometry.groups()
         ]
-        self.counts = SpliceCounts()
         for group in self._groups:
             _log_choice(self._choose(group), len(group.keys), view.device)
 
@@ -109,10 +95,10 @@ class Splicer:
                 splice_mla(group.keys, src, dst, shifts, group.rope, rope_offset=view.rope_offset)
             else:
                 splice_mha(group.keys, group.values, src, dst, shifts, group.rope)
-        if src.numel():
-            self.counts.num_calls += 1
-            self.counts.num_rows += src.numel()
-            self.counts.moved_bytes += src.numel() * view.token_bytes
+
+    def rotary_part(self, layer: int) -> slice:
+        """The dimensions of a key's row that a shift rotates, in the pool's layer `layer`."""
+        return slice(self.view.rope_offset, self.view.rope_offset + self.geometry.params[layer].rotary_dim)
 
     def _choose(self, group: _Group) -> Choice:
         if group.values is None:

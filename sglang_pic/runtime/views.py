@@ -1,7 +1,7 @@
 """SGLang's KV pools as plain tensors, one row per token slot.
 
-Owns the table of pools whose rows may be moved, by exact class name; nothing of SGLang is imported. A subclass is
-refused even though it *is* an MHA or MLA pool: subclasses exist to change the layout.
+A pool is recognised by its exact class name, because nothing of SGLang is imported here. A subclass of a known pool is
+refused: subclasses exist to change the layout.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sglang_pic.errors import ContractError, UnsupportedError
 
-__all__ = ["PoolKind", "PoolView", "view_pool"]
+__all__ = ["KNOWN_POOLS", "PLAIN_LAYOUT", "REFUSED_POOLS", "PoolKind", "PoolView", "view_pool"]
 
 
 class PoolKind(Enum):
@@ -63,10 +63,16 @@ class PoolView:
         """Where the rows are."""
         return self.keys[0].device
 
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's rows over all layers."""
-        return sum(buffer[0].nbytes for buffer in (*self.keys, *self.values))
+    def fill(self, slots: Tensor, byte: int) -> None:
+        """Set every byte of the rows of `slots`, in all layers."""
+        for buffer in (*self.keys, *self.values):
+            buffer.view(torch.uint8)[slots] = byte
+
+    @staticmethod
+    def read(buffer: Tensor, slots: Tensor) -> Tensor:
+        """The rows of `slots` in one of the buffers, in float64."""
+        # By bytes, because FP8 has no gather on every device.
+        return buffer.view(torch.uint8)[slots].view(buffer.dtype).to(torch.float64)
 
 
 def view_pool(kv_pool: object) -> PoolView:
@@ -132,7 +138,7 @@ REFUSED_POOLS: Final = {
     "UnifiedMLATokenToKVPool": "its slots are translated on every access; serve without --enable-unified-memory",
 }
 
-# Attributes that mark another layout inside a supported class, with the value they have in the plain one.
+# Attributes that mark another layout inside a known class, with the values they have in the plain one.
 PLAIN_LAYOUT: Final[tuple[tuple[str, tuple[object, ...], str], ...]] = (
     ("kv_cache_layout", ("nhd",), "rows must be [slot, head, dim]; unset SGLANG_USE_HND_KVCACHE and the layout flags"),
     ("use_hnd", (False,), "rows must be [slot, head, dim]; unset SGLANG_USE_HND_KVCACHE"),

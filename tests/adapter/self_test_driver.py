@@ -23,7 +23,7 @@ from sglang_pic.adapter.startup.self_test import run_self_test
 from sglang_pic.config import PicConfig
 from sglang_pic.core import CoreConfig
 from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
-from sglang_pic.runtime.self_test import SelfTest
+from sglang_pic.runtime.checks.spliced_prompts import SelfTest
 from sglang_pic.runtime.splice import Splicer
 
 MSCALE = 0.1 * torch.tensor(4.0).log().item() + 1

@@ -7,6 +7,8 @@ attributes is one of them. `tests/adapter` runs the same code on the real ones.
 from __future__ import annotations
 
 import torch
+from pic_kernels import RopeParams, splice_mla
+from pic_kernels.numerics import relative_l2
 from torch import Tensor, nn
 
 
@@ -169,3 +171,24 @@ class PageInterleaveMHATokenToKVPool(MHATokenToKVPool):
 
 class SWAKVPool:
     pass
+
+
+def rotation_error(rotary: nn.Module, params: RopeParams) -> float:
+    """Keys that `params` move against keys that the module itself rotates at the new position: the largest over shifts.
+
+    Relative L2; near and far, forward and back.
+    """
+    keys = torch.randn((4, 2, int(rotary.head_size)), generator=torch.Generator().manual_seed(0))
+
+    def rotated(position: int) -> Tensor:
+        with torch.no_grad():
+            turned = rotary.forward_native(torch.full((4,), position), keys.clone(), keys.clone())[1]
+        return turned.reshape(keys.shape).contiguous()
+
+    errors = []
+    for shift in (1, 17, 1_000, -5):
+        here, there = rotated(11), rotated(11 + shift)
+        rows = torch.cat((here, torch.full_like(here, torch.nan)))
+        splice_mla([rows], torch.arange(4), torch.arange(4, 8), torch.full((4,), shift), params, rope_offset=0)
+        errors.append(relative_l2(rows[4:], there))
+    return max(errors)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sglang_pic.errors import ContractError, UnsupportedError
-from sglang_pic.runtime import RopeGeometry, read_geometry, verify_geometry
+from sglang_pic.runtime import RopeGeometry, read_geometry
 
 
 def _read(model: nn.Module) -> RopeGeometry:
@@ -25,28 +25,27 @@ def test_reads_and_verifies_plain_rope(is_neox: bool, rotary_dim: int) -> None:
     assert indices == [0, 1, 2]
     assert (params.rotary_dim, params.is_neox_style) == (rotary_dim, is_neox)
     assert torch.equal(params.inv_freq, rotary._compute_inv_freq(1e6))
-    assert not geometry.is_text_only
-    assert verify_geometry(rotary, geometry) < 1e-3
+    assert models.rotation_error(rotary, params) < 1e-3
 
 
 def test_a_magnitude_stays_out_of_the_rotation() -> None:
     """YaRN's mscale is in the model's table; a moved key keeps it, it is not applied again."""
     rotary = models.RotaryEmbedding(magnitude=1.37)
-    assert verify_geometry(models.make_llama(rotary=rotary), _read(models.make_llama(rotary=rotary))) < 1e-3
+    assert models.rotation_error(rotary, _read(models.make_llama(rotary=rotary)).params[0]) < 1e-3
 
 
 def test_linear_scaling_divides_positions() -> None:
-    model = models.make_llama(rotary=models.LinearScalingRotaryEmbedding(scaling_factors=[3.0]))
-    geometry = _read(model)
-    assert geometry.params[0].inv_freq[0] == pytest.approx(1 / 3, rel=1e-12)
-    verify_geometry(model, geometry)
+    rotary = models.LinearScalingRotaryEmbedding(scaling_factors=[3.0])
+    (params, *_) = _read(models.make_llama(rotary=rotary)).params
+    assert params.inv_freq[0] == pytest.approx(1 / 3, rel=1e-12)
+    assert models.rotation_error(rotary, params) < 1e-3
     with pytest.raises(UnsupportedError, match=r"scaling_factors=\[1.0, 2.0\]"):
         _read(models.make_llama(rotary=models.LinearScalingRotaryEmbedding(scaling_factors=[1.0, 2.0])))
 
 
 def test_tables_in_the_models_dtype_are_accepted() -> None:
     rotary = models.RotaryEmbedding(table_dtype=torch.bfloat16)
-    assert 1e-4 < verify_geometry(rotary, _read(models.make_llama(rotary=rotary))) < 2e-2
+    assert 1e-4 < models.rotation_error(rotary, _read(models.make_llama(rotary=rotary)).params[0]) < 2e-2
 
 
 def test_layers_that_differ_in_base_are_grouped() -> None:
@@ -57,7 +56,8 @@ def test_layers_that_differ_in_base_are_grouped() -> None:
     )
     geometry = _read(model)
     assert [indices for _, indices in geometry.groups()] == [[0, 2], [1]]
-    verify_geometry(model, geometry)
+    for rotary, params in zip((local, wide, again), geometry.params, strict=True):
+        assert models.rotation_error(rotary, params) < 1e-3
 
 
 def test_two_cores_of_one_layer_are_one_layer() -> None:
@@ -73,8 +73,9 @@ def test_layer_ids_of_a_pipeline_stage_need_not_begin_at_zero() -> None:
     assert _read(models.make_model(*layers)).layer_ids == (4, 5)
 
 
-def test_m_rope_is_for_text() -> None:
-    assert _read(models.make_llama(rotary=models.MRotaryEmbedding())).is_text_only
+def test_m_rope_is_read() -> None:
+    rotary = models.MRotaryEmbedding()
+    assert models.rotation_error(rotary, _read(models.make_llama(rotary=rotary)).params[0]) < 1e-3
 
 
 def _layer(rotary: nn.Module | None, **core: int) -> nn.Module:
@@ -115,16 +116,20 @@ def test_max_shift_is_checked(max_shift: int) -> None:
         read_geometry(models.make_llama(), max_shift=max_shift)
 
 
-@pytest.mark.parametrize("attribute", ["is_neox_style", "base", "table"])
-def test_a_module_that_rotates_otherwise_is_caught(attribute: str) -> None:
-    """Wrong layout, wrong base, wrong scaling: each alone fails the start-up check."""
-    rotary = models.RotaryEmbedding()
-    geometry = _read(models.make_llama(rotary=rotary))
-    if attribute == "is_neox_style":
-        rotary.is_neox_style = False
-    elif attribute == "base":
-        rotary = models.RotaryEmbedding(base=20_000.0)
+@pytest.mark.parametrize("table_dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("fault", ["base", "scaling", "one pair", "dtype"])
+def test_a_module_whose_table_is_another_is_refused(fault: str, table_dtype: torch.dtype) -> None:
+    """The frequencies that are read must be those that the module rotates by; `test_moved_rows` has the layout."""
+    rotary = models.RotaryEmbedding(table_dtype=table_dtype, magnitude=1.37)
+    model = models.make_llama(rotary=rotary)
+    _read(model)
+    if fault == "base":
+        rotary.base *= 1.1
+    elif fault == "scaling":
+        rotary.cos_sin_cache = models.LinearScalingRotaryEmbedding(scaling_factors=[1.1]).cos_sin_cache.to(table_dtype)
+    elif fault == "one pair":
+        rotary.cos_sin_cache[:, 3::8] = models.RotaryEmbedding(base=1_000.0).cos_sin_cache[:, 3::8].to(table_dtype)
     else:
-        rotary.cos_sin_cache = models.LinearScalingRotaryEmbedding(scaling_factors=[2.0]).cos_sin_cache
-    with pytest.raises(ContractError, match="differ from the module's own"):
-        verify_geometry(rotary, geometry)
+        rotary.cos_sin_cache = rotary.cos_sin_cache.to(torch.float64)
+    with pytest.raises(ContractError, match=r"^RotaryEmbedding: the table of angles differs .* at position 1000 by a"):
+        _read(model)

@@ -18,14 +18,13 @@ def test_mha_pool_is_seen_as_it_is() -> None:
     assert [buffer.data_ptr() for buffer in view.values] == [buffer.data_ptr() for buffer in pool.v_buffer]
     assert (view.num_slots, view.page_size, view.num_layers, view.start_layer) == (80, 16, 3, 4)
     assert (view.rope_offset, view.rope_dim) == (0, 16)
-    assert view.token_bytes == 3 * 2 * (16 + 8) * 4
 
 
 def test_mla_pool_is_seen_as_latent_rows() -> None:
     view = view_pool(models.MLATokenToKVPool(dtype=torch.bfloat16))
     assert view.kind is PoolKind.MLA
     assert view.values == ()
-    assert (view.rope_offset, view.rope_dim, view.token_bytes) == (24, 16, 3 * 40 * 2)
+    assert (view.rope_offset, view.rope_dim) == (24, 16)
 
 
 def test_fp8_pools_store_bytes() -> None:

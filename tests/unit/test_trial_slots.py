@@ -6,7 +6,7 @@ import pytest
 import rope_models as models
 import torch
 
-from sglang_pic.adapter.probe.slots import borrow_slots, leave_empty, needed_tokens
+from sglang_pic.adapter.probe.slots import PoolTooSmallError, borrow_slots
 from sglang_pic.runtime import view_pool
 from sglang_pic.runtime.views import PoolView
 
@@ -17,25 +17,36 @@ def view(request: pytest.FixtureRequest) -> PoolView:
 
 
 def test_sets_are_disjoint_and_leave_the_padding_page_alone(view: PoolView) -> None:
-    slots = borrow_slots(view, 3, 20)
-    taken = torch.cat(slots).tolist()
+    row = torch.arange(50, dtype=torch.int32)
+    with borrow_slots(view, 3, 20, row) as slots:
+        taken = torch.cat(slots).tolist()
     assert len(set(taken)) == 60
     assert view.page_size <= min(taken) <= max(taken) < view.num_slots
     assert all(int(one[0]) % view.page_size == 0 for one in slots)
-    assert needed_tokens(view, 3, 20) == (60 if view.page_size == 1 else 96)
-    assert borrow_slots(view, 3, 33) == []
+
+
+def test_a_pool_too_small_says_how_large_it_must_be(view: PoolView) -> None:
+    before, needed = [buffer.clone() for buffer in view.keys], 99 if view.page_size == 1 else 144
+    with (
+        pytest.raises(PoolTooSmallError, match=rf"^a KV pool of 96 tokens .* --max-total-tokens {needed} or more\.$"),
+        borrow_slots(view, 3, 33, torch.arange(50, dtype=torch.int32)),
+    ):
+        raise AssertionError("nothing was lent")
+    assert all(map(torch.equal, before, view.keys))
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_is_saved_and_no_garbage_is_left(view: PoolView, *, fails: bool) -> None:
     """Rows are empty afterwards, whatever was in the pool before: nobody owns them, and a NaN would spread."""
-    slots, row = borrow_slots(view, 3, 20), torch.arange(50, dtype=torch.int32)
-    borrowed = torch.cat(slots)
+    row = torch.arange(50, dtype=torch.int32)
+    with borrow_slots(view, 3, 20, row) as slots:
+        borrowed = torch.cat(slots)
     before = [buffer.clone() for buffer in (*view.keys, *view.values)]
     for buffer in (*view.keys, *view.values):
         buffer[borrowed[:7]] = float("nan")
     try:
-        with leave_empty(view, slots, row):
+        with borrow_slots(view, 3, 20, row) as slots:
+            assert torch.equal(torch.cat(slots), borrowed)
             row[:20] = 99
             for buffer in (*view.keys, *view.values):
                 buffer[borrowed] = float("nan")

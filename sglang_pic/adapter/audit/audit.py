@@ -30,7 +30,7 @@ import torch
 from sglang_pic.adapter.audit import metrics
 from sglang_pic.adapter.audit.full_pass import FullPass, is_too_long, take_slots
 from sglang_pic.adapter.audit.ledger import AuditLedger, AuditLimits
-from sglang_pic.adapter.audit.metrics import AuditSkip, Verdict
+from sglang_pic.adapter.audit.metrics import AuditSkip
 from sglang_pic.adapter.audit.report import (
     AuditReport,
     SuspendedNamespace,
@@ -337,7 +337,7 @@ class Audit:
             self._skip(AuditSkip.FULL_NOT_FINITE)
             return
         agreed = not differs
-        self._series.add(metrics.AUDITED, value=(Verdict.AGREE if agreed else Verdict.DISAGREE).value)
+        self._series.add(metrics.AUDITED, value=metrics.AGREE if agreed else metrics.DISAGREE)
         self._series.observe(metrics.KL, kl)
         self._tally.num_audited += 1
         self._tally.num_agreed += agreed

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 
-from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_extend
+from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
+from sglang_pic.adapter.probe.slots import whole_pages
 
 __all__ = ["STEP_TOKENS", "FullPass", "is_too_long", "take_slots"]
 
@@ -53,7 +54,7 @@ class FullPass:
         try:
             input_ids = torch.from_numpy(self._tokens[start:end]).to(self._runner.device)
             written = self.slots[start:end].to(torch.int64)
-            output = trial_extend(
+            batch = trial_batch(
                 self._runner,
                 [end - start],
                 first_position=start,
@@ -61,6 +62,7 @@ class FullPass:
                 slots=written,
                 prefix_len=start,
             )
+            output = trial_forward(self._runner, batch)
             self.logits = output.logits_output.next_token_logits[0]
         finally:
             # What pads a batch reads this row too.
@@ -77,20 +79,15 @@ class FullPass:
 def is_too_long(tree_cache: Any, num_tokens: int) -> bool:
     """Whether a prompt takes too much of the pool to be computed for an audit."""
     allocator = tree_cache.token_to_kv_pool_allocator
-    return _LARGEST_PART * _whole_pages(allocator, num_tokens) > int(allocator.size)
+    return _LARGEST_PART * whole_pages(num_tokens, allocator.page_size) > int(allocator.size)
 
 
 def take_slots(tree_cache: Any, num_tokens: int) -> torch.Tensor | None:
     """Slots for a prompt, evicting rows that nobody uses where none are free; `None` where that is not enough."""
     allocator = tree_cache.token_to_kv_pool_allocator
-    needed = _whole_pages(allocator, num_tokens)
+    needed = whole_pages(num_tokens, allocator.page_size)
     if needed > allocator.available_size() + tree_cache.evictable_size():
         return None
     evict_from_tree_cache(tree_cache, needed)
     slots: torch.Tensor | None = allocator.alloc(needed)
     return slots
-
-
-def _whole_pages(allocator: Any, num_tokens: int) -> int:
-    page_size = int(allocator.page_size)
-    return -(-num_tokens // page_size) * page_size

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from sglang_pic.adapter.metrics import LabelValue, Metric, MetricKind, meanings
+from sglang_pic.adapter.metrics import Metric, MetricKind, descriptions
+from sglang_pic.core import Reason
 
 __all__ = [
+    "AGREE",
     "AUDITED",
+    "DISAGREE",
     "KL",
     "METRICS",
     "SKIPPED",
@@ -18,18 +21,10 @@ __all__ = [
     "TOKENS",
     "UNDECIDED_KL",
     "AuditSkip",
-    "Verdict",
 ]
 
 
-class Verdict(LabelValue):
-    """The outcome of one audit."""
-
-    AGREE = "agree", "The full computation has the same likeliest first token."
-    DISAGREE = "disagree", "The full computation has another likeliest first token."
-
-
-class AuditSkip(LabelValue):
+class AuditSkip(Reason):
     """Why a request that was drawn for an audit was not audited."""
 
     FLUSHED = "flushed", "The cache was flushed or the weights changed before the full computation was done."
@@ -42,12 +37,15 @@ class AuditSkip(LabelValue):
     TOO_LONG = "too_long", "The prompt would take more than a quarter of the KV pool, and evict what others reuse."
 
 
+AGREE = "agree"
+DISAGREE = "disagree"
+
 AUDITED: Final = Metric(
     "sglang:pic_audited_requests_total",
     MetricKind.COUNTER,
     "Spliced requests that were computed again in full, by whether the likeliest first token was the same.",
     label="verdict",
-    values=meanings(Verdict),
+    values={AGREE: "It was the same.", DISAGREE: "It was another."},
 )
 KL: Final = Metric(
     "sglang:pic_audit_kl_nats",
@@ -61,7 +59,7 @@ SKIPPED: Final = Metric(
     MetricKind.COUNTER,
     "Spliced requests that were drawn for an audit and not audited, by reason.",
     label="reason",
-    values=meanings(AuditSkip),
+    values=descriptions(AuditSkip),
 )
 TOKENS: Final = Metric(
     "sglang:pic_audit_tokens_total",

@@ -1,31 +1,36 @@
-"""What tensor-parallel ranks say to each other before they go on: the largest of their numbers, or that all read alike.
+"""What tensor-parallel ranks exchange before they go on: the largest of their numbers, and digests of what they read.
 
-Every rank plans for itself, and plans that differ end in a forward pass whose ranks do not match. Owns the collectives
-of this plugin, all of them on the CPU group. It must not know what the numbers and the texts mean.
+Every rank plans for itself, and ranks with different plans would run forward passes that do not match. All collectives
+run on the CPU group.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
+from sglang_pic.adapter.seams import TpGroup
 from sglang_pic.errors import UnsupportedError
 
 __all__ = ["agree_on_largest", "check_alike"]
 
 
-def agree_on_largest(values: torch.Tensor, tp_group: Any) -> torch.Tensor:
-    """Each value's largest over the ranks of SGLang's `tp_group`, in place; ranks must call it together."""
+def agree_on_largest(values: torch.Tensor, tp_group: TpGroup | None) -> torch.Tensor:
+    """The largest of each value over the ranks of `tp_group`, in place; all ranks must call this together.
+
+    Args:
+        values: on the CPU.
+        tp_group: SGLang's tensor-parallel group, or `None` for one rank.
+    """
     if tp_group is not None and tp_group.world_size > 1:
         torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX, group=tp_group.cpu_group)
     return values
 
 
-def check_alike(read: Mapping[str, bytes], tp_group: Any) -> None:
-    """Check that every rank read the same; ranks must call it together, with the same names in the same order.
+def check_alike(read: Mapping[str, bytes], tp_group: TpGroup | None) -> None:
+    """Check that every rank read the same; all ranks must call this together, with the same names in the same order.
 
     Args:
         read: what this rank read, by the name that an error gives it.

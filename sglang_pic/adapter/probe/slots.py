@@ -1,56 +1,54 @@
-"""Slots of the KV pool that start-up checks borrow before the first request, and leave empty.
-
-Owns the layout of borrowed slots, and what is left of a check: nothing in their rows, nor in the page-table row they
-are read through. It must not know what is checked.
-"""
+"""Slots of the KV pool that passes without a request write to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
+from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime.views import PoolView
 
-__all__ = ["borrow_slots", "leave_empty", "needed_tokens"]
+__all__ = ["PoolTooSmallError", "borrow_slots", "whole_pages"]
 
 
-def borrow_slots(view: PoolView, num_sets: int, num_tokens: int) -> list[torch.Tensor]:
-    """Disjoint sets of slots behind the padding page, each on pages of its own, in order, as backends with pages need.
-
-    Nothing is allocated: the pool must hold nobody's rows yet.
-
-    Returns:
-        `num_sets` tensors `[num_tokens]` int64 on the pool's device; none where the pool is too small.
-    """
-    stride = _whole_pages(view, num_tokens)
-    if view.page_size + num_sets * stride > view.num_slots:
-        return []
-    index = torch.arange(num_tokens, dtype=torch.int64, device=view.device)
-    return [index + view.page_size + number * stride for number in range(num_sets)]
-
-
-def needed_tokens(view: PoolView, num_sets: int, num_tokens: int) -> int:
-    """The smallest pool that `borrow_slots` can borrow from, in tokens."""
-    return num_sets * _whole_pages(view, num_tokens)
+class PoolTooSmallError(UnsupportedError):
+    """The KV pool has too few slots to borrow from; the message says how many it needs."""
 
 
 @contextmanager
-def leave_empty(view: PoolView, slots: Sequence[torch.Tensor], row: torch.Tensor) -> Iterator[None]:
-    """Clear the rows of `slots`, and restore what one set may have overwritten of the page-table row `row`."""
-    borrowed, num_tokens = torch.cat(list(slots)), max(map(len, slots))
+def borrow_slots(view: PoolView, num_sets: int, num_tokens: int, row: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+    """Disjoint sets of slots behind the padding page, each on pages of its own, in order, as backends with pages need.
+
+    Nothing is allocated, so the pool must hold nobody's rows yet. At the end the rows are cleared, and what one set may
+    have overwritten of the page-table row `row` is restored.
+
+    Yields:
+        `num_sets` tensors `[num_tokens]` int64 on the pool's device.
+
+    Raises:
+        PoolTooSmallError: before anything was written.
+    """
+    stride = whole_pages(num_tokens, view.page_size)
+    if view.page_size + num_sets * stride > view.num_slots:
+        raise PoolTooSmallError(
+            f"a KV pool of {view.num_slots - view.page_size} tokens is too small: give --max-total-tokens "
+            f"{num_sets * stride} or more."
+        )
+    index = torch.arange(num_tokens, dtype=torch.int64, device=view.device)
+    slots = [index + view.page_size + number * stride for number in range(num_sets)]
     table = row[:num_tokens].clone()
     try:
-        yield
+        yield slots
     finally:
         row[:num_tokens] = table
         # NOTE: zeros, as SGLang makes a pool: a kernel that reads beyond a sequence's end and multiplies what it finds
-        # by 0 would spread a NaN. Nothing is saved, since these are nobody's rows: captured graphs write their padding
-        # to the first page, which is not borrowed, and a copy in device memory may not fit beside the pool.
-        for buffer in (*view.keys, *view.values):
-            buffer.view(torch.uint8)[borrowed] = 0
+        # by 0 would spread a NaN. The old rows are not saved, because they are nobody's (captured graphs write their
+        # padding to the first page, which is not borrowed), and a copy may not fit beside the pool.
+        view.fill(torch.cat(slots), 0)
 
 
-def _whole_pages(view: PoolView, num_tokens: int) -> int:
-    return -(-num_tokens // view.page_size) * view.page_size
+def whole_pages(num_tokens: int, page_size: int) -> int:
+    """`num_tokens` rounded up to whole pages."""
+    return -(-num_tokens // page_size) * page_size

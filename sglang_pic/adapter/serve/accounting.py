@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Final
 
 from sglang_pic.core import DropReason, Reason
-from sglang_pic.runtime.self_test import SelfTest
 
 __all__ = ["REASONS", "Fallback", "Metrics"]
 
@@ -81,23 +80,6 @@ class Metrics:
         if runs:
             self._runs.labels(**self._labels).inc(runs)
             self._requests.labels(**self._labels).inc()
-
-    def set_self_test(self, result: SelfTest) -> None:
-        """Export what the start-up self-test found; nothing where nothing was measured."""
-        if self._labels is None or result.measured is None:
-            return
-        from prometheus_client import Gauge
-
-        reordered, names = result.measured.reordered, list(self._labels)
-        for gauge, value in (
-            (("passed", "1 where the start-up self-test found all within its limits, else 0."), result.passed),
-            (("kl_nats", "KL(full || spliced) of the first token, mean over built-in prompts."), reordered.kl_nats),
-            (("key_error_ratio", "Relative L2 of spliced keys, largest over built-in prompts."), reordered.key_error),
-        ):
-            name, text = gauge
-            Gauge(f"sglang:pic_self_test_{name}", text, names, multiprocess_mode="mostrecent").labels(
-                **self._labels
-            ).set(value)
 
     def count_fallback(self, reason: Reason, count: int = 1) -> None:
         """Count a request, or a candidate run, that was computed."""

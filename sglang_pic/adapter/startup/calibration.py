@@ -1,22 +1,19 @@
-"""The cost gate, learnt at start-up: what computing, splicing and one more gap cost on this machine and model.
+"""The cost gate, learnt at start-up: what a computed token, a spliced token and a gap cost on this machine and model.
 
-Owns four small experiments on the live model runner, before the first request: an extend of few and of many tokens,
-the same tokens as many virtual sequences, and a splice. It must not decide anything: the planner weighs a run by the
-numbers.
-
-NOTE: every tensor-parallel rank must plan alike, so the ranks agree on the slowest rank's times.
+Four passes are timed on the live model before the first request: an extend of few and of many tokens, the same tokens
+as many virtual sequences, and a splice.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from sglang_pic.adapter.probe.extend import trial_extend
+from sglang_pic.adapter.probe.extend import trial_batch, trial_forward
 from sglang_pic.adapter.probe.ranks import agree_on_largest
+from sglang_pic.adapter.seams import ModelRunner, TpGroup
 from sglang_pic.core import CostModel
 from sglang_pic.runtime.splice import Splicer
 
@@ -27,7 +24,7 @@ _SPLICED = 256
 _REPEATS = 5
 
 
-def calibrate(runner: Any, splicer: Splicer, max_sequences: int, tp_group: Any) -> CostModel:
+def calibrate(runner: ModelRunner, splicer: Splicer, max_sequences: int, tp_group: TpGroup | None) -> CostModel:
     """Measure the costs on `runner`; all ranks of `tp_group` must call it together.
 
     Args:
@@ -37,19 +34,24 @@ def calibrate(runner: Any, splicer: Splicer, max_sequences: int, tp_group: Any) 
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
 
     Returns:
-        The cost model, equal on every rank; takes a second or two on a CPU, milliseconds on a GPU.
+        The cost model of the slowest rank, because every rank must plan alike. A second or two on a CPU, milliseconds
+        on a GPU.
     """
     size = runner.token_to_kv_pool_allocator.size
     sequences = min(_SEQUENCES, max_sequences)
     many, spliced = min(_MANY, size // 4), min(_SPLICED, size // 4)
     few = min(_FEW, many // 2)
     device = torch.device(runner.device)
-    times = [
-        _shortest_us(lambda: trial_extend(runner, [few]), device),
-        _shortest_us(lambda: trial_extend(runner, [many]), device),
-        _shortest_us(lambda: trial_extend(runner, _split(many, sequences)), device),
-        _shortest_us(lambda: _splice(splicer, spliced, device), device),
-    ]
+
+    def splice() -> None:
+        # The rows are not anyone's yet; slot 0 is the padding slot.
+        src = torch.arange(1, spliced + 1, dtype=torch.int64, device=device)
+        splicer.splice(src, src + spliced, torch.full_like(src, 7))
+
+    def extend_us(lens: list[int]) -> float:
+        return _shortest_us(lambda: trial_forward(runner, trial_batch(runner, lens)), device)
+
+    times = [extend_us([few]), extend_us([many]), extend_us(_split(many, sequences)), _shortest_us(splice, device)]
     few_us, many_us, split_us, splice_us = agree_on_largest(torch.tensor(times, dtype=torch.float64), tp_group).tolist()
     return CostModel(
         computed_token_us=max(0.0, (many_us - few_us) / (many - few)),
@@ -58,14 +60,8 @@ def calibrate(runner: Any, splicer: Splicer, max_sequences: int, tp_group: Any) 
     )
 
 
-def _splice(splicer: Splicer, count: int, device: torch.device) -> None:
-    # The rows are not anyone's yet; slot 0 is the padding slot.
-    src = torch.arange(1, count + 1, dtype=torch.int64, device=device)
-    splicer.splice(src, src + count, torch.full_like(src, 7))
-
-
-def _shortest_us(run: Callable[[], None], device: torch.device) -> float:
-    # The shortest of several: whatever else runs on the machine only adds.
+def _shortest_us(run: Callable[[], object], device: torch.device) -> float:
+    # Whatever else runs on the machine only adds to a time, so the shortest of several counts.
     run()
     times = []
     for _ in range(_REPEATS):

@@ -1,10 +1,8 @@
-"""The start-up check on real rows: what the live model wrote here, moved, is what it writes there.
+"""The start-up check on rows: a moved row must equal the row that the live model computes at the new position.
 
-Owns the experiment and its limits. RoPE attention sees relative positions only, so a token sequence that is its own
-whole context has the same values at any position, and keys that differ by one rotation: whatever the model, its
-attention kernel and its pool do, the splice has to reproduce it, layer by layer. `rope_check` asks the same of the
-rotary modules alone, more sharply; this asks it of everything between a token and its row. Knows no forward pass:
-whoever calls says how rows are computed.
+RoPE attention sees relative positions only. So a token sequence that is its own whole context has the same values at
+any position, and keys that differ by one rotation, whatever the model, its attention kernel and its pool do. The caller
+says how rows are computed.
 """
 
 from __future__ import annotations
@@ -15,42 +13,50 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 import torch
+from pic_kernels.numerics import relative_l2
 from torch import Tensor
 
 from sglang_pic.errors import ContractError, UnsupportedError
-from sglang_pic.runtime.rope import RopeGeometry
-from sglang_pic.runtime.row_error import norm_of, relative_error, wide_rows
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind, PoolView
 
-__all__ = ["ROW_LIMITS", "ComputeRows", "RowErrors", "RowSlots", "checked_shifts", "judge_rows", "measure_rows"]
+__all__ = [
+    "ROW_LIMITS",
+    "ComputeRows",
+    "RowErrors",
+    "RowLimits",
+    "RowSlots",
+    "checked_shifts",
+    "judge_rows",
+    "measure_rows",
+]
 
 ComputeRows: TypeAlias = Callable[[Tensor, int], None]
 """`compute(slots, position)`: write the rows of one token sequence, its first token at `position`, to `slots`."""
 
 
-class Limits(NamedTuple):
+class RowLimits(NamedTuple):
     """Relative L2 allowed between the moved rows of one layer and those computed there."""
 
     first: float
-    """In the first layer, whose rows depend on their own token only: rounding, and the angles of the model's table."""
+    """In the first layer. Its rows depend on their own token only, so only rounding may differ."""
     deeper: float
-    """In the others, whose inputs were computed from queries and keys rounded at other positions."""
+    """In the other layers, whose inputs were computed from queries and keys rounded at other positions."""
 
 
-# Largest seen over shifts on the CPU platform, 2026-11: keys of the first layer, keys and values of any. A wrong
-# base, layout or scaling is of order one at some shift and leaves no layer out; depth and experts that tip over
-# only raise the second figure, so its limit is wide.
+# Largest seen over shifts on the CPU platform, 2026-11: keys of the first layer, keys and values of any. A wrong base,
+# layout or scaling is of order one at some shift in every layer; depth, and experts chosen otherwise, raise the second
+# figure only, so its limit is wide.
 #               tiny-gqa, 4 layers         tiny-mla, 4 (experts)      SmolLM2, 30
 #   float32     4.1e-5  1.4e-4  1.3e-4     4.0e-5  1.3e-4  1.3e-4     2.1e-5  3.5e-5  5.1e-5
 #   bfloat16    4.1e-3  1.7e-2  1.6e-2     3.9e-3  2.0e-2  1.9e-2     3.6e-3  1.7e-2  3.4e-2
 #   fp8_e4m3    4.5e-2  1.1e-1  1.0e-1
-ROW_LIMITS: Final[Mapping[torch.dtype, Limits]] = MappingProxyType(
+ROW_LIMITS: Final[Mapping[torch.dtype, RowLimits]] = MappingProxyType(
     {
-        torch.float32: Limits(1e-3, 1e-2),
-        torch.float16: Limits(5e-3, 1e-1),
-        torch.bfloat16: Limits(2e-2, 2.5e-1),
-        torch.float8_e4m3fn: Limits(1e-1, 4e-1),
+        torch.float32: RowLimits(1e-3, 1e-2),
+        torch.float16: RowLimits(5e-3, 1e-1),
+        torch.bfloat16: RowLimits(2e-2, 2.5e-1),
+        torch.float8_e4m3fn: RowLimits(1e-1, 4e-1),
     }
 )
 """What a healthy model stays below, by the dtype of its KV rows."""
@@ -71,7 +77,7 @@ class RowSlots(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowErrors:
-    """The largest relative L2 of each kind over shifts: what a healthy start-up logs."""
+    """The largest relative L2 over shifts, of each kind of row."""
 
     first_keys: float
     """Of the keys' rotary part in the first layer."""
@@ -80,7 +86,7 @@ class RowErrors:
     rest: float
     """Of what does not turn, in any layer: values, latent rows, the rest of the keys."""
     unmoved_keys: float
-    """Of keys left as they were at the longest shift, the smallest over layers: what a wrong rotation looks like."""
+    """Of keys that were not rotated, at the longest shift, the smallest over layers: what a fault looks like."""
 
 
 def checked_shifts(context_len: int, num_tokens: int) -> tuple[int, ...]:
@@ -98,8 +104,8 @@ def checked_shifts(context_len: int, num_tokens: int) -> tuple[int, ...]:
 def measure_rows(splicer: Splicer, compute: ComputeRows, slots: RowSlots, shifts: Sequence[int]) -> Tensor:
     """Compute rows, move them, and compare them with rows computed there.
 
-    Writes the rows of `slots` and nothing else; whose they are and putting them back is the caller's business. Makes
-    `len(shifts) + 1` calls of `compute`, each followed by a wait for the device.
+    Writes the rows of `slots` and nothing else; the caller owns them and puts them back. Makes `len(shifts) + 1` calls
+    of `compute` and waits for the device.
 
     Args:
         splicer: the one that is to serve requests.
@@ -109,22 +115,18 @@ def measure_rows(splicer: Splicer, compute: ComputeRows, slots: RowSlots, shifts
 
     Returns:
         `[len(shifts), num_layers, 3]` float64 on the CPU: relative L2 of keys, of the rest, and of keys left unmoved;
-        infinite where rows are not finite or were never written. Judging is left to `judge_rows`, so that ranks can
-        agree first.
+        infinite where rows are not finite or were never written.
     """
-    view, geometry = splicer.view, splicer.geometry
-    for buffer in (*view.keys, *view.values):
-        for written in slots:
-            buffer.view(torch.uint8)[written] = 0
+    for written in slots:
+        splicer.view.fill(written, 0)
     compute(slots.here, 0)
     errors = []
     for shift in shifts:
         compute(slots.there, abs(shift))
         src, fresh = (slots.here, slots.there) if shift > 0 else (slots.there, slots.here)
         splicer.splice(src, slots.moved, torch.full_like(src, shift))
-        layers = [_compare(view, geometry, layer, src, slots.moved, fresh) for layer in range(view.num_layers)]
-        errors.append(torch.stack(layers).cpu())
-    return torch.stack(errors).nan_to_num(nan=torch.inf)
+        errors.append([_compare(splicer, layer, src, slots.moved, fresh) for layer in range(splicer.view.num_layers)])
+    return torch.tensor(errors, dtype=torch.float64).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErrors:
@@ -141,7 +143,7 @@ def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErro
     """
     limits = torch.full((view.num_layers,), ROW_LIMITS[view.dtype].deeper, dtype=torch.float64)
     limits[0] = ROW_LIMITS[view.dtype].first
-    # The first layer that fails says why; those behind it have its error in their inputs.
+    # The first layer that fails gives the reason; the layers behind it have its error in their inputs.
     over = (errors[..., :2] > limits[:, None]).transpose(0, 1).nonzero()
     if over.numel():
         layer, at, kind = (int(index) for index in over[0])
@@ -167,15 +169,22 @@ def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErro
     )
 
 
-def _compare(view: PoolView, geometry: RopeGeometry, layer: int, src: Tensor, moved: Tensor, fresh: Tensor) -> Tensor:
-    """`[3]` float64: the errors of one layer at one shift."""
-    turns = slice(view.rope_offset, view.rope_offset + geometry.params[layer].rotary_dim)
-    unmoved, got, want = (wide_rows(view.keys[layer], rows) for rows in (src, moved, fresh))
-    keys = relative_error(got[..., turns], want[..., turns])
-    rest = [got[..., : turns.start] - want[..., : turns.start], got[..., turns.stop :] - want[..., turns.stop :]]
-    whole = [want[..., : turns.start], want[..., turns.stop :]]
+def _compare(splicer: Splicer, layer: int, src: Tensor, moved: Tensor, fresh: Tensor) -> tuple[float, float, float]:
+    """The errors of one layer at one shift."""
+    view, turns = splicer.view, splicer.rotary_part(layer)
+    unmoved, got, want = (view.read(view.keys[layer], rows) for rows in (src, moved, fresh))
+    got_rest, want_rest = (torch.cat((keys[..., : turns.start], keys[..., turns.stop :]), -1) for keys in (got, want))
     if view.values:
-        value = wide_rows(view.values[layer], fresh)
-        rest.append(wide_rows(view.values[layer], moved) - value)
-        whole.append(value)
-    return torch.stack((keys, norm_of(*rest) / norm_of(*whole), relative_error(unmoved[..., turns], want[..., turns])))
+        got_values, want_values = (view.read(view.values[layer], rows) for rows in (moved, fresh))
+        got_rest = torch.cat((got_rest.flatten(), got_values.flatten()))
+        want_rest = torch.cat((want_rest.flatten(), want_values.flatten()))
+    return (
+        _error(got[..., turns], want[..., turns]),
+        _error(got_rest, want_rest),
+        _error(unmoved[..., turns], want[..., turns]),
+    )
+
+
+def _error(actual: Tensor, expected: Tensor) -> float:
+    # Zeros are rows that were never written: two of them are no agreement.
+    return relative_l2(actual, expected) if expected.any() else torch.inf

@@ -13,10 +13,17 @@ import torch
 from sglang_pic.config import PicConfig, read_config
 from sglang_pic.errors import ConfigError
 from sglang_pic.runtime import read_geometry, view_pool
-from sglang_pic.runtime.self_test import MOVED_KL_LIMITS, Limits, Spliced, Verdict, judge, measure
+from sglang_pic.runtime.checks.spliced_prompts import (
+    MOVED_KL_LIMITS,
+    OperatorLimits,
+    Outcome,
+    PromptPass,
+    judge_prompts,
+    measure_prompt,
+)
 from sglang_pic.runtime.splice import Splicer
 
-LIMITS = Limits(kl_nats=1.0, key_error=0.5)
+LIMITS = OperatorLimits(kl_nats=1.0, key_error=0.5)
 GOOD = (0.001, 0.0, 0.001, 0.002)
 NAIVE = (3.0, 1.0, 1.4, 1.4)
 
@@ -24,7 +31,7 @@ NAIVE = (3.0, 1.0, 1.4, 1.4)
 def verdict(moved: tuple[float, ...] = GOOD, reordered: tuple[float, ...] = GOOD, naive: tuple[float, ...] = NAIVE):
     """Of two prompts that measured the same."""
     measured = torch.tensor([[moved, reordered, naive]] * 2, dtype=torch.float64)
-    return judge(measured, LIMITS, dtype=torch.bfloat16, seconds=0.5)
+    return judge_prompts(measured, LIMITS, dtype=torch.bfloat16, seconds=0.5)
 
 
 def test_within_all_limits_it_passes_whatever_the_naive_splice_did() -> None:
@@ -50,7 +57,7 @@ def test_within_all_limits_it_passes_whatever_the_naive_splice_did() -> None:
 )
 def test_each_measure_has_its_limit(moved: tuple[float, ...], reordered: tuple[float, ...], reason: str) -> None:
     result = verdict(moved, reordered)
-    assert result.verdict is Verdict.FAILED
+    assert result.verdict is Outcome.FAILED
     (found,) = result.reasons
     assert found.startswith(reason)
     assert "--radix-cache-backend pic" in found, "a line says what to do"
@@ -59,7 +66,7 @@ def test_each_measure_has_its_limit(moved: tuple[float, ...], reordered: tuple[f
 def test_one_bad_prompt_is_enough_for_keys_and_the_mean_counts_for_kl() -> None:
     bad = [(1.5, 1.0, 0.001, 0.6)]
     rows = torch.tensor([[GOOD, GOOD, NAIVE], [GOOD, *bad, NAIVE]], dtype=torch.float64)
-    result = judge(rows, LIMITS, dtype=torch.bfloat16, seconds=0.0)
+    result = judge_prompts(rows, LIMITS, dtype=torch.bfloat16, seconds=0.0)
     assert len(result.reasons) == 1
     assert result.reasons[0].startswith("keys of reordered blocks")
 
@@ -67,7 +74,7 @@ def test_one_bad_prompt_is_enough_for_keys_and_the_mean_counts_for_kl() -> None:
 def test_every_dtype_of_rows_has_limits() -> None:
     for dtype in MOVED_KL_LIMITS:
         measured = torch.tensor([[GOOD, GOOD, NAIVE]], dtype=torch.float64) / 10
-        assert judge(measured, LIMITS, dtype=dtype, seconds=0.0).passed
+        assert judge_prompts(measured, LIMITS, dtype=dtype, seconds=0.0).passed
 
 
 class Rows:
@@ -83,12 +90,12 @@ class Rows:
             keys[:] = torch.randn(keys.shape, generator=draw)
             keys[20:30] = keys[1:11]
         self.logits = torch.randn(50, generator=draw)
-        self.full = Spliced(self.logits, torch.arange(1, 11))
+        self.full = PromptPass(self.logits, torch.arange(1, 11))
 
     def measure(self, logits: torch.Tensor | None = None) -> list[float]:
         """Slots 20 to 29 against slots 1 to 10."""
-        spliced = Spliced(self.logits if logits is None else logits, torch.arange(20, 30))
-        return [float(value) for value in measure(self.splicer, self.full, spliced)]
+        spliced = PromptPass(self.logits if logits is None else logits, torch.arange(20, 30))
+        return [float(value) for value in measure_prompt(self.splicer, self.full, spliced)]
 
 
 def test_equal_rows_and_logits_measure_nothing() -> None:
@@ -120,8 +127,8 @@ def test_what_is_not_a_number_fails_and_is_still_json() -> None:
     rows = Rows()
     rows.splicer.view.keys[2][20:30] = math.nan
     measured = torch.tensor([[rows.measure(torch.full((50,), math.nan)), GOOD, NAIVE]], dtype=torch.float64)
-    result = judge(measured, LIMITS, dtype=torch.float32, seconds=0.0)
-    assert result.verdict is Verdict.FAILED
+    result = judge_prompts(measured, LIMITS, dtype=torch.float32, seconds=0.0)
+    assert result.verdict is Outcome.FAILED
     json.dumps(msgspec.to_builtins(result), allow_nan=False)
 
 

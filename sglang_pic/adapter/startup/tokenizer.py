@@ -1,26 +1,39 @@
-"""Which tokens open or close a message, read from the tokenizer: nothing is wired to one model.
+"""The served tokenizer, and which of its tokens open or close a message.
 
-A prompt is cut anew after each of them, so that a whole message or document is cut alike wherever it stands.
+A prompt is cut anew after each of these tokens, so that a whole message or document is cut alike wherever it stands.
+They are read from the chat template: nothing is fixed for one model.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
-__all__ = ["delimiters_of", "read_tokenizer"]
+__all__ = ["Tokenizer", "delimiters_of", "read_tokenizer"]
 
 logger = logging.getLogger(__name__)
 
 
-def read_tokenizer(server_args: Any) -> Any | None:
+class Tokenizer(Protocol):
+    """What is used of a tokenizer of transformers."""
+
+    all_special_ids: Sequence[int]
+    added_tokens_decoder: Mapping[int, Any]  # `special`
+    chat_template: object
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]: ...
+    def convert_ids_to_tokens(self, ids: int) -> str: ...
+
+
+def read_tokenizer(server_args: Any) -> Tokenizer | None:
     """The served tokenizer, or `None` where there is none: prompts are then cut by content alone."""
     if server_args.skip_tokenizer_init:
         return None
     from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
     try:
-        return get_tokenizer(
+        tokenizer: Tokenizer = get_tokenizer(
             server_args.tokenizer_path or server_args.model_path,
             tokenizer_mode=server_args.tokenizer_mode,
             trust_remote_code=server_args.trust_remote_code,
@@ -29,13 +42,13 @@ def read_tokenizer(server_args: Any) -> Any | None:
     except Exception:
         logger.warning("sglang_pic: no tokenizer could be read; prompts are cut by content alone", exc_info=True)
         return None
+    return tokenizer
 
 
-def delimiters_of(tokenizer: Any) -> frozenset[int]:
+def delimiters_of(tokenizer: Tokenizer) -> frozenset[int]:
     """The special tokens of `tokenizer` that its chat template writes; all of them where it has no template."""
-    special = set(tokenizer.all_special_ids) | {
-        token_id for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items() if token.special
-    }
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special = {*tokenizer.all_special_ids, *(token_id for token_id, token in added.items() if token.special)}
     template = getattr(tokenizer, "chat_template", None)
     if not isinstance(template, str):
         return frozenset(special)

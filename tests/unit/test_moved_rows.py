@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
-from sglang_pic.runtime.row_check import (
+from sglang_pic.runtime.checks.moved_rows import (
     ROW_LIMITS,
     ComputeRows,
     RowErrors,

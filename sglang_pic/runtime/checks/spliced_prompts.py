@@ -1,7 +1,6 @@
-"""The measures and the verdict of the start-up self-test: does this model take a splice?
+"""The measures and the verdict of the start-up self-test: does this model take splices?
 
-Owns the arithmetic on logits and rows, the limits that no operator sets, and the result as a value. Knows no forward
-pass and no prompt: whoever calls says which rows and logits are to be compared.
+The caller runs the prompts and says which rows and logits are to be compared.
 """
 
 from __future__ import annotations
@@ -13,27 +12,37 @@ from typing import Final, NamedTuple
 
 import msgspec
 import torch
+from pic_kernels.numerics import relative_l2
 from torch import Tensor
 
+from sglang_pic.runtime.checks.moved_rows import ROW_LIMITS
 from sglang_pic.runtime.divergence import kl_and_differs
-from sglang_pic.runtime.row_check import ROW_LIMITS
-from sglang_pic.runtime.row_error import relative_error, wide_rows
 from sglang_pic.runtime.splice import Splicer
 
-__all__ = ["MOVED_KL_LIMITS", "Agreement", "Limits", "Measured", "SelfTest", "Spliced", "Verdict", "judge", "measure"]
+__all__ = [
+    "MOVED_KL_LIMITS",
+    "Comparison",
+    "Measured",
+    "OperatorLimits",
+    "Outcome",
+    "PromptPass",
+    "SelfTest",
+    "judge_prompts",
+    "measure_prompt",
+]
 
 
-class Verdict(Enum):
-    """What the self-test found."""
+class Outcome(Enum):
+    """How the self-test ended."""
 
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
-    """It was on, but could not run here."""
+    """The test was on, but could not run here."""
     OFF = "off"
 
 
-class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How spliced prompts compare with the same prompts computed in full."""
 
     kl_nats: float
@@ -44,25 +53,25 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Relative L2 of the spliced keys' rotary part in the first layer, the largest over prompts. No context
     reaches that layer, so only the splice itself can be wrong there."""
     key_error: float
-    """The same, mean over layers, the largest over prompts."""
+    """Relative L2 of the spliced keys' rotary part, mean over layers, the largest over prompts."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The three experiments."""
 
     num_prompts: int
-    moved: Agreement
-    """Donors that are the prompt itself at another position: nothing but rounding may differ, whatever the model."""
-    reordered: Agreement
-    """Donors of another context: what the model makes of a splice."""
-    naive: Agreement
-    """The same donors with their keys left unrotated: what it costs to ignore positions. Not judged."""
+    moved: Comparison
+    """The donor is the prompt itself at another position: only rounding may differ, whatever the model is."""
+    reordered: Comparison
+    """The donor has another context: shows whether the model takes splices."""
+    naive: Comparison
+    """The same donor with its keys left unrotated: shows what ignoring positions costs. Not judged."""
 
 
 class SelfTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The result, as it stands in the log and in `/server_info`."""
 
-    verdict: Verdict
+    verdict: Outcome
     reasons: tuple[str, ...] = ()
     """What was over which limit and what to do, or why the test was skipped."""
     measured: Measured | None = None
@@ -72,30 +81,30 @@ class SelfTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def passed(self) -> bool:
         """Whether everything was measured and within its limits."""
-        return self.verdict is Verdict.PASSED
+        return self.verdict is Outcome.PASSED
 
 
-class Limits(NamedTuple):
-    """What an operator sets, for donors of another context."""
+class OperatorLimits(NamedTuple):
+    """The limits of `reordered`, which the configuration sets."""
 
     kl_nats: float
     key_error: float
 
 
-# Mean KL of moved prompts on the CPU platform, 2026-11, and where the splice is wrong:
+# Mean KL of moved prompts on the CPU platform, 2026-11, of a right splice and of wrong ones:
 #              healthy: SmolLM2, tiny-gqa, tiny-mla     base a tenth off    mscale twice
 #   bfloat16            1.6e-3   2.9e-3    1.0e-2       1.3   2.8   1.9     2.9e-2 ... 0.97
-# The keys' limits are sharper, so these only have to catch what is wrong behind the keys.
+# The limits of keys are sharper, so these only have to catch what is wrong behind the keys.
 MOVED_KL_LIMITS: Final[Mapping[torch.dtype, float]] = MappingProxyType(
     {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1, torch.float8_e4m3fn: 5e-1}
 )
 """Nats allowed where a prompt is spliced from itself at another position, by the dtype of its KV rows."""
 
-# Stands for what is not a number: JSON has none, and `/server_info` is JSON.
+# Stands for NaN and infinity, which JSON does not have; `/server_info` is JSON.
 _BEYOND_MEASURE: Final = 1e9
 
 
-class Spliced(NamedTuple):
+class PromptPass(NamedTuple):
     """What one pass over a prompt gave."""
 
     logits: Tensor
@@ -104,7 +113,7 @@ class Spliced(NamedTuple):
     """`[n]` int64: the rows of the positions that are spliced, in order."""
 
 
-def measure(splicer: Splicer, full: Spliced, spliced: Spliced) -> Tensor:
+def measure_prompt(splicer: Splicer, full: PromptPass, spliced: PromptPass) -> Tensor:
     """Compare a spliced prompt with the same prompt computed in full; waits for the device.
 
     Returns:
@@ -112,22 +121,21 @@ def measure(splicer: Splicer, full: Spliced, spliced: Spliced) -> Tensor:
         error over layers; very large where something is not a number.
     """
     view, errors = splicer.view, []
-    for keys, rope in zip(view.keys, splicer.geometry.params, strict=True):
-        turns = slice(view.rope_offset, view.rope_offset + rope.rotary_dim)
-        want, got = (wide_rows(keys, slots)[..., turns] for slots in (full.slots, spliced.slots))
-        errors.append(relative_error(got, want))
-    by_layer = torch.stack(errors)
+    for layer, keys in enumerate(view.keys):
+        want, got = (view.read(keys, slots)[..., splicer.rotary_part(layer)] for slots in (full.slots, spliced.slots))
+        errors.append(relative_l2(got, want))
     kl, differs = kl_and_differs(full.logits, spliced.logits)
-    measured = torch.stack((kl, differs, by_layer[0], by_layer.mean())).cpu()
+    measured = torch.tensor((float(kl), float(differs), errors[0], sum(errors) / len(errors)), dtype=torch.float64)
     return measured.nan_to_num(nan=_BEYOND_MEASURE, posinf=_BEYOND_MEASURE).clamp(max=_BEYOND_MEASURE)
 
 
-def judge(measured: Tensor, limits: Limits | None, *, dtype: torch.dtype, seconds: float) -> SelfTest:
-    """The verdict.
+def judge_prompts(measured: Tensor, limits: OperatorLimits | None, *, dtype: torch.dtype, seconds: float) -> SelfTest:
+    """The result of the self-test.
 
     Args:
-        measured: `[num_prompts, 3, 4]`: per prompt what `measure` returned moved, reordered and naive.
-        limits: the operator's; `None` where the prompts are no text, so that only what must be exact is judged.
+        measured: `[num_prompts, 3, 4]`: per prompt what `measure_prompt` returned moved, reordered and naive.
+        limits: of `reordered`; `None` where the prompts are not text, so that only `moved` is judged, and what is
+            exact in any case.
         dtype: of the KV rows.
         seconds: how long it took.
     """
@@ -152,20 +160,20 @@ def judge(measured: Tensor, limits: Limits | None, *, dtype: torch.dtype, second
             (reordered.key_error, limits.key_error, "keys of reordered blocks: relative L2", keys_then),
             (reordered.kl_nats, limits.kl_nats, "reordered blocks: KL of the first token", kl_then),
         ]
-    # The first that fails says why; what comes behind it follows from it or says less.
+    # The first check that fails gives the reason; those behind it follow from it or say less.
     over = [
         f"{what} {value:.3g}, allowed is {limit:.3g} {then}." for value, limit, what, then in checks if value > limit
     ]
     return SelfTest(
-        verdict=Verdict.FAILED if over else Verdict.PASSED,
+        verdict=Outcome.FAILED if over else Outcome.PASSED,
         reasons=tuple(over),
         measured=Measured(num_prompts=len(measured), moved=moved, reordered=reordered, naive=naive),
         seconds=seconds,
     )
 
 
-def _summary(measured: Tensor) -> Agreement:
-    return Agreement(
+def _summary(measured: Tensor) -> Comparison:
+    return Comparison(
         kl_nats=float(measured[:, 0].mean()),
         same_top1=int((measured[:, 1] == 0).sum()),
         first_key_error=float(measured[:, 2].max()),
