@@ -1,6 +1,6 @@
-"""Owns making a command's --out folder ready: new, or rid of what an earlier run of the same kind wrote there.
+"""Makes a command's --out folder ready: new, or without what an earlier run of the same kind wrote there.
 
-It must not know what a run is. A folder's kind is in its config.json; files that no run writes are never deleted.
+A folder's kind is in its config.json. Files that no run writes are never deleted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from sglang_pic.errors import ConfigError
 
-__all__ = ["CONFIG", "RunKind", "claim_folder", "holds_run"]
+__all__ = ["CONFIG", "RunKind", "claim_folder", "holds_run", "scenes_of"]
 
 CONFIG = "config.json"
 
@@ -22,44 +22,58 @@ class RunKind(NamedTuple):
     """A kind of run, and what it leaves in its folder."""
 
     kind: str
-    """As config.json says it."""
+    """As in config.json."""
     word: str
-    """As people say it."""
+    """As in messages."""
     owned: tuple[str, ...]
-    """Patterns of all files and folders that it writes."""
+    """Patterns of all files and folders that the run writes."""
 
 
 class _Config(msgspec.Struct, frozen=True):
     kind: str
+    scenes: list[str] = []
 
 
 def claim_folder(folder: Path, run: RunKind, *, force: bool, flags: str = "--force to overwrite it") -> None:
-    """Make `folder` a folder for a run, with nothing of an earlier one in it.
+    """Make `folder` a folder for a run, with nothing of an earlier run in it.
 
     Args:
-        force: what an earlier run of this kind wrote is deleted.
-        flags: the flags that would help where the folder holds an earlier run, and how.
+        force: delete what an earlier run of this kind wrote.
+        flags: what the message recommends where the folder holds an earlier run.
 
     Raises:
-        ConfigError: it is a file, holds anything else, or holds an earlier run and `force` is not given.
+        ConfigError: `folder` is a file, holds anything else, or holds an earlier run and `force` is not given.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {str(folder)!r} is a file; give a folder that does not exist or is empty.")
     if folder.is_dir() and any(folder.iterdir()):
         if not holds_run(folder, run):
             raise ConfigError(
-                f"--out {str(folder)!r} is not empty and is no earlier {run.word}; give an empty or a new folder."
+                f"--out {str(folder)!r} is not empty and holds no earlier {run.word}; give an empty or a new folder."
             )
         if not force:
             raise ConfigError(f"--out {str(folder)!r} holds an earlier {run.word}; add {flags}.")
-        for path in [path for pattern in run.owned for path in folder.glob(pattern)]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        found = [path for pattern in run.owned for path in folder.glob(pattern)]
+        for path in [*(folder / scene for scene in scenes_of(folder)), *found]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
 
 
 def holds_run(folder: Path, run: RunKind) -> bool:
     """Whether a run of this kind began in a folder."""
+    config = _read(folder)
+    return config is not None and config.kind == run.kind
+
+
+def scenes_of(folder: Path) -> list[str]:
+    """The folders that a run on several traces has within its own; empty for any other run."""
+    config = _read(folder)
+    # A name that leads out of the folder is none that a run wrote.
+    return [name for name in config.scenes if Path(name).name == name] if config is not None else []
+
+
+def _read(folder: Path) -> _Config | None:
     try:
-        return msgspec.json.decode((folder / CONFIG).read_bytes(), type=_Config).kind == run.kind
+        return msgspec.json.decode((folder / CONFIG).read_bytes(), type=_Config)
     except (OSError, msgspec.DecodeError):
-        return False
+        return None

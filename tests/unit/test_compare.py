@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from pic_bench.compare import command
 from pic_bench.compare.arms import ArmKind, build_arms, read_pic_config
-from pic_bench.compare.counters import pic_counters
+from pic_bench.compare.counters import counters_between, pic_counters
 from pic_bench.compare.pairing import Pair, compare_arms, pair_records, summarize_arm
-from pic_bench.compare.run_folder import COMPARISON, Config
+from pic_bench.compare.run_folder import COMPARISON, Config, ScenesConfig
 from pic_bench.compare.summary import write_json
 from pic_bench.out_folder import claim_folder
 from pic_bench.report.stats import bootstrap_median, merge_tokens, top_k_kl
@@ -90,6 +90,19 @@ def test_paired_figures() -> None:
     assert buckets[256].baseline_ttft_p50_s == 3.0
     assert buckets[1].ttft_speedup_p50 is None
     assert [bucket.requests for bucket in paired.at_least_chunk_hit_tokens] == [2, 0]
+
+
+def test_figures_from_a_session_s_second_call_on_leave_out_every_first_call() -> None:
+    later = compare_arms("stock", STOCK, "pic", PIC).from_second_call
+    assert later is not None
+    assert later.requests == 2
+    assert (later.baseline_ttft_p50_s, later.ttft_p50_s, later.ttft_speedup_p50) == (3.0, 1.0, 3.0)
+    assert (later.baseline_computed_tokens, later.computed_tokens) == (1800, 700)
+    assert later.computed_tokens_ratio == pytest.approx(700 / 1800)
+    assert later.first_token_agreement == 0.5
+    first = compare_arms("stock", STOCK[:1], "pic", PIC[1:2]).from_second_call
+    assert first is not None
+    assert (first.requests, first.ttft_speedup_p50, first.computed_tokens_ratio) == (0, None, None)
 
 
 def test_no_pairs_give_no_figures() -> None:
@@ -203,6 +216,21 @@ sglang:num_requests_total 7.0
     }
 
 
+def test_a_scene_s_counters_are_what_its_replay_added() -> None:
+    before, after = {"runs": 3.0, "spliced": 2.0}, {"runs": 8.0, "spliced": 2.0, "fallbacks": 1.0}
+    assert counters_between(before, after) == {"runs": 5.0, "spliced": 0.0, "fallbacks": 1.0}
+
+
+def test_the_scenes_of_an_earlier_comparison_are_overwritten_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for name in ("run/clock", "run/mine", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    write_json(folder / "config.json", ScenesConfig(scenes=["clock", "../other", "absent"]))
+    claim_folder(folder, COMPARISON, force=True)
+    assert [path.name for path in folder.iterdir()] == ["mine"]
+    assert (tmp_path / "other").is_dir()
+
+
 def test_only_an_earlier_comparison_is_overwritten_and_only_with_force(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     claim_folder(folder, COMPARISON, force=False)
@@ -224,7 +252,7 @@ def test_only_an_earlier_comparison_is_overwritten_and_only_with_force(tmp_path:
         claim_folder(folder, COMPARISON, force=False)
     claim_folder(folder, COMPARISON, force=True)
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
-    with pytest.raises(ConfigError, match="no earlier comparison"):
+    with pytest.raises(ConfigError, match="holds no earlier comparison"):
         claim_folder(folder, COMPARISON, force=True)
     assert (folder / "notes.txt").exists()
 

@@ -1,13 +1,11 @@
-"""Owns reading the plugin's own counters from a Prometheus text page.
-
-It must not know the server: it takes the page's text.
-"""
+"""The plugin's own counters, read from the text of a Prometheus page."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
-__all__ = ["pic_counters"]
+__all__ = ["counters_between", "pic_counters"]
 
 _SAMPLE = re.compile(r"^(?P<name>sglang[:_]pic_[A-Za-z0-9_:]+)(?:\{(?P<labels>[^}]*)\})?\s+(?P<value>\S+)")
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
@@ -29,3 +27,8 @@ def pic_counters(page: str) -> dict[str, float]:
         key = match["name"] + (f"{{{','.join(sorted(labels))}}}" if labels else "")
         found[key] = found.get(key, 0.0) + float(match["value"])
     return dict(sorted(found.items()))
+
+
+def counters_between(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """By how much every counter has grown between two pages of one server."""
+    return {key: value - before.get(key, 0.0) for key, value in after.items()}

@@ -1,6 +1,6 @@
-"""Owns pairing: the same calls of two arms side by side, and every figure that is computed from pairs or totals.
+"""The same calls of two arms side by side, and every figure that is computed from pairs or totals.
 
-It must not know files, servers or reports. Definitions of the figures are the docstrings here; the report repeats them.
+The docstrings here define the figures; the report repeats them.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
 from pic_traces.records import Latency, RequestRecord, Status
 
-from pic_bench.compare.summary import ArmSummary, Bucket, Kl, Paired
+from pic_bench.compare.summary import ArmSummary, Bucket, Kl, LaterCalls, Paired
 from pic_bench.report.stats import median, merge_tokens, ratio, top_k_kl
 
 __all__ = ["AT_LEAST", "BUCKET_EDGES", "Pair", "compare_arms", "first_token", "pair_records", "summarize_arm"]
@@ -45,11 +46,16 @@ class Pair(NamedTuple):
         return None if a is None or b is None else a == b
 
     @property
+    def same_len(self) -> int:
+        """Characters before the answers part."""
+        pairs = zip(self.base.output_text, self.arm.output_text, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    @property
     def same_prefix_share(self) -> float:
         """Characters before the answers part, as a share of the longer answer; 1 where they are equal."""
-        a, b = self.base.output_text, self.arm.output_text
-        same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-        return same / max(len(a), len(b), 1) if a != b else 1.0
+        longest = max(len(self.base.output_text), len(self.arm.output_text))
+        return self.same_len / longest if longest else 1.0
 
     @property
     def kl(self) -> float | None:
@@ -82,7 +88,6 @@ def pair_records(base: Sequence[RequestRecord], arm: Sequence[RequestRecord]) ->
 def compare_arms(base_name: str, base: Sequence[RequestRecord], arm_name: str, arm: Sequence[RequestRecord]) -> Paired:
     """Every paired figure of two arms."""
     pairs = pair_records(base, arm)
-    first = [same for pair in pairs if (same := pair.same_first_token) is not None]
     speedups = [s for pair in pairs if (s := pair.speedup) is not None]
     e2e = [s for p in pairs if p.base.e2e_s and p.arm.e2e_s and (s := ratio(p.base.e2e_s, p.arm.e2e_s)) is not None]
     return Paired(
@@ -90,12 +95,10 @@ def compare_arms(base_name: str, base: Sequence[RequestRecord], arm_name: str, a
         arm=arm_name,
         requests=len(pairs),
         prompts_differ=len(_same_calls(base, arm)) - len(pairs),
-        first_token_agreement=_share(first),
+        first_token_agreement=_first_token_agreement(pairs),
         output_agreement=_share([pair.same_output for pair in pairs]),
         ttft_speedup_p50=median(speedups),
-        computed_tokens_ratio=ratio(
-            sum(p.arm.computed_tokens or 0 for p in pairs), sum(p.base.computed_tokens or 0 for p in pairs)
-        ),
+        computed_tokens_ratio=ratio(*_computed(pairs)),
         ttft_total_ratio=ratio(sum(p.arm.ttft_s or 0.0 for p in pairs), sum(p.base.ttft_s or 0.0 for p in pairs)),
         e2e_speedup_p50=median(e2e),
         same_prefix_share_p50=median([pair.same_prefix_share for pair in pairs]),
@@ -104,6 +107,7 @@ def compare_arms(base_name: str, base: Sequence[RequestRecord], arm_name: str, a
             _bucket(pairs, low, high) for low, high in zip(BUCKET_EDGES, (*BUCKET_EDGES[1:], None), strict=True)
         ],
         at_least_chunk_hit_tokens=[_bucket(pairs, low, None) for low in AT_LEAST],
+        from_second_call=_later_calls([pair for pair in pairs if pair.base.call > 0]),
     )
 
 
@@ -154,6 +158,30 @@ def _same_calls(base: Sequence[RequestRecord], arm: Sequence[RequestRecord]) -> 
         for r in base
         if r.status is Status.OK and not r.warmup and (r.session_id, r.call) in others
     ]
+
+
+def _computed(pairs: Sequence[Pair]) -> tuple[int, int]:
+    """Computed tokens of the arm and of the baseline."""
+    return sum(p.arm.computed_tokens or 0 for p in pairs), sum(p.base.computed_tokens or 0 for p in pairs)
+
+
+def _later_calls(pairs: Sequence[Pair]) -> LaterCalls:
+    computed, base_computed = _computed(pairs)
+    whole = _bucket(pairs, 0, None)
+    return LaterCalls(
+        requests=len(pairs),
+        baseline_ttft_p50_s=whole.baseline_ttft_p50_s,
+        ttft_p50_s=whole.ttft_p50_s,
+        ttft_speedup_p50=whole.ttft_speedup_p50,
+        baseline_computed_tokens=base_computed,
+        computed_tokens=computed,
+        computed_tokens_ratio=ratio(computed, base_computed),
+        first_token_agreement=_first_token_agreement(pairs),
+    )
+
+
+def _first_token_agreement(pairs: Sequence[Pair]) -> float | None:
+    return _share([same for pair in pairs if (same := pair.same_first_token) is not None])
 
 
 def _bucket(pairs: Sequence[Pair], low: int, high: int | None) -> Bucket:

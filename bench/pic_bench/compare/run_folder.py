@@ -1,9 +1,10 @@
-"""Owns the layout of a comparison's folder: what lies where, and reading it back for the report.
-
-It must not know how arms are run or how reports look.
+"""The layout of a comparison's folder, and reading a folder back for the report.
 
     DIR/config.json environment.json summary.json report.md report.html report.svg
     DIR/arms/<arm>/server.log requests.jsonl summary.json metrics.txt
+
+A comparison on several traces (scenes) has one such folder for each in `DIR/<scene>/`, and in DIR itself, besides the
+combined report, a config.json that lists the scenes and the logs of the servers, which all scenes share.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from pic_traces.records import RequestRecord, Status, load_records
 from pic_bench.compare.pairing import Pair, compare_arms, pair_records
 from pic_bench.compare.summary import Paired, Summary, read_summary
 from pic_bench.environment import Environment
-from pic_bench.out_folder import RunKind
+from pic_bench.out_folder import CONFIG, RunKind, scenes_of
 from sglang_pic.errors import BenchError
 
-__all__ = ["COMPARISON", "Config", "Run", "arm_folder", "load_run"]
+__all__ = ["COMPARISON", "Config", "Run", "ScenesConfig", "arm_folder", "load_run", "load_scenes", "scene_folder"]
 
 COMPARISON = RunKind(
     "compare",
     "comparison",
-    ("config.json", "environment.json", "summary.json", "report.md", "report.html", "report.svg", "arms"),
+    (CONFIG, "environment.json", "summary.json", "report.md", "report.html", "report.svg", "arms"),
 )
 
 
@@ -44,6 +45,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     limit_sessions: int | None
     limit_calls: int | None
     max_tokens: int
+
+
+class ScenesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """config.json of a comparison on several traces: the folders of its scenes, in the order of the command line."""
+
+    schema_version: int = 1
+    kind: str = COMPARISON.kind
+    scenes: list[str]
 
 
 @dataclass(slots=True, frozen=True)
@@ -73,6 +82,20 @@ def arm_folder(folder: Path, arm: str) -> Path:
     return folder / "arms" / arm
 
 
+def scene_folder(folder: Path, scene: str) -> Path:
+    """Where a scene's files lie: a comparison's folder of its own."""
+    return folder / scene
+
+
+def load_scenes(folder: Path) -> dict[str, Run]:
+    """Read a comparison on several traces back: every scene by its name, in order; empty for a single trace.
+
+    Raises:
+        BenchError: if a scene's folder is no finished comparison.
+    """
+    return {scene: load_run(scene_folder(folder, scene)) for scene in scenes_of(folder)}
+
+
 def load_run(folder: Path) -> Run:
     """Read a comparison back, its arms compared anew from their records.
 
@@ -83,7 +106,7 @@ def load_run(folder: Path) -> Run:
     summary = read_summary(folder / "summary.json")
     try:
         environment = msgspec.json.decode((folder / "environment.json").read_bytes(), type=Environment)
-        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=Config)
+        config = msgspec.json.decode((folder / CONFIG).read_bytes(), type=Config)
     except (OSError, msgspec.DecodeError) as error:
         raise BenchError(f"{folder}: not a comparison's folder ({error}).") from error
     records = {arm: load_records(arm_folder(folder, arm)) for arm in summary.arms}

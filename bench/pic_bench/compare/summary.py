@@ -1,7 +1,4 @@
-"""Owns summary.json: the result of a comparison as tools and the reports read it.
-
-It must not know how the numbers are computed (`pairing.py`) nor how they are shown (`report_*.py`).
-"""
+"""summary.json: the result of a comparison, as tools and the reports read it."""
 
 from __future__ import annotations
 
@@ -12,7 +9,17 @@ from pic_traces.records import Latency
 
 from sglang_pic.errors import BenchError
 
-__all__ = ["ArmSummary", "Bucket", "Kl", "Paired", "Summary", "read_summary", "write_json"]
+__all__ = [
+    "ArmSummary",
+    "Bucket",
+    "Kl",
+    "LaterCalls",
+    "Paired",
+    "ScenesSummary",
+    "Summary",
+    "read_summary",
+    "write_json",
+]
 
 SCHEMA_VERSION = 1
 
@@ -68,6 +75,19 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max: float
 
 
+class LaterCalls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Paired requests from a session's second call on: the first call of a session is text that nobody has sent yet."""
+
+    requests: int
+    baseline_ttft_p50_s: float | None
+    ttft_p50_s: float | None
+    ttft_speedup_p50: float | None
+    baseline_computed_tokens: int
+    computed_tokens: int
+    computed_tokens_ratio: float | None
+    first_token_agreement: float | None
+
+
 class Paired(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What two arms say about the same requests; only pairs in which both succeeded count."""
 
@@ -85,6 +105,8 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     first_token_kl: Kl | None
     by_chunk_hit_tokens: list[Bucket]
     at_least_chunk_hit_tokens: list[Bucket]
+    from_second_call: LaterCalls | None = None
+    """None in folders written before this was measured; a report computes it from the records."""
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,6 +155,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def floor(self) -> Paired | None:
         """Stock against a second stock run: what differs with no change at all."""
         return self.comparison(self.noise_floor) if self.noise_floor else None
+
+
+class ScenesSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """summary.json of a comparison on several traces: the summary of every scene."""
+
+    schema_version: int = SCHEMA_VERSION
+    scenes: dict[str, Summary]
 
 
 def read_summary(path: Path) -> Summary:
