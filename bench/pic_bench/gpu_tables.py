@@ -14,8 +14,7 @@ from pic_bench.environment import Environment
 from pic_bench.gpu_check import Check
 from pic_bench.gpu_energy import Energy
 from pic_bench.gpu_measure import GapTiming, RunTiming
-from pic_bench.report.markdown import markdown_table
-from pic_bench.report.tables import Table
+from pic_bench.report.markdown import Table, markdown_table
 
 __all__ = ["PrefillResult", "break_even", "show"]
 

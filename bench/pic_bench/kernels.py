@@ -33,8 +33,7 @@ from pic_bench.compare.summary import write_json
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.kernel_pool import PAGE_SIZE, ROW_SHAPES, SHAPES, SLOT_ORDERS, Pool, Shape, Window, make_window
 from pic_bench.kernel_prefill import PrefillTiming, time_prefill
-from pic_bench.report.markdown import markdown_table
-from pic_bench.report.tables import Table
+from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError
 
 __all__ = ["KernelTiming", "main"]

@@ -13,21 +13,21 @@ from fidelity_records import probe, shifts, trace
 from pic_bench.fidelity.cells import make_cells
 from pic_bench.fidelity.panels import make_panels
 from pic_bench.fidelity.record import Donors, Experiment, Probe
-from pic_bench.fidelity.summary import Cell, Limits
-from pic_bench.report.stats import Estimate, Statistic, bootstrap, bootstrap_difference, bootstrap_ratio
+from pic_bench.fidelity.summary import Cell, Thresholds
+from pic_bench.report.stats import Estimate, Statistic, bootstrap, bootstrap_ratio
 
-LIMITS = Limits()
-
-
-def cells_of(probes: Sequence[Probe], limits: Limits = LIMITS) -> list[Cell]:
-    return make_cells(make_panels(probes, limits)[0], limits)
+THRESHOLDS = Thresholds()
 
 
-def cell_of(probes: Sequence[Probe], arm: str, limits: Limits = LIMITS, **fields: object) -> Cell:
+def cells_of(probes: Sequence[Probe], thresholds: Thresholds = THRESHOLDS) -> list[Cell]:
+    return make_cells(make_panels(probes, thresholds)[0], thresholds)
+
+
+def cell_of(probes: Sequence[Probe], arm: str, thresholds: Thresholds = THRESHOLDS, **fields: object) -> Cell:
     """The one cell of an arm whose fields are these."""
     (found,) = [
         cell
-        for cell in cells_of(probes, limits)
+        for cell in cells_of(probes, thresholds)
         if cell.arm == arm and all(getattr(cell, name) == value for name, value in fields.items())
     ]
     return found
@@ -161,24 +161,6 @@ def test_calls_of_one_session_are_no_independent_prompts() -> None:
     assert (cell.n, cell.kl.low, cell.kl.value, cell.kl.high) == pytest.approx((40, 0.1, 0.2, 0.3))
 
 
-def test_a_difference_of_samples_resamples_both() -> None:
-    rng = np.random.default_rng(3)
-    first, second = rng.normal(5, 2, 400), rng.normal(3, 1, 100)
-    estimate = bootstrap_difference(first.tolist(), second.tolist())
-    spread = math.sqrt(first.var() / 400 + second.var() / 100)
-    assert estimate.value == pytest.approx(first.mean() - second.mean())
-    assert estimate.n == 100
-    assert (estimate.high - estimate.low) / (2 * 1.96 * spread) == pytest.approx(1, abs=0.08)
-
-
-def test_samples_of_one_size_are_not_resampled_as_pairs() -> None:
-    """The same values twice: as pairs they differ by nothing, as samples by what chance makes of them."""
-    values = [float(i) for i in range(50)]
-    estimate = bootstrap_difference(values, values)
-    assert estimate.value == 0
-    assert estimate.low < -4 < 4 < estimate.high
-
-
 def test_a_ratio_resamples_both_sums_alike() -> None:
     """Half of every denominator: whatever units are drawn, the ratio is one half."""
     values = [float(2**i) for i in range(10)]
@@ -228,7 +210,7 @@ def test_the_floor_is_the_exact_hit_else_the_second_full_prefill() -> None:
 
 def test_a_later_record_replaces_an_earlier_one() -> None:
     probes = [probe(kl=9.0), probe(kl=1.0), probe(prompt="p1", kl=3.0)]
-    panels, repeated = make_panels(probes, LIMITS)
+    panels, repeated = make_panels(probes, THRESHOLDS)
     assert repeated == 1
     assert cell_of(probes, "seam-1").kl.value == 2
     assert len(panels) == 1
@@ -265,8 +247,8 @@ def computed(record: Probe) -> int:
 
 def test_a_trace_with_another_default_has_no_chosen_calls() -> None:
     probes = list(trace(calls=12))
-    assert {cell.min_chunk_hit for cell in cells_of(probes, Limits(default_policy="none"))} == {0}
-    assert {cell.min_chunk_hit for cell in cells_of(probes, Limits(default_policy="seam-8", min_chunk_hit=10))} == {
+    assert {cell.min_chunk_hit for cell in cells_of(probes, Thresholds(default_policy="none"))} == {0}
+    assert {cell.min_chunk_hit for cell in cells_of(probes, Thresholds(default_policy="seam-8", min_chunk_hit=10))} == {
         0,
         10,
     }

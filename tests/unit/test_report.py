@@ -13,14 +13,15 @@ from pathlib import Path
 import msgspec
 import pytest
 from pic_bench.compare.pairing import compare_arms, summarize_arm
-from pic_bench.compare.run_folder import Config, arm_folder
-from pic_bench.compare.summary import Model, Summary, Trace, write_json
+from pic_bench.compare.run_folder import Config, ScenesConfig, arm_folder, scene_folder
+from pic_bench.compare.summary import Model, ScenesSummary, Summary, Trace, write_json
 from pic_bench.environment import Environment, capture_environment
+from pic_bench.report.numbers import percent, times
 from pic_bench.report.report import write_reports
-from pic_bench.report.svg import percent, times
 from pic_traces.errors import ReplayError
 from pic_traces.records import RequestRecord, Status
 
+from sglang_pic.cli import main
 from sglang_pic.errors import BenchError
 
 SERVER_ARGS = ["--enable-cache-report", "--enable-metrics", "--device", "cpu"]
@@ -142,7 +143,8 @@ class _Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.fetched += [value or "" for name, value in attrs if name in {"src", "href", "data", "srcset"}]
+        links = [value or "" for name, value in attrs if name in {"src", "href", "data", "srcset"}]
+        self.fetched += [link for link in links if not link.startswith("#")]
         if tag not in self.VOID:
             self.open.append(tag)
 
@@ -151,7 +153,9 @@ class _Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
 
 
 def test_report_says_the_numbers_of_the_summary(tmp_path: Path) -> None:
@@ -240,3 +244,54 @@ def test_packed_records_that_cannot_be_unpacked_are_named(tmp_path: Path) -> Non
     records.unlink()
     with pytest.raises(ReplayError, match=r"requests\.jsonl\.gz cannot be unpacked"):
         write_reports(tmp_path)
+
+
+@pytest.fixture
+def scenes(tmp_path: Path) -> Path:
+    """A comparison on two traces, without reports."""
+    folder = tmp_path / "run"
+    names = {"clock": "clock:sample:<agents>", "agents": "sample:<agents>"}
+    for scene, trace in names.items():
+        where = scene_folder(folder, scene)
+        where.mkdir(parents=True)
+        summary = make_run(where, arms=("stock", "pic"))
+        told = msgspec.structs.replace(summary, trace=msgspec.structs.replace(summary.trace, name=trace))
+        write_json(where / "summary.json", told)
+    write_json(folder / "config.json", ScenesConfig(scenes=list(names)))
+    write_json(folder / "environment.json", _environment())
+    return folder
+
+
+def test_several_scenes_have_one_report_that_opens_with_a_picture(scenes: Path) -> None:
+    assert main(["report", str(scenes)]) == 0
+    told = msgspec.json.decode((scenes / "summary.json").read_bytes(), type=ScenesSummary)
+    assert list(told.scenes) == ["clock", "agents"]
+    markdown, html = ((scenes / f"report.{kind}").read_text("utf8") for kind in ("md", "html"))
+    assert markdown.splitlines()[2].startswith("![")
+    drawing = (scenes / "report.svg").read_text("utf8")
+    ET.fromstring(drawing)
+    page = _Page()
+    page.feed(html)
+    assert page.open == []
+    assert page.fetched == ["clock/report.html", "agents/report.html"]
+    assert "<agents>" not in html
+    for scene, summary in told.scenes.items():
+        assert msgspec.json.decode((scenes / scene / "summary.json").read_bytes(), type=Summary) == summary
+        assert (scenes / scene / "report.html").is_file()
+        paired = summary.paired
+        assert paired is not None
+        assert paired.from_second_call is not None
+        for figure in (percent(paired.first_token_agreement), times(paired.from_second_call.ttft_speedup_p50)):
+            assert all(figure in text for text in (markdown, html, drawing))
+
+
+def test_the_terminal_ends_with_six_lines_for_several_scenes(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(scenes)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6
+    assert lines[0].split() == ["clock:sample:<agents>", "sample:<agents>"]
+    assert [line[:4] for line in lines[1:4]] == ["Toke", "TTFT", "Same"]
+    assert "approximate" in lines[4]
+    assert lines[5] == f"Report: {scenes / 'report.html'}"
+    assert main(["report", str(scenes), "--json"]) == 0
+    assert capsys.readouterr().out == (scenes / "summary.json").read_text("utf8")

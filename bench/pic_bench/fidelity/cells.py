@@ -13,18 +13,18 @@ import numpy as np
 
 from pic_bench.fidelity.panels import Panel, pair_arms, pair_values
 from pic_bench.fidelity.record import Donors, Experiment, Probe
-from pic_bench.fidelity.summary import CONTROLS, Cell, Contrast, Limits, seam_of
+from pic_bench.fidelity.summary import CONTROLS, Cell, Contrast, Thresholds, seam_of
 from pic_bench.report.stats import Estimate, Statistic, bootstrap, bootstrap_ratio
 
 __all__ = ["computed_tokens", "contrast", "make_cells"]
 
 
-def make_cells(panels: Sequence[Panel], limits: Limits) -> list[Cell]:
+def make_cells(panels: Sequence[Panel], thresholds: Thresholds) -> list[Cell]:
     """A cell for every arm of every panel: controls first, then by donors, unrotated, seam length and policy."""
     return [
-        _cell(panel, donors, arm, limits)
+        _cell(panel, donors, arm, thresholds)
         for panel in panels
-        for donors, arm in sorted(panel.arms, key=lambda key: _order(key[0], key[1], limits))
+        for donors, arm in sorted(panel.arms, key=lambda key: _order(key[0], key[1], thresholds))
     ]
 
 
@@ -54,13 +54,13 @@ def computed_tokens(probe: Probe) -> int:
     return probe.prompt_tokens - probe.prefix_hit_tokens - probe.chunk_hit_tokens
 
 
-def _cell(panel: Panel, donors: Donors, arm: str, limits: Limits) -> Cell:
+def _cell(panel: Panel, donors: Donors, arm: str, thresholds: Thresholds) -> Cell:
     records = panel.arms[donors, arm]
     probes = list(records.values())
     with_full = pair_arms(records, panel.arm("full", donors)).pairs
     floor = panel.floor(donors)
     kls = [probe.kl for probe in probes]
-    decided = [p for p in probes if p.top1_probability >= limits.decided_probability]
+    decided = [p for p in probes if p.top1_probability >= thresholds.decided_probability]
     probability = float(np.median([p.top1_probability for p in probes]))
     greedy = [p for p in probes if p.agreed_tokens is not None and p.greedy_tokens]
     full_nll = [full for _, _, full in pair_values(with_full, lambda probe: probe.gold_nll)]
@@ -84,7 +84,7 @@ def _cell(panel: Panel, donors: Donors, arm: str, limits: Limits) -> Cell:
         top1=_always(probes, lambda p: float(p.top1_agrees)),
         top1_decided=_maybe(decided, lambda p: float(p.top1_agrees)),
         top1_probability=probability,
-        undecided=probability < limits.competent_probability,
+        undecided=probability < thresholds.competent_probability,
         forced_kl=_maybe(probes, lambda p: p.forced_kl),
         perplexity=_exponential(_maybe(probes, lambda p: p.gold_nll)),
         full_perplexity=math.exp(sum(full_nll) / len(full_nll)) if full_nll else None,
@@ -95,7 +95,7 @@ def _cell(panel: Panel, donors: Donors, arm: str, limits: Limits) -> Cell:
         exact_match=_maybe(probes, lambda p: None if p.exact_match is None else float(p.exact_match)),
         full_score=sum(full_scores) / len(full_scores) if full_scores else None,
         score_change=_difference(with_full, lambda probe: probe.score),
-        incompetent=_is_incompetent(panel, donors, limits),
+        incompetent=_is_incompetent(panel, donors, thresholds),
         key_error=_maybe(probes, lambda p: p.key_error),
         prompt_tokens=sum(p.prompt_tokens for p in probes),
         prefix_hit_tokens=sum(p.prefix_hit_tokens for p in probes),
@@ -105,12 +105,12 @@ def _cell(panel: Panel, donors: Donors, arm: str, limits: Limits) -> Cell:
     )
 
 
-def _is_incompetent(panel: Panel, donors: Donors, limits: Limits) -> bool:
+def _is_incompetent(panel: Panel, donors: Donors, thresholds: Thresholds) -> bool:
     """Whether the full prefill's mean score is too low; unknown counts as too low, no questions at all do not."""
     if panel.experiment is not Experiment.QA:
         return False
     scores = [probe.score for probe in panel.arm("full", donors).values() if probe.score is not None]
-    return not scores or sum(scores) / len(scores) < limits.competent_score
+    return not scores or sum(scores) / len(scores) < thresholds.competent_score
 
 
 def _difference(pairs: Sequence[tuple[Probe, Probe]], value: Callable[[Probe], float | None]) -> Estimate | None:
@@ -142,12 +142,12 @@ def _exponential(of: Estimate | None) -> Estimate | None:
     return Estimate(value=math.exp(of.value), low=math.exp(of.low), high=math.exp(of.high), n=of.n)
 
 
-def _order(donors: Donors, arm: str, limits: Limits) -> tuple[object, ...]:
+def _order(donors: Donors, arm: str, thresholds: Thresholds) -> tuple[object, ...]:
     """Controls; then by donors: the unrotated arm, seams by length, the default policy, others by name."""
     if arm in CONTROLS:
         return -1, CONTROLS.index(arm), 0, ""
     rank = 0 if arm == "naive" else 1
     if donors is Donors.TRACE:
-        rank = 0 if arm == limits.default_policy else 1
+        rank = 0 if arm == thresholds.default_policy else 1
     # By the seam that a name says, so that seam-8 comes before seam-32.
     return list(Donors).index(donors), rank, seam_of(arm) if seam_of(arm) is not None else math.inf, arm

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pic_bench.fidelity.record import Donors, Experiment, Probe
-from pic_bench.fidelity.summary import CONTROLS, Limits
+from pic_bench.fidelity.summary import CONTROLS, Thresholds
 
 __all__ = ["Pairing", "Panel", "make_panels", "pair_arms", "pair_values"]
 
@@ -51,7 +51,7 @@ class Pairing(NamedTuple):
     unpaired: int
 
 
-def make_panels(probes: Iterable[Probe], limits: Limits) -> tuple[list[Panel], int]:
+def make_panels(probes: Iterable[Probe], thresholds: Thresholds) -> tuple[list[Panel], int]:
     """Group records; of several of one prompt and arm the last counts, and the number of the others is returned.
 
     A trace with a default policy is looked at twice: all its calls, and those that reuse much under it; once where no
@@ -70,7 +70,7 @@ def make_panels(probes: Iterable[Probe], limits: Limits) -> tuple[list[Panel], i
         repeated += unit in arm
         arm[unit] = probe
     ordered = sorted(panels.values(), key=_order)
-    return [part for panel in ordered for part in _looks(panel, limits)], repeated
+    return [part for panel in ordered for part in _looks(panel, thresholds)], repeated
 
 
 def pair_arms(first: Mapping[Unit, Probe], second: Mapping[Unit, Probe]) -> Pairing:
@@ -88,22 +88,22 @@ def pair_values(
     ]
 
 
-def _looks(panel: Panel, limits: Limits) -> list[Panel]:
-    reusing = _reusing(panel, limits)
+def _looks(panel: Panel, thresholds: Thresholds) -> list[Panel]:
+    reusing = _reusing(panel, thresholds)
     return reusing if reusing and reusing[0].arms == panel.arms else [panel, *reusing]
 
 
-def _reusing(panel: Panel, limits: Limits) -> list[Panel]:
+def _reusing(panel: Panel, thresholds: Thresholds) -> list[Panel]:
     """The calls of a trace that reuse much under the default policy; none where there is no such policy."""
-    default = next((arm for (_, name), arm in panel.arms.items() if name == limits.default_policy), None)
+    default = next((arm for (_, name), arm in panel.arms.items() if name == thresholds.default_policy), None)
     if panel.experiment is not Experiment.TRACE or default is None:
         return []
-    kept = {unit for unit, probe in default.items() if probe.chunk_hit_tokens >= limits.min_chunk_hit}
+    kept = {unit for unit, probe in default.items() if probe.chunk_hit_tokens >= thresholds.min_chunk_hit}
     if not kept:
         return []
     arms = {key: {unit: p for unit, p in arm.items() if unit in kept} for key, arm in panel.arms.items()}
     arms = {key: arm for key, arm in arms.items() if arm}
-    return [Panel(panel.experiment, panel.dtype, panel.source, None, None, limits.min_chunk_hit, arms)]
+    return [Panel(panel.experiment, panel.dtype, panel.source, None, None, thresholds.min_chunk_hit, arms)]
 
 
 def _order(panel: Panel) -> tuple[object, ...]:

@@ -1,38 +1,40 @@
-"""Which pictures a fidelity report has: what is drawn against what, chosen from the cells.
-
-It must not know how a picture is drawn, or pages.
-"""
+"""The pictures of a fidelity report: what is drawn against what, chosen from the cells."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from pic_bench.fidelity.numbers import divergence, points, share, tick
-from pic_bench.fidelity.plots import Band, Drawing, Point, Row, Series, Ticks, curves, intervals, trade_off
+from matplotlib.axes import Axes
+
 from pic_bench.fidelity.record import Donors
 from pic_bench.fidelity.summary import CONTROLS, Cell, seam_of
 from pic_bench.fidelity.tables import UNDECIDED, arm_name
-from pic_bench.report.tables import plural
+from pic_bench.report.figures import LINES, Drawing, colour, drawing
+from pic_bench.report.numbers import divergence, plural, points, share, tick
+from pic_bench.report.page import Picture
+from pic_bench.report.stats import Estimate
 
-__all__ = ["Picture", "by_donors", "by_runs", "by_seam", "by_shift", "scores", "trade_offs"]
+__all__ = ["by_donors", "by_runs", "by_seam", "by_shift", "scores", "trade_offs"]
 
-KL = Ticks(tick, divergence, log=True)
-SHARE = Ticks(lambda value: f"{value * 100:g} %", share, log=False)
-POINTS = Ticks(lambda value: f"{value * 100:+g}" if value else "0", points, log=False)
-KL_TITLE = "mean KL of the first token, nats"
-DASHES = ("", "6 3", "2 3")
+WIDTH, HEIGHT = 540.0, 360.0
+KL = "mean KL of the first token, nats"
+RUNS = "runs spliced into the prompt"
+MARKS = "oDs"
+FLOOR = "line-6"
+# A float32 prefix hit differs by 1e-12 and would press everything else together.
+DECADES = 5
 DONORS = {Donors.ISOLATED: "donors alone", Donors.CONTEXT: "donors in context"}
 
 
-class Picture(NamedTuple):
-    """A drawing with the words around it; `name` is its file's."""
+class Curve(NamedTuple):
+    """A named line of estimates, each at a slot of the horizontal axis."""
 
     name: str
-    title: str
-    note: str
-    drawing: Drawing
+    points: Sequence[tuple[int, Estimate]]
+    dash: str = "-"
 
 
 def by_seam(cells: Sequence[Cell]) -> Picture | None:
@@ -41,43 +43,40 @@ def by_seam(cells: Sequence[Cell]) -> Picture | None:
     seams = sorted({seam for cell in kept if (seam := seam_of(cell.arm)) is not None})
     if len(seams) < 2:
         return None
-    series = []
-    for number, blocks in enumerate(_columns(kept)):
-        curve = [(seams.index(seam_of(c.arm) or 0), c.kl) for c in kept if c.num_blocks == blocks]
-        series.append(Series(plural(blocks, "run"), curve, DASHES[number // 3 % 3]))
-    bands = _floor(cells, _columns(kept)[-1:])
-    drawing = curves(
-        _label("KL against seam tokens", kept), _texts(seams), series, bands, KL, ("seam tokens", KL_TITLE)
-    )
+    blocks = _columns(kept)
+    series = [
+        Curve(plural(number, "run"), [(seams.index(seam_of(c.arm) or 0), c.kl) for c in kept if c.num_blocks == number])
+        for number in blocks
+    ]
+    title = f"KL against seam tokens: {_about(kept)}"
+    drawn = curves(title, seams, series, _floor(cells, blocks[-1:]), "seam tokens")
     note = "A curve for each number of runs, with 95 % intervals over prompts; naive is in the next picture."
-    return Picture(_file("kl-by-seam", kept), f"KL against seam tokens: {_about(kept)}", note, drawing)
+    return _picture("kl-by-seam", title, note, drawn, kept)
 
 
 def by_runs(cells: Sequence[Cell]) -> Picture | None:
     """KL against the number of runs, a curve for each of a few arms."""
-    columns = _columns([cell for cell in cells if cell.arm not in CONTROLS])
+    kept = [cell for cell in cells if cell.arm not in CONTROLS]
+    columns = _columns(kept)
     if len(columns) < 2:
         return None
     series = _arms(cells, columns, lambda cell: cell.num_blocks)
-    spliced = [cell for cell in cells if cell.arm not in CONTROLS]
-    titles = ("runs spliced into the prompt", KL_TITLE)
-    drawing = curves(_label("KL against runs", spliced), _texts(columns), series, _floor(cells, columns), KL, titles)
-    title = f"KL against number of runs: {_about(spliced)}"
-    return Picture(_file("kl-by-runs", spliced), title, "Naive is spliced without rotation.", drawing)
+    title = f"KL against number of runs: {_about(kept)}"
+    drawn = curves(title, columns, series, _floor(cells, columns), RUNS)
+    return _picture("kl-by-runs", title, "Naive is spliced without rotation.", drawn, kept)
 
 
 def by_shift(cells: Sequence[Cell]) -> Picture | None:
     """KL against how far a block was moved."""
-    spliced = [cell for cell in cells if cell.arm not in CONTROLS]
-    columns = sorted({cell.shift for cell in spliced if cell.shift is not None})
+    kept = [cell for cell in cells if cell.arm not in CONTROLS]
+    columns = sorted({cell.shift for cell in kept if cell.shift is not None})
     if len(columns) < 2:
         return None
     series = _arms(cells, columns, lambda cell: cell.shift)
-    titles = ("positions moved", KL_TITLE)
-    bands = _floor(cells, None)
-    drawing = curves(_label("KL against shift", spliced), _texts(columns), series, bands, KL, titles)
+    title = f"KL against shift: {_about(kept)}"
+    drawn = curves(title, columns, series, _floor(cells, None), "positions moved")
     note = "One block, moved; rotated and not rotated."
-    return Picture(_file("kl-by-shift", spliced), f"KL against shift: {_about(spliced)}", note, drawing)
+    return _picture("kl-by-shift", title, note, drawn, kept)
 
 
 def by_donors(cells: Sequence[Cell]) -> Picture | None:
@@ -86,16 +85,20 @@ def by_donors(cells: Sequence[Cell]) -> Picture | None:
     columns = _columns(kept)
     if len({cell.donors for cell in kept}) < 2 or not columns:
         return None
-    series = []
-    for donors, arm in ((d, a) for d in DONORS for a in ("seam-0", "seam-1")):
-        curve = [(columns.index(c.num_blocks or 0), c.kl) for c in kept if (c.donors, c.arm) == (donors, arm)]
-        series.append(Series(f"{DONORS[donors]}, {arm_name(arm)}", curve, "" if arm == "seam-1" else "2 3"))
-    series = [one for one in series if one.points]
-    titles = ("runs spliced into the prompt", KL_TITLE)
-    label = f"Isolated against in-context donors, {_dtype_and_source(kept)}"
-    drawing = curves(label, _texts(columns), series, _floor(cells, columns), KL, titles)
-    title = f"Donors alone against donors in context: {_dtype_and_source(kept)}"
-    return Picture(_slug("donors", *_dtype_and_source(kept).split(", ")), title, "Same prompts, same blocks.", drawing)
+    series = [
+        Curve(
+            f"{DONORS[donors]}, {arm_name(arm)}",
+            [(columns.index(c.num_blocks or 0), c.kl) for c in kept if (c.donors, c.arm) == (donors, arm)],
+            "-" if arm == "seam-1" else ":",
+        )
+        for donors in DONORS
+        for arm in ("seam-0", "seam-1")
+    ]
+    some = [curve for curve in series if curve.points]
+    about = _dtype_and_source(kept)
+    title = f"Donors alone against donors in context: {about}"
+    drawn = curves(title, columns, some, _floor(cells, columns), RUNS)
+    return Picture(_slug("donors", *about.split(", ")), title, "Same prompts, same blocks.", drawn)
 
 
 def scores(cells: Sequence[Cell]) -> Picture | None:
@@ -107,49 +110,149 @@ def scores(cells: Sequence[Cell]) -> Picture | None:
     several = len({(cell.arm, cell.source) for cell in kept}) < len(kept)
     rows = []
     for source in dict.fromkeys(cell.source for cell in kept):
-        for cell in (c for c in kept if c.source == source and c.score_change is not None):
+        for cell in (c for c in kept if c.source == source):
             name = f"{source}: {cell.arm}" + (f", {cell.donors.value}" if several and cell.arm not in CONTROLS else "")
-            assert cell.score_change is not None
-            row = Row(name + UNDECIDED * cell.incompetent, cell.score_change, arms.index(cell.arm) % 6 + 1)
-            rows.append(row)
-    label = f"Change of score against the full prefill, {kept[0].dtype}"
+            rows.append((name + UNDECIDED * cell.incompetent, cell.score_change, LINES[arms.index(cell.arm) % 6]))
+    title, height = f"Change of score: {kept[0].dtype}", 60.0 + 28 * len(rows)
+    with drawing(title, WIDTH, height) as (drawn, figure):
+        axes = figure.add_axes((250 / WIDTH, 50 / height, 1 - 264 / WIDTH, 1 - 58 / height))
+        for row, (name, change, line) in enumerate(rows):
+            assert change is not None
+            axes.hlines(row, change.low, change.high, color=colour(line), linewidth=1.8)
+            dot = axes.scatter(change.value, row, color=colour(line), s=44, zorder=3)
+            dot.set_urls([f"{name}: {_says(change, points)}"])
+        axes.axvline(0, color=colour("muted"), linestyle="--", linewidth=1.2, zorder=1)
+        axes.set(yticks=range(len(rows)), yticklabels=[name for name, *_ in rows], ylim=(len(rows) - 0.4, -0.6))
+        axes.grid(axis="x")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value * 100:+g}" if value else "0")
+        axes.set_xlabel("points of score, arm less full prefill")
     note = "Paired by prompt; left of zero is a loss. A dagger marks questions that the model cannot answer anyway."
-    drawing = intervals(label, rows, POINTS, "points of score, arm less full prefill")
-    return Picture(_slug("scores", kept[0].dtype), f"Change of score: {kept[0].dtype}", note, drawing)
+    return Picture(_slug("scores", kept[0].dtype), title, note, drawn)
 
 
 def trade_offs(cells: Sequence[Cell]) -> Iterator[Picture]:
     """Agreement and KL against computed tokens, a point a policy; cells of one dtype, trace and choice of calls."""
-    kept = [c for c in cells if (a := c.against_floor) is not None and a.baseline == "exact" and c.arm not in CONTROLS]
+    shares = {
+        cell.arm: against.computed_share.value
+        for cell in cells
+        if (against := cell.against_floor) is not None
+        and against.baseline == "exact"
+        and against.computed_share is not None
+        and cell.arm not in CONTROLS
+    }
+    kept = [cell for cell in cells if cell.arm in shares]
     if not kept:
         return
-    exact = next((cell for cell in cells if cell.arm == "exact"), None)
     some = f", {kept[0].min_chunk_hit} or more chunk-hit tokens" if kept[0].min_chunk_hit else ", all measured calls"
     about = _dtype_and_source(kept) + some
-    kinds: tuple[tuple[str, str, Callable[[Cell], object], Ticks], ...] = (
-        ("Top-1 agreement", "top-1", lambda cell: cell.top1, SHARE),
-        ("KL", "kl", lambda cell: cell.kl, KL),
-    )
-    for title, name, of, ticks in kinds:
-        shown = [
-            Point(cell.arm, against.computed_share.value, of(cell))  # type: ignore[arg-type]
-            for cell in kept
-            if (against := cell.against_floor) is not None and against.computed_share is not None
-        ]
-        if not shown:
-            continue
-        bands = [Band("exact hit (noise floor)", of(exact))] if exact is not None else []  # type: ignore[arg-type]
-        titles = ("computed tokens, of those with exact hits", title if ticks is SHARE else KL_TITLE)
-        drawing = trade_off(f"{title} against computed tokens, {about}", shown, bands, ticks, titles)
-        where = "Up" if ticks is SHARE else "Down"
-        note = f"{where} is closer to the full prefill, left computes less. 95 % intervals over sessions."
-        if any(cell.undecided for cell in kept) and ticks is SHARE:
+    exact = [cell for cell in cells if cell.arm == "exact"]
+    for what, name, of in (("Top-1 agreement", "top-1", _top1), ("KL", "kl", _kl)):
+        is_share = name == "top-1"
+        band = {arm_name("exact"): of(exact[0])} if exact else {}
+        named = {cell.arm: (shares[cell.arm], of(cell)) for cell in kept}
+        title = f"{what} against computed tokens: {about}"
+        drawn = trade_off(title, named, band, what if is_share else KL)
+        note = f"{'Up' if is_share else 'Down'} is closer to the full prefill, left computes less. "
+        note += "95 % intervals over sessions."
+        if is_share and any(cell.undecided for cell in kept):
             note += f" {UNDECIDED} The model is undecided on most of these calls: see the table."
         file = _slug("cost", name, kept[0].dtype, kept[0].source, str(kept[0].min_chunk_hit or "all"))
-        yield Picture(file, f"{title} against computed tokens: {about}", note, drawing)
+        yield Picture(file, title, note, drawn)
 
 
-def _arms(cells: Sequence[Cell], columns: Sequence[int], place: Callable[[Cell], int | None]) -> list[Series]:
+def curves(
+    label: str, slots: Sequence[int], series: Sequence[Curve], floor: Mapping[str, Estimate], title: str
+) -> Drawing:
+    """Curves of KL over evenly spaced slots, whiskers at every point, the floor as a band."""
+    rows = math.ceil((len(series) + len(floor)) / 3)
+    with drawing(label, WIDTH, HEIGHT) as (drawn, figure):
+        axes = figure.add_axes((62 / WIDTH, 46 / HEIGHT, 1 - 76 / WIDTH, 1 - (86 + 18 * rows) / HEIGHT))
+        _draw_floor(axes, floor, divergence)
+        for number, (name, places, dash) in enumerate(series):
+            # Whiskers of several curves at one slot stand beside each other.
+            aside = (number - (len(series) - 1) / 2) * min(0.07, 0.5 / len(series))
+            xs = [slot + aside for slot, _ in places]
+            texts = [f"{name}, {slots[slot]:,}: {_says(estimate, divergence)}" for slot, estimate in places]
+            _draw_points(axes, name, xs, [estimate for _, estimate in places], texts, number, dash)
+        _log_axis(axes, [e for curve in series for _, e in curve.points] + list(floor.values()))
+        axes.set_xticks(range(len(slots)), [f"{slot:,}" for slot in slots])
+        axes.set(xlabel=title, xlim=(-0.45, len(slots) - 0.55))
+        _finish(axes, KL)
+    return drawn
+
+
+def trade_off(
+    label: str, named: Mapping[str, tuple[float, Estimate]], floor: Mapping[str, Estimate], title: str
+) -> Drawing:
+    """Named points with whiskers over a share of computed tokens, the floor as a band."""
+    rows = math.ceil((len(named) + len(floor)) / 3)
+    height = HEIGHT + 18 * rows
+    write = divergence if title == KL else share
+    with drawing(label, WIDTH, height) as (drawn, figure):
+        axes = figure.add_axes((62 / WIDTH, 46 / height, 1 - 76 / WIDTH, 1 - (86 + 18 * rows) / height))
+        _draw_floor(axes, floor, write)
+        for number, (name, (x, estimate)) in enumerate(named.items()):
+            text = f"{name}: {x:.1%} computed, {_says(estimate, write)}"
+            _draw_points(axes, name, [x], [estimate], [text], number, "")
+        if title == KL:
+            _log_axis(axes, [estimate for _, estimate in named.values()] + list(floor.values()))
+        else:
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:g} %")
+        axes.margins(x=0.12)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value * 100:g} %")
+        axes.set_xlabel("computed tokens, of those with exact hits")
+        _finish(axes, title)
+    return drawn
+
+
+def _draw_points(
+    axes: Axes, name: str, xs: Sequence[float], found: Sequence[Estimate], texts: Sequence[str], number: int, dash: str
+) -> None:
+    """Marks with whiskers and tooltips, joined by a line where there is a dash; the curve's entry in the legend."""
+    line, mark = colour(LINES[number % 5]), MARKS[number % 3]
+    values = [estimate.value for estimate in found]
+    axes.vlines(xs, [e.low for e in found], [e.high for e in found], color=line, linewidth=1.4)
+    axes.plot(xs, values, color=line, linestyle=dash or "none", linewidth=2)
+    axes.plot([], [], color=line, linestyle=dash or "none", linewidth=2, marker=mark, label=name)
+    axes.scatter(xs, values, s=40, color=line, marker=mark, zorder=3).set_urls(list(texts))
+
+
+def _draw_floor(axes: Axes, floor: Mapping[str, Estimate], write: Callable[[float], str]) -> None:
+    for name, estimate in floor.items():
+        band = axes.axhspan(estimate.low, estimate.high, color=colour(FLOOR), alpha=0.28, linewidth=0)
+        band.set_url(f"{name}: {_says(estimate, write)}")
+        axes.axhline(estimate.value, color=colour(FLOOR), linestyle="--", linewidth=1.4, label=name)
+
+
+def _log_axis(axes: Axes, estimates: Sequence[Estimate]) -> None:
+    """Divergences on a logarithm; what is zero, or far below the rest, stands on a strip at the foot."""
+    values = [value for e in estimates for value in (e.value, e.low, e.high)]
+    largest = max([value for value in values if value > 0], default=1.0)
+    lowest = min([value for value in values if value >= largest * 10.0**-DECADES], default=largest / 10)
+    foot = 10.0 ** math.floor(math.log10(lowest))
+    small = [value for value in values if value < foot]
+    powers = range(round(math.log10(foot)), math.ceil(math.log10(largest)) + 1)
+    steps = (1, 2, 5) if len(powers) <= 3 else (1, 3) if len(powers) == 4 else (1,)
+    ticks = [step * 10.0**power for power in powers for step in steps]
+    if small:
+        axes.set_yscale("symlog", linthresh=foot, linscale=0.25)
+        strip = "0" if all(value <= 0 for value in small) else f"< {tick(foot)}"
+        axes.set_yticks([0, *ticks], [strip, *map(tick, ticks)])
+        axes.set_ylim(-foot / 4, largest * 1.4)
+    else:
+        axes.set_yscale("log")
+        axes.set_yticks(ticks, list(map(tick, ticks)))
+        axes.set_ylim(lowest / 1.3, largest * 1.3)
+    axes.set_yticks([], minor=True)
+
+
+def _finish(axes: Axes, title: str) -> None:
+    """The legend above the axes, and the vertical axis's title between the two."""
+    axes.set_title(title, fontsize=12, fontweight="normal", color=colour("muted"), pad=8, x=-0.12)
+    axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(-0.12, 1.09), fontsize=11)
+
+
+def _arms(cells: Sequence[Cell], columns: Sequence[int], place: Callable[[Cell], int | None]) -> list[Curve]:
     """Curves of the arms that tell most: naive, seams 0, 1, 8 and the longest."""
     seams = {seam for cell in cells if (seam := seam_of(cell.arm)) is not None}
     wanted = ["naive", *(f"seam-{seam}" for seam in sorted(seams & {0, 1, 8} | {max(seams, default=0)}))]
@@ -157,26 +260,25 @@ def _arms(cells: Sequence[Cell], columns: Sequence[int], place: Callable[[Cell],
     for arm in wanted:
         curve = [(columns.index(where), c.kl) for c in cells if c.arm == arm and (where := place(c)) in columns]
         if curve:
-            series.append(Series(arm_name(arm).partition(" (")[0], curve, "6 3" if arm == "naive" else ""))
+            series.append(Curve(arm_name(arm).partition(" (")[0], curve, "--" if arm == "naive" else "-"))
     return series
 
 
-def _floor(cells: Sequence[Cell], columns: Sequence[int] | None) -> list[Band]:
+def _floor(cells: Sequence[Cell], columns: Sequence[int] | None) -> dict[str, Estimate]:
     """The noise floor of the place with the highest; none where no exact hit or second full prefill was measured."""
     for arm in ("exact", "retest"):
         found = [c for c in cells if c.arm == arm and (columns is None or c.num_blocks in columns)]
         if found:
-            highest = max(found, key=lambda cell: cell.kl.value)
-            return [Band(arm_name(arm), highest.kl)]
-    return []
+            return {arm_name(arm): max(found, key=lambda cell: cell.kl.value).kl}
+    return {}
+
+
+def _picture(what: str, title: str, note: str, drawn: Drawing, cells: Sequence[Cell]) -> Picture:
+    return Picture(_slug(what, cells[0].dtype, cells[0].source, cells[0].donors.value), title, note, drawn)
 
 
 def _columns(cells: Sequence[Cell]) -> list[int]:
     return sorted({cell.num_blocks for cell in cells if cell.num_blocks is not None})
-
-
-def _texts(values: Sequence[int]) -> list[str]:
-    return [f"{value:,}" for value in values]
 
 
 def _dtype_and_source(cells: Sequence[Cell]) -> str:
@@ -184,17 +286,20 @@ def _dtype_and_source(cells: Sequence[Cell]) -> str:
 
 
 def _about(cells: Sequence[Cell]) -> str:
-    donors = DONORS.get(cells[0].donors, cells[0].donors.value)
-    return f"{_dtype_and_source(cells)}, {donors}"
-
-
-def _label(what: str, cells: Sequence[Cell]) -> str:
-    return f"{what}, {_about(cells)}"
-
-
-def _file(what: str, cells: Sequence[Cell]) -> str:
-    return _slug(what, cells[0].dtype, cells[0].source, cells[0].donors.value)
+    return f"{_dtype_and_source(cells)}, {DONORS.get(cells[0].donors, cells[0].donors.value)}"
 
 
 def _slug(*words: str) -> str:
     return "plot-" + "-".join(re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-") for word in words)
+
+
+def _says(estimate: Estimate, write: Callable[[float], str]) -> str:
+    return f"{write(estimate.value)} [{write(estimate.low)}, {write(estimate.high)}], n = {estimate.n}"
+
+
+def _top1(cell: Cell) -> Estimate:
+    return cell.top1
+
+
+def _kl(cell: Cell) -> Estimate:
+    return cell.kl

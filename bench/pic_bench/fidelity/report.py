@@ -1,7 +1,4 @@
-"""Owns writing a fidelity run's report from its raw records: summary.json, report.md, report.html, plot-*.svg.
-
-It must not start or measure anything.
-"""
+"""Writes a fidelity run's report from its raw records: summary.json, report.md, report.html and plot-*.svg."""
 
 from __future__ import annotations
 
@@ -14,15 +11,16 @@ import msgspec
 from pic_bench.compare.summary import write_json
 from pic_bench.environment import Environment
 from pic_bench.fidelity.cells import make_cells
-from pic_bench.fidelity.claims import make_claims
+from pic_bench.fidelity.comparisons import make_comparisons
 from pic_bench.fidelity.folder import ENVIRONMENT, PROBES, read_environment, read_left_out
 from pic_bench.fidelity.panels import Panel, make_panels
 from pic_bench.fidelity.record import Experiment, Probe, read_probes
-from pic_bench.fidelity.report_html import html_report
-from pic_bench.fidelity.report_markdown import headline, markdown_report
-from pic_bench.fidelity.sections import parts
-from pic_bench.fidelity.summary import Limits, Summary, Worst
+from pic_bench.fidelity.sections import Section, make_sections
+from pic_bench.fidelity.summary import Summary, Thresholds, Worst
+from pic_bench.fidelity.tables import UNDECIDED, arm_name, comparisons_table, telling_table
 from pic_bench.out_folder import CONFIG
+from pic_bench.report.numbers import divergence
+from pic_bench.report.page import render_pages, render_text
 from sglang_pic.errors import BenchError
 
 __all__ = ["headline", "summarize", "write_report"]
@@ -31,7 +29,7 @@ NUM_WORST = 8
 """Of each experiment."""
 
 
-def write_report(folder: Path, limits: Limits | None = None) -> Summary:
+def write_report(folder: Path, thresholds: Thresholds | None = None) -> Summary:
     """Write the report into a run's folder and return what it shows; plots of an earlier report are deleted.
 
     Raises:
@@ -44,52 +42,81 @@ def write_report(folder: Path, limits: Limits | None = None) -> Summary:
     if not probes:
         raise BenchError(f"{folder / PROBES}: no whole record; nothing was measured.")
     config = _read_config(folder / CONFIG)
-    if limits is None:
+    if thresholds is None:
         least = config.get("min_chunk_hit", "")
-        limits = Limits(min_chunk_hit=int(least)) if least.isdecimal() else Limits()
+        thresholds = Thresholds(min_chunk_hit=int(least)) if least.isdecimal() else Thresholds()
     summary = summarize(
         probes,
-        limits,
+        thresholds,
         config=config,
         environment=read_environment(folder) if (folder / ENVIRONMENT).exists() else None,
         left_out=Counter(f"{one.experiment.value}, {one.dtype}" for one in read_left_out(folder)),
     )
+    sections = make_sections(summary)
+    pictures = [picture for section in sections for picture in section.pictures]
+    title = f"Fidelity of {summary.model}"
+    pages = render_pages("fidelity.md.j2", title, pictures, **_values(summary, sections))
     write_json(folder / "summary.json", summary)
-    (folder / "report.md").write_text(markdown_report(summary), "utf8")
-    (folder / "report.html").write_text(html_report(summary), "utf8")
+    (folder / "report.md").write_text(pages.markdown, "utf8")
+    (folder / "report.html").write_text(pages.html, "utf8")
     for stale in folder.glob("plot-*.svg"):
         stale.unlink()
-    for part in parts(summary):
-        for picture in part.pictures:
-            (folder / f"{picture.name}.svg").write_text(picture.drawing.standalone(), "utf8")
+    for picture in pictures:
+        what, _, about = picture.title.partition(": ")
+        (folder / f"{picture.name}.svg").write_text(picture.drawing.standalone(what, about), "utf8")
     return summary
+
+
+def headline(summary: Summary) -> str:
+    """The cells that say most, as a person reads them in a terminal."""
+    return render_text("fidelity_overview.md.j2", summary=summary, table=telling_table(summary.cells), mark=UNDECIDED)
 
 
 def summarize(
     probes: Sequence[Probe],
-    limits: Limits,
+    thresholds: Thresholds,
     *,
     config: dict[str, str],
     environment: Environment | None,
     left_out: dict[str, int],
 ) -> Summary:
     """What the records come to; the same records in the same order give the same figures."""
-    panels, repeated = make_panels(probes, limits)
+    panels, repeated = make_panels(probes, thresholds)
     return Summary(
         model=Path(config.get("model", "")).name or "an unnamed model",
         probes=len(probes),
         repeated=repeated,
         left_out=left_out,
-        limits=limits,
+        limits=thresholds,
         config=config,
         environment=environment,
-        cells=make_cells(panels, limits),
-        claims=make_claims(panels, limits),
-        worst=_worst(panels, limits),
+        cells=make_cells(panels, thresholds),
+        comparisons=make_comparisons(panels),
+        worst=_worst(panels, thresholds),
     )
 
 
-def _worst(panels: Sequence[Panel], limits: Limits) -> list[Worst]:
+def _values(summary: Summary, sections: Sequence[Section]) -> dict[str, object]:
+    """What the template shows, and the figures that its limits name."""
+    cells, few = summary.cells, summary.limits.min_prompts
+    unpaired = [cell.against_floor.unpaired for cell in cells if cell.against_floor and cell.against_floor.unpaired]
+    sessions = [cell.num_units for cell in cells if cell.experiment is Experiment.TRACE and cell.num_units]
+    return {
+        "summary": summary,
+        "environment": summary.environment,
+        "thresholds": summary.limits,
+        "sections": sections,
+        "comparisons": comparisons_table(summary.comparisons, few),
+        "worst": [(*_worst_words(worst), worst.text) for worst in summary.worst],
+        "mark": UNDECIDED,
+        "unpaired": unpaired,
+        "marked": sum(cell.undecided or cell.incompetent for cell in cells),
+        "smallest": min((cell.n for cell in cells), default=0),
+        "sessions": min(sessions, default=few),
+    }
+
+
+def _worst(panels: Sequence[Panel], thresholds: Thresholds) -> list[Worst]:
     """The highest KL of every experiment under the default setting, each prompt once."""
     found: list[Worst] = []
     for experiment in Experiment:
@@ -98,37 +125,33 @@ def _worst(panels: Sequence[Panel], limits: Limits) -> list[Worst]:
             for panel in panels
             if panel.experiment is experiment and not panel.min_chunk_hit
             for (donors, arm), records in panel.arms.items()
-            if arm in ("seam-1", limits.default_policy)
+            if arm in ("seam-1", thresholds.default_policy)
             for unit, probe in records.items()
         ]
-        seen: set[tuple[str, str]] = set()
+        highest: dict[tuple[str, str], Worst] = {}
         for probe, floor in sorted(spliced, key=lambda pair: -pair[0].kl):
-            if len(seen) == NUM_WORST:
-                break
-            if (probe.source, probe.prompt) not in seen:
-                seen.add((probe.source, probe.prompt))
-                found.append(_as_worst(probe, floor))
+            highest.setdefault((probe.source, probe.prompt), _as_worst(probe, floor))
+        found += list(highest.values())[:NUM_WORST]
     return found
 
 
 def _as_worst(probe: Probe, floor: Probe | None) -> Worst:
-    return Worst(
-        experiment=probe.experiment,
-        dtype=probe.dtype,
-        source=probe.source,
-        num_blocks=probe.num_blocks,
-        donors=probe.donors,
-        shift=probe.shift if probe.experiment is Experiment.SHIFT else None,
-        arm=probe.arm,
-        prompt=probe.prompt,
-        kl=probe.kl,
-        floor_kl=None if floor is None else floor.kl,
-        top1_agrees=probe.top1_agrees,
-        top1_probability=probe.top1_probability,
-        prompt_tokens=probe.prompt_tokens,
-        chunk_hit_tokens=probe.chunk_hit_tokens,
-        text=probe.text,
-    )
+    same = {name: getattr(probe, name) for name in Worst.__struct_fields__ if name not in ("shift", "floor_kl")}
+    shift = probe.shift if probe.experiment is Experiment.SHIFT else None
+    return Worst(**same, shift=shift, floor_kl=None if floor is None else floor.kl)
+
+
+def _worst_words(worst: Worst) -> tuple[str, list[str]]:
+    """Where a prompt stands; how far it moved, what became of its likeliest token, how much was spliced."""
+    place = [worst.experiment.value, worst.dtype, worst.source, worst.prompt, arm_name(worst.arm)]
+    place += [worst.donors.value] + ([f"shift {worst.shift:,}"] if worst.shift is not None else [])
+    floor = "" if worst.floor_kl is None else f" (floor {divergence(worst.floor_kl)})"
+    first = "same" if worst.top1_agrees else "another"
+    return ", ".join(place), [
+        f"KL {divergence(worst.kl)}{floor}",
+        f"{first} likeliest token (probability {worst.top1_probability:.2f})",
+        f"{worst.chunk_hit_tokens:,} of {worst.prompt_tokens:,} tokens spliced",
+    ]
 
 
 def _read_config(path: Path) -> dict[str, str]:
@@ -144,11 +167,9 @@ def _read_config(path: Path) -> dict[str, str]:
 
 def _as_text(raw: bytes) -> str:
     """A string as it is, a list of strings with commas, anything else as JSON on one line, without its quotes."""
-    try:
-        return msgspec.json.decode(raw, type=str)
-    except msgspec.ValidationError:
-        pass
-    try:
-        return ", ".join(msgspec.json.decode(raw, type=list[str]))
-    except msgspec.ValidationError:
-        return msgspec.json.format(raw, indent=-1).decode().replace('"', "")
+    value = msgspec.json.decode(raw)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ", ".join(value)
+    return msgspec.json.format(raw, indent=-1).decode().replace('"', "")

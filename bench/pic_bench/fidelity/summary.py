@@ -1,12 +1,6 @@
-"""What the records of a fidelity run come to: a cell per arm and place in the experiment, and what follows from them.
-
-Owns the structures of summary.json. It must not know how a figure is computed or shown.
-"""
+"""summary.json of a fidelity run: a cell for every arm and place in the experiment, and arms compared by prompt."""
 
 from __future__ import annotations
-
-from enum import Enum
-from pathlib import Path
 
 import msgspec
 
@@ -14,13 +8,13 @@ from pic_bench.environment import Environment
 from pic_bench.fidelity.record import Donors, Experiment
 from pic_bench.report.stats import Estimate
 
-__all__ = ["CONTROLS", "Cell", "Claim", "Contrast", "Limits", "Summary", "Verdict", "Worst", "read_summary", "seam_of"]
+__all__ = ["CONTROLS", "Cell", "Comparison", "Contrast", "Summary", "Thresholds", "Worst", "seam_of"]
 
 CONTROLS = ("full", "retest", "exact")
 """Arms that splice nothing: they stand beside the cells of every kind of donor."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a figure begins to count."""
 
     min_chunk_hit: int = 256
@@ -32,10 +26,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A cell whose prompts have a lower median of that probability is undecided."""
     competent_score: float = 0.2
     """Questions on which the full prefill has a lower mean score are beyond the model."""
-    margin: float = 0.02
-    """A change of agreement or score whose whole interval lies within this counts as none."""
     min_prompts: int = 20
-    """With fewer prompts, or sessions of a trace, nothing is claimed."""
+    """With fewer prompts, or sessions of a trace, percentile intervals are too narrow to conclude anything."""
 
 
 class Contrast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,23 +100,21 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     against_floor: Contrast | None
 
 
-class Verdict(Enum):
-    """What the records say to a question."""
+class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The KL of two arms on the same prompts, over all places of an experiment; a prompt counts once."""
 
-    YES = "yes"
-    NO = "no"
-    OPEN = "cannot be said"
-
-
-class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An answer to a question, computed from the records."""
-
-    question: str
+    what: str
     where: str
-    """Dtype, donors, data: what the answer is about."""
-    verdict: Verdict
-    text: str
+    """Dtype, experiment and donors."""
     n: int
+    num_units: int
+    """Independent texts, which the interval draws."""
+    first: float
+    second: float
+    """Mean KL of either arm."""
+    difference: Estimate
+    higher: float
+    """Share of prompts on which the first arm's KL is higher."""
 
 
 class Worst(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -157,17 +147,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Records of a prompt and arm that a later record replaced."""
     left_out: dict[str, int]
     """Prompts that were not served as meant and are in no record, by experiment and dtype."""
-    limits: Limits
+    limits: Thresholds
     config: dict[str, str]
     environment: Environment | None
     cells: list[Cell]
-    claims: list[Claim]
+    comparisons: list[Comparison]
     worst: list[Worst]
-
-
-def read_summary(path: Path) -> Summary:
-    """Read the summary.json of a fidelity run."""
-    return msgspec.json.decode(path.read_bytes(), type=Summary)
 
 
 def seam_of(arm: str) -> int | None:

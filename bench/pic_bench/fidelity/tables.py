@@ -1,18 +1,27 @@
-"""The tables of a fidelity report, made of cells: plain strings, once for every output.
-
-It must not know Markdown, HTML or raw records. Every row names its number of prompts, and every table has the controls.
-"""
+"""The tables of a fidelity report, made of cells: plain strings. Every row names its number of prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pic_bench.fidelity.numbers import divergence, number, points, score, share, signed, with_interval
-from pic_bench.fidelity.summary import Cell
+from pic_bench.fidelity.record import Experiment
+from pic_bench.fidelity.summary import Cell, Comparison, seam_of
+from pic_bench.report.markdown import Table
+from pic_bench.report.numbers import divergence, number, plural, points, score, share, signed, with_interval
 from pic_bench.report.stats import Estimate
-from pic_bench.report.tables import Table
 
-__all__ = ["UNDECIDED", "arm_name", "crossed", "detail_table", "kl_cell", "question_table", "top1_cell", "trace_table"]
+__all__ = [
+    "UNDECIDED",
+    "arm_name",
+    "comparisons_table",
+    "crossed",
+    "detail_table",
+    "kl_cell",
+    "question_table",
+    "telling_table",
+    "top1_cell",
+    "trace_table",
+]
 
 UNDECIDED = "†"
 FLOOR_NAMES = {"exact": "exact hit (noise floor)", "retest": "full prefill again", "full": "full prefill"}
@@ -118,6 +127,58 @@ def trace_table(cells: Sequence[Cell]) -> Table:
         row += [_against(cell, lambda c: c.kl, signed(divergence)), with_interval(cell.forced_kl, divergence)]
         rows.append([*row, with_interval(cell.agreed_tokens, _tokens), with_interval(cell.agrees_to_end, share)])
     return _without_empty(Table(header, rows))
+
+
+def comparisons_table(comparisons: Sequence[Comparison], min_prompts: int) -> Table:
+    """Pairs of arms with their difference, and whether its interval lies on one side of zero."""
+    header = ["mean KL of", "where", "n", "first arm", "second arm", "difference by prompt", "first is higher"]
+    header.append("interval")
+    rows = []
+    for one in comparisons:
+        row = [one.what, one.where, f"{one.n:,}", divergence(one.first), divergence(one.second)]
+        row += [with_interval(one.difference, signed(divergence)), share(one.higher)]
+        rows.append([*row, "too few" if min(one.n, one.num_units) < min_prompts else _side(one.difference)])
+    return Table(header, rows)
+
+
+def telling_table(cells: Sequence[Cell]) -> Table:
+    """The cells that say most, for a terminal."""
+    header = ["where", "arm", "n", "mean KL", "less floor", "top-1", "less floor, points"]
+    return Table(header, [_telling_row(cell) for cell in _telling(cells)])
+
+
+def _telling(cells: Sequence[Cell]) -> list[Cell]:
+    """Of every experiment the largest place: the floor, the unrotated arm, seams 0, 1 and the longest, all policies."""
+    kept = []
+    for cell in cells:
+        same = [c for c in cells if (c.experiment, c.dtype, c.source) == (cell.experiment, cell.dtype, cell.source)]
+        largest = max((c.num_blocks or 0, c.shift or 0, c.min_chunk_hit) for c in same)
+        last = (cell.num_blocks or 0, cell.shift or 0, cell.min_chunk_hit) == largest
+        seams = [seam for c in same if (seam := seam_of(c.arm)) is not None]
+        shown = (None, 0, 1, max(seams, default=0))
+        between = cell.experiment is not Experiment.TRACE and seam_of(cell.arm) not in shown
+        if last and cell.arm not in ("full", "retest") and not between:
+            kept.append(cell)
+    return kept
+
+
+def _telling_row(cell: Cell) -> list[str]:
+    where = [cell.dtype, cell.experiment.value, cell.source]
+    where += [plural(cell.num_blocks or 0, "run")] if cell.experiment is Experiment.GRID else []
+    where += [f"shift {cell.shift:,}"] if cell.shift is not None else []
+    where += [f"≥ {cell.min_chunk_hit} chunk-hit"] if cell.min_chunk_hit else []
+    where += [cell.donors.value] if cell.donors.value not in ("none", "trace") else []
+    against = cell.against_floor
+    row = [", ".join(where), cell.arm, f"{cell.n:,}", with_interval(cell.kl, divergence)]
+    row.append(with_interval(against.kl, signed(divergence)) if against else "-")
+    row.append(share(cell.top1.value) + _mark(cell.undecided or cell.incompetent))
+    return [*row, with_interval(against.top1, points) if against else "-"]
+
+
+def _side(difference: Estimate) -> str:
+    if not difference.excludes_zero:
+        return "includes 0"
+    return "above 0" if difference.low > 0 else "below 0"
 
 
 def _divergences(cell: Cell) -> list[str]:

@@ -1,1 +1,3 @@
 """Reports of runs: tables, pictures and pages made from a run's folder alone."""
+
+from __future__ import annotations

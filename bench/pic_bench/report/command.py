@@ -1,7 +1,4 @@
-"""Owns the verb `report`: writes the reports of a comparison or of fidelity runs again and prints their table.
-
-It must not measure anything; errors go up to the console script, which knows the exit statuses.
-"""
+"""The verb `report`: writes the reports of a comparison or of fidelity runs again and prints their tables."""
 
 from __future__ import annotations
 
@@ -47,23 +44,30 @@ def run(args: argparse.Namespace) -> int:
     if is_written(folder / PROBES):
         _fidelity(folder, as_json=args.json)
         return 0
+    from pic_bench.out_folder import scenes_of
     from pic_bench.report.report import write_reports
+    from pic_bench.report.scenes import write_scenes
 
-    write_reports(folder)
+    if scenes_of(folder):
+        write_scenes(folder)
+    else:
+        write_reports(folder)
     print_result(folder, as_json=args.json)
     return 0
 
 
 def print_result(folder: Path, *, as_json: bool) -> None:
-    """Print summary.json, or the report's tables and where the page lies, to stdout."""
-    from pic_bench.compare.run_folder import load_run
-    from pic_bench.report.markdown import overview
+    """Print summary.json, or what the report says first and where the page lies, to stdout."""
+    from pic_bench.compare.run_folder import load_run, load_scenes
+    from pic_bench.report.report import overview
+    from pic_bench.report.scenes import closing_lines
 
     if as_json:
         print((folder / "summary.json").read_text("utf8"), end="")
-        return
-    print(overview(load_run(folder)))
-    print(f"Report: {folder / 'report.html'}")
+    elif runs := load_scenes(folder):
+        print(closing_lines(folder, runs))
+    else:
+        print(f"{overview(load_run(folder))}\nReport: {folder / 'report.html'}")
 
 
 def _together(args: argparse.Namespace) -> Path:

@@ -1,141 +1,119 @@
-"""Owns report.html of a comparison: which parts stand on the page, and in which order.
+"""A report from one Markdown template: report.md is its text, report.html the same text with drawings and style.
 
-It must not fetch anything, run scripts, or compute figures.
+What the templates are given is escaped as it is put in, except for what they escape themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Mapping, Sequence
 from html import escape
+from typing import NamedTuple
 
-from pic_bench.compare.pairing import Pair
-from pic_bench.compare.run_folder import Run
-from pic_bench.compare.summary import Paired
-from pic_bench.report import charts, page_parts, svg
-from pic_bench.report.tables import (
-    DEFINITIONS,
-    Table,
-    arms_table,
-    buckets_table,
-    comparison_table,
-    facts,
-    headline,
-    limits,
-    plural,
-    tiles,
-)
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markupsafe import Markup
 
-__all__ = ["html_report"]
+from pic_bench.report import numbers
+from pic_bench.report.figures import CHART_STYLE, Drawing, theme
+from pic_bench.report.markdown import Table, markdown_table
 
-MAX_LISTED = 12
-MAX_ANSWER_CHARS = 1500
+__all__ = ["Pages", "Picture", "render_pages", "render_text"]
 
 
-def html_report(run: Run) -> str:
-    """The whole page."""
-    title = f"{run.summary.trace.name} on {run.summary.model.name}"
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="muted">{escape(_subtitle(run))}</p>',
-        f'<p class="lead">{escape(headline(run))}</p>',
-        page_parts.tiles(tiles(run)),
-        "<h2>Every arm</h2>",
-        page_parts.table(arms_table(run)),
-        page_parts.table(comparison_table(run)) if run.summary.comparisons else "",
-        "<h2>Pictures</h2>",
-        _charts(run),
-        *_requests(run),
-        "<h2>Left out, failed, and limits</h2>",
-        page_parts.bullets(limits(run)),
-        "<h2>Words</h2>",
-        page_parts.definitions(DEFINITIONS),
-        "<h2>How it was measured</h2>",
-        page_parts.definitions(facts(run)),
-        _servers(run),
-    ]
-    return page_parts.document(title, "".join(body))
+class Picture(NamedTuple):
+    """A drawing with the words around it; `name` is the stem of its file."""
+
+    name: str
+    title: str
+    note: str
+    drawing: Drawing
 
 
-def _subtitle(run: Run) -> str:
-    summary = run.summary
-    arms = ", ".join(summary.arms)
-    size = f"{plural(summary.trace.calls, 'call')} of {plural(summary.trace.sessions, 'session')}"
-    return f"{size}; arms: {arms}; {summary.started_at}"
+class Pages(NamedTuple):
+    """A report in both forms."""
+
+    markdown: str
+    html: str
 
 
-def _charts(run: Run) -> str:
-    summary, paired = run.summary, run.summary.paired
-    ttfts = {name: run.ttfts(name) for name in summary.arms}
-    sources, ecdf = charts.token_sources(summary.arms), charts.ttft_ecdf(summary.arms, ttfts)
-    figures = [("Where the prompt tokens came from", "Only the grey part is prefilled by the model.", sources)]
-    if summary.comparisons:
-        drawn = charts.agreement(summary.comparisons, summary.floor)
-        figures.append(("Do the answers agree?", "Greedy answers to the same prompts, against the baseline.", drawn))
-    figures.append(("Time to first token", "Further left is faster; rings and figures are medians.", ecdf))
-    if paired is not None:
-        scatter = charts.speedup_scatter(run.pairs(paired), paired)
-        figures.append(("TTFT speedup by chunk-hit tokens", "One dot per paired request; bars are medians.", scatter))
-    table = ""
-    if paired is not None and paired.requests:
-        table = f"<h2>Time to first token by chunk-hit tokens</h2>{page_parts.table(buckets_table(paired))}"
-    return page_parts.figures(figures) + table
+def render_pages(template: str, title: str, pictures: Sequence[Picture], **values: object) -> Pages:
+    """Both forms of a report.
 
-
-def _requests(run: Run) -> Iterable[str]:
-    paired = run.summary.paired
-    if paired is None:
-        return
-    pairs = run.pairs(paired)
-    differing = sorted((p for p in pairs if not p.same_output), key=lambda p: (p.same_prefix_share, -(p.kl or 0.0)))
-    yield f"<h2>Requests whose answers differ most ({min(len(differing), MAX_LISTED)} of {len(differing)})</h2>"
-    yield "".join(_request(pair, paired) for pair in differing[:MAX_LISTED]) or "<p>None: every answer is the same.</p>"
-    slowest = sorted(pairs, key=lambda p: p.arm.ttft_s or 0.0, reverse=True)[:MAX_LISTED]
-    yield f"<h2>Slowest requests of {escape(paired.arm)} ({len(slowest)} of {len(pairs)})</h2>"
-    yield "".join(_request(pair, paired) for pair in slowest)
-
-
-def _request(pair: Pair, paired: Paired) -> str:
-    base, arm = pair.base, pair.arm
-    tag = (
-        '<span class="tag">same answer</span>'
-        if pair.same_output
-        else '<span class="tag differs">answers differ</span>'
+    Args:
+        template: a Markdown template, which gets `values` and `html`, whether the text is for the page.
+        title: of the page, as plain text.
+        pictures: what the text may show as `![...](NAME.svg)`.
+    """
+    body = _MARKDOWN.render(render_text(template, html=True, title=title, pictures=pictures, **values))
+    body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
+    body = _BOUNDS.sub(r"<small>\1</small>", body.replace(' style="text-align:right"', ""))
+    by_name = {picture.name: picture for picture in pictures}
+    body = _IMAGES.sub(lambda found: _figures(found[0], by_name), body)
+    page = (
+        _templates()
+        .get_template("page.html.j2")
+        .render(title=Markup(escape(title)), style=Markup(theme(":root") + CHART_STYLE), body=Markup(body))
     )
-    first = '<span class="tag differs">first token differs</span>' if pair.same_first_token is False else ""
-    tokens = f"{arm.prompt_tokens or 0:,} prompt = {arm.prefix_hit_tokens or 0:,} prefix"
-    tokens += f" + {arm.chunk_hit_tokens or 0:,} chunk + {arm.computed_tokens or 0:,} computed"
-    time = f"TTFT {svg.seconds(base.ttft_s)} → {svg.seconds(arm.ttft_s)} ({svg.times(pair.speedup)})"
-    kl = f"<span>KL {pair.kl:.1e}</span>" if pair.kl is not None else ""
-    same = 0
-    if not pair.same_output:
-        same = round(pair.same_prefix_share * max(len(base.output_text), len(arm.output_text)))
-    columns = "".join(
-        f"<div><h4>{escape(name)}</h4><pre>{_answer(text, same, differs=not pair.same_output)}</pre></div>"
-        for name, text in ((paired.baseline, base.output_text), (paired.arm, arm.output_text))
-    )
-    top = f"<b>{escape(base.session_id)} · call {base.call}</b>{tag}{first}<span>{time}</span><span>{tokens}</span>{kl}"
-    return f'<details><summary>{top}</summary><div class="answers">{columns}</div></details>'
+    return Pages(render_text(template, html=False, title=title, pictures=pictures, **values), page)
 
 
-def _answer(text: str, same: int, *, differs: bool) -> str:
-    if not text:
-        return "<i>(empty)</i>"
-    start = max(0, same - MAX_ANSWER_CHARS // 2)
-    shown = text[start : start + MAX_ANSWER_CHARS]
-    before, after = shown[: same - start], shown[same - start :]
-    marked = escape(before) + (f"<mark>{escape(after)}</mark>" if after else "") if differs else escape(shown)
-    return ("… " if start else "") + marked + (" …" if len(text) > start + len(shown) else "")
+def render_text(template: str, **values: object) -> str:
+    """A template's text with a final newline and at most one empty line in a row."""
+    text = _templates().get_template(template).render(**values)
+    return _EMPTY_LINES.sub("\n\n", text).strip() + "\n"
 
 
-def _servers(run: Run) -> str:
-    rows = [(f"server of {name}", " ".join(arm.server_args)) for name, arm in run.summary.arms.items()]
-    counters = [
-        (f"{name}: {key}", f"{value:g}")
-        for name, arm in run.summary.arms.items()
-        for key, value in arm.pic_counters.items()
+_MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
+_EMPTY_LINES = re.compile(r"\n{3,}")
+_IMAGES = re.compile(r"<p>(?:<img [^>]*>\s*)+</p>")
+_SOURCE = re.compile(r'src="([^"]+)\.svg"')
+_BOUNDS = re.compile(r"(\[[^\]<>]+\])(?=[^<]*</td>)")
+
+
+def _figures(images: str, pictures: Mapping[str, Picture]) -> str:
+    """Drawings side by side where there is room; a drawing alone takes the whole width."""
+    shown = [pictures[name] for name in _SOURCE.findall(images)]
+    figures = [
+        f"<figure><h3>{escape(picture.title)}</h3><p>{escape(picture.note)}</p>"
+        f'<div class="draw">{picture.drawing.inline()}</div></figure>'
+        for picture in shown
     ]
-    body = f'<div style="margin-top:5px">{page_parts.definitions(rows)}</div>'
-    if counters:
-        table = Table(["counter", "value"], [list(pair) for pair in counters])
-        body += f"<h2>Counters of the plugin at the end of the run</h2>{page_parts.table(table)}"
-    return body
+    return f'<div class="{"charts" if len(shown) > 1 else "chart"}">{"".join(figures)}</div>'
+
+
+def _templates() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("pic_bench.report"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=_escaped,
+    )
+    names = ("count", "divergence", "percent", "plural", "seconds", "share", "times")
+    environment.filters |= {name: getattr(numbers, name) for name in names}
+    environment.filters |= {"table": _table, "thousands": lambda value: f"{value:,}", "flat": _flat, "fenced": _fenced}
+    return environment
+
+
+def _table(table: Table) -> Markup:
+    header, *rows = ([_escaped(cell) for cell in row] for row in (table.header, *table.rows))
+    return Markup(markdown_table(Table(header, rows)))
+
+
+def _escaped(value: object) -> str:
+    """Text that Markdown shows as it is; `|` is for tables to escape."""
+    return value if isinstance(value, Markup) else re.sub(r"([*`\\])", r"\\\1", str(value)).replace("<", "&lt;")
+
+
+def _flat(text: str) -> Markup:
+    """Escaped text on one line, for HTML within Markdown: an empty line would end the HTML."""
+    return Markup(escape(text).replace("\n", "&#10;"))
+
+
+def _fenced(text: str) -> Markup:
+    """A block of code whose fence is longer than any in the text, so that the text cannot end it."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return Markup(f"{fence}text\n{text}\n{fence}")

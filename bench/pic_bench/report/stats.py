@@ -1,7 +1,4 @@
-"""Owns the arithmetic of the reports: medians, ratios, KL of two top-k lists, bootstrap intervals.
-
-It must not know requests, arms or files: numbers in, numbers out.
-"""
+"""The arithmetic of the reports: medians, ratios, KL of two top-k lists, bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ __all__ = [
     "Interval",
     "Statistic",
     "bootstrap",
-    "bootstrap_difference",
     "bootstrap_median",
     "bootstrap_ratio",
     "median",
@@ -146,19 +142,6 @@ def bootstrap_ratio(
     if not (bottom_sums := weights @ bottom).all():
         return None
     return _estimate(float(top.sum() / bottom.sum()), weights @ top / bottom_sums, len(top))
-
-
-def bootstrap_difference(first: Sequence[float], second: Sequence[float], *, seed: int = 0) -> Estimate:
-    """Mean of `first` less mean of `second`, two samples that share no units; `n` counts the smaller."""
-    a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
-    # Other draws for each, or samples of one size would be resampled alike, as if they were pairs.
-    means = [_sums(x, seed + number) / len(x) for number, x in enumerate((a, b))]
-    return _estimate(float(a.mean() - b.mean()), means[0] - means[1], min(len(a), len(b)))
-
-
-def _sums(data: np.ndarray, seed: int) -> np.ndarray:
-    """The sum of every resample."""
-    return _counts(len(data), seed) @ data
 
 
 def _weights(size: int, units: Sequence[Hashable] | None, seed: int) -> np.ndarray:

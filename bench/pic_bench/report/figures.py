@@ -1,0 +1,188 @@
+"""Drawings by matplotlib as SVG whose colours are CSS variables: one drawing serves light, dark and paper.
+
+matplotlib needs a colour for everything it draws. `colour` gives it a stand-in for a variable of the theme, and
+`Drawing` puts the variable in its place. Text stays text, and a link of an artist (`set_url`) becomes its tooltip.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+__all__ = ["CHART_STYLE", "LINES", "Drawing", "colour", "drawing", "log_ticks", "theme"]
+
+# Blue, orange, green and purple of the Okabe-Ito palette, distinct under the common colour blindnesses, with greys for
+# stock and for computed tokens. The dark colours keep hue and order, with a contrast of 3:1 or more on the ground.
+_LIGHT = {
+    **{"ground": "#ffffff", "panel": "#f6f7f9", "ink": "#1c2430", "muted": "#5b6675", "rule": "#d9dee5"},
+    **{"prefix": "#0072b2", "chunk": "#e69f00", "computed": "#c3cad3", "differs": "#fbe3c0"},
+    **{"on-prefix": "#ffffff", "on-chunk": "#221800", "on-computed": "#1c2430"},
+    **{"stock": "#5b6675", "stock-again": "#8b96a5", "stock-cold": "#7a6f5d", "pic": "#009e73", "pic-off": "#b8578f"},
+    **{"line-1": "#0072b2", "line-2": "#b86e00", "line-3": "#00805c", "line-4": "#a8467c", "line-5": "#6a51c7"},
+    "line-6": "#5b6675",
+}
+_DARK = {
+    **{"ground": "#12161c", "panel": "#1a2029", "ink": "#e7ecf2", "muted": "#9ba7b6", "rule": "#333d4a"},
+    **{"prefix": "#3d9bdc", "chunk": "#f0b23a", "computed": "#515c6b", "differs": "#5a4312"},
+    **{"on-prefix": "#04121d", "on-chunk": "#221800", "on-computed": "#f0f3f7"},
+    **{"stock": "#aab4c1", "stock-again": "#7f8b9a", "stock-cold": "#c4b49a", "pic": "#2fc795", "pic-off": "#de86b8"},
+    **{"line-1": "#5ab4ec", "line-2": "#f0b23a", "line-3": "#2fc795", "line-4": "#de86b8", "line-5": "#a996f2"},
+    "line-6": "#aab4c1",
+}
+LINES = tuple(f"line-{number}" for number in range(1, 7))
+_STAND_INS = {name: f"#0100{number:02x}" for number, name in enumerate(_LIGHT)}
+
+CHART_STYLE = """svg text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
+svg .title{font-size:16px;font-weight:650;fill:var(--ink)}svg .sub{font-size:12.5px;fill:var(--muted)}
+svg *{stroke-linejoin:round}"""
+
+_SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.size": 12,
+    "text.parse_math": False,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.titlesize": 13,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.titlepad": 10,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "ytick.left": False,
+    "ytick.major.pad": 6,
+    "legend.frameon": False,
+    "legend.borderaxespad": 0,
+    "legend.handlelength": 1.8,
+    "legend.columnspacing": 1.4,
+    "legend.fontsize": 12,
+    "text.color": _STAND_INS["ink"],
+    "axes.titlecolor": _STAND_INS["ink"],
+    "axes.edgecolor": _STAND_INS["muted"],
+    "axes.labelcolor": _STAND_INS["muted"],
+    "xtick.color": _STAND_INS["muted"],
+    "ytick.color": _STAND_INS["muted"],
+    "grid.color": _STAND_INS["rule"],
+}
+
+
+@dataclass(slots=True)
+class Drawing:
+    """A picture in units of CSS pixels; `label` is its text for screen readers."""
+
+    width: float
+    height: float
+    label: str
+    body: str = field(default="")
+
+    def inline(self) -> str:
+        """An `<svg>` element for a page that has the theme."""
+        return self._element(self.body, self.width, self.height)
+
+    def standalone(self, title: str, subtitle: str) -> str:
+        """A file of its own, with ground, theme and title."""
+        pad, top = 20, 60
+        width, height = self.width + 2 * pad, self.height + top + 12
+        parts = [
+            f"<style>{theme('svg')}{CHART_STYLE}</style>",
+            f'<rect width="{width:g}" height="{height:g}" rx="10" style="fill:var(--ground)"/>',
+            f'<text x="{pad}" y="28" class="title">{escape(title)}</text>',
+            f'<text x="{pad}" y="48" class="sub">{escape(subtitle)}</text>',
+            f'<g transform="translate({pad},{top})">{self.body}</g>',
+        ]
+        return self._element("".join(parts), width, height) + "\n"
+
+    def _element(self, body: str, width: float, height: float) -> str:
+        view = f'viewBox="0 0 {width:g} {height:g}"'
+        label = escape(self.label)
+        return f'<svg xmlns="http://www.w3.org/2000/svg" {view} role="img" aria-label="{label}">{body}</svg>'
+
+
+@contextmanager
+def drawing(label: str, width: float, height: float) -> Iterator[tuple[Drawing, Figure]]:
+    """An empty figure to draw on; the drawing is complete when the block ends."""
+    drawn = Drawing(width, height, label)
+    # The salt makes the ids within a drawing its own: a page holds several.
+    with mpl.rc_context({**_SETTINGS, "svg.hashsalt": label}):
+        figure = Figure(figsize=(width / 72, height / 72))
+        yield drawn, figure
+        written = io.StringIO()
+        figure.savefig(written, format="svg", metadata={"Date": None})
+    drawn.body = _themed(written.getvalue())
+
+
+def colour(name: str) -> str:
+    """The stand-in for a variable of the theme, as matplotlib's colour."""
+    return _STAND_INS[name]
+
+
+def theme(root: str) -> str:
+    """The style sheet that defines every colour on the elements that `root` selects: light, dark, and paper (light)."""
+    light, dark = (";".join(f"--{name}:{value}" for name, value in names.items()) for names in (_LIGHT, _DARK))
+    dark_rule = f"@media (prefers-color-scheme:dark){{{root}{{{dark}}}}}"
+    return f"{root}{{{light}}}\n{dark_rule}\n@media print{{{root}{{{light}}}}}\n"
+
+
+def log_ticks(axes: Axes, which: str, write: Callable[[float], str], *, most: int = 7) -> None:
+    """Make an axis logarithmic, with ticks at 1, 2 and 5 times powers of ten, thinned to at most `most`."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axes.set(**{f"{which}scale": "log"})
+    low, high = sorted(axis.get_view_interval())
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks: list[float] = []
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [s * 10.0**p for p in powers for s in steps if low * 0.999 <= s * 10.0**p <= high * 1.001]
+        if len(ticks) <= most:
+            break
+    axis.set_ticks(ticks, [write(tick) for tick in ticks])
+    axis.set_ticks([], minor=True)
+    axis.set_view_interval(low, high, ignore=True)
+
+
+_HEAD = re.compile(r"^.*?</defs>", re.DOTALL)
+_SHORTER: tuple[tuple[re.Pattern[str], Any], ...] = (
+    (re.compile(r"\s+"), " "),
+    (re.compile(r"<!--.*?-->|<g[^>]*>|</g>|<defs> ?<clipPath.*?</defs>"), ""),
+    (re.compile(r' clip-path="[^"]*"| transform="rotate\(-0 [^"]*"|(?<=d=") | (?=")'), ""),
+    (re.compile(r' style="([^"]*)"'), lambda found: _style(found[1])),
+    (re.compile(r' (d|x|y|transform)="[^"]*"'), lambda found: _rounded(found[0])),
+    (re.compile(r'<a xlink:href="([^"]*)"[^>]*> *<(\w+) ([^>]*)/> *</a>'), r"<\2 \3><title>\1</title></\2>"),
+    (re.compile("xlink:href"), "href"),
+    (re.compile(r"(?<=>) +(?=<)"), ""),
+)
+_USELESS = re.compile("(font-family|stroke-line(cap|join)|stroke-dashoffset):|font-size: 12px|text-anchor: start")
+
+
+def _style(declarations: str) -> str:
+    """A style attribute without what the page's style sheet says, or what nobody would see."""
+    kept = [one.replace(": ", ":") for one in declarations.split("; ") if not _USELESS.match(one)]
+    return f' style="{";".join(kept)}"' if kept else ""
+
+
+def _rounded(attribute: str) -> str:
+    """Coordinates to a tenth of a pixel, without blanks around a path's commands."""
+    short = re.sub(r"-?\d+\.\d{2,}", lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), attribute)
+    return re.sub(r" ?([MLz]) (?=[-\d])", r"\1", short)
+
+
+def _themed(written: str) -> str:
+    """What stands in an `<svg>` of matplotlib's, shorter, with the theme's variables and with tooltips for links."""
+    body = _HEAD.sub("", written, count=1).rpartition("</svg>")[0]
+    for pattern, shorter in _SHORTER:
+        body = pattern.sub(shorter, body)
+    for name, stand_in in _STAND_INS.items():
+        body = body.replace(stand_in, f"var(--{name})")
+    return body

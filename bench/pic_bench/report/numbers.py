@@ -1,0 +1,106 @@
+"""How figures are written in every report: short enough for a table cell, with units and intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pic_bench.report.stats import Estimate
+
+__all__ = [
+    "count",
+    "divergence",
+    "number",
+    "percent",
+    "plural",
+    "points",
+    "score",
+    "seconds",
+    "share",
+    "signed",
+    "tick",
+    "times",
+    "with_interval",
+]
+
+
+def count(value: float) -> str:
+    """A number of tokens in at most four characters and a unit: 812, 12.3k, 1.23M."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            scaled = value / limit
+            digits = 2 if scaled < 10 else 1 if scaled < 100 else 0
+            return (f"{scaled:.0f}" if scaled == int(scaled) else f"{scaled:.{digits}f}") + unit
+    return f"{value:.0f}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration with three digits: 85 ms, 1.24 s."""
+    if value is None:
+        return "-"
+    if value < 1:
+        return f"{value * 1000:.1f} ms" if value < 0.01 else f"{value * 1000:.0f} ms"
+    return f"{value:.2f} s" if value < 100 else f"{value:.0f} s"
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share as a percentage."""
+    return "-" if share is None else f"{share * 100:.{digits}f} %"
+
+
+def times(factor: float | None) -> str:
+    """A factor: 1.82x."""
+    return "-" if factor is None else f"{factor:.2f}x" if factor < 10 else f"{factor:.1f}x"
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 call`, `2 calls`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def divergence(value: float) -> str:
+    """A KL in nats to two digits: 0, 3.1e-7, .0031, .31, 1.24."""
+    if value == 0:
+        return "0"
+    if abs(value) < 1e-3:
+        return f"{value:.1e}".replace("e-0", "e-")
+    # Rounded before the form is chosen: .99996 is written as 1.00.
+    rounded = float(f"{value:.2g}")
+    return f"{value:.2f}" if abs(rounded) >= 1 else f"{rounded:#.2g}".replace("0.", ".", 1)
+
+
+def tick(value: float) -> str:
+    """A round value on a logarithmic axis of divergences: 3e-4, .003, .1, 2."""
+    return f"{value:.0e}".replace("e-0", "e-") if value < 9e-4 else f"{value:g}".replace("0.", ".", 1)
+
+
+def number(value: float) -> str:
+    """A value near 1, such as a cosine, with four digits."""
+    return f"{value:.4f}"
+
+
+def score(value: float) -> str:
+    """A score in [0, 1], or a difference of two scores, with three digits."""
+    return f"{value:.3f}"
+
+
+def share(value: float) -> str:
+    """A share in percent with one digit, without digits for 0 % and 100 %."""
+    return f"{value * 100:.0f} %" if value in (0, 1) else f"{value * 100:.1f} %"
+
+
+def points(value: float) -> str:
+    """A difference of two shares in percentage points."""
+    return f"{value * 100:+.1f}"
+
+
+def signed(write: Callable[[float], str]) -> Callable[[float], str]:
+    """The same format with a sign, for differences."""
+    return lambda value: ("+" if value > 0 else "") + write(value)
+
+
+def with_interval(estimate: Estimate | None, write: Callable[[float], str]) -> str:
+    """`.0031 [.0024, .0040]`, or `-` where there is no estimate."""
+    if estimate is None:
+        return "-"
+    low, high = (write(bound).removesuffix(" %") for bound in (estimate.low, estimate.high))
+    return f"{write(estimate.value)} [{low}, {high}]"
