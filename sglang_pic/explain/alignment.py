@@ -1,7 +1,6 @@
-"""Where a prompt falls in step again with the text it departed from.
+"""Where a prompt falls in step again with the text it departed from, by token ids.
 
-Owns the comparison of token ids around a break. Must not know text, causes or pages. Work is bounded: at most
-`MAX_SEARCH` tokens of the prompt are looked at, and as many of the other side.
+Work is bounded: at most `MAX_SEARCH` tokens of the prompt are looked at, and as many of the other side.
 """
 
 from __future__ import annotations
@@ -9,22 +8,20 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from pic_traces.encode.encoded import Tokens
 
-__all__ = ["MAX_SEARCH", "WINDOW", "Alignment", "align", "common_len", "contained_share"]
+from sglang_pic.census.windows import window_hashes
+from sglang_pic.core.trie import common_len
+
+__all__ = ["MAX_SEARCH", "WINDOW", "Alignment", "align", "contained_share"]
 
 WINDOW = 16
-"""Equal tokens that count as being in step; shorter ones occur by chance in any two texts of one template."""
+"""Equal tokens that count as being in step; fewer are equal by chance in any two texts of one template."""
 MAX_SEARCH = 32_768
-# Near the prompt's end there may be no whole window left after a changed field. Then fewer tokens do, if the two sides
-# stay equal to the prompt's very end.
+# Near the prompt's end there may be no whole window left after a changed field. Then fewer equal tokens are enough, if
+# the two sides stay equal to the prompt's very end.
 _TAIL_SEARCH = 48
 _TAIL_WINDOW = 3
-
-_Hashes = npt.NDArray[np.uint64]
-_FACTOR = 0x9E3779B97F4A7C15
-_MASK = (1 << 64) - 1
 
 
 class Alignment(NamedTuple):
@@ -36,7 +33,7 @@ class Alignment(NamedTuple):
 
 
 def align(old: Tokens, new: Tokens) -> Alignment | None:
-    """The first place where both go on alike: the one with the fewest tokens skipped on the two sides together.
+    """The first place where both sides go on alike: the one that skips the fewest tokens of both together.
 
     Args:
         old: how the earlier text went on.
@@ -49,19 +46,12 @@ def align(old: Tokens, new: Tokens) -> Alignment | None:
     return _first_window(old, new) or _same_tail(old, new)
 
 
-def common_len(one: Tokens, other: Tokens) -> int:
-    """How many leading tokens are equal."""
-    size = min(len(one), len(other))
-    differs = np.flatnonzero(one[:size] != other[:size])
-    return int(differs[0]) if len(differs) else size
-
-
 def contained_share(part: Tokens, whole: Tokens, window: int = WINDOW) -> float:
-    """The share of the tokens of `part` in windows that stand somewhere in `whole`; 0 where either is shorter."""
+    """The share of the tokens of `part` in windows that stand somewhere in `whole`; 0 if either is too short."""
     part, whole = part[:MAX_SEARCH], whole[:MAX_SEARCH]
     if len(part) < window or len(whole) < window:
         return 0.0
-    found = np.isin(_window_hashes(part, window), _window_hashes(whole, window))
+    found = np.isin(window_hashes(part, window), window_hashes(whole, window))
     # A token is covered by the windows that begin at it and at the `window - 1` before it.
     return float((np.convolve(found, np.ones(window, np.int64)) > 0).mean())
 
@@ -69,8 +59,8 @@ def contained_share(part: Tokens, whole: Tokens, window: int = WINDOW) -> float:
 def _first_window(old: Tokens, new: Tokens) -> Alignment | None:
     if len(old) < WINDOW or len(new) < WINDOW:
         return None
-    names, first = np.unique(_window_hashes(old, WINDOW), return_index=True)
-    wanted = _window_hashes(new, WINDOW)
+    names, first = np.unique(window_hashes(old, WINDOW), return_index=True)
+    wanted = window_hashes(new, WINDOW)
     at = np.searchsorted(names, wanted).clip(max=len(names) - 1)
     hits = np.flatnonzero(names[at] == wanted)
     if len(hits) == 0:
@@ -79,7 +69,7 @@ def _first_window(old: Tokens, new: Tokens) -> Alignment | None:
     best = hits[np.argmin(hits + first[at[hits]])]
     new_len, old_len = int(best), int(first[at[best]])
     same_len = common_len(old[old_len:], new[new_len:])
-    # Equal hashes of unequal windows: as good as never, and then nothing is claimed.
+    # Unequal windows with equal hashes: nothing is claimed of them.
     return Alignment(old_len, new_len, same_len) if same_len >= WINDOW else None
 
 
@@ -94,16 +84,3 @@ def _same_tail(old: Tokens, new: Tokens) -> Alignment | None:
             if closer and old[old_len] == tail[0] and np.array_equal(old[old_len : old_len + len(tail)], tail):
                 best = Alignment(old_len, new_len, len(tail))
     return best
-
-
-def _window_hashes(tokens: Tokens, window: int) -> _Hashes:
-    """One hash a window: `hash(w) = sum(token * FACTOR^k)`, put together from halves."""
-    hashes = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(0xD6E8FEB86659FD93)
-    size = 1
-    while size < window:
-        step = min(size, window - size)
-        factor = np.uint64(pow(_FACTOR, step, _MASK + 1))
-        # Overlapping halves are as good as disjoint ones: the same windows give the same sums.
-        hashes = hashes[:-step] * factor + hashes[step:]
-        size += step
-    return hashes

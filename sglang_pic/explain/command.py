@@ -1,114 +1,73 @@
-"""The verb `explain`: its arguments, its progress bar, what is printed, and the file that is written.
-
-Owns argparse, stdout and the page's file. Must not know how causes are told apart, nor how the page looks.
-"""
+"""The verb `explain`: its arguments, the page's file, and the table that it prints."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pic_traces.source import TRACE_HELP, short_name
+from pic_traces.encode import load_encoder
+from pic_traces.source import short_name
 
+from sglang_pic.census.inputs import add_input_arguments, check_inputs, read_sessions, with_progress
+from sglang_pic.census.simulate import simulate
 from sglang_pic.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pic_traces import Session
-    from pic_traces.encode import Encoder
-
-    from sglang_pic.explain.data import PayloadBuilder
+from sglang_pic.explain.data import Payload, PayloadBuilder
 
 __all__ = ["add_arguments", "run"]
 
+_WIDTH = 100
 _NUM_CAUSES = 8
-_PLACE_CHARS = 44
 _NUM_TITLES = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic explain`."""
-    parser.add_argument("files", nargs="+", metavar="FILE", help=TRACE_HELP)
+    add_input_arguments(parser)
     parser.add_argument("--out", required=True, metavar="PAGE", help="the HTML file to write")
-    parser.add_argument(
-        "--tokenizer",
-        metavar="DIR",
-        help="folder with a model's tokenizer and chat template (default: a stand-in that counts about right)",
-    )
-    parser.add_argument("--limit-sessions", type=int, metavar="N", help="only the first N sessions of every file")
-    parser.add_argument("--limit-calls", type=int, metavar="N", help="only the first N calls in all")
-    parser.add_argument("--force", action="store_true", help="replace the file that is there")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--limit-calls", type=int, metavar="N", help="read only the first N calls, over all files")
+    parser.add_argument("--force", action="store_true", help="replace PAGE if it exists")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the page, print the worst causes, and return 0.
 
     Raises:
-        ConfigError: a value is not allowed, or the page is there already.
+        ConfigError: a value is not allowed, or the page exists.
         TraceError: a file or the tokenizer cannot be read, or has no text; nothing is written.
         KeyboardInterrupt: interrupted; nothing is written.
     """
-    from pic_traces.encode import load_encoder
+    # Installed with the extra `census`; `--help` must work without.
+    from sglang_pic.explain import page
 
-    from sglang_pic.explain.page import html_page
-
-    out = _check(args)
+    check_inputs(args)
+    out = _page_path(args)
     encoder = load_encoder(args.tokenizer)
-    builder = _explain(args, encoder)
+    # All files are read first, so that a bad line in the last one is reported now and not at the end.
+    num_calls = sum(session.num_calls for file in args.files for session in read_sessions(file, args.limit_sessions))
+    num_calls = min(num_calls, args.limit_calls or num_calls)
+    builder = PayloadBuilder(num_calls)
+    sources = ((file, read_sessions(file, args.limit_sessions)) for file in args.files)
+    for outcome in with_progress(islice(simulate(sources, encoder), num_calls), num_calls, quiet=args.quiet):
+        builder.add(outcome)
     payload = builder.build(encoder.name, is_exact=encoder.is_exact)
-    _write(out, html_page(payload, _title(args.files)))
-    print(_render(builder))
+    _write(out, page.html_page(payload, _title(args.files)))
+    _print_causes(payload)
     print(f"page: {out} ({out.stat().st_size / 1e6:.1f} MB)")
     return 0
 
 
-def _check(args: argparse.Namespace) -> Path:
-    for flag, value in (("--limit-sessions", args.limit_sessions), ("--limit-calls", args.limit_calls)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{flag}={value!r}: must be 1 or more, or left out for all.")
-    for file in args.files:
-        if args.files.count(file) > 1:
-            raise ConfigError(f"FILE={file!r}: is named twice; the second time all of it would be a prefix hit.")
+def _page_path(args: argparse.Namespace) -> Path:
     out = Path(args.out).expanduser()
     if out.is_dir():
         raise ConfigError(f"--out={args.out!r}: is a folder; name the HTML file to write.")
     if not out.parent.is_dir():
-        raise ConfigError(f"--out={args.out!r}: there is no folder {str(out.parent)!r}; make it first.")
+        raise ConfigError(f"--out={args.out!r}: the folder {str(out.parent)!r} does not exist; make it first.")
     if out.exists() and not args.force:
-        raise ConfigError(f"--out={args.out!r}: is there already; name another file, or replace it with --force.")
+        raise ConfigError(f"--out={args.out!r}: exists; name another file, or replace it with --force.")
     return out
-
-
-def _explain(args: argparse.Namespace, encoder: Encoder) -> PayloadBuilder:
-    from tqdm import tqdm
-
-    from sglang_pic.census.simulate import simulate
-    from sglang_pic.explain.data import PayloadBuilder
-
-    # Read first, so that a bad line in the last file is reported now and not at the end.
-    num_calls = sum(session.num_calls for file in args.files for session in _sessions(file, args.limit_sessions))
-    if args.limit_calls is not None:
-        num_calls = min(num_calls, args.limit_calls)
-    builder = PayloadBuilder(num_calls)
-    sources = ((file, _sessions(file, args.limit_sessions)) for file in args.files)
-    is_hidden = args.quiet or not sys.stderr.isatty()
-    with tqdm(total=num_calls, unit="call", file=sys.stderr, disable=is_hidden, dynamic_ncols=True) as bar:
-        for outcome in islice(simulate(sources, encoder), num_calls):
-            builder.add(outcome)
-            bar.update()
-    return builder
-
-
-def _sessions(file: str, limit: int | None) -> Iterator[Session]:
-    from pic_traces import load
-
-    return islice(load(file), limit)
 
 
 def _title(files: Sequence[str]) -> str:
@@ -117,60 +76,41 @@ def _title(files: Sequence[str]) -> str:
     return ", ".join(names[:_NUM_TITLES]) + more
 
 
-def _write(out: Path, page: str) -> None:
-    """All of the page or none of it."""
-    descriptor, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", suffix=".part")
-    part = Path(name)
+def _write(out: Path, text: str) -> None:
+    """Write all of the page or none of it."""
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(page)
-        # A temporary file is its owner's alone; a page has the rights of any file that is written here.
-        part.chmod(0o666 & ~_umask())
+        part.write_text(text, encoding="utf-8")
         part.replace(out)
-    except BaseException:
+    finally:
         part.unlink(missing_ok=True)
-        raise
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _print_causes(payload: Payload) -> None:
+    from rich.console import Console
+    from rich.table import Table
 
-
-def _render(builder: PayloadBuilder) -> str:
-    totals = builder.totals
-    parts = (("prefix hit", totals.prefix_tokens), ("recoverable", totals.chunk_tokens), ("new", totals.new_tokens))
-    shares = ", ".join(f"{name} {_share(tokens, totals.prompt_tokens)}" for name, tokens in parts)
-    lines = [f"{totals.num_calls:,} calls, {totals.prompt_tokens:,} prompt tokens: {shares}", ""]
-    causes = [(cause, groups) for cause, groups in builder.grouping.ranked_causes() if groups[0].num_lost]
-    if not causes and not totals.num_appending:
-        return "\n".join([*lines, "No break cost tokens that could be recovered.", ""])
-    rows = [("tokens", "calls", "what broke the prefix", "worst place")]
-    rows += [
-        (
-            f"{sum(group.num_lost for group in groups):,}",
-            f"{sum(group.num_calls for group in groups):,}",
-            cause.label,
-            _clip(groups[0].signature),
-        )
-        for cause, groups in causes[:_NUM_CAUSES]
-    ]
-    if totals.num_appending:
-        rows.append(
-            (f"{totals.appended_tokens:,}", f"{totals.num_appending:,}", "(nothing: appended text repeats)", "")
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines += [
-        f"{lost:>{widths[0]}}  {calls:>{widths[1]}}  {label:<{widths[2]}}  {place}".rstrip()
-        for lost, calls, label, place in rows
-    ]
-    return "\n".join([*lines, ""])
-
-
-def _share(tokens: int, total: int) -> str:
-    return f"{tokens / total:.1%}" if total else "-"
-
-
-def _clip(text: str) -> str:
-    return text if len(text) <= _PLACE_CHARS else f"{text[: _PLACE_CHARS - 1]}…"
+    figures = payload.figures()
+    new_len = figures.prompt_len - figures.prefix_len - figures.hit_len
+    parts = (("prefix hit", figures.prefix_len), ("recoverable", figures.hit_len), ("new", new_len))
+    shares = ", ".join(f"{name} {num / figures.prompt_len:.1%}" for name, num in parts if figures.prompt_len)
+    print(f"{len(payload.calls):,} calls, {figures.prompt_len:,} prompt tokens: {shares or '-'}\n")
+    table = Table("tokens", "calls", "what broke the prefix", "worst place", box=None, pad_edge=False)
+    for column in table.columns:
+        column.no_wrap, column.overflow = True, "ellipsis"
+    table.columns[0].justify = table.columns[1].justify = "right"
+    for cause in payload.causes[:_NUM_CAUSES]:
+        groups = [payload.groups[number] for number in cause.groups]
+        if num_lost := sum(group.num_lost for group in groups):
+            num_calls = sum(group.num_calls for group in groups)
+            table.add_row(f"{num_lost:,}", f"{num_calls:,}", cause.label, groups[0].signature)
+    if figures.num_appending:
+        appended = f"{figures.appended_len:,}", f"{figures.num_appending:,}"
+        table.add_row(*appended, "(nothing: appended text repeats)", "")
+    if not table.rows:
+        print("No break cost tokens that could be recovered.\n")
+        return
+    console = Console(width=_WIDTH, color_system=None, markup=False, emoji=False, highlight=False)
+    with console.capture() as printed:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in printed.get().splitlines()) + "\n")

@@ -1,42 +1,43 @@
-"""What the page is told: every call in a few numbers and quotations, as compact JSON.
-
-Owns the payload's schema (the page's script reads the same fields by position) and its bounds. Must not know HTML.
-"""
+"""What the page's script reads: every call in a few numbers and quotations, as compact JSON of bounded size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
-from sglang_pic.census.outcome import Outcome
-from sglang_pic.explain.cause import Cause
-from sglang_pic.explain.causes import Break, Diagnoser
-from sglang_pic.explain.groups import Grouping
+from sglang_pic.census.outcome import Outcome, RunSpan
+from sglang_pic.explain.diagnose import Break, Diagnoser
+from sglang_pic.explain.groups import Group, Grouping
 from sglang_pic.explain.lexicon import Lexicon
 from sglang_pic.explain.snippets import SnippetPool, quote
 
-__all__ = ["BreakRow", "CallRow", "GroupRow", "Payload", "PayloadBuilder", "SessionRow", "Totals"]
+__all__ = ["BreakRow", "CallRow", "CauseRow", "Figures", "Payload", "PayloadBuilder", "SessionRow", "SpanRow"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _SPAN_CHARS = 240
-# A call of many spans gets shorter quotations, and its shortest spans none.
+# A call of many spans gets shorter quotations, and its shortest spans get none.
 _MIN_SPAN_CHARS = 60
 _MIN_CALL_CHARS, _MAX_CALL_CHARS = 600, 6_000
 # Of all quotations, in UTF-8. Deflated and in base64 they add a fifth to a half of that to the page.
 _MAX_BYTES = 32_000_000
 
 
-class SessionRow(msgspec.Struct, frozen=True, array_like=True):
+class _Row(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """An object that the script reads by the same names, in camelCase. Texts are numbers in `Payload.texts`."""
+
+
+class SessionRow(_Row, frozen=True):
     """A session of a file."""
 
     file: int
     name: str
 
 
-class BreakRow(msgspec.Struct, frozen=True, array_like=True):
-    """A break; texts are numbers of the pool."""
+class BreakRow(_Row, frozen=True):
+    """A break."""
 
     group: int
     at: int
@@ -49,7 +50,19 @@ class BreakRow(msgspec.Struct, frozen=True, array_like=True):
     neighbor: int
 
 
-class CallRow(msgspec.Struct, frozen=True, array_like=True):
+class SpanRow(_Row, frozen=True):
+    """Tokens `[start, end)` of a prompt: the prefix, a gap, or a run."""
+
+    start: int
+    end: int
+    text: int = 0
+    donor: int | None = None
+    """The number of the donor call; None if this is no run."""
+    shift: int = 0
+    seam_len: int = 0
+
+
+class CallRow(_Row, frozen=True):
     """A call."""
 
     session: int
@@ -59,65 +72,63 @@ class CallRow(msgspec.Struct, frozen=True, array_like=True):
     prompt_len: int
     answer_len: int
     prefix_len: int
-    runs: list[int]
-    """Five numbers a run: start, end, shift, seam_len, number of the donor call."""
-    texts: list[int]
-    """Numbers of the pool: the prefix, then every gap and run in order."""
-    found: BreakRow | None
+    spans: list[SpanRow]
+    """They tile the prompt."""
+    found: BreakRow | None = None
+
+    @property
+    def hit_len(self) -> int:
+        """Tokens in runs."""
+        return sum(span.end - span.start for span in self.spans if span.donor is not None)
 
 
-class GroupRow(msgspec.Struct, frozen=True, array_like=True):
-    """Breaks of one cause at places that look alike."""
-
-    cause: str
-    signature: str
-    num_calls: int
-    num_lost: int
-    num_behind: int
-    worst_call: int
-
-
-class CauseRow(msgspec.Struct, frozen=True, array_like=True):
-    """A cause in plain words."""
+class CauseRow(_Row, frozen=True):
+    """A cause that occurred, in plain words."""
 
     key: str
     label: str
     advice: str
+    groups: list[int]
+    """Worst first."""
 
 
-class Payload(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it."""
+class Figures(NamedTuple):
+    """Sums over all calls."""
 
-    schema_version: int
+    prompt_len: int
+    prefix_len: int
+    hit_len: int
+    num_appending: int
+    """Calls that continue an earlier path, or have none to continue, and have chunk hits all the same."""
+    appended_len: int
+    """Their chunk hits: repeats in appended text, which no break caused."""
+
+
+class Payload(_Row, frozen=True, kw_only=True):
+    """All of it. Causes are ranked, worst first."""
+
+    schema_version: int = SCHEMA_VERSION
     encoder: str
     is_exact: bool
     files: list[str]
     sessions: list[SessionRow]
     agents: list[str]
     causes: list[CauseRow]
-    groups: list[GroupRow]
+    groups: list[Group]
     calls: list[CallRow]
     texts: list[str]
     num_texts_left_out: int
 
-
-@dataclass(slots=True)
-class Totals:
-    """Sums over all calls."""
-
-    num_calls: int = 0
-    prompt_tokens: int = 0
-    prefix_tokens: int = 0
-    chunk_tokens: int = 0
-    num_appending: int = 0
-    """Calls that continue an earlier path, or have none to continue, and yet have chunk hits."""
-    appended_tokens: int = 0
-    """Their chunk hits: repeats in text that was appended, for which no break is to blame."""
-
-    @property
-    def new_tokens(self) -> int:
-        """Tokens that no cache has."""
-        return self.prompt_tokens - self.prefix_tokens - self.chunk_tokens
+    def figures(self) -> Figures:
+        """What the page's head and the command print."""
+        appended = [call.hit_len for call in self.calls if call.found is None and call.hit_len]
+        return Figures(
+            prompt_len=sum(call.prompt_len for call in self.calls),
+            prefix_len=sum(call.prefix_len for call in self.calls),
+            hit_len=sum(call.hit_len for call in self.calls),
+            num_appending=len(appended),
+            appended_len=sum(appended),
+        )
 
 
 @dataclass(slots=True)
@@ -125,13 +136,12 @@ class PayloadBuilder:
     """Takes outcomes one by one, in order, and keeps of each what the page shows.
 
     Args:
-        num_calls: how many will come, which the quotations are shared out to.
-        max_bytes: of all quotations together; beyond it calls are shown without text.
+        num_calls: how many will come; the room for quotations is divided among them.
+        max_bytes: of all quotations together; once they are used up, calls are shown without text.
     """
 
     num_calls: int
     max_bytes: int = _MAX_BYTES
-    totals: Totals = field(default_factory=Totals)
     grouping: Grouping = field(default_factory=Grouping)
     _lexicon: Lexicon = field(default_factory=Lexicon)
     _diagnoser: Diagnoser = field(init=False)
@@ -146,19 +156,24 @@ class PayloadBuilder:
         self._pool = SnippetPool(self.max_bytes)
 
     def add(self, outcome: Outcome) -> None:
-        """Take one call; their numbers count from 0."""
-        assert outcome.ref.number == len(self._calls), "calls come in order"
+        """Take one call; calls are numbered from 0."""
+        ref, encoded = outcome.ref, outcome.encoded
+        assert ref.number == len(self._calls), "calls come in order"
         found = self._diagnoser.diagnose(outcome)
-        self._lexicon.learn(outcome.encoded, outcome.prefix_len)
-        self._calls.append(self._row(outcome, found))
-        totals = self.totals
-        totals.num_calls += 1
-        totals.prompt_tokens += len(outcome.encoded.tokens)
-        totals.prefix_tokens += outcome.prefix_len
-        totals.chunk_tokens += outcome.num_chunk_hit
-        if found is None and outcome.num_chunk_hit:
-            totals.num_appending += 1
-            totals.appended_tokens += outcome.num_chunk_hit
+        self._lexicon.learn(encoded, outcome.prefix_len)
+        file = self._files.setdefault(ref.file, len(self._files))
+        self._calls.append(
+            CallRow(
+                session=self._sessions.setdefault((file, ref.session), len(self._sessions)),
+                index=ref.index,
+                agent=self._agents.setdefault(outcome.agent or "", len(self._agents)),
+                prompt_len=len(encoded.tokens),
+                answer_len=len(encoded.path) - len(encoded.tokens),
+                prefix_len=outcome.prefix_len,
+                spans=self._span_rows(outcome),
+                found=None if found is None else self._break_row(outcome, found),
+            )
+        )
 
     def build(self, encoder: str, *, is_exact: bool) -> Payload:
         """Everything taken so far.
@@ -168,79 +183,65 @@ class PayloadBuilder:
             is_exact: whether they are a model's own.
         """
         return Payload(
-            schema_version=SCHEMA_VERSION,
             encoder=encoder,
             is_exact=is_exact,
             files=list(self._files),
-            sessions=[SessionRow(file, name) for file, name in self._sessions],
+            sessions=[SessionRow(file=file, name=name) for file, name in self._sessions],
             agents=list(self._agents),
-            causes=[CauseRow(cause.value, cause.label, cause.advice) for cause in Cause],
-            groups=[
-                GroupRow(g.cause.value, g.signature, g.num_calls, g.num_lost, g.num_behind, g.worst_call)
-                for g in self.grouping.in_order()
+            causes=[
+                CauseRow(
+                    key=cause.value, label=cause.label, advice=cause.advice, groups=[group.number for group in groups]
+                )
+                for cause, groups in self.grouping.ranked_causes()
             ],
+            groups=self.grouping.in_order(),
             calls=self._calls,
             texts=self._pool.texts,
             num_texts_left_out=self._pool.num_refused,
         )
 
-    def _row(self, outcome: Outcome, found: Break | None) -> CallRow:
-        ref, encoded = outcome.ref, outcome.encoded
-        file = self._files.setdefault(ref.file, len(self._files))
-        return CallRow(
-            session=self._sessions.setdefault((file, ref.session), len(self._sessions)),
-            index=ref.index,
-            agent=self._agents.setdefault(outcome.agent or "", len(self._agents)),
-            prompt_len=len(encoded.tokens),
-            answer_len=len(encoded.path) - len(encoded.tokens),
-            prefix_len=outcome.prefix_len,
-            runs=[
-                value
-                for run in outcome.runs
-                for value in (run.start, run.end, run.shift, run.seam_len, run.donor.number)
-            ],
-            texts=self._quote(outcome),
-            found=None if found is None else self._break_row(outcome, found),
-        )
-
     def _break_row(self, outcome: Outcome, found: Break) -> BreakRow:
-        group = self.grouping.add(found, outcome.ref.number, outcome.agent)
-        add = self._pool.add
         return BreakRow(
-            group.number,
-            found.at,
-            found.old_len,
-            found.new_len,
-            add(found.before),
-            add(found.old),
-            add(found.new),
-            add(found.after),
-            found.neighbor.number,
+            group=self.grouping.add(found, outcome.ref.number, outcome.agent).number,
+            at=found.at,
+            old_len=found.old_len,
+            new_len=found.new_len,
+            before=self._pool.add(found.before),
+            old=self._pool.add(found.old),
+            new=self._pool.add(found.new),
+            after=self._pool.add(found.after),
+            neighbor=found.neighbor.number,
         )
 
-    def _quote(self, outcome: Outcome) -> list[int]:
+    def _span_rows(self, outcome: Outcome) -> list[SpanRow]:
         spans = list(_spans(outcome))
         call_chars = max(_MIN_CALL_CHARS, min(_MAX_CALL_CHARS, self.max_bytes // max(1, self.num_calls)))
-        most = max(_MIN_SPAN_CHARS, min(_SPAN_CHARS, call_chars // len(spans)))
-        num_quoted = call_chars // most
-        quoted = set(range(len(spans)))
-        if len(spans) > num_quoted:
-            # Stable: of equally short spans the later ones go.
-            quoted = set(sorted(quoted, key=lambda number: spans[number][0] - spans[number][1])[:num_quoted])
+        most = max(_MIN_SPAN_CHARS, min(_SPAN_CHARS, call_chars // max(1, len(spans))))
+        # Sorting is stable: of equally short spans the later ones get no quotation.
+        by_length = sorted(range(len(spans)), key=lambda number: spans[number][0] - spans[number][1])
+        quoted = set(by_length[: call_chars // most])
         return [
-            self._pool.add(quote(outcome.encoded.text, start, end, most)) if number in quoted and end > start else 0
-            for number, (start, end) in enumerate(spans)
+            SpanRow(
+                start=start,
+                end=end,
+                text=self._pool.add(quote(outcome.encoded.text, start, end, most)) if number in quoted else 0,
+                donor=run.donor.number if run else None,
+                shift=run.shift if run else 0,
+                seam_len=run.seam_len if run else 0,
+            )
+            for number, (start, end, run) in enumerate(spans)
         ]
 
 
-def _spans(outcome: Outcome) -> Iterable[tuple[int, int]]:
-    """The prefix, then every gap and run in order. NOTE: the page's script walks the runs in the same way."""
-    yield 0, outcome.prefix_len
+def _spans(outcome: Outcome) -> Iterator[tuple[int, int, RunSpan | None]]:
+    """The prefix, then every gap and run in order; none of them is empty."""
+    if outcome.prefix_len:
+        yield 0, outcome.prefix_len, None
     at = outcome.prefix_len
     for run in outcome.runs:
         if run.start > at:
-            yield at, run.start
-        yield run.start, run.end
+            yield at, run.start, None
+        yield run.start, run.end, run
         at = run.end
     if at < len(outcome.encoded.tokens):
-        yield at, len(outcome.encoded.tokens)
+        yield at, len(outcome.encoded.tokens), None

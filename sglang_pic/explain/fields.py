@@ -1,24 +1,12 @@
-"""What kind of value a short text is: a clock, an id, a number.
-
-Owns the patterns. Must not know tokens, calls or pages.
-"""
+"""Whether a short text that changed is a clock, an id or a number."""
 
 from __future__ import annotations
 
 import re
-from enum import Enum
 
-__all__ = ["FieldKind", "field_around", "first_value", "kind_of"]
+from sglang_pic.explain.cause import Cause
 
-
-class FieldKind(Enum):
-    """What a changed value is."""
-
-    CLOCK = "clock"
-    ID = "id"
-    COUNT = "count"
-    OTHER = "other"
-
+__all__ = ["cause_of", "field_around", "first_value"]
 
 _MONTHS = r"jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sep(?:t(?:ember)?)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?"  # noqa: E501
 _DAYS = r"mon(?:day)?|tue(?:s(?:day)?)?|wed(?:nesday)?|thu(?:r?s(?:day)?)?|fri(?:day)?|sat(?:urday)?|sun(?:day)?"
@@ -63,22 +51,22 @@ def first_value(text: str) -> str:
     return found.group() if found else ""
 
 
-def kind_of(before: str, old: str, new: str, after: str) -> FieldKind:
-    """What kind of value went from `old` to `new`, between `before` and `after`."""
+def cause_of(before: str, old: str, new: str, after: str) -> Cause | None:
+    """`CLOCK`, `ID` or `COUNT` if such a value went from `old` to `new`, between `before` and `after`; else None."""
     values = [field_around(before, text, after) for text in (old, new)]
     # A word around the value says what it is: `now: 7`, `7 o'clock`.
-    context = f"{before[-40:]}"
+    context = before[-40:]
     stripped = [value.strip(" \n\t\"'`.,:;()[]{}<>") for value in values]
     if any(map(_CLOCK.search, values)) or _is_part_of_clock(before, old, new, after):
-        return FieldKind.CLOCK
+        return Cause.CLOCK
     numeric = [bool(_NUMBER.fullmatch(value)) or not value for value in stripped]
     if all(numeric) and any(stripped):
-        return FieldKind.CLOCK if _ABOUT_TIME.search(context) else FieldKind.COUNT
-    if any(map(_is_id, stripped)) or (_ABOUT_ID.search(before[-40:]) and any(map(_has_digit, stripped))):
-        return FieldKind.ID
+        return Cause.CLOCK if _ABOUT_TIME.search(context) else Cause.COUNT
+    if any(map(_is_id, stripped)) or (_ABOUT_ID.search(context) and any(map(_has_digit, stripped))):
+        return Cause.ID
     if _only_digits_differ(*stripped):
-        return FieldKind.COUNT
-    return FieldKind.OTHER
+        return Cause.COUNT
+    return None
 
 
 def _is_part_of_clock(before: str, old: str, new: str, after: str) -> bool:

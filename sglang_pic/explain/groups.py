@@ -1,27 +1,25 @@
-"""Breaks put together: by cause, and within a cause by what the changed place looks like; worst first.
-
-Owns the signature of a place. Must not know HTML or tokens.
-"""
+"""Breaks put together: by cause, and within a cause by what the changed place looks like; worst first."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 
+import msgspec
+
 from sglang_pic.explain.cause import Cause
-from sglang_pic.explain.causes import Break
+from sglang_pic.explain.diagnose import Break
 
 __all__ = ["Group", "Grouping"]
 
 _SIGNATURE_CHARS = 40
 _WORD_WITH_DIGITS = re.compile(r"[A-Za-z_-]*\d[A-Za-z0-9_-]*")
 _SPACE = re.compile(r"\s+")
-# A last line shorter than this says nothing about the place.
+# A last line shorter than this does not identify a place.
 _MIN_LINE_CHARS = 4
 
 
-@dataclass(slots=True)
-class Group:
+class Group(msgspec.Struct, rename="camel"):
     """Breaks of one cause at places that look alike."""
 
     number: int
@@ -33,26 +31,23 @@ class Group:
     worst_lost: int = -1
     worst_call: int = 0
     """The call that lost most, as an example."""
-    worst: Break | None = None
 
 
 @dataclass(slots=True)
 class Grouping:
-    """All groups so far; one a signature, so it grows with the kinds of places and not with the calls."""
+    """All groups so far, one for each signature: they grow with the kinds of places, not with the calls."""
 
     _groups: dict[tuple[Cause, str], Group] = field(default_factory=dict)
 
     def add(self, found: Break, call: int, agent: str | None) -> Group:
         """Count one call's break in its group."""
         key = (found.cause, _signature(found, agent))
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = Group(len(self._groups), *key)
+        group = self._groups.setdefault(key, Group(len(self._groups), *key))
         group.num_calls += 1
         group.num_lost += found.num_lost
         group.num_behind += found.num_behind
         if found.num_lost > group.worst_lost:
-            group.worst_lost, group.worst_call, group.worst = found.num_lost, call, found
+            group.worst_lost, group.worst_call = found.num_lost, call
         return group
 
     def in_order(self) -> list[Group]:
@@ -60,16 +55,17 @@ class Grouping:
         return list(self._groups.values())
 
     def ranked(self) -> list[Group]:
-        """Most tokens lost first; of equals the one with more tokens behind its breaks, then the one seen first."""
+        """Most tokens lost first, then most tokens behind the breaks, then the group seen first."""
         return sorted(self._groups.values(), key=lambda group: (-group.num_lost, -group.num_behind, group.number))
 
     def ranked_causes(self) -> list[tuple[Cause, list[Group]]]:
-        """The causes, most tokens lost first, each with its groups ranked."""
+        """The causes that occurred, most tokens lost first, each with its groups ranked."""
         causes: dict[Cause, list[Group]] = {}
         for group in self.ranked():
             causes.setdefault(group.cause, []).append(group)
-        # Sorting is stable: equal causes stay in the order of their worst group.
-        return sorted(causes.items(), key=lambda item: -sum(group.num_lost for group in item[1]))
+        return sorted(
+            causes.items(), key=lambda item: (-sum(g.num_lost for g in item[1]), -sum(g.num_behind for g in item[1]))
+        )
 
 
 def _signature(found: Break, agent: str | None) -> str:
@@ -79,7 +75,7 @@ def _signature(found: Break, agent: str | None) -> str:
         case Cause.AGENT if agent is not None:
             return _mask(agent)
         case Cause.MOVED | Cause.REMOVED:
-            # What stood before a note differs every time; the note does not.
+            # The text before a note differs every time; the note does not.
             return _mask(found.old.strip())[:_SIGNATURE_CHARS]
         case Cause.INSERTED:
             return _mask(found.after.strip())[:_SIGNATURE_CHARS]
@@ -90,5 +86,5 @@ def _signature(found: Break, agent: str | None) -> str:
 
 
 def _mask(text: str) -> str:
-    """Digits, and words that have some, become `#`."""
+    """Digits, and words that contain digits, become `#`."""
     return _SPACE.sub(" ", _WORD_WITH_DIGITS.sub("#", text)).strip()

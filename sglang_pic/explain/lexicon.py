@@ -1,8 +1,4 @@
-"""The text of token ids, learnt from the calls that had them.
-
-Owns a dictionary of the vocabulary that was seen; it works for every encoder, also for one that only hashes. Must not
-know tokenizers.
-"""
+"""The text of token ids, learnt from the calls that had them, so that every encoder will do."""
 
 from __future__ import annotations
 
@@ -16,9 +12,9 @@ __all__ = ["Lexicon"]
 
 @dataclass(slots=True)
 class Lexicon:
-    """Texts by token id; as large as the vocabulary in use, which is what bounds it.
+    """Texts by token id, for as many ids as the calls use.
 
-    A character of several tokens is learnt with the first of them, so among rare characters one may show as another.
+    A character of several tokens is learnt with the first of them, so a rare character may be shown as another.
     """
 
     _texts: dict[int, str] = field(default_factory=dict)
@@ -31,5 +27,5 @@ class Lexicon:
                 self._texts[token] = encoded.text(start + place, start + place + 1)
 
     def decode(self, tokens: Tokens) -> str:
-        """The text of ids that were all learnt before; an unknown one reads as `\\ufffd`."""
+        """The text of ids that were learnt before; an unknown id reads as `\\ufffd`."""
         return "".join(self._texts.get(token, "\ufffd") for token in tokens.tolist())

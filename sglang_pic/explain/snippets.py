@@ -1,7 +1,4 @@
-"""Bounded quotations: the head and the tail of a long span, and a pool that keeps each text once.
-
-Owns lengths of quotations. Must not know calls or pages.
-"""
+"""Bounded quotations: the head and the tail of a long span, and a pool that keeps each text once."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _CHARS_PER_TOKEN = 2
 
 
 def quote(text: Callable[[int, int], str], start: int, end: int, max_chars: int) -> str:
-    """The text of tokens `[start, end)`, at most about `max_chars` of it: the middle of a longer one is left out.
+    """The text of tokens `[start, end)`, at most about `max_chars` of it; the middle of a longer text is left out.
 
     Args:
         text: gives the text of a span of tokens.
@@ -41,7 +38,7 @@ class SnippetPool:
     """Texts by number, each kept once; number 0 is the empty text.
 
     Args:
-        max_bytes: of all texts together, in UTF-8. What comes when it is full becomes number 0.
+        max_bytes: of all texts together, in UTF-8. Texts that find no room get number 0.
     """
 
     max_bytes: int

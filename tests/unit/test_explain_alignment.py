@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_pic.explain.alignment import MAX_SEARCH, WINDOW, align, common_len, contained_share
+from sglang_pic.core.trie import common_len
+from sglang_pic.explain.alignment import MAX_SEARCH, WINDOW, align, contained_share
 
 few = st.lists(st.integers(0, 3), max_size=60)
 

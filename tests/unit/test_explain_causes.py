@@ -13,7 +13,7 @@ from pic_traces.session import Call, Message
 
 from sglang_pic.census.simulate import simulate
 from sglang_pic.explain.cause import Cause
-from sglang_pic.explain.causes import Break, Diagnoser
+from sglang_pic.explain.diagnose import Break, Diagnoser
 from sglang_pic.explain.groups import Grouping
 from sglang_pic.explain.lexicon import Lexicon
 

@@ -30,37 +30,32 @@ def build(trace: str, **options: int) -> tuple[PayloadBuilder, Payload]:
 
 @pytest.mark.parametrize("trace", ["sample:opendevin", "gen:sysvar?sessions=2", "gen:random?sessions=3"])
 def test_calls_are_whole(trace: str) -> None:
-    builder, payload = build(trace)
-    assert (
-        len(payload.calls)
-        == builder.totals.num_calls
-        == sum(group.num_calls for group in payload.groups) + sum(call.found is None for call in payload.calls)
+    _, payload = build(trace)
+    assert len(payload.calls) == sum(group.num_calls for group in payload.groups) + sum(
+        call.found is None for call in payload.calls
     )
     for number, call in enumerate(payload.calls):
-        runs = [tuple(call.runs[at : at + 5]) for at in range(0, len(call.runs), 5)]
-        spans, at = 1, call.prefix_len
-        for start, end, shift, seam_len, donor in runs:
-            assert at <= start < end < call.prompt_len
-            assert start - shift >= 0
-            assert seam_len <= start - at
-            assert donor < number
-            spans += 1 + (start > at)
-            at = end
-        assert len(call.texts) == spans + (at < call.prompt_len)
-        assert max(call.texts) < len(payload.texts)
-    assert sum(end - start for call in payload.calls for start, end in _runs(call.runs)) == builder.totals.chunk_tokens
+        at = last_run = 0
+        for span in call.spans:
+            assert at == span.start < span.end
+            if span.donor is not None:
+                assert span.start - span.shift >= 0
+                assert span.seam_len <= span.start - max(last_run, call.prefix_len)
+                assert span.donor < number
+                last_run = span.end
+            at = span.end
+        assert at == call.prompt_len
+        assert max(span.text for span in call.spans) < len(payload.texts)
+    assert payload.figures().hit_len == sum(call.hit_len for call in payload.calls)
     assert all(len(text) <= 260 for text in payload.texts)
-
-
-def _runs(flat: list[int]) -> list[tuple[int, int]]:
-    return [(flat[at], flat[at + 1]) for at in range(0, len(flat), 5)]
 
 
 def test_losses_add_up() -> None:
     """What can be recovered stands behind a break or in a call that continues: nothing is counted twice or left out."""
     builder, payload = build("sample:opendevin")
     lost = sum(group.num_lost for group in payload.groups)
-    assert lost + builder.totals.appended_tokens == builder.totals.chunk_tokens
+    figures = payload.figures()
+    assert lost + figures.appended_len == figures.hit_len
     assert lost == sum(group.num_lost for group in builder.grouping.ranked())
 
 
@@ -69,7 +64,7 @@ def test_text_is_bounded_by_the_page_and_by_the_call() -> None:
     assert sum(map(len, payload.texts)) <= 5_000
     assert payload.num_texts_left_out > 0
     _, many = build("sample:opendevin", num_calls=10_000_000)
-    assert max(sum(len(many.texts[text]) for text in call.texts) for call in many.calls) < 1_000
+    assert max(sum(len(many.texts[span.text]) for span in call.spans) for call in many.calls) < 1_000
 
 
 def test_page_is_deterministic_and_carries_the_payload() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_pic.explain.fields import FieldKind, field_around, first_value, kind_of
+from sglang_pic.explain.cause import Cause
+from sglang_pic.explain.fields import cause_of, field_around, first_value
 
 CLOCKS = [
     ("Current time: 2026-07-08 14:", "10:18", "11:47", "\n\nYou are"),
@@ -39,22 +40,22 @@ OTHERS = [
 
 @pytest.mark.parametrize("case", CLOCKS, ids=lambda case: case[1])
 def test_clock(case: tuple[str, str, str, str]) -> None:
-    assert kind_of(*case) is FieldKind.CLOCK
+    assert cause_of(*case) is Cause.CLOCK
 
 
 @pytest.mark.parametrize("case", IDS, ids=lambda case: case[1])
 def test_id(case: tuple[str, str, str, str]) -> None:
-    assert kind_of(*case) is FieldKind.ID
+    assert cause_of(*case) is Cause.ID
 
 
 @pytest.mark.parametrize("case", COUNTS, ids=lambda case: case[1])
 def test_count(case: tuple[str, str, str, str]) -> None:
-    assert kind_of(*case) is FieldKind.COUNT
+    assert cause_of(*case) is Cause.COUNT
 
 
 @pytest.mark.parametrize("case", OTHERS, ids=lambda case: case[1])
 def test_other(case: tuple[str, str, str, str]) -> None:
-    assert kind_of(*case) is FieldKind.OTHER
+    assert cause_of(*case) is None
 
 
 def test_field_around_takes_the_whole_value() -> None:

@@ -14,7 +14,9 @@ from pic_traces.encode import load_encoder
 from pic_traces.session import Call
 
 from sglang_pic.census.simulate import simulate
-from sglang_pic.explain.data import BreakRow, CallRow, GroupRow, Payload, PayloadBuilder, SessionRow
+from sglang_pic.explain.cause import Cause
+from sglang_pic.explain.data import BreakRow, CallRow, CauseRow, Payload, PayloadBuilder, SessionRow, SpanRow
+from sglang_pic.explain.groups import Group
 from sglang_pic.explain.page import html_page
 
 BROWSER = find_browser()
@@ -46,31 +48,43 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """10,000 calls in 100 sessions, each with a break, two runs and texts; every tenth lost something."""
-    calls = [
-        CallRow(
-            session=number // 100,
-            index=number % 100,
-            agent=number % 2,
-            prompt_len=2_000 + number % 900,
-            answer_len=50,
-            prefix_len=500,
-            runs=[510, 900, 7, 1, number - 1, 950, 960, -3, 1, number - 2] if number > 1 and number % 10 == 0 else [],
-            texts=[1, 2, 3, 2, 3, 2] if number > 1 and number % 10 == 0 else [1, 2],
-            found=BreakRow(number % 2, 500, 3, 4, 1, 2, 3, 4, number - 1) if number else None,
+    calls = []
+    for number in range(MANY):
+        prompt_len = 2_000 + number % 900
+        runs = []
+        if number > 1 and number % 10 == 0:
+            runs = [
+                SpanRow(start=510, end=900, text=3, shift=7, seam_len=1, donor=number - 1),
+                SpanRow(start=900, end=950, text=2),
+                SpanRow(start=950, end=960, text=3, shift=-3, seam_len=1, donor=number - 2),
+            ]
+        edges = [(0, 500), (500, 510), (960, prompt_len)] if runs else [(0, 500), (500, prompt_len)]
+        first, *others = (SpanRow(start=start, end=end, text=1) for start, end in edges)
+        found = BreakRow(
+            group=number % 2, at=500, old_len=3, new_len=4, before=1, old=2, new=3, after=4, neighbor=number - 1
         )
-        for number in range(MANY)
-    ]
+        calls.append(
+            CallRow(
+                session=number // 100,
+                index=number % 100,
+                agent=number % 2,
+                prompt_len=prompt_len,
+                answer_len=50,
+                prefix_len=500,
+                spans=[first, *others[:1], *runs, *others[1:]],
+                found=found if number else None,
+            )
+        )
     payload = Payload(
-        schema_version=1,
         encoder="words",
         is_exact=True,
         files=["log.jsonl"],
-        sessions=[SessionRow(0, f"session-{number:03d}") for number in range(100)],
+        sessions=[SessionRow(file=0, name=f"session-{number:03d}") for number in range(100)],
         agents=["", "reviewer"],
-        causes=PayloadBuilder(0).build("", is_exact=True).causes,
+        causes=[CauseRow(key=key, label=key, advice="", groups=[group]) for group, key in enumerate(("clock", "id"))],
         groups=[
-            GroupRow("clock", "Time:", MANY // 2 - 1, 400 * (MANY // 10 - 1), 10_000_000, 10),
-            GroupRow("id", "id:", MANY // 2, 0, 9_000_000, 1),
+            Group(0, Cause.CLOCK, "Time:", MANY // 2 - 1, 400 * (MANY // 10 - 1), 10_000_000, 400, 10),
+            Group(1, Cause.ID, "id:", MANY // 2, 0, 9_000_000, 0, 1),
         ],
         calls=calls,
         texts=["", "before", "10:31", "10:32", "after"],
@@ -144,8 +158,9 @@ def box_of(page: Page, selector: str) -> dict[str, float]:
 def first_run(page: Page) -> tuple[int, list[int]]:
     """A call that is drawn now and has a run of some width, and the run."""
     found: list[Any] = page.run(
-        "(() => { for (const row of document.querySelectorAll('.row')) { const { runs, number } = row.call;"
-        " if (runs.length && runs[1] - runs[0] > 100) return [number, runs.slice(0, 5)]; } })()"
+        "(() => { for (const { call } of document.querySelectorAll('.row')) {"
+        " const run = call.spans.find((span) => span.donor && span.end - span.start > 100);"
+        " if (run) return [call.number, [run.start, run.end, run.shift, run.seamLen, run.donor.number]]; } })()"
     )
     return found[0], found[1]
 
@@ -302,7 +317,7 @@ def test_keys_walk_calls_and_spans(page: Page, sample: Path) -> None:
     page.press("ArrowUp")
     assert page.run(active) == first
     assert page.run("document.getElementById('bars').getAttribute('aria-activedescendant')") == f"call-{first}"
-    donor = page.run(f"document.getElementById('call-{first}').call.runs[4]")
+    donor = page.run(f"document.getElementById('call-{first}').call.spans.find((span) => span.donor).donor.number")
     page.press("ArrowRight")
     page.press("Enter")
     page.frame()

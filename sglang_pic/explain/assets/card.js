@@ -1,12 +1,11 @@
-// The card about one span: its text, where it came from, why the prefix ended. Owns its place on the screen.
+// The card about one span: its text, its donor, and why the prefix ended.
 
 const CARD_GAP = 8;
 
 class Card {
-  constructor(model, painter, jump) {
+  constructor(painter, jump) {
     this.painter = painter;
     this.jump = jump;
-    this.model = model;
     this.node = document.getElementById("card");
     this.shown = null;
   }
@@ -54,7 +53,7 @@ class Card {
       nodes.push(element("p", "", element("b", "", found.group.cause.label), ` broke the prefix here (${sizes(found)})${behind}.`));
       nodes.push(diff(found));
     } else {
-      const seam = this.seamIn(call, span);
+      const seam = call.spans.find(({ start }) => start === span.end)?.seamLen;
       if (seam) nodes.push(element("p", "", length === seam ? "the seam of the run behind it" : `its last ${plural(seam, "token")}: the seam of the run behind it`));
       nodes.push(element("pre", "", span.text || "(no text is kept for this span)"));
     }
@@ -69,17 +68,10 @@ class Card {
     return nodes;
   }
 
-  seamIn(call, span) {
-    if (span.kind !== GAP) return 0;
-    for (let i = 0; i < call.runs.length; i += 5) if (call.runs[i] === span.end) return call.runs[i + 3];
-    return 0;
-  }
-
-  donorLine(call, span) {
-    const { donor, shift, seamLen } = span.run;
+  donorLine(call, { start, end, donor, shift, seamLen }) {
     const where = donor.session === call.session ? `call ${donor.index} of this session` : nameOf(donor);
-    const from = `[${count(span.start - shift)}, ${count(span.end - shift)})`;
-    const part = span.start - shift >= donor.promptLen ? " of its answer" : "";
+    const from = `[${count(start - shift)}, ${count(end - shift)})`;
+    const part = start - shift >= donor.promptLen ? " of its answer" : "";
     const seam = seamLen ? `, seam: ${plural(seamLen, "token")} before it computed` : ", no seam: same context";
     return element("p", "", "from ", element("b", "", where), ` at ${from}${part}, shift ${signed(shift)}${seam}`);
   }

@@ -8,10 +8,10 @@ class CauseList {
   constructor(model, actions) {
     this.model = model;
     this.actions = actions;
-    const costly = model.causes.filter((cause) => cause.lost > 0);
-    const harmless = model.causes.filter((cause) => cause.lost === 0);
-    this.most = costly.length ? costly[0].lost : 1;
-    this.all = costly.reduce((sum, cause) => sum + cause.lost, 0);
+    const costly = model.causes.filter((cause) => cause.numLost > 0);
+    const harmless = model.causes.filter((cause) => cause.numLost === 0);
+    this.most = costly.length ? costly[0].numLost : 1;
+    this.all = costly.reduce((sum, cause) => sum + cause.numLost, 0);
     const host = document.getElementById("causes");
     if (!costly.length) host.append(this.nothingLost());
     host.append(...costly.map((cause) => this.cause(cause)));
@@ -29,10 +29,10 @@ class CauseList {
 
   cause(cause) {
     const fill = element("i");
-    fill.style.width = `${(100 * cause.lost) / this.most}%`;
-    const sum = element("div", "sum", element("b", "", short(cause.lost)), " tokens");
-    sum.append(element("small", "", `${plural(cause.calls, "call")}, ${percent(cause.lost, this.all)} of the loss`));
-    sum.title = `${count(cause.lost)} tokens were there before; ${count(cause.behind)} tokens stand behind these breaks in all`;
+    fill.style.width = `${(100 * cause.numLost) / this.most}%`;
+    const sum = element("div", "sum", element("b", "", short(cause.numLost)), " tokens");
+    sum.append(element("small", "", `${plural(cause.numCalls, "call")}, ${percent(cause.numLost, this.all)} of the loss`));
+    sum.title = `${count(cause.numLost)} tokens were there before; ${count(cause.numBehind)} tokens stand behind these breaks in all`;
     const header = element("header", "");
     header.append(element("div", "", element("h3", "", cause.label), element("p", "", cause.advice)), sum, element("div", "share", fill));
     const places = element("div");
@@ -40,9 +40,9 @@ class CauseList {
     const article = element("article", "cause", header, places, footer);
     article.dataset.cause = cause.key;
     const more = button("", () => this.morePlaces(cause, places, more, PLACES_MORE));
-    footer.append(more, button("Show these calls as bars", () => this.actions.showCause(cause)));
+    footer.append(more, button("Show these calls as bars", () => this.actions.show({ cause: cause.key, sort: "lost" })));
     // Places that cost nothing wait behind the button.
-    const costly = cause.groups.filter((group) => group.lost > 0).length;
+    const costly = cause.groups.filter((group) => group.numLost > 0).length;
     this.morePlaces(cause, places, more, Math.min(PLACES_AT_FIRST, costly));
     return article;
   }
@@ -56,11 +56,10 @@ class CauseList {
   }
 
   place(group) {
-    const example = this.model.calls[group.worst].found;
-    const cost = element("div", "cost", element("b", "", `${short(group.lost)} tokens`), element("small", "", plural(group.numCalls, "call")));
+    const { found: example, agent } = this.model.calls[group.worstCall];
+    const cost = element("div", "cost", element("b", "", `${short(group.numLost)} tokens`), element("small", "", plural(group.numCalls, "call")));
     cost.append(element("small", "", `e.g. ${sizes(example)}`));
     const text = diff(example);
-    const { agent } = this.model.calls[group.worst];
     if (group.cause.key === "agent" && agent) text.prepend(element("span", "who", agent));
     const place = element("details", "place", element("summary", "", cost, text));
     place.addEventListener("toggle", () => {
@@ -73,7 +72,7 @@ class CauseList {
     const list = element("ol");
     const more = button("", () => this.moreCalls(group, list, more));
     const box = element("div", "calls-of", list);
-    box.append(element("div", "buttons", more, button("Show these calls as bars", () => this.actions.showGroup(group))));
+    box.append(element("div", "buttons", more, button("Show these calls as bars", () => this.actions.show({ group, sort: "lost" }))));
     this.moreCalls(group, list, more);
     return box;
   }
@@ -94,23 +93,23 @@ class CauseList {
     more.classList.toggle("hidden", left === 0);
   }
 
-  // What no break is to blame for, and yet can be recovered.
+  // Repeats in appended text, which no break caused.
   appended() {
     const { appending } = this.model;
     const tokens = appending.reduce((sum, call) => sum + call.hitLen, 0);
     const text = "The prefix held. What was appended behind it was there before: a file read again, a record looked up twice, a quoted answer.";
     const sum = element("div", "sum", element("b", "", short(tokens)), " tokens", element("small", "", plural(appending.length, "call")));
     const header = element("header", "", element("div", "", element("h3", "", "Nothing broke, but the new text repeats"), element("p", "", text)), sum);
-    const show = button("Show these calls as bars", () => this.actions.showAppending());
+    const show = button("Show these calls as bars", () => this.actions.show({ cause: "appended", sort: "order" }));
     return element("article", "cause", header, element("footer", "screen", show));
   }
 
   harmless(causes) {
     const line = element("p", "harmless muted", "Nothing lost: ");
     causes.forEach((cause, i) => {
-      const link = button(cause.label.toLowerCase(), () => this.actions.showCause(cause), "link");
+      const link = button(cause.label.toLowerCase(), () => this.actions.show({ cause: cause.key, sort: "lost" }), "link");
       link.title = cause.advice;
-      line.append(i ? ", " : "", link, ` (${plural(cause.calls, "call")})`);
+      line.append(i ? ", " : "", link, ` (${plural(cause.numCalls, "call")})`);
     });
     line.append(".");
     return line;

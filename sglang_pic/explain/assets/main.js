@@ -1,46 +1,4 @@
-// Puts the page together: figures, causes, bars, filters.
-
-function showFigures(model) {
-  const { payload, calls } = model;
-  const sum = (of) => calls.reduce((total, call) => total + of(call), 0);
-  const prompt = sum((call) => call.promptLen);
-  const prefix = sum((call) => call.prefixLen);
-  const hit = sum((call) => call.hitLen);
-  const fresh = prompt - prefix - hit;
-  const tile = (value, label, note, colour) => {
-    const name = element("span", "", label);
-    if (colour) {
-      const swatch = element("i");
-      swatch.style.background = colour;
-      name.prepend(swatch);
-    }
-    return element("div", "tile", element("b", "", value), name, element("small", "", note));
-  };
-  document.getElementById("tiles").append(
-    tile(count(calls.length), "calls", `${plural(model.sessions.length, "session")} in ${plural(payload.files.length, "file")}`),
-    tile(short(prompt), "prompt tokens", calls.length ? `${count(Math.round(prompt / calls.length))} a call` : ""),
-    tile(percent(prefix, prompt), "prefix hit", "what a prefix cache serves", "var(--prefix)"),
-    tile(percent(hit, prompt), "recoverable", `${short(hit)} tokens that stood elsewhere before`, "var(--run-0)"),
-    tile(percent(fresh, prompt), "new", "computed in any case, seams included", "var(--computed)"),
-  );
-  const parts = [[prefix, "--prefix", "prefix hit"], [hit, "--run-0", "recoverable"], [fresh, "--computed", "new"]];
-  for (const [tokens, colour, label] of parts) {
-    if (!tokens) continue;
-    const part = element("i");
-    part.style.cssText = `flex: ${tokens} 1 0; background: var(${colour})`;
-    part.title = `${label}: ${count(tokens)} tokens`;
-    document.getElementById("total").append(part);
-  }
-  const headline = prompt === prefix + fresh
-    ? `A prefix cache serves ${percent(prefix, prompt)} of the prompt tokens; nothing else in them was there before.`
-    : `A prefix cache serves ${percent(prefix, prompt)} of the prompt tokens. Position-independent reuse would recover another `
-      + `${percent(hit, prompt)}: ${percent(hit, prompt - prefix)} of what is computed otherwise.`;
-  document.getElementById("headline").textContent = headline;
-  const notes = [`Tokens counted by ${payload.encoder}`];
-  if (!payload.is_exact) notes.push("--tokenizer DIR counts a model's own");
-  if (payload.num_texts_left_out) notes.push(`${plural(payload.num_texts_left_out, "quotation")} left out to keep the page small`);
-  document.getElementById("notes").textContent = `${notes.join("; ")}.`;
-}
+// Puts the page together: causes, filters, bars.
 
 function roundTick(most) {
   const rough = most / 6;
@@ -52,10 +10,10 @@ class Explorer {
   constructor(model) {
     this.model = model;
     this.filter = { find: "", cause: "", group: null, sort: "order", scale: "one" };
-    this.painter = new Painter(model);
+    this.painter = new Painter();
     this.rows = new RowList(model, this.painter, { reset: () => this.reset(), trail: (trail) => this.showTrail(trail) });
     this.controls = Object.fromEntries(["find", "cause", "sort", "scale"].map((name) => [name, document.getElementById(name)]));
-    this.fillCauses();
+    this.controls.cause.append(...model.causes.map(({ key, label, numCalls }) => new Option(`${label} (${count(numCalls)})`, key)));
     for (const [name, control] of Object.entries(this.controls)) {
       control.addEventListener("input", () => { this.filter[name] = control.value; this.apply(); });
     }
@@ -67,17 +25,7 @@ class Explorer {
     this.apply();
   }
 
-  fillCauses() {
-    const option = (value, label) => {
-      const node = element("option", "", label);
-      node.value = value;
-      return node;
-    };
-    this.controls.cause.append(option("", "all calls"), option("lost", "calls that lost tokens"), option("none", "calls with no break"), option("appended", "no break, but repeats"));
-    for (const cause of this.model.causes) this.controls.cause.append(option(cause.key, `${cause.label} (${count(cause.calls)})`));
-  }
-
-  // What a call must have to be shown.
+  // Whether the filters let a call through.
   accepts(call) {
     const { find, cause, group } = this.filter;
     if (group && (!call.found || call.found.group !== group)) return false;
@@ -149,18 +97,9 @@ class Explorer {
     this.set({ find: "", cause: "", group: null });
   }
 
-  showCause(cause) {
-    this.set({ find: "", cause: cause.key, group: null, sort: "lost" });
-    document.getElementById("calls").scrollIntoView();
-  }
-
-  showAppending() {
-    this.set({ find: "", cause: "appended", group: null, sort: "order" });
-    document.getElementById("calls").scrollIntoView();
-  }
-
-  showGroup(group) {
-    this.set({ find: "", cause: "", group, sort: "lost" });
+  // Shows the bars of what matches these changes alone.
+  show(changes) {
+    this.set({ find: "", cause: "", group: null, ...changes });
     document.getElementById("calls").scrollIntoView();
   }
 
@@ -179,7 +118,6 @@ async function start() {
   const began = performance.now();
   try {
     const model = buildModel(await readPayload());
-    showFigures(model);
     new Explorer(model);
     document.documentElement.dataset.state = "ready";
   } catch (error) {

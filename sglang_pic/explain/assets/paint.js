@@ -1,12 +1,11 @@
-// One call as a bar on a canvas. Owns colours and geometry; knows no rows and no events.
+// Draws one call as a bar on a canvas.
 
 const NUM_RUN_COLOURS = 5;
 const BAR_TOP = 7;
 const BAR_HEIGHT = 14;
 
 class Painter {
-  constructor(model) {
-    this.model = model;
+  constructor() {
     this.readColours();
   }
 
@@ -17,12 +16,11 @@ class Painter {
       ["ground", "ink", "muted", "prefix", "computed", "answer", "break", "on-run", "on-prefix", "accent"].map((name) => [name, read(name)]),
     );
     this.runs = Array.from({ length: NUM_RUN_COLOURS }, (_, i) => read(`run-${i}`));
-    this.hatches = new Map();
   }
 
   colourOf(span) {
     if (span.kind === PREFIX) return this.colours.prefix;
-    return span.kind === GAP ? this.colours.computed : this.runs[span.run.donor.number % NUM_RUN_COLOURS];
+    return span.kind === GAP ? this.colours.computed : this.runs[span.donor.number % NUM_RUN_COLOURS];
   }
 
   // `marked` is a span of the call's path to be framed, `length` the tokens that the whole width stands for.
@@ -34,8 +32,8 @@ class Painter {
     const context = canvas.getContext("2d");
     context.scale(ratio, ratio);
     const x = (token) => (token * width) / length;
-    this.paintAnswer(context, x(call.promptLen), x(call.promptLen + call.answerLen));
-    for (const span of spansOf(this.model, call)) this.paintSpan(context, call, span, x);
+    this.paintAnswer(context, x(call.promptLen), x(call.length));
+    for (const span of call.spans) this.paintSpan(context, call, span, x);
     if (call.found && !isRewind(call.found)) this.paintBreak(context, x(call.found.at), width, call.lost > 0);
     if (marked) {
       const end = Math.min(x(marked.end), width);
@@ -56,7 +54,7 @@ class Painter {
   paintSpan(context, call, span, x) {
     const left = x(span.start);
     const exact = x(span.end) - left;
-    // A pixel of ground keeps neighbours apart without colour; what is narrower than a pixel is drawn as one.
+    // A pixel of ground separates neighbors of one colour; a span narrower than a pixel is drawn as one pixel.
     const wide = Math.max(exact > 4 ? exact - 1 : exact, 1);
     context.fillStyle = this.colourOf(span);
     context.fillRect(left, BAR_TOP, wide, BAR_HEIGHT);
@@ -64,15 +62,12 @@ class Painter {
       if (span.kind === PREFIX) this.label(context, count(span.end), left, wide, this.colours["on-prefix"]);
       return;
     }
-    if (span.run.donor.session !== call.session) {
-      context.fillStyle = this.hatch(context);
-      context.fillRect(left, BAR_TOP, wide, BAR_HEIGHT);
-    }
-    this.label(context, signed(span.run.shift), left, wide, this.colours["on-run"], this.colourOf(span));
-    // On a short run the mark of its seam would be all that is seen.
-    if (span.run.seamLen && wide >= 6) {
+    if (span.donor.session !== call.session) this.hatch(context, left, wide);
+    this.label(context, signed(span.shift), left, wide, this.colours["on-run"], this.colourOf(span));
+    // The mark of a seam would hide a short run.
+    if (span.seamLen && wide >= 6) {
       context.fillStyle = this.colours.ink;
-      context.fillRect(left - 1, BAR_TOP - 2, Math.max(x(span.run.seamLen), 1.5), BAR_HEIGHT + 4);
+      context.fillRect(left - 1, BAR_TOP - 2, Math.max(x(span.seamLen), 1.5), BAR_HEIGHT + 4);
     }
   }
 
@@ -100,27 +95,18 @@ class Painter {
   }
 
   // Stripes over a run that another session computed.
-  hatch(context) {
-    const ratio = Math.max(1, Math.round(window.devicePixelRatio || 1));
-    if (!this.hatches.has(ratio)) {
-      const tile = document.createElement("canvas");
-      const size = 6;
-      tile.width = tile.height = size * ratio;
-      const pen = tile.getContext("2d");
-      pen.scale(ratio, ratio);
-      pen.strokeStyle = this.colours.ground;
-      pen.globalAlpha = 0.55;
-      pen.lineWidth = 1.3;
-      for (const offset of [-size, 0, size]) {
-        pen.beginPath();
-        pen.moveTo(offset, size);
-        pen.lineTo(offset + size, 0);
-        pen.stroke();
-      }
-      const pattern = context.createPattern(tile, "repeat");
-      pattern.setTransform(new DOMMatrix().scale(1 / ratio));
-      this.hatches.set(ratio, pattern);
+  hatch(context, left, wide) {
+    context.save();
+    context.beginPath();
+    context.rect(left, BAR_TOP, wide, BAR_HEIGHT);
+    context.clip();
+    context.beginPath();
+    for (let x = left - (left % 6) - BAR_HEIGHT; x < left + wide; x += 6) {
+      context.moveTo(x, BAR_TOP + BAR_HEIGHT);
+      context.lineTo(x + BAR_HEIGHT, BAR_TOP);
     }
-    return this.hatches.get(ratio);
+    Object.assign(context, { strokeStyle: this.colours.ground, globalAlpha: 0.55, lineWidth: 1.3 });
+    context.stroke();
+    context.restore();
   }
 }

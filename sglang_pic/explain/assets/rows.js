@@ -1,4 +1,4 @@
-// Every call as a row, of which only those in view are in the document. Owns scrolling, pointing and keys.
+// Every call as a row: scrolling, pointing and keys. Only the rows in view are in the document.
 
 const OVERSCAN_PX = 200;
 const PRINTED_ROWS = 120;
@@ -8,7 +8,7 @@ class RowList {
     this.model = model;
     this.painter = painter;
     this.onChange = onChange;
-    this.card = new Card(model, painter, (call, span) => this.jump(call, span));
+    this.card = new Card(painter, (call, span) => this.jump(call, span));
     this.host = document.getElementById("bars");
     this.items = []; // a call's number, or ~number of a session for its heading
     this.offsets = new Float64Array(1);
@@ -29,7 +29,7 @@ class RowList {
     this.items = items;
     this.isGrouped = isGrouped;
     this.scale = scale;
-    this.longest = items.reduce((most, item) => (item < 0 ? most : Math.max(most, lengthWithAnswer(this.model.calls[item]))), 1);
+    this.longest = items.reduce((most, item) => (item < 0 ? most : Math.max(most, this.model.calls[item].length)), 1);
     this.places = new Map(items.map((item, place) => [item, place]));
     this.card.hide();
     this.layOut();
@@ -52,7 +52,7 @@ class RowList {
   }
 
   lengthOf(call) {
-    if (this.scale === "call") return lengthWithAnswer(call);
+    if (this.scale === "call") return call.length;
     return this.scale === "session" ? call.session.longest : this.longest;
   }
 
@@ -80,7 +80,7 @@ class RowList {
         fresh.push(place);
       }
     }
-    // Painted after all are in the document: asking for a width in between would lay the page out every time.
+    // Painted last: reading a width between two insertions would lay the page out each time.
     for (const place of fresh) if (this.items[place] >= 0) this.paint(place);
     this.numDrawn += fresh.length;
     document.documentElement.dataset.rowsDrawn = this.numDrawn;
@@ -130,7 +130,7 @@ class RowList {
 
   describe(call) {
     const parts = [`${nameOf(call)}: ${plural(call.promptLen, "token")}`, `${percent(call.prefixLen, call.promptLen)} prefix`];
-    const numRuns = call.runs.length / 5;
+    const numRuns = call.spans.filter((span) => span.kind === RUN).length;
     if (numRuns) parts.push(`${percent(call.hitLen, call.promptLen)} in ${plural(numRuns, "run")}`);
     if (call.found) parts.push(`prefix ended by: ${call.found.group.cause.label}`);
     return parts.join(", ");
@@ -146,7 +146,7 @@ class RowList {
     return node;
   }
 
-  // Moves a call into view; the page's head, which stays on top, is left out of the middle.
+  // Moves a call to the middle of the view below the pinned head.
   scrollTo(call) {
     const place = this.places.get(call.number);
     const top = this.host.getBoundingClientRect().top + window.scrollY;
@@ -182,8 +182,8 @@ class RowList {
 
   jump(call, span) {
     this.trail.push({ call, start: span.start, end: span.end });
-    const { donor, shift } = span.run;
-    this.reveal(donor, span.start - shift, Math.min(span.end - shift, lengthWithAnswer(donor)));
+    const { start, end, donor, shift } = span;
+    this.reveal(donor, start - shift, Math.min(end - shift, donor.length));
     this.onChange.trail(this.trail);
   }
 
@@ -194,8 +194,7 @@ class RowList {
   }
 
   spanAt(call, token) {
-    const spans = spansOf(this.model, call);
-    return spans.find((span) => token < span.end) || spans[spans.length - 1];
+    return call.spans.find((span) => token < span.end) ?? call.spans.at(-1);
   }
 
   spanUnder(event) {
@@ -207,14 +206,13 @@ class RowList {
     return { call: node.call, span: this.spanNear(node.call, token, this.lengthOf(node.call) / box.width), node };
   }
 
-  // A run that is narrower than the tip of a pointer is still hit.
+  // The span at a token, or a run beside it that is too narrow to be pointed at.
   spanNear(call, token, tokensPerPixel) {
     const exact = this.spanAt(call, token);
     const reach = 2 * tokensPerPixel;
     if (exact.kind === RUN || exact.end - exact.start < 8 * tokensPerPixel) return exact;
     const isThin = (span) => span.kind === RUN && span.end - span.start < 4 * tokensPerPixel;
-    const near = spansOf(this.model, call).filter((span) => isThin(span) && span.start - reach <= token && token <= span.end + reach);
-    return near[0] || exact;
+    return call.spans.find((span) => isThin(span) && span.start - reach <= token && token <= span.end + reach) ?? exact;
   }
 
   anchorOf(node, x) {
@@ -235,7 +233,7 @@ class RowList {
     this.host.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") this.card.hide(); });
     this.host.addEventListener("click", (event) => this.click(event));
     this.host.addEventListener("keydown", (event) => this.key(event));
-    // A click brings the focus too, and says itself what it is about.
+    // A click also brings the focus, but selects a span of its own.
     this.host.addEventListener("focus", () => { if (!this.active && this.host.matches(":focus-visible")) this.step(0); });
     this.host.addEventListener("blur", () => this.card.hide());
     window.addEventListener("beforeprint", () => this.print(true));
@@ -297,7 +295,7 @@ class RowList {
 
   stepSide(by) {
     if (!this.active) return this.step(0);
-    const spans = spansOf(this.model, this.active.call);
+    const { spans } = this.active.call;
     const at = spans.findIndex((span) => span.start === this.active.span.start);
     return this.focusSpan(this.active.call, spans[Math.min(Math.max(at + by, 0), spans.length - 1)]);
   }

@@ -1,4 +1,4 @@
-// Small makers of nodes and of numbers as people read them.
+// Makes nodes, and numbers as people read them.
 
 function element(tag, className = "", ...children) {
   const node = document.createElement(tag);
@@ -49,13 +49,13 @@ function nameOf(call) {
   return `${call.session.name} · call ${call.index}`;
 }
 
-// Spaces and line ends that changed must be seen; elsewhere a line end is one.
+// Makes spaces and line ends visible in text that changed.
 function visible(text) {
   const shown = text.replaceAll("\r", "␍").replace(/\n+/g, (ends) => `${"↵".repeat(ends.length)}\n`).replaceAll("\t", "⇥");
   return /\S/.test(text) ? shown : shown.replaceAll(" ", "·");
 }
 
-// The middle of a long text left out; the payload has cut it once already.
+// Leaves out the middle of a long text.
 function clip(text, most) {
   if (text.length <= most + 10) return text;
   const tail = Math.floor(most / 3);
@@ -67,7 +67,7 @@ const CHANGE_CHARS = 170;
 
 function diff(found) {
   const box = element("div", "diff");
-  // Of the context the nearest lines only: it is there to recognise the place.
+  // Only the nearest lines of the context, to recognise the place.
   const before = found.before.slice(-CONTEXT_CHARS).split("\n").slice(-2).join("\n").trimStart();
   const after = found.after.slice(0, CONTEXT_CHARS).split("\n").slice(0, 2).join("\n");
   box.append(before.length < found.before.length ? `…${before}` : before);

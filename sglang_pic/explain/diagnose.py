@@ -1,7 +1,7 @@
-"""What broke a call's prefix: the place, what stood there before and what stands there now, and why.
+"""What broke a call's prefix: the place, the text there before and after, and the cause.
 
-Owns the rules that tell causes apart. Must not know HTML, files or the command line. The rules
-were made on recorded sessions of coding agents, role-playing agents and customer service; each names what it is for.
+The rules that tell causes apart were made on recorded sessions of coding agents, role-playing agents and customer
+service; each rule names what it is for.
 """
 
 from __future__ import annotations
@@ -13,35 +13,36 @@ from typing import NamedTuple
 from pic_traces.encode.encoded import Tokens
 
 from sglang_pic.census.outcome import CallRef, Outcome
-from sglang_pic.explain.alignment import Alignment, align, common_len, contained_share
+from sglang_pic.core.trie import common_len
+from sglang_pic.explain.alignment import Alignment, align, contained_share
 from sglang_pic.explain.cause import Cause
-from sglang_pic.explain.fields import FieldKind, first_value, kind_of
+from sglang_pic.explain.fields import cause_of, first_value
 from sglang_pic.explain.snippets import quote
 
 __all__ = ["Break", "Diagnoser"]
 
-# A changed field is at most this long on either side; what is longer is a block.
+# A changed field has at most this many tokens on either side; a longer change is a block.
 _FIELD_TOKENS = 24
-# Fields that change together (the time, the number of messages, the model) are in step again after this many.
+# Fields that change together (the time, the number of messages, the model) are in step again after at most this many.
 _FIELDS_TOKENS = 96
-# Windows that say that a block stands elsewhere: shorter than what counts as being in step, as a number in the block
-# may have changed ("19 turns left").
+# Windows that show that a block stands elsewhere. They are shorter than the windows of the alignment, because a number
+# in the block may have changed ("19 turns left").
 _MOVED_WINDOW = 8
 _MOVED_SHARE = 0.6
-# A prompt of this share of the agent's one before has been compacted, if that one was worth it.
+# A prompt was compacted if it has at most this share of the agent's previous prompt, and that one was long.
 _COMPACTED_SHARE = 0.7
 _COMPACTED_FROM = 2_000
-# A note that moves is shorter; what is longer is a document.
+# A note that moves is at most this long; a longer text is a document.
 _MAX_NOTE_TOKENS = 256
-# Of a block that was taken out a stub may stay ("[old tool result cleared]"); in another session it is another text.
+# A removed block may leave a stub ("[old tool result cleared]"); in another session a stub would be another text.
 _STUB_SHARE = 0.25
 _STUB_FROM = 16
 _MAX_STUB_TOKENS = 24
 _MAX_FOREIGN_STUB_TOKENS = 4
-# Text that runs bring back below this is what any two prompts of one template share.
+# Any two prompts of one template share fewer recoverable tokens than this.
 _SHARED_TOKENS = 64
 _SHARED_SHARE = 0.1
-# What stands at the front of any prompt of a template.
+# Any two prompts of one template begin with about this many equal tokens.
 _TEMPLATE_TOKENS = 8
 _CONTEXT_TOKENS = 40
 _QUOTE_CHARS = 240
@@ -49,17 +50,17 @@ _QUOTE_CHARS = 240
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Break:
-    """Where and why one call left the path of its neighbour."""
+    """Where and why one call left the path of its neighbor."""
 
     cause: Cause
     at: int
     """The first token that differs."""
     old_len: int | None
-    """Tokens until both are in step again, as the neighbour has them; None if they never are."""
+    """Tokens of the neighbor until both are in step again; None if they never are."""
     new_len: int | None
-    """The same as the prompt has them."""
+    """Tokens of the prompt until then."""
     num_lost: int
-    """Tokens behind the break that a prefix cache computes again although they were there before."""
+    """Tokens behind the break that were there before, and that a prefix cache computes again."""
     num_behind: int
     """All tokens behind the break."""
     before: str
@@ -76,7 +77,7 @@ class _Seen(NamedTuple):
 
 @dataclass(slots=True)
 class Diagnoser:
-    """Finds the cause of each call's break. Calls must come in order: what came before is remembered (O(1) a call).
+    """Finds the cause of each call's break. Calls must come in order: earlier ones are remembered (O(1) a call).
 
     Args:
         decode: the text of token ids.
@@ -89,7 +90,7 @@ class Diagnoser:
     _last: dict[str | None, Outcome] = field(default_factory=dict)
 
     def diagnose(self, outcome: Outcome) -> Break | None:
-        """What broke this call's prefix; None where it continues an earlier path or has none to continue."""
+        """What broke this call's prefix; None if the call continues an earlier path or has none to continue."""
         found = self._find(outcome)
         ref = outcome.ref
         if self._session != (ref.file, ref.session):
@@ -104,7 +105,7 @@ class Diagnoser:
         if len(old) == 0 or outcome.neighbor is None:
             return None
         rest = outcome.encoded.tokens[outcome.prefix_len :]
-        # The last token is always computed, so a prompt that is all there "breaks" at a token that is equal.
+        # The last token is always computed, so a prompt that was there before "breaks" at a token that is equal.
         same = common_len(old, rest)
         at = outcome.prefix_len + same
         neighbor, ref = outcome.neighbor, outcome.ref
@@ -115,7 +116,7 @@ class Diagnoser:
             rest[same:],
             neighbor,
             self._seen.get(neighbor.number),
-            (neighbor.file, neighbor.session) == (ref.file, ref.session),
+            neighbor.is_same_session(ref),
         )
         if same == len(rest):
             return self._describe(place, Cause.REWIND, None)
@@ -133,7 +134,7 @@ class Diagnoser:
         return _cause_of_lengths(step, _MAX_STUB_TOKENS if place.is_same_session else _MAX_FOREIGN_STUB_TOKENS)
 
     def _value_of(self, place: _Place, step: Alignment | None) -> Cause | None:
-        """The cause where a value changed whose kind is known: that says most, whoever made the call."""
+        """The cause if a value of a known kind changed: that says most, whichever agent made the call."""
         if step is None or max(step.old_len, step.new_len) > _FIELDS_TOKENS:
             return None
         if not place.is_same_session and not _shares(place):
@@ -144,19 +145,19 @@ class Diagnoser:
         old, new = self.decode(place.old[: step.old_len]), encoded.text(at, resumes)
         if max(step.old_len, step.new_len) <= _FIELD_TOKENS:
             after = encoded.text(resumes, min(resumes + _CONTEXT_TOKENS, len(encoded.tokens)))
-            kind = kind_of(before, old, new, after)
-            if kind in _CAUSE_OF_KIND:
-                return _CAUSE_OF_KIND[kind]
+            found = cause_of(before, old, new, after)
+            if found is not None:
+                return found
         # Several fields in a row: the first of them ended the prefix.
-        kind = kind_of(before, first_value(old), first_value(new), "")
-        return _CAUSE_OF_KIND.get(kind) if kind is not FieldKind.COUNT else None
+        found = cause_of(before, first_value(old), first_value(new), "")
+        return None if found is Cause.COUNT else found
 
     def _other_prompt(self, place: _Place, step: Alignment | None) -> Cause | None:
-        """The cause where this is no later version of the neighbour's prompt, but another one."""
+        """The cause if this is another prompt, not a later version of the neighbor's."""
         is_same_agent = place.theirs is None or place.theirs.agent == place.outcome.agent
         if is_same_agent and self._is_compacted(place, step):
             return Cause.COMPACTION
-        # So near to the front the neighbour is any prompt of the same template.
+        # A break so near the front makes any prompt of the same template a neighbor.
         is_any = place.at < _TEMPLATE_TOKENS and (step is None or step.same_len < _SHARED_TOKENS)
         if not is_same_agent or is_any or not (place.is_same_session or _shares(place)):
             return Cause.AGENT if _shares(place) else Cause.NEW_TASK
@@ -168,11 +169,11 @@ class Diagnoser:
             return False
         last = self._last.get(outcome.agent)
         before = 0 if last is None else len(last.encoded.tokens)
-        # A call whose own predecessor it did not continue is no history: some agents ask afresh every time.
+        # An agent whose last prompt continued nothing keeps no history: some agents ask afresh every time.
         if last is None or before < _COMPACTED_FROM or last.prefix_len < 0.5 * before:
             return False
         is_shorter = len(outcome.encoded.tokens) <= _COMPACTED_SHARE * before
-        # Otherwise it is an earlier path of the same agent, taken up again.
+        # A later break continues an earlier path of the same agent.
         is_early = place.at <= _COMPACTED_SHARE * before
         if not (is_shorter and is_early):
             return False
@@ -202,7 +203,7 @@ class Diagnoser:
 
 
 class _Place(NamedTuple):
-    """A break at `at`: the neighbour goes on with `old`, the prompt with `new`."""
+    """A break at `at`: the neighbor goes on with `old`, the prompt with `new`."""
 
     outcome: Outcome
     at: int
@@ -214,32 +215,29 @@ class _Place(NamedTuple):
 
 
 def _shares(place: _Place) -> bool:
-    """Whether enough of what follows was there before to speak of a loss."""
+    """Whether enough of the text behind the break was there before to speak of a loss."""
     return place.outcome.num_chunk_hit >= max(_SHARED_TOKENS, _SHARED_SHARE * len(place.new))
 
 
-_CAUSE_OF_KIND = {FieldKind.CLOCK: Cause.CLOCK, FieldKind.ID: Cause.ID, FieldKind.COUNT: Cause.COUNT}
-
-
 def _step_by_run(outcome: Outcome, place: _Place) -> Alignment | None:
-    """The first run's own alignment, where it was computed in this session: `expected` may end before it does."""
+    """The alignment of the first run that this session computed: `expected` may end before that run."""
     for run in outcome.runs:
         start = run.start - run.seam_len
         old_len = start - run.shift - place.at
-        if (run.donor.file, run.donor.session) == (outcome.ref.file, outcome.ref.session) and old_len >= len(place.old):
+        if run.donor.is_same_session(outcome.ref) and old_len >= len(place.old):
             return Alignment(old_len, start - place.at, run.end - start)
     return None
 
 
 def _moved(place: _Place, step: Alignment | None) -> Cause | None:
-    """Whether what stood at the break stands further down, or what stands there stood further down."""
+    """Whether the old text of the break stands further down in the prompt, or the new text stood there before."""
     theirs = place.theirs
     if theirs is not None and _is_moved_note(place, theirs):
         return Cause.MOVED
     if step is None or max(step.old_len, step.new_len) < _MOVED_WINDOW:
         return None
     old, new = place.old[: step.old_len], place.new[: step.new_len]
-    # What the neighbour *answered* stands behind its prompt; an answer quoted in this prompt is no order.
+    # The neighbor's *answer* stands behind its prompt; an answer that this prompt quotes has not been reordered.
     prompt_len = len(place.old) if theirs is None else max(theirs.prompt_len - place.at, step.old_len)
     old_rest, new_rest = place.old[step.old_len : prompt_len], place.new[step.new_len :]
     # Text that stands further down on both sides is a repetition and has not moved.
@@ -255,9 +253,9 @@ def _moved(place: _Place, step: Alignment | None) -> Cause | None:
 
 
 def _is_moved_note(place: _Place, theirs: _Seen) -> bool:
-    """Whether what ended the neighbour's prompt is gone from there and stands in a later message.
+    """Whether the end of the neighbor's prompt is gone from there and stands in a later message.
 
-    Not so where it still ends the same message: then something was put in front of it.
+    If it still ends the same message, then text was inserted in front of it.
     """
     note = place.old[: max(0, theirs.prompt_len - place.at)]
     if not place.is_same_session or not _MOVED_WINDOW <= len(note) <= _MAX_NOTE_TOKENS:
