@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pic_traces import Call, load
 from pic_traces.encode import EncodedCall, load_encoder
 from pic_traces.encode.pieces import NUM_RESERVED, split_pieces
-from pic_traces.encode.segments import Segment, SegmentCache
+from pic_traces.encode.tokenized import TokenizedCache, TokenizedText
 from pic_traces.errors import TraceError
 
 from tests.conftest import MODELS
@@ -168,7 +168,7 @@ contents_strategy = st.lists(
 def test_ids_are_those_of_the_whole_text(
     folders: Callable[[str, str], str], template: str, kind: str, contents: list[str], answer: list[str]
 ) -> None:
-    """Cutting at added tokens and keeping segments changes nothing, whatever the contents are made of."""
+    """Cutting at added tokens and keeping stretches changes nothing, whatever the contents are made of."""
     from tokenizers import Tokenizer
 
     folder = folders(template, kind)
@@ -407,17 +407,17 @@ def test_the_stand_in_needs_no_files() -> None:
 
 @given(text=st.text())
 def test_pieces_cover_the_text(text: str) -> None:
-    segment = split_pieces(text)
-    bounds = [*segment.starts.tolist(), len(text)]
+    stretch = split_pieces(text)
+    bounds = [*stretch.starts.tolist(), len(text)]
     assert "".join(text[start:end] for start, end in pairwise(bounds)) == text
-    assert (segment.ids >= NUM_RESERVED).all()
-    assert split_pieces(text).ids.tolist() == segment.ids.tolist()
+    assert (stretch.ids >= NUM_RESERVED).all()
+    assert split_pieces(text).ids.tolist() == stretch.ids.tolist()
 
 
 def test_pieces_are_like_a_tokenizers_and_their_ids_never_change() -> None:
-    segment = split_pieces("def fooBar(x):\n    return   12345 extraordinarily 🦊")
-    bounds = [*segment.starts.tolist(), len(segment.text)]
-    pieces = [segment.text[start:end] for start, end in pairwise(bounds)]
+    stretch = split_pieces("def fooBar(x):\n    return   12345 extraordinarily 🦊")
+    bounds = [*stretch.starts.tolist(), len(stretch.text)]
+    pieces = [stretch.text[start:end] for start, end in pairwise(bounds)]
     assert pieces == [
         *["def", " foo", "Bar", "(", "x", "):", "\n   ", " return", "  ", " ", "12", "34", "5"],
         *[" extraordin", "arily", " ", "🦊"],
@@ -428,11 +428,11 @@ def test_pieces_are_like_a_tokenizers_and_their_ids_never_change() -> None:
 def test_a_cache_forgets_what_was_not_used_longest() -> None:
     made: list[str] = []
 
-    def make(text: str) -> Segment:
+    def make(text: str) -> TokenizedText:
         made.append(text)
-        return Segment(text, np.zeros(10, np.int32), np.zeros(10, np.int32))
+        return TokenizedText(text, np.zeros(10, np.int32), np.zeros(10, np.int32))
 
-    cache = SegmentCache(make, max_tokens=20)
+    cache = TokenizedCache(make, max_tokens=20)
     for text in ("a", "b", "a", "c", "a", "b"):
         assert cache.get(text).text == text
     assert made == ["a", "b", "c", "b"]

@@ -18,6 +18,7 @@ import msgspec
 
 from pic_traces.errors import TraceError
 from pic_traces.lines import Line, read_first_bytes, read_objects
+from pic_traces.session import Spans, spans_of
 
 __all__ = ["BlockCensus", "BlockFormat", "BlockRequest", "prefix_census", "read_blocks", "recognize_blocks"]
 
@@ -70,7 +71,7 @@ class BlockRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     input_len: int
     output_len: int
     block_size: int
-    spans: tuple[tuple[int, int], ...]
+    spans: Spans
 
     @property
     def block_ids(self) -> Iterator[int]:
@@ -226,7 +227,7 @@ def _read_mooncake(path: Path) -> Iterator[BlockRequest]:
             input_len=record.input_length,
             output_len=record.output_length,
             block_size=_MOONCAKE_BLOCK,
-            spans=_spans(record.hash_ids),
+            spans=spans_of(record.hash_ids),
         )
 
 
@@ -251,7 +252,7 @@ def _flatten_weka(
             continue
         if request.input_len is None or (request.hash_ids is None and request.hash_ranges is None):
             raise line.error(f"requests[{number}] lacks `in`, or both `hash_ranges` and `hash_ids`")
-        spans = tuple(request.hash_ranges) if request.hash_ranges is not None else _spans(request.hash_ids or [])
+        spans = tuple(request.hash_ranges) if request.hash_ranges is not None else spans_of(request.hash_ids or [])
         if bad := [span for span in spans if not 0 <= span[0] <= span[1]]:
             raise line.error(f"requests[{number}] has the range {list(bad[0])}; half-open [start, end) is allowed")
         _check_len(line, request.input_len, sum(end - start for start, end in spans), trace.block_size)
@@ -280,17 +281,6 @@ def _check_len(line: Line, input_len: int, num_blocks: int, block_size: int) -> 
     """Refuses ids of another block size: hits would be counted in wrong units."""
     if input_len < 0 or abs(num_blocks * block_size - input_len) >= block_size:
         raise line.error(f"{num_blocks} blocks of {block_size} tokens do not fit a prompt of {input_len} tokens")
-
-
-def _spans(ids: list[int]) -> tuple[tuple[int, int], ...]:
-    """Ids as half-open ranges, in their order."""
-    spans: list[tuple[int, int]] = []
-    for block in ids:
-        if spans and spans[-1][1] == block:
-            spans[-1] = (spans[-1][0], block + 1)
-        else:
-            spans.append((block, block + 1))
-    return tuple(spans)
 
 
 def _top_keys(head: bytes) -> set[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-__all__ = ["Call", "CallSpec", "JsonValue", "Message", "Session"]
+__all__ = ["Call", "CallSpec", "JsonValue", "Message", "Session", "Spans", "spans_of"]
 
 if TYPE_CHECKING:
     JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
@@ -18,6 +18,21 @@ else:
 Message: TypeAlias = dict[str, JsonValue]
 """One OpenAI chat message as it was recorded: `role`, `content`, and whatever else the client sent. It is passed on
 unread, so its keys are the API's and not ours."""
+
+
+Spans: TypeAlias = tuple[tuple[int, int], ...]
+"""Half-open ranges `[start, end)`, in an order that means something."""
+
+
+def spans_of(indices: Iterable[int]) -> Spans:
+    """Indices as ranges, in their order. O(n)."""
+    spans: list[tuple[int, int]] = []
+    for index in indices:
+        if spans and spans[-1][1] == index:
+            spans[-1] = (spans[-1][0], index + 1)
+        else:
+            spans.append((index, index + 1))
+    return tuple(spans)
 
 
 class CallSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,7 +46,7 @@ class CallSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         options: further request fields that shape the prompt (`tool_choice`, `chat_template_kwargs`).
     """
 
-    spans: tuple[tuple[int, int], ...]
+    spans: Spans
     completion: int | None = None
     tools: list[JsonValue] | None = None
     agent: str | None = None

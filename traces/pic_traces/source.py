@@ -11,6 +11,7 @@ import msgspec
 
 from pic_traces.blocks import recognize_blocks
 from pic_traces.clock import set_clocks, split_clock
+from pic_traces.data import DATA
 from pic_traces.errors import TraceError
 from pic_traces.generate import generate
 from pic_traces.lines import JSON_SUFFIXES, LINES_SUFFIXES, Line, read_objects
@@ -20,8 +21,7 @@ from pic_traces.session import Session
 
 __all__ = ["SAMPLES", "TRACE_HELP", "limit", "load", "short_name"]
 
-_DATA = Path(__file__).parent / "data"
-SAMPLES = {"agents": _DATA / "agents_sample.jsonl.gz", "opendevin": _DATA / "opendevin_sample.jsonl.gz"}
+SAMPLES = {"agents": DATA / "agents_sample.jsonl.gz", "opendevin": DATA / "opendevin_sample.jsonl.gz"}
 """The traces that travel with the package, by the name in `sample:NAME`."""
 
 TRACE_HELP = (

@@ -12,6 +12,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 
+from pic_traces.data import DATA
+
 __all__ = ["TOKENS_PER_WORD", "WORDS", "CountTokens", "approximate_tokens", "load_token_counter", "make_text"]
 
 TOKENS_PER_WORD = 1.11
@@ -19,7 +21,7 @@ TOKENS_PER_WORD = 1.11
 
 CountTokens = Callable[[str], int]
 
-WORDS = tuple((Path(__file__).parent / "data" / "vocabulary.txt").read_text("utf8").split())
+WORDS = tuple((DATA / "vocabulary.txt").read_text("utf8").split())
 """The words that all generated text is made of, in alphabetical order."""
 
 # A line break with its indentation is a token of its own; digits are mostly one token each.

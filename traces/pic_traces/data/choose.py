@@ -11,6 +11,7 @@ import gzip
 from pathlib import Path
 
 import msgspec
+
 from pic_traces.encode import Encoder, load_encoder
 from pic_traces.lines import Line, read_objects
 from pic_traces.recorded import parse_recorded

@@ -44,19 +44,17 @@ class EncodedCall(Protocol):
 
 
 class Encoder(Protocol):
-    """Turns calls into token ids, the same call always into the same ids."""
+    """Turns calls into token ids, the same call always into the same ids.
 
-    @property
-    def name(self) -> str:
-        """What the ids are of, for reports: the tokenizer's folder, or what stands in for one."""
+    Args:
+        name: what the ids are of, for reports: the tokenizer's folder, or what stands in for one.
+        is_exact: whether these are the ids of a model's own tokenizer and template, not an approximation.
+        delimiters: ids of the tokens that open or close a message.
+    """
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether these are the ids of a model's own tokenizer and template, not an approximation."""
-
-    @property
-    def delimiters(self) -> frozenset[int]:
-        """Ids of the tokens that open or close a message."""
+    name: str
+    is_exact: bool
+    delimiters: frozenset[int]
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import re
 import numpy as np
 import xxhash
 
-from pic_traces.encode.segments import Segment
+from pic_traces.encode.tokenized import TokenizedText
 
 __all__ = ["NUM_RESERVED", "split_pieces"]
 
@@ -34,7 +34,7 @@ _PIECE = re.compile(
 )
 
 
-def split_pieces(text: str) -> Segment:
+def split_pieces(text: str) -> TokenizedText:
     """A text as pieces: words with their leading space, digits in groups, punctuation, runs of whitespace.
 
     Every character is in one piece, so the pieces joined are the text. O(n).
@@ -44,4 +44,4 @@ def split_pieces(text: str) -> Segment:
     ids = np.fromiter((digest(piece.encode("utf-8", "surrogatepass")) for piece in pieces), np.uint64, len(pieces))
     starts = np.zeros(len(pieces), np.int32)
     np.cumsum(np.fromiter(map(len, pieces), np.int32, len(pieces))[:-1], out=starts[1:])
-    return Segment(text, (ids % _NUM_IDS + NUM_RESERVED).astype(np.int32), starts)
+    return TokenizedText(text, (ids % _NUM_IDS + NUM_RESERVED).astype(np.int32), starts)

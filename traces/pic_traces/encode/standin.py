@@ -9,7 +9,7 @@ import numpy as np
 
 from pic_traces.encode.pieces import split_pieces
 from pic_traces.encode.prepare import ContentForm, Preparation, recorded_roles
-from pic_traces.encode.segments import Mark, Segment, SegmentCache, SegmentedCall
+from pic_traces.encode.tokenized import Mark, TokenizedCache, TokenizedCall, TokenizedText
 from pic_traces.session import Call, Message
 
 __all__ = ["StandInEncoder"]
@@ -21,69 +21,58 @@ _OPEN, _CLOSE = "<|im_start|>", "<|im_end|>"
 class StandInEncoder:
     """Implements `Encoder`; tools are flattened to text, as for a template that does not show them."""
 
+    name = "words (no tokenizer given: counts are approximate)"
+    is_exact = False
+    delimiters = frozenset((_OPEN_ID, _CLOSE_ID))
+
     def __init__(self) -> None:
-        self._contents = SegmentCache(split_pieces)
-        self._headers = SegmentCache(_make_header)
+        self._contents = TokenizedCache(split_pieces)
+        self._headers = TokenizedCache(_make_header)
         self._preparation = Preparation(ContentForm.TEXT)
         self._footer = _join(_marker(_CLOSE, _CLOSE_ID), split_pieces("\n"))
         self._end_of_turn = _marker(_CLOSE, _CLOSE_ID)
-
-    @property
-    def name(self) -> str:
-        """What the ids are of."""
-        return "words (no tokenizer given: counts are approximate)"
-
-    @property
-    def is_exact(self) -> bool:
-        """Never: these are nobody's token ids."""
-        return False
-
-    @property
-    def delimiters(self) -> frozenset[int]:
-        """The two markers."""
-        return frozenset((_OPEN_ID, _CLOSE_ID))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What of the calls so far is not as a server would have it."""
         return self._preparation.notes()
 
-    def encode(self, call: Call) -> SegmentedCall:
+    def encode(self, call: Call) -> TokenizedCall:
         """The ids of one call."""
         messages = self._preparation.flatten(call.messages, call.tools)
-        segments: list[Segment] = []
+        stretches: list[TokenizedText] = []
         marks: list[Mark] = []
         at = 0
         for message, role in zip(messages, recorded_roles(call.messages, messages), strict=True):
             header = self._headers.get(str(message["role"]))
             content = self._contents.get(str(message["content"]))
-            segments += (header, content, self._footer)
+            stretches += (header, content, self._footer)
             marks.append(Mark(at, role))
             at += len(header.text) + len(content.text) + len(self._footer.text)
-        segments.append(self._headers.get("assistant"))
+        stretches.append(self._headers.get("assistant"))
         marks.append(Mark(at, "template"))
-        return SegmentedCall(segments, self._answer(call.completion), lambda: marks)
+        return TokenizedCall(stretches, self._answer(call.completion), lambda: marks)
 
-    def _answer(self, completion: Message | None) -> tuple[Segment, ...]:
+    def _answer(self, completion: Message | None) -> tuple[TokenizedText, ...]:
         if completion is None:
             return ()
         (message,) = self._preparation.flatten([completion], None)
         return (self._contents.get(str(message["content"])), self._end_of_turn)
 
 
-def _make_header(role: str) -> Segment:
+def _make_header(role: str) -> TokenizedText:
     return _join(_marker(_OPEN, _OPEN_ID), split_pieces(role), split_pieces("\n"))
 
 
-def _marker(text: str, token_id: int) -> Segment:
-    return Segment(text, np.array([token_id], np.int32), np.zeros(1, np.int32))
+def _marker(text: str, token_id: int) -> TokenizedText:
+    return TokenizedText(text, np.array([token_id], np.int32), np.zeros(1, np.int32))
 
 
-def _join(*segments: Segment) -> Segment:
-    """One segment of several; its keys in a cache may be shorter than its text."""
+def _join(*stretches: TokenizedText) -> TokenizedText:
+    """One stretch of several; its keys in a cache may be shorter than its text."""
     starts, at = [], 0
-    for segment in segments:
-        starts.append(segment.starts + np.int32(at))
-        at += len(segment.text)
-    text = "".join(segment.text for segment in segments)
-    return Segment(text, np.concatenate([segment.ids for segment in segments]), np.concatenate(starts))
+    for stretch in stretches:
+        starts.append(stretch.starts + np.int32(at))
+        at += len(stretch.text)
+    text = "".join(stretch.text for stretch in stretches)
+    return TokenizedText(text, np.concatenate([stretch.ids for stretch in stretches]), np.concatenate(starts))

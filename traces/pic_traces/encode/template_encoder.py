@@ -6,7 +6,7 @@ from pic_traces.encode.chat_template import ChatTemplate, TemplateRefusal
 from pic_traces.encode.locate import locate
 from pic_traces.encode.prepare import Preparation, content_text, recorded_roles
 from pic_traces.encode.probes import probe_content_form, probe_shape, probe_tools
-from pic_traces.encode.segments import Mark, SegmentedCall
+from pic_traces.encode.tokenized import Mark, TokenizedCall
 from pic_traces.encode.tokenizer import TextEncoder
 from pic_traces.errors import TraceError
 from pic_traces.flatten import uses_tools
@@ -23,8 +23,10 @@ class TemplateEncoder:
     calls and results, all calls have them as plain text, as the replay sends them.
     """
 
+    is_exact = True
+
     def __init__(self, name: str, tokenizer: TextEncoder, template: ChatTemplate) -> None:
-        self._name = name
+        self.name = name
         self._tokenizer = tokenizer
         self._template = template
         self._preparation = Preparation(probe_content_form(template))
@@ -32,23 +34,8 @@ class TemplateEncoder:
         self._shape = probe_shape(template, tokenizer.added_tokens)
         special = tokenizer.special_ids
         written = {token_id for token, token_id in special.items() if token in template.source}
-        self._delimiters = frozenset(written or special.values())
+        self.delimiters = frozenset(written or special.values())
         self._any_flattened = False
-
-    @property
-    def name(self) -> str:
-        """The folder."""
-        return self._name
-
-    @property
-    def is_exact(self) -> bool:
-        """Always."""
-        return True
-
-    @property
-    def delimiters(self) -> frozenset[int]:
-        """The special tokens that the template writes; all of them where it names none."""
-        return self._delimiters
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -56,7 +43,7 @@ class TemplateEncoder:
         flattened = "tools are in the prompts as plain text: the chat template does not show them"
         return (*((flattened,) if self._any_flattened else ()), *self._preparation.notes())
 
-    def encode(self, call: Call) -> SegmentedCall:
+    def encode(self, call: Call) -> TokenizedCall:
         """The ids of one call.
 
         Raises:
@@ -68,10 +55,10 @@ class TemplateEncoder:
             text = self._template.render(messages, tools, options, add_generation_prompt=True)
         except TemplateRefusal as error:
             raise TraceError(
-                f"session {call.session_id!r}, call {call.index}: the chat template of {self._name} refuses its "
+                f"session {call.session_id!r}, call {call.index}: the chat template of {self.name} refuses its "
                 f"messages: {error}; use another tokenizer, or none for approximate counts"
             ) from error
-        prompt = list(self._tokenizer.segments(text))
+        prompt = list(self._tokenizer.tokenize(text))
         answer = self._answer_text(call, messages, text)
         last = prompt[-1] if prompt else None
         shape = self._shape
@@ -80,7 +67,7 @@ class TemplateEncoder:
             contents = [content_text(message.get("content")) for message in messages]
             return locate(text, contents, recorded_roles(call.messages, messages), shape)
 
-        return SegmentedCall(prompt, list(self._tokenizer.continue_segments(last, answer)), marks)
+        return TokenizedCall(prompt, list(self._tokenizer.tokenize_after(last, answer)), marks)
 
     def _prepare(self, messages: list[Message], tools: list[JsonValue] | None) -> list[Message]:
         if self._shows_tools:

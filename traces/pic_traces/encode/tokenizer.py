@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pic_traces.encode.segments import Segment, SegmentCache
+from pic_traces.encode.tokenized import TokenizedCache, TokenizedText
 from pic_traces.errors import TraceError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _SPACE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 
 
 class TextEncoder:
-    """Texts as segments: each is an added token with the text up to the next one, or text before the first."""
+    """Texts as stretches: each is an added token with the text up to the next one, or text before the first."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         tokenizer.no_truncation()
@@ -39,10 +39,10 @@ class TextEncoder:
             token.content: token_id for token_id, token in added.items() if token.special
         }
         self.added_tokens = _cutting_pattern(list(added.values()))
-        self._cache = SegmentCache(self._encode)
+        self._cache = TokenizedCache(self._encode)
 
-    def segments(self, text: str) -> Iterator[Segment]:
-        """The segments of a text, which joined are the text; their ids joined are what the tokenizer makes of it."""
+    def tokenize(self, text: str) -> Iterator[TokenizedText]:
+        """The stretches of a text, which joined are the text; their ids joined are what the tokenizer makes of it."""
         get = self._cache.get
         start = 0
         for end in self.cuts(text):
@@ -52,31 +52,31 @@ class TextEncoder:
             yield get(text[start:])
 
     def cuts(self, text: str) -> Iterator[int]:
-        """Where segments begin inside a text."""
+        """Where stretches begin inside a text."""
         if self.added_tokens is not None:
             for match in self.added_tokens.finditer(text):
                 if (at := match.start()) > 0:
                     yield at
 
-    def continue_segments(self, last: Segment | None, text: str) -> Iterator[Segment]:
-        """The segments of a text that follows a segment directly, without touching that segment's tokens.
+    def tokenize_after(self, last: TokenizedText | None, text: str) -> Iterator[TokenizedText]:
+        """The stretches of a text that follows a stretch directly, without touching that stretch's tokens.
 
         Where the tokenizer, given both at once, would join tokens over the boundary, the text is tokenised apart: a
         model that goes on after `last` writes new tokens and changes none.
         """
         if last is None or not text or self._opening(text):
-            yield from self.segments(text)
+            yield from self.tokenize(text)
             return
         first = next(self.cuts(text), len(text))
         yield self._continue(last, text[:first])
-        yield from self.segments(text[first:])
+        yield from self.tokenize(text[first:])
 
     def _opening(self, text: str) -> str:
         """The added token that a text begins with; empty where it does not."""
         match = self.added_tokens.match(text) if self.added_tokens is not None else None
         return match.group() if match else ""
 
-    def _continue(self, last: Segment, text: str) -> Segment:
+    def _continue(self, last: TokenizedText, text: str) -> TokenizedText:
         # NOTE: without the added token in front, some tokenizers would take the text for the beginning of everything.
         for context in (last.text, self._opening(last.text)):
             head = self._cache.get(context).ids
@@ -84,19 +84,19 @@ class TextEncoder:
             if np.array_equal(whole.ids[: len(head)], head):
                 break
         starts = np.maximum(whole.starts[len(head) :] - np.int32(len(context)), 0)
-        return Segment(text, whole.ids[len(head) :], starts)
+        return TokenizedText(text, whole.ids[len(head) :], starts)
 
-    def _encode(self, text: str) -> Segment:
+    def _encode(self, text: str) -> TokenizedText:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids, np.int32)
         if len(ids) == 0:
-            return Segment(text, ids, ids)
+            return TokenizedText(text, ids, ids)
         spans = np.array(encoding.offsets, np.int32)
         starts = np.empty(len(ids), np.int32)
         starts[0] = 0
         # A character of several tokens is in the offsets of them all; it belongs to the first.
         np.maximum(spans[1:, 0], np.maximum.accumulate(spans[:-1, 1]), out=starts[1:])
-        return Segment(text, ids, starts)
+        return TokenizedText(text, ids, starts)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pic_traces.generate.source_code import make_code, make_path
 from pic_traces.generate.tool_schemas import make_tool, tool_call, tool_result
-from pic_traces.session import CallSpec, JsonValue, Message, Session
+from pic_traces.session import CallSpec, JsonValue, Message, Session, spans_of
 from pic_traces.vocabulary import WORDS, CountTokens, load_token_counter, make_text
 
 __all__ = ["Draft", "Studio", "Writer"]
@@ -86,7 +86,7 @@ class Draft(Writer):
         """Record an LLM call whose prompt is these messages of the pool; the answer's index in the pool."""
         answer = self.add(completion)
         listed = None if tools is None else list(tools)
-        self._specs.append(CallSpec(spans=_spans(prompt), completion=answer, tools=listed, agent=agent))
+        self._specs.append(CallSpec(spans=spans_of(prompt), completion=answer, tools=listed, agent=agent))
         return answer
 
     def session(self) -> Session:
@@ -116,13 +116,3 @@ class Studio:
         """Yield an empty draft for each session."""
         for number in range(self._sessions):
             yield Draft(self._name, self._seed, number, self._count_tokens)
-
-
-def _spans(indices: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    spans: list[tuple[int, int]] = []
-    for index in indices:
-        if spans and spans[-1][1] == index:
-            spans[-1] = (spans[-1][0], index + 1)
-        else:
-            spans.append((index, index + 1))
-    return tuple(spans)

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Mapping
 
+from pic_traces.data import DATA
 from pic_traces.generate.source_code import make_name
 from pic_traces.session import JsonValue, Message
 from pic_traces.vocabulary import WORDS, CountTokens, approximate_tokens, make_text
@@ -22,60 +23,11 @@ __all__ = [
 ]
 
 
-def _tool(name: str, description: str, required: Mapping[str, str], optional: Mapping[str, str]) -> JsonValue:
-    """A schema; the parameters are given as name and description, and a description may begin with `int: `."""
-    properties: dict[str, JsonValue] = {}
-    for key, text in {**required, **optional}.items():
-        is_number = text.startswith("int: ")
-        properties[key] = {"type": "integer" if is_number else "string", "description": text.removeprefix("int: ")}
-    parameters: JsonValue = {"type": "object", "properties": properties, "required": list(required)}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
-
-CODING_TOOLS: tuple[JsonValue, ...] = (
-    _tool(
-        "read_file",
-        "Read a text file of the project. Long files are cut; ask for the lines that follow.",
-        {"path": "Path of the file, relative to the project."},
-        {"first_line": "int: First line to read, from 1.", "num_lines": "int: How many lines to read at most."},
-    ),
-    _tool(
-        "search_text",
-        "Find a regular expression in the files of the project and show each match with the lines around it.",
-        {"pattern": "The regular expression."},
-        {"folder": "Only look below this folder.", "context": "int: Lines to show before and after a match."},
-    ),
-    _tool(
-        "edit_file",
-        "Replace one passage of a file. The old text must occur exactly once.",
-        {"path": "Path of the file.", "old_text": "The passage as it is.", "new_text": "What to put in its place."},
-        {},
-    ),
-    _tool(
-        "run_command",
-        "Run a shell command in the project's folder and show what it prints.",
-        {"command": "The command line."},
-        {"timeout_s": "int: Seconds after which the command is ended."},
-    ),
-)
-"""What a coding agent can do."""
-
-START_AGENT: JsonValue = _tool(
-    "start_agent",
-    "Give a task to another agent, which begins with an empty conversation and reports back when it has finished.",
-    {"title": "The task in a few words.", "task": "Everything that the agent has to know."},
-    {},
-)
-"""How an agent starts another one."""
-
-
-LOAD_SKILL: JsonValue = _tool(
-    "load_skill",
-    "Show the instructions of a skill. Load a skill before you do the work that it is for.",
-    {"name": "Name of the skill."},
-    {},
-)
-"""How an agent asks for a skill."""
+CODING_TOOLS: list[JsonValue]
+START_AGENT: JsonValue
+LOAD_SKILL: JsonValue
+*CODING_TOOLS, START_AGENT, LOAD_SKILL = json.loads((DATA / "tools.json").read_text("utf8"))
+"""What a coding agent can do; how an agent starts another one; how an agent asks for the instructions of a skill."""
 
 
 def make_tool(rng: random.Random, num_tokens: int, count_tokens: CountTokens | None = None) -> JsonValue:
@@ -123,6 +75,16 @@ def tool_call(call_id: str, name: str, arguments: Mapping[str, JsonValue], text:
 def tool_result(call_id: str, content: str) -> Message:
     """What a tool gave back."""
     return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def _tool(name: str, description: str, required: Mapping[str, str], optional: Mapping[str, str]) -> JsonValue:
+    """A schema; the parameters are given as name and description, and a description may begin with `int: `."""
+    properties: dict[str, JsonValue] = {}
+    for key, text in {**required, **optional}.items():
+        is_number = text.startswith("int: ")
+        properties[key] = {"type": "integer" if is_number else "string", "description": text.removeprefix("int: ")}
+    parameters: JsonValue = {"type": "object", "properties": properties, "required": list(required)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 def _function(tool: JsonValue) -> dict[str, JsonValue]:

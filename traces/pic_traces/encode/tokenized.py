@@ -1,4 +1,4 @@
-"""Calls as sequences of segments: texts that are tokenised once, and found again in every later call."""
+"""Calls as sequences of stretches: texts that are tokenised once, and found again in every later call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from pic_traces.encode.encoded import Part, Tokens
 
-__all__ = ["Mark", "Segment", "SegmentCache", "SegmentedCall"]
+__all__ = ["Mark", "TokenizedCache", "TokenizedCall", "TokenizedText"]
 
 # Tokens that a cache keeps: three times the distinct tokens of 115 recorded sessions with 403 M prompt tokens. About
 # 12 bytes a token, all included.
@@ -22,7 +22,7 @@ _MAX_CACHED = 32_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TokenizedText:
     """A stretch of text and its tokens."""
 
     text: str
@@ -39,40 +39,42 @@ class Mark(NamedTuple):
     role: str
 
 
-class SegmentCache:
+class TokenizedCache:
     """Segments by their text; the least recently used ones go when all together pass `max_tokens`."""
 
-    def __init__(self, make: Callable[[str], Segment], max_tokens: int = _MAX_CACHED) -> None:
+    def __init__(self, make: Callable[[str], TokenizedText], max_tokens: int = _MAX_CACHED) -> None:
         self._make = make
         self._max_tokens = max_tokens
-        self._segments: OrderedDict[str, Segment] = OrderedDict()
+        self._stretches: OrderedDict[str, TokenizedText] = OrderedDict()
         self._num_tokens = 0
 
-    def get(self, text: str) -> Segment:
-        """The segment of a text, made anew or kept from before."""
-        segment = self._segments.get(text)
-        if segment is not None:
-            self._segments.move_to_end(text)
-            return segment
-        segment = self._make(text)
-        self._segments[text] = segment
-        self._num_tokens += len(segment.ids)
-        while self._num_tokens > self._max_tokens and len(self._segments) > 1:
-            _, oldest = self._segments.popitem(last=False)
+    def get(self, text: str) -> TokenizedText:
+        """The stretch of a text, made anew or kept from before."""
+        stretch = self._stretches.get(text)
+        if stretch is not None:
+            self._stretches.move_to_end(text)
+            return stretch
+        stretch = self._make(text)
+        self._stretches[text] = stretch
+        self._num_tokens += len(stretch.ids)
+        while self._num_tokens > self._max_tokens and len(self._stretches) > 1:
+            _, oldest = self._stretches.popitem(last=False)
             self._num_tokens -= len(oldest.ids)
-        return segment
+        return stretch
 
 
-class SegmentedCall:
-    """An `EncodedCall` whose prompt is the segments `prompt`, and whose answer, on its path, is the segments `answer`.
+class TokenizedCall:
+    """An `EncodedCall` of tokenised stretches of text: those of the prompt, and those of the answer on its path.
 
     Args:
         marks: gives the marks of the prompt, in order; asked once, when `parts` is. What is in front of the first mark
             belongs to it.
     """
 
-    def __init__(self, prompt: Sequence[Segment], answer: Sequence[Segment], marks: Callable[[], list[Mark]]) -> None:
-        self._segments = [*prompt, *answer]
+    def __init__(
+        self, prompt: Sequence[TokenizedText], answer: Sequence[TokenizedText], marks: Callable[[], list[Mark]]
+    ) -> None:
+        self._stretches = [*prompt, *answer]
         self._num_prompt = len(prompt)
         self._marks = marks
 
@@ -84,9 +86,9 @@ class SegmentedCall:
     @cached_property
     def path(self) -> Tokens:
         """The prompt and the recorded answer."""
-        if not self._segments:
+        if not self._stretches:
             return np.empty(0, np.int32)
-        return np.concatenate([segment.ids for segment in self._segments])
+        return np.concatenate([stretch.ids for stretch in self._stretches])
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -106,32 +108,32 @@ class SegmentedCall:
             raise IndexError(f"tokens [{start}, {end}) of a path of {self._token_ends[-1]}")
         pieces = []
         number = max(0, bisect_left(self._token_ends, start + 1) - 1)
-        while number < len(self._segments) and self._token_ends[number] < end:
-            segment, offset = self._segments[number], self._token_ends[number]
-            pieces.append(segment.text[_char_of(segment, start - offset) : _char_of(segment, end - offset)])
+        while number < len(self._stretches) and self._token_ends[number] < end:
+            stretch, offset = self._stretches[number], self._token_ends[number]
+            pieces.append(stretch.text[_char_of(stretch, start - offset) : _char_of(stretch, end - offset)])
             number += 1
         return "".join(pieces)
 
     @cached_property
     def _token_ends(self) -> list[int]:
-        """Tokens before each segment, and in all."""
-        return list(accumulate((len(segment.ids) for segment in self._segments), initial=0))
+        """Tokens before each stretch, and in all."""
+        return list(accumulate((len(stretch.ids) for stretch in self._stretches), initial=0))
 
     @cached_property
     def _char_ends(self) -> list[int]:
-        return list(accumulate((len(segment.text) for segment in self._segments), initial=0))
+        return list(accumulate((len(stretch.text) for stretch in self._stretches), initial=0))
 
     def _token_at(self, char: int) -> int:
         """The first token that begins at `char` or later."""
         number = max(0, bisect_left(self._char_ends, char + 1) - 1)
-        if number >= len(self._segments):
+        if number >= len(self._stretches):
             return self._token_ends[-1]
-        segment = self._segments[number]
-        return self._token_ends[number] + int(np.searchsorted(segment.starts, char - self._char_ends[number]))
+        stretch = self._stretches[number]
+        return self._token_ends[number] + int(np.searchsorted(stretch.starts, char - self._char_ends[number]))
 
 
-def _char_of(segment: Segment, token: int) -> int:
-    """The first character that begins in `token` or later; tokens outside the segment are taken as its ends."""
+def _char_of(stretch: TokenizedText, token: int) -> int:
+    """The first character that begins in `token` or later; tokens outside the stretch are taken as its ends."""
     if token <= 0:
         return 0
-    return int(segment.starts[token]) if token < len(segment.ids) else len(segment.text)
+    return int(stretch.starts[token]) if token < len(stretch.ids) else len(stretch.text)
