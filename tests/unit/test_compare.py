@@ -14,10 +14,12 @@ from pic_bench.compare.arms import ArmKind, build_arms, read_pic_config
 from pic_bench.compare.counters import counters_between, pic_counters
 from pic_bench.compare.pairing import Pair, compare_arms, pair_records, summarize_arm
 from pic_bench.compare.run_folder import COMPARISON, Config, ScenesConfig
+from pic_bench.compare.scenes import make_scenes
 from pic_bench.compare.summary import write_json
 from pic_bench.out_folder import claim_folder
 from pic_bench.report.stats import bootstrap_median, merge_tokens, top_k_kl
 from pic_traces.records import RequestRecord, Status
+from pic_traces.replay import ReplayOptions
 
 from sglang_pic.errors import ConfigError
 
@@ -257,12 +259,36 @@ def test_only_an_earlier_comparison_is_overwritten_and_only_with_force(tmp_path:
     assert (folder / "notes.txt").exists()
 
 
+def test_every_scene_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    config = Config(
+        trace="t",
+        model="m",
+        arms=["stock"],
+        server_args=[],
+        pic_config=None,
+        sessions=1,
+        limit_sessions=None,
+        limit_calls=None,
+        max_tokens=16,
+    )
+    replay = ReplayOptions(trace="t", base_url="http://127.0.0.1:1", out=str(tmp_path))
+    traces = ["clock:3@logs/My Log.jsonl.gz", "My-Log", "gen:random?calls=2", "gen:random?calls=2", "arms", "../.."]
+    scenes = make_scenes(traces, tmp_path, config, replay)
+    names = ["clock-3-my-log", "my-log", "gen-random-calls-2", "gen-random-calls-2-2", "arms-2", "trace"]
+    assert [scene.name for scene in scenes] == names
+    assert [scene.folder for scene in scenes] == [tmp_path / name for name in names]
+    assert [scene.config.trace for scene in scenes] == [scene.replay.trace for scene in scenes] == traces
+    (only,) = make_scenes(["t"], tmp_path, config, replay)
+    assert (only.folder, only.config, only.replay) == (tmp_path, config, replay)
+
+
 def test_words_after_dashes_go_to_the_servers() -> None:
     parser = argparse.ArgumentParser()
     verb = parser.add_subparsers().add_parser("compare")
     command.add_arguments(verb)
-    line = "compare t.jsonl --model m --server-arg=--tp-size=2 --out o -- --page-size 16 --out x"
+    line = "compare t.jsonl u.jsonl --model m --server-arg=--tp-size=2 --out o -- --page-size 16 --out x"
     args = parser.parse_args(line.split())
+    assert args.traces == ["t.jsonl", "u.jsonl"]
     assert args.server_args == ["--page-size", "16", "--out", "x"]
     assert args.server_arg == ["--tp-size=2"]
     assert args.out == Path("o")

@@ -18,6 +18,7 @@ import pytest
 from pic_bench.compare.arms import build_arms
 from pic_bench.compare.compare import Settings, run_compare
 from pic_bench.compare.run_folder import Config
+from pic_bench.compare.scenes import make_scenes
 from pic_bench.compare.server import Server, free_port
 from pic_traces.records import RequestRecord, summarize
 from pic_traces.replay import ReplayOptions
@@ -40,11 +41,13 @@ for new_session in (False, True) if behaviour != "alone" else ():
     child.stdout.readline()
     print("child", child.pid, flush=True)
 class Handler(http.server.BaseHTTPRequestHandler):
+    runs = 0
     def do_GET(self):
         if self.path == "/crash":
             print("Traceback: out of slots", flush=True)
             os._exit(9)
-        body = b"sglang:pic_runs_total 5.0\\n" if self.path == "/metrics" else b""
+        Handler.runs += 5 * (self.path == "/metrics")
+        body = b"sglang:pic_runs_total %d.0\\n" % Handler.runs if self.path == "/metrics" else b""
         self.send_response(200 if self.path in ("/health", "/metrics") else 404)
         self.end_headers()
         self.wfile.write(body)
@@ -155,8 +158,9 @@ def test_compare_runs_every_arm_and_leaves_the_folder_of_the_layout(
         asked.append(options)
         return _write_records(options, chunk_hit=0 if len(asked) == 1 else 600)
 
-    run = run_compare(_settings(tmp_path / "run", ["stock", "pic", "pic-off"]), launch=_launch, replay=replay)
+    (run,) = run_compare(_settings(tmp_path / "run", ["stock", "pic", "pic-off"]), launch=_launch, replay=replay)
     assert [options.custom_params for options in asked] == [{}, {}, {"pic": {"mode": "off"}}]
+    assert all(options.extra_body == {} for options in asked)
     assert len({options.base_url for options in asked}) == 3
     assert run.summary.paired is not None
     assert run.summary.paired.computed_tokens_ratio == pytest.approx(0.25)
@@ -173,6 +177,37 @@ def test_compare_runs_every_arm_and_leaves_the_folder_of_the_layout(
     assert needed <= set(summary["arms"]["stock"])
     assert set(summary["arms"]["stock"]["ttft_s"]) == {"mean", "p50", "p90", "p95", "p99"}
     assert "[2/3] pic: starting server" in capfd.readouterr().err
+
+
+def test_scenes_share_an_arms_server_and_no_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    asked: list[ReplayOptions] = []
+
+    def replay(options: ReplayOptions) -> Path:
+        asked.append(options)
+        Path(options.out).mkdir(parents=True, exist_ok=True)
+        return _write_records(options, chunk_hit=100 * len(asked))
+
+    out = tmp_path / "run"
+    traces = ["clock:gen:random", "gen:random"]
+    for _ in range(2):
+        runs = run_compare(_settings(out, ["stock", "pic"], traces, force=True), launch=_launch, replay=replay)
+    names = ["clock-gen-random", "gen-random"]
+    del asked[:4]
+    assert [options.trace for options in asked] == traces * 2
+    assert [options.extra_body for options in asked] == [{"extra_key": name} for name in names] * 2
+    assert [len({options.base_url for options in of_arm}) for of_arm in (asked[:2], asked[2:])] == [1, 1]
+    # What the server counts is shared among the scenes: each has what was added during its replay.
+    assert [run.summary.arms["pic"].pic_counters for run in runs] == [{"sglang:pic_runs_total": 5.0}] * 2
+    assert [run.summary.trace.name for run in runs] == traces
+    written = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    top = {"config.json", "environment.json", "summary.json", "report.md", "report.html", "report.svg"}
+    per_arm = {"requests.jsonl", "summary.json", "metrics.txt"}
+    files = top | {f"arms/{arm}/{name}" for arm in ("stock", "pic") for name in per_arm}
+    logs = {f"arms/{arm}/server.log" for arm in ("stock", "pic")}
+    assert written == top | logs | {f"{scene}/{file}" for scene in names for file in files}
+    told = capfd.readouterr().err
+    assert "s, replaying clock:gen:random" in told
+    assert "[2/2] pic: 4 requests, 0 failed, 0 left out, replaying gen:random" in told
 
 
 def test_a_server_that_dies_during_the_replay_fails_the_comparison(tmp_path: Path) -> None:
@@ -219,10 +254,9 @@ def _write_records(options: ReplayOptions, *, chunk_hit: int) -> Path:
     return folder
 
 
-def _settings(out: Path, arms: list[str]) -> Settings:
-    trace = "gen:random"
+def _settings(out: Path, arms: list[str], traces: Sequence[str] = ("gen:random",), *, force: bool = False) -> Settings:
     config = Config(
-        trace=trace,
+        trace=traces[0],
         model="fake-model",
         arms=arms,
         server_args=[],
@@ -232,11 +266,12 @@ def _settings(out: Path, arms: list[str]) -> Settings:
         limit_calls=None,
         max_tokens=1,
     )
+    replay = ReplayOptions(trace=traces[0], base_url="http://127.0.0.1:1", out=str(out))
     return Settings(
-        config=config,
+        scenes=make_scenes(traces, out, config, replay),
         arms=build_arms(arms, server_args=[], pic_config=None),
         out=out,
-        replay=ReplayOptions(trace=trace, base_url="http://127.0.0.1:1", out=str(out)),
+        force=force,
         start_timeout_s=60,
     )
 

@@ -1,7 +1,4 @@
-"""Owns the verb `compare`: its arguments, and how they become the settings of a comparison.
-
-It must not measure or draw; errors and Ctrl-C go up to the console script, which knows the exit statuses.
-"""
+"""The verb `compare`: its arguments, and how they become the settings of a comparison."""
 
 from __future__ import annotations
 
@@ -30,7 +27,12 @@ DEFAULT_ARMS = "stock,pic"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic compare`."""
-    parser.add_argument("trace", metavar="TRACE", help=TRACE_HELP)
+    parser.add_argument(
+        "traces",
+        nargs="+",
+        metavar="TRACE",
+        help=f"{TRACE_HELP}; several go to the same servers, each in a namespace of its own, and into one report",
+    )
     parser.add_argument("--model", required=True, metavar="DIR", help="model folder or hub name, as for `sglang serve`")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the run's folder, new or empty")
     parser.add_argument("--force", action="store_true", help="overwrite an earlier comparison in --out")
@@ -77,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
 
     settings = _settings(args)
     with interrupt_on_sigterm():
-        finished = run_compare(settings)
+        runs = run_compare(settings)
     print_result(args.out, as_json=args.json)
-    failed = sum(arm.failed for arm in finished.summary.arms.values())
+    failed = sum(arm.failed for run in runs for arm in run.summary.arms.values())
     if failed:
         print(f"sglang-pic: {failed} requests failed; see {args.out / 'report.md'}", file=sys.stderr)
         return FAILED_REQUESTS
@@ -106,13 +108,14 @@ def _settings(args: argparse.Namespace) -> Settings:
     from pic_bench.compare.arms import build_arms, read_pic_config
     from pic_bench.compare.compare import Settings
     from pic_bench.compare.run_folder import Config
+    from pic_bench.compare.scenes import make_scenes
 
     names = [name.strip() for name in args.arms.split(",") if name.strip()]
     server_args = [word for text in args.server_arg for word in shlex.split(text)] + args.server_args
     pic_config = read_pic_config(args.pic_config)
     arms = build_arms(names, server_args=server_args, pic_config=pic_config)
     replay = ReplayOptions(
-        trace=args.trace,
+        trace=args.traces[0],
         base_url="http://127.0.0.1:1",  # every arm has its own
         out=str(args.out),
         sessions=args.sessions,
@@ -122,7 +125,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         logprobs=20,
     ).check()
     config = Config(
-        trace=args.trace,
+        trace=args.traces[0],
         model=args.model,
         arms=[arm.name for arm in arms],
         server_args=server_args,
@@ -133,10 +136,9 @@ def _settings(args: argparse.Namespace) -> Settings:
         max_tokens=args.max_tokens,
     )
     return Settings(
-        config=config,
+        scenes=make_scenes(args.traces, args.out, config, replay),
         arms=arms,
         out=args.out,
-        replay=replay,
         force=args.force,
         start_timeout_s=args.start_timeout,
         quiet=args.quiet,

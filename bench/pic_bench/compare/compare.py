@@ -1,7 +1,4 @@
-"""Owns a comparison: every arm on a fresh server, one after the other, then the figures and the reports.
-
-It must not parse command lines. What a server and a replay are comes from `server.py` and `pic_traces.replay`.
-"""
+"""Runs a comparison: every arm on a fresh server, which replays every trace, then the figures and the reports."""
 
 from __future__ import annotations
 
@@ -19,14 +16,16 @@ from pic_traces.replay import ReplayOptions, run_replay
 from pic_traces.source import short_name
 
 from pic_bench.compare.arms import Arm, ArmKind
-from pic_bench.compare.counters import pic_counters
+from pic_bench.compare.counters import counters_between, pic_counters
 from pic_bench.compare.pairing import compare_arms, summarize_arm
-from pic_bench.compare.run_folder import COMPARISON, Config, Run, arm_folder
+from pic_bench.compare.run_folder import COMPARISON, Run, ScenesConfig, arm_folder
+from pic_bench.compare.scenes import Scene
 from pic_bench.compare.server import Server, free_port, launch_command
 from pic_bench.compare.summary import ArmSummary, Paired, Summary, Trace, write_json
 from pic_bench.environment import capture_environment, model_facts, now
 from pic_bench.out_folder import claim_folder
 from pic_bench.report.report import write_reports
+from pic_bench.report.scenes import write_scenes
 from sglang_pic.errors import BenchError
 
 __all__ = ["Settings", "run_compare"]
@@ -39,17 +38,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What to compare.
 
     Args:
+        scenes: the traces; all of them have one model.
         out: the run folder.
-        replay: options of the replay; its address, folder and custom parameters are set for each arm.
         force: overwrite an earlier comparison in `out`.
         start_timeout_s: how long a server may take to become healthy.
         quiet: no progress on stderr.
     """
 
-    config: Config
+    scenes: list[Scene]
     arms: list[Arm]
     out: Path
-    replay: ReplayOptions
     force: bool = False
     start_timeout_s: float = 900.0
     quiet: bool = False
@@ -60,8 +58,10 @@ class _ArmRun(NamedTuple):
     records: list[RequestRecord]
 
 
-def run_compare(settings: Settings, *, launch: LaunchCommand = launch_command, replay: Replay = run_replay) -> Run:
-    """Run every arm and write the folder.
+def run_compare(
+    settings: Settings, *, launch: LaunchCommand = launch_command, replay: Replay = run_replay
+) -> list[Run]:
+    """Run every arm, write the folder, and return what it says of every scene.
 
     Args:
         launch: the command line of a server, from model, port and flags.
@@ -69,22 +69,36 @@ def run_compare(settings: Settings, *, launch: LaunchCommand = launch_command, r
 
     Raises:
         ConfigError: the folder cannot be used.
-        TraceError: the trace cannot be read.
+        TraceError: a trace cannot be read.
         BenchError: a server failed, or a replay ended early; the records so far stay in the folder.
         ReplayError: a replay could not start or crashed.
     """
-    next(iter(load(settings.config.trace)), None)  # a trace that cannot be read must not cost the start of a server
+    for scene in settings.scenes:  # a trace that cannot be read must not cost the start of a server
+        next(iter(load(scene.config.trace)), None)
     claim_folder(settings.out, COMPARISON, force=settings.force)
     started_at = now()
-    write_json(settings.out / "config.json", settings.config)
-    write_json(settings.out / "environment.json", capture_environment())
-    runs: dict[str, _ArmRun] = {}
+    _write_configs(settings)
+    runs: dict[str, dict[str, _ArmRun]] = {scene.name: {} for scene in settings.scenes}
     for number, arm in enumerate(settings.arms, start=1):
         say = _Speaker(f"[{number}/{len(settings.arms)}] {arm.name}:", quiet=settings.quiet)
-        runs[arm.name] = _run_arm(settings, arm, launch, replay, say)
-    summary = _summarize(settings, runs, started_at)
-    write_json(settings.out / "summary.json", summary)
-    return write_reports(settings.out)
+        for scene, run in zip(settings.scenes, _run_arm(settings, arm, launch, replay, say), strict=True):
+            runs[scene.name][arm.name] = run
+    for scene in settings.scenes:
+        write_json(scene.folder / "summary.json", _summarize(settings, scene, runs[scene.name], started_at))
+    if len(settings.scenes) == 1:
+        return [write_reports(settings.out)]
+    return list(write_scenes(settings.out).values())
+
+
+def _write_configs(settings: Settings) -> None:
+    environment = capture_environment()
+    if len(settings.scenes) > 1:
+        write_json(settings.out / "config.json", ScenesConfig(scenes=[scene.name for scene in settings.scenes]))
+        write_json(settings.out / "environment.json", environment)
+    for scene in settings.scenes:
+        scene.folder.mkdir(exist_ok=True)
+        write_json(scene.folder / "config.json", scene.config)
+        write_json(scene.folder / "environment.json", environment)
 
 
 class _Speaker:
@@ -107,33 +121,53 @@ class _Speaker:
             print(f"\r\x1b[K{self._prefix} starting server ... {seconds:.0f} s", end="", file=sys.stderr, flush=True)
 
 
-def _run_arm(settings: Settings, arm: Arm, launch: LaunchCommand, replay: Replay, say: _Speaker) -> _ArmRun:
-    folder = arm_folder(settings.out, arm.name)
+def _run_arm(settings: Settings, arm: Arm, launch: LaunchCommand, replay: Replay, say: _Speaker) -> list[_ArmRun]:
+    """One server of the arm, which serves every scene; returns what it made of each."""
     port = free_port()
     server = Server(
-        launch(settings.config.model, port, arm.server_args),
+        launch(settings.scenes[0].config.model, port, arm.server_args),
         port=port,
-        log_path=folder / "server.log",
+        log_path=arm_folder(settings.out, arm.name) / "server.log",
         env=arm.env,
         start_timeout_s=settings.start_timeout_s,
         progress=say.waiting,
     )
     say.line("starting server ...")
+    runs: list[_ArmRun] = []
+    counters: dict[str, float] = {}
     with server:
-        say.line(f"server ready in {server.ready_after_s:.0f} s, replaying {settings.config.trace}")
-        options = msgspec.structs.replace(
-            settings.replay,
-            base_url=server.base_url,
-            out=str(folder),
-            custom_params={**settings.replay.custom_params, **(arm.custom_params or {})},
-            force=True,
-            quiet=settings.quiet,
-        )
-        with server.watch():
-            replay(options)
-        metrics = _metrics(server)
-        server.check_alive()
+        state = f"server ready in {server.ready_after_s:.0f} s"
+        for scene in settings.scenes:
+            say.line(f"{state}, replaying {scene.config.trace}")
+            before, counters = counters, _replay_scene(settings, scene, arm, server, replay)
+            runs.append(_arm_run(scene, arm, server, counters_between(before, counters)))
+            summary = runs[-1].summary
+            state = f"{summary.requests} requests, {summary.failed} failed, {summary.skipped} left out"
+    say.line(f"{state}; server stopped")
+    return runs
+
+
+def _replay_scene(settings: Settings, scene: Scene, arm: Arm, server: Server, replay: Replay) -> dict[str, float]:
+    """Replay a scene into its arm's folder; returns the server's counters afterwards."""
+    folder = arm_folder(scene.folder, arm.name)
+    options = msgspec.structs.replace(
+        scene.replay,
+        base_url=server.base_url,
+        out=str(folder),
+        custom_params={**scene.replay.custom_params, **(arm.custom_params or {})},
+        force=True,
+        quiet=settings.quiet,
+    )
+    with server.watch():
+        replay(options)
+    metrics = _metrics(server)
+    server.check_alive()
     (folder / "metrics.txt").write_text(metrics, "utf8")
+    return pic_counters(metrics)
+
+
+def _arm_run(scene: Scene, arm: Arm, server: Server, counters: dict[str, float]) -> _ArmRun:
+    folder = arm_folder(scene.folder, arm.name)
     replayed, records = load_summary(folder), load_records(folder)
     if replayed.stopped is not None:
         raise BenchError(f"arm {arm.name!r}: the replay ended early: {replayed.stopped}. Records so far: {folder}.")
@@ -144,9 +178,8 @@ def _run_arm(settings: Settings, arm: Arm, launch: LaunchCommand, replay: Replay
         ready_s=server.ready_after_s,
         server_args=arm.server_args,
         tools_flattened=replayed.tools_flattened,
-        pic_counters=pic_counters(metrics),
+        pic_counters=counters,
     )
-    say.line(f"{summary.requests} requests, {summary.failed} failed, {summary.skipped} left out; server stopped")
     return _ArmRun(summary, records)
 
 
@@ -160,7 +193,7 @@ def _metrics(server: Server) -> str:
         ) from error
 
 
-def _summarize(settings: Settings, runs: Mapping[str, _ArmRun], started_at: str) -> Summary:
+def _summarize(settings: Settings, scene: Scene, runs: Mapping[str, _ArmRun], started_at: str) -> Summary:
     baseline = next((arm.name for arm in settings.arms if arm.is_stock), settings.arms[0].name)
     comparisons = [
         compare_arms(baseline, runs[baseline].records, arm.name, runs[arm.name].records)
@@ -173,8 +206,8 @@ def _summarize(settings: Settings, runs: Mapping[str, _ArmRun], started_at: str)
     floor = floors[0].name if floors else None
     first_pic = next((arm.name for arm in settings.arms if arm.kind is ArmKind.PIC), None)
     return Summary(
-        trace=_trace(settings, runs[baseline].records),
-        model=model_facts(settings.config.model),
+        trace=_trace(scene.config.trace, runs[baseline].records),
+        model=model_facts(scene.config.model),
         started_at=started_at,
         finished_at=now(),
         arms={name: run.summary for name, run in runs.items()},
@@ -188,14 +221,14 @@ def _find(comparisons: Sequence[Paired], arm: str | None) -> Paired | None:
     return next((pair for pair in comparisons if pair.arm == arm), None)
 
 
-def _trace(settings: Settings, records: Sequence[RequestRecord]) -> Trace:
+def _trace(trace: str, records: Sequence[RequestRecord]) -> Trace:
     """The trace's name, its file's digest, and how much of it was replayed."""
-    path = Path(split_clock(settings.config.trace)[2]).expanduser()
+    path = Path(split_clock(trace)[2]).expanduser()
     measured = [record for record in records if not record.warmup]
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
     return Trace(
-        name=short_name(settings.config.trace) if digest else settings.config.trace,
-        path=settings.config.trace if digest else None,
+        name=short_name(trace) if digest else trace,
+        path=trace if digest else None,
         sha256=digest,
         sessions=len({record.session_id for record in measured}),
         calls=len(measured),
