@@ -24,7 +24,7 @@ PYTHON ?=
 TORCH ?= torch==$(TORCH_VERSION)
 # On the command line only: OUT is overwritten, and must not come from a shell that means something else by it.
 MODEL := .models/smollm2
-TRACE := sample:opendevin
+TRACE := clock:sample:agents sample:agents
 OUT := runs/demo
 TRACES :=
 # Test files side by side, those with servers first; each server takes a few GB. 0 for one after the other, in one process.
@@ -86,7 +86,7 @@ $(STAMP): requirements-cpu.txt pyproject.toml .venv/.torch-wanted
 	@echo 'setup: done, try $(BIN)/sglang-pic --help'
 
 .PHONY: demo
-demo: setup ## stock SGLang against the patched one on real agent sessions; ends with a report
+demo: setup ## stock SGLang against the patched one on recorded agent sessions, with a clock and without; ends with a report
 	$(if $(filter .models/smollm2,$(MODEL)),$(BIN)/sglang-pic model smollm2 $(MODEL))
 	$(BIN)/sglang-pic compare $(TRACE) --model $(MODEL) --out $(OUT) --force $(ARGS)
 

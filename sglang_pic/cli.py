@@ -90,11 +90,11 @@ VERBS: dict[str, Verb] = {
     ),
     "compare": Verb(
         "pic_bench.compare.command",
-        "compare stock SGLang with the patched server on one trace",
-        "Starts a fresh server for each arm, replays the trace against it and stops it. The report pairs the requests "
+        "compare stock SGLang with the patched server on the same calls",
+        "Starts a fresh server for each arm, replays the traces against it and stops it. The report pairs the requests "
         "and shows the source of every prompt token, the time to first token, and how many answers agree.",
         (
-            "sglang-pic compare sample:opendevin --model .models/smollm2 --out runs/demo",
+            "sglang-pic compare clock:sample:agents sample:agents --model .models/smollm2 --out runs/demo",
             "sglang-pic compare trace.jsonl.gz --model .models/smollm2 --out runs/page16 -- --page-size 16",
         ),
         needs=("locust", "psutil", "sglang"),
