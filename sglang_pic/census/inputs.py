@@ -9,6 +9,7 @@ from itertools import islice
 
 from pic_traces import Session, load
 from pic_traces.source import TRACE_HELP
+from tqdm import tqdm
 
 from sglang_pic.census.outcome import Outcome
 from sglang_pic.errors import ConfigError
@@ -50,11 +51,8 @@ def read_sessions(file: str, limit: int | None) -> Iterator[Session]:
 
 def with_progress(outcomes: Iterable[Outcome], num_calls: int, *, quiet: bool) -> Iterator[Outcome]:
     """The outcomes, with a progress bar on stderr where that is a terminal."""
-    from tqdm import tqdm
-
     is_hidden = quiet or not sys.stderr.isatty()
-    with tqdm(total=num_calls, unit="call", file=sys.stderr, disable=is_hidden, dynamic_ncols=True) as bar:
-        for outcome in outcomes:
-            bar.set_description_str(outcome.ref.file.rpartition("/")[2][-40:], refresh=False)
-            bar.update()
-            yield outcome
+    bar = tqdm(outcomes, total=num_calls, unit="call", file=sys.stderr, disable=is_hidden, dynamic_ncols=True)
+    for outcome in bar:
+        bar.set_description_str(outcome.ref.file.rpartition("/")[2][-40:], refresh=False)
+        yield outcome

@@ -19,14 +19,11 @@ _ENDS = -1
 
 
 class Match(NamedTuple):
-    """How far a prompt is stored."""
+    """How far a prompt is stored: the fields of `Outcome`, with the neighbor by its number."""
 
     prefix_len: int
-    """As in `Outcome`."""
     neighbor: int | None
-    """As in `Outcome`, by number."""
     expected: Tokens
-    """As in `Outcome`."""
 
 
 class PrefixTree:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from functools import partial
 
 import msgspec
 from pic_traces.encode.encoded import EncodedCall, Encoder
@@ -16,9 +17,9 @@ from pic_traces.session import Session
 from sglang_pic.census.outcome import CallRef, Outcome, RunSpan
 from sglang_pic.census.prefix_tree import PrefixTree
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ContentIndex, CoreConfig, Path, PlanOptions, Run
+from sglang_pic.core import ContentIndex, CoreConfig, PlanOptions, Run
 
-__all__ = ["CacheScope", "server_limits", "simulate"]
+__all__ = ["CacheScope", "simulate"]
 
 _NAMESPACE = "census"
 _UNLIMITED = 1 << 40
@@ -38,16 +39,14 @@ def simulate(
     encoder: Encoder,
     *,
     config: CoreConfig | None = None,
-    options: PlanOptions | None = None,
     scope: CacheScope = CacheScope.FILE,
 ) -> Iterator[Outcome]:
     """Serve every call, and yield what became of it, in order.
 
     Args:
-        files: names, each with its sessions; a file is not begun before the one ahead of it has ended.
+        files: names, each with its sessions; a file begins when the one before has ended.
         encoder: turns calls into token ids.
-        config: the server's settings; the bounds on the index are lifted here.
-        options: what limits every plan; the server's own limits if left out.
+        config: the server's settings; its bounds on the index do not apply here.
         scope: how long a cache lives.
 
     Raises:
@@ -55,31 +54,27 @@ def simulate(
 
     Memory grows with distinct tokens, not with prompt tokens.
     """
-    unbounded = _lift_bounds(config or CoreConfig())
-    limits = options or server_limits()
     numbers = itertools.count()
     cache: _Cache | None = None
     for file, sessions in files:
         if cache is None or scope is CacheScope.FILE:
-            cache = _Cache(unbounded, limits, encoder.delimiters)
+            cache = _Cache(config or CoreConfig(), encoder.delimiters)
         for session in sessions:
             for call in session.calls():
                 ref = CallRef(next(numbers), file, session.session_id, call.index)
                 yield cache.serve(ref, call.agent, encoder.encode(call))
 
 
-def server_limits() -> PlanOptions:
-    """The limits that a server puts on every plan by default."""
-    config = PicConfig()
-    return PlanOptions(max_gaps=config.max_gaps, max_runs=config.max_runs)
-
-
 class _Cache:
     """The exact prefixes and the chunks of all calls so far."""
 
-    def __init__(self, config: CoreConfig, options: PlanOptions, delimiters: frozenset[int]) -> None:
-        self._index = ContentIndex(config)
-        self._options = options
+    def __init__(self, config: CoreConfig, delimiters: frozenset[int]) -> None:
+        server = PicConfig()
+        options = PlanOptions(max_gaps=server.max_gaps, max_runs=server.max_runs)
+        unbounded = msgspec.structs.replace(config, max_index_tokens=_UNLIMITED, max_index_bytes=_UNLIMITED)
+        self._index = ContentIndex(unbounded)
+        # Nothing is evicted, so every donor is resident.
+        self._plan = partial(self._index.plan, _NAMESPACE, resolve=lambda _, end: end, options=options)
         self._delimiters = delimiters
         self._prefixes = PrefixTree()
         self._refs: dict[int, CallRef] = {}
@@ -87,11 +82,9 @@ class _Cache:
     def serve(self, ref: CallRef, agent: str | None, encoded: EncodedCall) -> Outcome:
         tokens, path = encoded.tokens, encoded.path
         match = self._prefixes.match(tokens)
-        plan = self._index.plan(
-            _NAMESPACE, tokens, prefix_len=match.prefix_len, resolve=_is_resident, options=self._options
-        )
+        plan = self._plan(tokens, prefix_len=match.prefix_len)
         runs = tuple(self._span(run) for run in plan.runs)
-        # As the server does it: of what the tree did not have yet, the runs are spliced and the rest is computed.
+        # As on the server: of what the tree did not have, the runs are spliced and the rest is computed.
         stored = self._prefixes.insert(path, ref.number)
         self._index.publish(
             _NAMESPACE,
@@ -114,12 +107,3 @@ class _Cache:
     def _span(self, run: Run) -> RunSpan:
         donor = self._prefixes.appender(run.donor.tokens(run.donor_end), run.donor_start)
         return RunSpan(run.target_start, run.target_end, run.shift, run.seam_len, self._refs[donor])
-
-
-def _is_resident(path: Path, end: int) -> int:
-    """The resolver of a cache that has lost nothing."""
-    return end
-
-
-def _lift_bounds(config: CoreConfig) -> CoreConfig:
-    return msgspec.structs.replace(config, max_index_tokens=_UNLIMITED, max_index_bytes=_UNLIMITED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from pic_traces.blocks import prefix_census, recognize_blocks
 from pic_traces.encode.encoded import Encoder
@@ -11,13 +12,14 @@ from pic_traces.session import Session
 from sglang_pic.census.inputs import read_sessions
 from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.simulate import CacheScope, simulate
-from sglang_pic.census.tally import Census, Counts, Detail, FileCounts, Tally
+from sglang_pic.census.tally import Census, Detail, FileCounts, Tally
 from sglang_pic.census.windows import WindowSearch
 from sglang_pic.core import CoreConfig
 
 __all__ = ["Survey"]
 
 
+@dataclass(slots=True)
 class Survey:
     """Counts files one after the other; `result` may be called at any time.
 
@@ -30,27 +32,17 @@ class Survey:
         make_search: makes the search for the upper bound, one for every cache; None leaves the bound out.
     """
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        *,
-        encoder: Encoder,
-        config: CoreConfig,
-        scope: CacheScope = CacheScope.FILE,
-        limit_sessions: int | None = None,
-        make_search: Callable[[], WindowSearch] | None = None,
-    ) -> None:
-        self._files = list(files)
-        self._encoder = encoder
-        self._config = config
-        self._scope = scope
-        self._limit_sessions = limit_sessions
-        self._make_search = make_search
-        # Filled by `prepare`; block traces are not simulated.
-        self._blocks: dict[str, FileCounts] = {}
-        self._tallies: dict[str, Tally] = {}
-        self._total = Tally()
-        self._search: WindowSearch | None = None
+    files: Sequence[str]
+    encoder: Encoder
+    config: CoreConfig
+    scope: CacheScope = CacheScope.FILE
+    limit_sessions: int | None = None
+    make_search: Callable[[], WindowSearch] | None = None
+    # Filled by `prepare`; block traces are not simulated.
+    _blocks: dict[str, FileCounts] = field(default_factory=dict)
+    _tallies: dict[str, Tally] = field(default_factory=dict)
+    _total: Tally = field(default_factory=Tally)
+    _search: WindowSearch | None = None
 
     def prepare(self) -> int:
         """Read every file once, so that errors are found before the long work; keep no text.
@@ -62,11 +54,11 @@ class Survey:
             TraceError: a file cannot be read, or has no information about reuse.
         """
         num_calls = 0
-        for file in self._files:
-            if _is_block_trace(file):
+        for file in self.files:
+            if recognize_blocks(file) is not None:
                 self._blocks[file] = self._count_blocks(file)
             else:
-                num_calls += sum(session.num_calls for session in read_sessions(file, self._limit_sessions))
+                num_calls += sum(session.num_calls for session in read_sessions(file, self.limit_sessions))
         return num_calls
 
     def run(self) -> Iterator[Outcome]:
@@ -75,7 +67,7 @@ class Survey:
         Raises:
             TraceError: a file cannot be read, or the template refuses a call; what was counted before still holds.
         """
-        for outcome in simulate(self._sources(), self._encoder, config=self._config, scope=self._scope):
+        for outcome in simulate(self._sources(), self.encoder, config=self.config, scope=self.scope):
             repeated = None
             if self._search is not None:
                 encoded = outcome.encoded
@@ -89,48 +81,34 @@ class Survey:
     def result(self) -> Census:
         """The counts so far, without the files that were not begun."""
         files = []
-        for file in self._files:
+        for file in self.files:
             if file in self._tallies:
-                files.append(self._counts(self._tallies[file]).of_file(file))
+                files.append(self._tallies[file].counts(self.encoder).of_file(file))
             elif file in self._blocks:
                 files.append(self._blocks[file])
-        self._total.is_complete = len(files) == len(self._files) and all(c.detail.is_complete for c in files)
-        notes = list(self._encoder.notes)
+        self._total.is_complete = len(files) == len(self.files) and all(c.detail.is_complete for c in files)
+        notes = list(self.encoder.notes)
         if self._blocks:
             notes.append(f"{len(self._blocks)} block trace(s) left out of the sums: only their prefix hits are known")
-        note = "; ".join(notes) or None
-        return Census(files=files, total=self._counts(self._total, note))
+        return Census(files=files, total=self._total.counts(self.encoder, "; ".join(notes) or None))
 
     def _sources(self) -> Iterator[tuple[str, Iterable[Session]]]:
         """The files to simulate; a file is complete when the next one is requested."""
-        for file in self._files:
-            if file in self._blocks:
-                continue
-            if self._make_search is not None and (self._search is None or self._scope is CacheScope.FILE):
-                self._search = self._make_search()
+        for file in (file for file in self.files if file not in self._blocks):
+            if self.make_search is not None and (self._search is None or self.scope is CacheScope.FILE):
+                self._search = self.make_search()
             tally = self._tallies[file] = Tally()
-            yield file, read_sessions(file, self._limit_sessions)
+            yield file, read_sessions(file, self.limit_sessions)
             tally.is_complete = True
 
     def _count_blocks(self, file: str) -> FileCounts:
         counted = prefix_census(file)
-        note = counted.note + ("" if self._limit_sessions is None else "; --limit-sessions does not apply here")
-        counts = Counts(
+        note = counted.note + ("" if self.limit_sessions is None else "; --limit-sessions does not apply here")
+        return FileCounts(
+            file=file,
             sessions=counted.sessions,
             calls=counted.calls,
             prompt_tokens=counted.prompt_tokens,
             prefix_tokens=counted.prefix_tokens,
-            chunk_tokens=None,
-            new_tokens=None,
-            runs=None,
             detail=Detail(note=note),
         )
-        return counts.of_file(file)
-
-    def _counts(self, tally: Tally, note: str | None = None) -> Counts:
-        encoder = self._encoder
-        return tally.counts(tokenizer=encoder.name, tokenizer_exact=encoder.is_exact, note=note)
-
-
-def _is_block_trace(file: str) -> bool:
-    return not file.startswith(("gen:", "sample:")) and recognize_blocks(file) is not None

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from pic_traces.source import short_name
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from sglang_pic.census.tally import Census, Counts, RunLengths
 from sglang_pic.census.windows import WINDOW_LEN
 from sglang_pic.core import CoreConfig
 
-__all__ = ["WIDTH", "render"]
+__all__ = ["WIDTH", "as_text", "render"]
 
 WIDTH = 100
 
@@ -59,35 +58,37 @@ def render(census: Census, config: CoreConfig) -> str:
         rows.append(("all", census.total))
     # Block traces have no chunks.
     told = [(name, counts) for name, counts in rows if counts.chunk_tokens is not None and counts.calls]
-    console = Console(file=io.StringIO(), width=WIDTH, color_system=None, markup=False, emoji=False, highlight=False)
-    _print_headline(console, census.total)
-    _print_table(console, "Prompt tokens, by where an unlimited cache would take them from", rows, _SOURCES)
+    parts: list[RenderableType] = [*_headline(census.total)]
+    parts += _table("Prompt tokens, by where an unlimited cache would take them from", rows, _SOURCES)
     if told:
-        _print_table(console, "Chunk tokens: their runs, and the sessions that computed them", told, _RUNS)
+        parts += _table("Chunk tokens: their runs, and the sessions that computed them", told, _RUNS)
     if any(counts.detail.chunk_tokens_by_role for _, counts in told):
-        _print_table(console, "Chunk tokens: the messages in which they stand", told, [("", _roles)])
+        parts += _table("Chunk tokens: the messages in which they stand", told, [("", _roles)])
     if any(counts.detail.upper_bound for _, counts in told):
         title = f"Upper bound outside the prefix: windows of {WINDOW_LEN} tokens seen before, at every alignment"
-        _print_table(console, title, told, _BOUND)
-    _print_notes(console, census)
-    _print_words(console, told, config)
-    assert isinstance(console.file, io.StringIO)
+        parts += _table(title, told, _BOUND)
+    return as_text(*parts, *_notes(census), *_words(told, config))
+
+
+def as_text(*parts: RenderableType) -> str:
+    """Tables and sentences, one below the other, in lines of at most `WIDTH` columns."""
+    console = Console(width=WIDTH, color_system=None, markup=False, emoji=False, highlight=False)
+    with console.capture() as text:
+        console.print(*parts, sep="\n")
     # Cells are filled up with spaces, also at the ends of lines.
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+    return "\n".join(line.rstrip() for line in text.get().splitlines())
 
 
-def _print_headline(console: Console, total: Counts) -> None:
+def _headline(total: Counts) -> list[str]:
     if total.chunk_tokens is None or total.recovered is None:
-        return
-    console.print(
-        f"A prefix cache serves {_percent(_ratio(total.prefix_tokens, total.prompt_tokens))} of "
-        f"{_tokens(total.prompt_tokens)} prompt tokens. This cache would serve "
-        f"{_percent(_ratio(total.chunk_tokens, total.prompt_tokens))} more: {_percent(total.recovered)} of what stock "
-        "SGLang computes.\n"
-    )
+        return []
+    prefix, chunk = (_ratio(part, total.prompt_tokens) for part in (total.prefix_tokens, total.chunk_tokens))
+    served = f"A prefix cache serves {_percent(prefix)} of {_tokens(total.prompt_tokens)} prompt tokens."
+    more = f"This cache would serve {_percent(chunk)} more: {_percent(total.recovered)} of what stock SGLang computes."
+    return [f"{served} {more}", ""]
 
 
-def _print_table(console: Console, title: str, rows: _Rows, columns: _Columns) -> None:
+def _table(title: str, rows: _Rows, columns: _Columns) -> list[RenderableType]:
     table = Table(box=None, pad_edge=False, show_header=any(header for header, _ in columns))
     # A name that is too long goes on in the next line: generators and numbered files differ at the end.
     name_width = max(len(name) for name, _ in rows)
@@ -96,10 +97,10 @@ def _print_table(console: Console, title: str, rows: _Rows, columns: _Columns) -
         table.add_column(header, justify="right" if header else "left", no_wrap=bool(header))
     for name, counts in rows:
         table.add_row(name, *(cell(counts) for _, cell in columns))
-    console.print(title, table, "", sep="\n")
+    return [title, table, ""]
 
 
-def _print_notes(console: Console, census: Census) -> None:
+def _notes(census: Census) -> list[str]:
     notes = []
     for counts in census.files:
         if not counts.detail.is_complete:
@@ -108,13 +109,16 @@ def _print_notes(console: Console, census: Census) -> None:
             notes.append(f"{counts.file}: {counts.detail.note}.")
     if census.total.detail.note:
         notes.append(f"all: {census.total.detail.note}.")
-    if notes:
-        console.print("\n".join(notes) + "\n")
+    return [*notes, ""] if notes else []
 
 
-def _print_words(console: Console, told: _Rows, config: CoreConfig) -> None:
+def _words(told: _Rows, config: CoreConfig) -> list[RenderableType]:
     words = Table(box=None, pad_edge=False, show_header=False)
     words.add_row("prefix", "Begins like an earlier prompt and its answer; stock SGLang's prefix cache serves it too.")
+    remarks = [
+        "The census never evicts and serves one session after the other. A server with a full cache finds less, and "
+        "sessions that run side by side shift tokens between the columns."
+    ]
     if told:
         words.add_row(
             "chunk",
@@ -123,17 +127,11 @@ def _print_words(console: Console, told: _Rows, config: CoreConfig) -> None:
         )
         words.add_row("new", f"Is computed in any case, including {', '.join(_never_spliced(config))}.")
         words.add_row("recovered", "chunk / (chunk + new): the share of stock SGLang's computed tokens that is saved.")
-    console.print(words)
-    console.print(
-        "The census never evicts and serves one session after the other. A server with a full cache finds less, and "
-        "sessions that run side by side shift tokens between the columns."
-    )
-    if told:
         detail = told[0][1].detail
-        if detail.tokenizer_exact:
-            console.print(f"Tokens are those of the tokenizer and the chat template in {detail.tokenizer}.")
-        else:
-            console.print(f"Tokens are {detail.tokenizer}. Set --tokenizer DIR to count your model's tokens.")
+        exact = f"Tokens are those of the tokenizer and the chat template in {detail.tokenizer}."
+        approximate = f"Tokens are {detail.tokenizer}. Set --tokenizer DIR to count your model's tokens."
+        remarks.append(exact if detail.tokenizer_exact else approximate)
+    return [words, *remarks]
 
 
 def _never_spliced(config: CoreConfig) -> list[str]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-from pic_traces.encode.encoded import Part
+from pic_traces.encode.encoded import Encoder
 
-from sglang_pic.census.outcome import Outcome, RunSpan
+from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.windows import WINDOW_LEN, Repeated
 
 __all__ = ["Census", "Counts", "Detail", "FileCounts", "RunLengths", "Tally", "UpperBound"]
@@ -63,9 +62,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     calls: int
     prompt_tokens: int
     prefix_tokens: int
-    chunk_tokens: int | None
-    new_tokens: int | None
-    runs: int | None
+    chunk_tokens: int | None = None
+    new_tokens: int | None = None
+    runs: int | None = None
     detail: Detail = Detail()
 
     @property
@@ -127,12 +126,18 @@ class Tally:
         self.chunk_tokens += outcome.num_chunk_hit
         parts = outcome.encoded.parts if outcome.runs else ()
         for run in outcome.runs:
-            self._add_run(run, outcome, parts)
+            num_tokens = run.end - run.start
+            self.run_lengths[num_tokens] += 1
+            self.same_session_tokens += num_tokens * run.donor.is_same_session(outcome.ref)
+            at = max(0, bisect_right(parts, run.start, key=lambda part: part.start) - 1)
+            while at < len(parts) and parts[at].start < run.end:
+                self.roles[parts[at].role] += min(parts[at].end, run.end) - max(parts[at].start, run.start)
+                at += 1
         if repeated is not None:
             self.repeated = repeated.plus(self.repeated or Repeated())
 
-    def counts(self, *, tokenizer: str, tokenizer_exact: bool, note: str | None = None) -> Counts:
-        """The counts so far."""
+    def counts(self, encoder: Encoder, note: str | None = None) -> Counts:
+        """The counts so far, of the encoder's tokens."""
         return Counts(
             sessions=self.sessions,
             calls=self.calls,
@@ -144,31 +149,16 @@ class Tally:
             detail=Detail(
                 is_complete=self.is_complete,
                 note=note,
-                tokenizer=tokenizer,
-                tokenizer_exact=tokenizer_exact,
+                tokenizer=encoder.name,
+                tokenizer_exact=encoder.is_exact,
                 run_lengths=_percentiles(self.run_lengths),
                 chunk_tokens_same_session=self.same_session_tokens,
                 chunk_tokens_other_session=self.chunk_tokens - self.same_session_tokens,
                 chunk_tokens_by_role=dict(self.roles.most_common()),
-                upper_bound=_upper_bound(self.repeated),
+                upper_bound=self.repeated
+                and UpperBound(window_len=WINDOW_LEN, tokens=self.repeated.num, tokens_behind=self.repeated.num_behind),
             ),
         )
-
-    def _add_run(self, run: RunSpan, outcome: Outcome, parts: Sequence[Part]) -> None:
-        length = run.end - run.start
-        self.run_lengths[length] += 1
-        if run.donor.is_same_session(outcome.ref):
-            self.same_session_tokens += length
-        at = max(0, bisect_right(parts, run.start, key=lambda part: part.start) - 1)
-        while at < len(parts) and parts[at].start < run.end:
-            self.roles[parts[at].role] += min(parts[at].end, run.end) - max(parts[at].start, run.start)
-            at += 1
-
-
-def _upper_bound(repeated: Repeated | None) -> UpperBound | None:
-    if repeated is None:
-        return None
-    return UpperBound(window_len=WINDOW_LEN, tokens=repeated.num, tokens_behind=repeated.num_behind)
 
 
 def _percentiles(lengths: Counter[int]) -> RunLengths | None:

@@ -52,24 +52,17 @@ class WindowSearch:
                 its end are looked up.
         """
         first = max(0, prefix_len - WINDOW_LEN + 1)
-        hashes = window_hashes(path[first:], WINDOW_LEN)
-        is_known = self._is_known(hashes)
-        self._remember(np.unique(hashes[~is_known]))
+        # Sorted, because ascending queries walk through the long arrays instead of jumping about in them.
+        names, places = np.unique(window_hashes(path[first:], WINDOW_LEN), return_inverse=True)
+        known = np.zeros(len(names), dtype=np.bool_)
+        for seen in self._seen:
+            at = np.minimum(np.searchsorted(seen, names), len(seen) - 1)
+            known |= seen[at] == names
+        self._remember(names[~known])
+        is_known = known[places]
         starts = np.flatnonzero(is_known[: max(0, prompt_len - WINDOW_LEN + 1 - first)]) + first
         behind = starts[np.searchsorted(starts, prefix_len) :]
         return Repeated(_union_len(starts, prefix_len), _union_len(behind, prefix_len))
-
-    def _is_known(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        order = np.argsort(hashes)
-        # Ascending queries walk through the long arrays instead of jumping about in them.
-        queries = hashes[order]
-        known = np.zeros(len(queries), dtype=np.bool_)
-        for seen in self._seen:
-            at = np.minimum(np.searchsorted(seen, queries), len(seen) - 1)
-            known |= seen[at] == queries
-        result = np.empty_like(known)
-        result[order] = known
-        return result
 
     def _remember(self, fresh: Hashes) -> None:
         if not len(fresh):

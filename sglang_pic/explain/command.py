@@ -18,7 +18,6 @@ from sglang_pic.explain.data import Payload, PayloadBuilder
 
 __all__ = ["add_arguments", "run"]
 
-_WIDTH = 100
 _NUM_CAUSES = 8
 _NUM_TITLES = 3
 
@@ -87,8 +86,9 @@ def _write(out: Path, text: str) -> None:
 
 
 def _print_causes(payload: Payload) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from sglang_pic.census.table import as_text
 
     figures = payload.figures()
     new_len = figures.prompt_len - figures.prefix_len - figures.hit_len
@@ -110,7 +110,4 @@ def _print_causes(payload: Payload) -> None:
     if not table.rows:
         print("No break cost tokens that could be recovered.\n")
         return
-    console = Console(width=_WIDTH, color_system=None, markup=False, emoji=False, highlight=False)
-    with console.capture() as printed:
-        console.print(table)
-    print("\n".join(line.rstrip() for line in printed.get().splitlines()) + "\n")
+    print(f"{as_text(table)}\n")

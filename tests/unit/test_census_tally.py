@@ -35,7 +35,7 @@ def count(outcomes: Iterable[Outcome]) -> Tally:
 
 
 def counts(tally: Tally) -> Counts:
-    return tally.counts(tokenizer="ids", tokenizer_exact=True)
+    return tally.counts(IdsEncoder())
 
 
 def test_everything_is_counted_once() -> None:
