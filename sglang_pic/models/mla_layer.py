@@ -1,36 +1,32 @@
 """One attention layer with grouped keys (GQA) written as multi-head latent attention (MLA), in closed form.
 
-TransMLA (arXiv:2502.07864) is where the idea comes from: a rotation about one frequency treats the keys of
-all heads alike, so any invertible map that mixes the heads *within* a frequency, undone in the queries, leaves every
-score as it was. Of the `num_kv_heads` mixed keys of a frequency one is chosen that carries most of the scores; it
-keeps its rotary embedding and becomes MLA's shared key, and the others go on without. Two steps differ from the
-paper. The map need not be orthogonal: the choice weighs keys by the queries that meet them, a singular value
-decomposition of whitened queries against whitened keys. And the latent's RMSNorm, which GQA has no counterpart of, is
-made an identity by geometry: the layer's input is RMS-normalised itself, so that in an *orthonormal* basis the latent
-has the same length for every token, but for the directions left out, and those are the ones in which the input hardly
-ever points.
-
-Owns the algebra of a layer, in float64. Knows no checkpoint and no framework of layers.
+The idea is TransMLA's (arXiv:2502.07864): a rotation about one frequency treats the keys of all heads alike, so any
+invertible map that mixes the heads *within* a frequency, undone in the queries, leaves every score as it was. Of the
+`num_kv_heads` mixed keys of a frequency, the one that carries most of the scores keeps its rotary embedding and becomes
+MLA's shared key; the others lose theirs. Two steps differ from the paper. The map need not be orthogonal: keys are
+weighed by the queries that meet them, by a singular value decomposition of whitened queries against whitened keys. And
+the latent's RMSNorm, which GQA does not have, is made an identity: the layer's input is RMS-normalised itself, so in an
+*orthonormal* basis the latent has the same length for every token, except for the directions left out, in which the
+input hardly ever points. Everything is computed in float64.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 __all__ = ["GroupedAttention", "LatentAttention", "MlaShape", "SharedKeys", "convert", "share_keys"]
 
 _SMALLEST_EIGENVALUE = 1e-10
-"""Relative to the largest of its matrix: below it a direction carries nothing and must not be divided by."""
+"""Relative to the largest of its matrix; directions below carry nothing, and nothing may be divided by them."""
 
 
 class MlaShape(NamedTuple):
     """Sizes of the converted layer; the defaults are DeepSeek-V2's, which kernels are built for.
 
-    What the layer does not need of a size is zero: a head has `head_dim` values, for instance, and `value_dim` places.
+    What the layer does not need of a size is filled with zeros.
     """
 
     latent_rank: int = 512
@@ -59,31 +55,25 @@ class LatentAttention:
 
     q_proj: torch.Tensor
     """`[num_heads * (nope_dim + head_dim), hidden]`."""
-
     kv_a_proj: torch.Tensor
     """`[latent_rank + head_dim, hidden]`, pairs of the shared key interleaved."""
-
     kv_b_proj: torch.Tensor
     """`[num_heads * (nope_dim + value_dim), latent_rank]`."""
-
     o_proj: torch.Tensor
     """`[hidden, num_heads * value_dim]`."""
-
     missing_energy: float
     """Share of the input's energy outside the latent: by how much the squares of the latent's lengths can differ."""
 
 
 class SharedKeys(NamedTuple):
-    """How the heads' keys of a frequency are split: `key = spread * (mix @ key) + rest @ key` for every frequency."""
+    """How the heads' keys are split: `key = spread * (mix @ key) + rest @ key` for every frequency; all complex."""
 
     mix: torch.Tensor
-    """`[num_freqs, num_kv_heads]`, complex: the shared key as a mixture of the heads' keys."""
-
+    """`[num_freqs, num_kv_heads]`: the shared key as a mixture of the heads' keys."""
     spread: torch.Tensor
-    """`[num_freqs, num_kv_heads]`, complex: what of the shared key a head's own key is."""
-
+    """`[num_freqs, num_kv_heads]`: how much of the shared key is in a head's own key."""
     rest: torch.Tensor
-    """`[num_freqs, num_kv_heads, num_kv_heads]`, complex: what keeps no rotary embedding."""
+    """`[num_freqs, num_kv_heads, num_kv_heads]`: the part that keeps no rotary embedding."""
 
 
 def convert(layer: GroupedAttention, moments: torch.Tensor, shape: MlaShape) -> LatentAttention:
@@ -98,8 +88,6 @@ def convert(layer: GroupedAttention, moments: torch.Tensor, shape: MlaShape) -> 
     Raises:
         ValueError: A size is too small.
     """
-    import torch
-
     num_heads, head_dim, hidden = layer.query.shape
     group = num_heads // len(layer.key)
     if shape.latent_rank < 2 * layer.key.numel() // hidden or min(shape.nope_dim, shape.value_dim) < head_dim:
@@ -138,13 +126,11 @@ def share_keys(query: torch.Tensor, key: torch.Tensor, moments: torch.Tensor) ->
         key: `[num_kv_heads, num_freqs, hidden]`, complex.
         moments: As for `convert`.
     """
-    import torch
-
     num_kv_heads, num_freqs, _ = key.shape
     moments = moments.to(key.dtype)
     key_energy = torch.einsum("ifh,hg,jfg->fij", key, moments, key.conj())
     query_energy = torch.einsum("nfh,hg,nfg->fn", query, moments, query.conj())
-    # A query meets the keys of one head, so that the queries' energy has no entries between heads.
+    # A query meets the keys of one head, so the queries' energy has no entries between heads.
     query_energy = torch.diag_embed(query_energy.view(num_freqs, num_kv_heads, -1).sum(-1))
     (query_root, query_inverse), (key_root, key_inverse) = _roots(query_energy), _roots(key_energy)
     left, strength, right = torch.linalg.svd(query_root @ key_root)
@@ -156,8 +142,6 @@ def share_keys(query: torch.Tensor, key: torch.Tensor, moments: torch.Tensor) ->
 
 def _latent_basis(needed: torch.Tensor, moments: torch.Tensor, rank: int) -> torch.Tensor:
     """`[rank, hidden]` orthonormal rows: they span the rows of `needed`, then what the input has most of beside."""
-    import torch
-
     inside = torch.linalg.svd(needed, full_matrices=True)[2]
     inside, outside = inside[: len(needed)], inside[len(needed) :]
     _, directions = torch.linalg.eigh(outside @ moments @ outside.T)  # ascending
@@ -166,8 +150,6 @@ def _latent_basis(needed: torch.Tensor, moments: torch.Tensor, rank: int) -> tor
 
 def _roots(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The square roots of positive semi-definite matrices, and the inverses of these."""
-    import torch
-
     values, vectors = torch.linalg.eigh(matrices)
     values = values.clamp_min(float(values.max()) * _SMALLEST_EIGENVALUE)[..., None, :]
     return (vectors * values**0.5) @ vectors.mH, (vectors * values**-0.5) @ vectors.mH
@@ -175,28 +157,20 @@ def _roots(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _as_complex(heads: torch.Tensor) -> torch.Tensor:
     """`[..., head_dim, hidden]` to `[..., head_dim // 2, hidden]`: what turns together is one number."""
-    import torch
-
     first, second = heads.chunk(2, dim=-2)
     return torch.complex(first, second)
 
 
 def _halves(numbers: torch.Tensor) -> torch.Tensor:
     """The inverse of `_as_complex`."""
-    import torch
-
     return torch.cat([numbers.real, numbers.imag], dim=-2)
 
 
 def _interleaved(numbers: torch.Tensor) -> torch.Tensor:
     """Complex `[n, num_freqs, hidden]` to real `[n, 2 * num_freqs, hidden]` as DeepSeek pairs them: side by side."""
-    import torch
-
     return torch.stack([numbers.real, numbers.imag], dim=-2).flatten(1, 2)
 
 
 def _padded(heads: torch.Tensor, dim: int) -> torch.Tensor:
     """`[n, head_dim, m]` with zeros behind up to `dim`."""
-    import torch
-
     return torch.nn.functional.pad(heads, (0, 0, 0, dim - heads.shape[1]))

@@ -1,6 +1,6 @@
 """Perplexity of checkpoints on a text, in float32 with transformers: what a conversion costs.
 
-`python -m sglang_pic.models.perplexity DIR [DIR ...] --text FILE`. Knows neither SGLang nor how a checkpoint was made.
+`python -m sglang_pic.models.perplexity DIR [DIR ...] --text FILE`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ["main", "perplexity"]
 def perplexity(model_dir: Path, text: str, *, window_len: int = 1024) -> float:
     """Exponential of the mean negative log likelihood of a text's tokens.
 
-    The text is cut into windows that do not overlap; the first token of each is context only, and a last window of less
-    than two tokens is left out.
+    The text is cut into windows that do not overlap. The first token of each window is context only, and a last window
+    of fewer than two tokens is left out.
 
     Args:
         model_dir: A checkpoint folder with its tokenizer.

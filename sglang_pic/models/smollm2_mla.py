@@ -1,17 +1,16 @@
 """Makes `smollm2-mla`: SmolLM2-135M-Instruct with its attention converted to DeepSeek-V2's, everything else as it was.
 
-Owns the checkpoint's configuration and names, and what the conversion is measured on. The algebra is `mla_layer`'s.
+`mla_layer` has the algebra.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sglang_pic.models import smollm2
-from sglang_pic.models.sample_text import PASSAGES
+from sglang_pic.models import checkpoint, smollm2
+from sglang_pic.models.checkpoint import Config, Progress
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from sglang_pic.models.mla_layer import GroupedAttention, MlaShape
 
-__all__ = ["collect_moments", "convert_weights", "fingerprint", "write"]
+__all__ = ["collect_moments", "convert_weights", "fingerprint", "passages", "write"]
 
 _CONVERSION_VERSION = 1
 """Raise when `write` writes something else from the same source."""
@@ -28,23 +27,27 @@ _TEXT_LEN = 512
 """Tokens of each text that the activations are measured on."""
 
 _NUM_ROTATIONS = 2
-"""How often the passages are told in another order, so that each is met in several contexts."""
-
-_Json = str | int | float | bool | None | dict[str, str | float | int] | list[str]
+"""How often the passages are told, each time in another order, so that each is met in several contexts."""
 
 
 def fingerprint() -> str:
     """Identifies the source model, the text it is measured on and the conversion."""
     import xxhash
 
-    text = xxhash.xxh3_128_hexdigest("\n".join(PASSAGES).encode())
+    text = xxhash.xxh3_128_hexdigest("\n".join(passages()).encode())
     return f"mla:v{_CONVERSION_VERSION}:{text}:{smollm2.fingerprint()}"
 
 
-def write(target: Path, progress: Callable[[str], None]) -> None:
-    """Convert the model into the empty folder `target`."""
-    from safetensors.torch import save_file
+def passages() -> list[str]:
+    """The text that activations are measured on: prose, dialogue, code, figures, tables and names.
 
+    The conversion depends on it, so a change of the text is a change of the converted model.
+    """
+    return resources.files(__package__).joinpath("sample_text.txt").read_text(encoding="utf-8").split("%\n")
+
+
+def write(target: Path, progress: Progress) -> None:
+    """Convert the model into the empty folder `target`."""
     from sglang_pic.models.mla_layer import MlaShape
 
     model = smollm2.load(progress).float().eval()
@@ -54,9 +57,8 @@ def write(target: Path, progress: Callable[[str], None]) -> None:
     moments = collect_moments(model, _texts(target))
     progress("smollm2-mla: converting the attention")
     weights = convert_weights(model, moments, shape, progress)
-    (target / "config.json").write_text(json.dumps(_config(model.config, shape), indent=2, sort_keys=True) + "\n")
     model.generation_config.save_pretrained(target)
-    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    checkpoint.write(target, _config(model.config, shape), weights)
 
 
 def collect_moments(model: LlamaForCausalLM, texts: list[torch.Tensor]) -> torch.Tensor:
@@ -73,32 +75,21 @@ def collect_moments(model: LlamaForCausalLM, texts: list[torch.Tensor]) -> torch
 
     hidden, num_layers = model.config.hidden_size, model.config.num_hidden_layers
     moments = torch.zeros(num_layers, hidden, hidden, dtype=torch.float64)
-
-    def hook(index: int) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], None]:
-        def add(_norm: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            rows = inputs[0].flatten(0, 1).double()
-            rows = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + model.config.rms_norm_eps)
-            moments[index] += rows.T @ rows
-
-        return add
-
-    handles = [
-        layer.input_layernorm.register_forward_pre_hook(hook(index)) for index, layer in enumerate(model.model.layers)
-    ]
-    try:
-        with torch.no_grad():
-            for text in texts:
-                model.model(text[None], use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad():
+        for text in texts:
+            states = model.model(text[None], use_cache=False, output_hidden_states=True).hidden_states
+            # The last of them is the output of the model.
+            for moment, state in zip(moments, states[:-1], strict=True):
+                rows = state.flatten(0, 1).double()
+                rows = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + model.config.rms_norm_eps)
+                moment.add_(rows.T @ rows)
     return moments / sum(len(text) for text in texts)
 
 
 def convert_weights(
-    model: LlamaForCausalLM, moments: torch.Tensor, shape: MlaShape, progress: Callable[[str], None]
+    model: LlamaForCausalLM, moments: torch.Tensor, shape: MlaShape, progress: Progress
 ) -> dict[str, torch.Tensor]:
-    """The tensors of the converted checkpoint by name, in bf16; the output layer is the embedding and is left out."""
+    """The tensors of the converted checkpoint by name; the output layer is the embedding and is left out."""
     import torch
 
     from sglang_pic.models import mla_layer
@@ -123,7 +114,7 @@ def convert_weights(
         for name, weight in model.state_dict().items()
         if ".self_attn." not in name and name not in weights and name != "lm_head.weight"
     }
-    return {name: weight.to(torch.bfloat16).contiguous() for name, weight in (weights | kept).items()}
+    return weights | kept
 
 
 def _attention(model: LlamaForCausalLM, index: int) -> GroupedAttention:
@@ -150,64 +141,32 @@ def _texts(tokenizer_dir: Path) -> list[torch.Tensor]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
-    step = len(PASSAGES) // _NUM_ROTATIONS
-    passages = [
-        passage for turn in range(_NUM_ROTATIONS) for passage in (*PASSAGES[turn * step :], *PASSAGES[: turn * step])
-    ]
-    tokens = torch.tensor(tokenizer("\n".join(passages))["input_ids"])
+    told = passages()
+    step = len(told) // _NUM_ROTATIONS
+    text = "\n".join("\n".join(told[turn * step :] + told[: turn * step]) for turn in range(_NUM_ROTATIONS))
+    tokens = torch.tensor(tokenizer(text)["input_ids"])
     return [text for text in tokens.split(_TEXT_LEN) if len(text) == _TEXT_LEN]
 
 
-def _config(source: LlamaConfig, shape: MlaShape) -> dict[str, _Json]:
-    """The Hugging Face `config.json`: DeepSeek-V2 with dense layers only."""
-    return {
-        "architectures": ["DeepseekV2ForCausalLM"],
-        "model_type": "deepseek_v2",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
+def _config(source: LlamaConfig, shape: MlaShape) -> Config:
+    """DeepSeek-V2 with dense layers only."""
+    kept = (
+        *("hidden_act", "hidden_size", "initializer_range", "intermediate_size", "max_position_embeddings"),
+        *("num_attention_heads", "num_hidden_layers", "rms_norm_eps", "vocab_size"),
+    )
+    return checkpoint.DEEPSEEK_V2 | {
+        **{name: getattr(source, name) for name in kept},
         "bos_token_id": smollm2.BOS_ID,
-        "dtype": "bfloat16",
         "eos_token_id": smollm2.EOS_ID,
-        # No layer has experts. Their number and sizes must be there, because readers compute with them.
         "first_k_dense_replace": source.num_hidden_layers,
-        "hidden_act": source.hidden_act,
-        "hidden_size": source.hidden_size,
-        "initializer_range": source.initializer_range,
-        "intermediate_size": source.intermediate_size,
         "kv_lora_rank": shape.latent_rank,
-        "max_position_embeddings": source.max_position_embeddings,
-        "moe_intermediate_size": 128,
-        "moe_layer_freq": 1,
-        "n_group": 1,
-        "n_routed_experts": 8,
-        "n_shared_experts": 1,
-        "norm_topk_prob": False,
-        "num_attention_heads": source.num_attention_heads,
-        "num_experts_per_tok": 2,
-        "num_hidden_layers": source.num_hidden_layers,
         "num_key_value_heads": source.num_attention_heads,
         "pad_token_id": smollm2.EOS_ID,
-        "q_lora_rank": None,
         "qk_nope_head_dim": shape.nope_dim,
         "qk_rope_head_dim": source.head_dim,
-        "rms_norm_eps": source.rms_norm_eps,
         # SGLang's CPU platform knows no other rotary embedding for MLA; at factor 1 it is the plain one.
-        "rope_scaling": {
-            "type": "yarn",
-            "factor": 1.0,
-            "original_max_position_embeddings": source.max_position_embeddings,
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-        },
+        "rope_scaling": checkpoint.yarn(factor=1.0, original_len=source.max_position_embeddings, mscale=1.0),
         "rope_theta": source.rope_parameters["rope_theta"],
-        "routed_scaling_factor": 1.0,
-        "scoring_func": "softmax",
         "tie_word_embeddings": True,
-        "topk_group": 1,
-        "topk_method": "greedy",
-        "use_cache": True,
         "v_head_dim": shape.value_dim,
-        "vocab_size": source.vocab_size,
     }

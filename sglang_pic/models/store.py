@@ -1,30 +1,27 @@
-"""Writes a checkpoint folder all at once or not at all, and recognises a finished one.
-
-Owns the marker file, the lock and the temporary folder; knows nothing of what a checkpoint holds.
-"""
+"""Writes a checkpoint folder all at once or not at all, and recognises a finished one by its marker file."""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import xxhash
 
 from sglang_pic.errors import ConfigError
+from sglang_pic.models.checkpoint import Progress
 
 __all__ = ["MARKER_NAME", "Marker", "build", "digest_file"]
 
 MARKER_NAME = "sglang-pic-model.json"
-_READ_BYTES = 1 << 20
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a finished folder says of itself; written last."""
+    """The marker file of a finished folder, written last."""
 
     schema_version: int = 1
     name: str
@@ -36,11 +33,7 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def build(
-    target: Path,
-    name: str,
-    fingerprint: str,
-    write: Callable[[Path, Callable[[str], None]], None],
-    progress: Callable[[str], None],
+    target: Path, name: str, fingerprint: str, write: Callable[[Path, Progress], None], progress: Progress
 ) -> Path:
     """Return `target` holding the finished model, calling `write` on a temporary folder beside it if it is not there.
 
@@ -60,7 +53,8 @@ def build(
     if _is_finished(target, fingerprint):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target):
+    with target.with_name(f".{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if _is_finished(target, fingerprint):
             return target
         _check_replaceable(target)
@@ -87,32 +81,16 @@ def build(
 
 def digest_file(path: Path) -> str:
     """The xxh3-128 of a file's content, in hexadecimal."""
-    digest = xxhash.xxh3_128()
     with path.open("rb") as stream:
-        while block := stream.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-@contextmanager
-def _locked(target: Path) -> Iterator[None]:
-    with target.with_name(f".{target.name}.lock").open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
-
-
-def _read_marker(target: Path) -> Marker | None:
-    try:
-        return msgspec.json.decode((target / MARKER_NAME).read_bytes(), type=Marker)
-    except (OSError, msgspec.MsgspecError):
-        return None
+        return hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()  # type: ignore[arg-type]
 
 
 def _is_finished(target: Path, fingerprint: str) -> bool:
-    marker = _read_marker(target)
-    if marker is None or marker.fingerprint != fingerprint:
+    try:
+        marker = msgspec.json.decode((target / MARKER_NAME).read_bytes(), type=Marker)
+    except (OSError, msgspec.MsgspecError):
         return False
-    return all(
+    return marker.fingerprint == fingerprint and all(
         (target / name).is_file() and digest_file(target / name) == digest for name, digest in marker.files.items()
     )
 

@@ -1,28 +1,31 @@
 """Small models with seeded random weights and SmolLM2's tokenizer: `tiny-mla` and `tiny-gqa`.
 
-Owns their shapes and the draw. The same recipe gives the same bytes on every machine: the numbers are scaled uniform
-draws of PCG64, which have no rounding of their own. Queries and keys are drawn wide, so that attention is sharp and the
-next token depends on where things stand; the output layer is not tied to the embedding, so that a greedy text does not
-repeat its last token.
+The same recipe gives the same bytes on every machine: the numbers are scaled uniform draws of PCG64, which have no
+rounding of their own. Queries and keys are drawn wide, so that attention is sharp and the next token depends on where
+things stand. The output layer is not tied to the embedding, so that a greedy text does not repeat its last token.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from sglang_pic.models import smollm2
+from sglang_pic.models import checkpoint, smollm2
+from sglang_pic.models.checkpoint import Config, Progress
 
 __all__ = ["RECIPES", "Recipe", "fingerprint", "write"]
 
 _VOCAB_SIZE = 49_152
-_HIDDEN = 256
-_NUM_LAYERS = 4
+_HIDDEN, _NUM_LAYERS, _NUM_HEADS, _MLP_SIZE = 256, 4, 8, 512
+_NUM_KV_HEADS, _HEAD_DIM = 4, 32
+"""Of GQA."""
+_LATENT_RANK, _NOPE_DIM, _ROPE_DIM, _VALUE_DIM, _NUM_EXPERTS, _EXPERT_SIZE = 512, 32, 64, 32, 8, 128
+"""Of MLA; its first layer has no experts."""
+
 _SHARPNESS = 2.0
 """Factor of the weights that make queries and keys; 1 keeps their variance."""
 
@@ -32,19 +35,20 @@ _CONFIDENCE = 3.0
 _DRAW_VERSION = 1
 """Raise when the same recipe draws other weights."""
 
-_Json = str | int | float | bool | None | list[str] | dict[str, str | float | int]
-
-_COMMON: dict[str, _Json] = {
-    "bos_token_id": 1,
+_COMMON: Config = {
+    "bos_token_id": smollm2.BOS_ID,
     "dtype": "bfloat16",
     "eos_token_id": smollm2.EOS_ID,
     "hidden_act": "silu",
     "hidden_size": _HIDDEN,
     "initializer_range": 0.02,
+    "intermediate_size": _MLP_SIZE,
     "max_position_embeddings": smollm2.CONTEXT_LEN,
+    "num_attention_heads": _NUM_HEADS,
     "num_hidden_layers": _NUM_LAYERS,
     "pad_token_id": smollm2.EOS_ID,
     "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
     "attention_bias": False,
     "attention_dropout": 0.0,
     "tie_word_embeddings": False,
@@ -52,58 +56,36 @@ _COMMON: dict[str, _Json] = {
     "vocab_size": _VOCAB_SIZE,
 }
 
-_GQA: dict[str, _Json] = _COMMON | {
+_GQA: Config = _COMMON | {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "head_dim": 32,
-    "intermediate_size": 512,
+    "head_dim": _HEAD_DIM,
     "mlp_bias": False,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "rope_theta": 10_000.0,
+    "num_key_value_heads": _NUM_KV_HEADS,
 }
 
-_MLA: dict[str, _Json] = _COMMON | {
-    "architectures": ["DeepseekV2ForCausalLM"],
-    "model_type": "deepseek_v2",
-    "first_k_dense_replace": 1,
-    "intermediate_size": 512,
-    "kv_lora_rank": 512,
-    "moe_intermediate_size": 128,
-    "moe_layer_freq": 1,
-    "n_group": 1,
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "norm_topk_prob": False,
-    "num_attention_heads": 8,
-    "num_experts_per_tok": 2,
-    "num_key_value_heads": 8,
-    "q_lora_rank": None,
-    "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 64,
-    "rope_theta": 10_000.0,
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 2048,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "mscale": 0.707,
-        "mscale_all_dim": 0.707,
-    },
-    "routed_scaling_factor": 1.0,
-    "scoring_func": "softmax",
-    "topk_group": 1,
-    "topk_method": "greedy",
-    "v_head_dim": 32,
-}
+_MLA: Config = (
+    checkpoint.DEEPSEEK_V2
+    | _COMMON
+    | {
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": _LATENT_RANK,
+        "moe_intermediate_size": _EXPERT_SIZE,
+        "n_routed_experts": _NUM_EXPERTS,
+        "num_key_value_heads": _NUM_HEADS,
+        "qk_nope_head_dim": _NOPE_DIM,
+        "qk_rope_head_dim": _ROPE_DIM,
+        "rope_scaling": checkpoint.yarn(factor=4.0, original_len=2048, mscale=0.707),
+        "v_head_dim": _VALUE_DIM,
+    }
+)
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a random-weight model is made from."""
 
     seed: int
-    config: dict[str, _Json]
+    config: Config
     """The Hugging Face `config.json`."""
 
 
@@ -121,21 +103,18 @@ def fingerprint(recipe: Recipe) -> str:
     return f"tiny:{xxhash.xxh3_128_hexdigest(content)}:{smollm2.fingerprint()}:v{_DRAW_VERSION}"
 
 
-def write(recipe: Recipe, target: Path, progress: Callable[[str], None]) -> None:
+def write(recipe: Recipe, target: Path, progress: Progress) -> None:
     """Write configuration, weights and tokenizer into the empty folder `target`."""
     import torch
-    from safetensors.torch import save_file
 
     progress("drawing the weights")
-    (target / "config.json").write_text(json.dumps(recipe.config, indent=2, sort_keys=True) + "\n")
-    generation = {"bos_token_id": 1, "eos_token_id": smollm2.EOS_ID, "pad_token_id": smollm2.EOS_ID}
+    generation = {"bos_token_id": smollm2.BOS_ID, "eos_token_id": smollm2.EOS_ID, "pad_token_id": smollm2.EOS_ID}
     (target / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     draw = np.random.Generator(np.random.PCG64(recipe.seed))
     weights = {
-        name: torch.from_numpy(_draw(draw, shape, _scale(name, shape))).to(torch.bfloat16)
-        for name, shape in _shapes(recipe.config).items()
+        name: torch.from_numpy(_draw(draw, shape, _scale(name, shape))) for name, shape in _shapes(recipe).items()
     }
-    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    checkpoint.write(target, recipe.config, weights)
     smollm2.write_tokenizer(target, progress)
 
 
@@ -157,48 +136,48 @@ def _scale(name: str, shape: tuple[int, ...]) -> float:
     return (_SHARPNESS if sharp else 1.0) / math.sqrt(shape[-1])
 
 
-def _shapes(config: dict[str, _Json]) -> dict[str, tuple[int, ...]]:
+def _shapes(recipe: Recipe) -> dict[str, tuple[int, ...]]:
     """Names and shapes of every tensor, in the order they are drawn."""
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (_VOCAB_SIZE, _HIDDEN)}
     for index in range(_NUM_LAYERS):
-        layer = _mla_layer(config, index) if config["model_type"] == "deepseek_v2" else _gqa_layer(config)
+        if recipe.config["model_type"] == "llama":
+            layer = _layer(_gqa_attention()) | _mlp("mlp", _MLP_SIZE)
+        else:
+            layer = _layer(_mla_attention()) | (_mlp("mlp", _MLP_SIZE) if index == 0 else _experts())
         shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in layer.items()}
     return shapes | {"model.norm.weight": (_HIDDEN,), "lm_head.weight": (_VOCAB_SIZE, _HIDDEN)}
 
 
-def _gqa_layer(config: dict[str, _Json]) -> dict[str, tuple[int, ...]]:
-    query, key = (
-        _size(config, name) * _size(config, "head_dim") for name in ("num_attention_heads", "num_key_value_heads")
-    )
+def _layer(attention: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    parts = {f"self_attn.{name}": shape for name, shape in attention.items()}
+    return {"input_layernorm": (_HIDDEN,), **parts, "post_attention_layernorm": (_HIDDEN,)}
+
+
+def _gqa_attention() -> dict[str, tuple[int, ...]]:
+    query, key = _NUM_HEADS * _HEAD_DIM, _NUM_KV_HEADS * _HEAD_DIM
     return {
-        "input_layernorm": (_HIDDEN,),
-        "self_attn.q_proj": (query, _HIDDEN),
-        "self_attn.k_proj": (key, _HIDDEN),
-        "self_attn.v_proj": (key, _HIDDEN),
-        "self_attn.o_proj": (_HIDDEN, query),
-        "post_attention_layernorm": (_HIDDEN,),
-    } | _mlp("mlp", _size(config, "intermediate_size"))
-
-
-def _mla_layer(config: dict[str, _Json], index: int) -> dict[str, tuple[int, ...]]:
-    heads, rank = _size(config, "num_attention_heads"), _size(config, "kv_lora_rank")
-    nope, rope, value = (_size(config, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm": (_HIDDEN,),
-        "self_attn.q_proj": (heads * (nope + rope), _HIDDEN),
-        "self_attn.kv_a_proj_with_mqa": (rank + rope, _HIDDEN),
-        "self_attn.kv_a_layernorm": (rank,),
-        "self_attn.kv_b_proj": (heads * (nope + value), rank),
-        "self_attn.o_proj": (_HIDDEN, heads * value),
-        "post_attention_layernorm": (_HIDDEN,),
+        "q_proj": (query, _HIDDEN),
+        "k_proj": (key, _HIDDEN),
+        "v_proj": (key, _HIDDEN),
+        "o_proj": (_HIDDEN, query),
     }
-    if index < _size(config, "first_k_dense_replace"):
-        return shapes | _mlp("mlp", _size(config, "intermediate_size"))
-    num_experts, width = _size(config, "n_routed_experts"), _size(config, "moe_intermediate_size")
-    shapes |= {"mlp.gate": (num_experts, _HIDDEN)}
-    for expert in range(num_experts):
-        shapes |= _mlp(f"mlp.experts.{expert}", width)
-    return shapes | _mlp("mlp.shared_experts", width * _size(config, "n_shared_experts"))
+
+
+def _mla_attention() -> dict[str, tuple[int, ...]]:
+    return {
+        "q_proj": (_NUM_HEADS * (_NOPE_DIM + _ROPE_DIM), _HIDDEN),
+        "kv_a_proj_with_mqa": (_LATENT_RANK + _ROPE_DIM, _HIDDEN),
+        "kv_a_layernorm": (_LATENT_RANK,),
+        "kv_b_proj": (_NUM_HEADS * (_NOPE_DIM + _VALUE_DIM), _LATENT_RANK),
+        "o_proj": (_HIDDEN, _NUM_HEADS * _VALUE_DIM),
+    }
+
+
+def _experts() -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"mlp.gate": (_NUM_EXPERTS, _HIDDEN)}
+    for expert in range(_NUM_EXPERTS):
+        shapes |= _mlp(f"mlp.experts.{expert}", _EXPERT_SIZE)
+    return shapes | _mlp("mlp.shared_experts", _EXPERT_SIZE)
 
 
 def _mlp(prefix: str, width: int) -> dict[str, tuple[int, ...]]:
@@ -207,9 +186,3 @@ def _mlp(prefix: str, width: int) -> dict[str, tuple[int, ...]]:
         f"{prefix}.up_proj": (width, _HIDDEN),
         f"{prefix}.down_proj": (_HIDDEN, width),
     }
-
-
-def _size(config: dict[str, _Json], name: str) -> int:
-    value = config[name]
-    assert isinstance(value, int)
-    return value

@@ -1,15 +1,12 @@
 """A reference platform: SGLang on a machine with no accelerator and no compiled kernels, in plain PyTorch.
 
-What it is: the way to run, test and demonstrate the whole server anywhere. Every operator is SGLang's own native
-PyTorch fallback, except attention, which is `pic_cpu`: an extend computes only the new queries, so that a prefix hit
-saves the work it should, and several sequences of a batch may share one row of the page table.
+It runs, tests and demonstrates the whole server anywhere, and is not a fast CPU engine. Every operator is SGLang's own
+native PyTorch fallback, except attention, which is `pic_cpu`: an extend computes only the new queries, so that a prefix
+hit saves the work it should, and several sequences of a batch may share one row of the page table. Models with anything
+but causal MHA, GQA or MLA are refused when the server starts.
 
-What it is not: a fast CPU engine, or a second implementation of anything that the GPU path uses. It covers multi-head,
-grouped-query and multi-head latent attention with a causal mask, and refuses the rest when the server starts. Where
-torch sees an accelerator it stays out of the way.
-
-This package may import SGLang, but only below `activate`: importing it costs nothing, because SGLang imports it in
-every process of every server, with or without a GPU.
+SGLang imports this package in every process of every server, with or without a GPU, so importing it must be cheap:
+neither torch nor SGLang is imported here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`pic_cpu`, the attention backend of the platform: SGLang's interface around `attention_ops`.
 
-Owns what the backend refuses. NOTE: a layer writes the keys of all new tokens to the pool before it reads any, so that
-virtual sequences of one row see each other's keys; the gap prefill rests on that order.
+NOTE: a layer writes the keys of all new tokens to the pool before it reads any, so that the virtual sequences of one
+row see each other's keys; the gap prefill rests on that order.
 """
 
 from __future__ import annotations
@@ -67,75 +67,51 @@ class CpuAttentionBackend(AttentionBackend):
     def forward_extend(
         self,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
         layer: RadixAttention,
         forward_batch: ForwardBatch,
         save_kv_cache: bool = True,
         **kwargs: object,
     ) -> torch.Tensor:
-        """Write the new keys, then attend with the new queries only; returns `[num_tokens, num_heads * v_head_dim]`."""
-        query, out = self._prepare(q, k, v, layer, forward_batch, save_kv_cache, kwargs)
+        """Write the new keys, then attend with the new queries only.
+
+        A decode step is the same with one query per sequence; the metadata say which of the two the batch is.
+
+        Returns:
+            `[num_queries, num_heads * v_head_dim]`.
+        """
+        surplus = sorted(name for name, value in kwargs.items() if value is not None)
+        if surplus:
+            raise UnsupportedError(f"The attention backend {ATTENTION_BACKEND!r} cannot use {', '.join(surplus)}.")
+        if save_kv_cache and k is not None and v is not None:
+            self._pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc), k, v)
+        keys = self._pool.get_key_buffer(layer.layer_id)
+        values = None if self._is_latent else self._pool.get_value_buffer(layer.layer_id)
+        query = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        out = query.new_empty(query.shape[0], layer.tp_q_head_num, layer.v_head_dim)
         plan = self._extend
-        assert plan is not None, "no metadata was made for this extend batch"
-        assert plan.num_queries == query.shape[0], "the batch changed after its metadata was made"
-        keys, values = self._pools(layer)
-        mask = self._mask(layer.tp_q_head_num // keys.shape[1], query.dtype)
-        attend_extend(query, keys, values, plan, mask, layer.scaling, out)
+        if plan is None:
+            attend_decode(query, keys, values, self._decode, layer.scaling, out)
+        else:
+            assert plan.num_queries == query.shape[0], "the batch changed after its metadata was made"
+            shape = (layer.tp_q_head_num // keys.shape[1], query.dtype)
+            mask = self._masks.setdefault(shape, CausalMask(*shape))
+            attend_extend(query, keys, values, plan, mask, layer.scaling, out)
         return out.view(out.shape[0], -1)
 
-    def forward_decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: RadixAttention,
-        forward_batch: ForwardBatch,
-        save_kv_cache: bool = True,
-        **kwargs: object,
-    ) -> torch.Tensor:
-        """Write one new key per sequence, then attend; returns `[num_sequences, num_heads * v_head_dim]`."""
-        query, out = self._prepare(q, k, v, layer, forward_batch, save_kv_cache, kwargs)
-        keys, values = self._pools(layer)
-        attend_decode(query, keys, values, self._decode, layer.scaling, out)
-        return out.view(out.shape[0], -1)
+    forward_decode = forward_extend
 
     def support_triton(self) -> bool:
         """No Triton kernel is launched here."""
         return False
 
-    def _prepare(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        layer: RadixAttention,
-        forward_batch: ForwardBatch,
-        save_kv_cache: bool,
-        extra: dict[str, object],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys; return the queries by head and an empty result of the same number of tokens."""
-        surplus = sorted(name for name, value in extra.items() if value is not None)
-        if surplus:
-            raise UnsupportedError(f"The attention backend {ATTENTION_BACKEND!r} cannot use {', '.join(surplus)}.")
-        if save_kv_cache and k is not None and v is not None:
-            self._pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc), k, v)
-        query = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        return query, query.new_empty(query.shape[0], layer.tp_q_head_num, layer.v_head_dim)
-
-    def _pools(self, layer: RadixAttention) -> tuple[torch.Tensor, torch.Tensor | None]:
-        keys = self._pool.get_key_buffer(layer.layer_id)
-        return keys, None if self._is_latent else self._pool.get_value_buffer(layer.layer_id)
-
-    def _mask(self, group_size: int, dtype: torch.dtype) -> CausalMask:
-        return self._masks.setdefault((group_size, dtype), CausalMask(group_size, dtype))
-
 
 def check_pool(pool: object) -> bool:
-    """Whether a KV pool holds latent rows (MLA) rather than keys and values.
+    """Whether a KV pool holds latent rows (MLA), not keys and values.
 
     Raises:
-        UnsupportedError: It is neither of the two plain pools.
+        UnsupportedError: The pool is neither of the two plain ones.
     """
     if type(pool) is MLATokenToKVPool:
         return True
@@ -149,7 +125,7 @@ def check_pool(pool: object) -> bool:
 
 
 def check_layer(name: str, layer: RadixAttention) -> None:
-    """Refuse an attention layer with more than causal softmax attention.
+    """Refuse an attention layer that does more than causal softmax attention.
 
     Raises:
         UnsupportedError: naming the layer and the property.

@@ -1,7 +1,4 @@
-"""Where the keys of a batch lie: page-table lookups done once per forward pass and used by every layer.
-
-Plain torch on integer tensors; knows nothing of SGLang's types and never sees a key or a value.
-"""
+"""Where the keys of a batch lie: page-table lookups, done once per forward pass and used by every layer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The platform class SGLang instantiates in every process, and what it sets up there.
-
-Owns the defaults of a CPU server and says when SGLang learns of the attention backend; knows nothing of the cache.
-"""
+"""The platform class that SGLang instantiates in every process: the defaults of a CPU server."""
 
 from __future__ import annotations
 
@@ -54,14 +51,14 @@ class PicCpuPlatform(CpuDeviceMixin, SRTPlatform):
             server_args.attention_backend = ATTENTION_BACKEND
         # The scheduler's idle loop would otherwise take a whole core from the model and from the clients.
         server_args.sleep_on_idle = True
-        # SGLang sizes the KV pool by the memory that is free, which on a CPU is everybody's.
+        # SGLang sizes the KV pool by the free memory, which on a CPU other processes need too.
         if server_args.max_total_tokens is None:
             server_args.max_total_tokens = DEFAULT_MAX_TOTAL_TOKENS
         if server_args.mem_fraction_static is None:
             server_args.mem_fraction_static = DEFAULT_MEM_FRACTION
-        # Read by OpenMP when a worker starts. Its threads otherwise spin at every operator's end, and wherever anything
-        # else runs on the same cores (clients, a second server) each of them waits out the other's time slice: 2 cores,
-        # load 5, one decode step's matrices in bf16: 825 ms spinning, 19 ms sleeping.
+        # OpenMP reads this when a worker starts. Its threads otherwise spin at the end of every operator, and wait out
+        # the time slices of anything else on the same cores: 2 cores, load 5, one decode step's matrices in bf16 took
+        # 825 ms spinning and 19 ms sleeping.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         num_ranks = server_args.tp_size * server_args.pp_size * server_args.dp_size
         if num_ranks > 1:
@@ -89,7 +86,7 @@ class PicCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
 
 def _share_cores(num_ranks: int) -> None:
-    """Give every rank its own cores: SGLang's own rule goes by NUMA node and refuses fewer nodes than ranks."""
+    """Give every rank its own cores; SGLang's own rule goes by NUMA node and refuses fewer nodes than ranks."""
     cores = sorted(os.sched_getaffinity(0))
     # With all cores for every rank they would wait for each other at every operator.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(cores) // num_ranks)))

@@ -1,7 +1,4 @@
-"""Makes the attention backend known to SGLang.
-
-Owns every entry the platform makes in SGLang's tables; all of it is idempotent, and nothing of SGLang is replaced.
-"""
+"""Makes the attention backend known to SGLang; idempotent, and nothing of SGLang is replaced."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ def _create_backend(runner: ModelRunner) -> AttentionBackend:
 def _register_latent_method() -> None:
     """Keep DeepSeek models on the absorbed form, the only one that reads the latent rows as they lie in the pool.
 
-    For a backend it does not know SGLang takes Triton's rule, which projects keys and values out for want of a prefix.
+    For an unknown backend SGLang takes Triton's rule, which computes keys and values where there is no prefix.
     """
     from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
     from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod

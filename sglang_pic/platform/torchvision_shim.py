@@ -2,8 +2,8 @@
 
 That build's operator library cannot be loaded without CUDA's libraries, and `import torchvision` then stops at
 `operator torchvision::nms does not exist`. Nothing that a language model needs uses these operators: SGLang and
-transformers import torchvision for image transforms only. Declaring the two schemas (with no implementation) is enough
-for the import to pass; *calling* them still fails, as it should. Knows nothing of SGLang and never imports torchvision.
+transformers import torchvision for image transforms only. Declaring the two schemas with no implementation is enough
+for the import to pass; a call of them still fails, as it should.
 """
 
 from __future__ import annotations
@@ -39,18 +39,15 @@ def is_needed() -> bool:
     return version.is_file() and _CUDA_BUILD.search(version.read_text(encoding="utf-8")) is not None
 
 
-def install() -> bool:
-    """Declare the missing operators if they are needed and not there yet; idempotent.
-
-    Returns:
-        Whether the declarations are in place because of this module.
-    """
-    return is_needed() and _declare() is not None
+def install() -> None:
+    """Declare the missing operators if they are needed and not there yet; idempotent."""
+    if is_needed():
+        _declare()
 
 
 @cache
 def _declare() -> torch.library.Library | None:
-    """Declare the schemas once. The library object is kept by the cache: dropping it would take them away again."""
+    """Declare the schemas once; the cache keeps the library object, without which they would vanish."""
     import torch
 
     if hasattr(torch.ops.torchvision, "nms"):

@@ -108,7 +108,7 @@ def test_missing_source_package(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_draw_is_pinned(name: str) -> None:
     """The numbers of a recipe are part of every recorded result: a change of the draw must be noticed."""
     recipe = tiny.RECIPES[name]
-    shapes = tiny._shapes(recipe.config)
+    shapes = tiny._shapes(recipe)
     draw = np.random.Generator(np.random.PCG64(recipe.seed))
     first = tiny._draw(draw, (64, 8), 1.0)
     assert first.dtype == np.float32

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from sglang_pic.errors import ConfigError
-from sglang_pic.models import mla_layer, sample_text, smollm2_mla
+from sglang_pic.models import checkpoint, mla_layer, smollm2_mla
 from sglang_pic.models.mla_layer import GroupedAttention, MlaShape
 from sglang_pic.models.perplexity import perplexity
 from sglang_pic.platform import torchvision_shim
@@ -166,8 +165,6 @@ def _small_llama() -> object:
 
 def test_checkpoint_is_read_as_the_same_model(tmp_path: Path) -> None:
     """Names, layout, configuration: transformers' DeepSeek-V2 on a whole model."""
-    from safetensors.torch import save_file
-
     model = _small_llama()
     from transformers import AutoModelForCausalLM
 
@@ -176,8 +173,7 @@ def test_checkpoint_is_read_as_the_same_model(tmp_path: Path) -> None:
     shape = MlaShape(latent_rank=HIDDEN, nope_dim=12, value_dim=16)
     weights = smollm2_mla.convert_weights(model, smollm2_mla.collect_moments(model, [tokens[0]]), shape, lines.append)
     assert "outside its latent" in lines[-1]
-    (tmp_path / "config.json").write_text(json.dumps(smollm2_mla._config(model.config, shape)))
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    checkpoint.write(tmp_path, smollm2_mla._config(model.config, shape), weights)
     new, report = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
     assert type(new).__name__ == "DeepseekV2ForCausalLM"
     assert not report["unexpected_keys"]
@@ -190,7 +186,7 @@ def test_checkpoint_is_read_as_the_same_model(tmp_path: Path) -> None:
 
 
 def test_sample_text_fills_a_measurement() -> None:
-    words = " ".join(sample_text.PASSAGES).split()
+    words = " ".join(smollm2_mla.passages()).split()
     assert len(words) > 1000
     assert len(set(words)) > 500
 
