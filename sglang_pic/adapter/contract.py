@@ -256,19 +256,21 @@ def _find(path: str) -> tuple[ast.AST, str] | None:
     for split in range(len(parts) - 1, 1, -1):
         module = _parse(".".join(parts[:split]))
         if module is not None:
-            tree, text = module
-            node: ast.AST = tree
+            tree, lines = module
+            node: ast.Module | ast.stmt = tree
             for name in parts[split:]:
                 member = _member(node, name)
                 if member is None:
                     return None
                 node = member
-            return node, ast.get_source_segment(text, node) or ""
+            assert isinstance(node, ast.stmt), "a path names more than a module"
+            # ast.get_source_segment would go through the whole file, character by character, for every symbol.
+            return node, "\n".join(lines[node.lineno - 1 : node.end_lineno])
     return None
 
 
 @functools.cache
-def _parse(module: str) -> tuple[ast.Module, str] | None:
+def _parse(module: str) -> tuple[ast.Module, list[str]] | None:
     # Looking a submodule up by name would import its parent packages.
     top, *rest = module.split(".")
     spec = importlib.util.find_spec(top)
@@ -276,11 +278,12 @@ def _parse(module: str) -> tuple[ast.Module, str] | None:
         for file in (Path(folder, *rest).with_suffix(".py"), Path(folder, *rest, "__init__.py")):
             if file.is_file():
                 text = file.read_text(encoding="utf8")
-                return ast.parse(text), text
+                return ast.parse(text), text.split("\n")
     return None
 
 
-def _member(node: ast.AST, name: str) -> ast.AST | None:
+def _member(node: ast.AST, name: str) -> ast.stmt | None:
+    child: ast.stmt
     for child in getattr(node, "body", ()):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and child.name == name:
             return child
