@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 # Model, dtype, page size.
 _SETUPS = [("tiny-gqa", "float32", 16), ("tiny-gqa", "bfloat16", 1), ("tiny-mla", "bfloat16", 16)]
+_FAULTS = ["wrong base", "wrong layout", "mscale twice"]
+_CASES = ["healthy", "no tokenizer", *_FAULTS, "nothing to splice", "small pool"]
 
 
 def drive(model: Path, dtype: str, page_size: int, *wanted: str) -> dict[str, Any]:
@@ -29,10 +31,16 @@ def drive(model: Path, dtype: str, page_size: int, *wanted: str) -> dict[str, An
     return results
 
 
-@pytest.fixture(scope="module", params=_SETUPS, ids=lambda setup: "-".join(map(str, setup)))
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(setup, id="-".join(map(str, setup)), marks=pytest.mark.xdist_group(f"self-test-{setup}"))
+        for setup in _SETUPS
+    ],
+)
 def results(request: pytest.FixtureRequest, model_dir: Callable[[str], Path]) -> dict[str, Any]:
     name, dtype, page_size = request.param
-    return drive(model_dir(name), dtype, page_size)
+    return drive(model_dir(name), dtype, page_size, *_CASES)
 
 
 def test_a_right_splicer_is_exact_and_leaves_nothing_behind(results: dict[str, Any]) -> None:
@@ -49,7 +57,7 @@ def test_a_right_splicer_is_exact_and_leaves_nothing_behind(results: dict[str, A
     assert results["left as found"]
 
 
-@pytest.mark.parametrize("fault", ["wrong base", "wrong layout", "mscale twice"])
+@pytest.mark.parametrize("fault", _FAULTS)
 def test_a_wrong_splicer_is_caught(results: dict[str, Any], fault: str) -> None:
     """For what it is, not for what the model makes of another context."""
     assert results[fault]["verdict"] == "failed"
