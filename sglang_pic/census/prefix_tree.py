@@ -10,12 +10,12 @@ import numpy as np
 from pic_traces.encode.encoded import Tokens
 
 from sglang_pic.census.outcome import EXPECTED_LEN
-from sglang_pic.core.trie import Segment, Trie
+from sglang_pic.core.trie import Node, Trie
 
 __all__ = ["Match", "PrefixTree"]
 
 _ENDS = -1
-"""Stands for the first token of the next segment where a path ends."""
+"""Stands for the first token of the next node where a path ends."""
 
 
 class Match(NamedTuple):
@@ -31,7 +31,7 @@ class PrefixTree:
 
     def __init__(self) -> None:
         self._trie = Trie(None, OrderedDict(), itertools.count())
-        # Indexed by a segment's serial, which counts from 0: the call that stored the segment, the latest call whose
+        # Indexed by a node's serial, which counts from 0: the call that stored the node, the latest call whose
         # path goes through it, and the token with which that path goes on.
         self._appender: list[int] = []
         self._latest: list[int] = []
@@ -57,7 +57,7 @@ class PrefixTree:
         """
         node, stored = self._trie.walk(path)
         if stored < node.end:
-            # NOTE: also where the path ends, so that paths end at the ends of segments only.
+            # NOTE: also where the path ends, so that paths end at the ends of nodes only.
             self._split(node, stored)
         if stored < len(path):
             node = self._trie.append(node, path[stored:])
@@ -76,7 +76,7 @@ class PrefixTree:
         assert stored == position + 1, f"position {position} of a path that is stored up to {stored}"
         return self._appender[node.serial]
 
-    def _follow(self, node: Segment, start: int) -> Tokens:
+    def _follow(self, node: Node, start: int) -> Tokens:
         """The latest path through `node`, from `start` in it on."""
         parts = [node.tokens[start - node.start :][:EXPECTED_LEN]]
         missing = EXPECTED_LEN - len(parts[0])
@@ -84,19 +84,19 @@ class PrefixTree:
             node = node.children[first]
             parts.append(node.tokens[:missing])
             missing -= len(parts[-1])
-        # A copy in any case: a view would keep a whole segment alive after it has been split.
+        # A copy in any case: a view would keep a whole node alive after it has been split.
         return np.concatenate(parts)
 
-    def _split(self, segment: Segment, position: int) -> None:
-        lower = self._trie.split(segment, position)
-        self._note(lower, appender=self._appender[segment.serial])
-        # No path ends inside a segment: whatever went through the upper part went on into the lower one. The upper part
+    def _split(self, node: Node, position: int) -> None:
+        lower = self._trie.split(node, position)
+        self._note(lower, appender=self._appender[node.serial])
+        # No path ends inside a node: whatever went through the upper part went on into the lower one. The upper part
         # belongs to the path that splits it, and is marked by it.
-        self._latest[lower.serial] = self._latest[segment.serial]
-        self._onward[lower.serial] = self._onward[segment.serial]
+        self._latest[lower.serial] = self._latest[node.serial]
+        self._onward[lower.serial] = self._onward[node.serial]
 
-    def _note(self, segment: Segment, *, appender: int) -> None:
-        assert segment.serial == len(self._appender), "serials count the segments"
+    def _note(self, node: Node, *, appender: int) -> None:
+        assert node.serial == len(self._appender), "serials count the nodes"
         self._appender.append(appender)
         self._latest.append(appender)
         self._onward.append(_ENDS)

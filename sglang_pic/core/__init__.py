@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from sglang_pic.core.chunker import Chunks, Tokens, as_tokens
 from sglang_pic.core.config import MOST_REUSE, CoreConfig
 from sglang_pic.core.index import ContentIndex, IndexStats
-from sglang_pic.core.plan import CostModel, DropReason, Path, Plan, PlanOptions, Reason, Run
+from sglang_pic.core.path import Path
+from sglang_pic.core.plan import CostModel, DropReason, Plan, PlanOptions, Reason, Run
 from sglang_pic.core.planner import Resolver
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.spans import Span, intersect_spans
+from sglang_pic.core.tokens import Tokens, as_tokens, common_len
 
 __all__ = [
     "MOST_REUSE",
-    "Chunks",
     "ContentIndex",
     "CoreConfig",
     "CostModel",
@@ -28,5 +28,6 @@ __all__ = [
     "Span",
     "Tokens",
     "as_tokens",
+    "common_len",
     "intersect_spans",
 ]

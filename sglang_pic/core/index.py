@@ -1,7 +1,6 @@
 """The chunk index: content keys to places in the radix tree, for every namespace.
 
-Owns the tries, the donor table, their age order and their bounds. Knows neither SGLang nor rows: a donor is a token
-path and a span on it, and whether its rows are still there is asked of the resolver.
+It holds no rows: whether a donor's rows are still in the radix tree is asked of the resolver.
 
 Everything here is deterministic: the same calls leave the same state and give the same plans, in any process.
 """
@@ -17,14 +16,15 @@ from operator import attrgetter, itemgetter
 
 import msgspec
 
-from sglang_pic.core.chunker import Chunker, Chunks, HashFunction, Tokens, require_tokens, xxh3_name
+from sglang_pic.core.chunker import Chunker, HashFunction, xxh3_name
 from sglang_pic.core.config import CoreConfig
 from sglang_pic.core.donors import DonorTable, TableSize
-from sglang_pic.core.ending_filter import TAIL_LEN, tail_hashes
+from sglang_pic.core.ending_filter import ENDING_LEN, ending_hashes
 from sglang_pic.core.plan import Plan, PlanOptions
 from sglang_pic.core.planner import Planner, Resolver
 from sglang_pic.core.spans import Span, intersect_spans, merge_spans, subtract_spans
-from sglang_pic.core.trie import Segment, Trie
+from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, require_tokens
+from sglang_pic.core.trie import Node, Trie
 
 __all__ = ["ContentIndex", "IndexStats"]
 
@@ -33,10 +33,9 @@ __all__ = ["ContentIndex", "IndexStats"]
 _MAX_DONORS_PER_PUBLICATION = 2
 
 # Estimated from sys.getsizeof on CPython 3.11, dictionary entries included.
-_TOKEN_BYTES = 4
-_SEGMENT_BYTES = 700
+_NODE_BYTES = 700
 _DONOR_BYTES = 48
-_TAIL_BYTES = 110
+_ENDING_BYTES = 110
 _NAMESPACE_BYTES = 2_000
 
 _END = attrgetter("end")
@@ -49,8 +48,8 @@ class IndexStats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_bytes: int
     """Estimate of everything the index keeps in memory."""
     num_paths: int
-    num_segments: int
-    num_tails: int
+    num_nodes: int
+    num_endings: int
     """Distinct ends of chunks, counted in each namespace."""
     num_donors: int
     num_namespaces: int
@@ -79,18 +78,12 @@ class ContentIndex:
         self._chunker = Chunker(self.config, hash_function)
         self._size = TableSize()
         # Shrink by eviction, `forget` and `flush`; a namespace goes with its last path.
-        self._ages: OrderedDict[int, Segment] = OrderedDict()
+        self._ages: OrderedDict[int, Node] = OrderedDict()
         self._namespaces: dict[Hashable, _Namespace] = {}
         self._serials = itertools.count()
         self._num_tokens = 0
         self._num_evicted = 0
         self._num_work = 0
-
-    def cut(
-        self, tokens: Tokens, start: int = 0, end: int | None = None, *, delimiters: frozenset[int] = frozenset()
-    ) -> Chunks:
-        """The chunks of `[start, end)`, cut as if one began at `start`."""
-        return self._chunker.cut(tokens, start, end, delimiters=delimiters)
 
     def publish(
         self,
@@ -161,13 +154,13 @@ class ContentIndex:
             return Plan(prefix_len=prefix_len, end=stop)
         options = options or PlanOptions()
         planner = Planner(
-            policy=options.policy or self.config,
+            options.policy or self.config,
+            options,
             trie=space.trie,
             donors=space.donors,
             tokens=tokens,
             prefix_len=prefix_len,
             end=stop,
-            options=options,
             resolve=resolve,
             forget=self._forget,
         )
@@ -181,9 +174,9 @@ class ContentIndex:
         space = self._namespaces.get(namespace)
         if space is None:
             return
-        segment, stored = space.trie.walk(tokens)
+        node, stored = space.trie.walk(tokens)
         if stored > resident_len:
-            self._forget(segment, resident_len)
+            self._forget(node, resident_len)
             self._drop_if_empty(space)
 
     def flush(self, namespace: Hashable | None = None) -> None:
@@ -196,13 +189,13 @@ class ContentIndex:
                 self._drop_if_empty(space)
 
     def stats(self) -> IndexStats:
-        """What the index holds. Cost O(segments)."""
+        """What the index holds. Cost O(nodes)."""
         return IndexStats(
             num_tokens=self._num_tokens,
             num_bytes=self._num_bytes(),
-            num_paths=sum(1 for segment in self._ages.values() if not segment.children),
-            num_segments=len(self._ages),
-            num_tails=self._size.num_tails,
+            num_paths=sum(1 for node in self._ages.values() if not node.children),
+            num_nodes=len(self._ages),
+            num_endings=self._size.num_endings,
             num_donors=self._size.num_donors,
             num_namespaces=len(self._namespaces),
             num_evicted_tokens=self._num_evicted,
@@ -219,62 +212,61 @@ class ContentIndex:
             self._namespaces[namespace] = space
         return space
 
-    def _store(self, space: _Namespace, tokens: Tokens) -> list[Segment]:
-        """The segments of the path `tokens`, made where they are missing."""
-        segment, stored = space.trie.walk(tokens)
-        if stored < segment.end:
-            self._split(space, segment, stored)
+    def _store(self, space: _Namespace, tokens: Tokens) -> list[Node]:
+        """The nodes of the path `tokens`, made where they are missing."""
+        node, stored = space.trie.walk(tokens)
+        if stored < node.end:
+            self._split(space, node, stored)
         if stored < len(tokens):
-            segment = space.trie.append(segment, tokens[stored:])
+            node = space.trie.append(node, tokens[stored:])
             self._num_tokens += len(tokens) - stored
-        return segment.lineage()
+        return node.lineage()
 
-    def _split(self, space: _Namespace, segment: Segment, position: int) -> None:
-        lower = space.trie.split(segment, position)
-        space.donors.move_below(segment, lower)
+    def _split(self, space: _Namespace, node: Node, position: int) -> None:
+        lower = space.trie.split(node, position)
+        space.donors.move_below(node, lower)
 
-    def _mark(self, space: _Namespace, path: list[Segment], computed: list[Span], holes: list[Span]) -> list[Span]:
+    def _mark(self, space: _Namespace, path: list[Node], computed: list[Span], holes: list[Span]) -> list[Span]:
         """Update what is eligible along `path`; returns the spans that were not so before."""
         fresh: list[Span] = []
         changed = [*computed[:1], *computed[-1:], *holes[:1], *holes[-1:]]
         low, high = min((span[0] for span in changed), default=0), max((span[1] for span in changed), default=0)
-        for segment in path:
-            if segment.end <= low or segment.start >= high:
+        for node in path:
+            if node.end <= low or node.start >= high:
                 continue
-            before = segment.eligible
-            gained = intersect_spans(computed, segment.start, segment.end)
-            lost = intersect_spans(holes, segment.start, segment.end)
+            before = node.eligible
+            gained = intersect_spans(computed, node.start, node.end)
+            lost = intersect_spans(holes, node.start, node.end)
             if lost:
                 before = subtract_spans(before, lost)
-                for donor in [d for d in segment.donors if _overlaps(space.donors, d, lost)]:
+                for donor in [d for d in node.donors if _overlaps(space.donors, d, lost)]:
                     space.donors.remove(donor)
             fresh += subtract_spans(gained, before)
-            segment.eligible = merge_spans([*before, *gained]) if gained else before
+            node.eligible = merge_spans([*before, *gained]) if gained else before
         return merge_spans(fresh)
 
     def _add_donors(
-        self, space: _Namespace, path: list[Segment], tokens: Tokens, fresh: list[Span], delimiters: frozenset[int]
+        self, space: _Namespace, path: list[Node], tokens: Tokens, fresh: list[Span], delimiters: frozenset[int]
     ) -> None:
         """Make donors of the chunks that end in `fresh` spans; growth stops where a chunk begins before eligibility."""
         data = tokens.data.cast("B")
         seen: dict[int, int] = {}
         for first, last in fresh:
             cut_from = self._chunker.sync_start(tokens, first, delimiters)
-            tails = tail_hashes(tokens[cut_from:last])
+            endings = ending_hashes(tokens[cut_from:last])
             start = cut_from
-            for end in self._chunker.cut(tokens, cut_from, last, delimiters=delimiters).ends:
-                if end > first and end - max(start, self.config.sink_tokens) >= TAIL_LEN:
+            for end in self._chunker.cut(tokens, cut_from, last, delimiters=delimiters):
+                if end > first and end - max(start, self.config.sink_tokens) >= ENDING_LEN:
                     name = self._chunker.name(data, start, end)
                     times = seen.get(name, 0)
                     if times < _MAX_DONORS_PER_PUBLICATION:
                         seen[name] = times + 1
-                        tail = int(tails[end - TAIL_LEN - cut_from])
-                        space.donors.add(tail, name, _holder(path, end), start, end - start)
+                        ending = int(endings[end - ENDING_LEN - cut_from])
+                        space.donors.add(ending, name, _holder(path, end), start, end - start)
                 start = end
 
-    def _forget(self, segment: Segment, position: int) -> None:
-        """Drop the path to `segment` from `position` on, with everything below it."""
-        node = segment
+    def _forget(self, node: Node, position: int) -> None:
+        """Drop the path to `node` from `position` on, with everything below it."""
         while node.parent is not None and node.start >= position:
             if node.parent.parent is None or node.parent.end <= position:
                 break
@@ -286,25 +278,25 @@ class ContentIndex:
             (node,) = node.children.values()
         self._remove_subtree(node)
 
-    def _remove_subtree(self, segment: Segment) -> None:
-        order = [segment]
-        for node in order:
-            order.extend(node.children.values())
-        for node in reversed(order):
-            self._remove_leaf(node)
+    def _remove_subtree(self, node: Node) -> None:
+        order = [node]
+        for each in order:
+            order.extend(each.children.values())
+        for each in reversed(order):
+            self._remove_leaf(each)
 
-    def _remove_leaf(self, segment: Segment) -> None:
-        self._namespaces[segment.trie.namespace].donors.remove_all(segment)
-        segment.trie.remove(segment)
-        self._num_tokens -= len(segment.tokens)
+    def _remove_leaf(self, node: Node) -> None:
+        self._namespaces[node.trie.namespace].donors.remove_all(node)
+        node.trie.remove(node)
+        self._num_tokens -= len(node.tokens)
 
     def _num_bytes(self) -> int:
         """Estimate of everything that is kept. Cost O(1)."""
         return (
-            _TOKEN_BYTES * self._num_tokens
-            + _SEGMENT_BYTES * len(self._ages)
+            TOKEN_BYTES * self._num_tokens
+            + _NODE_BYTES * len(self._ages)
             + _DONOR_BYTES * self._size.num_donors
-            + _TAIL_BYTES * self._size.num_tails
+            + _ENDING_BYTES * self._size.num_endings
             + _NAMESPACE_BYTES * len(self._namespaces)
             + self._size.num_filter_slots
         )
@@ -332,6 +324,6 @@ def _overlaps(donors: DonorTable, donor: int, spans: list[Span]) -> bool:
     return first < len(spans) and spans[first][0] < end
 
 
-def _holder(path: list[Segment], end: int) -> Segment:
-    """The segment of `path` that holds the token before `end`."""
+def _holder(path: list[Node], end: int) -> Node:
+    """The node of `path` that holds the token before `end`."""
     return path[bisect_left(path, end, 0, len(path) - 1, key=_END)]

@@ -5,19 +5,17 @@ A plan stays valid as a value whatever happens to the index that made it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
 from enum import Enum
 from typing import Annotated
 
 import msgspec
-import numpy as np
 
-from sglang_pic.core.chunker import Tokens
+from sglang_pic.core.path import Path
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.settings import Range, check
 from sglang_pic.core.spans import Span
 
-__all__ = ["CostModel", "DropReason", "Path", "Plan", "PlanOptions", "Reason", "Run"]
+__all__ = ["CostModel", "DropReason", "Plan", "PlanOptions", "Reason", "Run"]
 
 
 class Reason(Enum):
@@ -76,57 +74,6 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         check(self)
-
-
-class Path:
-    """A token path from position 0 under which the tree holds a donor's rows, as far as a resolver said; immutable.
-
-    It may go on beyond the donor. Within one plan equal paths are one object, and the runs that lie on one path share
-    it, so that a resolver may keep locks by path.
-    """
-
-    __slots__ = ("_end", "_joined", "_parts", "namespace")
-
-    def __init__(self, namespace: Hashable, parts: Sequence[Tokens]) -> None:
-        self.namespace = namespace
-        self._parts = tuple(parts)
-        self._end = sum(map(len, parts))
-        # As many leading parts as were asked for: the path may go on far beyond.
-        self._joined = self._parts[0]
-        self._joined.flags.writeable = False
-
-    def __len__(self) -> int:
-        return self._end
-
-    def tokens(self, end: int | None = None) -> Tokens:
-        """The first `end` tokens, or all; a read-only view. Cost O(end) in all, then O(1)."""
-        wanted = len(self) if end is None else min(end, len(self))
-        if wanted > len(self._joined):
-            self._joined = self._join(max(wanted, 2 * len(self._joined)))
-        return self._joined[:wanted]
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Path):
-            return NotImplemented
-        if self is other:
-            return True
-        same_kind = self.namespace == other.namespace and len(self) == len(other)
-        return same_kind and np.array_equal(self.tokens(), other.tokens())
-
-    def __hash__(self) -> int:
-        return hash((self.namespace, self._end, int(self._parts[-1][-1])))
-
-    def __repr__(self) -> str:
-        return f"Path({self.namespace!r}, {self._end} tokens)"
-
-    def _join(self, wanted: int) -> Tokens:
-        num_parts = length = 0
-        while length < min(wanted, self._end):
-            length += len(self._parts[num_parts])
-            num_parts += 1
-        joined = np.concatenate(self._parts[:num_parts])
-        joined.flags.writeable = False
-        return joined
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

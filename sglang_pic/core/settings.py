@@ -10,13 +10,13 @@ import inspect
 import math
 import textwrap
 from functools import cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
 from sglang_pic.errors import ConfigError
 
-__all__ = ["Range", "Setting", "check", "refuse", "settings_of"]
+__all__ = ["Range", "Setting", "check", "settings_of"]
 
 
 class Range(NamedTuple):
@@ -30,12 +30,13 @@ class Setting(NamedTuple):
     """One declared setting."""
 
     name: str
+    kind: Any
+    """The type without its annotations."""
     default: Any
     description: str
-    """The docstring of the field."""
-    range: Range | None
+    """The text below the field."""
+    range: Range | None = None
     """`None` where the type says what is allowed."""
-    is_whole: bool
 
     @property
     def short_name(self) -> str:
@@ -44,21 +45,22 @@ class Setting(NamedTuple):
 
     @property
     def allowed(self) -> str:
-        """The range in words."""
-        low, high = self.range or Range(-math.inf)
-        bounds = f"above {low}" if high == math.inf else f"from {low} to {high}"
-        return f"{'an integer' if self.is_whole else 'a number'} {bounds}"
-
-    def at_most(self, high: float) -> Setting:
-        """The setting with an upper bound of `high` or less."""
-        assert self.range is not None, "only a range has bounds"
-        return self._replace(range=Range(self.range.low, min(high, self.range.high)))
+        """What is allowed, in words; empty where the type does not list it."""
+        if get_origin(self.kind) is Literal:
+            return f"one of {', '.join(map(str, get_args(self.kind)))}"
+        if self.range is None:
+            return ""
+        number = "a number" if self.kind is float else "an integer"
+        bounds = f"above {self.range.low}" if self.range.high == math.inf else "from {} to {}".format(*self.range)
+        return f"{number} {bounds}"
 
     def allows(self, value: object) -> bool:
-        """Whether `value` is in the range; `None` is where it is the default."""
+        """Whether `value` is allowed; `None` is where it is the default."""
+        if get_origin(self.kind) is Literal:
+            return value in get_args(self.kind)
         if self.range is None or (value is None and self.default is None):
             return True
-        if isinstance(value, bool) or not isinstance(value, int if self.is_whole else int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float if self.kind is float else int):
             return False
         low, high = self.range
         return low < value < high if high == math.inf else low <= value <= high
@@ -67,52 +69,41 @@ class Setting(NamedTuple):
 @cache
 def settings_of(kind: type[msgspec.Struct]) -> dict[str, Setting]:
     """The settings of a struct by name, in order; those of a struct inside it are called `core.seam_tokens`."""
-    described = {name: text for base in reversed(kind.__mro__) for name, text in _docstrings(base).items()}
+    described = _texts_below_fields(kind)
     found: dict[str, Setting] = {}
     for field in msgspec.structs.fields(kind):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            for nested in settings_of(field.type).values():
-                name = f"{field.name}.{nested.name}"
-                found[name] = nested._replace(name=name)
-            continue
-        metadata = getattr(field.type, "__metadata__", ())
-        bounds = next((each for each in metadata if isinstance(each, Range)), None)
-        is_whole = getattr(field.type, "__origin__", None) is not float
-        found[field.name] = Setting(field.name, field.default, described.get(field.name, ""), bounds, is_whole)
+            for inner in settings_of(field.type).values():
+                name = f"{field.name}.{inner.name}"
+                found[name] = inner._replace(name=name)
+        else:
+            plain, *extra = get_args(field.type) if hasattr(field.type, "__metadata__") else (field.type,)
+            bounds = next((each for each in extra if isinstance(each, Range)), None)
+            found[field.name] = Setting(field.name, plain, field.default, described.get(field.name, ""), bounds)
     return found
 
 
-def check(struct: msgspec.Struct) -> None:
-    """Refuse a struct with a setting out of bounds.
+def check(struct: msgspec.Struct, **ranges: Range) -> None:
+    """Refuse a struct with a setting out of its declared bounds, or of `ranges` where these name it.
 
     Raises:
         ConfigError: naming the setting, its value and what is allowed.
     """
-    for name, setting in settings_of(type(struct)).items():
-        if setting.range is not None and "." not in name and not setting.allows(getattr(struct, name)):
-            refuse(struct, name, setting.allowed)
+    for name, declared in settings_of(type(struct)).items():
+        setting = declared._replace(range=ranges[name]) if name in ranges else declared
+        if "." not in name and not setting.allows(value := getattr(struct, name)):
+            way_out = "leave it out for no limit" if setting.default is None else f"{setting.default!r} is the default"
+            raise ConfigError(f"{name}={value!r}: must be {setting.allowed}; {way_out}.")
 
 
-def refuse(struct: msgspec.Struct, name: str, allowed: str) -> NoReturn:
-    """Raise the error that says what is `allowed` in place of a setting's value.
-
-    Raises:
-        ConfigError: always.
-    """
-    default = settings_of(type(struct))[name].default
-    way_out = "leave it out for no limit" if default is None else f"{default!r} is the default"
-    raise ConfigError(f"{name}={getattr(struct, name)!r}: must be {allowed}; {way_out}.")
-
-
-def _docstrings(kind: type) -> dict[str, str]:
-    """The text below each field of a struct, with its line breaks taken out."""
-    if not issubclass(kind, msgspec.Struct) or kind is msgspec.Struct:
-        return {}
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+def _texts_below_fields(kind: type) -> dict[str, str]:
     found = {}
-    if isinstance(body, ast.ClassDef):
-        for field, text in zip(body.body, body.body[1:], strict=False):
-            match field, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                    found[name] = " ".join(words.split())
+    for base in kind.__mro__:
+        if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            assert isinstance(tree, ast.ClassDef), "a struct is a class"
+            for field, text in zip(tree.body, tree.body[1:], strict=False):
+                match field, text:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                        found[name] = " ".join(words.split())
     return found

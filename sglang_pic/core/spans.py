@@ -1,7 +1,4 @@
-"""Arithmetic on half-open spans `[start, end)` of token positions.
-
-Owns lists of them that are ascending and disjoint. Must not know what lies in a span.
-"""
+"""Arithmetic on lists of half-open spans `[start, end)` of token positions, ascending and disjoint."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The token paths of one namespace, each stored once however many paths begin with it.
 
-Owns tokens, and which of them are *eligible*: computed by their own request at their own position, so that their rows
-may be donated. Must not know chunks, hashes or plans.
+The trie knows which tokens are *eligible*: computed by their own request at their own position, so that their rows may
+be donated.
 """
 
 from __future__ import annotations
@@ -9,34 +9,32 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
+from enum import Enum
 
 import numpy as np
 
-from sglang_pic.core.chunker import Tokens
 from sglang_pic.core.spans import Span, subtract_spans
+from sglang_pic.core.tokens import Tokens, common_len, common_suffix_len
 
-__all__ = ["Segment", "Trie", "common_len", "common_suffix_len"]
-
-_FIRST_BLOCK = 64
-_TRUE = b"\x01"
+__all__ = ["Node", "Rows", "Trie", "equal_end", "equal_start"]
 
 
-class Segment:
-    """Tokens `[start, end)` of every path through it; a node of the trie, and the unit of eviction.
+class Node:
+    """Tokens `[start, end)` of every path through it; the unit of eviction.
 
-    `parent` is None for a root, and for a segment that has been removed. `eligible` are absolute positions, ascending,
+    `parent` is None for a root, and for a node that has been removed. `eligible` are absolute positions, ascending,
     disjoint, not touching. `donors` belongs to the donor table: the donors whose last token lies here.
     """
 
     __slots__ = ("children", "donors", "eligible", "parent", "serial", "start", "tokens", "trie")
 
-    def __init__(self, trie: Trie, serial: int, parent: Segment | None, start: int, tokens: Tokens) -> None:
+    def __init__(self, trie: Trie, serial: int, parent: Node | None, start: int, tokens: Tokens) -> None:
         self.trie = trie
         self.serial = serial
         self.parent = parent
         self.start = start
         self.tokens = tokens
-        self.children: dict[int, Segment] = {}
+        self.children: dict[int, Node] = {}
         self.eligible: list[Span] = []
         self.donors: list[int] = []
 
@@ -54,10 +52,10 @@ class Segment:
         i = bisect_right(spans, position, key=lambda span: span[0]) - 1
         return spans[i] if i >= 0 and position < spans[i][1] else None
 
-    def lineage(self) -> list[Segment]:
-        """The segments from the root's child to this one."""
+    def lineage(self) -> list[Node]:
+        """The nodes from the root's child to this one."""
         line = []
-        node: Segment | None = self
+        node: Node | None = self
         while node is not None and node.parent is not None:
             line.append(node)
             node = node.parent
@@ -70,18 +68,18 @@ class Trie:
 
     Args:
         namespace: what the paths belong to.
-        ages: every segment but the roots, oldest first; shared by all tries of an index. A parent is always younger
-            than its children, so the oldest is a leaf.
+        ages: every node but the roots, oldest first; shared by all tries of an index. A parent is always younger than
+            its children, so the oldest is a leaf.
     """
 
-    def __init__(self, namespace: Hashable, ages: OrderedDict[int, Segment], serials: Iterable[int]) -> None:
+    def __init__(self, namespace: Hashable, ages: OrderedDict[int, Node], serials: Iterable[int]) -> None:
         self.namespace = namespace
         self._ages = ages
         self._serials = iter(serials)
-        self.root = Segment(self, -1, None, 0, np.empty(0, dtype="<i4"))
+        self.root = Node(self, -1, None, 0, np.empty(0, dtype="<i4"))
 
-    def walk(self, tokens: Tokens) -> tuple[Segment, int]:
-        """The deepest segment on the path of `tokens`, and how many leading tokens are stored."""
+    def walk(self, tokens: Tokens) -> tuple[Node, int]:
+        """The deepest node on the path of `tokens`, and how many leading tokens are stored."""
         node, at = self.root, 0
         while at < len(tokens):
             child = node.children.get(int(tokens[at]))
@@ -94,83 +92,111 @@ class Trie:
                 break
         return node, at
 
-    def append(self, parent: Segment, tokens: Tokens) -> Segment:
+    def append(self, parent: Node, tokens: Tokens) -> Node:
         """A child of `parent` that holds a copy of `tokens`; `parent` must not have one with the same first token."""
         child = self._new(parent, parent.end, tokens.copy())
         parent.children[int(tokens[0])] = child
         self._ages[child.serial] = child
         return child
 
-    def split(self, segment: Segment, position: int) -> Segment:
-        """Cut `segment` in two; it keeps `[start, position)`, the lower part, which is returned, gets the rest.
+    def split(self, node: Node, position: int) -> Node:
+        """Cut `node` in two; it keeps `[start, position)`, the lower part, which is returned, gets the rest.
 
         The caller moves the donors. NOTE: the lower part becomes the youngest; before anything is evicted the caller
-        removes it or touches the path, because every segment is to be younger than its children.
+        removes it or touches the path, because every node is to be younger than its children.
         """
-        head = position - segment.start
-        lower = self._new(segment, position, segment.tokens[head:].copy())
-        lower.children = segment.children
+        head = position - node.start
+        lower = self._new(node, position, node.tokens[head:].copy())
+        lower.children = node.children
         for child in lower.children.values():
             child.parent = lower
-        lower.eligible = subtract_spans(segment.eligible, [(segment.start, position)])
-        segment.eligible = subtract_spans(segment.eligible, [(position, segment.end)])
-        segment.tokens = segment.tokens[:head].copy()
-        segment.children = {int(lower.tokens[0]): lower}
+        lower.eligible = subtract_spans(node.eligible, [(node.start, position)])
+        node.eligible = subtract_spans(node.eligible, [(position, node.end)])
+        node.tokens = node.tokens[:head].copy()
+        node.children = {int(lower.tokens[0]): lower}
         self._ages[lower.serial] = lower
         return lower
 
-    def remove(self, leaf: Segment) -> None:
-        """Take out a segment without children; removing its donors is the caller's."""
+    def remove(self, leaf: Node) -> None:
+        """Take out a node without children; removing its donors is the caller's."""
         assert not leaf.children, "only a leaf can be removed"
         assert leaf.parent is not None, "a root cannot be removed"
         del leaf.parent.children[int(leaf.tokens[0])]
         del self._ages[leaf.serial]
         leaf.parent = None
 
-    def touch(self, segments: Iterable[Segment]) -> None:
-        """Make the paths to `segments` the youngest, ancestors younger than their descendants; removed ones are left.
+    def touch(self, nodes: Iterable[Node]) -> None:
+        """Make the paths to `nodes` the youngest, ancestors younger than their descendants; removed ones are left.
 
-        Cost O(n log n) in the distinct segments of all paths.
+        Cost O(n log n) in the distinct nodes of all paths.
         """
-        touched: dict[int, Segment] = {}
-        for segment in segments:
-            node = segment
-            while node.parent is not None and node.serial not in touched:
-                touched[node.serial] = node
-                node = node.parent
+        touched: dict[int, Node] = {}
+        for node in nodes:
+            at = node
+            while at.parent is not None and at.serial not in touched:
+                touched[at.serial] = at
+                at = at.parent
         for node in sorted(touched.values(), key=lambda node: -node.start):
             self._ages.move_to_end(node.serial)
 
-    def _new(self, parent: Segment, start: int, tokens: Tokens) -> Segment:
-        return Segment(self, next(self._serials), parent, start, tokens)
+    def _new(self, parent: Node, start: int, tokens: Tokens) -> Node:
+        return Node(self, next(self._serials), parent, start, tokens)
 
 
-def common_len(left: Tokens, right: Tokens) -> int:
-    """How many leading tokens are equal. Cost O(result), not O(length): blocks of growing size are compared."""
-    limit = min(len(left), len(right))
-    at, block = 0, _FIRST_BLOCK
-    while at < limit:
-        stop = min(at + block, limit)
-        # `bytes.find` is several times faster than numpy's `argmax` on so few.
-        first = (left[at:stop] != right[at:stop]).tobytes().find(_TRUE)
-        if first >= 0:
-            return at + first
-        at = stop
-        block *= 4
-    return limit
+class Rows(Enum):
+    """Which tokens of a path an equal span may cover."""
+
+    ANY = "any"
+    ELIGIBLE = "eligible"
 
 
-def common_suffix_len(left: Tokens, right: Tokens) -> int:
-    """How many trailing tokens are equal. Cost O(result)."""
-    limit = min(len(left), len(right))
-    # Seen from the ends, so that the two need not be equally long.
-    left, right = left[len(left) - limit :], right[len(right) - limit :]
-    at, block = limit, _FIRST_BLOCK
-    while at > 0:
-        start = max(0, at - block)
-        last = (left[start:at] != right[start:at]).tobytes().rfind(_TRUE)
-        if last >= 0:
-            return limit - start - last - 1
-        at = start
-        block *= 4
-    return limit
+def equal_start(node: Node, end: int, shift: int, tokens: Tokens, low: int, rows: Rows) -> tuple[Node, int, bool]:
+    """Where the span of `tokens` begins that ends at `end` and stands on the path to `node`, `shift` tokens earlier.
+
+    Returns:
+        The node of the token before the span, or of its first one; a position from `low` on; and whether the span
+        begins there because the token before it differs.
+    """
+    at = end
+    while at > low:
+        while at - shift <= node.start:
+            assert node.parent is not None
+            node = node.parent
+        first = node.start
+        if rows is Rows.ELIGIBLE:
+            span = node.eligible_around(at - shift - 1)
+            if span is None:
+                break
+            first = span[0]
+        floor, offset = max(low, first + shift), shift + node.start
+        at -= common_suffix_len(node.tokens[floor - offset : at - offset], tokens[floor:at])
+        if at > floor:
+            return node, at, True
+    return node, at, False
+
+
+def equal_end(node: Node, start: int, shift: int, tokens: Tokens, stop: int, rows: Rows) -> tuple[Node, int]:
+    """Where the span of `tokens` ends that begins at `start` and stands on a path through `node`, `shift` earlier.
+
+    Of the branches below `node` it follows the one that equals `tokens`.
+
+    Returns:
+        The node of the last token, and a position up to `stop`.
+    """
+    at = start
+    while at < stop:
+        following = node if at - shift < node.end else node.children.get(int(tokens[at]))
+        if following is None:
+            break
+        last = following.end
+        if rows is Rows.ELIGIBLE:
+            span = following.eligible_around(at - shift)
+            if span is None:
+                break
+            last = span[1]
+        node = following
+        limit, offset = min(stop, last + shift), shift + node.start
+        at += common_len(node.tokens[at - offset : limit - offset], tokens[at:limit])
+        if at < limit:
+            break
+    return node, at

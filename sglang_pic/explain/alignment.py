@@ -11,7 +11,7 @@ import numpy as np
 from pic_traces.encode.encoded import Tokens
 
 from sglang_pic.census.windows import window_hashes
-from sglang_pic.core.trie import common_len
+from sglang_pic.core import common_len
 
 __all__ = ["MAX_SEARCH", "WINDOW", "Alignment", "align", "contained_share"]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pic_traces.encode.encoded import Tokens
 
 from sglang_pic.census.outcome import CallRef, Outcome
-from sglang_pic.core.trie import common_len
+from sglang_pic.core import common_len
 from sglang_pic.explain.alignment import Alignment, align, contained_share
 from sglang_pic.explain.cause import Cause
 from sglang_pic.explain.fields import cause_of, first_value

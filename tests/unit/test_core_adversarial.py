@@ -24,14 +24,14 @@ from sglang_pic.core import (
     as_tokens,
 )
 from sglang_pic.core.chunker import HashFunction, xxh3_name
-from sglang_pic.core.ending_filter import TAIL_LEN, tail_hashes
+from sglang_pic.core.ending_filter import ENDING_LEN, ending_hashes
 from sglang_pic.core.invariants import check
 
 DELIMITER = 1
 DELIMITERS = frozenset({DELIMITER})
 CLOSE = as_tokens([DELIMITER])
 UNBOUNDED = CoreConfig(seam_tokens=1, tail_tokens=0, max_index_tokens=1 << 40, max_index_bytes=1 << 44)
-MAX_PER_TAIL = 32
+MAX_PER_ENDING = 32
 # What a plan may do for each token of a prompt, beside a constant.
 MAX_WORK = 34
 
@@ -133,46 +133,46 @@ def test_equal_chunks_thousands_of_times_are_few_donors() -> None:
     index = ContentIndex(MOST_REUSE)
     publish_whole(index, np.resize(message, 41 * 5_000))
     once = index.stats()
-    assert once.num_donors <= 2 * once.num_tails <= 20
+    assert once.num_donors <= 2 * once.num_endings <= 20
     for i in range(2_000):
         publish_whole(index, join(text(1_000 + i, 5), message, message[:1]))
-    assert index.stats().num_donors <= 4 * index.stats().num_tails
-    assert index.stats().num_tails <= once.num_tails + 10
+    assert index.stats().num_donors <= 4 * index.stats().num_endings
+    assert index.stats().num_endings <= once.num_endings + 10
     check(index)
 
 
 def crowd(num_chunks: int, hash_function: HashFunction = xxh3_name) -> tuple[ContentIndex, Tokens]:
-    """An index with many chunks that end in the same tail, and that tail."""
-    tail = text(0, TAIL_LEN)
+    """An index with many chunks that end in the same ending, and that ending."""
+    ending = text(0, ENDING_LEN)
     index = ContentIndex(UNBOUNDED, hash_function=hash_function)
     for i in range(num_chunks):
-        publish_whole(index, join(text(1 + i, 40), CLOSE, text(9_000 + i, 1 + i % 7), tail, CLOSE))
-    return index, tail
+        publish_whole(index, join(text(1 + i, 40), CLOSE, text(9_000 + i, 1 + i % 7), ending, CLOSE))
+    return index, ending
 
 
-def test_thousands_of_chunks_with_one_tail_are_a_short_list() -> None:
-    index, tail = crowd(3_000)
+def test_thousands_of_chunks_with_one_ending_are_a_short_list() -> None:
+    index, ending = crowd(3_000)
     (table,) = (space.donors for space in index._namespaces.values())
-    assert len(table.of(int(tail_hashes(tail)[0]))) == MAX_PER_TAIL
-    assert len(table) == index.stats().num_tails + MAX_PER_TAIL - 1, "no other tail has two"
+    assert len(table.of(int(ending_hashes(ending)[0]))) == MAX_PER_ENDING
+    assert len(table) == index.stats().num_endings + MAX_PER_ENDING - 1, "no other ending has two"
     check(index)
 
 
-def test_a_prompt_full_of_a_crowded_tail_is_bounded_work() -> None:
+def test_a_prompt_full_of_a_crowded_ending_is_bounded_work() -> None:
     hash_function = CountingHash()
-    index, tail = crowd(100, hash_function)
+    index, ending = crowd(100, hash_function)
     hash_function.num_calls = 0
-    prompt = np.resize(tail, 40_000)
+    prompt = np.resize(ending, 40_000)
     assert not plan_of(index, prompt).runs
     assert index.stats().num_work <= MAX_WORK * len(prompt) + (1 << 17)
     assert 8 * hash_function.num_calls <= index.stats().num_work, "names that are computed are work too"
 
 
-def test_a_crowded_tail_does_not_hide_what_follows_it() -> None:
-    index, tail = crowd(100)
+def test_a_crowded_ending_does_not_hide_what_follows_it() -> None:
+    index, ending = crowd(100)
     body = text(77_777, 3_000)
     publish_whole(index, join(text(77_778, 60), body))
-    plan = plan_of(index, join(text(77_779, 50), np.resize(tail, 2_000), body, text(77_780, 9)))
+    plan = plan_of(index, join(text(77_779, 50), np.resize(ending, 2_000), body, text(77_780, 9)))
     assert plan.num_spliced == 2_999
 
 
@@ -191,13 +191,13 @@ def test_thousands_of_tiny_namespaces() -> None:
     assert plan_of(index, prompt, namespace=names[1_235]).runs, "nothing else was flushed"
     check(index)
     index.flush()
-    assert index.stats().num_bytes == index.stats().num_namespaces == index.stats().num_tails == 0
+    assert index.stats().num_bytes == index.stats().num_namespaces == index.stats().num_endings == 0
 
 
 @pytest.mark.parametrize("num_names", [1, 3])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_hash_that_hardly_tells_anything_serves_no_foreign_tokens(seed: int, num_names: int) -> None:
-    """Names collide always, tails often: a vocabulary of three ids."""
+    """Names collide always, endings often: a vocabulary of three ids."""
     rng = np.random.default_rng(seed)
     config = CoreConfig(seam_tokens=1, tail_tokens=0, min_run_tokens=8, sink_tokens=4)
     index = ContentIndex(config, hash_function=lambda data: xxh3_name(data) % num_names)
@@ -213,13 +213,13 @@ def test_a_hash_that_hardly_tells_anything_serves_no_foreign_tokens(seed: int, n
 
 
 def colliding_windows() -> list[tuple[Tokens, Tokens]]:
-    """Different spans of eight tokens with equal tail hashes: by the birthday paradox, of 2^19 there are some."""
+    """Different spans of eight tokens with equal ending hashes: by the birthday paradox, of 2^19 there are some."""
     tokens = text(11, 1 << 19)
-    hashes = tail_hashes(tokens)
+    hashes = ending_hashes(tokens)
     order = np.argsort(hashes, kind="stable")
     same = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
     return [
-        (tokens[a : a + TAIL_LEN], tokens[b : b + TAIL_LEN])
+        (tokens[a : a + ENDING_LEN], tokens[b : b + ENDING_LEN])
         for a, b in zip(order[same].tolist(), order[same + 1].tolist(), strict=True)
     ]
 
@@ -229,19 +229,19 @@ def constant_name(data: memoryview) -> int:
 
 
 @pytest.mark.parametrize("hash_function", [xxh3_name, constant_name])
-def test_colliding_tails_serve_no_foreign_tokens(hash_function: HashFunction) -> None:
-    """The filter and the tail say yes, and with a constant name that does too: the tokens decide."""
+def test_colliding_endings_serve_no_foreign_tokens(hash_function: HashFunction) -> None:
+    """The filter and the ending say yes, and with a constant name that does too: the tokens decide."""
     pairs = colliding_windows()
     assert len(pairs) >= 10
     for known, other in pairs:
         assert known.tolist() != other.tolist()
         index = ContentIndex(CoreConfig(seam_tokens=1, tail_tokens=0, min_run_tokens=8), hash_function=hash_function)
-        # Eight tokens between two delimiters are one chunk: its name and its tail are all there is to find it by.
+        # Eight tokens between two delimiters are one chunk: its name and its ending are all there is to find it by.
         prompts = [join(text(seed, 70), CLOSE, window, CLOSE, text(9, 20)) for seed, window in ((1, known), (2, other))]
         index.publish("a", prompts[0], [(70, 80)], delimiters=DELIMITERS)
         assert plan_of(index, prompts[1]).runs == ()
         index.publish("a", prompts[1], [(70, 80)], delimiters=DELIMITERS)
-        assert (index.stats().num_donors, index.stats().num_tails) == (2, 1), "both are donors under one tail"
+        assert (index.stats().num_donors, index.stats().num_endings) == (2, 1), "both are donors under one ending"
         for seed, window in ((3, known), (4, other)):
             plan = plan_of(index, join(text(seed, 50), CLOSE, window, CLOSE, text(8, 20)))
             assert [(run.target_start, run.target_end) for run in plan.runs] == [(51, 60)]
@@ -262,13 +262,13 @@ def test_token_ids_may_be_anything_an_int32_can_hold(base: int) -> None:
 
 
 def test_a_conversation_of_thousands_of_turns() -> None:
-    """Shorter and shorter prefixes cut one path into as many segments as turns, then it goes on."""
+    """Shorter and shorter prefixes cut one path into as many nodes as turns, then it goes on."""
     path = text(0, 40_000)
     index = ContentIndex(MOST_REUSE)
     publish_whole(index, path)
     for end in range(39_980, 0, -20):
         index.publish("a", path[:end], [])
-    assert index.stats().num_segments == 2_000
+    assert index.stats().num_nodes == 2_000
     assert index.stats().num_paths == 1
     longer = join(path, text(1, 300))
     index.publish("a", longer, [(40_000, 40_300)])
@@ -423,11 +423,11 @@ def test_a_table_gives_back_what_a_long_path_needed() -> None:
     publish_whole(index, small)
     publish_whole(index, large)
     (table,) = (space.donors for space in index._namespaces.values())
-    assert len(table.segments) > 10_000
+    assert len(table.nodes) > 10_000
     index.forget("a", large, 0)
     check(index)
-    assert len(table.segments) <= 300
-    assert len(table.starts) == len(table.names) == len(table.segments)
+    assert len(table.nodes) <= 300
+    assert len(table.starts) == len(table.names) == len(table.nodes)
     assert plan_of(index, join(text(2, 40), small[40:], text(3, 9))).num_spliced == 159
     publish_whole(index, large)
     check(index)

@@ -35,7 +35,7 @@ from sglang_pic.core import (
 )
 from sglang_pic.core.chunker import xxh3_name
 from sglang_pic.core.invariants import check
-from sglang_pic.core.trie import common_len, common_suffix_len
+from sglang_pic.core.tokens import common_len, common_suffix_len
 
 DELIMITERS = frozenset({1, 2})
 CONFIG = CoreConfig(
@@ -134,15 +134,15 @@ def rows_of(index: ContentIndex) -> dict[Row, tuple[bool, frozenset[tuple[int, i
     rows: dict[Row, tuple[bool, frozenset[tuple[int, int, int]]]] = {}
     for namespace, space in index._namespaces.items():
         table, todo = space.donors, [(child, b"") for child in space.trie.root.children.values()]
-        for segment, stem in todo:
-            path = stem + segment.tokens.tobytes()
-            todo += [(child, path) for child in segment.children.values()]
+        for node, stem in todo:
+            path = stem + node.tokens.tobytes()
+            todo += [(child, path) for child in node.children.values()]
             donors: dict[int, set[tuple[int, int, int]]] = {}
-            for donor in segment.donors:
-                told = (table.tails[donor], table.names[donor], table.starts[donor])
+            for donor in node.donors:
+                told = (table.endings[donor], table.names[donor], table.starts[donor])
                 donors.setdefault(table.end(donor), set()).add(told)
-            for end in range(segment.start + 1, segment.end + 1):
-                known = segment.eligible_around(end - 1) is not None, frozenset(donors.get(end, ()))
+            for end in range(node.start + 1, node.end + 1):
+                known = node.eligible_around(end - 1) is not None, frozenset(donors.get(end, ()))
                 rows[namespace, path[: 4 * end]] = known
     return rows
 
@@ -460,17 +460,17 @@ def test_of_equal_donors_the_freshest_wins_and_the_next_one_serves_when_it_has_g
     ("start", "end"), [(99, 250), (100, 250), (120, 199), (120, 200), (120, 201), (0, 1), (199, 201)]
 )
 def test_what_is_computed_later_is_eligible_to_the_token(start: int, end: int) -> None:
-    """Spans that begin or end with the first or last token of a segment."""
+    """Spans that begin or end with the first or last token of a node."""
     index = ContentIndex(CoreConfig(seam_tokens=1, tail_tokens=0, sink_tokens=0))
     path = text(0, 300)
     for stored in (100, 200, 300):
         index.publish("a", path[:stored], [])
     index.publish("a", path, [(start, end)])
     check(index)
-    eligible = sorted(span for segment in index._ages.values() for span in segment.eligible)
+    eligible = sorted(span for node in index._ages.values() for span in node.eligible)
     assert [p for a, b in eligible for p in range(a, b)] == list(range(start, end))
     index.publish("a", path, [], spliced=[(start, end)])
-    assert not any(segment.eligible for segment in index._ages.values())
+    assert not any(node.eligible for node in index._ages.values())
 
 
 def test_turns_of_a_conversation_share_their_tokens() -> None:

@@ -26,7 +26,7 @@ from sglang_pic.core import (
     as_tokens,
 )
 from sglang_pic.core.invariants import check
-from sglang_pic.core.trie import common_len
+from sglang_pic.core.tokens import common_len
 
 SINK = CoreConfig().sink_tokens
 
@@ -441,12 +441,12 @@ def test_a_donor_that_has_shrunk_serves_what_is_left_of_it() -> None:
 
 
 def test_all_runs_of_a_conversation_have_one_path() -> None:
-    """A resolver matches and locks a path once, however many segments it has."""
+    """A resolver matches and locks a path once, however many nodes it has."""
     turns = [text(i, 150) for i in range(40)]
     index = ContentIndex(MOST_REUSE)
     for i in range(1, len(turns) + 1):
         index.publish("a", join(*turns[:i]), [(150 * (i - 1), 150 * i)])
-    assert index.stats().num_segments == len(turns)
+    assert index.stats().num_nodes == len(turns)
     prompt = join(text(99, 50), *(join(turns[i], text(100 + i, 10)) for i in (3, 30, 7, 12, 39)))
     plan = index.plan("a", prompt, prefix_len=0, resolve=all_resident)
     assert len(plan.runs) == 5

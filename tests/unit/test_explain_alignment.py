@@ -6,7 +6,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_pic.core.trie import common_len
 from sglang_pic.explain.alignment import MAX_SEARCH, WINDOW, align, contained_share
 
 few = st.lists(st.integers(0, 3), max_size=60)
@@ -51,13 +50,6 @@ def test_work_is_bounded() -> None:
 def test_period_of_one_token_is_in_step_at_once() -> None:
     same = np.full(50_000, 5, np.int32)
     assert align(same, same)[:2] == (0, 0)  # type: ignore[index]
-
-
-@given(few, few)
-def test_common_len(one: list[int], other: list[int]) -> None:
-    found = common_len(tokens(one), tokens(other))
-    assert one[:found] == other[:found]
-    assert found == min(len(one), len(other)) or one[found] != other[found]
 
 
 def test_contained_share_counts_covered_tokens() -> None:

@@ -26,6 +26,7 @@ from pic_bench.fidelity.record import Experiment, Probe
 from pic_bench.fidelity.target import Recorded, Target
 from pic_bench.fidelity.tokens import ModelText
 from pic_bench.fidelity.vault import Kept, Vault
+from sglang_pic.core import common_len
 from sglang_pic.errors import BenchError
 
 __all__ = ["Step", "TraceCall", "TraceRun", "distinct_tokens", "naive_policy", "trace_calls"]
@@ -103,7 +104,7 @@ def distinct_tokens(calls: Sequence[TraceCall]) -> int:
     paths: list[np.ndarray] = []
     for call in calls:
         path = np.array([*call.prompt, *call.answer], dtype=np.int32)
-        total += len(path) - max((_common_len(path, other) for other in paths), default=0)
+        total += len(path) - max((common_len(path, other) for other in paths), default=0)
         paths.append(path)
     return total
 
@@ -279,9 +280,3 @@ def _first_name(order: str, call: TraceCall) -> str:
 
 def _full_name(call: TraceCall) -> str:
     return f"full-{call.name}"
-
-
-def _common_len(a: np.ndarray, b: np.ndarray) -> int:
-    shortest = min(len(a), len(b))
-    differs = a[:shortest] != b[:shortest]
-    return int(differs.argmax()) if differs.any() else shortest

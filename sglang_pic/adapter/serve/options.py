@@ -84,7 +84,11 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 _RECORD_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _MODES = ", ".join(repr(mode.value) for mode in Mode)
-_NUMBERS = {name: settings_of(ReusePolicy)[name].at_most(MAX_TOKENS) for name in ("seam_tokens", "tail_tokens")}
+_NUMBERS = {
+    name: setting._replace(range=setting.range._replace(high=MAX_TOKENS))
+    for name in ("seam_tokens", "tail_tokens")
+    if (setting := settings_of(ReusePolicy)[name]).range is not None
+}
 
 
 def parse_options(custom_params: object, *, allow_testing: bool = False) -> RequestOptions:

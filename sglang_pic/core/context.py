@@ -1,0 +1,82 @@
+"""The context rule: how near to a prompt's end a donor's rows may be spliced.
+
+Rows carry what their request read before them, and the answer depends most on the end of a prompt. So the nearer to the
+end a run lies, the better the donor's context must fit: what stood before the donor, and what stands before the run.
+
+    [0, near_start)            any donor
+    [near_start, tail_start)   the donor lacks at most `near_unseen_percent` of the text before the run
+    [tail_start, last)         and at most `unseen_percent`, and has at most `foreign_tokens` that the prompt lacks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from sglang_pic.core.policy import ReusePolicy
+from sglang_pic.core.tokens import Tokens
+
+__all__ = ["ContextRule", "Misfit", "compare_contexts"]
+
+
+class Misfit(NamedTuple):
+    """How a donor's context differs from the text before a run."""
+
+    num_foreign: int
+    """Tokens of the donor's context that the prompt lacks."""
+    num_unseen: int
+    """Tokens of the prompt that the donor's context lacks."""
+
+
+def compare_contexts(context: Tokens, here: Tokens, shifts: Iterable[int]) -> Misfit:
+    """Compare a donor's context with the text before a run, token by token, at each of the shifts.
+
+    A token that is found at another shift counts as missing, so the result may be too large, never too small. One token
+    of the context may stand for several of the text.
+    """
+    foreign, unseen = (np.ones(len(tokens), dtype=np.bool_) for tokens in (context, here))
+    for shift in shifts:
+        low, high = max(0, -shift), min(len(context), len(here) - shift)
+        if low < high:
+            differs = context[low:high] != here[low + shift : high + shift]
+            foreign[low:high] &= differs
+            unseen[low + shift : high + shift] &= differs
+    return Misfit(int(np.count_nonzero(foreign)), max(int(np.count_nonzero(unseen)), len(here) - len(context)))
+
+
+class ContextRule:
+    """The rule for one plan; counts the donors that did not fit.
+
+    Args:
+        policy: the limits.
+        last: the end of the prompt, or of the part that may be spliced.
+    """
+
+    def __init__(self, policy: ReusePolicy, last: int) -> None:
+        self._policy = policy
+        self._tail_start = last - policy.tail_tokens
+        self.near_start = last - policy.near_tails * policy.tail_tokens
+        """From this position on contexts are compared."""
+        self._num_misfits = 0
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether so many donors did not fit that no further one is compared: none is spliced beyond `near_start`."""
+        return self._num_misfits >= self._policy.max_misfits
+
+    def reach(self, end: int, misfit: Misfit, num_before: int) -> int:
+        """Up to where a donor's rows may be spliced.
+
+        Args:
+            end: where the run would end.
+            misfit: of the donor's context.
+            num_before: tokens of the prompt that the context was compared with.
+        """
+        policy, percent = self._policy, 100 * misfit.num_unseen
+        if misfit.num_foreign <= policy.foreign_tokens and percent <= policy.unseen_percent * num_before:
+            return end
+        reach = min(end, self._tail_start if percent <= policy.near_unseen_percent * num_before else self.near_start)
+        self._num_misfits += reach < end
+        return reach

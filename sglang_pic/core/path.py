@@ -1,0 +1,110 @@
+"""Token paths under which the radix tree holds a donor's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from sglang_pic.core.tokens import Tokens, common_len
+from sglang_pic.core.trie import Node
+
+__all__ = ["Path", "PlanPaths"]
+
+# What looking at a node on the way to the root costs, in tokens compared; and how many tokens of a path are copied at
+# the cost of comparing one.
+_WORK_PER_NODE = 4
+_COPIED_TOKENS = 64
+
+
+class Path:
+    """A token path from position 0 under which the tree holds a donor's rows, as far as a resolver said; immutable.
+
+    It may go on beyond the donor. Within one plan equal paths are one object, and the runs that lie on one path share
+    it, so that a resolver may keep locks by path.
+    """
+
+    __slots__ = ("_end", "_joined", "_parts", "namespace")
+
+    def __init__(self, namespace: Hashable, parts: Sequence[Tokens]) -> None:
+        self.namespace = namespace
+        self._parts = tuple(parts)
+        self._end = sum(map(len, parts))
+        # As many leading parts as were asked for: the path may go on far beyond.
+        self._joined = self._parts[0]
+        self._joined.flags.writeable = False
+
+    def __len__(self) -> int:
+        return self._end
+
+    def tokens(self, end: int | None = None) -> Tokens:
+        """The first `end` tokens, or all; a read-only view. Cost O(end) in all, then O(1)."""
+        wanted = len(self) if end is None else min(end, len(self))
+        if wanted > len(self._joined):
+            self._joined = self._join(max(wanted, 2 * len(self._joined)))
+        return self._joined[:wanted]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Path):
+            return NotImplemented
+        if self is other:
+            return True
+        same_kind = self.namespace == other.namespace and len(self) == len(other)
+        return same_kind and np.array_equal(self.tokens(), other.tokens())
+
+    def __hash__(self) -> int:
+        return hash((self.namespace, self._end, int(self._parts[-1][-1])))
+
+    def __repr__(self) -> str:
+        return f"Path({self.namespace!r}, {self._end} tokens)"
+
+    def _join(self, wanted: int) -> Tokens:
+        num_parts = length = 0
+        while length < min(wanted, self._end):
+            length += len(self._parts[num_parts])
+            num_parts += 1
+        joined = np.concatenate(self._parts[:num_parts])
+        joined.flags.writeable = False
+        return joined
+
+
+class PlanPaths:
+    """The paths that one plan uses; nodes on one path share it, so that a conversation is joined and resolved once.
+
+    Args:
+        tokens: the prompt.
+    """
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._by_serial: dict[int, Path] = {}
+        # How many leading tokens a path shares with the prompt; the same donor may serve thousands of runs.
+        self._equal_lens: dict[Path, int] = {}
+        self.work = 0
+        """Cost so far, in tokens compared."""
+
+    def through(self, node: Node) -> Path:
+        """A path through `node`.
+
+        It goes on below, along the newest children: in a tree of pages the last token of a node is resident only
+        together with what follows it in its page.
+        """
+        path = self._by_serial.get(node.serial)
+        if path is None:
+            leaf = node
+            while leaf.children:
+                leaf = leaf.children[next(reversed(leaf.children))]
+            line = leaf.lineage()
+            path = Path(node.trie.namespace, [part.tokens for part in line])
+            for part in line:
+                self._by_serial.setdefault(part.serial, path)
+            self.work += _WORK_PER_NODE * len(line) + node.end // _COPIED_TOKENS
+        return path
+
+    def is_exact(self, start: int, shift: int, path: Path) -> bool:
+        """Whether rows from `start` on were computed after the very tokens that stand before it in the prompt."""
+        if shift != 0:
+            return False
+        if path not in self._equal_lens:
+            self._equal_lens[path] = common_len(path.tokens(len(self._tokens)), self._tokens)
+        return start <= self._equal_lens[path]

@@ -1,0 +1,52 @@
+"""Takes runs out of a plan that has more of them, or more gaps, than a request may have."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sglang_pic.core.path import PlanPaths
+from sglang_pic.core.plan import Run
+
+__all__ = ["limit_gaps", "limit_runs", "repair_seams"]
+
+
+def limit_runs(runs: list[Run], most: int) -> list[Run]:
+    """The longest runs, in order; of equally short ones the later ones go."""
+    longest = sorted(runs, key=lambda run: -run.num_tokens)[:most]
+    return sorted(longest, key=lambda run: run.target_start)
+
+
+def limit_gaps(runs: list[Run], most: int) -> list[Run]:
+    """The longest stretches of adjoining runs, in order: each one adds a gap, and one is left in any case."""
+    stretches: list[list[Run]] = []
+    for run in runs:
+        if stretches and stretches[-1][-1].target_end == run.target_start:
+            stretches[-1].append(run)
+        else:
+            stretches.append([run])
+    longest = sorted(stretches, key=lambda stretch: stretch[0].target_start - stretch[-1].target_end)[: most - 1]
+    return sorted((run for stretch in longest for run in stretch), key=lambda run: run.target_start)
+
+
+def repair_seams(runs: list[Run], served: int, seam: int, min_spliced: int, paths: PlanPaths) -> list[Run]:
+    """Give a run a seam where it had none because of a run before it that has been taken out.
+
+    Args:
+        runs: in order.
+        served: where the exact prefix ends.
+        seam: tokens of a seam.
+        min_spliced: fewest tokens of a run behind its seam; shorter runs are taken out too.
+        paths: says which runs need no seam whatever stands before them.
+    """
+    repaired: list[Run] = []
+    for each in runs:
+        run, start = each, each.target_start
+        if run.seam_len < seam and start != served and not paths.is_exact(start, run.shift, run.donor):
+            if run.num_tokens - seam < min_spliced:
+                continue
+            run = msgspec.structs.replace(
+                run, target_start=start + seam, donor_start=run.donor_start + seam, seam_len=seam
+            )
+        repaired.append(run)
+        served = run.target_end
+    return repaired
