@@ -87,11 +87,11 @@ def attend_extend(
         out: `[num_queries, num_heads, value_dim]`, written in place.
     """
     gathered = [_gather(slots, key_pool, value_pool, query.dtype) for slots in plan.rows]
-    for segment in plan.segments:
-        keys, values = gathered[segment.row]
-        for offset in range(0, segment.query_len, mask.block_len):
-            block_len = min(mask.block_len, segment.query_len - offset)
-            start, prefix_len = segment.query_start + offset, segment.prefix_len + offset
+    for sequence in plan.sequences:
+        keys, values = gathered[sequence.row]
+        for offset in range(0, sequence.query_len, mask.block_len):
+            block_len = min(mask.block_len, sequence.query_len - offset)
+            start, prefix_len = sequence.query_start + offset, sequence.prefix_len + offset
             num_keys = prefix_len + block_len
             rows = slice(start, start + block_len)
             _attend(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["DecodeGroup", "ExtendPlan", "Segment", "plan_decode", "plan_extend"]
+__all__ = ["DecodeGroup", "ExtendPlan", "ExtendSequence", "plan_decode", "plan_extend"]
 
 _MIN_FILL = 0.75
 """A decode group is padded to its longest sequence; no member is shorter than this share of it."""
@@ -17,7 +17,7 @@ _MAX_GROUP_SLOTS = 65_536
 """Bounds the copy of keys and values that one decode group makes per layer."""
 
 
-class Segment(NamedTuple):
+class ExtendSequence(NamedTuple):
     """One sequence of an extend batch: queries `[query_start, query_start + query_len)` behind `prefix_len` keys."""
 
     row: int
@@ -35,7 +35,7 @@ class ExtendPlan:
     rows: list[torch.Tensor]
     """Per distinct row: slots of its tokens from 0 to the longest sequence on it, int64 `[num_tokens]`."""
 
-    segments: list[Segment]
+    sequences: list[ExtendSequence]
     num_queries: int
 
 
@@ -70,13 +70,13 @@ def plan_extend(
         longest[table_row] = max(longest.get(table_row, 0), prefix_len + extend_len)
     index_of = {table_row: index for index, table_row in enumerate(longest)}
     ends = list(accumulate(extend_len for _, _, extend_len in numbers))
-    segments = [
-        Segment(index_of[table_row], end - extend_len, extend_len, prefix_len)
+    sequences = [
+        ExtendSequence(index_of[table_row], end - extend_len, extend_len, prefix_len)
         for (table_row, prefix_len, extend_len), end in zip(numbers, ends, strict=True)
         if extend_len > 0
     ]
     rows = [page_table[table_row, :length].long() for table_row, length in longest.items()]
-    return ExtendPlan(rows, segments, ends[-1] if ends else 0)
+    return ExtendPlan(rows, sequences, ends[-1] if ends else 0)
 
 
 def plan_decode(page_table: torch.Tensor, table_rows: torch.Tensor, seq_lens: torch.Tensor) -> list[DecodeGroup]:

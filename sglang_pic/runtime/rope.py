@@ -8,9 +8,9 @@ refused: frequencies that depend on the length, layers that use positions in ano
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, Protocol, cast
 
 import torch
 from pic_kernels import RopeParams
@@ -44,14 +44,6 @@ class RopeGeometry:
         return list(found.values())
 
 
-class _AttentionRope(NamedTuple):
-    """An attention layer and the module that rotates its keys."""
-
-    layer_id: int
-    name: str
-    rotary: nn.Module
-
-
 def read_geometry(model: nn.Module, *, max_shift: int) -> RopeGeometry:
     """The rotation of every attention layer of `model`.
 
@@ -66,55 +58,65 @@ def read_geometry(model: nn.Module, *, max_shift: int) -> RopeGeometry:
     """
     if not 0 < max_shift <= _MAX_SHIFT:
         raise ValueError(f"max_shift={max_shift!r}: must be in [1, {_MAX_SHIFT}]; pass the context length.")
-    layers = _attention_ropes(model)
+    layers = _rotary_modules(model)
     distinct: dict[tuple[int, bool, bytes], RopeParams] = {}
     by_module: dict[int, RopeParams] = {}
-    for rotary in {id(layer.rotary): layer.rotary for layer in layers}.values():
+    for rotary in {id(rotary): rotary for rotary in layers.values()}.values():
         params = _read_params(rotary)
         key = (params.rotary_dim, params.is_neox_style, params.inv_freq.numpy().tobytes())
         by_module[id(rotary)] = distinct.setdefault(key, params)
     return RopeGeometry(
-        layer_ids=tuple(layer.layer_id for layer in layers),
-        params=tuple(by_module[id(layer.rotary)] for layer in layers),
-        max_shift=max_shift,
+        layer_ids=tuple(layers), params=tuple(by_module[id(rotary)] for rotary in layers.values()), max_shift=max_shift
     )
 
 
-def _read_params(rotary: nn.Module) -> RopeParams:
-    name = type(rotary).__name__
-    if name in REFUSED_EMBEDDINGS:
+class _Rotary(Protocol):
+    """What is read of a known rotary embedding; not every class has the factors."""
+
+    rotary_dim: int
+    is_neox_style: bool
+    cos_sin_cache: Tensor
+    scaling_factors: Sequence[float]
+
+    def _compute_inv_freq(self, argument: float) -> Tensor: ...
+
+
+def _read_params(module: nn.Module) -> RopeParams:
+    name = type(module).__name__
+    if name not in KNOWN_EMBEDDINGS:
+        reason = REFUSED_EMBEDDINGS.get(name) or f"its geometry is not known; known are {', '.join(KNOWN_EMBEDDINGS)}"
         raise UnsupportedError(
-            f"rotary embedding {name}: {REFUSED_EMBEDDINGS[name]}. Serve this model without --radix-cache-backend pic."
+            f"rotary embedding {name}: {reason}. Serve this model without --radix-cache-backend pic."
         )
-    reader = KNOWN_EMBEDDINGS.get(name)
-    if reader is None:
-        known = ", ".join(sorted(KNOWN_EMBEDDINGS))
-        raise UnsupportedError(
-            f"rotary embedding {name}: its geometry is not known; known are {known}. "
-            "Serve this model without --radix-cache-backend pic."
-        )
-    rotary_dim = int(rotary.rotary_dim)  # type: ignore[arg-type]
-    is_neox = bool(rotary.is_neox_style)
-    inv_freq = reader(rotary).detach().cpu()
-    if inv_freq.dtype != torch.float64:
+    rotary = cast(_Rotary, module)
+    # On the device where the module keeps its table, because rounding differs by device.
+    with torch.device(rotary.cos_sin_cache.device):
+        inv_freq = rotary._compute_inv_freq(getattr(rotary, KNOWN_EMBEDDINGS[name])).detach().cpu()
+    if name == "LinearScalingRotaryEmbedding":
+        factors = list(rotary.scaling_factors)
+        if len(factors) != 1:
+            raise UnsupportedError(f"{name} with scaling_factors={factors!r}: one factor is supported.")
+        # Positions are divided by the factor; in float64, because a float32 quotient is rounded once more.
+        inv_freq = inv_freq.to(torch.float64) / float(factors[0])
+    elif inv_freq.dtype != torch.float64:
         inv_freq = inv_freq.to(torch.float32)
+    rotary_dim = int(rotary.rotary_dim)
     if tuple(inv_freq.shape) != (rotary_dim // 2,) or not bool(inv_freq.isfinite().all()):
         raise UnsupportedError(
             f"rotary embedding {name}: read frequencies of shape {tuple(inv_freq.shape)!r} for "
             f"rotary_dim={rotary_dim!r}; expected ({rotary_dim // 2},), all finite."
         )
-    _check_table(rotary, inv_freq.to(torch.float64))
-    return RopeParams(inv_freq=inv_freq, rotary_dim=rotary_dim, is_neox_style=is_neox)
+    _check_table(name, rotary.cos_sin_cache, inv_freq.to(torch.float64))
+    return RopeParams(inv_freq=inv_freq, rotary_dim=rotary_dim, is_neox_style=bool(rotary.is_neox_style))
 
 
-# Rounding of a module's table: float32 angles, or entries in the model's dtype. Limits of keys' rows are wider, so this
-# sees what rows of few bits hide at the shifts of the start-up check and not at longer ones.
+# What a table may differ by: the rounding of float32 angles, or of entries in the model's dtype. The limits of the
+# start-up check on rows are wider, so that a fault too small for rows of few bits at its shifts is found here.
 _TABLE_LIMITS: Final = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
 
-def _check_table(rotary: nn.Module, inv_freq: Tensor) -> None:
+def _check_table(name: str, table: Tensor, inv_freq: Tensor) -> None:
     """Compare the frequencies with the module's own table of cosines and sines, whatever its magnitude is."""
-    table: Tensor = rotary.cos_sin_cache  # type: ignore[assignment]
     position = min(1_000, len(table) - 1)
     cos_sin = table[position].detach().to("cpu", torch.float64).view(2, -1)
     angles = position * inv_freq
@@ -122,15 +124,15 @@ def _check_table(rotary: nn.Module, inv_freq: Tensor) -> None:
     limit = _TABLE_LIMITS.get(table.dtype, 0.0)
     if not error <= limit:
         raise ContractError(
-            f"{type(rotary).__name__}: the table of angles differs from the frequencies read at position {position} by "
+            f"rotary embedding {name}: the table of angles differs from the frequencies read at position {position} by "
             f"a relative L2 of {error:.2g}; allowed is {limit:.2g} for a {table.dtype} table. This SGLang rotates keys "
             "in a way this version does not know; serve without --radix-cache-backend pic."
         )
 
 
-def _attention_ropes(model: nn.Module) -> list[_AttentionRope]:
-    """Every attention layer with its rotary module, by ascending layer id."""
-    layers: dict[int, _AttentionRope] = {}
+def _rotary_modules(model: nn.Module) -> dict[int, nn.Module]:
+    """The rotary module of every attention layer, by ascending layer id."""
+    layers: dict[int, tuple[str, nn.Module]] = {}
     without: list[str] = []
     for name, parent in model.named_modules():
         cores = [child for child in parent.children() if _is_a(child, "RadixAttention")]
@@ -149,9 +151,9 @@ def _attention_ropes(model: nn.Module) -> list[_AttentionRope]:
         for layer_id in sorted({int(core.layer_id) for core in cores}):
             if layer_id in layers:
                 raise UnsupportedError(
-                    f"attention layers {layers[layer_id].name!r} and {name!r} share layer_id={layer_id!r}."
+                    f"attention layers {layers[layer_id][0]!r} and {name!r} share layer_id={layer_id!r}."
                 )
-            layers[layer_id] = _AttentionRope(layer_id, name, ropes[0])
+            layers[layer_id] = (name, ropes[0])
     if not layers:
         raise UnsupportedError(
             f"{type(model).__name__}: no attention layer with a rotary embedding was found; "
@@ -162,7 +164,7 @@ def _attention_ropes(model: nn.Module) -> list[_AttentionRope]:
             f"{type(model).__name__}: {len(without)} attention layers have no rotary embedding, e.g. {without[0]!r}; "
             "models that mix layers with and without RoPE are not supported."
         )
-    return [layers[layer_id] for layer_id in sorted(layers)]
+    return {layer_id: rotary for layer_id, (_, rotary) in sorted(layers.items())}
 
 
 def _is_rotary_module(module: nn.Module) -> bool:
@@ -178,7 +180,7 @@ _MAX_SHIFT: Final = 1 << 24
 # Attributes by which an attention module says that it does not use the rotary embedding it holds.
 _ROPE_FLAGS: Final = ("use_rope", "attn_use_rope")
 
-# Modules that change a key after its rotation by learned weights: the result of a shift is no rotation of it.
+# Modules that change a key by learned weights after its rotation, so that a moved key is no rotation of it.
 _KEY_NORM_AFTER_ROPE: Final = frozenset({"HunYuanAttention"})
 
 _LENGTH = "its frequencies change with the length, so a shift is not a rotation"
@@ -212,35 +214,13 @@ def _refuse_attention(name: str, parent: nn.Module, cores: Sequence[nn.Module]) 
         )
 
 
-def _frequencies(rotary: nn.Module, argument: float) -> Tensor:
-    """What the module itself computes, on the device where it keeps its table (rounding differs by device)."""
-    with torch.device(rotary.cos_sin_cache.device):  # type: ignore[union-attr,arg-type]
-        compute: Callable[[float], Tensor] = rotary._compute_inv_freq  # type: ignore[assignment]
-        return compute(argument)
-
-
-def _by_base(rotary: nn.Module) -> Tensor:
-    return _frequencies(rotary, rotary.base)  # type: ignore[arg-type]
-
-
-def _by_factor(rotary: nn.Module) -> Tensor:
-    return _frequencies(rotary, rotary.scaling_factor)  # type: ignore[arg-type]
-
-
-def _linear(rotary: nn.Module) -> Tensor:
-    """Positions are divided by the factor; in float64, because a float32 quotient is rounded once more."""
-    factors = list(rotary.scaling_factors)  # type: ignore[arg-type]
-    if len(factors) != 1:
-        raise UnsupportedError(f"{type(rotary).__name__} with scaling_factors={factors!r}: one factor is supported.")
-    return _by_base(rotary).to(torch.float64) / float(factors[0])
-
-
-KNOWN_EMBEDDINGS: Final[dict[str, Callable[[nn.Module], Tensor]]] = {
-    "DeepseekScalingRotaryEmbedding": _by_factor,
-    "LinearScalingRotaryEmbedding": _linear,
-    "Llama3RotaryEmbedding": _by_base,
-    "MRotaryEmbedding": _by_base,
-    "RotaryEmbedding": _by_base,
-    "YaRNScalingMRotaryEmbedding": _by_factor,
-    "YaRNScalingRotaryEmbedding": _by_factor,
+KNOWN_EMBEDDINGS: Final = {
+    "DeepseekScalingRotaryEmbedding": "scaling_factor",
+    "LinearScalingRotaryEmbedding": "base",
+    "Llama3RotaryEmbedding": "base",
+    "MRotaryEmbedding": "base",
+    "RotaryEmbedding": "base",
+    "YaRNScalingMRotaryEmbedding": "scaling_factor",
+    "YaRNScalingRotaryEmbedding": "scaling_factor",
 }
+"""The classes that can be read, with the attribute that is the argument of their `_compute_inv_freq`."""

@@ -168,7 +168,7 @@ def test_a_sequence_does_not_depend_on_its_batch() -> None:
 def test_empty_extend_is_left_out() -> None:
     """A sequence with nothing to compute takes no part in the batch."""
     plan = plan_extend(torch.zeros(2, 8, dtype=torch.int32), *(torch.tensor(x) for x in ([0, 1], [4, 0], [0, 3])))
-    assert [(segment.query_start, segment.query_len) for segment in plan.segments] == [(0, 3)]
+    assert [(sequence.query_start, sequence.query_len) for sequence in plan.sequences] == [(0, 3)]
     assert plan.num_queries == 3
 
 

@@ -131,5 +131,5 @@ def test_a_module_whose_table_is_another_is_refused(fault: str, table_dtype: tor
         rotary.cos_sin_cache[:, 3::8] = models.RotaryEmbedding(base=1_000.0).cos_sin_cache[:, 3::8].to(table_dtype)
     else:
         rotary.cos_sin_cache = rotary.cos_sin_cache.to(torch.float64)
-    with pytest.raises(ContractError, match=r"^RotaryEmbedding: the table of angles differs .* at position 1000 by a"):
+    with pytest.raises(ContractError, match=r"RotaryEmbedding: the table of angles differs .* at position 1000"):
         _read(model)
