@@ -44,12 +44,8 @@ class Chunker:
     """
 
     def __init__(self, config: CoreConfig, hash_function: HashFunction = xxh3_name) -> None:
+        self._config = config
         self._repeat = max(1, _BYTES_AT_AVG // (TOKEN_BYTES * config.chunk_avg_tokens))
-        self._unit = TOKEN_BYTES * self._repeat
-        self._min = config.chunk_min_tokens
-        self._avg = config.chunk_avg_tokens
-        self._max = config.chunk_max_tokens
-        self._warm_up = _WARM_UP_CHUNKS * config.chunk_avg_tokens
         self._hash = hash_function
 
     def cut(
@@ -82,7 +78,7 @@ class Chunker:
         The last delimiter before `position` if one is near (then the cuts are the same), else far enough back for
         FastCDC to be in step again (then they nearly always are).
         """
-        low = max(0, position - self._warm_up)
+        low = max(0, position - _WARM_UP_CHUNKS * self._config.chunk_avg_tokens)
         near = _delimiter_positions(tokens, low, position, delimiters)
         return near[-1] if near else low
 
@@ -91,18 +87,18 @@ class Chunker:
         return self._hash(data[TOKEN_BYTES * start : TOKEN_BYTES * end])
 
     def _cut_piece(self, tokens: Tokens, start: int, end: int, ends: list[int]) -> None:
-        if end - start > self._min:
-            piece = tokens[start:end] if self._repeat == 1 else np.repeat(tokens[start:end], self._repeat)
-            unit = self._unit
-            # Rounded up: offset -> first token boundary at or after it, as an absolute position.
-            up = unit * start + unit - 1
-            cuts = fastcdc(piece.data.cast("B"), self._min * unit, self._avg * unit, self._max * unit)
-            ends.extend([(chunk.offset + chunk.length + up) // unit for chunk in cuts])
-            if len(ends) > 1 and ends[-1] == ends[-2]:
-                # The last two cuts fell into the last token.
-                ends.pop()
-        else:
+        config, unit = self._config, TOKEN_BYTES * self._repeat
+        if end - start <= config.chunk_min_tokens:
             ends.append(end)
+            return
+        data = np.repeat(tokens[start:end], self._repeat).data.cast("B")
+        sizes = (config.chunk_min_tokens * unit, config.chunk_avg_tokens * unit, config.chunk_max_tokens * unit)
+        # Rounded up: offset -> first token boundary at or after it, as an absolute position.
+        up = unit * start + unit - 1
+        ends.extend([(chunk.offset + chunk.length + up) // unit for chunk in fastcdc(data, *sizes)])
+        if len(ends) > 1 and ends[-1] == ends[-2]:
+            # The last two cuts fell into the last token.
+            ends.pop()
 
 
 def _delimiter_positions(tokens: Tokens, start: int, end: int, delimiters: frozenset[int]) -> list[int]:

@@ -51,10 +51,10 @@ class DonorTable:
 
     def __init__(self, max_per_name: int, hash_function: HashFunction, size: TableSize) -> None:
         self.max_per_name = max_per_name
-        self._hash = hash_function
+        self.hash_function = hash_function
         self._size = size
-        self._filter = EndingFilter()
-        size.num_filter_slots += self._filter.num_slots
+        self.filter = EndingFilter()
+        size.num_filter_slots += self.filter.num_slots
         self.heads: dict[int, int] = {}
         self.nodes: list[Node | None] = []
         self.starts, self.lengths, self.names, self.endings = array("i"), array("i"), array("Q"), array("I")
@@ -65,11 +65,6 @@ class DonorTable:
 
     def __len__(self) -> int:
         return len(self.nodes) - len(self._free)
-
-    @property
-    def num_filter_slots(self) -> int:
-        """Size of the filter, in slots of one byte."""
-        return self._filter.num_slots
 
     def add(self, ending: int, name: int, node: Node, start: int, length: int) -> None:
         """Make a place the freshest donor of its chunk; nothing happens where it is one."""
@@ -104,7 +99,7 @@ class DonorTable:
         """
         first = max(0, start + 1 - ENDING_LEN)
         hashes = ending_hashes(tokens[first:end])
-        places = self._filter.candidates(hashes)
+        places = self.filter.candidates(hashes)
         return (places + (first + ENDING_LEN)).tolist(), hashes[places].tolist()
 
     def ending_at(self, ending: int, data: memoryview, end: int) -> tuple[list[int], int]:
@@ -119,13 +114,13 @@ class DonorTable:
             if length <= end:
                 name = names.get(length)
                 if name is None:
-                    name = names[length] = self._hash(data[TOKEN_BYTES * (end - length) : TOKEN_BYTES * end])
+                    name = names[length] = self.hash_function(data[TOKEN_BYTES * (end - length) : TOKEN_BYTES * end])
                 if name == self.names[donor]:
                     found.append(donor)
         return found, len(names)
 
     def of(self, ending: int) -> list[int]:
-        """All donors of a ending, freshest first."""
+        """All donors of an ending, freshest first."""
         found = []
         donor = self.heads.get(ending, NONE)
         while donor != NONE:
@@ -145,8 +140,7 @@ class DonorTable:
 
     def remove(self, donor: int) -> None:
         """Take out one donor. Cost O(1), as lists are bounded."""
-        node = self.nodes[donor]
-        assert node is not None, "a donor is removed once"
+        node = self.node(donor)
         # The last one takes its place: the order inside a node means nothing.
         last = node.donors.pop()
         if last != donor:
@@ -164,40 +158,29 @@ class DonorTable:
 
     def move_below(self, upper: Node, lower: Node) -> None:
         """After a split: donors that end below the cut belong to `lower`."""
-        kept: list[int] = []
-        moved: list[int] = []
-        for donor in upper.donors:
-            stays = self.end(donor) <= lower.start
-            donors = kept if stays else moved
-            self.nodes[donor] = upper if stays else lower
-            self._places[donor] = len(donors)
-            donors.append(donor)
-        upper.donors, lower.donors = kept, moved
+        donors, upper.donors, lower.donors = upper.donors, [], []
+        for donor in donors:
+            node = upper if self.end(donor) <= lower.start else lower
+            self.nodes[donor] = node
+            self._places[donor] = len(node.donors)
+            node.donors.append(donor)
 
     def close(self) -> None:
         """The table goes with its namespace: nothing is in it, only its filter counts."""
         assert not self.heads, "a table is closed when it is empty"
-        self._size.num_filter_slots -= self._filter.num_slots
-
-    def passes_filter(self, ending: int) -> bool:
-        """Whether `scan` would see the ending; for the invariants."""
-        return bool(len(self._filter.candidates(np.array([ending], dtype=np.uint32))))
-
-    def is_named(self, donor: int, chunk: Tokens) -> bool:
-        """Whether the donor has the name of `chunk`; for the invariants."""
-        return self._hash(chunk.data.cast("B")) == self.names[donor]
+        self._size.num_filter_slots -= self.filter.num_slots
 
     def _admit(self, ending: int) -> None:
-        if not self._filter.add(ending):
+        if not self.filter.add(ending):
             self._rebuild_filter()
-            added = self._filter.add(ending)
+            added = self.filter.add(ending)
             assert added, "a filter has room after it was rebuilt"
         self._size.num_endings += 1
 
     def _rebuild_filter(self) -> None:
-        before = self._filter.num_slots
-        self._filter.rebuild(np.fromiter(self.heads, dtype=np.uint32, count=len(self.heads)))
-        self._size.num_filter_slots += self._filter.num_slots - before
+        before = self.filter.num_slots
+        self.filter.rebuild(np.fromiter(self.heads, dtype=np.uint32, count=len(self.heads)))
+        self._size.num_filter_slots += self.filter.num_slots - before
 
     def _compact(self) -> None:
         """Give back the memory of the free numbers. Cost O(all numbers), after most of them were freed."""
@@ -233,7 +216,7 @@ class DonorTable:
             if following == NONE:
                 del self.heads[ending]
                 self._size.num_endings -= 1
-                if self._filter.is_stale(len(self.heads)):
+                if self.filter.is_stale(len(self.heads)):
                     self._rebuild_filter()
             else:
                 self.heads[ending] = following

@@ -15,7 +15,7 @@ from sglang_pic.core.tokens import Tokens
 __all__ = ["ENDING_LEN", "EndingFilter", "EndingHashes", "ending_hashes"]
 
 ENDING_LEN = 8
-"""Tokens that a ending hash covers; no chunk that is looked up is shorter."""
+"""No chunk that is looked up is shorter."""
 
 EndingHashes = npt.NDArray[np.uint32]
 

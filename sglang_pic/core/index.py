@@ -158,9 +158,8 @@ class ContentIndex:
             options,
             trie=space.trie,
             donors=space.donors,
-            tokens=tokens,
+            tokens=tokens[:stop],
             prefix_len=prefix_len,
-            end=stop,
             resolve=resolve,
             forget=self._forget,
         )

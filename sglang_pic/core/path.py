@@ -45,18 +45,13 @@ class Path:
         return self._joined[:wanted]
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Path):
-            return NotImplemented
-        if self is other:
-            return True
+        if self is other or not isinstance(other, Path):
+            return self is other
         same_kind = self.namespace == other.namespace and len(self) == len(other)
         return same_kind and np.array_equal(self.tokens(), other.tokens())
 
     def __hash__(self) -> int:
         return hash((self.namespace, self._end, int(self._parts[-1][-1])))
-
-    def __repr__(self) -> str:
-        return f"Path({self.namespace!r}, {self._end} tokens)"
 
     def _join(self, wanted: int) -> Tokens:
         num_parts = length = 0

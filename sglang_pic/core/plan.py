@@ -19,15 +19,12 @@ __all__ = ["CostModel", "DropReason", "Plan", "PlanOptions", "Reason", "Run"]
 
 
 class Reason(Enum):
-    """A reason that a metric counts: a member is its label with a sentence for the documentation.
-
-    The members are in subclasses: `DropReason` here, and what only a server can tell in the adapter.
-    """
+    """A reason that a metric counts; a member is a label and a sentence. The planner's are in `DropReason`."""
 
     description: str
 
     def __new__(cls, label: str, description: str) -> Reason:
-        """A member whose value is its label."""
+        """The label is the value."""
         member = object.__new__(cls)
         member._value_ = label
         member.description = description
@@ -120,15 +117,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def gaps(self) -> tuple[Span, ...]:
         """The maximal spans of `[prefix_len, end)` that no run covers, in order."""
-        gaps = []
-        at = self.prefix_len
-        for run in self.runs:
-            if run.target_start > at:
-                gaps.append((at, run.target_start))
-            at = run.target_end
-        if self.end > at:
-            gaps.append((at, self.end))
-        return tuple(gaps)
+        starts = (self.prefix_len, *(run.target_end for run in self.runs))
+        ends = (*(run.target_start for run in self.runs), self.end)
+        return tuple((start, end) for start, end in zip(starts, ends, strict=True) if start < end)
 
     @property
     def num_spliced(self) -> int:

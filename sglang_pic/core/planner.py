@@ -80,7 +80,6 @@ class Planner:
         donors: the donors on them.
         tokens: the prompt.
         prefix_len: what the tree matched exactly.
-        end: the end of the prompt in `tokens`.
         resolve: asked for every run before it is chosen.
         forget: `forget(node, position)` drops the path to `node` from `position` on.
     """
@@ -94,15 +93,14 @@ class Planner:
         donors: DonorTable,
         tokens: Tokens,
         prefix_len: int,
-        end: int,
         resolve: Resolver,
         forget: Callable[[Node, int], None],
     ) -> None:
         self._options = options
         self._trie, self._donors = trie, donors
-        self._tokens, self._prefix_len, self._end = tokens, prefix_len, end
+        self._tokens, self._prefix_len, self._end = tokens, prefix_len, len(tokens)
         self._resolve, self._forget = resolve, forget
-        last = end if options.compute_from is None else min(end, options.compute_from + 1)
+        last = self._end if options.compute_from is None else min(self._end, options.compute_from + 1)
         self._limits = _Limits(
             stop=last - 1,
             sink=policy.sink_tokens,
@@ -115,7 +113,7 @@ class Planner:
         self._served = prefix_len
         self._dropped: Counter[DropReason] = Counter()
         self._used: list[Node] = []
-        self._paths = PlanPaths(tokens[:end])
+        self._paths = PlanPaths(tokens)
         # (serial of a node, shift) -> end of an equal span there that is not worth a run: other chunks lead there too.
         self._short: dict[tuple[int, int], int] = {}
         self._work = 0
@@ -126,7 +124,7 @@ class Planner:
         return self._work + self._paths.work
 
     def plan(self) -> Plan:
-        """Choose the runs; O(end - prefix_len) in any case."""
+        """Choose the runs. Cost O(tokens behind the prefix) in any case."""
         runs = self._within_limits(self._collect())
         self._trie.touch(self._used)
         plan = Plan(prefix_len=self._prefix_len, end=self._end, runs=tuple(runs), dropped=dict(self._dropped))

@@ -48,15 +48,4 @@ def common_len(left: Tokens, right: Tokens) -> int:
 
 def common_suffix_len(left: Tokens, right: Tokens) -> int:
     """How many trailing tokens are equal. Cost O(result)."""
-    limit = min(len(left), len(right))
-    # The two need not be equally long.
-    left, right = left[len(left) - limit :], right[len(right) - limit :]
-    at, block = limit, _FIRST_BLOCK
-    while at > 0:
-        start = max(0, at - block)
-        last = (left[start:at] != right[start:at]).tobytes().rfind(_TRUE)
-        if last >= 0:
-            return limit - start - last - 1
-        at = start
-        block *= 4
-    return limit
+    return common_len(left[::-1], right[::-1])

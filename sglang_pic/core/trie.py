@@ -94,7 +94,7 @@ class Trie:
 
     def append(self, parent: Node, tokens: Tokens) -> Node:
         """A child of `parent` that holds a copy of `tokens`; `parent` must not have one with the same first token."""
-        child = self._new(parent, parent.end, tokens.copy())
+        child = Node(self, next(self._serials), parent, parent.end, tokens.copy())
         parent.children[int(tokens[0])] = child
         self._ages[child.serial] = child
         return child
@@ -106,7 +106,7 @@ class Trie:
         removes it or touches the path, because every node is to be younger than its children.
         """
         head = position - node.start
-        lower = self._new(node, position, node.tokens[head:].copy())
+        lower = Node(self, next(self._serials), node, position, node.tokens[head:].copy())
         lower.children = node.children
         for child in lower.children.values():
             child.parent = lower
@@ -138,9 +138,6 @@ class Trie:
                 at = at.parent
         for node in sorted(touched.values(), key=lambda node: -node.start):
             self._ages.move_to_end(node.serial)
-
-    def _new(self, parent: Node, start: int, tokens: Tokens) -> Node:
-        return Node(self, next(self._serials), parent, start, tokens)
 
 
 class Rows(Enum):

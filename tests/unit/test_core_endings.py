@@ -276,7 +276,7 @@ class TableMachine(RuleBasedStateMachine):
                 donors = table.of(ending)
                 assert [self._place(table, donor) for donor in donors] == places
                 assert [table.end(donor) for donor in donors] == [place.end for place in places]
-                assert table.passes_filter(ending)
+                assert len(table.filter.candidates(np.array([ending], np.uint32)))
             assert len(table) == sum(map(len, model.values()))
 
     @invariant()
@@ -292,7 +292,7 @@ class TableMachine(RuleBasedStateMachine):
     def sizes_add_up(self) -> None:
         assert self.size.num_donors == sum(map(len, self.tables))
         assert self.size.num_endings == sum(map(len, self.models))
-        assert self.size.num_filter_slots == sum(table.num_filter_slots for table in self.tables)
+        assert self.size.num_filter_slots == sum(table.filter.num_slots for table in self.tables)
 
     @rule(which=st.integers(0, 1), end=st.integers(0, len(TEXT)))
     def look_up(self, which: int, end: int) -> None:
