@@ -1,4 +1,4 @@
-"""Makes a command's --out folder ready: new, or without what an earlier run of the same kind wrote there.
+"""A run's folder: making it ready, new or without what an earlier run of the same kind wrote, and its JSON files.
 
 A folder's kind is in its config.json. Files that no run writes are never deleted.
 """
@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from sglang_pic.errors import ConfigError
+from sglang_pic.errors import BenchError, ConfigError
 
-__all__ = ["CONFIG", "RunKind", "claim_folder", "holds_run", "scenes_of"]
+__all__ = ["CONFIG", "ENVIRONMENT", "RunKind", "claim_folder", "holds_run", "read_json", "scenes_of", "write_json"]
 
 CONFIG = "config.json"
+ENVIRONMENT = "environment.json"
+T = TypeVar("T")
 
 
 class RunKind(NamedTuple):
@@ -70,6 +72,23 @@ def scenes_of(folder: Path) -> list[str]:
     config = _read(folder)
     # A name that leads out of the folder is none that a run wrote.
     return [name for name in config.scenes if Path(name).name == name] if config is not None else []
+
+
+def read_json(path: Path, kind: type[T], word: str) -> T:
+    """What a run wrote into a JSON file.
+
+    Raises:
+        BenchError: the file is missing or holds something else; the message calls for `word`.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, ConfigError) as error:
+        raise BenchError(f"{path}: not {word} ({error}).") from error
+
+
+def write_json(path: Path, value: msgspec.Struct | dict[str, str]) -> None:
+    """Write `value` as indented JSON with a final newline."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
 def _read(folder: Path) -> _Config | None:

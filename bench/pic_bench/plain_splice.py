@@ -23,11 +23,11 @@ from tqdm import tqdm
 
 from pic_bench.compare.summary import write_json
 from pic_bench.environment import Environment, capture_environment
-from pic_bench.fidelity.case import Case
-from pic_bench.fidelity.qa import QaFrames, qa_case
-from pic_bench.fidelity.questions import generated_questions, is_question_set, read_questions
+from pic_bench.fidelity.cases.case import Case
+from pic_bench.fidelity.cases.qa import QaFrames, qa_case
+from pic_bench.fidelity.cases.questions import generated_questions, is_question_set, read_questions
+from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.record import Donors
-from pic_bench.fidelity.tokens import ModelText
 from sglang_pic.errors import BenchError, PicError
 from sglang_pic.platform import torchvision_shim
 from sglang_pic.runtime.divergence import kl_and_differs

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pic_bench.fidelity.questions import GENERATED
-from pic_bench.fidelity.record import Donors, Experiment, Probe, read_probes
+from pic_bench.fidelity.cases.questions import GENERATED
+from pic_bench.fidelity.folder import read_probes
+from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_traces.vocabulary import make_text
 
 from sglang_pic.cli import main
@@ -31,7 +32,7 @@ def test_exact_hits_are_exact_and_keys_that_are_not_rotated_do_harm(
     command += ["--keys", "1", "--max-total-tokens", "8000", "--check", "--quiet"]
     assert main(command) == 0
     assert "check holds: float32" in capsys.readouterr().err
-    probes = read_probes(out / "probes.jsonl")
+    probes = read_probes(out)
     arms = by_arm(probes)
     assert {len(found) for found in arms.values()} == {6}
     assert len(arms) == 3 + 2 * 2
@@ -54,7 +55,7 @@ def test_exact_hits_are_exact_and_keys_that_are_not_rotated_do_harm(
     (out / "server-float32.log").unlink()
     assert main([*command, "--resume"]) == 0
     assert not (out / "server-float32.log").exists()
-    assert read_probes(out / "probes.jsonl") == probes
+    assert read_probes(out) == probes
 
 
 def test_every_experiment_runs_on_an_mla_model(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
@@ -66,7 +67,7 @@ def test_every_experiment_runs_on_an_mla_model(model_dir: Callable[[str], Path],
     command += ["--shift-prompts", "1", "--shifts", "1,64", "--questions", "1", "--greedy", "1", "--keys", "1"]
     command += ["--policy", "default", "--policy", "seam-8=seam:8", "--max-total-tokens", "8000", "--quiet"]
     assert main(command) == 0
-    probes = read_probes(out / "probes.jsonl")
+    probes = read_probes(out)
     shift = [p for p in probes if p.experiment is Experiment.SHIFT]
     assert {p.shift for p in shift} == {1, 64}
     errors = {(p.shift, p.arm): p.key_error for p in shift if p.key_error is not None}

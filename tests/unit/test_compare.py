@@ -15,8 +15,7 @@ from pic_bench.compare.counters import counters_between, pic_counters
 from pic_bench.compare.pairing import Pair, compare_arms, pair_records, summarize_arm
 from pic_bench.compare.run_folder import COMPARISON, Config, ScenesConfig
 from pic_bench.compare.scenes import make_scenes
-from pic_bench.compare.summary import write_json
-from pic_bench.out_folder import claim_folder
+from pic_bench.out_folder import claim_folder, write_json
 from pic_bench.report.stats import bootstrap_median, merge_tokens, top_k_kl
 from pic_traces.records import RequestRecord, Status
 from pic_traces.replay import ReplayOptions

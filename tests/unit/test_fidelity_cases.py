@@ -10,19 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pic_bench.fidelity.arms import CONTROLS, EXACT, FULL, Arm, spliced_arms
-from pic_bench.fidelity.case import MIN_HEADER, Case, Frame, Span, derange, place_blocks
+from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Span, derange, place_blocks
+from pic_bench.fidelity.cases.passages import FrameText, PassageJobs, filler_len, grid_case, make_filler, shift_case
+from pic_bench.fidelity.cases.qa import QA_MIN_SPLICED, qa_jobs
+from pic_bench.fidelity.cases.questions import GENERATED, Question, generated_questions, read_questions
+from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
+from pic_bench.fidelity.cases.trace import TraceCall, distinct_tokens
 from pic_bench.fidelity.check import check_naive
-from pic_bench.fidelity.config import quick_sizes
-from pic_bench.fidelity.grid import FrameText, filler_len, grid_case, make_filler, shift_case
-from pic_bench.fidelity.jobs import QA_MIN_SPLICED, PassageJobs, qa_jobs
+from pic_bench.fidelity.config import QUICK_SIZES
 from pic_bench.fidelity.measure import Unrealised, check_realised
 from pic_bench.fidelity.policies import DEFAULT_POLICIES, parse_order, parse_policy, place_sessions
-from pic_bench.fidelity.questions import GENERATED, Question, generated_questions, read_questions
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.target import Recorded
-from pic_bench.fidelity.texts import TextPool, trace_texts
-from pic_bench.fidelity.tokens import ModelText
-from pic_bench.fidelity.trace import TraceCall, distinct_tokens
 
 from sglang_pic.errors import BenchError, ConfigError
 
@@ -116,7 +115,7 @@ def test_no_block_keeps_its_place_in_context(count: int) -> None:
 
 
 def test_every_seam_is_an_arm_for_both_kinds_of_donors(text: ModelText, pool: TextPool) -> None:
-    job = next(PassageJobs(quick_sizes(), pool, text, 0).grid())
+    job = next(PassageJobs(QUICK_SIZES, pool, text, 0).grid())
     assert job.arms[:3] == CONTROLS
     labels = [arm.label for arm in job.arms]
     assert len(set(labels)) == len(labels) == 3 + 2 * (3 + 1)
@@ -129,7 +128,7 @@ def test_every_seam_is_an_arm_for_both_kinds_of_donors(text: ModelText, pool: Te
 def test_generated_questions_are_answered_by_their_documents(text: ModelText, kind: str) -> None:
     questions = list(generated_questions(kind, limit=6, seed=1))
     assert questions == list(generated_questions(kind, limit=6, seed=1))
-    for question, job in zip(questions, qa_jobs(quick_sizes(), questions, text, 0), strict=True):
+    for question, job in zip(questions, qa_jobs(QUICK_SIZES, questions, text, 0), strict=True):
         check_case(job.case)
         assert len(job.case.blocks) >= 3
         assert all(end - start >= 80 for start, end in job.case.blocks)
@@ -149,7 +148,7 @@ def test_long_documents_are_cut_around_the_answer_and_short_ones_joined(text: Mo
         answers=("platypus",),
         supporting=frozenset({0}),
     )
-    (job,) = qa_jobs(quick_sizes(), [question], text, 0)
+    (job,) = qa_jobs(QUICK_SIZES, [question], text, 0)
     check_case(job.case)
     assert "platypus" in text.text(job.case.prompt)
     assert len(job.case.prompt) < 700
@@ -171,7 +170,7 @@ def test_lists_of_values_are_cut_to_whole_lines_and_the_key_leads_to_the_answer(
     path.write_text(json.dumps({"id": "kv-0", "source": "kv_retrieval", "documents": documents, "qa": qa}))
     (question,) = read_questions(path, limit=1, seed=0)
     assert question.lead == f'"{key}": "'
-    (job,) = qa_jobs(quick_sizes(), [question], text, 0)
+    (job,) = qa_jobs(QUICK_SIZES, [question], text, 0)
     check_case(job.case)
     prompt = text.text(job.case.prompt)
     assert prompt.endswith(question.lead)

@@ -7,14 +7,16 @@ import math
 import numpy as np
 import pytest
 from pic_bench.fidelity.metrics import (
-    agreed_len,
     centred_cosine,
     divergence,
     log_softmax,
     mean_nll,
+    normalise,
     relative_error,
+    score_answer,
+    word_f1,
 )
-from pic_bench.fidelity.scoring import normalise, score_answer, word_f1
+from pic_bench.report.stats import common_len
 
 
 def test_log_softmax_is_that_of_the_definition_also_for_large_logits() -> None:
@@ -61,8 +63,8 @@ def test_nll_reads_each_row_at_its_own_token() -> None:
     ("first", "second", "agreed"),
     [([1, 2, 3], [1, 2, 4], 2), ([1, 2], [1, 2], 2), ([1], [2], 0), ([1, 2, 3], [1, 2], 2), ([], [1], 0)],
 )
-def test_agreed_len(first: list[int], second: list[int], agreed: int) -> None:
-    assert agreed_len(first, second) == agreed
+def test_common_len(first: list[int], second: list[int], agreed: int) -> None:
+    assert common_len(first, second) == agreed
 
 
 def test_relative_error_is_of_the_whole_and_of_the_reference() -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from fidelity_records import grid, probe, questions, shifts, trace
-from pic_bench.compare.summary import write_json
 from pic_bench.environment import capture_environment
 from pic_bench.fidelity.pictures import Curve, curves, trade_off
-from pic_bench.fidelity.record import Probe, write_probes
+from pic_bench.fidelity.record import Probe, append_lines
 from pic_bench.fidelity.report import headline, write_report
 from pic_bench.fidelity.summary import Summary, Thresholds
+from pic_bench.out_folder import write_json
 from pic_bench.report.numbers import divergence, share, signed, tick, with_interval
 from pic_bench.report.stats import Estimate
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of every experiment, with its report."""
     path = tmp_path_factory.mktemp("run")
     probes = [*grid(prompts=21, blocks=(1, 4, 16)), *shifts(prompts=8), *questions(prompts=22), *trace(calls=45)]
-    write_probes(path / "probes.jsonl", probes)
+    append_lines(path / "probes.jsonl", probes)
     config = {"schema_version": 1, "model": "models/tiny & small", "seams": [0, 1], "dtypes": ["float32"], "data": None}
     config["sizes"] = {"prompts": 21, "blocks": [1, 4, 16]}
     (path / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
@@ -52,7 +52,7 @@ def read_summary(path: Path) -> Summary:
 
 
 def run_of(path: Path, probes: Sequence[Probe]) -> Path:
-    write_probes(path / "probes.jsonl", probes)
+    append_lines(path / "probes.jsonl", probes)
     return path
 
 

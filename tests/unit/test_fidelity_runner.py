@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,24 +13,25 @@ import msgspec
 import numpy as np
 import pytest
 from fidelity_records import probe
-from pic_bench.compare.summary import write_json
 from pic_bench.environment import capture_environment
 from pic_bench.fidelity import runner
 from pic_bench.fidelity.arms import Arm
-from pic_bench.fidelity.case import Case
+from pic_bench.fidelity.cases.case import Job
+from pic_bench.fidelity.cases.questions import GENERATED
+from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.fidelity.cases.trace import TraceCall, TraceRun
+from pic_bench.fidelity.cases.vault import Vault
 from pic_bench.fidelity.command import _config, add_arguments
-from pic_bench.fidelity.config import Config, default_sizes
-from pic_bench.fidelity.folder import claim_run, read_config, read_environment, read_left_out
+from pic_bench.fidelity.config import DEFAULT_SIZES, Config
+from pic_bench.fidelity.folder import claim_run, read_config, read_environment, read_left_out, read_probes
 from pic_bench.fidelity.measure import Unrealised
 from pic_bench.fidelity.merge import merge_runs
+from pic_bench.fidelity.plan import chosen_questions, make_plan
 from pic_bench.fidelity.policies import parse_policy
-from pic_bench.fidelity.questions import GENERATED
-from pic_bench.fidelity.record import Experiment, Probe, read_probes, write_probes
-from pic_bench.fidelity.runner import chosen_questions, make_plan, run_fidelity
+from pic_bench.fidelity.record import Experiment, Probe, append_lines
+from pic_bench.fidelity.runner import run_fidelity
 from pic_bench.fidelity.target import Recorded
-from pic_bench.fidelity.tokens import ModelText
-from pic_bench.fidelity.trace import TraceCall, TraceRun
-from pic_bench.fidelity.vault import Vault
+from pic_bench.out_folder import write_json
 
 from sglang_pic.cli import main
 from sglang_pic.errors import BenchError, ConfigError
@@ -44,7 +45,7 @@ def parse(*words: str) -> Config:
 
 def test_arguments_become_a_configuration() -> None:
     whole = parse()
-    assert whole.sizes == default_sizes()
+    assert whole.sizes == DEFAULT_SIZES
     assert whole.experiments == tuple(Experiment)
     assert whole.dtypes == ("float32", "bfloat16")
     assert whole.policies[0] == "default"
@@ -104,7 +105,7 @@ def test_an_order_that_is_none_is_refused_on_the_command_line_and_in_a_folder(tm
         parse("--order", "sorted")
     written = msgspec.to_builtins(parse("--quick")) | {"orders": ["sorted"]}
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(written))
-    with pytest.raises(BenchError, match=r"no fidelity run that this version can read .*sorted"):
+    with pytest.raises(BenchError, match=r"not of a fidelity run that this version can read .*sorted"):
         read_config(tmp_path)
 
 
@@ -132,8 +133,9 @@ class Server:
         self.starts += 1
         yield
 
-    def _measure(self, case: Case, arms: Sequence[Arm], *_: object, dtype: str, page_size: int) -> list[Probe]:
+    def _measure(self, job: Job, *_: object, dtype: str, page_size: int) -> list[Probe]:
         assert page_size == 1
+        case = job.case
         self.served.append(case.name)
         if case.name in self.left_out:
             raise Unrealised("not as meant")
@@ -141,7 +143,7 @@ class Server:
             probe(
                 prompt=case.name, arm=arm.name, donors=arm.donors, dtype=dtype, num_blocks=len(case.blocks), source="s"
             )
-            for arm in arms
+            for arm in job.arms
         ]
 
 
@@ -163,9 +165,9 @@ def test_what_was_left_out_is_replaced_and_neither_served_nor_counted_again(
     assert (first.measured, first.resumed, first.left_out) == (40, 0, 2)
     # Broken off after 20 prompts; of the next 20 one more is left out: 3 of 40 are few, 3 of 20 would be too many.
     probes = folder / "probes.jsonl"
-    kept = [record for record in read_probes(probes) if int(record.prompt.rpartition("-")[2]) < 20]
+    kept = [record for record in read_probes(folder) if int(record.prompt.rpartition("-")[2]) < 20]
     probes.unlink()
-    write_probes(probes, kept)
+    append_lines(probes, kept)
     server = Server(monkeypatch, "grid-1-3", "grid-1-5", "grid-1-39")
     again = run_fidelity(make_plan(config, quiet=True), folder, start_timeout_s=1, quiet=True)
     assert server.served == [f"grid-1-{number}" for number in range(20, 43)], "each is replaced by one more prompt"
@@ -297,7 +299,7 @@ def finished(folder: Path, *words: str, commit: str = "a" * 40) -> Path:
         capture_environment(), command=f"sglang-pic {folder.name}", commit=commit, dirty=False, load_1min=1.0
     )
     write_json(folder / "environment.json", environment)
-    write_probes(folder / "probes.jsonl", [probe(dtype=dtype, arm="exact") for dtype in config.dtypes])
+    append_lines(folder / "probes.jsonl", [probe(dtype=dtype, arm="exact") for dtype in config.dtypes])
     return folder
 
 
@@ -314,7 +316,7 @@ def test_runs_measured_side_by_side_become_one(tmp_path: Path, capsys: pytest.Ca
     assert main(["report", str(single), str(half), "--out", str(out)]) == 0
     assert "bfloat16" in capsys.readouterr().out
     assert read_config(out) == parse(*grid, "float32", "--dtype", "bfloat16")
-    assert [record.dtype for record in read_probes(out / "probes.jsonl")] == ["float32", "bfloat16"]
+    assert [record.dtype for record in read_probes(out)] == ["float32", "bfloat16"]
     assert [left.prompt for left in read_left_out(out)] == ["g"]
     environment = msgspec.json.decode((out / "environment.json").read_bytes())
     assert environment["command"] == "sglang-pic single; sglang-pic half"
@@ -324,7 +326,7 @@ def test_runs_measured_side_by_side_become_one(tmp_path: Path, capsys: pytest.Ca
     with pytest.raises(ConfigError, match="holds an earlier fidelity run"):
         merge_runs([single, half], out, force=False)
     merge_runs([half, single], out, force=True)
-    assert [record.dtype for record in read_probes(out / "probes.jsonl")] == ["bfloat16", "float32"]
+    assert [record.dtype for record in read_probes(out)] == ["bfloat16", "float32"]
 
 
 def test_a_trace_is_whole_where_one_run_measured_all_of_it(tmp_path: Path) -> None:
@@ -344,7 +346,7 @@ def test_a_trace_is_whole_where_one_run_measured_all_of_it(tmp_path: Path) -> No
     more = finished(tmp_path / "more", *trace, "bfloat16", "--greedy", "40", "--prompts", "7")
     merge_runs([single, more], tmp_path / "amounts", force=False)
     united = read_config(tmp_path / "amounts").sizes
-    assert (united.greedy_prompts, united.prompts) == (40, default_sizes().prompts)
+    assert (united.greedy_prompts, united.prompts) == (40, DEFAULT_SIZES.prompts)
     assert not list((tmp_path / "amounts").glob("*.done"))
 
 
@@ -362,7 +364,7 @@ def test_runs_that_do_not_go_together_are_refused(tmp_path: Path, capsys: pytest
         ([one, blocks], "blocks is .1, 2, 4, 8, 16. in .*one and .4,. in .*blocks"),
         ([one, model], "several models .m, other."),
         ([one, machine], "cpu is .* and 'Another' in .*machine"),
-        ([one, tmp_path / "none"], "none: no fidelity run"),
+        ([one, tmp_path / "none"], "none.*: not of a fidelity run"),
         ([one, out], "one of the runs to be put together"),
     ):
         with pytest.raises(BenchError, match=why):

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pic_bench.fidelity.qa import QaFrames, qa_case
-from pic_bench.fidelity.questions import generated_questions
-from pic_bench.fidelity.tokens import ModelText
+from pic_bench.fidelity.cases.qa import QaFrames, qa_case
+from pic_bench.fidelity.cases.questions import generated_questions
+from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.plain_splice import MOST_ERROR, PlainModel, main, placements
 
 

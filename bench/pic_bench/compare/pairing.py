@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
 from pic_traces.records import Latency, RequestRecord, Status
 
 from pic_bench.compare.summary import ArmSummary, Bucket, Kl, LaterCalls, Paired
-from pic_bench.report.stats import median, merge_tokens, ratio, top_k_kl
+from pic_bench.report.stats import common_len, median, merge_tokens, ratio, top_k_kl
 
 __all__ = ["AT_LEAST", "BUCKET_EDGES", "Pair", "compare_arms", "first_token", "pair_records", "summarize_arm"]
 
@@ -48,8 +47,7 @@ class Pair(NamedTuple):
     @property
     def same_len(self) -> int:
         """Characters before the answers part."""
-        pairs = zip(self.base.output_text, self.arm.output_text, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return common_len(self.base.output_text, self.arm.output_text)
 
     @property
     def same_prefix_share(self) -> float:

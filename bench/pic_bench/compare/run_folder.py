@@ -17,17 +17,16 @@ import msgspec
 from pic_traces.records import RequestRecord, Status, load_records
 
 from pic_bench.compare.pairing import Pair, compare_arms, pair_records
-from pic_bench.compare.summary import Paired, Summary, read_summary
+from pic_bench.compare.summary import Paired, Summary
 from pic_bench.environment import Environment
-from pic_bench.out_folder import CONFIG, RunKind, scenes_of
-from sglang_pic.errors import BenchError
+from pic_bench.out_folder import CONFIG, ENVIRONMENT, RunKind, read_json, scenes_of
 
 __all__ = ["COMPARISON", "Config", "Run", "ScenesConfig", "arm_folder", "load_run", "load_scenes", "scene_folder"]
 
 COMPARISON = RunKind(
     "compare",
     "comparison",
-    (CONFIG, "environment.json", "summary.json", "report.md", "report.html", "report.svg", "arms"),
+    (CONFIG, ENVIRONMENT, "summary.json", "report.md", "report.html", "report.svg", "arms"),
 )
 
 
@@ -103,12 +102,10 @@ def load_run(folder: Path) -> Run:
         BenchError: if the folder is no finished comparison or a file in it cannot be read.
         ReplayError: an arm's records cannot be read.
     """
-    summary = read_summary(folder / "summary.json")
-    try:
-        environment = msgspec.json.decode((folder / "environment.json").read_bytes(), type=Environment)
-        config = msgspec.json.decode((folder / CONFIG).read_bytes(), type=Config)
-    except (OSError, msgspec.DecodeError) as error:
-        raise BenchError(f"{folder}: not a comparison's folder ({error}).") from error
+    word = "of a comparison; give the folder that `sglang-pic compare --out` wrote"
+    summary = read_json(folder / "summary.json", Summary, word)
+    environment = read_json(folder / ENVIRONMENT, Environment, word)
+    config = read_json(folder / CONFIG, Config, word)
     records = {arm: load_records(arm_folder(folder, arm)) for arm in summary.arms}
     return Run(summary=_compared(summary, records), environment=environment, config=config, records=records)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 from pic_traces.records import Latency
 
-from sglang_pic.errors import BenchError
+from pic_bench.out_folder import write_json
 
 __all__ = [
     "ArmSummary",
@@ -17,7 +15,6 @@ __all__ = [
     "Paired",
     "ScenesSummary",
     "Summary",
-    "read_summary",
     "write_json",
 ]
 
@@ -162,22 +159,3 @@ class ScenesSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     schema_version: int = SCHEMA_VERSION
     scenes: dict[str, Summary]
-
-
-def read_summary(path: Path) -> Summary:
-    """Read summary.json.
-
-    Raises:
-        BenchError: if it is missing or not one of this schema.
-    """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Summary)
-    except FileNotFoundError as error:
-        raise BenchError(f"{path}: no such file; give the folder that `sglang-pic compare --out` wrote.") from error
-    except msgspec.DecodeError as error:
-        raise BenchError(f"{path}: not a summary of schema_version {SCHEMA_VERSION} ({error}).") from error
-
-
-def write_json(path: Path, value: msgspec.Struct | dict[str, str]) -> None:
-    """Write `value` as indented JSON with a final newline."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")

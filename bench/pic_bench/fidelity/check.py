@@ -1,17 +1,14 @@
-"""The check that CI makes of a run: keys that are not rotated must do harm, or the measurement could not see any.
-
-Owns the choice of arms and the bound. It must not know reports.
-"""
+"""The check that CI makes of a run: keys that are not rotated must do harm, or the measurement could not see any."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from pic_bench.fidelity.record import Donors, Experiment, Probe
+from pic_bench.fidelity.record import Experiment, Probe
 from pic_bench.report.stats import bootstrap
 
 __all__ = ["Checked", "check_naive"]
@@ -20,10 +17,6 @@ ROTATED = "seam-1"
 NAIVE = "naive"
 _MIN_SHIFT = 16
 """A key turned by fewer positions is hardly turned."""
-
-
-_Key = tuple[str, str, str, Donors]
-"""Source, text, prompt and donors of a record."""
 
 
 class Checked(NamedTuple):
@@ -53,22 +46,22 @@ def check_naive(probes: Sequence[Probe]) -> list[Checked]:
 
     The KL is the mean over the gold continuation: less noisy than that of one token.
     """
-    found: dict[str, dict[_Key, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    found: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
     for probe in probes:
-        moved_far = probe.experiment is Experiment.GRID or (
-            probe.experiment is Experiment.SHIFT and (probe.shift or 0) >= _MIN_SHIFT
-        )
-        if moved_far and probe.arm in (ROTATED, NAIVE) and probe.forced_kl is not None:
-            found[probe.dtype][probe.source, probe.unit, probe.prompt, probe.donors][probe.arm] = probe.forced_kl
-    return [_check(dtype, arms) for dtype, arms in found.items()]
-
-
-def _check(dtype: str, arms: Mapping[_Key, Mapping[str, float]]) -> Checked:
-    by_text: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for (source, unit, _, _), values in arms.items():
+        moved = _MIN_SHIFT if probe.experiment is Experiment.GRID else probe.shift or 0
+        passage = probe.experiment in (Experiment.GRID, Experiment.SHIFT)
+        if passage and moved >= _MIN_SHIFT and probe.arm in (ROTATED, NAIVE) and probe.forced_kl is not None:
+            found[probe.dtype, probe.source, probe.unit, probe.prompt, probe.donors][probe.arm] = probe.forced_kl
+    by_text: dict[object, dict[object, list[float]]] = {dtype: defaultdict(list) for dtype, *_ in found}
+    for (dtype, source, unit, _, _), values in found.items():
         if len(values) == 2:
-            by_text[source, unit].append(values[NAIVE] - values[ROTATED])
-    if not by_text:
+            by_text[dtype][source, unit].append(values[NAIVE] - values[ROTATED])
+    means = {dtype: [float(np.mean(values)) for values in texts.values()] for dtype, texts in by_text.items()}
+    return [_check(str(dtype), differences) for dtype, differences in means.items()]
+
+
+def _check(dtype: str, differences: Sequence[float]) -> Checked:
+    if not differences:
         return Checked(dtype, 0, 0.0, 0.0, 0.0)
-    estimate = bootstrap([float(np.mean(values)) for values in by_text.values()])
+    estimate = bootstrap(differences)
     return Checked(dtype, estimate.n, estimate.value, estimate.low, estimate.high)

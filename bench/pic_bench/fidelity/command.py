@@ -1,7 +1,4 @@
-"""Owns the verb `fidelity`: its arguments, and how they become a configuration.
-
-It must not measure or draw; errors and Ctrl-C go up to the console script, which knows the exit statuses.
-"""
+"""The verb `fidelity`: its arguments, and how they become a configuration."""
 
 from __future__ import annotations
 
@@ -11,18 +8,34 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from pic_bench.compare.command import interrupt_on_sigterm
+from pic_bench.fidelity.config import DEFAULT_SIZES, QUICK_SIZES, Config
+from pic_bench.fidelity.policies import DEFAULT_POLICIES, RECORDED, parse_policy
+from pic_bench.fidelity.record import Experiment
+from sglang_pic.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pic_bench.fidelity.config import Config, Sizes
     from pic_bench.fidelity.runner import Outcome
 
 __all__ = ["add_arguments", "run"]
 
 EXIT_FAILED = 1
-EXPERIMENTS = ("grid", "shift", "qa", "trace")
 DTYPES = ("float32", "bfloat16")
 MIN_CHUNK_HIT = 256
+SIZES = {
+    "--prompts": ("prompts", "prompts of grid for each number of blocks"),
+    "--shift-prompts": ("shift_prompts", "prompts for each shift"),
+    "--questions": ("questions", "questions from each source"),
+    "--blocks": ("blocks", "numbers of blocks of grid"),
+    "--seams": ("seams", "seam tokens of grid"),
+    "--shifts": ("shifts", "positions by which shift moves a block"),
+    "--calls": ("calls", "only the first N calls of every trace"),
+    "--greedy": ("greedy_prompts", "prompts of each number of blocks after which some arms generate 64 tokens"),
+    "--keys": ("key_prompts", "prompts of each number of blocks and of each shift whose keys are compared"),
+}
+"""Flags that say how much is measured: the field of `Sizes`, and the help."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,12 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FILE",
         help="a question set (JSON lines with `documents` and `qa`), a recorded trace, request logs or "
-        "sample:opendevin; the first gives the text of grid and shift; may repeat (default: what the package carries)",
+        "sample:opendevin; grid and shift take their text from the first; may repeat (default: what the package "
+        "carries)",
     )
     parser.add_argument(
         "--experiment",
         action="append",
-        choices=EXPERIMENTS,
+        choices=[experiment.value for experiment in Experiment],
         help="grid: seam tokens, number of runs, donors alone or in context; shift: how far a run is moved; qa: "
         "questions over documents in another order; trace: the calls of a trace in order, under policies; may repeat "
         "(default: all; --quick: all but trace)",
@@ -49,13 +63,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         action="append",
         metavar="NAME",
-        help=f"may repeat (default: {' and '.join(DTYPES)}, one after the other)",
+        help=f"number format of the server; may repeat (default: {' and '.join(DTYPES)}, one after the other)",
     )
     _add_sizes(parser)
-    parser.add_argument("--resume", action="store_true", help="go on with the run in --out, with the same arguments")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out, with the same arguments")
     parser.add_argument("--force", action="store_true", help="delete an earlier run in --out")
     parser.add_argument(
-        "--check", action="store_true", help="exit 1 unless keys that are not rotated are worse, as they must be"
+        "--check",
+        action="store_true",
+        help="exit 1 unless splicing without rotation is measurably worse",
     )
     parser.add_argument(
         "--server-arg",
@@ -73,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--start-timeout", type=float, default=900.0, metavar="S", help="seconds until the server must be healthy (900)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the prompts (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the prompts (default: 0)")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     parser.add_argument("--json", action="store_true", help="print summary.json instead of the table")
 
@@ -88,10 +104,10 @@ def run(args: argparse.Namespace) -> int:
         KeyboardInterrupt: Ctrl-C or SIGTERM; the server is stopped, and what was measured stays.
     """
     from pic_bench.fidelity.check import check_naive
-    from pic_bench.fidelity.folder import PROBES, claim_run
-    from pic_bench.fidelity.record import read_probes
+    from pic_bench.fidelity.folder import claim_run, read_probes
+    from pic_bench.fidelity.plan import make_plan
     from pic_bench.fidelity.report import headline, write_report
-    from pic_bench.fidelity.runner import make_plan, run_fidelity
+    from pic_bench.fidelity.runner import run_fidelity
 
     # An earlier run is deleted only once this one can begin.
     plan = make_plan(_config(args), quiet=args.quiet)
@@ -106,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
         print(headline(summary))
     if not args.check:
         return 0
-    checks = check_naive(read_probes(args.out / PROBES))
+    checks = check_naive(read_probes(args.out))
     for checked in checks:
         print(f"sglang-pic: {checked}", file=sys.stderr)
     # No prompt to check is a failure too: CI must not pass because nothing was measured.
@@ -115,20 +131,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="a look in a few minutes: few prompts, blocks and seams")
-    parser.add_argument(
-        "--prompts", type=int, metavar="N", help="prompts for each number of blocks (default: 100; --quick: 8)"
-    )
-    parser.add_argument("--shift-prompts", type=int, metavar="N", help="prompts for each shift (100; 8)")
-    parser.add_argument("--questions", type=int, metavar="N", help="questions from each source (60; 4)")
-    parser.add_argument(
-        "--blocks", type=_numbers, metavar="N,N,...", help="numbers of blocks of grid (1,2,4,8,16; --quick: 1,4)"
-    )
-    parser.add_argument(
-        "--seams", type=_numbers, metavar="N,N,...", help="seam tokens of grid (0,1,2,4,8,16,32; --quick: 0,1,8)"
-    )
-    parser.add_argument(
-        "--shifts", type=_numbers, metavar="N,N,...", help="shifts (1,16,64,256,1024,4096; --quick: up to 256)"
-    )
+    for flag, (field, text) in SIZES.items():
+        default, quick = getattr(DEFAULT_SIZES, field), getattr(QUICK_SIZES, field)
+        several = isinstance(default, tuple)
+        parser.add_argument(
+            flag,
+            dest=field,
+            type=_numbers if several else int,
+            metavar="N,N,..." if several else "N",
+            help=f"{text} (default: {_shown(default)}; --quick: {_shown(quick)})",
+        )
     parser.add_argument(
         "--policy",
         action="append",
@@ -152,32 +164,27 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         help="recorded, reversed or shuffled-N (a seeded order for each N): order in which trace serves the sessions; "
         "may repeat: what is spliced in one order comes first in another (default: recorded)",
     )
-    parser.add_argument("--calls", type=int, metavar="N", help="only the first N calls of every trace (all; 12)")
-    parser.add_argument(
-        "--greedy",
-        type=int,
-        metavar="N",
-        help="prompts of each number of blocks that 64 tokens are generated after, in some arms (24; 2)",
-    )
-    parser.add_argument("--keys", type=int, metavar="N", help="prompts whose keys are compared (10; 2)")
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split(","))
 
 
-def _config(args: argparse.Namespace) -> Config:
-    from pic_bench.fidelity.config import Config
-    from pic_bench.fidelity.policies import DEFAULT_POLICIES, RECORDED, parse_policy
-    from pic_bench.fidelity.record import Experiment
-    from sglang_pic.errors import ConfigError
+def _shown(size: int | tuple[int, ...] | None) -> str:
+    if isinstance(size, tuple):
+        return ",".join(map(str, size))
+    return "all" if size is None else str(size)
 
-    chosen = [name for name in EXPERIMENTS if name != "trace"] if args.quick else EXPERIMENTS
+
+def _config(args: argparse.Namespace) -> Config:
+    chosen = [one.value for one in Experiment if not (args.quick and one is Experiment.TRACE)]
     for policy in args.policy:
         parse_policy(policy)
     experiments = tuple(Experiment(name) for name in dict.fromkeys(args.experiment or chosen))
     if args.policy and Experiment.TRACE not in experiments:
         raise ConfigError(f"--policy {args.policy[0]!r}: only a trace has policies; add --experiment trace.")
+    asked = {field: getattr(args, field) for field, _ in SIZES.values()}
+    sizes = QUICK_SIZES if args.quick else DEFAULT_SIZES
     # A run that has no use for policies can be resumed after the default ones have changed.
     policies = (tuple(args.policy) or DEFAULT_POLICIES) if Experiment.TRACE in experiments else ()
     return Config(
@@ -185,7 +192,7 @@ def _config(args: argparse.Namespace) -> Config:
         data=tuple(args.data),
         experiments=experiments,
         dtypes=tuple(dict.fromkeys(args.dtype or DTYPES)),
-        sizes=_sizes(args),
+        sizes=msgspec.structs.replace(sizes, **{name: value for name, value in asked.items() if value is not None}),
         policies=policies,
         orders=tuple(dict.fromkeys(args.order or [RECORDED])),
         min_chunk_hit=args.min_chunk_hit,
@@ -193,26 +200,6 @@ def _config(args: argparse.Namespace) -> Config:
         server_args=tuple(word for text in args.server_arg for word in shlex.split(text)),
         seed=args.seed,
     )
-
-
-def _sizes(args: argparse.Namespace) -> Sizes:
-    import msgspec
-
-    from pic_bench.fidelity.config import default_sizes, quick_sizes
-
-    asked = {
-        "prompts": args.prompts,
-        "shift_prompts": args.shift_prompts,
-        "questions": args.questions,
-        "calls": args.calls,
-        "blocks": args.blocks,
-        "seams": args.seams,
-        "shifts": args.shifts,
-        "greedy_prompts": args.greedy,
-        "key_prompts": args.keys,
-    }
-    sizes = quick_sizes() if args.quick else default_sizes()
-    return msgspec.structs.replace(sizes, **{name: value for name, value in asked.items() if value is not None})
 
 
 def _tell(outcome: Outcome, folder: Path) -> None:

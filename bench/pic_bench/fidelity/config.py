@@ -1,20 +1,20 @@
-"""What a fidelity run was asked for: `config.json` of its folder, and the sizes of a default and of a quick run.
-
-It must not know how anything is measured.
-"""
+"""What a fidelity run was asked for: config.json of its folder, and the sizes of a default and of a quick run."""
 
 from __future__ import annotations
 
 import msgspec
 
-from pic_bench.fidelity.grid import BLOCK_TOKENS, MAX_BLOCKS
 from pic_bench.fidelity.policies import RECORDED, parse_order
 from pic_bench.fidelity.record import Experiment
 from sglang_pic.errors import ConfigError
 
-__all__ = ["KIND", "Config", "Sizes", "default_sizes", "quick_sizes"]
+__all__ = ["BLOCK_TOKENS", "DEFAULT_SIZES", "KIND", "QUICK_SIZES", "Config", "Sizes"]
 
 KIND = "fidelity"
+BLOCK_TOKENS = 80
+"""Of GRID. From 80 tokens on every repeated span of random text is found whole (study), so each block is one run."""
+MAX_BLOCKS = 16
+"""As many blocks have markers."""
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,31 +77,25 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             parse_order(order)
 
 
-def default_sizes() -> Sizes:
-    """A whole run."""
-    return Sizes(
-        prompts=100,
-        shift_prompts=100,
-        questions=60,
-        calls=None,
-        blocks=(1, 2, 4, 8, 16),
-        seams=(0, 1, 2, 4, 8, 16, 32),
-        shifts=(1, 16, 64, 256, 1024, 4096),
-        greedy_prompts=24,
-        key_prompts=10,
-    )
-
-
-def quick_sizes() -> Sizes:
-    """A look, in a few minutes."""
-    return Sizes(
-        prompts=8,
-        shift_prompts=8,
-        questions=4,
-        calls=12,
-        blocks=(1, 4),
-        seams=(0, 1, 8),
-        shifts=(1, 16, 64, 256),
-        greedy_prompts=2,
-        key_prompts=2,
-    )
+DEFAULT_SIZES = Sizes(
+    prompts=100,
+    shift_prompts=100,
+    questions=60,
+    calls=None,
+    blocks=(1, 2, 4, 8, 16),
+    seams=(0, 1, 2, 4, 8, 16, 32),
+    shifts=(1, 16, 64, 256, 1024, 4096),
+    greedy_prompts=24,
+    key_prompts=10,
+)
+QUICK_SIZES = Sizes(
+    prompts=8,
+    shift_prompts=8,
+    questions=4,
+    calls=12,
+    blocks=(1, 4),
+    seams=(0, 1, 8),
+    shifts=(1, 16, 64, 256),
+    greedy_prompts=2,
+    key_prompts=2,
+)

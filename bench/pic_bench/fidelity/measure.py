@@ -1,34 +1,29 @@
-"""Serves one case under every arm and compares each with the full prefill.
-
-Owns the order of requests, the namespaces that keep arms apart, and the check that what was spliced is what was meant
-to be. It must not know how cases are made, or in what order they come.
-"""
+"""Serves a case under every arm, checks that what was meant was spliced, and compares with the full prefill."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from pic_bench.fidelity.arms import EXACT, FULL, Arm
-from pic_bench.fidelity.case import Case, Span
+from pic_bench.fidelity.cases.case import Case, Job, Span
+from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.metrics import (
-    agreed_len,
     centred_cosine,
     divergence,
     log_softmax,
     mean_nll,
     relative_error,
+    score_answer,
 )
 from pic_bench.fidelity.record import Donors, Probe
-from pic_bench.fidelity.scoring import Score, score_answer
 from pic_bench.fidelity.target import Recorded, Target
-from pic_bench.fidelity.tokens import ModelText
+from pic_bench.report.stats import common_len
 
-__all__ = ["Reference", "Unrealised", "Wants", "add_greedy", "check_realised", "compare", "measure_case"]
+__all__ = ["Reference", "Unrealised", "add_greedy", "check_realised", "compare", "measure_case"]
 
 _TEXT_TOKENS = 48
 """So much of the prompt's end goes into a record."""
@@ -36,21 +31,6 @@ _TEXT_TOKENS = 48
 
 class Unrealised(Exception):
     """A prompt was not served as its case means it: it is left out, under every arm, and counted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wants:
-    """What is measured of a case besides the logits.
-
-    Args:
-        greedy_arms: the names of the arms that generate; empty for none.
-        greedy_tokens: how many tokens they generate.
-        keys: whether keys are compared.
-    """
-
-    greedy_arms: frozenset[str] = frozenset()
-    greedy_tokens: int = 64
-    keys: bool = False
 
 
 class Reference:
@@ -65,29 +45,31 @@ class Reference:
         self.top1_probability = float(self.probabilities[0].max())
 
 
-def measure_case(
-    case: Case, arms: Sequence[Arm], target: Target, text: ModelText, wants: Wants, *, dtype: str, page_size: int
-) -> list[Probe]:
+def measure_case(job: Job, target: Target, text: ModelText, *, dtype: str, page_size: int) -> list[Probe]:
     """One record for each arm, in their order; the first arm is the full prefill.
 
     Raises:
         Unrealised: an arm's blocks were not spliced as meant, or a control was not what it should be.
         BenchError: the server refused a request or is gone.
     """
-    _prepare(case, arms, target)
+    case, wants = job.case, job.wants
+    assert job.arms[0] == FULL, "the full prefill comes first"
+    _prepare(case, job.arms, target)
     reference: Reference | None = None
-    probes: list[Probe] = []
-    for arm in arms:
+    probes: dict[str, Probe] = {}
+    for arm in job.arms:
         recorded = target.record(
             case.prompt, case.gold, arm, key=_key(case, arm), donors_from=_donors_key(case, arm.donors), keys=wants.keys
         )
         check_realised(case, arm, recorded, page_size)
-        if reference is None:
-            assert arm == FULL, "the full prefill comes first"
-            reference = Reference(recorded)
-        probe = compare(reference, recorded, arm, case, dtype, text)
-        probes.append(probe)
-    return _with_greedy(case, arms, probes, target, text, wants)
+        reference = reference or Reference(recorded)
+        probes[arm.label] = compare(reference, recorded, arm, case, dtype, text)
+    if chosen := [arm for arm in job.arms if arm.name in wants.greedy_arms]:
+        keys = [_key(case, arm) for arm in chosen]
+        generated = target.greedy([case.prompt] * len(chosen), chosen, keys, wants.greedy_tokens)
+        for arm, ids in zip(chosen, generated, strict=True):
+            probes[arm.label] = add_greedy(probes[arm.label], case, generated[chosen.index(FULL)], ids, text)
+    return list(probes.values())
 
 
 def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtype: str, text: ModelText) -> Probe:
@@ -119,6 +101,19 @@ def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtyp
         gold_nll=mean_nll(logprobs[:num_gold], case.gold) if num_gold else None,
         key_error=_key_error(reference.keys, recorded),
         text=_text(prompt_end, text.text([reference.top1]), text.text([top1])),
+    )
+
+
+def add_greedy(probe: Probe, case: Case, full: Sequence[int], ids: Sequence[int], text: ModelText) -> Probe:
+    """The record with what was generated, and its score where the case has answers."""
+    score = score_answer(text.answer(ids), case.answers, contains=case.exact_score) if case.answers else None
+    return msgspec.structs.replace(
+        probe,
+        greedy_tokens=len(ids),
+        agreed_tokens=common_len(full, ids),
+        score=None if score is None else score.value,
+        exact_match=None if score is None else score.exact,
+        text=_text(text.text(case.prompt[-_TEXT_TOKENS:]), text.text(full), text.text(ids)),
     )
 
 
@@ -187,44 +182,6 @@ def _key_error(reference: npt.NDArray[np.float32] | None, recorded: Recorded) ->
         return None
     spliced = np.concatenate([np.arange(start, end) for start, end in recorded.spliced])
     return relative_error(reference[:, spliced], recorded.keys[:, spliced])
-
-
-def _with_greedy(
-    case: Case, arms: Sequence[Arm], probes: Sequence[Probe], target: Target, text: ModelText, wants: Wants
-) -> list[Probe]:
-    chosen = [arm for arm in arms if arm.name in wants.greedy_arms]
-    if not chosen:
-        return list(probes)
-    generated = target.greedy(
-        [case.prompt] * len(chosen), chosen, [_key(case, arm) for arm in chosen], wants.greedy_tokens
-    )
-    by_arm: Mapping[str, list[int]] = {arm.label: ids for arm, ids in zip(chosen, generated, strict=True)}
-    full = by_arm[FULL.label]
-    done = []
-    for arm, probe in zip(arms, probes, strict=True):
-        if arm.label not in by_arm:
-            done.append(probe)
-            continue
-        ids = by_arm[arm.label]
-        score: Score | None = None
-        if case.answers:
-            score = score_answer(text.answer(ids), case.answers, contains=case.exact_score)
-        done.append(add_greedy(probe, case, full, ids, score, text))
-    return done
-
-
-def add_greedy(
-    probe: Probe, case: Case, full: Sequence[int], ids: Sequence[int], score: Score | None, text: ModelText
-) -> Probe:
-    """The record with what was generated."""
-    return msgspec.structs.replace(
-        probe,
-        greedy_tokens=len(ids),
-        agreed_tokens=agreed_len(full, ids),
-        score=None if score is None else score.value,
-        exact_match=None if score is None else score.exact,
-        text=_text(text.text(case.prompt[-_TEXT_TOKENS:]), text.text(full), text.text(ids)),
-    )
 
 
 def _text(prompt_end: str, full: str, this: str) -> str:

@@ -1,30 +1,18 @@
-"""Puts the records of several fidelity runs into one folder: of number formats, experiments or policies that were
-measured side by side.
-
-Owns what such runs must have in common. It must not measure or write a report.
-"""
+"""Puts the records of fidelity runs that were measured side by side into one folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 
-from pic_bench.compare.summary import write_json
 from pic_bench.environment import joined, require_equal
 from pic_bench.fidelity.config import Config, Sizes
-from pic_bench.fidelity.folder import (
-    ENVIRONMENT,
-    LEFT_OUT,
-    PROBES,
-    claim_run,
-    read_config,
-    read_environment,
-    trace_mark,
-)
+from pic_bench.fidelity.folder import LEFT_OUT, PROBES, claim_run, read_config, read_environment, trace_mark
 from pic_bench.fidelity.record import Experiment, whole_lines
-from pic_bench.out_folder import CONFIG
+from pic_bench.out_folder import CONFIG, ENVIRONMENT, write_json
 from sglang_pic.errors import BenchError
 
 __all__ = ["merge_runs"]
@@ -35,7 +23,7 @@ _AMOUNTS = ("prompts", "shift_prompts", "questions", "greedy_prompts", "key_prom
 
 
 def merge_runs(folders: Sequence[Path], out: Path, *, force: bool) -> None:
-    """Write a folder that `write_report` reads, and that `fidelity --resume` goes on with.
+    """Write a folder that `write_report` reads, and that `fidelity --resume` continues.
 
     A prompt and arm that two runs have counts as the later folder has it; the report says how many there are.
 
@@ -86,13 +74,9 @@ def _united(folders: Sequence[Path], configs: Sequence[Config]) -> Config:
         raise BenchError(f"the runs are of several models ({', '.join(sorted(names))}); a report speaks of one.")
     if any({Experiment.GRID, Experiment.SHIFT} & {*one.experiments} for one in configs):
         require_equal(named, ["data"], "grid and shift take their text from the first file")
-    united = {name: tuple(_each_once(getattr(config, name) for config in configs)) for name in _UNITED}
+    united = {name: tuple(dict.fromkeys(chain(*(getattr(one, name) for one in configs)))) for name in _UNITED}
     most = {name: max(getattr(config.sizes, name) for config in configs) for name in _AMOUNTS}
     return msgspec.structs.replace(configs[0], sizes=msgspec.structs.replace(configs[0].sizes, **most), **united)
-
-
-def _each_once(tuples: Iterable[tuple[object, ...]]) -> dict[object, None]:
-    return dict.fromkeys(value for values in tuples for value in values)
 
 
 def _traces_are_whole(folders: Sequence[Path], configs: Sequence[Config], config: Config, dtype: str) -> bool:

@@ -1,17 +1,31 @@
-"""Owns the arithmetic of one measured request: how far two distributions, two answers or two sets of keys are apart.
+"""How far two distributions, two answers or two sets of keys are apart, and the score of an answer.
 
-Numbers in, numbers out, float64 throughout, so that the metric's own rounding (about 1e-15) is far below what float32
-servers differ by. It must not know requests, arms or files.
+Everything is float64, so that a metric's own rounding (about 1e-15) is far below what float32 servers differ by.
+Scores are SQuAD's (arXiv:1606.05250), or whether a value that retrieval asks for stands in the answer.
 """
 
 from __future__ import annotations
 
+import re
+import string
+from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["agreed_len", "centred_cosine", "divergence", "log_softmax", "mean_nll", "relative_error"]
+__all__ = [
+    "Score",
+    "centred_cosine",
+    "divergence",
+    "log_softmax",
+    "mean_nll",
+    "normalise",
+    "relative_error",
+    "score_answer",
+    "word_f1",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,13 +62,53 @@ def mean_nll(logprobs: Floats, tokens: Sequence[int]) -> float:
     return float(-logprobs[np.arange(len(tokens)), np.asarray(tokens)].mean())
 
 
-def agreed_len(reference: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens are equal before the first that differs."""
-    pairs = zip(reference, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(reference), len(other)))
-
-
 def relative_error(reference: npt.NDArray[np.floating], other: npt.NDArray[np.floating]) -> float:
     """L2 norm of the difference over the reference's; both in one shape."""
     difference = np.linalg.norm((other - reference).astype(np.float64))
     return float(difference / np.linalg.norm(reference.astype(np.float64)))
+
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+class Score(NamedTuple):
+    """The best over the gold answers."""
+
+    value: float
+    """In [0, 1]."""
+    exact: bool
+    """Whether the answer is a gold answer, both normalised."""
+
+
+def score_answer(answer: str, golds: Sequence[str], *, contains: bool) -> Score:
+    """The score of an answer; an answer's first line that has text counts, small models go on.
+
+    Args:
+        contains: 1 where a gold answer stands in it word for word, else 0: what retrieval of a value asks.
+            Otherwise the F1 of shared words.
+    """
+    line = next((line for line in answer.splitlines() if line.strip()), "")
+    said = normalise(line)
+    wanted = [normalise(gold) for gold in golds]
+    exact = said in wanted
+    if contains:
+        return Score(float(any(f" {gold} " in f" {said} " for gold in wanted)), exact)
+    return Score(max((word_f1(said, gold) for gold in wanted), default=0.0), exact)
+
+
+def normalise(text: str) -> str:
+    """Lower case, no punctuation, no articles, single spaces."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def word_f1(answer: str, gold: str) -> float:
+    """F1 of the words of two normalised texts, with their counts; two empty texts are equal."""
+    said, wanted = answer.split(), gold.split()
+    shared = sum((Counter(said) & Counter(wanted)).values())
+    if not said or not wanted:
+        return float(said == wanted)
+    if not shared:
+        return 0.0
+    precision, recall = shared / len(said), shared / len(wanted)
+    return 2 * precision * recall / (precision + recall)

@@ -1,19 +1,18 @@
-"""What one measured request of a fidelity run says: the raw record that tables, plots and claims are made from.
-
-Owns the words of an experiment and the file `probes.jsonl`, a line per record. Every metric compares with the full
-prefill of the same tokens on the same server. It must not know how a request was made or how records are summed up.
-"""
+"""The raw record of one measured request, and files of records: one record a line, packed by gzip or not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from pic_traces.packed import is_written, read_written
 
-__all__ = ["Donors", "Experiment", "Probe", "read_probes", "whole_lines", "write_probes"]
+__all__ = ["Donors", "Experiment", "LeftOut", "Probe", "append_lines", "read_lines", "whole_lines"]
+
+T = TypeVar("T")
 
 
 class Experiment(Enum):
@@ -107,25 +106,32 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 return self.prompt
 
 
-_ENCODER = msgspec.json.Encoder()
-_DECODER = msgspec.json.Decoder(Probe)
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A prompt that was not served as meant, and so is in no record."""
+
+    schema_version: int = 1
+    experiment: Experiment
+    dtype: str
+    prompt: str
+    reason: str
 
 
-def write_probes(path: Path, probes: Iterable[Probe]) -> None:
+def append_lines(path: Path, records: Iterable[msgspec.Struct]) -> None:
     """Append records to a file; each is one line, so that an interrupted run keeps what it measured."""
     with path.open("ab") as file:
-        for probe in probes:
-            file.write(_ENCODER.encode(probe) + b"\n")
+        for record in records:
+            file.write(msgspec.json.encode(record) + b"\n")
 
 
-def read_probes(path: Path) -> list[Probe]:
-    """All records of a file, packed or not; a last line that was cut off is left out, and no file has none.
+def read_lines(path: Path, kind: type[T]) -> list[T]:
+    """All records of a file; a last line that was cut off is left out, and no file has none.
 
     Raises:
         OSError: the file cannot be read or unpacked.
-        msgspec.DecodeError: a line is no record.
+        msgspec.DecodeError: a line is no such record.
     """
-    return [_DECODER.decode(line) for line in whole_lines(path).split(b"\n") if line]
+    decoder = msgspec.json.Decoder(kind)
+    return [decoder.decode(line) for line in whole_lines(path).split(b"\n") if line]
 
 
 def whole_lines(path: Path) -> bytes:

@@ -8,17 +8,16 @@ from pathlib import Path
 
 import msgspec
 
-from pic_bench.compare.summary import write_json
 from pic_bench.environment import Environment
 from pic_bench.fidelity.cells import make_cells
 from pic_bench.fidelity.comparisons import make_comparisons
-from pic_bench.fidelity.folder import ENVIRONMENT, PROBES, read_environment, read_left_out
+from pic_bench.fidelity.folder import PROBES, read_environment, read_left_out, read_probes
 from pic_bench.fidelity.panels import Panel, make_panels
-from pic_bench.fidelity.record import Experiment, Probe, read_probes
+from pic_bench.fidelity.record import Experiment, Probe
 from pic_bench.fidelity.sections import Section, make_sections
 from pic_bench.fidelity.summary import Summary, Thresholds, Worst
 from pic_bench.fidelity.tables import UNDECIDED, arm_name, comparisons_table, telling_table
-from pic_bench.out_folder import CONFIG
+from pic_bench.out_folder import CONFIG, ENVIRONMENT, write_json
 from pic_bench.report.numbers import divergence
 from pic_bench.report.page import render_pages, render_text
 from sglang_pic.errors import BenchError
@@ -35,10 +34,7 @@ def write_report(folder: Path, thresholds: Thresholds | None = None) -> Summary:
     Raises:
         BenchError: the folder has no records, or a file in it cannot be read.
     """
-    try:
-        probes = read_probes(folder / PROBES)
-    except (OSError, msgspec.DecodeError) as error:
-        raise BenchError(f"{folder}: no records of a fidelity run ({error}).") from error
+    probes = read_probes(folder)
     if not probes:
         raise BenchError(f"{folder / PROBES}: no whole record; nothing was measured.")
     config = _read_config(folder / CONFIG)

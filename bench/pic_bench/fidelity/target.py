@@ -1,6 +1,6 @@
 """The server under test: requests with the test options, and what the server wrote down of them.
 
-Owns the request body and the reading of recorded files, which are deleted once read. It must not know cases or metrics.
+A recorded file is deleted once it was read.
 """
 
 from __future__ import annotations

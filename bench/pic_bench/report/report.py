@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from pic_bench.compare.pairing import Pair
 from pic_bench.compare.run_folder import Run, load_run
-from pic_bench.compare.summary import Model, Paired, write_json
+from pic_bench.compare.summary import Model, Paired
+from pic_bench.out_folder import write_json
 from pic_bench.report import charts
 from pic_bench.report.numbers import percent, plural, seconds, times
 from pic_bench.report.page import Picture, render_pages, render_text

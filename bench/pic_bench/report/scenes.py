@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pic_bench.compare.run_folder import Run, load_scenes, scene_folder
-from pic_bench.compare.summary import LaterCalls, Paired, ScenesSummary, Summary, write_json
+from pic_bench.compare.summary import LaterCalls, Paired, ScenesSummary, Summary
+from pic_bench.out_folder import write_json
 from pic_bench.report import charts
 from pic_bench.report.markdown import Table
 from pic_bench.report.numbers import count, percent, plural, seconds, times

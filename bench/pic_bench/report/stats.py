@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
+from itertools import takewhile
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ __all__ = [
     "bootstrap",
     "bootstrap_median",
     "bootstrap_ratio",
+    "common_len",
     "median",
     "merge_tokens",
     "ratio",
@@ -64,6 +66,11 @@ def median(values: Sequence[float]) -> float | None:
 def ratio(numerator: float, denominator: float) -> float | None:
     """`numerator / denominator`, or None where the denominator is zero."""
     return numerator / denominator if denominator else None
+
+
+def common_len(first: Sequence[object], second: Sequence[object]) -> int:
+    """How many items (characters, tokens) are equal before the first that differs."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def merge_tokens(pairs: Sequence[tuple[str, float]]) -> dict[str, float]:

@@ -1,22 +1,28 @@
-"""Text as token ids and back, by the model's own tokenizer; conversations by its own chat template.
+"""Text as token ids and back by the model's own tokenizer and template, and natural text to cut passages from.
 
-Owns the cutting of prompts around placeholders, so that a block is tokenised alone and has the same ids everywhere. It
-must not know experiments or servers.
+A block is tokenised alone, so that it has the same ids wherever it stands.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 from pic_traces.encode.chat_template import ChatTemplate, TemplateRefusal, load_chat_template
+from pic_traces.source import load
 from tokenizers import Tokenizer
 
 from sglang_pic.errors import BenchError, ConfigError
 
-__all__ = ["Document", "ModelText"]
+__all__ = ["Document", "ModelText", "TextPool", "trace_texts"]
+
+_MIN_CHARACTERS = 400
+_SHARED = 16
+"""Two cuts of one prompt must not have this many tokens in a row in common: a run could come from either."""
+_ATTEMPTS = 200
 
 
 class Document:
@@ -35,6 +41,13 @@ class Document:
         wanted = max(0, min(middle - length // 2, len(self.ids) - length))
         start = max((at for at in self.word_starts if at <= wanted), default=0)
         return self.ids[start : start + length]
+
+
+class _Config(msgspec.Struct, frozen=True):
+    """Of a model's config.json and generation_config.json."""
+
+    max_position_embeddings: int | None = None
+    eos_token_id: int | list[int] | None = None
 
 
 class ModelText:
@@ -56,7 +69,10 @@ class ModelText:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._template: ChatTemplate | None = None
-        self.context_len, self._ends = _model_facts(folder)
+        configs = [_read_config(folder / name) for name in ("config.json", "generation_config.json")]
+        self.context_len = configs[0].max_position_embeddings or 4096
+        ends = [config.eos_token_id for config in configs]
+        self._ends = {token for end in ends if end is not None for token in (end if isinstance(end, list) else [end])}
 
     def ids(self, text: str) -> list[int]:
         """A text's ids, with nothing added."""
@@ -101,20 +117,55 @@ class ModelText:
         return self.ids(before), self.ids(after)
 
 
-class _Config(msgspec.Struct, frozen=True):
-    max_position_embeddings: int | None = None
-    eos_token_id: int | list[int] | None = None
+class TextPool:
+    """Documents as token ids, from which spans are cut where words begin."""
+
+    def __init__(self, source: str, texts: Iterable[str], model_text: ModelText) -> None:
+        self.source = source
+        self._documents = [model_text.document(text) for text in texts]
+
+    def cut(self, rng: random.Random, lengths: list[int]) -> list[list[int]]:
+        """One span of each length, that share no longer passage; a span of any document is as likely as another.
+
+        Raises:
+            BenchError: there is no text, or it is too short or repeats itself too much.
+        """
+        used: set[tuple[int, ...]] = set()
+        spans = []
+        for length in lengths:
+            for _ in range(_ATTEMPTS):
+                ids = self._span(rng, length)
+                grams = {tuple(ids[i : i + _SHARED]) for i in range(len(ids) - _SHARED + 1)}
+                if len(grams) == len(ids) - _SHARED + 1 and not grams & used:
+                    break
+            else:
+                raise BenchError(f"{self.source}: too little text for {len(lengths)} passages that share nothing.")
+            used |= grams
+            spans.append(ids)
+        return spans
+
+    def _span(self, rng: random.Random, length: int) -> list[int]:
+        fitting = [d for d in self._documents if len(d.ids) >= length and d.word_starts]
+        if not fitting:
+            raise BenchError(f"{self.source}: no document of {length} tokens or more.")
+        (document,) = rng.choices(fitting, weights=[len(d.ids) - length + 1 for d in fitting])
+        starts = [at for at in document.word_starts if at + length <= len(document.ids)]
+        start = rng.choice(starts) if starts else 0
+        return document.ids[start : start + length]
 
 
-def _model_facts(folder: Path) -> tuple[int, frozenset[int]]:
-    """The context length, and the ids that end a turn."""
-    found = _Config()
+def trace_texts(trace: str) -> list[str]:
+    """The texts of a trace's messages, each once, in order; short ones are left out.
+
+    Raises:
+        TraceError: the trace cannot be read.
+    """
+    contents = (message.get("content") for session in load(trace) for message in session.pool)
+    return list(dict.fromkeys(c for c in contents if isinstance(c, str) and len(c) >= _MIN_CHARACTERS))
+
+
+def _read_config(path: Path) -> _Config:
     try:
-        found = msgspec.json.decode((folder / "config.json").read_bytes(), type=_Config)
-        generation = msgspec.json.decode((folder / "generation_config.json").read_bytes(), type=_Config)
+        return msgspec.json.decode(path.read_bytes(), type=_Config)
     except (OSError, msgspec.DecodeError):
-        generation = _Config()
-    ends: set[int] = set()
-    for value in (found.eos_token_id, generation.eos_token_id):
-        ends |= set(value) if isinstance(value, list) else set() if value is None else {value}
-    return found.max_position_embeddings or 4096, frozenset(ends)
+        return _Config()

@@ -1,8 +1,4 @@
-"""Questions over several documents: read from files, or made from seeds for users and CI.
-
-Owns the file format of question sets (gzip or plain JSON lines: `documents`, `qa`) and the generators. It must not know
-tokens, prompts or servers.
-"""
+"""Questions over several documents: read from files (JSON lines, plain or packed), or made from seeds."""
 
 from __future__ import annotations
 
@@ -139,21 +135,14 @@ def _lead(question: Question) -> str:
 
 
 def _pairs(rng: random.Random, number: int) -> Question:
-    """Lists of rooms and what stands in each."""
+    """Lists of code words, each of another word."""
     words = rng.sample(WORDS, 2 * 12 * _NUM_DOCUMENTS)
     keys, values = words[: len(words) // 2], words[len(words) // 2 :]
     lines = [f"The code word for {key} is {value}." for key, value in zip(keys, values, strict=True)]
-    documents = tuple("\n".join(lines[12 * i : 12 * (i + 1)]) for i in range(_NUM_DOCUMENTS))
+    documents = ["\n".join(lines[12 * i : 12 * (i + 1)]) for i in range(_NUM_DOCUMENTS)]
     asked = rng.randrange(len(keys))
-    return Question(
-        source="pairs",
-        name=f"pairs-{number}-0",
-        documents=documents,
-        question=f"What is the code word for {keys[asked]}?",
-        answers=(values[asked],),
-        supporting=frozenset({asked // 12}),
-        lead=f"The code word for {keys[asked]} is",
-    )
+    question, lead = f"What is the code word for {keys[asked]}?", f"The code word for {keys[asked]} is"
+    return _generated("pairs", number, documents, question, values[asked], asked // 12, lead)
 
 
 def _needle(rng: random.Random, number: int) -> Question:
@@ -162,52 +151,52 @@ def _needle(rng: random.Random, number: int) -> Question:
     texts = [make_text(rng, 110).split(". ") for _ in range(_NUM_DOCUMENTS)]
     held = rng.randrange(_NUM_DOCUMENTS)
     code = str(rng.randrange(1000, 10000))
-    texts[held].insert(rng.randrange(1, len(texts[held])), f"The secret number of the {place} {thing} is {code}")
-    return Question(
-        source="needle",
-        name=f"needle-{number}-0",
-        documents=tuple(". ".join(text) for text in texts),
-        question=f"What is the secret number of the {place} {thing}?",
-        answers=(code,),
-        supporting=frozenset({held}),
-        lead=f"The secret number of the {place} {thing} is",
-    )
+    lead = f"The secret number of the {place} {thing} is"
+    texts[held].insert(rng.randrange(1, len(texts[held])), f"{lead} {code}")
+    question = f"What is the secret number of the {place} {thing}?"
+    return _generated("needle", number, [". ".join(text) for text in texts], question, code, held, lead)
 
 
 _NAMES = "Anna Boris Clara David Elena Frank Greta Henry Irene Jonas Karin Louis Maria Nils Olga Peter"
-_TOWNS = "Berlin Lisbon Vienna Oslo Madrid Prague Dublin Athens Rome Paris Zurich Warsaw Geneva Turin Bergen"
-_TRADES = "baker teacher doctor painter farmer pilot lawyer sailor tailor miner singer writer cook judge nurse"
-_PETS = "dog cat parrot horse rabbit turtle goat snake pigeon hamster"
-_INSTRUMENTS = "piano violin guitar flute drum trumpet"
+_FACTS = {
+    "town": "Berlin Lisbon Vienna Oslo Madrid Prague Dublin Athens Rome Paris Zurich Warsaw Geneva Turin Bergen",
+    "trade": "baker teacher doctor painter farmer pilot lawyer sailor tailor miner singer writer cook judge nurse",
+    "pet": "dog cat parrot horse rabbit turtle goat snake pigeon hamster",
+    "instrument": "piano violin guitar flute drum trumpet",
+}
+_ASKING = {
+    "town": ("Where was {} born?", "{} was born in"),
+    "trade": ("What does {} work as?", "{} works as a"),
+    "pet": ("Which animal does {} keep?", "{} keeps a"),
+    "instrument": ("Which instrument does {} play?", "{} plays the"),
+}
 
 
 def _facts(rng: random.Random, number: int) -> Question:
     """Short lives of persons; each is asked for one of four facts."""
-    names, *columns = (
-        rng.sample(words.split(), _NUM_DOCUMENTS) for words in (_NAMES, _TOWNS, _TRADES, _PETS, _INSTRUMENTS)
-    )
-    facts = [dict(zip(("town", "trade", "pet", "instrument"), row, strict=True)) for row in zip(*columns, strict=True)]
-    documents = tuple(
+    names, *columns = (rng.sample(words.split(), _NUM_DOCUMENTS) for words in (_NAMES, *_FACTS.values()))
+    facts = [dict(zip(_FACTS, row, strict=True)) for row in zip(*columns, strict=True)]
+    documents = [
         f"{name} was born in {fact['town']} and has lived there ever since. {name} works as a {fact['trade']}, which "
         f"is a trade that takes up most of the day. In the evening {name} plays the {fact['instrument']}, though the "
         f"neighbours sometimes complain about it. {name} keeps a {fact['pet']} at home. On Sundays {name} goes for a "
         "long walk, reads the newspaper, and writes letters to old friends from school, of whom few are left."
         for name, fact in zip(names, facts, strict=True)
-    )
-    asked, kind = rng.randrange(_NUM_DOCUMENTS), rng.choice(["town", "trade", "pet", "instrument"])
-    name = names[asked]
-    question, lead = {
-        "town": (f"Where was {name} born?", f"{name} was born in"),
-        "trade": (f"What does {name} work as?", f"{name} works as a"),
-        "pet": (f"Which animal does {name} keep?", f"{name} keeps a"),
-        "instrument": (f"Which instrument does {name} play?", f"{name} plays the"),
-    }[kind]
+    ]
+    asked, kind = rng.randrange(_NUM_DOCUMENTS), rng.choice(list(_ASKING))
+    question, lead = (words.format(names[asked]) for words in _ASKING[kind])
+    return _generated("facts", number, documents, question, facts[asked][kind], asked, lead)
+
+
+def _generated(
+    source: str, number: int, documents: list[str], question: str, answer: str, held: int, lead: str
+) -> Question:
     return Question(
-        source="facts",
-        name=f"facts-{number}-0",
-        documents=documents,
+        source=source,
+        name=f"{source}-{number}-0",
+        documents=tuple(documents),
         question=question,
-        answers=(facts[asked][kind],),
-        supporting=frozenset({asked}),
+        answers=(answer,),
+        supporting=frozenset({held}),
         lead=lead,
     )

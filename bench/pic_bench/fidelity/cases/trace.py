@@ -1,9 +1,8 @@
 """The experiment TRACE: recorded calls in order, under each policy with a cache that fills up as in life.
 
-Owns the passes over a trace and what is kept between them. A pass serves every call under one arm, after a flush, so
-that the arm has the pool to itself; so the full prefills are computed once and their logits kept in files, the *vault*.
-The first policy says which calls are measured: those that it has enough to splice for. A recorded answer is computed
-behind its prompt, so that later calls find it cached as if it had been generated. It must not know reports.
+A pass serves every call under one arm, after a flush, so that the arm has the pool to itself; so the full prefills are
+computed once and their logits kept in files, the *vault*. The first policy says which calls are measured: those for
+which it splices enough. A recorded answer is computed behind its prompt, so that later calls find it cached.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from pic_traces.encode import load_encoder
 from pic_traces.source import limit, load
 
 from pic_bench.fidelity.arms import EXACT, FULL, RETEST, Arm
-from pic_bench.fidelity.case import Case
+from pic_bench.fidelity.cases.case import Case
+from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.fidelity.cases.vault import Kept, Vault
 from pic_bench.fidelity.measure import Reference, add_greedy, compare
 from pic_bench.fidelity.policies import RECORDED, place_sessions
 from pic_bench.fidelity.record import Experiment, Probe
 from pic_bench.fidelity.target import Recorded, Target
-from pic_bench.fidelity.tokens import ModelText
-from pic_bench.fidelity.vault import Kept, Vault
 from sglang_pic.core import common_len
 from sglang_pic.errors import BenchError
 
@@ -69,15 +68,7 @@ class TraceCall:
     def case(self, order: str) -> Case:
         """The call as every experiment's prompts are described; its blocks are whatever the cache finds."""
         name = self.name if order == RECORDED else f"{order}/{self.name}"
-        return Case(
-            experiment=Experiment.TRACE,
-            name=name,
-            source=self.source,
-            prompt=self.prompt,
-            gold=self.gold,
-            blocks=(),
-            donors={},
-        )
+        return Case(experiment=Experiment.TRACE, name=name, source=self.source, prompt=self.prompt, gold=self.gold)
 
 
 def trace_calls(trace: str, source: str, text: ModelText, model: str, num_calls: int | None) -> list[TraceCall]:
@@ -175,7 +166,7 @@ class TraceRun:
             if recorded.chunk_hit_tokens >= self.min_chunk_hit:
                 measured.append(call.name)
                 ids = self._generate(call, first) if len(measured) <= self.greedy_calls else []
-                self.vault.put(_first_name(order, call), Kept(recorded, ids))
+                self.vault.put(f"first-{order}-{call.name}", Kept(recorded, ids))
             yield Step(first.name, len(call.prompt), [])
         self.vault.put_measured(order, measured)
 
@@ -189,14 +180,14 @@ class TraceRun:
             missing = [arm for arm in controls if (case.name, arm.name) not in self.done]
             probes = []
             # The passes need it from the vault, which an earlier run need not have left.
-            if missing or not self.vault.has(_full_name(call)):
+            if missing or not self.vault.has(f"full-{call.name}"):
                 full = self._full(call)
                 reference = Reference(full.recorded)
             for arm in missing:
                 if arm == RETEST:
                     kept = self._isolated(call, RETEST)
                 else:
-                    kept = full if arm == FULL else self.vault.get(_first_name(order, call))
+                    kept = full if arm == FULL else self.vault.get(f"first-{order}-{call.name}")
                 probe = compare(reference, kept.recorded, arm, case, self.dtype, self.text)
                 probes.append(self._with_greedy(probe, case, full.ids, kept.ids))
             yield Step(FULL.name, 0, probes)
@@ -214,7 +205,7 @@ class TraceRun:
                 recorded = self._record(call, arm)
                 if arm.is_control and recorded.chunk_hit_tokens:
                     raise BenchError(f"{call.name}: a control was spliced: {recorded.chunk_hit_tokens} tokens.")
-                full = self.vault.get(_full_name(call))
+                full = self.vault.get(f"full-{call.name}")
                 case = call.case(order)
                 probe = compare(Reference(full.recorded), recorded, arm, case, self.dtype, self.text)
                 ids = self._generate(call, arm) if call.name in self._generating else []
@@ -225,7 +216,7 @@ class TraceRun:
 
     def _full(self, call: TraceCall) -> Kept:
         """The full prefill, computed once for all orders."""
-        name = _full_name(call)
+        name = f"full-{call.name}"
         if self.vault.has(name):
             kept = self.vault.get(name)
             if kept.ids or call.name not in self._generating:
@@ -262,7 +253,7 @@ class TraceRun:
         return self.target.greedy([call.prompt], [arm], [key or _CACHE], self.greedy_tokens)[0]
 
     def _with_greedy(self, probe: Probe, case: Case, full: Sequence[int], ids: Sequence[int]) -> Probe:
-        return add_greedy(probe, case, full, ids, None, self.text) if full and ids else probe
+        return add_greedy(probe, case, full, ids, self.text) if full and ids else probe
 
 
 # Each pass begins with a flush, so one namespace serves them all.
@@ -272,11 +263,3 @@ _CACHE = "trace"
 def naive_policy(policy: Arm) -> Arm:
     """A policy with keys that are not rotated: the naive control."""
     return msgspec.structs.replace(policy, name="naive", rotate=False)
-
-
-def _first_name(order: str, call: TraceCall) -> str:
-    return f"first-{order}-{call.name}"
-
-
-def _full_name(call: TraceCall) -> str:
-    return f"full-{call.name}"

@@ -1,22 +1,28 @@
-"""The experiment QA: questions over documents that were computed in another order.
-
-Owns what of a question's documents goes into the prompt, and the words around them. It must not know where questions
-come from.
-"""
+"""The experiment QA: questions over documents that were computed in another order."""
 
 from __future__ import annotations
 
 import random
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
 
-from pic_bench.fidelity.case import Case, Frame, place_blocks
-from pic_bench.fidelity.questions import Question
+import msgspec
+
+from pic_bench.fidelity.arms import CONTROLS, SHIPPED, spliced_arms
+from pic_bench.fidelity.cases.case import Case, Frame, Job, Wants, place_blocks
+from pic_bench.fidelity.cases.questions import Question
+from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.fidelity.config import Sizes
+from pic_bench.fidelity.metrics import normalise
 from pic_bench.fidelity.record import Donors, Experiment
-from pic_bench.fidelity.scoring import normalise
-from pic_bench.fidelity.tokens import ModelText
 
-__all__ = ["QaFrames", "answer_ids", "qa_case"]
+__all__ = ["QA_MIN_SPLICED", "QaFrames", "qa_case", "qa_jobs"]
+
+QA_MIN_SPLICED = 44
+"""More than the key that leads to an answer, less than the longest seam leaves of the shortest block."""
+LONG_SEAM = 32
+"""Of the arm that splices every document: as long as the default's."""
 
 # What a model of 135 M parameters can use.
 MAX_DOCUMENTS = 6
@@ -58,6 +64,22 @@ class QaFrames:
         return Frame(header=header, markers=self.markers, closing=closing + self._text.ids(question.lead))
 
 
+def qa_jobs(sizes: Sizes, questions: Sequence[Question], text: ModelText, seed: int) -> Iterator[Job]:
+    """Every question, with documents computed in one request in another order."""
+    frames = QaFrames(text)
+    shipped = msgspec.structs.replace(SHIPPED, donors=Donors.CONTEXT)
+    # A key of the documents stands before the answer too: only runs as long as a document's are meant.
+    whole = spliced_arms((1, LONG_SEAM), (Donors.CONTEXT,))
+    every = [arm.overriding(arm.name, min_spliced_tokens=QA_MIN_SPLICED) for arm in whole]
+    arms = (*CONTROLS, shipped, *every)
+    generating = frozenset(arm.name for arm in arms)
+    for question in questions:
+        # An answer that is all there still fits behind a few words.
+        num_tokens = max(sizes.answer_tokens, len(_answer_ids(text, question)) + sizes.answer_tokens // 2)
+        wants = Wants(greedy_arms=generating, greedy_tokens=num_tokens)
+        yield Job(qa_case(frames, text, question, seed=seed), arms, wants)
+
+
 def qa_case(frames: QaFrames, text: ModelText, question: Question, *, seed: int) -> Case:
     """One question. Documents that hold the answer are kept, others fill up; short ones are joined, long ones cut.
 
@@ -73,7 +95,7 @@ def qa_case(frames: QaFrames, text: ModelText, question: Question, *, seed: int)
         name=f"qa-{question.source}-{question.name}",
         source=question.source,
         prompt=prompt,
-        gold=answer_ids(text, question)[:GOLD_TOKENS],
+        gold=_answer_ids(text, question)[:GOLD_TOKENS],
         blocks=spans,
         donors={Donors.CONTEXT: donors[Donors.CONTEXT]},
         block_shifts={Donors.CONTEXT: shifts[Donors.CONTEXT]},
@@ -82,7 +104,7 @@ def qa_case(frames: QaFrames, text: ModelText, question: Question, *, seed: int)
     )
 
 
-def answer_ids(text: ModelText, question: Question) -> list[int]:
+def _answer_ids(text: ModelText, question: Question) -> list[int]:
     """The first gold answer, as it would follow the prompt."""
     answer = question.answers[0]
     return text.ids(f" {answer}" if question.lead[-1:].isalnum() else answer)

@@ -1,6 +1,6 @@
 """What a trace's passes leave for one another: logits of full prefills, and which calls are measured.
 
-Owns the files and their names. Every file appears at once, so that an interrupted run can go on from them.
+Every file appears at once, so that an interrupted run can be continued from the files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Prompts of an experiment, put together from pieces of token ids so that a block has the same ids wherever it stands.
-
-Owns `Case` and the placing of blocks between markers, for the prompt and for the requests that compute its donors. It
-must not know tokenizers, data or servers.
+"""Prompts put together from pieces of token ids, so that a block has the same ids wherever it stands.
 
     prompt           header | marker block | marker block | ... | tail       the tail is computed, gold follows it
     donor, isolated  header | marker block | closing                          one request a block
@@ -18,13 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.record import Donors, Experiment
 from sglang_pic.errors import BenchError
 
-__all__ = ["MIN_HEADER", "Case", "Frame", "Span", "derange", "place_blocks"]
+__all__ = ["MIN_HEADER", "Case", "Frame", "Job", "Span", "Wants", "derange", "place_blocks"]
 
 # The attention sink is 32 tokens by default: rows below it are neither donors nor spliced.
 MIN_HEADER = 40
+_REQUEST_COST = 60  # what a request costs beyond its tokens, in tokens computed
+_DECODE_COST = 50  # what a step of a batch of arms costs, likewise
 
 Ids = list[int]
 
@@ -57,8 +57,8 @@ class Case:
     prompt: Ids
     gold: Ids
     """What is forced after the prompt."""
-    blocks: tuple[Span, ...]
-    donors: Mapping[Donors, tuple[Ids, ...]]
+    blocks: tuple[Span, ...] = ()
+    donors: Mapping[Donors, tuple[Ids, ...]] = field(default_factory=dict)
     shift: int | None = None
     warm_len: int = 0
     """So many of the prompt's first tokens are an exact prefix hit in every arm."""
@@ -68,18 +68,49 @@ class Case:
     block_shifts: Mapping[Donors, tuple[int, ...]] = field(default_factory=dict)
     """How far each block is moved from where its donor stands."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wants:
+    """What is measured of a case besides the logits.
+
+    Args:
+        greedy_arms: the names of the arms that generate; empty for none.
+        greedy_tokens: how many tokens they generate.
+        keys: whether keys are compared.
+    """
+
+    greedy_arms: frozenset[str] = frozenset()
+    greedy_tokens: int = 64
+    keys: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A case and what is measured of it."""
+
+    case: Case
+    arms: tuple[Arm, ...]
+    wants: Wants
+
     @property
     def cost(self) -> int:
-        """About how many tokens one arm computes, for estimates of time left."""
-        return len(self.prompt) + len(self.gold)
+        """About what the job takes, in tokens computed; for the estimate of what is left."""
+        case = self.case
+        total = sum(len(ids) + _REQUEST_COST for donors in case.donors.values() for ids in donors)
+        whole = len(case.prompt) + len(case.gold) - case.warm_len
+        spliced = sum(end - start for start, end in case.blocks)
+        for arm in self.arms:
+            computed = len(case.gold) if arm.name == "exact" else whole
+            if not arm.is_control:
+                computed = whole - spliced + (arm.seam_tokens or 0) * len(case.blocks)
+            total += computed + _REQUEST_COST
+        return total + (self.wants.greedy_tokens * _DECODE_COST if self.wants.greedy_arms else 0)
 
 
 def derange(count: int, rng: random.Random) -> list[int]:
     """A seeded order of `count` things in which none keeps its place; for one thing, its only order."""
     order = list(range(count))
-    if count < 2:
-        return order
-    while any(i == place for place, i in enumerate(order)):
+    while count > 1 and any(i == place for place, i in enumerate(order)):
         rng.shuffle(order)
     return order
 
@@ -92,7 +123,7 @@ def place_blocks(
     Args:
         target: the prompt's frame; its closing is the tail.
         donor: the donors' frame; it has one marker more than there are blocks, for the foreign text.
-        foreign: stands before the blocks of the context donor, so that one block too has a context.
+        foreign: stands before the blocks of the context donor, so that a single block has a context too.
 
     Raises:
         BenchError: a block would grow beyond its ends, or would not move.
@@ -101,7 +132,7 @@ def place_blocks(
     order = derange(len(blocks), rng)
     context, context_spans = _lay_out(donor, [foreign, *(blocks[i] for i in order)])
     place = {i: context_spans[position + 1] for position, i in enumerate(order)}
-    isolated = [_lay_out(Frame(header=donor.header, markers=donor.markers, closing=donor.closing), [b]) for b in blocks]
+    isolated = [_lay_out(donor, [block]) for block in blocks]
     for i, span in enumerate(spans):
         _check_edges(prompt, span, context, place[i])
         _check_edges(prompt, span, isolated[i][0], isolated[i][1][0])
@@ -118,14 +149,14 @@ def place_blocks(
 def _lay_out(frame: Frame, blocks: Sequence[Ids]) -> tuple[Ids, tuple[Span, ...]]:
     if len(frame.header) < MIN_HEADER:
         raise BenchError(f"a header of {len(frame.header)} tokens leaves blocks in the sink: {MIN_HEADER} are needed.")
+    if len(frame.markers) < len(blocks):
+        raise BenchError(f"{len(blocks)} blocks, but only {len(frame.markers)} markers.")
     ids = list(frame.header)
     spans = []
     for marker, block in zip(frame.markers, blocks, strict=False):
         ids += marker
         spans.append(Span(len(ids), len(ids) + len(block)))
         ids += block
-    if len(spans) < len(blocks):
-        raise BenchError(f"{len(blocks)} blocks, but only {len(frame.markers)} markers.")
     return ids + list(frame.closing), tuple(spans)
 
 

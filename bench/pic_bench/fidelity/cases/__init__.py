@@ -1,0 +1,3 @@
+"""What every experiment serves: prompts with the requests that compute their donors, and the calls of a trace."""
+
+from __future__ import annotations

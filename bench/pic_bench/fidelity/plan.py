@@ -1,0 +1,103 @@
+"""What a fidelity run serves: reads the data of the configuration and puts all prompts together."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from pic_bench.fidelity.cases.case import Job
+from pic_bench.fidelity.cases.passages import PassageJobs
+from pic_bench.fidelity.cases.qa import qa_jobs
+from pic_bench.fidelity.cases.questions import (
+    GENERATED,
+    Question,
+    generated_questions,
+    is_question_set,
+    read_questions,
+)
+from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
+from pic_bench.fidelity.cases.trace import TraceCall, distinct_tokens, trace_calls
+from pic_bench.fidelity.config import Config
+from pic_bench.fidelity.record import Experiment
+
+__all__ = ["Plan", "chosen_questions", "make_plan"]
+
+DEFAULT_TRACE = "sample:opendevin"
+MAX_TEXT_QUESTIONS = 200
+CASE_POOL_TOKENS = 60_000
+MAX_POOL_TOKENS = 120_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that a run serves; once it is made, only a server is lacking."""
+
+    config: Config
+    text: ModelText
+    passages: PassageJobs
+    jobs: list[Job]
+    calls: list[TraceCall]
+    pool_tokens: int
+
+
+def make_plan(config: Config, *, quiet: bool) -> Plan:
+    """Read the data and put all prompts together.
+
+    Raises:
+        ConfigError: the model's folder or a size is of no use.
+        TraceError: data cannot be read.
+        BenchError: a prompt cannot be made of the data.
+    """
+    text = ModelText(Path(config.model))
+    passages = PassageJobs(config.sizes, TextPool(*_text_source(config), text), text, config.seed)
+    jobs: list[Job] = []
+    if Experiment.GRID in config.experiments:
+        jobs += passages.grid()
+    if Experiment.SHIFT in config.experiments:
+        jobs += passages.shift()
+    if Experiment.QA in config.experiments:
+        jobs += qa_jobs(config.sizes, chosen_questions(config), text, config.seed)
+    calls: list[TraceCall] = []
+    if Experiment.TRACE in config.experiments:
+        # One trace after the other; each has namespaces of its own.
+        for trace in [name for name in config.data if not is_question_set(Path(name))] or [DEFAULT_TRACE]:
+            calls += trace_calls(trace, Path(trace).name, text, config.model, config.sizes.calls)
+    return Plan(config, text, passages, jobs, calls, config.pool_tokens or _pool_tokens(calls, quiet=quiet))
+
+
+def chosen_questions(config: Config) -> list[Question]:
+    """Those of the files with questions, as many from each and in turn; generated ones where there is no such file."""
+    limit, seed = config.sizes.questions, config.seed
+    files = [path for name in config.data if is_question_set(path := Path(name))]
+    if files:
+        sources = [read_questions(path, limit=limit, seed=seed) for path in files]
+    else:
+        sources = [list(generated_questions(kind, limit=limit, seed=seed)) for kind in GENERATED]
+    return [question for in_turn in zip_longest(*sources) for question in in_turn if question is not None]
+
+
+def _text_source(config: Config) -> tuple[str, list[str]]:
+    """The text of GRID and SHIFT: of the first file."""
+    name = config.data[0] if config.data else DEFAULT_TRACE
+    path = Path(name)
+    if not is_question_set(path):
+        return path.name, trace_texts(name)
+    questions = read_questions(path, limit=MAX_TEXT_QUESTIONS, seed=config.seed)
+    return path.name, list(dict.fromkeys(document for question in questions for document in question.documents))
+
+
+def _pool_tokens(calls: list[TraceCall], *, quiet: bool) -> int:
+    """What the cases need, or a cache that loses nothing of a trace with room for a call in full."""
+    if not calls:
+        return CASE_POOL_TOKENS
+    longest = max(len(call.prompt) + len(call.answer) for call in calls)
+    wanted = distinct_tokens(calls) + 2 * longest
+    if wanted > MAX_POOL_TOKENS and not quiet:
+        print(
+            f"trace: a cache that loses nothing needs a pool of {wanted} tokens; {MAX_POOL_TOKENS} are taken, and the "
+            "least recently used rows are evicted. --max-total-tokens sets another pool.",
+            file=sys.stderr,
+        )
+    return max(CASE_POOL_TOKENS, min(wanted, MAX_POOL_TOKENS))
