@@ -63,12 +63,12 @@ def test_token_sources(
 ) -> None:
     reply = StreamReply(usage=usage, extension={"cached_tokens_details": extension} if extension else {})  # type: ignore[arg-type, dict-item]
     sources = token_sources(reply, is_sglang=True)
-    assert (sources.prefix_hit, sources.chunk_hit, sources.computed) == expected
+    assert (sources.prefix_hit_tokens, sources.chunk_hit_tokens, sources.computed_tokens) == expected
 
 
 def test_unreported_hits_of_another_server_stay_unknown() -> None:
     sources = token_sources(StreamReply(usage={"prompt_tokens": 10}), is_sglang=False)
-    assert (sources.prompt, sources.prefix_hit, sources.computed) == (10, None, None)
+    assert (sources.prompt_tokens, sources.prefix_hit_tokens, sources.computed_tokens) == (10, None, None)
 
 
 def record(status: Status = Status.OK, **fields: object) -> RequestRecord:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import msgspec
 
@@ -27,30 +26,24 @@ _PEEK_BYTES = 4096
 
 
 class BlockFormat(Enum):
-    """The formats that are recognised; the value is the name for reports."""
+    """The formats that are recognised: the name for reports, and what can be read off and why no more."""
 
-    MOONCAKE = "Mooncake"
-    WEKA = "WEKA"
-    AZURE = "Azure"
-
-    @property
-    def tells(self) -> str:
-        """What can be read off, and why no more."""
-        return _TELLS[self]
-
-
-_TELLS = {
-    BlockFormat.MOONCAKE: (
+    MOONCAKE = (
+        "Mooncake",
         "prefix hits only: an id names a block together with everything before it, so text that moved has other ids; "
-        "answers are known from the next request on"
-    ),
-    BlockFormat.WEKA: (
+        "answers are known from the next request on",
+    )
+    WEKA = (
+        "WEKA",
         "prefix hits within a trace only: ids are local to a trace, so what traces share is unknown; whether an id "
         "names a block or a block with everything before it is not documented, so text that moved cannot be told; "
-        "answers are known from the next request on"
-    ),
-    BlockFormat.AZURE: "nothing about reuse: it has lengths and times of requests, and neither text nor block ids",
-}
+        "answers are known from the next request on",
+    )
+    AZURE = ("Azure", "nothing about reuse: it has lengths and times of requests, and neither text nor block ids")
+
+    def __init__(self, label: str, tells: str) -> None:
+        self.label = label
+        self.tells = tells
 
 
 class BlockRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,7 +123,7 @@ def read_blocks(path: str | Path) -> Iterator[BlockRequest]:
     if kind is None:
         raise TraceError(f"{path}: no serving trace; Mooncake's, WEKA's and Azure's formats are recognised")
     if kind is BlockFormat.AZURE:
-        raise TraceError(f"{path}: an {kind.value} trace says {kind.tells}; use Mooncake's or WEKA's, or request logs")
+        raise TraceError(f"{path}: an {kind.label} trace says {kind.tells}; use Mooncake's or WEKA's, or request logs")
     return _read_mooncake(path) if kind is BlockFormat.MOONCAKE else _read_weka(path)
 
 
@@ -145,15 +138,15 @@ def prefix_census(path: str | Path) -> BlockCensus:
     """
     calls = prompt_tokens = prefix_tokens = 0
     scopes = set[str]()
-    cache, scope = _PrefixTree({}), ""
-    requests = read_blocks(path)
-    for request in requests:
+    root: _Node = {}
+    scope = ""
+    for request in read_blocks(path):
         if request.scope != scope:
-            cache, scope = _PrefixTree({}), request.scope
+            root, scope = {}, request.scope
         scopes.add(request.scope)
         calls += 1
         prompt_tokens += request.input_len
-        num_known = cache.insert(request)
+        num_known = _insert(root, request.block_ids)
         prefix_tokens += min(num_known * request.block_size, max(request.input_len - 1, 0))
     kind = recognize_blocks(path)
     assert kind is not None, "read_blocks refuses what is not recognised"
@@ -166,30 +159,22 @@ def prefix_census(path: str | Path) -> BlockCensus:
     )
 
 
-_Node: TypeAlias = "dict[int, _Node]"  # from an id to what followed it
+_Node: TypeAlias = "dict[int, _Node]"  # a prefix of earlier requests: from an id to what followed it
 
 
-@dataclass(frozen=True, slots=True)
-class _PrefixTree:
-    """The prefixes of all requests so far. It grows with every new block and lives as long as one scope."""
-
-    root: _Node
-
-    def insert(self, request: BlockRequest) -> int:
-        """Add a request; returns how many of its leading blocks were there."""
-        node = self.root
-        num_known = 0
-        ids = request.block_ids
-        for block in ids:
-            child = node.get(block)
-            if child is None:
-                node[block] = node = {}
-                break
-            node = child
-            num_known += 1
-        for block in ids:
+def _insert(node: _Node, ids: Iterator[int]) -> int:
+    """Add a request's blocks below the root; returns how many leading ones were there."""
+    num_known = 0
+    for block in ids:
+        child = node.get(block)
+        if child is None:
             node[block] = node = {}
-        return num_known
+            break
+        node = child
+        num_known += 1
+    for block in ids:
+        node[block] = node = {}
+    return num_known
 
 
 # NOTE: unknown keys are let through in what others write.
@@ -218,7 +203,7 @@ class _WekaTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 def _read_mooncake(path: Path) -> Iterator[BlockRequest]:
     for line in read_objects(path):
-        record = _convert(line, _MooncakeRequest, "Mooncake request")
+        record = line.convert(_MooncakeRequest, "Mooncake request")
         _check_len(line, record.input_length, len(record.hash_ids), _MOONCAKE_BLOCK)
         yield BlockRequest(
             scope="",
@@ -233,7 +218,7 @@ def _read_mooncake(path: Path) -> Iterator[BlockRequest]:
 
 def _read_weka(path: Path) -> Iterator[BlockRequest]:
     for line in read_objects(path):
-        trace = _convert(line, _WekaTrace, "WEKA trace")
+        trace = line.convert(_WekaTrace, "WEKA trace")
         if trace.block_size < 1:
             raise line.error(f"block_size={trace.block_size!r}: must be 1 or more")
         requests = list(_flatten_weka(line, trace, trace.requests, None, 0.0))
@@ -265,16 +250,6 @@ def _flatten_weka(
             block_size=trace.block_size,
             spans=spans,
         )
-
-
-_Record = TypeVar("_Record", _MooncakeRequest, _WekaTrace)
-
-
-def _convert(line: Line, kind: type[_Record], what: str) -> _Record:
-    try:
-        return msgspec.convert(line.value, kind)
-    except msgspec.ValidationError as error:
-        raise line.error(f"not a {what}: {error}") from error
 
 
 def _check_len(line: Line, input_len: int, num_blocks: int, block_size: int) -> None:

@@ -63,25 +63,11 @@ def options_from(args: argparse.Namespace) -> ReplayOptions:
     Raises:
         OptionError: a value is not allowed.
     """
-    return ReplayOptions(
-        trace=args.trace,
-        base_url=args.base_url,
-        out=args.out,
-        sessions=args.sessions,
-        limit_sessions=args.limit_sessions,
-        limit_calls=args.limit_calls,
-        max_tokens=args.max_tokens,
-        model=args.model,
-        extra_body=_json_object("--extra-body", args.extra_body),
-        custom_params=_json_object("--custom-params", args.custom_params),
-        logprobs=args.logprobs,
-        flatten_tools=FlattenTools(args.flatten_tools),
-        warmup=args.warmup,
-        timeout_s=args.timeout_s,
-        api_key=args.api_key,
-        force=args.force,
-        quiet=args.quiet,
-    ).check()
+    given = {name: value for name, value in vars(args).items() if name in ReplayOptions.__struct_fields__}
+    given["extra_body"] = _json_object("--extra-body", args.extra_body)
+    given["custom_params"] = _json_object("--custom-params", args.custom_params)
+    given["flatten_tools"] = FlattenTools(args.flatten_tools)
+    return ReplayOptions(**given).check()
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import IO, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -21,6 +21,8 @@ LINES_SUFFIXES = (".jsonl", ".jsonl.gz")
 """Names of files with one JSON object a line."""
 JSON_SUFFIXES = (".json", ".json.gz")
 """Names of files with one JSON object, or a list of them, over as many lines as they take."""
+
+T = TypeVar("T")
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -46,6 +48,13 @@ class Line(NamedTuple):
         """A `TraceError` that names this place."""
         place = {Form.LINE: f":{self.number}", Form.ITEM: f": item {self.number}", Form.WHOLE: ""}[self.form]
         return TraceError(f"{self.path}{place}: {what}")
+
+    def convert(self, kind: type[T], what: str) -> T:
+        """The object as a struct; raises a `TraceError` that names this place where it is none."""
+        try:
+            return msgspec.convert(self.value, kind)
+        except msgspec.ValidationError as error:
+            raise self.error(f"not a {what}: {error}") from error
 
 
 def read_lines(path: Path) -> Iterator[Line]:
@@ -132,14 +141,11 @@ def _is_object(raw: bytes) -> bool:
 
 
 def _decode(path: Path, number: int, raw: bytes) -> dict[str, JsonValue]:
-    if number == 1:
-        raw = raw.removeprefix(_BYTE_ORDER_MARK)
+    place = Line(path, number, {})
     try:
-        value = msgspec.json.decode(raw)
+        value = msgspec.json.decode(raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TraceError(
-            f"{path}:{number}: bad JSON: {error}; a trace is JSONL, one JSON object a line (gzip or plain)"
-        ) from error
+        raise place.error(f"bad JSON: {error}; a trace is JSONL, one JSON object a line (gzip or plain)") from error
     if not isinstance(value, dict):
-        raise TraceError(f"{path}:{number}: {type(value).__name__} instead of a JSON object; a trace is JSONL")
+        raise place.error(f"{type(value).__name__} instead of a JSON object; a trace is JSONL")
     return value

@@ -36,10 +36,7 @@ def parse_recorded(line: Line) -> Session:
     Raises:
         TraceError: a key is missing or of the wrong type, a role is missing, or an index is out of range.
     """
-    try:
-        record = msgspec.convert(line.value, _Record)
-    except msgspec.ValidationError as error:
-        raise line.error(f"not a recorded session: {error}") from error
+    record = line.convert(_Record, "recorded session")
     for index, message in enumerate(record.messages):
         if not isinstance(message.get("role"), str):
             raise line.error(f"messages[{index}] has role {message.get('role')!r}; every message needs a role (string)")

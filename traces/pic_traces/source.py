@@ -106,7 +106,7 @@ class _Format(Enum):
 def _load_file(path: Path) -> Iterator[Session]:
     if (kind := recognize_blocks(path)) is not None:
         raise TraceError(
-            f"{path}: a serving trace ({kind.value}): it has no text; `sglang-pic census` says what it tells"
+            f"{path}: a serving trace ({kind.label}): it has no text; `sglang-pic census` says what it tells"
         )
     lines = read_objects(path)
     first = next(lines, None)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pic_traces.encode.tokenized import Mark
+from pic_traces.encode.encoded import Mark
 
 __all__ = ["Shape", "locate"]
 

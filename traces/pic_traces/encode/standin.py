@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from pic_traces.encode.encoded import EncodedCall, Mark
 from pic_traces.encode.pieces import split_pieces
 from pic_traces.encode.prepare import ContentForm, Preparation, recorded_roles
-from pic_traces.encode.tokenized import Mark, TokenizedCache, TokenizedCall, TokenizedText
+from pic_traces.encode.tokenized import TokenizedCache, TokenizedText
 from pic_traces.session import Call, Message
 
 __all__ = ["StandInEncoder"]
@@ -37,7 +38,7 @@ class StandInEncoder:
         """What of the calls so far is not as a server would have it."""
         return self._preparation.notes()
 
-    def encode(self, call: Call) -> TokenizedCall:
+    def encode(self, call: Call) -> EncodedCall:
         """The ids of one call."""
         messages = self._preparation.flatten(call.messages, call.tools)
         stretches: list[TokenizedText] = []
@@ -51,7 +52,7 @@ class StandInEncoder:
             at += len(header.text) + len(content.text) + len(self._footer.text)
         stretches.append(self._headers.get("assistant"))
         marks.append(Mark(at, "template"))
-        return TokenizedCall(stretches, self._answer(call.completion), lambda: marks)
+        return EncodedCall(stretches, self._answer(call.completion), lambda: marks)
 
     def _answer(self, completion: Message | None) -> tuple[TokenizedText, ...]:
         if completion is None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pic_traces.encode.chat_template import ChatTemplate, TemplateRefusal
+from pic_traces.encode.encoded import EncodedCall, Mark
 from pic_traces.encode.locate import locate
 from pic_traces.encode.prepare import Preparation, content_text, recorded_roles
 from pic_traces.encode.probes import probe_content_form, probe_shape, probe_tools
-from pic_traces.encode.tokenized import Mark, TokenizedCall
 from pic_traces.encode.tokenizer import TextEncoder
 from pic_traces.errors import TraceError
 from pic_traces.flatten import uses_tools
@@ -43,7 +43,7 @@ class TemplateEncoder:
         flattened = "tools are in the prompts as plain text: the chat template does not show them"
         return (*((flattened,) if self._any_flattened else ()), *self._preparation.notes())
 
-    def encode(self, call: Call) -> TokenizedCall:
+    def encode(self, call: Call) -> EncodedCall:
         """The ids of one call.
 
         Raises:
@@ -67,7 +67,7 @@ class TemplateEncoder:
             contents = [content_text(message.get("content")) for message in messages]
             return locate(text, contents, recorded_roles(call.messages, messages), shape)
 
-        return TokenizedCall(prompt, list(self._tokenizer.tokenize_after(last, answer)), marks)
+        return EncodedCall(prompt, list(self._tokenizer.tokenize_after(last, answer)), marks)
 
     def _prepare(self, messages: list[Message], tools: list[JsonValue] | None) -> list[Message]:
         if self._shows_tools:

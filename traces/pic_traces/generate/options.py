@@ -6,7 +6,7 @@ What an option means and what it may be stands once, in the field's `Meta`, for 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -45,22 +45,18 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         raise NotImplementedError
 
 
-class Option(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One option, described.
-
-    Args:
-        name: its key in a spec.
-        default: its default value as it would stand in a spec; empty where there is none.
-        meaning: what it decides, a phrase.
-        allowed: which values it takes, a phrase.
-        is_shared: whether all workloads have it.
-    """
+class Option(NamedTuple):
+    """One option, described: its default as in a spec (empty where there is none), what it decides, what it may be."""
 
     name: str
     default: str
     meaning: str
     allowed: str
     is_shared: bool
+    """Whether all workloads have it."""
+
+
+OptionsT = TypeVar("OptionsT", bound=Options)
 
 
 def list_options(kind: type[Options]) -> list[Option]:
@@ -81,9 +77,6 @@ def list_options(kind: type[Options]) -> list[Option]:
             )
         )
     return sorted(found, key=lambda option: option.is_shared)
-
-
-OptionsT = TypeVar("OptionsT", bound=Options)
 
 
 def parse_options(query: str, kind: type[OptionsT]) -> OptionsT:

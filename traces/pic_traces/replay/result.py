@@ -24,14 +24,14 @@ class Asked(NamedTuple):
 
 
 class TokenSources(NamedTuple):
-    """Where the prompt's tokens came from; None where the server did not say."""
+    """Where the prompt's tokens came from, as `RequestRecord` has it; None where the server did not say."""
 
-    prompt: int | None
-    cached: int | None
-    prefix_hit: int | None
-    chunk_hit: int | None
-    computed: int | None
-    details: dict[str, int | str | None] | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    prefix_hit_tokens: int | None
+    chunk_hit_tokens: int | None
+    computed_tokens: int | None
+    cached_tokens_details: dict[str, int | str | None] | None
 
 
 def token_sources(reply: StreamReply, *, is_sglang: bool) -> TokenSources:
@@ -68,41 +68,30 @@ def build_record(
 ) -> RequestRecord:
     """The record of a request, however far it came; `num_tokens` is the prompt's length where usage has none."""
     sources = token_sources(reply, is_sglang=is_sglang)
-    usage = reply.usage or {}
+    if sources.prompt_tokens is None:
+        sources = sources._replace(prompt_tokens=num_tokens)
     sent, first, last = reply.sent_at, reply.first_token_at, reply.last_token_at
-    completed = status is Status.OK
+    logprobs = (_number(entry.get("logprob")) for entry in reply.logprobs)
     return RequestRecord(
-        session_id=asked.session_id,
-        call=asked.call,
-        agent=asked.agent,
-        warmup=asked.warmup,
+        **asked._replace(scheduled_at=asked.scheduled_at - clock_zero)._asdict(),
+        **sources._asdict(),
         status=status,
         reason=reason,
         error=None if reason else reply.error,
         http_status=reply.status,
         request_id=reply.request_id,
-        prompt_key=asked.prompt_key,
-        num_messages=asked.num_messages,
-        scheduled_at=asked.scheduled_at - clock_zero,
         sent_at=None if sent is None else sent - clock_zero,
         first_token_at=None if first is None else first - clock_zero,
         last_token_at=None if last is None else last - clock_zero,
         finished_at=finished_at - clock_zero,
         schedule_delay_s=None if sent is None else sent - asked.scheduled_at,
         ttft_s=None if sent is None or first is None else first - sent,
-        e2e_s=None if sent is None or not completed else finished_at - sent,
-        prompt_tokens=num_tokens if sources.prompt is None else sources.prompt,
-        cached_tokens=sources.cached,
-        cached_tokens_details=sources.details,
-        prefix_hit_tokens=sources.prefix_hit,
-        chunk_hit_tokens=sources.chunk_hit,
-        computed_tokens=sources.computed,
-        output_tokens=_count(usage.get("completion_tokens")),
+        e2e_s=None if sent is None or status is not Status.OK else finished_at - sent,
+        output_tokens=_count((reply.usage or {}).get("completion_tokens")),
         output_text="".join(reply.text),
         output_token_ids=_output_ids(reply.extension.get("output_ids")),
         first_top_logprobs=_top_logprobs(reply.logprobs[0]) if reply.logprobs else None,
-        output_logprobs=[value for entry in reply.logprobs if (value := _number(entry.get("logprob"))) is not None]
-        or None,
+        output_logprobs=[value for value in logprobs if value is not None] or None,
         finish_reason=reply.finish_reason,
     )
 

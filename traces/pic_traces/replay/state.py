@@ -112,7 +112,7 @@ class Replay:
             self.stopped = why
             self._on_end()
 
-    def perform(self, call: Call, *, scheduled_at: float) -> RequestRecord:
+    def perform(self, call: Call, *, scheduled_at: float) -> None:
         """Send one call, wait for its end and keep its record; whatever ends the wait, the record is written."""
         asked, body = self._ask(call, scheduled_at=scheduled_at, warmup=False)
         reply = StreamReply()
@@ -123,10 +123,9 @@ class Replay:
             finished_at = time.monotonic()
             verdict = self._judge(call, reply)
         finally:
-            record = self._keep(asked, reply, verdict, finished_at or time.monotonic())
+            self._keep(asked, reply, verdict, finished_at or time.monotonic())
         if self._refused >= _GONE_AFTER:
             self.stop(f"the server is gone: {self._refused} connections in a row failed, the last with: {reply.error}")
-        return record
 
     def close(self) -> None:
         """Take the progress bar away."""
@@ -166,7 +165,7 @@ class Replay:
         reason = too_long(reply.error, num_tokens, options.max_tokens, info.context_len)
         return Verdict(Status.FAILED if reason is None else Status.SKIPPED, reason, num_tokens)
 
-    def _keep(self, asked: Asked, reply: StreamReply, verdict: Verdict, finished_at: float) -> RequestRecord:
+    def _keep(self, asked: Asked, reply: StreamReply, verdict: Verdict, finished_at: float) -> None:
         record = build_record(
             asked,
             reply,
@@ -189,4 +188,3 @@ class Replay:
                 refresh=False,
             )
             self._bar.update()
-        return record

@@ -11,7 +11,6 @@ from locust import User, constant, task
 from locust.env import Environment
 from locust.exception import StopUser
 
-from pic_traces.records import RequestRecord, Status
 from pic_traces.replay.state import Replay
 
 __all__ = ["SessionUser", "run_users"]
@@ -34,22 +33,9 @@ class SessionUser(User):
         for call in session.calls():
             if self.replay.stopped is not None:
                 break
-            record = self.replay.perform(call, scheduled_at=scheduled_at)
-            self._report(record)
+            self.replay.perform(call, scheduled_at=scheduled_at)
             scheduled_at = time.monotonic()
         self.replay.end_session()
-
-    def _report(self, record: RequestRecord) -> None:
-        if record.status is Status.SKIPPED:
-            return
-        self.environment.events.request.fire(
-            request_type="POST",
-            name="/v1/chat/completions",
-            response_time=1000 * (record.finished_at - (record.sent_at or record.finished_at)),
-            response_length=len(record.output_text),
-            exception=RuntimeError(record.error) if record.status is Status.FAILED else None,
-            context={"session_id": record.session_id, "call": record.call},
-        )
 
 
 def run_users(replay: Replay, num_users: int) -> None:
