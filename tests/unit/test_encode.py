@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pic_traces import Call, load
 from pic_traces.encode import EncodedCall, load_encoder
-from pic_traces.encode.pieces import NUM_RESERVED, split_pieces
+from pic_traces.encode.standin import NUM_RESERVED, split_pieces
 from pic_traces.encode.tokenized import TokenizedCache, TokenizedText
 from pic_traces.errors import TraceError
 

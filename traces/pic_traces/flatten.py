@@ -7,11 +7,12 @@ encoder renders it.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pic_traces.session import JsonValue, Message
 
-__all__ = ["Probe", "drop_thoughts", "flatten_tools", "probe_pairs", "uses_tools"]
+__all__ = ["Probe", "drop_thoughts", "flatten_tools", "shows_tools", "uses_tools"]
 
 _RESULT_ROLES = ("tool", "function")
 
@@ -23,18 +24,23 @@ class Probe(NamedTuple):
     tools: list[JsonValue] | None
 
 
-def probe_pairs() -> tuple[tuple[Probe, Probe], ...]:
-    """Pairs of conversations that differ only in a tool schema, in a tool call, in a tool result.
+def shows_tools(render: Callable[[Probe], str | int | None]) -> bool:
+    """Whether a chat template shows tool schemas, tool calls and tool results.
 
-    Many templates drop what they do not know without a word, so a refusal is no test: a template shows tools if the
-    two prompts of every pair come out different.
+    Many templates drop what they do not know without a word, so a refusal is no test: a template shows tools if two
+    prompts come out different that differ only in a schema, only in a call, only in a result.
+
+    Args:
+        render: gives a conversation's prompt or its length; None where the template refuses the conversation.
     """
     short, long = "a", "a b c d e f g h i j k l m n o p"
-    return (
+    pairs = (
         (_schema_probe(short), _schema_probe(long)),
         (_turn_probe(f'{{"x": "{short}"}}', "done"), _turn_probe(f'{{"x": "{long}"}}', "done")),
         (_turn_probe('{"x": "a"}', short), _turn_probe('{"x": "a"}', long)),
     )
+    prompts = ((render(one), render(other)) for one, other in pairs)
+    return all(one is not None and other is not None and one != other for one, other in prompts)
 
 
 def drop_thoughts(messages: list[Message]) -> list[Message]:

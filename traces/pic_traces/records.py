@@ -92,13 +92,8 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ordered = sorted(values)
         if not ordered:
             return cls()
-        return cls(
-            mean=math.fsum(ordered) / len(ordered),
-            p50=_percentile(ordered, 0.5),
-            p90=_percentile(ordered, 0.9),
-            p95=_percentile(ordered, 0.95),
-            p99=_percentile(ordered, 0.99),
-        )
+        percentiles = {f"p{percent}": _percentile(ordered, percent / 100) for percent in (50, 90, 95, 99)}
+        return cls(mean=math.fsum(ordered) / len(ordered), **percentiles)
 
 
 class ReplaySummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

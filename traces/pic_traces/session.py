@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
-__all__ = ["Call", "CallSpec", "JsonValue", "Message", "Session", "Spans", "spans_of"]
+__all__ = ["Call", "CallSpec", "JsonValue", "Message", "Session", "Spans", "as_type", "spans_of"]
 
 if TYPE_CHECKING:
     JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 else:
     # msgspec cannot build a decoder for a recursive alias; what it decodes from JSON is a JsonValue anyway.
     JsonValue = Any
+
+T = TypeVar("T")
+
+
+def as_type(value: JsonValue, kind: type[T]) -> T | None:
+    """What others sent, if it is of this type; None if it is anything else. Numbers are no strings, and no flags."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return None
+
 
 Message: TypeAlias = dict[str, JsonValue]
 """One OpenAI chat message as it was recorded: `role`, `content`, and whatever else the client sent. It is passed on

@@ -85,14 +85,10 @@ def limit(
     result: list[Session] = []
     left = num_calls
     for session in islice(sessions, num_sessions):
-        if left is not None:
-            if left == 0:
-                break
-            kept = session.specs[:left]
-            left -= len(kept)
-            result.append(msgspec.structs.replace(session, specs=kept))
-        else:
-            result.append(session)
+        if left == 0:
+            break
+        result.append(msgspec.structs.replace(session, specs=session.specs[:left]))
+        left = None if left is None else left - result[-1].num_calls
     return result
 
 

@@ -1,18 +1,23 @@
-"""An encoder with a model's own tokenizer and chat template."""
+"""An encoder with a model's own tokenizer and chat template; small conversations tell what the template can show."""
 
 from __future__ import annotations
 
+import re
+
 from pic_traces.encode.chat_template import ChatTemplate, TemplateRefusal
 from pic_traces.encode.encoded import EncodedCall, Mark
-from pic_traces.encode.locate import locate
-from pic_traces.encode.prepare import Preparation, content_text, recorded_roles
-from pic_traces.encode.probes import probe_content_form, probe_shape, probe_tools
+from pic_traces.encode.locate import Shape, locate
+from pic_traces.encode.prepare import ContentForm, Preparation, content_text, recorded_roles
 from pic_traces.encode.tokenizer import TextEncoder
 from pic_traces.errors import TraceError
-from pic_traces.flatten import uses_tools
+from pic_traces.flatten import shows_tools, uses_tools
 from pic_traces.session import Call, JsonValue, Message
 
 __all__ = ["TemplateEncoder"]
+
+
+# Words that no template writes itself.
+_QUESTION, _ANSWER = "zebra crossing", "umbrella stand"
 
 
 class TemplateEncoder:
@@ -29,9 +34,10 @@ class TemplateEncoder:
         self.name = name
         self._tokenizer = tokenizer
         self._template = template
-        self._preparation = Preparation(probe_content_form(template))
-        self._shows_tools = probe_tools(template)
-        self._shape = probe_shape(template, tokenizer.added_tokens)
+        self._preparation = Preparation(_content_form(template))
+        keep = Preparation(ContentForm.TEXT).keep_tools
+        self._shows_tools = shows_tools(lambda probe: _render(template, keep(probe.messages), probe.tools))
+        self._shape = _shape(template, tokenizer.added_tokens)
         special = tokenizer.special_ids
         written = {token_id for token, token_id in special.items() if token in template.source}
         self.delimiters = frozenset(written or special.values())
@@ -86,10 +92,7 @@ class TemplateEncoder:
             return ""
         (answer,) = self._prepare([call.completion], None)
         tools, options = self._conversation_options(call)
-        try:
-            text = self._template.render([*messages, answer], tools, options, add_generation_prompt=False)
-        except TemplateRefusal:
-            text = ""
+        text = _render(self._template, [*messages, answer], tools, options, add_generation_prompt=False) or ""
         if not text.startswith(prompt):
             (plain,) = self._preparation.flatten([call.completion], None)
             return content_text(plain["content"])
@@ -98,3 +101,46 @@ class TemplateEncoder:
         if end_of_turn is None or end_of_turn not in answer_text:
             return answer_text.rstrip("\n")
         return answer_text[: answer_text.rfind(end_of_turn) + len(end_of_turn)]
+
+
+def _content_form(template: ChatTemplate) -> ContentForm:
+    """Whether the template shows the texts of a list of parts, and not the list itself."""
+    parts: JsonValue = [{"type": "text", "text": text} for text in (_QUESTION, _ANSWER)]
+    text = _render(template, [{"role": "user", "content": parts}]) or ""
+    is_shown = _QUESTION in text and _ANSWER in text and not re.search(r"""['"]type['"]""", text)
+    return ContentForm.PARTS if is_shown else ContentForm.TEXT
+
+
+def _shape(template: ChatTemplate, added: re.Pattern[str] | None) -> Shape:
+    """The template's own text around messages.
+
+    Args:
+        added: finds the tokenizer's added tokens.
+    """
+    question: Message = {"role": "user", "content": _QUESTION}
+    answer: Message = {"role": "assistant", "content": _ANSWER}
+    bare = _render(template, [question], add_generation_prompt=False)
+    asked = _render(template, [question])
+    answered = _render(template, [question, answer], add_generation_prompt=False)
+    behind = (answered or "").partition(_ANSWER)[2]
+    closing = added.search(behind) if added is not None else None
+    return Shape(
+        added=added,
+        end_of_turn=closing.group().strip() if closing else None,
+        generation_prompt=asked[len(bare) :] if bare and asked and asked.startswith(bare) else "",
+    )
+
+
+def _render(
+    template: ChatTemplate,
+    messages: list[Message],
+    tools: list[JsonValue] | None = None,
+    options: dict[str, JsonValue] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+) -> str | None:
+    """The text of a conversation; None where the template refuses it."""
+    try:
+        return template.render(messages, tools, options or {}, add_generation_prompt=add_generation_prompt)
+    except TemplateRefusal:
+        return None

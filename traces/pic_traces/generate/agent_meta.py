@@ -30,7 +30,6 @@ class AgentMeta(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     answer: Annotated[int, Meta(ge=1, description="length of an answer; the history grows by both")] = 40
 
     def write(self, studio: Studio) -> Iterator[Session]:
-        """Yield the sessions."""
         body = studio.writer("body").prose(self.body)
         spread = round(self.header * self.jitter)
         for draft in studio.drafts():

@@ -60,7 +60,7 @@ def generate(spec: str) -> Iterator[Session]:
         raise TraceError(f"{spec}: no generator {name!r}; allowed are\n{known}")
     try:
         options = parse_options(query, WORKLOADS[name].kind)
-        studio = Studio(name, sessions=options.sessions, seed=options.seed, tokenizer=options.tokenizer)
+        studio = Studio(name, options)
     except TraceError as error:
         raise TraceError(f"{spec}: {error}") from error
     return options.write(studio)

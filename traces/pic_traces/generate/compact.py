@@ -45,7 +45,6 @@ class Compact(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
 
     def write(self, studio: Studio) -> Iterator[Session]:
-        """Yield the sessions."""
         system_text = studio.writer("compact prompt").prose(self.system)
         for draft in studio.drafts():
             system = draft.add({"role": "system", "content": system_text})

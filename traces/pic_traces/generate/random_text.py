@@ -23,7 +23,6 @@ class RandomText(Options, frozen=True, kw_only=True, forbid_unknown_fields=True)
     sessions: Sessions = 50
 
     def write(self, studio: Studio) -> Iterator[Session]:
-        """Yield the sessions."""
         # NOTE: with no system message many chat templates put in one of their own, which would be a prefix hit.
         half = self.prompt // 2
         for draft in studio.drafts():

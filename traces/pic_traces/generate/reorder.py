@@ -51,7 +51,6 @@ class Reorder(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sessions: Sessions = 24
 
     def write(self, studio: Studio) -> Iterator[Session]:
-        """Yield the sessions."""
         system_text = studio.writer("reorder prompt").prose(self.system)
         for draft in studio.drafts():
             system = draft.add({"role": "system", "content": system_text})

@@ -36,7 +36,6 @@ class Rerank(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"permuted={self.permuted!r}: must be documents={self.documents!r} or less")
 
     def write(self, studio: Studio) -> Iterator[Session]:
-        """Yield the sessions."""
         shared = studio.writer("rerank prompt")
         system_text = shared.prose(self.system)
         documents = [shared.document(self.document) for _ in range(self.documents)]

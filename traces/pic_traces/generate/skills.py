@@ -51,7 +51,6 @@ class Skills(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"pasted={self.pasted!r}: must be less than calls={self.calls!r} with via=tool")
 
     def write(self, studio: Studio) -> Iterator[Session]:
-        """Yield the sessions."""
         shared = studio.writer("skills library")
         system_text = shared.prose(self.system)
         library = [shared.document(self.skill) for _ in range(self.library)]

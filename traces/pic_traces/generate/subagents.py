@@ -41,7 +41,6 @@ class Subagents(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"calls={self.calls!r}: must be {least} or more with subagents={self.subagents!r}")
 
     def write(self, studio: Studio) -> Iterator[Session]:
-        """Yield the sessions."""
         shared = studio.writer("subagents prompt")
         system_text, sub_system_text = shared.prose(self.system), shared.prose(self.sub_system)
         # Between two starts, and after the last, the main agent makes a call of its own.

@@ -46,7 +46,6 @@ class SysVar(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     answer: Annotated[int, Meta(ge=1, description="length of an answer; the history grows by both")] = 24
 
     def write(self, studio: Studio) -> Iterator[Session]:
-        """Yield the sessions."""
         shared = studio.writer("sysvar prompt")
         before, after = shared.prose(self.before), shared.prose(self.after)
         for draft in studio.drafts():

@@ -41,7 +41,6 @@ class ToolAging(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
 
     def write(self, studio: Studio) -> Iterator[Session]:
-        """Yield the sessions."""
         system_text = studio.writer("tool_aging prompt").prose(self.system)
         for draft in studio.drafts():
             start = [

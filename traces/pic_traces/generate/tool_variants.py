@@ -68,7 +68,6 @@ class ToolVariants(Options, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
 
     def write(self, studio: Studio) -> Iterator[Session]:
-        """Yield the sessions."""
         shared = studio.writer("tool_variants prompt")
         system_text = shared.prose(self.system)
         versions = self._versions(shared)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from pic_traces.records import RequestRecord, Status
 from pic_traces.replay.client import StreamReply
-from pic_traces.session import JsonValue
+from pic_traces.session import JsonValue, as_type
 
 __all__ = ["Asked", "TokenSources", "build_record", "token_sources"]
 
@@ -41,17 +43,17 @@ def token_sources(reply: StreamReply, *, is_sglang: bool) -> TokenSources:
     asked for details, and leaves them out where nothing was cached: there, no report means 0.
     """
     usage = reply.usage or {}
-    prompt = _count(usage.get("prompt_tokens"))
+    prompt = as_type(usage.get("prompt_tokens"), int)
     usage_details = usage.get("prompt_tokens_details")
     usage_details = usage_details if isinstance(usage_details, dict) else {}
     details = reply.extension.get("cached_tokens_details", usage_details.get("cached_tokens_details"))
     details = details if isinstance(details, dict) else {}
-    cached = _count(usage_details.get("cached_tokens"))
+    cached = as_type(usage_details.get("cached_tokens"), int)
     if cached is None and is_sglang and prompt is not None:
-        cached = sum(_count(value) or 0 for value in details.values())
+        cached = sum(as_type(value, int) or 0 for value in details.values())
     if prompt is None or cached is None:
         return TokenSources(prompt, cached, None, None, None, _plain(details))
-    chunk_hit = _count(details.get("pic")) or _count(usage_details.get("pic")) or 0
+    chunk_hit = as_type(details.get("pic"), int) or as_type(usage_details.get("pic"), int) or 0
     return TokenSources(prompt, cached, cached - chunk_hit, chunk_hit, prompt - cached, _plain(details))
 
 
@@ -71,7 +73,8 @@ def build_record(
     if sources.prompt_tokens is None:
         sources = sources._replace(prompt_tokens=num_tokens)
     sent, first, last = reply.sent_at, reply.first_token_at, reply.last_token_at
-    logprobs = (_number(entry.get("logprob")) for entry in reply.logprobs)
+    logprobs = (as_type(entry.get("logprob"), float) for entry in reply.logprobs)
+    output_ids = as_type(reply.extension.get("output_ids"), list[list[int]])
     return RequestRecord(
         **asked._replace(scheduled_at=asked.scheduled_at - clock_zero)._asdict(),
         **sources._asdict(),
@@ -87,36 +90,25 @@ def build_record(
         schedule_delay_s=None if sent is None else sent - asked.scheduled_at,
         ttft_s=None if sent is None or first is None else first - sent,
         e2e_s=None if sent is None or status is not Status.OK else finished_at - sent,
-        output_tokens=_count((reply.usage or {}).get("completion_tokens")),
+        output_tokens=as_type((reply.usage or {}).get("completion_tokens"), int),
         output_text="".join(reply.text),
-        output_token_ids=_output_ids(reply.extension.get("output_ids")),
+        output_token_ids=output_ids[0] if output_ids else None,
         first_top_logprobs=_top_logprobs(reply.logprobs[0]) if reply.logprobs else None,
         output_logprobs=[value for value in logprobs if value is not None] or None,
         finish_reason=reply.finish_reason,
     )
 
 
+class _Top(msgspec.Struct):
+    token: str
+    logprob: float
+
+
 def _top_logprobs(entry: dict[str, JsonValue]) -> list[tuple[str, float]] | None:
-    top = entry.get("top_logprobs")
-    if not isinstance(top, list):
-        return None
-    pairs = [(item.get("token"), _number(item.get("logprob"))) for item in top if isinstance(item, dict)]
-    return [(token, value) for token, value in pairs if isinstance(token, str) and value is not None]
-
-
-def _output_ids(value: JsonValue) -> list[int] | None:
-    ids = value[0] if isinstance(value, list) and value else None
-    return [token for token in ids if isinstance(token, int)] if isinstance(ids, list) else None
+    top = as_type(entry.get("top_logprobs"), list[_Top])
+    return None if top is None else [(item.token, item.logprob) for item in top]
 
 
 def _plain(details: dict[str, JsonValue]) -> dict[str, int | str | None] | None:
     kept = {key: value for key, value in details.items() if value is None or isinstance(value, int | str)}
     return kept or None
-
-
-def _count(value: JsonValue) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _number(value: JsonValue) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

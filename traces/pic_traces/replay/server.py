@@ -7,10 +7,11 @@ import re
 
 import msgspec
 
+from pic_traces import flatten
 from pic_traces.errors import ReplayError
-from pic_traces.flatten import Probe, probe_pairs
+from pic_traces.flatten import Probe
 from pic_traces.replay.client import Endpoint, HttpReply
-from pic_traces.session import JsonValue
+from pic_traces.session import JsonValue, T, as_type
 
 __all__ = ["ServerInfo", "ask_server", "count_prompt_tokens", "shows_tools", "too_long"]
 
@@ -51,20 +52,19 @@ def ask_server(endpoint: Endpoint, base_url: str, model: str | None) -> ServerIn
             "an OpenAI-compatible server is needed (401: set the API key)."
         )
     card = next((card for card in cards if isinstance(card, dict) and card.get("id") == model), cards[0])
-    length = card.get("max_model_len")
     return ServerInfo(
         model=model or str(cards[0].get("id")),
-        is_sglang=info.status == 200 and isinstance(info.body, dict) and "model_path" in info.body,
-        version=_version(version),
-        context_len=length if isinstance(length, int) else None,
-        can_tokenize=tokenized.status == 200 and _count(tokenized) is not None,
+        is_sglang=_field(info, "model_path", str) is not None,
+        version=_field(version, "version", str),
+        context_len=as_type(card.get("max_model_len"), int),
+        can_tokenize=_field(tokenized, "count", int) is not None,
     )
 
 
 def count_prompt_tokens(endpoint: Endpoint, body: dict[str, JsonValue]) -> int | None:
     """The length of the prompt that a chat request becomes, by the server's own template; None if it will not say."""
     try:
-        return _count(endpoint.call("POST", "/v1/tokenize", body))
+        return _field(endpoint.call("POST", "/v1/tokenize", body), "count", int)
     except (OSError, http.client.HTTPException):
         return None
 
@@ -75,11 +75,7 @@ def shows_tools(endpoint: Endpoint, info: ServerInfo) -> bool:
     Raises:
         ReplayError: the server stopped answering.
     """
-    for pair in probe_pairs():
-        lengths = [_measure(endpoint, info, probe) for probe in pair]
-        if None in lengths or lengths[0] == lengths[1]:
-            return False
-    return True
+    return flatten.shows_tools(lambda probe: _measure(endpoint, info, probe))
 
 
 def too_long(message: str, num_tokens: int | None, max_tokens: int, context_len: int | None) -> str | None:
@@ -91,14 +87,10 @@ def too_long(message: str, num_tokens: int | None, max_tokens: int, context_len:
     return None
 
 
-def _version(reply: HttpReply | None) -> str | None:
-    value = reply.body.get("version") if reply is not None and isinstance(reply.body, dict) else None
-    return value if isinstance(value, str) else None
-
-
-def _count(reply: HttpReply) -> int | None:
-    count = reply.body.get("count") if reply.status == 200 and isinstance(reply.body, dict) else None
-    return count if isinstance(count, int) else None
+def _field(reply: HttpReply | None, name: str, kind: type[T]) -> T | None:
+    """A field of a successful answer; None where there is none of this type."""
+    body = reply.body if reply is not None and reply.status == 200 else None
+    return as_type(body.get(name), kind) if isinstance(body, dict) else None
 
 
 def _measure(endpoint: Endpoint, info: ServerInfo, probe: Probe) -> int | None:
@@ -107,10 +99,8 @@ def _measure(endpoint: Endpoint, info: ServerInfo, probe: Probe) -> int | None:
         request["tools"] = probe.tools
     try:
         if info.can_tokenize:
-            return _count(endpoint.call("POST", "/v1/tokenize", request))
+            return _field(endpoint.call("POST", "/v1/tokenize", request), "count", int)
         reply = endpoint.call("POST", "/v1/chat/completions", {**request, "max_tokens": 1, "temperature": 0})
     except (OSError, http.client.HTTPException) as error:
         raise ReplayError(f"the server stopped answering while its chat template was probed: {error}") from error
-    usage = reply.body.get("usage") if reply.status == 200 and isinstance(reply.body, dict) else None
-    tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-    return tokens if isinstance(tokens, int) else None
+    return as_type((_field(reply, "usage", dict) or {}).get("prompt_tokens"), int)
