@@ -26,9 +26,10 @@ from sglang_pic.adapter.serve import scheduler as scheduler_hooks
 from sglang_pic.adapter.serve.accounting import Metrics
 from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.server_info import ServerInfo
-from sglang_pic.adapter.startup import self_test
+from sglang_pic.adapter.startup import metrics as startup_metrics
 from sglang_pic.adapter.startup.calibration import calibrate
 from sglang_pic.adapter.startup.row_check import check_rows
+from sglang_pic.adapter.startup.self_test import log_result, run_self_test
 from sglang_pic.adapter.startup.tokenizer import delimiters_of, read_tokenizer
 from sglang_pic.adapter.support import check_support, max_sequences
 from sglang_pic.config import PicConfig, load_config
@@ -79,10 +80,9 @@ def create_cache(ctx: Any) -> PicRadixCache:
     )
     server_info = ServerInfo()
     _install_hooks(ctx, cache, server_info)
-    tested = self_test.run_self_test(
-        runner, splicer, config, tokenizer=tokenizer, max_gaps=max_gaps, tp_group=ctx.tp_group
-    )
-    self_test.report(tested, config, _labels(ctx))
+    tested = run_self_test(runner, splicer, config, tokenizer=tokenizer, max_gaps=max_gaps, tp_group=ctx.tp_group)
+    startup_metrics.export(tested, _labels(ctx))
+    log_result(tested, config)
     server_info.add("self_test", lambda: tested)
     logger.info(
         "sglang_pic: %d delimiters, cost %s, config %s",

@@ -1,11 +1,11 @@
 """What the plugin was tested with, what it admits untested, and what it refuses when the server starts.
 
-The tables are data, because the reference page prints them and start-up checks them. Rotary embeddings and KV pools are
-refused where they are read; their tables stand in `runtime.rope` and `runtime.views`, and `support_matrix` joins them.
+One table, because start-up checks it and the reference page prints it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -16,7 +16,7 @@ from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime.rope import KNOWN_EMBEDDINGS, REFUSED_EMBEDDINGS
 from sglang_pic.runtime.views import KNOWN_POOLS, PLAIN_LAYOUT, REFUSED_POOLS
 
-__all__ = ["REFUSALS", "Area", "Level", "Refusal", "Support", "check_support", "max_sequences", "support_matrix"]
+__all__ = ["SUPPORT", "Area", "Level", "Support", "check_support", "max_sequences"]
 
 
 class Area(Enum):
@@ -46,83 +46,50 @@ class Support(NamedTuple):
     level: Level
     what: str
     reason: str
-    """One clause: why it is admitted or refused, or what was tested."""
+    """One clause: why this is admitted or refused, or what was tested."""
+    path: str = ""
+    """Where SGLang's `TreeCacheBuildContext` has the value that `check_support` looks at; empty where the refusal is
+    elsewhere."""
+    plain: object = False
+    """The only value at `path` that is served."""
+    change: str = ""
+    """What to do instead."""
 
-
-class Refusal(NamedTuple):
-    """What is refused unless SGLang's `TreeCacheBuildContext` has the plain value at `path`."""
-
-    what: str
-    path: str
-    plain: object
-    reason: str
-    change: str
-
-    def applies(self, value: object) -> bool:
+    def refuses(self, value: object) -> bool:
         """Whether `value` at `path` is refused."""
         return bool(value) is not self.plain if isinstance(self.plain, bool) else value != self.plain
 
-    def line(self, value: object) -> str:
-        """The error: a flag with its value, as on a command line, anything else by its name alone."""
-        shown = self.what if isinstance(value, bool) else f"{self.what} {value}"
-        return f"--radix-cache-backend pic does not work with {shown}: {self.reason}; {self.change}."
-
 
 def _flag(
-    name: str, reason: str, *, plain: object = False, change: str = "remove it", parent: str = "server_args."
-) -> Refusal:
-    return Refusal("--" + name.replace("_", "-"), parent + name, plain, reason, change)
+    area: Area,
+    name: str,
+    reason: str,
+    *,
+    plain: object = False,
+    change: str = "remove it",
+    parent: str = "server_args.",
+) -> Support:
+    flag = "--" + name.replace("_", "-")
+    return Support(area, Level.REFUSED, flag, reason, parent + name, plain, change)
 
 
-def _model(path: str, what: str, reason: str, *, plain: object = False) -> Refusal:
-    return Refusal(f"a model {what}", path, plain, reason, "serve this model without --radix-cache-backend pic")
+def _model(path: str, what: str, reason: str, *, plain: object = False) -> Support:
+    change = "serve this model without --radix-cache-backend pic"
+    return Support(Area.MODEL, Level.REFUSED, f"a model {what}", reason, path, plain, change)
 
 
-REFUSALS: Final = {
-    Area.MODEL: (
-        _model("is_hybrid_swa", "with sliding-window layers", "they drop rows that a splice would copy"),
-        _model("is_hybrid_ssm", "with state-space layers", "their state is not made of rows"),
-        _model("is_dsa", "with a sparse-attention indexer", "the indexer keeps rotated keys of its own"),
-        _model("model_config.is_generation", "that does not generate", "its result needs every token", plain=True),
-        _flag("dllm_algorithm", "the rows of a diffusion model depend on later tokens", plain=None),
-    ),
-    Area.TOPOLOGY: (
-        _flag("pp_size", "pipeline stages do not exchange plans", plain=1, change="use --tp-size instead"),
-        _flag("dcp_size", "each rank holds a part of every sequence's rows", plain=1),
-        _flag("attn_cp_size", "each rank computes a part of every sequence", plain=1),
-        _flag("enable_dp_attention", "ranks of one batch serve different requests"),
-        _flag("disaggregation_mode", "rows are exchanged with another server", plain="null"),
-        _flag("enable_two_batch_overlap", "a batch with splices cannot be cut in two"),
-        _flag("enable_pdmux", "prefill does not use the forward pass that splices"),
-    ),
-    Area.FEATURE: (
-        _flag("disable_radix_cache", "rows are found in the radix tree", parent=""),
-        _flag("enable_hierarchical_cache", "rows in host memory cannot be spliced", parent=""),
-        _flag("enable_lmcache", "LMCache brings a radix tree of its own"),
-        _flag("enable_unified_cache_external_linker", "rows outside the device's pool cannot be spliced"),
-        _flag("enable_unified_memory", "slots are translated on every access"),
-        _flag("speculative_algorithm", "the rows of the draft model are not spliced", plain=None),
-        _flag("enable_return_routed_experts", "a spliced token passes no experts"),
-        _flag("enable_deterministic_inference", "answers depend on what is cached"),
-        _flag("rl_on_policy_target", "answers depend on what is cached", plain=None),
-    ),
-}
+def _refused(area: Area, reasons: Mapping[str, str], otherwise: str) -> list[Support]:
+    """What `runtime` refuses by name, and everything that it does not know."""
+    known = [Support(area, Level.REFUSED, name, reason) for name, reason in reasons.items()]
+    return [*known, Support(area, Level.REFUSED, "any other", otherwise)]
 
-# Backends whose layers write rows into the pool before attention reads them through the page table, so that the virtual
-# sequences of one request see each other's rows.
-_BY_SOURCE: Final = (Level.ADMITTED, "its source writes rows before it reads any")
-_BACKENDS: Final = {
-    "pic_cpu": (Level.TESTED, "every test server runs on it"),
-    "torch_native": (Level.ADMITTED, "its attention is compared with that of pic_cpu"),
-    "triton": _BY_SOURCE,
-    "fa3": _BY_SOURCE,
-    "flashinfer": _BY_SOURCE,
-}
-_WITH_SEQUENCE_TABLES: Final = ("triton", "flashinfer")
-"""Backends with tables for as many sequences as the request pool has rows."""
-_UNBOUNDED: Final = 1 << 20
 
-_SERVED: Final = (
+# Attention backends whose layers write rows into the pool before attention reads them through the page table, so that
+# the virtual sequences of one request see each other's rows.
+_BY_SOURCE: Final = "its source writes rows before it reads any"
+_ON_SERVERS: Final = ("DeepseekScalingRotaryEmbedding", "RotaryEmbedding")
+
+SUPPORT: Final = (
     Support(Area.SGLANG, Level.TESTED, BUILT_FOR, "every test runs on it"),
     Support(Area.SGLANG, Level.ADMITTED, "a version with the same symbols", "start-up looks at each that is used"),
     Support(Area.SGLANG, Level.REFUSED, "a version with other symbols", "the error names the first that differs"),
@@ -130,31 +97,48 @@ _SERVED: Final = (
     Support(Area.MODEL, Level.TESTED, "SmolLM2-135M-Instruct converted to MLA", "see `sglang-pic model`"),
     Support(Area.MODEL, Level.TESTED, "two tiny models with random weights", "GQA, and MLA with experts"),
     Support(Area.MODEL, Level.ADMITTED, "every other model with MHA, GQA or MLA", "start-up tests splices on it"),
+    _model("is_hybrid_swa", "with sliding-window layers", "they drop rows that a splice would copy"),
+    _model("is_hybrid_ssm", "with state-space layers", "their state is not made of rows"),
+    _model("is_dsa", "with a sparse-attention indexer", "the indexer keeps rotated keys of its own"),
+    _model("model_config.is_generation", "that does not generate", "its result needs every token", plain=True),
+    _flag(Area.MODEL, "dllm_algorithm", "the rows of a diffusion model depend on later tokens", plain=None),
+    *(
+        Support(Area.EMBEDDING, Level.TESTED if name in _ON_SERVERS else Level.ADMITTED, name, "compared with SGLang's")
+        for name in KNOWN_EMBEDDINGS
+    ),
+    *_refused(Area.EMBEDDING, REFUSED_EMBEDDINGS, "its geometry is not known"),
+    Support(Area.ATTENTION, Level.TESTED, "pic_cpu", "every test server runs on it"),
+    Support(Area.ATTENTION, Level.ADMITTED, "torch_native", "its attention is compared with that of pic_cpu"),
+    Support(Area.ATTENTION, Level.ADMITTED, "triton", _BY_SOURCE),
+    Support(Area.ATTENTION, Level.ADMITTED, "fa3", _BY_SOURCE),
+    Support(Area.ATTENTION, Level.ADMITTED, "flashinfer", _BY_SOURCE),
+    *_refused(Area.ATTENTION, {}, "the order in which it writes and reads rows is not known"),
+    *(Support(Area.POOL, Level.TESTED, name, f"holds {kind.name}") for name, kind in KNOWN_POOLS.items()),
     Support(Area.POOL, Level.TESTED, "rows of float32 or bfloat16, pages of 1 or 16 tokens", "on servers"),
     Support(Area.POOL, Level.ADMITTED, "rows of float16 or float8_e4m3, other page sizes", "kernels are tested"),
     Support(Area.POOL, Level.REFUSED, "rows of any other dtype", "no kernel rotates them"),
+    *(Support(Area.POOL, Level.REFUSED, f"{name} other than {plain[0]!r}", why) for name, plain, why in PLAIN_LAYOUT),
+    *_refused(Area.POOL, REFUSED_POOLS, "its layout is not known"),
     Support(Area.TOPOLOGY, Level.TESTED, "one rank, tensor parallelism of 2", "on servers"),
     Support(Area.TOPOLOGY, Level.ADMITTED, "tensor parallelism of more ranks", "ranks agree on what they read"),
+    _flag(Area.TOPOLOGY, "pp_size", "pipeline stages exchange no plans", plain=1, change="use --tp-size instead"),
+    _flag(Area.TOPOLOGY, "dcp_size", "each rank holds a part of every sequence's rows", plain=1),
+    _flag(Area.TOPOLOGY, "attn_cp_size", "each rank computes a part of every sequence", plain=1),
+    _flag(Area.TOPOLOGY, "enable_dp_attention", "ranks of one batch serve different requests"),
+    _flag(Area.TOPOLOGY, "disaggregation_mode", "rows are exchanged with another server", plain="null"),
+    _flag(Area.TOPOLOGY, "enable_two_batch_overlap", "a batch with splices cannot be cut in two"),
+    _flag(Area.TOPOLOGY, "enable_pdmux", "prefill does not use the forward pass that splices"),
+    _flag(Area.FEATURE, "disable_radix_cache", "rows are found in the radix tree", of=""),
+    _flag(Area.FEATURE, "enable_hierarchical_cache", "rows in host memory cannot be spliced", of=""),
+    _flag(Area.FEATURE, "enable_lmcache", "LMCache brings a radix tree of its own"),
+    _flag(Area.FEATURE, "enable_unified_cache_external_linker", "rows outside the device's pool cannot be spliced"),
+    _flag(Area.FEATURE, "enable_unified_memory", "slots are translated on every access"),
+    _flag(Area.FEATURE, "speculative_algorithm", "the rows of the draft model are not spliced", plain=None),
+    _flag(Area.FEATURE, "enable_return_routed_experts", "a spliced token passes no experts"),
+    _flag(Area.FEATURE, "enable_deterministic_inference", "answers depend on what is cached"),
+    _flag(Area.FEATURE, "rl_on_policy_target", "answers depend on what is cached", plain=None),
 )
-_EMBEDDINGS_ON_SERVERS: Final = ("DeepseekScalingRotaryEmbedding", "RotaryEmbedding")
-
-
-def support_matrix() -> list[Support]:
-    """Everything that is tested, admitted or refused."""
-    entries = list(_SERVED)
-    for name in KNOWN_EMBEDDINGS:
-        level = Level.TESTED if name in _EMBEDDINGS_ON_SERVERS else Level.ADMITTED
-        entries.append(Support(Area.EMBEDDING, level, name, "compared with SGLang's own module"))
-    entries += [Support(Area.ATTENTION, level, name, reason) for name, (level, reason) in _BACKENDS.items()]
-    entries += [Support(Area.POOL, Level.TESTED, name, f"holds {kind.name}") for name, kind in KNOWN_POOLS.items()]
-    refused = [(area, refusal.what, refusal.reason) for area, found in REFUSALS.items() for refusal in found]
-    refused += [(Area.EMBEDDING, name, reason) for name, reason in REFUSED_EMBEDDINGS.items()]
-    refused += [(Area.EMBEDDING, "any other class", "its geometry is not known")]
-    refused += [(Area.ATTENTION, "any other backend", "the order in which it writes and reads rows is not known")]
-    refused += [(Area.POOL, name, reason) for name, reason in REFUSED_POOLS.items()]
-    refused += [(Area.POOL, f"{name} other than {plain[0]!r}", reason) for name, plain, reason in PLAIN_LAYOUT]
-    refused += [(Area.POOL, "any other class", "its layout is not known")]
-    return entries + [Support(area, Level.REFUSED, what, reason) for area, what, reason in refused]
+"""Everything that is tested, admitted or refused."""
 
 
 def check_support(ctx: BuildContext) -> None:
@@ -163,16 +147,25 @@ def check_support(ctx: BuildContext) -> None:
     Raises:
         UnsupportedError: naming the flag or the property of the model, and what to change.
     """
-    for refusal in (refusal for found in REFUSALS.values() for refusal in found):
-        value = attrgetter(refusal.path)(ctx)
-        if refusal.applies(value):
-            raise UnsupportedError(refusal.line(value))
+    for entry in SUPPORT:
+        value = attrgetter(entry.path)(ctx) if entry.path else entry.plain
+        if entry.refuses(value):
+            shown = entry.what if isinstance(value, bool) else f"{entry.what} {value}"
+            raise UnsupportedError(
+                f"--radix-cache-backend pic does not work with {shown}: {entry.reason}; {entry.change}."
+            )
     backend = ctx.tp_worker.model_runner.prefill_attention_backend_str
-    if backend not in _BACKENDS:
+    served = [entry.what for entry in SUPPORT if entry.area is Area.ATTENTION and entry.level is not Level.REFUSED]
+    if backend not in served:
         raise UnsupportedError(
             f"--radix-cache-backend pic does not work with the prefill attention backend {backend!r}: choose one of "
-            f"{', '.join(_BACKENDS)} with --attention-backend."
+            f"{', '.join(served)} with --attention-backend."
         )
+
+
+_WITH_SEQUENCE_TABLES: Final = ("triton", "flashinfer")
+"""Backends with tables for as many sequences as the request pool has rows."""
+_UNBOUNDED: Final = 1 << 20
 
 
 def max_sequences(runner: ModelRunner) -> int:

@@ -16,10 +16,10 @@ with warnings.catch_warnings():
     registry = pytest.importorskip("sglang.srt.mem_cache.registry")
     server_args = pytest.importorskip("sglang.srt.server_args")
 
-from sglang_pic.adapter.support import REFUSALS, Level, Refusal, check_support, support_matrix
+from sglang_pic.adapter.support import SUPPORT, Level, Support, check_support
 from sglang_pic.errors import UnsupportedError
 
-ALL = [refusal for found in REFUSALS.values() for refusal in found]
+REFUSALS = [entry for entry in SUPPORT if entry.path]
 
 
 def other(plain: object) -> object:
@@ -34,12 +34,12 @@ def context(backend: str = "triton") -> Any:
         model_config=SimpleNamespace(),
         tp_worker=SimpleNamespace(model_runner=SimpleNamespace(prefill_attention_backend_str=backend)),
     )
-    for refusal in ALL:
+    for refusal in REFUSALS:
         put(ctx, refusal, refusal.plain)
     return ctx
 
 
-def put(ctx: Any, refusal: Refusal, value: object) -> None:
+def put(ctx: Any, refusal: Support, value: object) -> None:
     *parents, name = refusal.path.split(".")
     for parent in parents:
         ctx = getattr(ctx, parent)
@@ -50,8 +50,8 @@ def test_a_plain_server_is_admitted() -> None:
     check_support(context())
 
 
-@pytest.mark.parametrize("refusal", ALL, ids=lambda refusal: refusal.what)
-def test_each_refusal_is_one_line_that_names_it_and_says_what_to_change(refusal: Refusal) -> None:
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.what)
+def test_each_refusal_is_one_line_that_names_it_and_says_what_to_change(refusal: Support) -> None:
     ctx = context()
     put(ctx, refusal, other(refusal.plain))
     with pytest.raises(UnsupportedError) as caught:
@@ -78,7 +78,7 @@ def test_every_refused_flag_is_sglangs_and_off_by_default() -> None:
     """A flag that SGLang renames must not be admitted silently."""
     args = {field.name: field for field in msgspec.structs.fields(server_args.ServerArgs)}
     build = {field.name for field in dataclasses.fields(registry.TreeCacheBuildContext)}
-    for refusal in ALL:
+    for refusal in REFUSALS:
         parent, _, name = refusal.path.rpartition(".")
         if parent == "server_args":
             assert args[name].default == refusal.plain, name
@@ -87,9 +87,7 @@ def test_every_refused_flag_is_sglangs_and_off_by_default() -> None:
 
 
 def test_the_matrix_says_everything_once() -> None:
-    entries = support_matrix()
-    named = [(entry.area, entry.what) for entry in entries]
+    named = [(entry.area, entry.what) for entry in SUPPORT]
     assert len(set(named)) == len(named)
-    assert {entry.level for entry in entries} == set(Level)
-    assert all(entry.reason for entry in entries)
-    assert {refusal.what for refusal in ALL} <= {entry.what for entry in entries if entry.level is Level.REFUSED}
+    assert {entry.level for entry in SUPPORT} == set(Level)
+    assert all(entry.reason for entry in SUPPORT)

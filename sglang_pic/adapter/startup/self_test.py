@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 import torch
 
-from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
 from sglang_pic.adapter.probe.ranks import agree_on_largest, check_alike
 from sglang_pic.adapter.probe.slots import PoolTooSmallError, borrow_slots
@@ -30,7 +28,6 @@ from sglang_pic.adapter.startup.tokenizer import Tokenizer
 from sglang_pic.config import PicConfig
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime.checks.spliced_prompts import (
-    Measured,
     OperatorLimits,
     Outcome,
     PromptPass,
@@ -40,40 +37,25 @@ from sglang_pic.runtime.checks.spliced_prompts import (
 )
 from sglang_pic.runtime.splice import Splicer
 
-__all__ = ["METRICS", "report", "run_self_test"]
+__all__ = ["log_result", "run_self_test"]
 
 logger = logging.getLogger(__name__)
 
-_PASSED: Final = Metric(
-    "sglang:pic_self_test_passed", MetricKind.GAUGE, "1 where the start-up self-test was within all limits, else 0."
-)
-_KL: Final = Metric(
-    "sglang:pic_self_test_kl_nats",
-    MetricKind.GAUGE,
-    "KL(full || spliced) of the first token in the start-up self-test, mean over the built-in prompts, in nats.",
-)
-_KEY_ERROR: Final = Metric(
-    "sglang:pic_self_test_key_error_ratio",
-    MetricKind.GAUGE,
-    "Relative L2 of spliced keys in the start-up self-test, the largest over the built-in prompts.",
-)
-METRICS: Final = (_PASSED, _KL, _KEY_ERROR)
 
-
-def report(result: SelfTest, config: PicConfig, labels: Mapping[str, str] | None) -> None:
-    """Log the result and export its metrics; `labels` are SGLang's rank labels, or `None` to export none.
+def log_result(result: SelfTest, config: PicConfig) -> None:
+    """Log what the self-test found.
 
     Raises:
         UnsupportedError: the model does not take splices and `config.self_test` is `refuse`.
     """
     if result.measured is not None:
-        series = Series(METRICS, labels)
-        series.set(_PASSED, result.passed)
-        series.set(_KL, result.measured.reordered.kl_nats)
-        series.set(_KEY_ERROR, result.measured.reordered.key_error)
-        logger.info(
-            "sglang_pic: self-test %s in %.1f s: %s", result.verdict.value, result.seconds, _table(result.measured)
+        rows = {"moved": result.measured.moved, "reordered": result.measured.reordered, "naive": result.measured.naive}
+        table = "; ".join(
+            f"{name} keys {row.key_error:.2g} ({row.first_key_error:.2g} in the first layer), first token KL "
+            f"{row.kl_nats:.2g} nats, same {row.same_top1}/{result.measured.num_prompts}"
+            for name, row in rows.items()
         )
+        logger.info("sglang_pic: self-test %s in %.1f s: %s", result.verdict.value, result.seconds, table)
     if result.reasons:
         line = f"self-test {result.verdict.value}: {result.reasons[0]}"
         if result.verdict is Outcome.FAILED and config.self_test == "refuse":
@@ -108,46 +90,41 @@ def run_self_test(
     if config.self_test == "off":
         return SelfTest(verdict=Outcome.OFF)
     started_at = time.perf_counter()
-    view, row = splicer.view, runner.req_to_token_pool.req_to_token[PADDING_ROW]
-    context_len = min(splicer.geometry.max_shift, len(row))
+    context_len = min(splicer.geometry.max_shift, runner.req_to_token_pool.req_to_token.shape[1])
     prompts = built_in_prompts(tokenizer, vocab_size=int(runner.model_config.vocab_size), context_len=context_len)
     # A rank whose tokenizer could not be read would run other passes, and every pass is a collective.
     check_alike({"self-test prompts": msgspec.json.encode(prompts)}, tp_group)
+    try:
+        measured = _measure(prompts, runner, splicer, config, max_gaps)
+    except (_SkippedError, PoolTooSmallError) as error:
+        return SelfTest(verdict=Outcome.SKIPPED, reasons=(str(error),))
+    # Seeded ids are not text: how a model continues them in another context says nothing about its answers.
+    limits = None if tokenizer is None else OperatorLimits(config.self_test_kl_limit, config.self_test_key_limit)
+    seconds = time.perf_counter() - started_at
+    return judge_prompts(agree_on_largest(measured, tp_group), limits, dtype=splicer.view.dtype, seconds=seconds)
+
+
+class _SkippedError(Exception):
+    """The self-test cannot run here; the message says why."""
+
+
+def _measure(
+    prompts: list[SelfTestPrompt], runner: ModelRunner, splicer: Splicer, config: PicConfig, max_gaps: int
+) -> torch.Tensor:
+    """`[num_prompts, 3, 4]`."""
     if not prompts:
-        return _skipped(f"no built-in prompt fits a context of {splicer.geometry.max_shift} tokens.")
-    if not all(
-        donor.plan(len(prompt.tokens), config.core, max_gaps=max_gaps).runs
-        for prompt in prompts
-        for donor in prompt.donors
-    ):
-        return _skipped(
+        raise _SkippedError(f"no built-in prompt fits a context of {splicer.geometry.max_shift} tokens.")
+    plans = [donor.plan(len(p.tokens), config.core, max_gaps=max_gaps) for p in prompts for donor in p.donors]
+    if not all(plan.runs for plan in plans):
+        raise _SkippedError(
             f"core.sink_tokens={config.core.sink_tokens!r} and core.seam_tokens={config.core.seam_tokens!r} leave "
             "nothing of the built-in prompts to splice."
         )
     num_tokens = max(len(tokens) for prompt in prompts for tokens in (prompt.tokens, prompt.reordered.tokens))
-    try:
-        with borrow_slots(view, 3, num_tokens, row) as slots, torch.no_grad():
-            bench = _Bench(runner, splicer, config, max_gaps, row, *slots)
-            measured = torch.stack([bench.try_prompt(prompt) for prompt in prompts])
-    except PoolTooSmallError as error:
-        return _skipped(str(error))
-    # Seeded ids are no text: what a model makes of them in another context says nothing of its answers.
-    limits = None if tokenizer is None else OperatorLimits(config.self_test_kl_limit, config.self_test_key_limit)
-    seconds = time.perf_counter() - started_at
-    return judge_prompts(agree_on_largest(measured, tp_group), limits, dtype=view.dtype, seconds=seconds)
-
-
-def _skipped(reason: str) -> SelfTest:
-    return SelfTest(verdict=Outcome.SKIPPED, reasons=(reason,))
-
-
-def _table(measured: Measured) -> str:
-    rows = (("moved", measured.moved), ("reordered", measured.reordered), ("unrotated", measured.naive))
-    return "; ".join(
-        f"{name} keys {row.key_error:.2g} ({row.first_key_error:.2g} in the first layer), first token KL "
-        f"{row.kl_nats:.2g} nats, same {row.same_top1}/{measured.num_prompts}"
-        for name, row in rows
-    )
+    row = runner.req_to_token_pool.req_to_token[PADDING_ROW]
+    with borrow_slots(splicer.view, 3, num_tokens, row) as slots, torch.no_grad():
+        bench = _Bench(runner, splicer, config, max_gaps, row, *slots)
+        return torch.stack([bench.try_prompt(prompt) for prompt in prompts])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,35 @@
+"""The metrics of the start-up self-test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from sglang_pic.adapter.metrics import Metric, MetricKind, Series
+from sglang_pic.runtime.checks.spliced_prompts import SelfTest
+
+__all__ = ["METRICS", "export"]
+
+_PASSED: Final = Metric(
+    "sglang:pic_self_test_passed", MetricKind.GAUGE, "1 where the start-up self-test was within all limits, else 0."
+)
+_KL: Final = Metric(
+    "sglang:pic_self_test_kl_nats",
+    MetricKind.GAUGE,
+    "KL(full || spliced) of the first token in the start-up self-test, mean over the built-in prompts, in nats.",
+)
+_KEY_ERROR: Final = Metric(
+    "sglang:pic_self_test_key_error_ratio",
+    MetricKind.GAUGE,
+    "Relative L2 of spliced keys in the start-up self-test, the largest over the built-in prompts.",
+)
+METRICS: Final = (_PASSED, _KL, _KEY_ERROR)
+
+
+def export(result: SelfTest, labels: Mapping[str, str] | None) -> None:
+    """Export what the self-test measured, if it measured anything; `labels` as `Series` takes them."""
+    if result.measured is not None:
+        series, reordered = Series(METRICS, labels), result.measured.reordered
+        series.set(_PASSED, result.passed)
+        series.set(_KL, reordered.kl_nats)
+        series.set(_KEY_ERROR, reordered.key_error)
