@@ -61,16 +61,9 @@ class Support(NamedTuple):
 
 
 def _flag(
-    area: Area,
-    name: str,
-    reason: str,
-    *,
-    plain: object = False,
-    change: str = "remove it",
-    parent: str = "server_args.",
+    area: Area, name: str, reason: str, *, plain: object = False, change: str = "remove it", of: str = "server_args."
 ) -> Support:
-    flag = "--" + name.replace("_", "-")
-    return Support(area, Level.REFUSED, flag, reason, parent + name, plain, change)
+    return Support(area, Level.REFUSED, "--" + name.replace("_", "-"), reason, of + name, plain, change)
 
 
 def _model(path: str, what: str, reason: str, *, plain: object = False) -> Support:
