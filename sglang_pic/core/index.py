@@ -39,6 +39,7 @@ _ENDING_BYTES = 110
 _NAMESPACE_BYTES = 2_000
 
 _END = attrgetter("end")
+_NO_LIMITS = PlanOptions()
 
 
 class IndexStats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,7 +153,7 @@ class ContentIndex:
         space = self._namespaces.get(namespace)
         if space is None or not space.donors.heads:
             return Plan(prefix_len=prefix_len, end=stop)
-        options = options or PlanOptions()
+        options = options or _NO_LIMITS
         planner = Planner(
             options.policy or self.config,
             options,

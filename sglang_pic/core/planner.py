@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from sglang_pic.core.context import ContextRule, compare_contexts
@@ -20,7 +21,7 @@ from sglang_pic.core.plan import DropReason, Plan, PlanOptions, Run
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.surplus import limit_gaps, limit_runs, repair_seams
 from sglang_pic.core.tokens import Tokens
-from sglang_pic.core.trie import Node, Rows, Trie, equal_end, equal_start
+from sglang_pic.core.trie import ANY, ELIGIBLE, Node, Trie, equal_end, equal_start
 
 __all__ = ["Planner", "Resolver"]
 
@@ -59,7 +60,8 @@ class _Candidate(NamedTuple):
     context_len: int
 
 
-class _Limits(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Limits:
     """What holds for every run of one plan."""
 
     stop: int
@@ -141,7 +143,7 @@ class Planner:
             return runs
         data = self._tokens.data.cast("B")
         budget = _WORK_FLOOR + _WORK_FACTOR * (self._end - self._prefix_len)
-        heads = self._donors.heads
+        heads, paths = self._donors.heads, self._paths
         while at < self._limits.stop:
             stop = min(at + _BLOCK_TOKENS, self._end)
             places, endings = self._donors.scan(self._tokens, at, stop)
@@ -153,7 +155,7 @@ class Planner:
                         runs.append(run)
                         self._served = run.target_end
                         i = bisect_right(places, self._served, i) - 1
-                    if self.work > budget:
+                    if self._work + paths.work > budget:
                         return runs
                 i += 1
             at = max(stop, self._served)
@@ -216,19 +218,19 @@ class Planner:
 
     def _grow(self, donor: int, chunk_end: int) -> _Candidate | None:
         """The equal, eligible span around the donor's chunk, clipped to what is left; None if too short."""
-        node, tokens, limits = self._donors.node(donor), self._tokens, self._limits
-        shift = chunk_end - self._donors.end(donor)
+        node, shift = self._donors.node(donor), chunk_end - self._donors.end(donor)
         if chunk_end <= self._short.get((node.serial, shift), 0) or self._is_short(node, chunk_end, shift):
             return None
+        tokens, limits = self._tokens, self._limits
         end = min(chunk_end, limits.stop)
         low = max(self._served, limits.sink + max(shift, 0))
-        first, start, differs = equal_start(node, end, shift, tokens, low, Rows.ELIGIBLE)
+        first, start, differs = equal_start(node, end, shift, tokens, low, ELIGIBLE)
         context_start = start
         if not differs:
             low = max(0, shift, start - max(_CONTEXT_TOKENS, limits.min_run))
-            _, context_start, _ = equal_start(first, start, shift, tokens, low, Rows.ANY)
+            _, context_start, _ = equal_start(first, start, shift, tokens, low, ANY)
         if chunk_end < limits.stop and start < end:
-            node, end = equal_end(node, end, shift, tokens, limits.stop, Rows.ELIGIBLE)
+            node, end = equal_end(node, end, shift, tokens, limits.stop, ELIGIBLE)
         self._work += end - start + _WORK_PER_DONOR
         return _Candidate(start, end, shift, node, start - context_start) if start < end else None
 
@@ -286,7 +288,7 @@ class Planner:
         if missing <= 0:
             return True
         wanted = min(self._end, found.end + missing)
-        _, end = equal_end(found.node, found.end, found.shift, self._tokens, wanted, Rows.ANY)
+        _, end = equal_end(found.node, found.end, found.shift, self._tokens, wanted, ANY)
         return end - found.end >= missing
 
     def _make_run(self, found: _Candidate) -> Run | None:

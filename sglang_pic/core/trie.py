@@ -10,13 +10,14 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from enum import Enum
+from typing import Final
 
 import numpy as np
 
 from sglang_pic.core.spans import Span, subtract_spans
 from sglang_pic.core.tokens import Tokens, common_len, common_suffix_len
 
-__all__ = ["Node", "Rows", "Trie", "equal_end", "equal_start"]
+__all__ = ["ANY", "ELIGIBLE", "Node", "Rows", "Trie", "equal_end", "equal_start"]
 
 
 class Node:
@@ -147,6 +148,11 @@ class Rows(Enum):
     ELIGIBLE = "eligible"
 
 
+# Looking a member up in its class costs as much as comparing a few tokens.
+ANY: Final = Rows.ANY
+ELIGIBLE: Final = Rows.ELIGIBLE
+
+
 def equal_start(node: Node, end: int, shift: int, tokens: Tokens, low: int, rows: Rows) -> tuple[Node, int, bool]:
     """Where the span of `tokens` begins that ends at `end` and stands on the path to `node`, `shift` tokens earlier.
 
@@ -160,7 +166,7 @@ def equal_start(node: Node, end: int, shift: int, tokens: Tokens, low: int, rows
             assert node.parent is not None
             node = node.parent
         first = node.start
-        if rows is Rows.ELIGIBLE:
+        if rows is ELIGIBLE:
             span = node.eligible_around(at - shift - 1)
             if span is None:
                 break
@@ -186,7 +192,7 @@ def equal_end(node: Node, start: int, shift: int, tokens: Tokens, stop: int, row
         if following is None:
             break
         last = following.end
-        if rows is Rows.ELIGIBLE:
+        if rows is ELIGIBLE:
             span = following.eligible_around(at - shift)
             if span is None:
                 break
