@@ -129,10 +129,10 @@ def test_intervals_are_those_of_all_resamples(seed: int) -> None:
 
 def test_the_median_s_interval_is_of_medians() -> None:
     """A mean's interval would reach far beyond the middle values."""
-    estimate = bootstrap([1.0, 2.0, 3.0, 4.0, 1000.0], Statistic.MEDIAN)
+    estimate = bootstrap([1.0, 2.0, 3.0, 4.0, 1000.0], statistic=Statistic.MEDIAN)
     assert estimate.value == 3
     assert (estimate.low, estimate.high) == (1, 1000)
-    many = bootstrap([*([3.0] * 50), *([1000.0] * 10)], Statistic.MEDIAN)
+    many = bootstrap([*([3.0] * 50), *([1000.0] * 10)], statistic=Statistic.MEDIAN)
     assert (many.low, many.value, many.high) == (3, 3, 3)
 
 
@@ -145,10 +145,10 @@ def test_values_of_one_unit_are_drawn_together(statistic: Statistic) -> None:
     of_unit = [[value for value, unit in zip(values, units, strict=True) if unit == number] for number in range(6)]
     of = np.mean if statistic is Statistic.MEAN else np.median
     low, high = exhaustive(lambda draw: float(of([value for i in draw for value in of_unit[i]])), 6)
-    estimate = bootstrap(values, statistic, units=units)
+    estimate = bootstrap(values, units, statistic=statistic)
     assert (estimate.value, estimate.n) == (pytest.approx(float(of(values))), 12)
     assert (estimate.low, estimate.high) == pytest.approx((low, high), abs=(high - low) / 10)
-    apart, plain = bootstrap(values, statistic, units=range(12)), bootstrap(values, statistic)
+    apart, plain = bootstrap(values, range(12), statistic=statistic), bootstrap(values, statistic=statistic)
     assert (apart.low, apart.high) == pytest.approx((plain.low, plain.high))
 
 

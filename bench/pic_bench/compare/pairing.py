@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from pic_traces.records import Latency, RequestRecord, Status
@@ -20,6 +20,7 @@ __all__ = ["AT_LEAST", "BUCKET_EDGES", "Pair", "compare_arms", "first_token", "p
 
 BUCKET_EDGES = (0, 1, 256, 1000, 4000)
 AT_LEAST = (256, 1000)
+_SUMS = ("prompt_tokens", "prefix_hit_tokens", "chunk_hit_tokens", "computed_tokens", "output_tokens")
 
 
 class Pair(NamedTuple):
@@ -86,21 +87,20 @@ def pair_records(base: Sequence[RequestRecord], arm: Sequence[RequestRecord]) ->
 def compare_arms(base_name: str, base: Sequence[RequestRecord], arm_name: str, arm: Sequence[RequestRecord]) -> Paired:
     """Every paired figure of two arms."""
     pairs = pair_records(base, arm)
-    speedups = [s for pair in pairs if (s := pair.speedup) is not None]
     e2e = [s for p in pairs if p.base.e2e_s and p.arm.e2e_s and (s := ratio(p.base.e2e_s, p.arm.e2e_s)) is not None]
     return Paired(
         baseline=base_name,
         arm=arm_name,
         requests=len(pairs),
         prompts_differ=len(_same_calls(base, arm)) - len(pairs),
-        first_token_agreement=_first_token_agreement(pairs),
-        output_agreement=_share([pair.same_output for pair in pairs]),
-        ttft_speedup_p50=median(speedups),
+        first_token_agreement=_share(pairs, "same_first_token"),
+        output_agreement=_share(pairs, "same_output"),
+        ttft_speedup_p50=median(_values(pairs, "speedup")),
         computed_tokens_ratio=ratio(*_computed(pairs)),
         ttft_total_ratio=ratio(sum(p.arm.ttft_s or 0.0 for p in pairs), sum(p.base.ttft_s or 0.0 for p in pairs)),
         e2e_speedup_p50=median(e2e),
-        same_prefix_share_p50=median([pair.same_prefix_share for pair in pairs]),
-        first_token_kl=_kl([kl for pair in pairs if (kl := pair.kl) is not None]),
+        same_prefix_share_p50=median(_values(pairs, "same_prefix_share")),
+        first_token_kl=_kl(_values(pairs, "kl")),
         by_chunk_hit_tokens=[
             _bucket(pairs, low, high) for low, high in zip(BUCKET_EDGES, (*BUCKET_EDGES[1:], None), strict=True)
         ],
@@ -124,22 +124,19 @@ def summarize_arm(
     answered = [record for record in measured if record.status is Status.OK]
     skipped = [record for record in measured if record.status is Status.SKIPPED]
     failed = [record for record in measured if record.status in {Status.FAILED, Status.INTERRUPTED}]
+    sums: dict[str, Any] = {name: sum(_values(answered, name)) for name in _SUMS}
     return ArmSummary(
         kind=kind,
         requests=len(answered) + len(failed),
         failed=len(failed),
         skipped=len(skipped),
         warmup_requests=len(records) - len(measured),
-        prompt_tokens=sum(r.prompt_tokens or 0 for r in answered),
-        prefix_hit_tokens=sum(r.prefix_hit_tokens or 0 for r in answered),
-        chunk_hit_tokens=sum(r.chunk_hit_tokens or 0 for r in answered),
-        computed_tokens=sum(r.computed_tokens or 0 for r in answered),
-        output_tokens=sum(r.output_tokens or 0 for r in answered),
+        **sums,
         wall_s=wall_s,
         ready_s=ready_s,
-        ttft_s=Latency.of(r.ttft_s for r in answered if r.ttft_s is not None),
-        e2e_s=Latency.of(r.e2e_s for r in answered if r.e2e_s is not None),
-        schedule_delay_s=Latency.of(r.schedule_delay_s for r in answered if r.schedule_delay_s is not None),
+        ttft_s=Latency.of(_values(answered, "ttft_s")),
+        e2e_s=Latency.of(_values(answered, "e2e_s")),
+        schedule_delay_s=Latency.of(_values(answered, "schedule_delay_s")),
         achieved_requests_per_s=len(answered) / wall_s if wall_s else 0.0,
         server_args=list(server_args),
         tools_flattened=tools_flattened,
@@ -174,12 +171,8 @@ def _later_calls(pairs: Sequence[Pair]) -> LaterCalls:
         baseline_computed_tokens=base_computed,
         computed_tokens=computed,
         computed_tokens_ratio=ratio(computed, base_computed),
-        first_token_agreement=_first_token_agreement(pairs),
+        first_token_agreement=_share(pairs, "same_first_token"),
     )
-
-
-def _first_token_agreement(pairs: Sequence[Pair]) -> float | None:
-    return _share([same for pair in pairs if (same := pair.same_first_token) is not None])
 
 
 def _bucket(pairs: Sequence[Pair], low: int, high: int | None) -> Bucket:
@@ -188,14 +181,20 @@ def _bucket(pairs: Sequence[Pair], low: int, high: int | None) -> Bucket:
         low=low,
         high=high,
         requests=len(inside),
-        baseline_ttft_p50_s=median([p.base.ttft_s for p in inside if p.base.ttft_s is not None]),
-        ttft_p50_s=median([p.arm.ttft_s for p in inside if p.arm.ttft_s is not None]),
-        ttft_speedup_p50=median([s for p in inside if (s := p.speedup) is not None]),
+        baseline_ttft_p50_s=median(_values([pair.base for pair in inside], "ttft_s")),
+        ttft_p50_s=median(_values([pair.arm for pair in inside], "ttft_s")),
+        ttft_speedup_p50=median(_values(inside, "speedup")),
     )
 
 
-def _share(flags: Sequence[bool]) -> float | None:
-    return sum(flags) / len(flags) if flags else None
+def _values(found: Sequence[Pair | RequestRecord], name: str) -> list[float]:
+    """A field of pairs or records, where it was measured."""
+    return [value for one in found if (value := getattr(one, name)) is not None]
+
+
+def _share(pairs: Sequence[Pair], name: str) -> float | None:
+    """The share of pairs of which something holds, of those for which it is known."""
+    return ratio(sum(found := _values(pairs, name)), len(found))
 
 
 def _kl(values: Sequence[float]) -> Kl | None:

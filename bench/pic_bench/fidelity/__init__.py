@@ -1,3 +1,1 @@
 """How far answers after splicing are from a full prefill: experiments through the real server, records, reports."""
-
-from __future__ import annotations

@@ -1,22 +1,26 @@
 """Statistics of every cell: means, medians, shares and paired differences with bootstrap intervals.
 
-Intervals are over prompts; over sessions where prompts are calls of a trace. Owns which records a figure is made of.
-It must not know files, words or pictures.
+Intervals are over prompts; over sessions where prompts are calls of a trace.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from pic_bench.fidelity.panels import Panel, pair_arms, pair_values
+from pic_bench.fidelity.panels import Panel, pair_arms
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.summary import CONTROLS, Cell, Contrast, Thresholds, seam_of
 from pic_bench.report.stats import Estimate, Statistic, bootstrap, bootstrap_ratio
 
-__all__ = ["computed_tokens", "contrast", "make_cells"]
+__all__ = ["make_cells"]
+
+_PLACE = ("experiment", "dtype", "source", "num_blocks", "shift", "min_chunk_hit")
+_MEANS = ("kl", "cosine", "forced_kl", "score", "exact_match", "key_error")
+_SUMS = ("prompt_tokens", "prefix_hit_tokens", "chunk_hit_tokens", "computed_tokens")
 
 
 def make_cells(panels: Sequence[Panel], thresholds: Thresholds) -> list[Cell]:
@@ -28,32 +32,6 @@ def make_cells(panels: Sequence[Panel], thresholds: Thresholds) -> list[Cell]:
     ]
 
 
-def contrast(panel: Panel, donors: Donors, arm: str, baseline: str) -> Contrast | None:
-    """`arm` less `baseline`, paired by prompt; None where they share no prompt."""
-    pairs, unpaired = pair_arms(panel.arm(arm, donors), panel.arm(baseline, donors))
-    if not pairs:
-        return None
-    units = [first.unit for first, _ in pairs]
-    return Contrast(
-        baseline=baseline,
-        n=len(pairs),
-        unpaired=unpaired,
-        kl=bootstrap([a.kl - b.kl for a, b in pairs], units=units),
-        top1=bootstrap([float(a.top1_agrees) - float(b.top1_agrees) for a, b in pairs], units=units),
-        forced_kl=_difference(pairs, lambda probe: probe.forced_kl),
-        computed_share=bootstrap_ratio(
-            [computed_tokens(a) for a, _ in pairs],
-            [computed_tokens(b) for _, b in pairs],
-            units=units,
-        ),
-    )
-
-
-def computed_tokens(probe: Probe) -> int:
-    """Prompt tokens that the model prefilled."""
-    return probe.prompt_tokens - probe.prefix_hit_tokens - probe.chunk_hit_tokens
-
-
 def _cell(panel: Panel, donors: Donors, arm: str, thresholds: Thresholds) -> Cell:
     records = panel.arms[donors, arm]
     probes = list(records.values())
@@ -63,45 +41,48 @@ def _cell(panel: Panel, donors: Donors, arm: str, thresholds: Thresholds) -> Cel
     decided = [p for p in probes if p.top1_probability >= thresholds.decided_probability]
     probability = float(np.median([p.top1_probability for p in probes]))
     greedy = [p for p in probes if p.agreed_tokens is not None and p.greedy_tokens]
-    full_nll = [full for _, _, full in pair_values(with_full, lambda probe: probe.gold_nll)]
-    full_scores = [full for _, _, full in pair_values(with_full, lambda probe: probe.score)]
+    full_nll = _mean([full for _, _, full in _both(with_full, "gold_nll")])
     return Cell(
-        experiment=panel.experiment,
-        dtype=panel.dtype,
-        source=panel.source,
-        num_blocks=panel.num_blocks,
+        **{name: getattr(panel, name) for name in _PLACE},
         donors=donors,
-        shift=panel.shift,
         arm=arm,
-        min_chunk_hit=panel.min_chunk_hit,
         n=len(probes),
         num_units=len({probe.unit for probe in probes}),
-        kl=_always(probes, lambda p: p.kl),
-        kl_median=_always(probes, lambda p: p.kl, Statistic.MEDIAN),
+        **{name: _estimate(probes, name) for name in _MEANS},
+        kl_median=_estimate(probes, "kl", Statistic.MEDIAN),
         kl_p95=float(np.percentile(kls, 95)),
         kl_max=max(kls),
-        cosine=_always(probes, lambda p: p.cosine),
-        top1=_always(probes, lambda p: float(p.top1_agrees)),
-        top1_decided=_maybe(decided, lambda p: float(p.top1_agrees)),
+        top1=_estimate(probes, "top1_agrees"),
+        top1_decided=_estimate(decided, "top1_agrees"),
         top1_probability=probability,
         undecided=probability < thresholds.competent_probability,
-        forced_kl=_maybe(probes, lambda p: p.forced_kl),
-        perplexity=_exponential(_maybe(probes, lambda p: p.gold_nll)),
-        full_perplexity=math.exp(sum(full_nll) / len(full_nll)) if full_nll else None,
-        perplexity_ratio=_exponential(_difference(with_full, lambda p: p.gold_nll)),
-        agreed_tokens=_maybe(greedy, lambda p: p.agreed_tokens, Statistic.MEDIAN),
-        agrees_to_end=_maybe(greedy, lambda p: float((p.agreed_tokens or 0) >= p.greedy_tokens)),
-        score=_maybe(probes, lambda p: p.score),
-        exact_match=_maybe(probes, lambda p: None if p.exact_match is None else float(p.exact_match)),
-        full_score=sum(full_scores) / len(full_scores) if full_scores else None,
-        score_change=_difference(with_full, lambda probe: probe.score),
+        perplexity=_exponential(_estimate(probes, "gold_nll")),
+        full_perplexity=math.exp(full_nll) if full_nll is not None else None,
+        perplexity_ratio=_exponential(_difference(with_full, "gold_nll")),
+        agreed_tokens=_estimate(greedy, "agreed_tokens", Statistic.MEDIAN),
+        agrees_to_end=_estimate(greedy, "agrees_to_end"),
+        full_score=_mean([full for _, _, full in _both(with_full, "score")]),
+        score_change=_difference(with_full, "score"),
         incompetent=_is_incompetent(panel, donors, thresholds),
-        key_error=_maybe(probes, lambda p: p.key_error),
-        prompt_tokens=sum(p.prompt_tokens for p in probes),
-        prefix_hit_tokens=sum(p.prefix_hit_tokens for p in probes),
-        chunk_hit_tokens=sum(p.chunk_hit_tokens for p in probes),
-        computed_tokens=sum(computed_tokens(p) for p in probes),
-        against_floor=None if floor in (None, arm) or arm == "full" else contrast(panel, donors, arm, str(floor)),
+        **{name: sum(getattr(probe, name) for probe in probes) for name in _SUMS},
+        against_floor=None if floor in (None, arm) or arm == "full" else _contrast(panel, donors, arm, str(floor)),
+    )
+
+
+def _contrast(panel: Panel, donors: Donors, arm: str, baseline: str) -> Contrast | None:
+    """`arm` less `baseline`, paired by prompt; None where they share no prompt."""
+    pairs, unpaired = pair_arms(panel.arm(arm, donors), panel.arm(baseline, donors))
+    if not pairs:
+        return None
+    computed = [[probe.computed_tokens for probe in side] for side in zip(*pairs, strict=True)]
+    return Contrast(
+        baseline=baseline,
+        n=len(pairs),
+        unpaired=unpaired,
+        kl=_difference(pairs, "kl"),
+        top1=_difference(pairs, "top1_agrees"),
+        forced_kl=_difference(pairs, "forced_kl"),
+        computed_share=bootstrap_ratio(*computed, units=[first.unit for first, _ in pairs]),
     )
 
 
@@ -113,27 +94,26 @@ def _is_incompetent(panel: Panel, donors: Donors, thresholds: Thresholds) -> boo
     return not scores or sum(scores) / len(scores) < thresholds.competent_score
 
 
-def _difference(pairs: Sequence[tuple[Probe, Probe]], value: Callable[[Probe], float | None]) -> Estimate | None:
-    found = [(a - b, probe.unit) for probe, a, b in pair_values(pairs, value)]
-    return _bootstrap(found) if found else None
+def _estimate(probes: Sequence[Probe], field: str, statistic: Statistic = Statistic.MEAN) -> Any:
+    """Of a field, over the records that have it: an `Estimate`, or None where no record has it."""
+    found = [(float(value), probe.unit) for probe in probes if (value := getattr(probe, field)) is not None]
+    return bootstrap(*zip(*found, strict=True), statistic=statistic) if found else None
 
 
-def _maybe(
-    probes: Sequence[Probe], value: Callable[[Probe], float | None], statistic: Statistic = Statistic.MEAN
-) -> Estimate | None:
-    """Over the records that have the value; None where none has."""
-    found = [(number, probe.unit) for probe in probes if (number := value(probe)) is not None]
-    return _bootstrap(found, statistic) if found else None
+def _difference(pairs: Sequence[tuple[Probe, Probe]], field: str) -> Any:
+    """Of a field's paired differences, likewise."""
+    found = [(first - second, probe.unit) for probe, first, second in _both(pairs, field)]
+    return bootstrap(*zip(*found, strict=True)) if found else None
 
 
-def _always(
-    probes: Sequence[Probe], value: Callable[[Probe], float], statistic: Statistic = Statistic.MEAN
-) -> Estimate:
-    return _bootstrap([(value(probe), probe.unit) for probe in probes], statistic)
+def _both(pairs: Sequence[tuple[Probe, Probe]], field: str) -> list[tuple[Probe, float, float]]:
+    """A field of both records of every pair that has it on both sides, behind the first record."""
+    found = [(first, getattr(first, field), getattr(second, field)) for first, second in pairs]
+    return [(probe, float(a), float(b)) for probe, a, b in found if a is not None and b is not None]
 
 
-def _bootstrap(found: Sequence[tuple[float, str]], statistic: Statistic = Statistic.MEAN) -> Estimate:
-    return bootstrap([value for value, _ in found], statistic, units=[unit for _, unit in found])
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _exponential(of: Estimate | None) -> Estimate | None:

@@ -22,6 +22,7 @@ __all__ = [
     "PROBES",
     "VAULT",
     "claim_run",
+    "has_records",
     "read_config",
     "read_environment",
     "read_left_out",
@@ -60,7 +61,7 @@ def claim_run(folder: Path, config: Config, *, resume: bool, force: bool) -> Non
         )
     # The next record begins on its own line, and is not hidden by packed ones.
     probes = folder / PROBES
-    if is_written(probes):
+    if has_records(folder):
         probes.write_bytes(whole_lines(probes))
         packed(probes).unlink(missing_ok=True)
 
@@ -81,6 +82,11 @@ def read_environment(folder: Path) -> Environment:
         BenchError: the file is not there or cannot be read.
     """
     return read_json(folder / ENVIRONMENT, Environment, "the environment of a run")
+
+
+def has_records(folder: Path) -> bool:
+    """Whether a fidelity run has left records in a folder."""
+    return is_written(folder / PROBES)
 
 
 def read_probes(folder: Path) -> list[Probe]:

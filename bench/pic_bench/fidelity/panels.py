@@ -1,19 +1,16 @@
-"""The prompts that several arms share, side by side, so that arms are compared prompt by prompt.
-
-Owns grouping and pairing of raw records. It must not compute statistics.
-"""
+"""Raw records grouped by arm and place, so that arms are compared prompt by prompt."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.summary import CONTROLS, Thresholds
 
-__all__ = ["Pairing", "Panel", "make_panels", "pair_arms", "pair_values"]
+__all__ = ["Pairing", "Panel", "make_panels", "pair_arms"]
 
 Unit = tuple[int | None, str]
 """A prompt, with its number of blocks: a prompt's name alone need not tell panels apart."""
@@ -79,31 +76,16 @@ def pair_arms(first: Mapping[Unit, Probe], second: Mapping[Unit, Probe]) -> Pair
     return Pairing(pairs, len(first.keys() | second.keys()) - len(pairs))
 
 
-def pair_values(
-    pairs: Sequence[tuple[Probe, Probe]], value: Callable[[Probe], float | None]
-) -> list[tuple[Probe, float, float]]:
-    """A value of both records of every pair that has it on both sides, behind the first record."""
-    return [
-        (first, a, b) for first, second in pairs if (a := value(first)) is not None and (b := value(second)) is not None
-    ]
-
-
 def _looks(panel: Panel, thresholds: Thresholds) -> list[Panel]:
-    reusing = _reusing(panel, thresholds)
-    return reusing if reusing and reusing[0].arms == panel.arms else [panel, *reusing]
-
-
-def _reusing(panel: Panel, thresholds: Thresholds) -> list[Panel]:
-    """The calls of a trace that reuse much under the default policy; none where there is no such policy."""
-    default = next((arm for (_, name), arm in panel.arms.items() if name == thresholds.default_policy), None)
-    if panel.experiment is not Experiment.TRACE or default is None:
-        return []
+    """The panel, and the calls of a trace that reuse much under the default policy; once where these are all."""
+    default = next((arm for (_, name), arm in panel.arms.items() if name == thresholds.default_policy), {})
     kept = {unit for unit, probe in default.items() if probe.chunk_hit_tokens >= thresholds.min_chunk_hit}
-    if not kept:
-        return []
+    if panel.experiment is not Experiment.TRACE or not kept:
+        return [panel]
     arms = {key: {unit: p for unit, p in arm.items() if unit in kept} for key, arm in panel.arms.items()}
     arms = {key: arm for key, arm in arms.items() if arm}
-    return [Panel(panel.experiment, panel.dtype, panel.source, None, None, thresholds.min_chunk_hit, arms)]
+    reusing = replace(panel, min_chunk_hit=thresholds.min_chunk_hit, arms=arms)
+    return [reusing] if arms == panel.arms else [panel, reusing]
 
 
 def _order(panel: Panel) -> tuple[object, ...]:

@@ -14,10 +14,9 @@ from pic_bench.fidelity.summary import CONTROLS, Cell, seam_of
 from pic_bench.fidelity.tables import UNDECIDED, arm_name
 from pic_bench.report.figures import LINES, Drawing, colour, drawing
 from pic_bench.report.numbers import divergence, plural, points, share, tick
-from pic_bench.report.page import Picture
 from pic_bench.report.stats import Estimate
 
-__all__ = ["by_donors", "by_runs", "by_seam", "by_shift", "scores", "trade_offs"]
+__all__ = ["Curve", "Picture", "by_runs", "by_seam", "by_shift", "curves", "scores", "trade_off", "trade_offs"]
 
 WIDTH, HEIGHT = 540.0, 360.0
 KL = "mean KL of the first token, nats"
@@ -27,6 +26,15 @@ FLOOR = "line-6"
 # A float32 prefix hit differs by 1e-12 and would press everything else together.
 DECADES = 5
 DONORS = {Donors.ISOLATED: "donors alone", Donors.CONTEXT: "donors in context"}
+
+
+class Picture(NamedTuple):
+    """A drawing with the words around it; `name` is the stem of its file."""
+
+    name: str
+    title: str
+    note: str
+    drawing: Drawing
 
 
 class Curve(NamedTuple):
@@ -39,66 +47,31 @@ class Curve(NamedTuple):
 
 def by_seam(cells: Sequence[Cell]) -> Picture | None:
     """KL against seam tokens, a curve for each number of runs; cells of one dtype, data and kind of donors."""
-    kept = [cell for cell in cells if seam_of(cell.arm) is not None]
-    seams = sorted({seam for cell in kept if (seam := seam_of(cell.arm)) is not None})
-    if len(seams) < 2:
-        return None
-    blocks = _columns(kept)
+    at = [(seam, cell) for cell in cells if (seam := seam_of(cell.arm)) is not None]
+    seams = sorted({seam for seam, _ in at})
+    blocks = _columns([cell for _, cell in at])
     series = [
-        Curve(plural(number, "run"), [(seams.index(seam_of(c.arm) or 0), c.kl) for c in kept if c.num_blocks == number])
+        Curve(plural(number, "run"), [(seams.index(seam), c.kl) for seam, c in at if c.num_blocks == number])
         for number in blocks
     ]
-    title = f"KL against seam tokens: {_about(kept)}"
-    drawn = curves(title, seams, series, _floor(cells, blocks[-1:]), "seam tokens")
     note = "A curve for each number of runs, with 95 % intervals over prompts; naive is in the next picture."
-    return _picture("kl-by-seam", title, note, drawn, kept)
+    return _picture("KL against seam tokens", cells, seams, series, blocks[-1:], "seam tokens", note)
 
 
 def by_runs(cells: Sequence[Cell]) -> Picture | None:
     """KL against the number of runs, a curve for each of a few arms."""
-    kept = [cell for cell in cells if cell.arm not in CONTROLS]
-    columns = _columns(kept)
-    if len(columns) < 2:
-        return None
+    columns = _columns([cell for cell in cells if cell.arm not in CONTROLS])
     series = _arms(cells, columns, lambda cell: cell.num_blocks)
-    title = f"KL against number of runs: {_about(kept)}"
-    drawn = curves(title, columns, series, _floor(cells, columns), RUNS)
-    return _picture("kl-by-runs", title, "Naive is spliced without rotation.", drawn, kept)
+    note = "Naive is spliced without rotation."
+    return _picture("KL against number of runs", cells, columns, series, columns, RUNS, note)
 
 
 def by_shift(cells: Sequence[Cell]) -> Picture | None:
     """KL against how far a block was moved."""
-    kept = [cell for cell in cells if cell.arm not in CONTROLS]
-    columns = sorted({cell.shift for cell in kept if cell.shift is not None})
-    if len(columns) < 2:
-        return None
+    columns = sorted({cell.shift for cell in cells if cell.arm not in CONTROLS and cell.shift is not None})
     series = _arms(cells, columns, lambda cell: cell.shift)
-    title = f"KL against shift: {_about(kept)}"
-    drawn = curves(title, columns, series, _floor(cells, None), "positions moved")
     note = "One block, moved; rotated and not rotated."
-    return _picture("kl-by-shift", title, note, drawn, kept)
-
-
-def by_donors(cells: Sequence[Cell]) -> Picture | None:
-    """Isolated against in-context donors, over the number of runs; cells of one dtype and data."""
-    kept = [cell for cell in cells if seam_of(cell.arm) in (0, 1) and cell.donors in DONORS]
-    columns = _columns(kept)
-    if len({cell.donors for cell in kept}) < 2 or not columns:
-        return None
-    series = [
-        Curve(
-            f"{DONORS[donors]}, {arm_name(arm)}",
-            [(columns.index(c.num_blocks or 0), c.kl) for c in kept if (c.donors, c.arm) == (donors, arm)],
-            "-" if arm == "seam-1" else ":",
-        )
-        for donors in DONORS
-        for arm in ("seam-0", "seam-1")
-    ]
-    some = [curve for curve in series if curve.points]
-    about = _dtype_and_source(kept)
-    title = f"Donors alone against donors in context: {about}"
-    drawn = curves(title, columns, some, _floor(cells, columns), RUNS)
-    return Picture(_slug("donors", *about.split(", ")), title, "Same prompts, same blocks.", drawn)
+    return _picture("KL against shift", cells, columns, series, None, "positions moved", note)
 
 
 def scores(cells: Sequence[Cell]) -> Picture | None:
@@ -146,10 +119,10 @@ def trade_offs(cells: Sequence[Cell]) -> Iterator[Picture]:
     some = f", {kept[0].min_chunk_hit} or more chunk-hit tokens" if kept[0].min_chunk_hit else ", all measured calls"
     about = _dtype_and_source(kept) + some
     exact = [cell for cell in cells if cell.arm == "exact"]
-    for what, name, of in (("Top-1 agreement", "top-1", _top1), ("KL", "kl", _kl)):
+    for what, name in (("Top-1 agreement", "top-1"), ("KL", "kl")):
         is_share = name == "top-1"
-        band = {arm_name("exact"): of(exact[0])} if exact else {}
-        named = {cell.arm: (shares[cell.arm], of(cell)) for cell in kept}
+        band = {arm_name(cell.arm): cell.top1 if is_share else cell.kl for cell in exact[:1]}
+        named = {cell.arm: (shares[cell.arm], cell.top1 if is_share else cell.kl) for cell in kept}
         title = f"{what} against computed tokens: {about}"
         drawn = trade_off(title, named, band, what if is_share else KL)
         note = f"{'Up' if is_share else 'Down'} is closer to the full prefill, left computes less. "
@@ -273,8 +246,23 @@ def _floor(cells: Sequence[Cell], columns: Sequence[int] | None) -> dict[str, Es
     return {}
 
 
-def _picture(what: str, title: str, note: str, drawn: Drawing, cells: Sequence[Cell]) -> Picture:
-    return Picture(_slug(what, cells[0].dtype, cells[0].source, cells[0].donors.value), title, note, drawn)
+def _picture(
+    what: str,
+    cells: Sequence[Cell],
+    slots: Sequence[int],
+    series: Sequence[Curve],
+    floor_at: Sequence[int] | None,
+    axis: str,
+    note: str,
+) -> Picture | None:
+    """Curves of cells of one dtype, data and kind of donors; None of a single slot."""
+    if len(slots) < 2:
+        return None
+    cell = next(cell for cell in cells if cell.arm not in CONTROLS)
+    title = f"{what}: {_dtype_and_source([cell])}, {DONORS.get(cell.donors, cell.donors.value)}"
+    drawn = curves(title, slots, series, _floor(cells, floor_at), axis)
+    name = what.replace("against", "by").replace("number of ", "").replace(" tokens", "")
+    return Picture(_slug(name, cell.dtype, cell.source, cell.donors.value), title, note, drawn)
 
 
 def _columns(cells: Sequence[Cell]) -> list[int]:
@@ -285,21 +273,9 @@ def _dtype_and_source(cells: Sequence[Cell]) -> str:
     return f"{cells[0].dtype}, {cells[0].source}"
 
 
-def _about(cells: Sequence[Cell]) -> str:
-    return f"{_dtype_and_source(cells)}, {DONORS.get(cells[0].donors, cells[0].donors.value)}"
-
-
 def _slug(*words: str) -> str:
     return "plot-" + "-".join(re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-") for word in words)
 
 
 def _says(estimate: Estimate, write: Callable[[float], str]) -> str:
     return f"{write(estimate.value)} [{write(estimate.low)}, {write(estimate.high)}], n = {estimate.n}"
-
-
-def _top1(cell: Cell) -> Estimate:
-    return cell.top1
-
-
-def _kl(cell: Cell) -> Estimate:
-    return cell.kl

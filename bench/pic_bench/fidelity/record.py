@@ -89,6 +89,16 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The end of the prompt and both answers, for the list of the worst."""
 
     @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that the model prefilled."""
+        return self.prompt_tokens - self.prefix_hit_tokens - self.chunk_hit_tokens
+
+    @property
+    def agrees_to_end(self) -> bool:
+        """Whether all greedy tokens are the full prefill's."""
+        return (self.agreed_tokens or 0) >= self.greedy_tokens
+
+    @property
     def unit(self) -> str:
         """What an interval draws as one: records that share text and so resemble each other.
 

@@ -17,7 +17,7 @@ from pic_bench.fidelity.record import Experiment, Probe
 from pic_bench.fidelity.sections import Section, make_sections
 from pic_bench.fidelity.summary import Summary, Thresholds, Worst
 from pic_bench.fidelity.tables import UNDECIDED, arm_name, comparisons_table, telling_table
-from pic_bench.out_folder import CONFIG, ENVIRONMENT, write_json
+from pic_bench.out_folder import CONFIG, ENVIRONMENT, read_json, write_json
 from pic_bench.report.numbers import divergence
 from pic_bench.report.page import render_pages, render_text
 from sglang_pic.errors import BenchError
@@ -51,7 +51,7 @@ def write_report(folder: Path, thresholds: Thresholds | None = None) -> Summary:
     sections = make_sections(summary)
     pictures = [picture for section in sections for picture in section.pictures]
     title = f"Fidelity of {summary.model}"
-    pages = render_pages("fidelity.md.j2", title, pictures, **_values(summary, sections))
+    pages = render_pages("fidelity.md.j2", title, {p.name: p.drawing for p in pictures}, **_values(summary, sections))
     write_json(folder / "summary.json", summary)
     (folder / "report.md").write_text(pages.markdown, "utf8")
     (folder / "report.html").write_text(pages.html, "utf8")
@@ -63,8 +63,9 @@ def write_report(folder: Path, thresholds: Thresholds | None = None) -> Summary:
     return summary
 
 
-def headline(summary: Summary) -> str:
-    """The cells that say most, as a person reads them in a terminal."""
+def headline(folder: Path) -> str:
+    """The cells of a report that say most, as a person reads them in a terminal."""
+    summary = read_json(folder / "summary.json", Summary, "of a fidelity run")
     return render_text("fidelity_overview.md.j2", summary=summary, table=telling_table(summary.cells), mark=UNDECIDED)
 
 

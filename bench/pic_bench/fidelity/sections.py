@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from pic_bench.fidelity.pictures import by_donors, by_runs, by_seam, by_shift, scores, trade_offs
+from pic_bench.fidelity.pictures import Picture, by_runs, by_seam, by_shift, scores, trade_offs
 from pic_bench.fidelity.record import Donors, Experiment
 from pic_bench.fidelity.summary import CONTROLS, Cell, Summary
 from pic_bench.fidelity.tables import crossed, detail_table, kl_cell, question_table, top1_cell, trace_table
 from pic_bench.report.markdown import Table
-from pic_bench.report.page import Picture
 
 __all__ = ["Section", "Titled", "make_sections"]
 
@@ -48,7 +47,6 @@ def _grid(cells: Sequence[Cell]) -> Section:
     for about, some in _by_donors(cells):
         tables += _tables(about, some, lambda cell: cell.num_blocks, "runs spliced")
         pictures += _drawn(by_seam(some), by_runs(some))
-    pictures += _drawn(*(by_donors(some) for some in _places(cells).values()))
     return Section("Seam tokens, number of runs, donors", tables, pictures)
 
 

@@ -1,3 +1,1 @@
 """Reports of runs: tables, pictures and pages made from a run's folder alone."""
-
-from __future__ import annotations

@@ -25,30 +25,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write report.md, report.html and the drawings again, of several runs into a folder of their own; returns 0.
+    """Write report.md, report.html, the drawings and summary.json again, of several runs into a folder of their own.
 
-    So is summary.json: all of a fidelity run's, and of a comparison what compares its arms.
+    Returns:
+        0.
 
     Raises:
         BenchError: the folder is neither a finished comparison nor a fidelity run with records, or several are not
             runs that go together.
         ConfigError: `--out` is missing, needless or cannot be used.
     """
-    from pic_traces.packed import is_written
-
-    from pic_bench.fidelity.folder import PROBES
-
-    folder = _together(args) if len(args.folder) > 1 else args.folder[0]
-    if folder is not args.out and (args.out is not None or args.force):
-        raise ConfigError("--out and --force are for several folders; the report of one is written into it.")
-    if is_written(folder / PROBES):
-        _fidelity(folder, as_json=args.json)
-        return 0
+    from pic_bench.fidelity.folder import has_records
+    from pic_bench.fidelity.merge import merge_runs
+    from pic_bench.fidelity.report import write_report
     from pic_bench.out_folder import scenes_of
     from pic_bench.report.report import write_reports
     from pic_bench.report.scenes import write_scenes
 
-    if scenes_of(folder):
+    folder: Path = args.folder[0]
+    if len(args.folder) > 1:
+        if args.out is None:
+            raise ConfigError("several folders: say with --out where they are put together.")
+        folder = args.out
+        merge_runs(args.folder, folder, force=args.force)
+    elif args.out is not None or args.force:
+        raise ConfigError("--out and --force are for several folders; the report of one is written into it.")
+    if has_records(folder):
+        write_report(folder)
+    elif scenes_of(folder):
         write_scenes(folder)
     else:
         write_reports(folder)
@@ -57,35 +61,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_result(folder: Path, *, as_json: bool) -> None:
-    """Print summary.json, or what the report says first and where the page lies, to stdout."""
+    """Print summary.json, or what the report of a run says first and where the page lies, to stdout."""
     from pic_bench.compare.run_folder import load_run, load_scenes
+    from pic_bench.fidelity.folder import has_records
+    from pic_bench.fidelity.report import headline
     from pic_bench.report.report import overview
     from pic_bench.report.scenes import closing_lines
 
     if as_json:
         print((folder / "summary.json").read_text("utf8"), end="")
-    elif runs := load_scenes(folder):
-        print(closing_lines(folder, runs))
-    else:
-        print(f"{overview(load_run(folder))}\nReport: {folder / 'report.html'}")
-
-
-def _together(args: argparse.Namespace) -> Path:
-    from pic_bench.fidelity.merge import merge_runs
-
-    if args.out is None:
-        raise ConfigError("several folders: say with --out where they are put together.")
-    merge_runs(args.folder, args.out, force=args.force)
-    out: Path = args.out
-    return out
-
-
-def _fidelity(folder: Path, *, as_json: bool) -> None:
-    from pic_bench.fidelity.report import headline, write_report
-
-    summary = write_report(folder)
-    if as_json:
-        print((folder / "summary.json").read_text("utf8"), end="")
         return
-    print(headline(summary))
+    if has_records(folder):
+        print(headline(folder))
+    elif runs := load_scenes(folder):
+        print(closing_lines(runs))
+    else:
+        print(overview(load_run(folder)))
     print(f"Report: {folder / 'report.html'}")

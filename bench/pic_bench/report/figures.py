@@ -13,68 +13,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-__all__ = ["CHART_STYLE", "LINES", "Drawing", "colour", "drawing", "log_ticks", "theme"]
+__all__ = ["LINES", "THEME", "Drawing", "colour", "drawing", "log_ticks"]
 
-# Blue, orange, green and purple of the Okabe-Ito palette, distinct under the common colour blindnesses, with greys for
-# stock and for computed tokens. The dark colours keep hue and order, with a contrast of 3:1 or more on the ground.
-_LIGHT = {
-    **{"ground": "#ffffff", "panel": "#f6f7f9", "ink": "#1c2430", "muted": "#5b6675", "rule": "#d9dee5"},
-    **{"prefix": "#0072b2", "chunk": "#e69f00", "computed": "#c3cad3", "differs": "#fbe3c0"},
-    **{"on-prefix": "#ffffff", "on-chunk": "#221800", "on-computed": "#1c2430"},
-    **{"stock": "#5b6675", "stock-again": "#8b96a5", "stock-cold": "#7a6f5d", "pic": "#009e73", "pic-off": "#b8578f"},
-    **{"line-1": "#0072b2", "line-2": "#b86e00", "line-3": "#00805c", "line-4": "#a8467c", "line-5": "#6a51c7"},
-    "line-6": "#5b6675",
-}
-_DARK = {
-    **{"ground": "#12161c", "panel": "#1a2029", "ink": "#e7ecf2", "muted": "#9ba7b6", "rule": "#333d4a"},
-    **{"prefix": "#3d9bdc", "chunk": "#f0b23a", "computed": "#515c6b", "differs": "#5a4312"},
-    **{"on-prefix": "#04121d", "on-chunk": "#221800", "on-computed": "#f0f3f7"},
-    **{"stock": "#aab4c1", "stock-again": "#7f8b9a", "stock-cold": "#c4b49a", "pic": "#2fc795", "pic-off": "#de86b8"},
-    **{"line-1": "#5ab4ec", "line-2": "#f0b23a", "line-3": "#2fc795", "line-4": "#de86b8", "line-5": "#a996f2"},
-    "line-6": "#aab4c1",
-}
+_FILES = Path(__file__).parent / "templates"
+THEME = (_FILES / "theme.css").read_text("utf8")
+"""The style sheet of drawings: every colour, light (also on paper) and dark, and the font.
+
+Blue, orange, green and purple are of the Okabe-Ito palette, distinct under the common colour blindnesses; greys are for
+stock and for computed tokens. The dark colours have a contrast of 3:1 or more on the ground.
+"""
 LINES = tuple(f"line-{number}" for number in range(1, 7))
-_STAND_INS = {name: f"#0100{number:02x}" for number, name in enumerate(_LIGHT)}
-
-CHART_STYLE = """svg text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
-svg .title{font-size:16px;font-weight:650;fill:var(--ink)}svg .sub{font-size:12.5px;fill:var(--muted)}
-svg *{stroke-linejoin:round}"""
-
+_NAMES = dict.fromkeys(re.findall(r"--([a-z0-9-]+):", THEME))
+_STAND_INS = {name: f"#0100{number:02x}" for number, name in enumerate(_NAMES)}
 _SETTINGS: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.size": 12,
-    "text.parse_math": False,
-    "axes.spines.left": False,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.titlesize": 13,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.titlepad": 10,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "ytick.left": False,
-    "ytick.major.pad": 6,
-    "legend.frameon": False,
-    "legend.borderaxespad": 0,
-    "legend.handlelength": 1.8,
-    "legend.columnspacing": 1.4,
-    "legend.fontsize": 12,
-    "text.color": _STAND_INS["ink"],
-    "axes.titlecolor": _STAND_INS["ink"],
-    "axes.edgecolor": _STAND_INS["muted"],
-    "axes.labelcolor": _STAND_INS["muted"],
-    "xtick.color": _STAND_INS["muted"],
-    "ytick.color": _STAND_INS["muted"],
+    **mpl.rc_params_from_file(_FILES / "charts.mplstyle", use_default_template=False),
+    **dict.fromkeys(("text.color", "axes.titlecolor"), _STAND_INS["ink"]),
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _STAND_INS["muted"]),
     "grid.color": _STAND_INS["rule"],
 }
 
@@ -97,7 +58,7 @@ class Drawing:
         pad, top = 20, 60
         width, height = self.width + 2 * pad, self.height + top + 12
         parts = [
-            f"<style>{theme('svg')}{CHART_STYLE}</style>",
+            f"<style>{THEME}</style>",
             f'<rect width="{width:g}" height="{height:g}" rx="10" style="fill:var(--ground)"/>',
             f'<text x="{pad}" y="28" class="title">{escape(title)}</text>',
             f'<text x="{pad}" y="48" class="sub">{escape(subtitle)}</text>',
@@ -127,13 +88,6 @@ def drawing(label: str, width: float, height: float) -> Iterator[tuple[Drawing, 
 def colour(name: str) -> str:
     """The stand-in for a variable of the theme, as matplotlib's colour."""
     return _STAND_INS[name]
-
-
-def theme(root: str) -> str:
-    """The style sheet that defines every colour on the elements that `root` selects: light, dark, and paper (light)."""
-    light, dark = (";".join(f"--{name}:{value}" for name, value in names.items()) for names in (_LIGHT, _DARK))
-    dark_rule = f"@media (prefers-color-scheme:dark){{{root}{{{dark}}}}}"
-    return f"{root}{{{light}}}\n{dark_rule}\n@media print{{{root}{{{light}}}}}\n"
 
 
 def log_ticks(axes: Axes, which: str, write: Callable[[float], str], *, most: int = 7) -> None:

@@ -6,7 +6,7 @@ What the templates are given is escaped as it is put in, except for what they es
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import NamedTuple
 
@@ -15,19 +15,10 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from pic_bench.report import numbers
-from pic_bench.report.figures import CHART_STYLE, Drawing, theme
+from pic_bench.report.figures import Drawing
 from pic_bench.report.markdown import Table, markdown_table
 
-__all__ = ["Pages", "Picture", "render_pages", "render_text"]
-
-
-class Picture(NamedTuple):
-    """A drawing with the words around it; `name` is the stem of its file."""
-
-    name: str
-    title: str
-    note: str
-    drawing: Drawing
+__all__ = ["Pages", "render_pages", "render_text"]
 
 
 class Pages(NamedTuple):
@@ -37,25 +28,20 @@ class Pages(NamedTuple):
     html: str
 
 
-def render_pages(template: str, title: str, pictures: Sequence[Picture], **values: object) -> Pages:
+def render_pages(template: str, title: str, drawings: Mapping[str, Drawing], **values: object) -> Pages:
     """Both forms of a report.
 
     Args:
-        template: a Markdown template, which gets `values` and `html`, whether the text is for the page.
+        template: a Markdown template, which gets `title`, `values` and `html`, whether the text is for the page.
         title: of the page, as plain text.
-        pictures: what the text may show as `![...](NAME.svg)`.
+        drawings: what the text may show as `![title](NAME.svg "note")`, by name.
     """
-    body = _MARKDOWN.render(render_text(template, html=True, title=title, pictures=pictures, **values))
+    body = _MARKDOWN.render(render_text(template, html=True, title=title, **values))
     body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
     body = _BOUNDS.sub(r"<small>\1</small>", body.replace(' style="text-align:right"', ""))
-    by_name = {picture.name: picture for picture in pictures}
-    body = _IMAGES.sub(lambda found: _figures(found[0], by_name), body)
-    page = (
-        _templates()
-        .get_template("page.html.j2")
-        .render(title=Markup(escape(title)), style=Markup(theme(":root") + CHART_STYLE), body=Markup(body))
-    )
-    return Pages(render_text(template, html=False, title=title, pictures=pictures, **values), page)
+    body = _IMAGES.sub(lambda found: _figures(found[0], drawings), body)
+    page = _templates().get_template("page.html.j2").render(title=Markup(escape(title)), body=Markup(body))
+    return Pages(render_text(template, html=False, title=title, **values), page)
 
 
 def render_text(template: str, **values: object) -> str:
@@ -67,19 +53,17 @@ def render_text(template: str, **values: object) -> str:
 _MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
 _EMPTY_LINES = re.compile(r"\n{3,}")
 _IMAGES = re.compile(r"<p>(?:<img [^>]*>\s*)+</p>")
-_SOURCE = re.compile(r'src="([^"]+)\.svg"')
+_IMAGE = re.compile(r'<img src="([^"]+)\.svg" alt="([^"]*)" title="([^"]*)"')
 _BOUNDS = re.compile(r"(\[[^\]<>]+\])(?=[^<]*</td>)")
 
 
-def _figures(images: str, pictures: Mapping[str, Picture]) -> str:
+def _figures(images: str, drawings: Mapping[str, Drawing]) -> str:
     """Drawings side by side where there is room; a drawing alone takes the whole width."""
-    shown = [pictures[name] for name in _SOURCE.findall(images)]
     figures = [
-        f"<figure><h3>{escape(picture.title)}</h3><p>{escape(picture.note)}</p>"
-        f'<div class="draw">{picture.drawing.inline()}</div></figure>'
-        for picture in shown
+        f'<figure><h3>{title}</h3><p>{note}</p><div class="draw">{drawings[name].inline()}</div></figure>'
+        for name, title, note in _IMAGE.findall(images)
     ]
-    return f'<div class="{"charts" if len(shown) > 1 else "chart"}">{"".join(figures)}</div>'
+    return f'<div class="{"charts" if len(figures) > 1 else "chart"}">{"".join(figures)}</div>'
 
 
 def _templates() -> Environment:

@@ -11,7 +11,7 @@ from pic_bench.out_folder import write_json
 from pic_bench.report import charts
 from pic_bench.report.markdown import Table
 from pic_bench.report.numbers import count, percent, plural, seconds, times
-from pic_bench.report.page import Picture, render_pages
+from pic_bench.report.page import render_pages
 from pic_bench.report.report import write_reports
 
 __all__ = ["closing_lines", "write_scenes"]
@@ -32,13 +32,13 @@ def write_scenes(folder: Path) -> dict[str, Run]:
     title = _title(runs)
     drawn = charts.scenes([run.summary for run in runs.values()])
     note = "Grey is stock SGLang, green the patched server, on the same requests."
-    picture = Picture("report", "Stock against patched", note, drawn)
     first = next(iter(runs.values()))
     pages = render_pages(
         "scenes.md.j2",
         title,
-        [picture],
+        {"report": drawn},
         runs=runs,
+        note=note,
         table=scenes_table(runs),
         environment=first.environment,
         summary=first.summary,
@@ -68,8 +68,8 @@ def scenes_table(runs: Mapping[str, Run]) -> Table:
     return Table(header, [[label, *(_cell(run, row) for run in runs.values())] for label, row in rows])
 
 
-def closing_lines(folder: Path, runs: Mapping[str, Run]) -> str:
-    """The six lines that the terminal ends with: what every scene saves, how far answers agree, where the report is."""
+def closing_lines(runs: Mapping[str, Run]) -> str:
+    """What the terminal says, before where the report lies: what every scene saves, and how far answers agree."""
     rows = [["", *(run.summary.trace.name for run in runs.values())]]
     for label, row in (
         ("Tokens computed, of stock's", _tokens),
@@ -79,7 +79,7 @@ def closing_lines(folder: Path, runs: Mapping[str, Run]) -> str:
         rows.append([label, *(_cell(run, row) for run in runs.values())])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join([*lines, _conditions(next(iter(runs.values()))), f"Report: {folder / 'report.html'}"])
+    return "\n".join([*lines, _conditions(next(iter(runs.values())))])
 
 
 def _cell(run: Run, row: Row) -> str:

@@ -115,9 +115,9 @@ def bootstrap_median(values: Sequence[float], *, seed: int, resamples: int = 10_
 
 def bootstrap(
     values: Sequence[float],
-    statistic: Statistic = Statistic.MEAN,
-    *,
     units: Sequence[Hashable] | None = None,
+    *,
+    statistic: Statistic = Statistic.MEAN,
     seed: int = 0,
 ) -> Estimate:
     """A statistic of `values`, which must not be empty, over resamples of them; differences of pairs are values too.
@@ -171,17 +171,9 @@ def _medians(data: np.ndarray, weights: np.ndarray) -> np.ndarray:
 @lru_cache(maxsize=4)
 def _counts(size: int, seed: int) -> np.ndarray:
     """How often every value is in every resample, `[RESAMPLES, size]`: one product then sums all resamples."""
-    rows = np.arange(RESAMPLES)[:, None] * size
-    counted = np.bincount((_draws(size, seed) + rows).ravel(), minlength=RESAMPLES * size)
-    return counted.reshape(RESAMPLES, size).astype(float)
-
-
-@lru_cache(maxsize=4)
-def _draws(size: int, seed: int) -> np.ndarray:
-    """Indices of all resamples, `[RESAMPLES, size]`; read only, because every sample of this size shares them."""
     draws = np.random.default_rng(seed).integers(0, size, size=(RESAMPLES, size), dtype=np.int32)
-    draws.setflags(write=False)
-    return draws
+    counted = np.bincount((draws + np.arange(RESAMPLES)[:, None] * size).ravel(), minlength=RESAMPLES * size)
+    return counted.reshape(RESAMPLES, size).astype(float)
 
 
 def _estimate(value: float, resampled: np.ndarray, size: int) -> Estimate:

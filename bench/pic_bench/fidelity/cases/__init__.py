@@ -1,3 +1,1 @@
 """What every experiment serves: prompts with the requests that compute their donors, and the calls of a trace."""
-
-from __future__ import annotations
