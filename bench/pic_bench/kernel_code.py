@@ -1,8 +1,8 @@
-"""What Triton makes of the fused kernels for a GPU that need not be here: access widths, registers, spills.
+"""What Triton makes of the fused kernel for a GPU that need not be here: access widths, registers, spills.
 
-Owns `python -m pic_bench.kernel_code`. Compiles every shape as a launch would, disassembles it and counts. A kernel is
-good when all rows move in 16-byte accesses, nothing lies in local or shared memory and registers leave room for enough
-threads; anything else fails the command. Says nothing about time.
+Compiles every shape as a launch would, disassembles the code and counts. A kernel is good when all rows move in 16-byte
+accesses, nothing lies in local or shared memory and registers leave room for enough threads; anything else fails the
+command. Says nothing about time.
 """
 
 from __future__ import annotations
@@ -13,25 +13,27 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import torch
 
+from pic_bench.gpu.kernel_pool import SHAPES, Shape
+from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError
 
 if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import CompiledKernel
 
-__all__ = ["CASES", "KernelCode", "Shape", "main", "measure"]
+__all__ = ["CASES", "KernelCode", "main", "measure"]
 
 
 class KernelCode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The machine code of one kernel at one shape."""
 
-    schema_version: int = 1
+    schema_version: int = 2
     model: str
     op: str
     dtype: str
@@ -50,65 +52,47 @@ class KernelCode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Loads of what is neither slot, shift, angle nor address, by width in bytes."""
     row_stores: dict[int, int]
     """Stores by width in bytes."""
-    local_accesses: int
-    shared_accesses: int
 
     @property
     def is_good(self) -> bool:
         """16 bytes at a time, nothing outside registers."""
-        beside = self.stack_bytes + self.shared_bytes + self.local_accesses + self.shared_accesses
-        return not beside and set(self.row_stores) == {16} and self.row_loads == self.row_stores
+        in_memory = self.stack_bytes + self.shared_bytes
+        return not in_memory and set(self.row_stores) == {16} and self.row_loads == self.row_stores
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """KV rows of a model; `latent` is 0 where keys and values have buffers of their own."""
-
-    heads: int
-    dim: int
-    rotary_dim: int
-    is_neox: bool = True
-    latent: int = 0
-
-
-_LLAMA: Final = Shape(heads=8, dim=128, rotary_dim=128)
-_DEEPSEEK: Final = Shape(heads=1, dim=576, rotary_dim=64, is_neox=False, latent=512)
-CASES: Final[tuple[tuple[str, Shape, torch.dtype], ...]] = (
-    ("DeepSeek-V2-Lite", _DEEPSEEK, torch.bfloat16),
-    ("DeepSeek-V2-Lite", _DEEPSEEK, torch.float8_e4m3fn),
-    ("Llama-3.1-8B", _LLAMA, torch.bfloat16),
-    ("Llama-3.1-8B", _LLAMA, torch.float16),
-    ("Llama-3.1-8B", _LLAMA, torch.float32),
-    ("Llama-3.1-8B", _LLAMA, torch.float8_e4m3fn),
-    ("SmolLM2-135M", Shape(heads=3, dim=64, rotary_dim=64), torch.bfloat16),
-    ("Phi-2 (partial)", Shape(heads=32, dim=80, rotary_dim=32), torch.bfloat16),
-    ("GLM-4-9B (partial)", Shape(heads=2, dim=128, rotary_dim=64, is_neox=False), torch.bfloat16),
-)
+_SHAPES: Final = SHAPES | {
+    "Phi-2 (partial)": Shape(heads=32, dim=80, rotary_dim=32),
+    "GLM-4-9B (partial)": Shape(heads=2, dim=128, rotary_dim=64, is_neox=False),
+}
+_DTYPES: Final = {
+    "DeepSeek-V2-Lite": (torch.bfloat16, torch.float8_e4m3fn),
+    "Llama-3.1-8B": (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn),
+    "SmolLM2-135M": (torch.bfloat16,),
+    "Phi-2 (partial)": (torch.bfloat16,),
+    "GLM-4-9B (partial)": (torch.bfloat16,),
+}
+CASES: Final = [(model, _SHAPES[model], dtype) for model, dtypes in _DTYPES.items() for dtype in dtypes]
 _REGISTERS_PER_SM: Final = 65_536
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile, count and print; 1 if a kernel is not as wanted."""
+    assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m pic_bench.kernel_code", description=__doc__.splitlines()[0])
     parser.add_argument("--arch", type=int, default=90, help="compute capability, 90 for sm_90")
     parser.add_argument("--json", action="store_true", help="one JSON object per kernel")
     args = parser.parse_args(argv)
-    if not args.json:
-        columns = ("loads", "stores", "local", "shared", "registers", "threads", "SASS")
-        print(f"{'model':20}{'op':12}{'dtype':15}" + "".join(f"{column:>11}" for column in columns))
-    is_good = True
     try:
-        for model, shape, dtype in CASES:
-            code = measure(model, shape, dtype, args.arch)
-            is_good &= code.is_good
-            print(msgspec.json.encode(code).decode() if args.json else _line(code), flush=True)
+        codes = [measure(model, shape, dtype, args.arch) for model, shape, dtype in CASES]
     except BenchError as error:
         print(error, file=sys.stderr)
         return 1
-    if not args.json:
-        print(
-            "\nloads, stores: of rows, count x bytes; local, shared: bytes; threads: a multiprocessor's, by registers."
-        )
-    return 0 if is_good else 1
+    if args.json:
+        print("\n".join(msgspec.json.encode(code).decode() for code in codes))
+    else:
+        print(markdown_table(Table(_HEADER, [_row(code) for code in codes])))
+        print("\nloads, stores: of rows, count x bytes; local, shared: bytes; threads: room by registers, of 2,048")
+    return 0 if all(code.is_good for code in codes) else 1
 
 
 def measure(model: str, shape: Shape, dtype: torch.dtype, arch: int) -> KernelCode:
@@ -127,7 +111,6 @@ def measure(model: str, shape: Shape, dtype: torch.dtype, arch: int) -> KernelCo
         usage, sass = _resources(compiled.asm["cubin"]), compiled.asm["sass"]
     except (OSError, RuntimeError, TypeError, subprocess.CalledProcessError) as error:
         raise BenchError(f"{model}, {dtype}: cannot be compiled for sm_{arch} here: {error}") from error
-    accesses = Counter(re.findall(r"\b((?:LDG|STG|LDL|STL|LDS|STS|LDSM|STSM)\b[.\w]*)", sass))
     loads, stores = _row_accesses(compiled.asm["ptx"])
     return KernelCode(
         model=model,
@@ -142,8 +125,6 @@ def measure(model: str, shape: Shape, dtype: torch.dtype, arch: int) -> KernelCo
         instructions=sass.count(";"),
         row_loads=loads,
         row_stores=stores,
-        local_accesses=sum(count for name, count in accesses.items() if name.startswith(("LDL", "STL"))),
-        shared_accesses=sum(count for name, count in accesses.items() if name.startswith(("LDS", "STS"))),
     )
 
 
@@ -176,25 +157,27 @@ def _row_accesses(ptx: str) -> tuple[dict[int, int], dict[int, int]]:
     Everything stored is a row. Loads of rows are the masked ones of a type that is also stored: slots, shifts and
     addresses are single 64-bit numbers, angles are not masked. Rows read in narrower words show in the number.
     """
-    loads, stores = (Counter(re.findall(rf"@!?%p\d+ {op}\.global\S*?((?:\.v\d)?\.b\d+)", ptx)) for op in ("ld", "st"))
-    return _by_width({kind: loads[kind] for kind in stores}), _by_width(stores)
+    found = Counter(re.findall(r"@!?%p\d+ (ld|st)\.global\S*?(?:\.v(\d))?\.b(\d+)", ptx))
+    loads: Counter[int] = Counter()
+    stores: Counter[int] = Counter()
+    for (op, lanes, bits), count in found.items():
+        if op == "st":
+            width = int(lanes or 1) * int(bits) // 8
+            loads[width] += found["ld", lanes, bits]
+            stores[width] += count
+    return dict(loads), dict(stores)
 
 
-def _by_width(kinds: Mapping[str, int]) -> dict[int, int]:
-    widths: Counter[int] = Counter()
-    for kind, count in kinds.items():
-        lanes, bits = re.fullmatch(r"(?:\.v(\d))?\.b(\d+)", kind).groups()  # type: ignore[union-attr]
-        widths[int(lanes or 1) * int(bits) // 8] += count
-    return dict(widths)
+_HEADER: Final = ["model", "op", "dtype", "loads", "stores", "local", "shared", "registers", "threads", "SASS", "good"]
 
 
-def _line(code: KernelCode) -> str:
+def _row(code: KernelCode) -> list[str]:
     loads, stores = (
         " + ".join(f"{count}x{width}" for width, count in kinds.items()) for kinds in (code.row_loads, code.row_stores)
     )
-    cells = (loads, stores, code.stack_bytes, code.shared_bytes, code.registers, code.threads_per_sm, code.instructions)
-    verdict = "" if code.is_good else "   NOT AS WANTED"
-    return f"{code.model:20}{code.op:12}{code.dtype:15}" + "".join(f"{cell!s:>11}" for cell in cells) + verdict
+    counts = (code.stack_bytes, code.shared_bytes, code.registers, code.threads_per_sm, code.instructions)
+    verdict = "yes" if code.is_good else "NO"
+    return [code.model, code.op, code.dtype, loads, stores, *map(str, counts), verdict]
 
 
 if __name__ == "__main__":

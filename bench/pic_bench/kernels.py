@@ -1,9 +1,9 @@
 """Time of a splice, by model shape, length and slot order, beside four other ways to the same rows.
 
-Owns `python -m pic_bench.kernels` (`make bench-kernels`), the same file on a CPU and on a GPU. Correctness first: a
-case with a wrong row is not timed and fails the run. Ways are timed in turns, so that a noisy machine is unfair to all
-of them alike; the pool is larger than the caches and every call moves other rows. Bytes are those read plus those
-written. Where other programs run on the same cores, set OMP_WAIT_POLICY=PASSIVE, as the CPU platform does for servers.
+Correctness first: a case with a wrong row is not timed and fails the run. Ways are timed in turns, so that a noisy
+machine is unfair to all of them alike; the pool is larger than the caches and every call moves other rows. Bytes are
+those read plus those written. On a CPU set OMP_WAIT_POLICY=PASSIVE where other programs run on the same cores, as the
+CPU platform does for servers.
 
     copy            a plain copy of as many bytes of the same memory
     move, rope      `move_kv_cache`'s copy of every buffer, then a RoPE per layer (FlashInfer's where there is one)
@@ -16,8 +16,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -31,12 +31,13 @@ from tqdm import tqdm
 
 from pic_bench.compare.summary import write_json
 from pic_bench.environment import Environment, capture_environment
-from pic_bench.kernel_pool import PAGE_SIZE, ROW_SHAPES, SHAPES, SLOT_ORDERS, Pool, Shape, Window, make_window
-from pic_bench.kernel_prefill import PrefillTiming, time_prefill
+from pic_bench.gpu.kernel_pool import PAGE_SIZE, ROW_SHAPES, SHAPES, SLOT_ORDERS, Pool, Shape, Window, make_window
+from pic_bench.gpu.kernel_prefill import PrefillTiming, time_prefill
+from pic_bench.gpu.timing import Timing, device_seconds, host_seconds, take_turns
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError
 
-__all__ = ["KernelTiming", "main"]
+__all__ = ["KernelResult", "KernelTiming", "main"]
 
 _SWITCH: Final = "SGLANG_PIC_KERNELS"
 _TOKENS: Final = (16, 128, 512, 1_504, 8_192, 32_768)
@@ -45,21 +46,7 @@ _ALL_ORDERS_AT: Final = 1_504
 _END_TO_END_TOKENS: Final = 128
 _MOVED_BYTES: Final = 1 << 28
 _MAX_WINDOWS: Final = 8
-_WARMUP: Final = 2
 _SLOW_WAYS_S: Final = 1.0
-# GPU cycles that keep the device busy while the host queues a call, so that events time the device alone.
-_SPIN_CYCLES: Final = 2_000_000
-
-
-class Times(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Samples of one way, in the order they were taken, and their percentiles; milliseconds."""
-
-    samples_ms: list[float]
-    p10_ms: float
-    p50_ms: float
-    p90_ms: float
-    gb_s: float
-    """Read plus written, at the median."""
 
 
 class KernelTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,22 +65,29 @@ class KernelTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     bytes_moved: int
     rel_l2: float
     """Largest error of a layer's keys against the float32 reference; copied bytes are equal, or nothing is timed."""
-    splice: Times
-    copy: Times
-    move_then_rope: Times
-    reference: Times
-    share_of_copy: float
-    """Bandwidth of the splice over that of the copy: the median of the ratios of neighbouring samples."""
+    splice: Timing
+    copy: Timing
+    move_then_rope: Timing
+    reference: Timing
     call_ms: float
     """Median time from a call on an idle device until it is idle again."""
     compute_ms: float | None
     """Computing the rows of these layers again, estimated; `None` for a shape that is no model."""
 
+    @property
+    def share_of_copy(self) -> float:
+        """Bandwidth of the splice over that of the copy: the median of the ratios of neighbouring samples."""
+        return median(c / s for c, s in zip(self.copy.samples_ms, self.splice.samples_ms, strict=True))
+
+    def gb_s(self, way: Timing) -> float:
+        """Bytes read plus written a second, at the median."""
+        return self.bytes_moved / way.p50_ms / 1e6
+
 
 class KernelResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the benchmark writes with `--out`."""
 
-    schema_version: int = 2
+    schema_version: int = 3
     environment: Environment
     device: str
     threads: int
@@ -103,23 +97,18 @@ class KernelResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefill: PrefillTiming | None
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run the benchmark: a table, and one JSON line at the end, on stdout."""
-    parser = _parser()
-    args = parser.parse_args(argv)
-    tokens = args.tokens or list(_TOKENS)
-    if args.repeats < 1 or any(n < PAGE_SIZE or n % PAGE_SIZE for n in tokens):
-        parser.error(f"--tokens {tokens}: multiples of {PAGE_SIZE}; --repeats {args.repeats}: 1 or more")
+    args = _parse(argv)
     if args.backend:
         os.environ[_SWITCH] = args.backend
     device = torch.device(args.device)
     budget = int(args.memory_gib * (1 << 30)) if args.memory_gib else _free_bytes(device) // 3
-    cases = _cases(args, tokens, device)
     flop_s = _linear_flop_s(device)
     timings: list[KernelTiming] = []
     left_out: list[str] = []
     try:
-        for model, order, num_tokens in tqdm(cases, "kernels", file=sys.stderr):
+        for model, order, num_tokens in tqdm(_cases(args, device), "kernels", file=sys.stderr):
             timing = _measure(model, order, num_tokens, args.repeats, device, budget, flop_s)
             if timing is None:
                 left_out.append(f"{model}, {num_tokens} tokens: one layer does not fit {budget / 2**30:.1f} GiB")
@@ -149,40 +138,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(argv: list[str] | None) -> argparse.Namespace:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m pic_bench.kernels", description=__doc__.splitlines()[0])
+    add, orders = parser.add_argument, f"order of the slots (default: pages; all at {_ALL_ORDERS_AT} tokens, for rows)"
     names = (*SHAPES, *ROW_SHAPES)
-    parser.add_argument("--model", choices=names, action="append", help="shape to time; default all (rows: CPU only)")
-    parser.add_argument(
-        "--slots",
-        choices=SLOT_ORDERS,
-        action="append",
-        help=f"order of the slots (default: pages; all of them at {_ALL_ORDERS_AT} tokens and for rows)",
-    )
-    parser.add_argument(
-        "--tokens", type=int, action="append", metavar="N", help=f"tokens per splice, a multiple of {PAGE_SIZE}"
-    )
-    parser.add_argument("--repeats", type=int, default=15, metavar="N", help="timed calls per case (default: 15)")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
-    parser.add_argument(
-        "--backend", choices=[backend.value for backend in Backend], help="force an implementation (default: automatic)"
-    )
-    parser.add_argument(
-        "--memory-gib", type=float, metavar="GIB", help="bound of a pool; layers are left out to fit (default: a third)"
-    )
-    parser.add_argument(
-        "--prefill", type=Path, metavar="FOLDER", help="also splice 1,500 tokens of this model beside computing them"
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result with the environment as JSON")
-    return parser
+    add("--model", choices=names, action="append", help="shape to time (default: all; rows on a CPU only)")
+    add("--slots", choices=SLOT_ORDERS, action="append", help=orders)
+    add("--tokens", type=int, action="append", metavar="N", help=f"tokens per splice, a multiple of {PAGE_SIZE}")
+    add("--repeats", type=int, default=15, metavar="N", help="timed calls per case (default: 15)")
+    add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
+    add("--backend", choices=[backend.value for backend in Backend], help="implementation (default: automatic)")
+    add("--memory-gib", type=float, metavar="GIB", help="most memory of a pool, in fewer layers (default: a third)")
+    add("--prefill", type=Path, metavar="FOLDER", help="also splice 1,500 tokens of this model beside computing them")
+    add("--out", type=Path, metavar="FILE", help="write the result with the environment as JSON")
+    args = parser.parse_args(argv)
+    if args.repeats < 1 or any(n < PAGE_SIZE or n % PAGE_SIZE for n in args.tokens or ()):
+        parser.error(f"--tokens {args.tokens}: multiples of {PAGE_SIZE}; --repeats {args.repeats}: 1 or more")
+    return args
 
 
-def _cases(args: argparse.Namespace, tokens: list[int], device: torch.device) -> list[tuple[str, str, int]]:
-    models = args.model or [*SHAPES, *(ROW_SHAPES if device.type == "cpu" else ())]
+def _cases(args: argparse.Namespace, device: torch.device) -> list[tuple[str, str, int]]:
     cases = []
-    for model in models:
-        for n in args.tokens or ([_TOKENS_OF_ROWS] if model in ROW_SHAPES else tokens):
+    for model in args.model or [*SHAPES, *(ROW_SHAPES if device.type == "cpu" else ())]:
+        for n in args.tokens or ([_TOKENS_OF_ROWS] if model in ROW_SHAPES else _TOKENS):
             every_order = n == _ALL_ORDERS_AT or model in ROW_SHAPES
             cases += [(model, order, n) for order in args.slots or (SLOT_ORDERS if every_order else ("pages",))]
     return cases
@@ -202,10 +181,16 @@ def _measure(
     windows = [make_window(pool, order, num_tokens, 4 * num_tokens * index) for index in range(num_windows)]
     choice = pool.choice()
     rel_l2 = pool.check(windows[0], f"{model}, {order}, {num_tokens} tokens, {choice.backend.value}")
-    spliced, copied, moved, readable = _take_turns(
-        [pool.splice, pool.copy, pool.move_then_rope, pool.reference], windows, repeats, device
+    # Never the window that the call before has just moved.
+    upcoming = cycle(windows)
+
+    def on_next(way: Callable[[Window], None]) -> Callable[[], None]:
+        return lambda: way(next(upcoming))
+
+    ways = [on_next(way) for way in (pool.splice, pool.copy, pool.move_then_rope, pool.reference)]
+    splice, copy, move_then_rope, readable = take_turns(
+        ways, repeats, device, limit_s=_SLOW_WAYS_S, unlimited=2, clock=device_seconds
     )
-    bytes_moved = 2 * num_tokens * pool.token_bytes
     flops = 2 * shape.active_params * num_tokens * layers / shape.layers
     return KernelTiming(
         model=model,
@@ -216,14 +201,13 @@ def _measure(
         backend=_backend_name(choice.backend),
         backend_reason=choice.reason,
         rope=pool.rope_name,
-        bytes_moved=bytes_moved,
+        bytes_moved=2 * num_tokens * pool.token_bytes,
         rel_l2=rel_l2,
-        splice=_times(spliced, bytes_moved),
-        copy=_times(copied, bytes_moved),
-        move_then_rope=_times(moved, bytes_moved),
-        reference=_times(readable, bytes_moved),
-        share_of_copy=median(c / s for c, s in zip(copied, spliced, strict=True)),
-        call_ms=1e3 * median(_host_s(pool.splice, windows[i % num_windows], device) for i in range(repeats)),
+        splice=splice,
+        copy=copy,
+        move_then_rope=move_then_rope,
+        reference=readable,
+        call_ms=1e3 * median(host_seconds(ways[0], device) for _ in range(repeats)),
         compute_ms=1e3 * flops / flop_s if flops else None,
     )
 
@@ -239,66 +223,11 @@ def _fit(shape: Shape, num_tokens: int, budget: int) -> tuple[int, int]:
     return layers, max(1, min(_MAX_WINDOWS, wanted, budget // window_bytes))
 
 
-def _take_turns(
-    ways: Sequence[Callable[[Window], None]], windows: list[Window], repeats: int, device: torch.device
-) -> list[list[float]]:
-    """Seconds of each way, one call of each in turn. Those after the second are slow and get fewer calls."""
-    samples: list[list[float]] = [[] for _ in ways]
-    for turn in range(_WARMUP + repeats):
-        for index, way in enumerate(ways):
-            if index >= 2 and len(samples[index]) >= 3 and sum(samples[index]) > _SLOW_WAYS_S:
-                continue
-            # Never the window that the way before it has just moved.
-            seconds = _device_s(way, windows[(turn * len(ways) + index) % len(windows)], device)
-            if turn >= _WARMUP:
-                samples[index].append(seconds)
-    return samples
-
-
-def _device_s(way: Callable[[Window], None], window: Window, device: torch.device) -> float:
-    if device.type != "cuda":
-        return _host_s(way, window, device)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize(device)
-    torch.cuda._sleep(_SPIN_CYCLES)
-    start.record()
-    way(window)
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3
-
-
-def _host_s(way: Callable[[Window], None], window: Window, device: torch.device) -> float:
-    _wait_for(device)
-    begin = time.perf_counter()
-    way(window)
-    _wait_for(device)
-    return time.perf_counter() - begin
-
-
 def _linear_flop_s(device: torch.device) -> float:
     """FLOP/s of one bf16 linear layer of 4,096 x 4,096 over 1,024 tokens, at the median of nine."""
-    tokens = torch.randn((1_024, 4_096), dtype=torch.bfloat16, device=device)
-    weight = torch.randn((4_096, 4_096), dtype=torch.bfloat16, device=device)
-    times = []
-    for _ in range(9):
-        _wait_for(device)
-        begin = time.perf_counter()
-        torch.nn.functional.linear(tokens, weight)
-        _wait_for(device)
-        times.append(time.perf_counter() - begin)
+    tokens, weight = (torch.randn((n, 4_096), dtype=torch.bfloat16, device=device) for n in (1_024, 4_096))
+    times = [host_seconds(lambda: torch.nn.functional.linear(tokens, weight), device) for _ in range(9)]
     return 2 * tokens.shape[0] * weight.numel() / median(times)
-
-
-def _times(seconds: list[float], bytes_moved: int) -> Times:
-    p10, p50, p90 = (float(value) for value in np.percentile(seconds, (10, 50, 90)))
-    return Times(
-        samples_ms=[1e3 * value for value in seconds],
-        p10_ms=1e3 * p10,
-        p50_ms=1e3 * p50,
-        p90_ms=1e3 * p90,
-        gb_s=bytes_moved / p50 / 1e9,
-    )
 
 
 def _backend_name(backend: Backend) -> str:
@@ -315,7 +244,8 @@ def _table(timings: list[KernelTiming]) -> Table:
         compute = "-" if t.compute_ms is None else f"{t.compute_ms / t.splice.p50_ms:,.0f} x"
         rows.append(
             [t.model, t.slots, f"{t.tokens:,}", f"{t.layers}/{t.layers_of_model}", f"{t.splice.p50_ms:.3f}"]
-            + [f"{t.splice.p90_ms:.3f}", f"{t.splice.gb_s:.1f}", f"{t.copy.gb_s:.1f}", f"{t.share_of_copy:.0%}"]
+            + [f"{np.percentile(t.splice.samples_ms, 90):.3f}", f"{t.gb_s(t.splice):.1f}", f"{t.gb_s(t.copy):.1f}"]
+            + [f"{t.share_of_copy:.0%}"]
             + [f"{way.p50_ms / t.splice.p50_ms:.1f} x" for way in (t.move_then_rope, t.reference)]
             + [compute, f"{t.call_ms:.3f}", f"{t.rel_l2:.0e}", t.backend]
         )
@@ -335,9 +265,8 @@ def _headline(timings: list[KernelTiming], prefill: PrefillTiming | None) -> dic
     if calls:
         line["worst_call_us_128_tokens"] = round(1e3 * max(calls), 1)
     if timings:
-        line["least_speedup_over_move_then_rope"] = round(
-            min(t.move_then_rope.p50_ms / t.splice.p50_ms for t in timings), 2
-        )
+        least = min(t.move_then_rope.p50_ms / t.splice.p50_ms for t in timings)
+        line["least_speedup_over_move_then_rope"] = round(least, 2)
         line["worst_rel_l2"] = max(t.rel_l2 for t in timings)
     if prefill:
         line["splice_over_prefill"] = round(prefill.share, 5)
@@ -346,11 +275,6 @@ def _headline(timings: list[KernelTiming], prefill: PrefillTiming | None) -> dic
 
 def _free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,17 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from pic_bench import gpu_check, gpu_command, gpu_experts, gpu_prefill
-from pic_bench.gpu_attention import TorchAttention
-from pic_bench.gpu_cases import SHIFT, make_lookup, plant, random_tokens
-from pic_bench.gpu_dims import MODELS, TINY
-from pic_bench.gpu_energy import measure_energy
-from pic_bench.gpu_extend import gap_extend, whole_extend
-from pic_bench.gpu_measure import RunTiming
-from pic_bench.gpu_model import LatentPath, Pool, Skeleton
-from pic_bench.gpu_tables import PrefillResult, break_even
-from pic_bench.gpu_timing import Timing
+from pic_bench import gpu_prefill
+from pic_bench.gpu import command
+from pic_bench.gpu.attention import TORCH, AttentionBackend
+from pic_bench.gpu.check import check_attention, check_model
+from pic_bench.gpu.dims import MODELS, TINY
+from pic_bench.gpu.energy import measure_energy
+from pic_bench.gpu.measure import PrefillTiming
+from pic_bench.gpu.model import Pool, Skeleton, routed
+from pic_bench.gpu.passes import SHIFT, gap_extend, make_lookup, plant, random_tokens, whole_extend
+from pic_bench.gpu.result import PrefillResult, break_even
+from pic_bench.gpu.timing import Timing
 
 from sglang_pic.core import MOST_REUSE
 from sglang_pic.errors import BenchError
@@ -30,7 +31,7 @@ SMALL = ["--prompt", "256", "--share", "0", "0.5", "0.99", "--runs", "2", "--len
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tiny products are not worth waking threads for, least of all on a loaded machine."""
-    monkeypatch.setattr(gpu_command, "_CHECK_TOKENS", 384)
+    monkeypatch.setattr(command, "_CHECK_TOKENS", 384)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -45,32 +46,28 @@ def test_writes_checks_times_and_what_is_left_out(
     arguments = ["--model", *TINY, "--device", device, "--repeats", "3", "--energy-s", "0.2", "--out", str(out)]
     assert gpu_prefill.main([*SMALL, *arguments]) == 0
     result = msgspec.json.decode(out.read_bytes(), type=PrefillResult)
-    if device == "cpu":
-        assert {(c.model, c.path) for c in result.checks} == {
-            ("tiny-gqa-dims", ""),
-            ("tiny-mla-dims", "absorbed"),
-            ("tiny-mla-dims", "expanded"),
-        }
-    assert all(check.wrong_logits > 0.2 for check in result.checks)
-    gqa = [timing for timing in result.gaps if timing.model == "tiny-gqa-dims" and timing.backend == "torch"]
-    assert [(t.share, t.runs, t.computed_tokens, t.spliced_tokens) for t in gqa] == [(0, 0, 256, 0), (0.5, 2, 128, 128)]
-    assert all(len(t.full.samples_ms) == len(t.gap.samples_ms) == 3 for t in result.gaps)
-    mla = [(t.share, t.path) for t in result.gaps if t.model == "tiny-mla-dims" and t.backend == "torch"]
-    assert mla == [(0, "expanded"), (0.5, "absorbed"), (0.5, "expanded")] or device != "cpu"
-    run = next(timing for timing in result.runs if timing.model == "tiny-gqa-dims")
-    assert (run.run_tokens, run.prompt_tokens, run.computed_tokens, run.spliced_tokens) == (100, 196, 97, 99)
+    assert [check.model for check in result.checks] == list(TINY)
+    assert all(check.errors["wrong"] > 0.2 for check in result.checks)
+    for model in TINY:
+        gaps, runs = ([t for t in result.timings if (t.model, t.item) == (model, item)] for item in ("gaps", "runs"))
+        assert [(t.runs, t.computed_tokens, t.spliced_tokens) for t in gaps] == [(0, 256, 0), (2, 128, 128)]
+        assert all(len(t.ways["full"].samples_ms) == len(t.ways["gaps"].samples_ms) == 3 for t in gaps)
+        (run,) = runs
+        lengths = (run.repeated_tokens, run.prompt_tokens, run.computed_tokens, run.spliced_tokens)
+        assert lengths == (100, 196, 97, 99)
+        assert set(run.energy) == (set() if device == "cpu" else {"full", "gaps"})
     assert any("99% in 2 runs" in note for note in result.left_out)
     assert (result.idle_watts is None) == (device == "cpu")
     shown = capsys.readouterr().out
-    assert "tiny-mla-dims torch expanded" in shown
-    assert "left out: tiny-gqa-dims, torch, 256 tokens, 99% in 2 runs" in shown
+    assert f"| tiny-mla-dims {'torch' if device == 'cpu' else 'triton'} |" in shown
+    assert "left out: tiny-gqa-dims, 256 tokens, 99% in 2 runs" in shown
 
 
 def test_without_time_everything_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu_prefill.main([*SMALL, "--model", "tiny-gqa-dims", "--device", "cpu", "--budget-s", "1"]) == 0
     shown = capsys.readouterr().out
-    assert "left out: tiny-gqa-dims, torch, 256 tokens: no time left" in shown
-    assert "left out: tiny-gqa-dims, torch, a run of 100: no time left" in shown
+    assert "left out: tiny-gqa-dims, 256 tokens: no time left" in shown
+    assert "left out: tiny-gqa-dims, a run of 100: no time left" in shown
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,13 +75,13 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(gpu_prefill, "find_spec", lambda name: None if name in ("msgspec", "fastcdc") else object())
     assert gpu_prefill.main([]) == 2
     shown = capsys.readouterr().err
-    assert "not importable here: msgspec, for the core and the result; fastcdc, for the core." in shown
+    assert "not importable here: msgspec, fastcdc." in shown
 
 
 @pytest.mark.parametrize("bad", [["--share", "1.0"], ["--runs", "0"], ["--energy-s", "-1"]])
 def test_bad_settings_are_usage_errors(bad: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        gpu_command.run(bad)
+        command.run(bad)
 
 
 @pytest.fixture(scope="module", params=TINY)
@@ -98,8 +95,7 @@ def test_right_rows_pass_and_wrong_ones_do_not(
     tiny: tuple[str, Skeleton, Pool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, model, pool = tiny
-    (check,) = gpu_check.check_model(name, model, pool, TorchAttention(), LatentPath.ABSORBED, 512)
-    assert check.gap_logits < 1e-5
+    assert check_model(name, model, pool, TORCH, 512).errors["gaps"] < 1e-5
     move = pool.splicer.splice
     # Rows one token off; rows not moved at all, which leaves NaN; keys of a moved run left unrotated.
     for broken in (
@@ -109,27 +105,28 @@ def test_right_rows_pass_and_wrong_ones_do_not(
     ):
         monkeypatch.setattr(type(pool.splicer), "splice", lambda self, *slots, way=broken: way(*slots))
         with pytest.raises(BenchError, match="not timed"):
-            gpu_check.check_model(name, model, pool, TorchAttention(), LatentPath.ABSORBED, 512)
+            check_model(name, model, pool, TORCH, 512)
 
 
 def test_attention_that_sees_the_future_does_not_pass(tiny: tuple[str, Skeleton, Pool]) -> None:
-    class Ahead(TorchAttention):
-        def plan(self, extend, slots, shape):  # type: ignore[no-untyped-def]
-            later = [length + 1 if length < len(extend.row) else length for length in extend.seq_lens]
-            extend.seq_lens[:], extend.prefix_lens[:] = later, [n + 1 for n in extend.prefix_lens[:-1]] + [400]
-            return super().plan(extend, slots, shape)
+    def plan_ahead(extend, slots, shape):  # type: ignore[no-untyped-def]
+        extend.seq_lens[:] = [length + 1 if length < len(extend.row) else length for length in extend.seq_lens]
+        extend.prefix_lens[:] = [n + 1 for n in extend.prefix_lens[:-1]] + [400]
+        return TORCH.plan(extend, slots, shape)
 
-    shape = gpu_check.attention_shapes(tiny[1], LatentPath.ABSORBED)[-1]
-    gpu_check.check_attention(TorchAttention(), shape, CPU)
+    shape = tiny[1].shape(is_absorbed=tiny[1].dims.latent > 0)
+    check_attention(TORCH, shape, CPU)
     with pytest.raises(BenchError, match="nothing was timed"):
-        gpu_check.check_attention(Ahead(), shape, CPU)
+        check_attention(AttentionBackend("ahead", plan_ahead), shape, CPU)
 
 
-def test_both_ways_of_a_latent_give_the_same(tiny: tuple[str, Skeleton, Pool]) -> None:
-    _, model, pool = tiny
+def test_absorbed_and_expanded_attention_give_the_same() -> None:
+    """A full prefill expands the latents; behind a prefix, here of one token, queries are absorbed."""
+    dims = MODELS["tiny-mla-dims"]
+    model, pool = Skeleton(dims, torch.float32, CPU), Pool(dims, 512, torch.float32, CPU)
     tokens, row = torch.arange(3, 203), torch.randperm(512)[:200]
-    pass_of = whole_extend(tokens, row, 0)
-    absorbed, expanded = (model.forward(pass_of, pool, TorchAttention(), path) for path in LatentPath)
+    expanded = model.forward(whole_extend(tokens, row, 0), pool, TORCH)
+    absorbed = model.forward(whole_extend(tokens, row, 1), pool, TORCH)
     torch.testing.assert_close(absorbed, expanded, rtol=1e-4, atol=1e-4)
 
 
@@ -139,21 +136,20 @@ def test_grouped_experts_are_the_tokens_own() -> None:
     router, gate_up, down, hidden = (
         torch.randn(shape, generator=random) for shape in ((8, 16), (8, 64, 16), (8, 16, 32), (20, 16))
     )
-    experts = gpu_experts.Experts(router=router, gate_up=gate_up, down=down, top_k=2)
     weights, chosen = (hidden @ router.T).softmax(-1).topk(2)
     expected = torch.zeros_like(hidden)
     for token in range(20):
         for weight, expert in zip(weights[token], chosen[token], strict=True):
             gate, up = (gate_up[expert] @ hidden[token]).chunk(2)
             expected[token] += weight * (down[expert] @ (torch.nn.functional.silu(gate) * up))
-    torch.testing.assert_close(experts(hidden), expected, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(routed(hidden, (router, gate_up, down), 2), expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(("share", "num_runs"), [(0.5, 1), (0.5, 8), (0.9, 8), (0.9, 1)])
 def test_planted_runs_are_what_the_planner_could_plan(share: float, num_runs: int) -> None:
     config = MOST_REUSE
     donor = random_tokens(np.random.default_rng(0), 2_048 + SHIFT, 1_000)
-    plan = plant(donor, 2_048, SHIFT, share, num_runs).plan
+    plan = plant(donor, 2_048, SHIFT, share, num_runs)
     assert plan is not None
     assert len(plan.runs) == num_runs
     assert len(plan.gaps) == num_runs + 1
@@ -165,7 +161,7 @@ def test_planted_runs_are_what_the_planner_could_plan(share: float, num_runs: in
         assert np.array_equal(donor[SHIFT:][run.target_start : run.target_end], donor[run.donor_start : run.donor_end])
     tokens = torch.from_numpy(donor[SHIFT:].astype(np.int64))
     row, donor_row = torch.randperm(5_000)[: 2 * 2_048 + SHIFT].split((2_048, 2_048 + SHIFT))
-    extend = gap_extend(tokens, row, plan, [donor_row[run.donor_start : run.donor_end] for run in plan.runs])
+    extend = gap_extend(tokens, row, plan, donor_row)
     assert extend.splice is not None
     assert torch.equal(torch.cat((extend.out_slots, extend.splice.dst)).sort().values, row.sort().values)
     assert torch.equal(extend.input_ids, tokens[extend.positions])
@@ -174,10 +170,9 @@ def test_planted_runs_are_what_the_planner_could_plan(share: float, num_runs: in
 
 def test_what_the_planner_would_not_plan_is_not_planted() -> None:
     donor = random_tokens(np.random.default_rng(0), 2_048, 1_000)
-    assert "runs of 32 tokens" in plant(donor, 2_048, 0, 0.5, 32).reason
-    assert "21 computed tokens" in plant(donor, 2_048, 0, 0.99, 1).reason
-    assert plant(donor, 2_048, 0, 0.98, 1).plan is not None
-    assert "46 computed tokens" in plant(donor, 2_048, 0, 0.98, 27 - 1).reason
+    for share, num_runs in ((0.5, 32), (0.99, 1), (0.98, 26)):
+        assert plant(donor, 2_048, 0, share, num_runs) is None
+    assert plant(donor, 2_048, 0, 0.98, 1) is not None
 
 
 def test_the_planner_finds_the_run() -> None:
@@ -188,39 +183,30 @@ def test_the_planner_finds_the_run() -> None:
 
 
 def test_energy_is_what_the_counter_gained() -> None:
-    class Counter:
-        def __init__(self) -> None:
-            self.total = 100.0
-
-        def joules(self) -> float:
-            return self.total
-
-    counter = Counter()
+    total = 100.0
 
     def work() -> None:
-        counter.total += 2.0
+        nonlocal total
+        total += 2.0
 
-    energy = measure_energy(work, counter, 0.02)
+    energy = measure_energy(work, lambda: total, 0.02)
     assert energy.joules_each == pytest.approx(2.0)
     assert energy.seconds >= 0.02
     assert energy.watts == pytest.approx(2.0 * energy.repeats / energy.seconds)
 
 
 def test_break_even_is_where_it_stays_faster() -> None:
-    def timing(run_tokens: int, miss: float, hit: float) -> RunTiming:
-        return RunTiming(
+    def timing(run_tokens: int, full: float, gaps: float) -> PrefillTiming:
+        return PrefillTiming(
+            item="runs",
             model="m",
             backend="b",
-            path="",
-            run_tokens=run_tokens,
             prompt_tokens=run_tokens,
+            repeated_tokens=run_tokens,
+            runs=1,
             computed_tokens=1,
             spliced_tokens=1,
-            miss=Timing(samples_ms=[miss]),
-            hit=Timing(samples_ms=[hit]),
-            plan=Timing(samples_ms=[0.1]),
-            miss_energy=None,
-            hit_energy=None,
+            ways={"full": Timing(samples_ms=[full]), "gaps": Timing(samples_ms=[gaps])},
         )
 
     assert break_even([timing(300, 3, 2), timing(100, 3, 2), timing(200, 2, 3)]) == 300

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..rope_params import RopeParams
 
-__all__ = ["rotate"]
+__all__ = ["rotate", "turn"]
 
 
 def rotate(rows: Tensor, shifts: Tensor, rope: RopeParams) -> Tensor:
@@ -26,13 +26,7 @@ def rotate(rows: Tensor, shifts: Tensor, rope: RopeParams) -> Tensor:
         FP8 scale needs no argument: the rotation is linear, so the scale cancels.
     """
     cos, sin = (table.unsqueeze(1) for table in rope.cos_sin(shifts))  # [n, 1, rotary_dim / 2]
-    wide = rows.to(torch.float32)
-    if rope.is_neox_style:
-        a, b = wide.chunk(2, dim=-1)
-        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-    else:
-        a, b = wide[..., 0::2], wide[..., 1::2]
-        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+    turned = turn(rows.to(torch.float32), cos, sin, is_neox=rope.is_neox_style)
     if rows.dtype == torch.float8_e4m3fn:
         limit = torch.finfo(rows.dtype).max
         turned = turned.clamp(-limit, limit)
@@ -40,6 +34,15 @@ def rotate(rows: Tensor, shifts: Tensor, rope: RopeParams) -> Tensor:
     # NOTE: x * 1 - y * 0 loses the sign of a zero and turns an infinity into NaN, hence the choice by bytes.
     bits = _BITS[rows.element_size()]
     return torch.where(still, rows.view(bits), turned.to(rows.dtype).view(bits)).view(rows.dtype)
+
+
+def turn(wide: Tensor, cos: Tensor, sin: Tensor, *, is_neox: bool) -> Tensor:
+    """`wide` `[n, heads, rotary_dim]` float32 turned by angles `[n, 1, rotary_dim / 2]`."""
+    if is_neox:
+        a, b = wide.chunk(2, dim=-1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    a, b = wide[..., 0::2], wide[..., 1::2]
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}

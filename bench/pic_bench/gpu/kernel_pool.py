@@ -1,7 +1,6 @@
-"""Owns the shapes of `bench-kernels`, a pool of each, and the ways to move its rows that are timed against another.
+"""The KV shapes that `kernels` and `kernel_code` measure, a pool of each, and the ways to move its rows.
 
-It must not know clocks, tables or files. Buffers are parts of one allocation, so that the plain copy moves as many
-bytes of the same memory.
+Buffers are parts of one allocation, so that the plain copy moves as many bytes of the same memory.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import msgspec
 import torch
 from pic_kernels import Choice, LayerBuffers, RopeParams, choose_mha, choose_mla, reference, splice_mha, splice_mla
 from pic_kernels.numerics import ROTATE_REL_L2, relative_l2
+from pic_kernels.reference.rotate import turn
 from torch import Tensor
 
 from sglang_pic.errors import BenchError
@@ -27,12 +27,13 @@ _FILL_BYTES: Final = 1 << 24
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """KV geometry of a model in bf16; `latent` is 0 where keys and values have buffers of their own."""
+    """KV rows of a model in bf16; `latent` is 0 where keys and values have buffers of their own."""
 
-    layers: int
+    layers: int = 1
     heads: int
     dim: int
     rotary_dim: int
+    is_neox: bool = True
     latent: int = 0
     active_params: float = 0.0
     """Weights a token passes through, embeddings left out; 0 for a shape that is no model."""
@@ -43,19 +44,21 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.heads * self.dim * 2 * (1 if self.latent else 2)
 
 
+def _latent(layers: int, active_params: float) -> Shape:
+    return Shape(layers=layers, heads=1, dim=576, rotary_dim=64, is_neox=False, latent=512, active_params=active_params)
+
+
 SHAPES: Final = {
     "SmolLM2-135M": Shape(layers=30, heads=3, dim=64, rotary_dim=64, active_params=1.06e8),
     "Llama-3.1-8B": Shape(layers=32, heads=8, dim=128, rotary_dim=128, active_params=6.98e9),
     "Qwen3-32B": Shape(layers=64, heads=8, dim=128, rotary_dim=128, active_params=3.12e10),
-    "DeepSeek-V2-Lite": Shape(layers=27, heads=1, dim=576, rotary_dim=64, latent=512, active_params=2.4e9),
-    "DeepSeek-V3": Shape(layers=61, heads=1, dim=576, rotary_dim=64, latent=512, active_params=3.7e10),
+    "DeepSeek-V2-Lite": _latent(27, 2.4e9),
+    "DeepSeek-V3": _latent(61, 3.7e10),
 }
 # Rows of one buffer by their bytes, for what a short row costs.
 ROW_SHAPES: Final = {
-    "rows of 64 B": Shape(layers=24, heads=1, dim=32, rotary_dim=32),
-    "rows of 128 B": Shape(layers=24, heads=1, dim=64, rotary_dim=64),
-    "rows of 256 B": Shape(layers=24, heads=1, dim=128, rotary_dim=128),
-    "rows of 512 B": Shape(layers=24, heads=2, dim=128, rotary_dim=128),
+    f"rows of {2 * heads * dim} B": Shape(layers=24, heads=heads, dim=dim, rotary_dim=dim)
+    for heads, dim in ((1, 32), (1, 64), (1, 128), (2, 128))
 }
 
 
@@ -84,10 +87,12 @@ class Pool:
         buffers = list(self.memory.view(num_buffers, num_slots, shape.heads, shape.dim).unbind(0))
         self.keys = LayerBuffers(buffers[:num_layers])
         self.values = LayerBuffers(buffers[num_layers:]) if not shape.latent else None
+        self.buffers = (*self.keys, *(self.values or ()))
         half = torch.arange(0, shape.rotary_dim, 2, dtype=torch.float32, device=device)
-        self.rope = RopeParams(1e4 ** -(half / shape.rotary_dim), shape.rotary_dim, is_neox_style=not shape.latent)
+        self.rope = RopeParams(1e4 ** -(half / shape.rotary_dim), shape.rotary_dim, is_neox_style=shape.is_neox)
         self._fused_rope = _flashinfer_rope() if device.type == "cuda" else None
         self._table = torch.cat(self.rope.cos_sin(torch.arange(SHIFT + 1, device=device)), dim=1)
+        self._turned = slice(shape.latent, shape.latent + shape.rotary_dim)
 
     @property
     def rope_name(self) -> str:
@@ -107,19 +112,11 @@ class Pool:
 
     def splice(self, window: Window) -> None:
         """The op under test."""
-        if self.values is None:
-            splice_mla(self.keys, window.src, window.dst, window.shifts, self.rope, rope_offset=self.shape.latent)
-        else:
-            splice_mha(self.keys, self.values, window.src, window.dst, window.shifts, self.rope)
+        self._move(window, splice_mha, splice_mla)
 
     def reference(self, window: Window) -> None:
         """The readable implementation."""
-        if self.values is None:
-            reference.splice_mla(
-                self.keys, window.src, window.dst, window.shifts, self.rope, rope_offset=self.shape.latent
-            )
-        else:
-            reference.splice_mha(self.keys, self.values, window.src, window.dst, window.shifts, self.rope)
+        self._move(window, reference.splice_mha, reference.splice_mla)
 
     def copy(self, window: Window) -> None:
         """As many bytes, as one plain copy."""
@@ -128,20 +125,21 @@ class Pool:
         target.copy_(self.memory[window.copy_from : window.copy_from + num_elements])
 
     def move_then_rope(self, window: Window) -> None:
-        """What SGLang has: `move_kv_cache`'s copy of every buffer, then a RoPE over every layer's moved keys."""
-        for buffer in (*self.keys, *(self.values or ())):
+        """SGLang's ops: `move_kv_cache`'s copy of every buffer, then a RoPE over every layer's moved keys."""
+        for buffer in self.buffers:
             buffer[window.dst] = buffer[window.src]
         cos, sin = (table.unsqueeze(1) for table in self.rope.cos_sin(window.shifts))
+        is_neox, rotary_dim = self.rope.is_neox_style, self.rope.rotary_dim
         for buffer in self.keys:
             rows = buffer[window.dst]
-            part = rows[..., self.shape.latent : self.shape.latent + self.shape.rotary_dim]
+            part = rows[..., self._turned]
             if self._fused_rope is None:
-                part.copy_(_torch_rope(part, cos, sin, self.rope.is_neox_style))
+                part.copy_(turn(part.float(), cos, sin, is_neox=is_neox))
             else:
                 flat = part.flatten(1).contiguous()
                 # NOTE: it turns queries too; one head of them is the least it takes.
-                query, is_neox = flat[:, : self.shape.rotary_dim].clone(), self.rope.is_neox_style
-                self._fused_rope(window.shifts, query, flat, self.shape.rotary_dim, self._table, is_neox=is_neox)
+                query = flat[:, :rotary_dim].clone()
+                self._fused_rope(window.shifts, query, flat, rotary_dim, self._table, is_neox=is_neox)
                 part.copy_(flat.view_as(part))
             buffer[window.dst] = rows
 
@@ -152,24 +150,30 @@ class Pool:
             BenchError: a key is off by more than the kernels' tolerance, or a copied byte differs.
         """
         n, worst = window.src.numel(), 0.0
-        first, end = self.shape.latent, self.shape.latent + self.shape.rotary_dim
-        before = [buffer[window.src] for buffer in (*self.keys, *(self.values or ()))]
+        before = [buffer[window.src] for buffer in self.buffers]
         self.splice(window)
         slots = torch.arange(2 * n, device=self.device)
-        for index, (buffer, old) in enumerate(zip((*self.keys, *(self.values or ())), before, strict=True)):
-            new = buffer[window.dst]
-            if index >= self.num_layers:
-                exact = torch.equal(new, old)
-            else:
+        for index, (buffer, old) in enumerate(zip(self.buffers, before, strict=True)):
+            expected, new = old, buffer[window.dst]
+            if index < self.num_layers:
                 small = torch.cat((old, torch.zeros_like(old)))
+                first = self._turned.start
                 reference.splice_mla([small], slots[:n], slots[n:], window.shifts, self.rope, rope_offset=first)
-                worst = max(worst, relative_l2(new[..., first:end], small[n:, :, first:end]))
-                exact = torch.equal(new[..., :first], old[..., :first]) and torch.equal(new[..., end:], old[..., end:])
-            if not exact:
+                expected = small[n:]
+                worst = max(worst, relative_l2(new[..., self._turned], expected[..., self._turned]))
+                expected[..., self._turned] = new[..., self._turned]
+            if not torch.equal(new, expected):
                 raise BenchError(f"{name}: bytes that are only copied differ in buffer {index}; nothing was timed.")
         if not worst <= ROTATE_REL_L2[torch.bfloat16]:
             raise BenchError(f"{name}: wrong keys, relative L2 {worst:.2g}; nothing was timed.")
         return worst
+
+    def _move(self, window: Window, mha: Callable[..., None], mla: Callable[..., None]) -> None:
+        slots = (window.src, window.dst, window.shifts)
+        if self.values is None:
+            mla(self.keys, *slots, self.rope, rope_offset=self.shape.latent)
+        else:
+            mha(self.keys, self.values, *slots, self.rope)
 
 
 def make_window(pool: Pool, order: str, num_tokens: int, start: int) -> Window:
@@ -188,15 +192,6 @@ def make_window(pool: Pool, order: str, num_tokens: int, start: int) -> Window:
     shifts = torch.full((num_tokens,), SHIFT, device=pool.device)
     src, dst = pair
     return Window(src, dst, shifts, start * elements, (start + 2 * num_tokens) * elements)
-
-
-def _torch_rope(part: Tensor, cos: Tensor, sin: Tensor, is_neox: bool) -> Tensor:
-    wide = part.float()
-    if is_neox:
-        a, b = wide.chunk(2, dim=-1)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(part.dtype)
-    a, b = wide[..., 0::2], wide[..., 1::2]
-    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2).to(part.dtype)
 
 
 def _flashinfer_rope() -> Callable[..., None] | None:

@@ -1,0 +1,166 @@
+"""Extend attention over a paged pool as one Triton kernel: grouped-query, and with a latent that is its own value.
+
+    out[t] = softmax(scale * q[t] k[slots[0 : p + 1]]) v[slots[0 : p + 1]]       p: the position of token t
+
+It does the work of SGLang's extend kernel, which cannot be imported without SGLang, in the same way: a program holds a
+block of queries and walks all keys before it through the row's slots, with no split over the keys. The query heads that
+share a KV head lie in one block, so that a key is read once for all of them. Imports triton.
+"""
+
+# mypy: disable-error-code="no-untyped-def,assignment"
+# NOTE: Triton infers the types in device functions; Python has none for them.
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton import knobs
+
+from pic_bench.gpu.attention import Attend, AttentionBackend, AttentionShape
+from pic_bench.gpu.passes import Extend
+from sglang_pic.errors import UnsupportedError
+
+__all__ = ["TRITON", "tile_queries"]
+
+_IS_INTERPRETED: Final[bool] = bool(knobs.runtime.interpret)
+
+
+class _Tiling(NamedTuple):
+    """How the kernel is cut, chosen by the code that sm_90 gets (no spills), not yet by time on a device."""
+
+    tokens: int
+    """A block of queries is as many tokens times the query heads of a KV head."""
+    keys: int
+    warps: int
+    stages: int
+
+
+def _tiling(shape: AttentionShape) -> _Tiling:
+    group = shape.heads // shape.kv_heads
+    if _IS_INTERPRETED:
+        # A block costs the interpreter the same whatever its size.
+        return _Tiling(32, 64, 4, 1)
+    if shape.latent:
+        # 32 queries, as SGLang's kernel takes here: 64 of them do not fit the registers.
+        return _Tiling(max(1, 32 // group), 32, 8, 2)
+    return _Tiling(max(1, 128 // group), 64, 8, 2)
+
+
+def tile_queries(prefix_lens: list[int], seq_lens: list[int], block: int) -> np.ndarray:
+    """The blocks of a pass, `[num_tiles, 3]` int32: first token, number of tokens, position of the first.
+
+    Those with most keys come first, so that the last programs to start are short ones.
+    """
+    tiles = []
+    first = 0
+    for prefix_len, seq_len in zip(prefix_lens, seq_lens, strict=True):
+        num = seq_len - prefix_len
+        starts = np.arange(0, num, block)
+        tiles.append(np.stack((first + starts, np.minimum(block, num - starts), prefix_len + starts), axis=1))
+        first += num
+    table = np.concatenate(tiles).astype(np.int32)
+    return table[np.argsort(-table[:, 2], kind="stable")]
+
+
+def _plan(extend: Extend, slots: Tensor, shape: AttentionShape) -> Attend:
+    device = extend.row.device
+    if device.type != "cuda" and not _IS_INTERPRETED:
+        raise UnsupportedError("attention backend triton: needs a GPU, or TRITON_INTERPRET=1.")
+    group = shape.heads // shape.kv_heads
+    main = shape.latent or shape.v_dim
+    rest = shape.qk_dim - main
+    if any(size & (size - 1) for size in (group, main, rest, shape.v_dim)):
+        raise UnsupportedError(f"attention backend triton: {shape}: heads and widths must be powers of two.")
+    cut = _tiling(shape)
+    tiles = torch.from_numpy(tile_queries(extend.prefix_lens, extend.seq_lens, cut.tokens)).to(device)
+    scale, precision = shape.scale * math.log2(math.e), "ieee" if shape.dtype == torch.float32 else "tf32"
+    constants = (shape.heads, shape.kv_heads, group, main, rest, shape.v_dim, shape.latent > 0, precision)
+
+    def attend(query: Tensor, keys: Tensor, values: Tensor | None) -> Tensor:
+        out = query.new_empty(query.shape[0], shape.heads, shape.v_dim)
+        buffers = (query, keys, keys if values is None else values, out, slots, tiles)
+        _extend_kernel[(len(tiles), shape.kv_heads)](
+            *buffers, scale, *constants, cut.tokens, cut.keys, num_warps=cut.warps, num_stages=cut.stages
+        )
+        return out
+
+    return attend
+
+
+TRITON: Final = AttentionBackend("triton", _plan)
+
+
+@triton.jit
+def _extend_kernel(
+    q,
+    k,
+    v,
+    out,
+    slots,
+    tiles,
+    scale,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    MAIN: tl.constexpr,
+    REST: tl.constexpr,
+    V_DIM: tl.constexpr,
+    VALUE_IN_KEY: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One block of queries of one KV head; a query is `MAIN` and, behind them, `REST` dimensions."""
+    tile = tiles + tl.program_id(0) * 3
+    head = tl.program_id(1)
+    first, count, position = tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
+    lane = tl.arange(0, BLOCK_T * GROUP)
+    token = lane // GROUP
+    live = (token < count)[:, None]
+    K_DIM: tl.constexpr = MAIN + REST
+    row = ((first + token) * HEADS + head * GROUP + lane % GROUP)[:, None]  # int64
+    query = tl.load(q + row * K_DIM + tl.arange(0, MAIN)[None, :], mask=live, other=0.0)  # [BLOCK_T * GROUP, MAIN]
+    query_rest = query
+    if REST > 0:
+        query_rest = tl.load(q + row * K_DIM + MAIN + tl.arange(0, REST)[None, :], mask=live, other=0.0)
+    k += head * K_DIM
+    v += head * V_DIM
+    top = tl.full([BLOCK_T * GROUP], float("-inf"), tl.float32)
+    total = tl.full([BLOCK_T * GROUP], 0.0, tl.float32)
+    acc = tl.full([BLOCK_T * GROUP, V_DIM], 0.0, tl.float32)
+    for start in range(0, position + count, BLOCK_N):
+        at = start + tl.arange(0, BLOCK_N)
+        there = at < position + count
+        slot = tl.load(slots + at, mask=there, other=0).to(tl.int64)
+        key = _rows(k, slot, there, KV_HEADS * K_DIM, MAIN)
+        scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+        if REST > 0:
+            key_rest = _rows(k + MAIN, slot, there, KV_HEADS * K_DIM, REST)
+            scores += tl.dot(query_rest, tl.trans(key_rest), input_precision=PRECISION)
+        scores = tl.where(at[None, :] <= (position + token)[:, None], scores * scale, float("-inf"))
+        # Key 0 is in the first block and every query sees it: `higher` is never -inf.
+        higher = tl.maximum(top, tl.max(scores, 1))
+        weight = tl.exp2(scores - higher[:, None])
+        fade = tl.exp2(top - higher)
+        total = total * fade + tl.sum(weight, 1)
+        value = key
+        if not VALUE_IN_KEY:
+            value = _rows(v, slot, there, KV_HEADS * V_DIM, V_DIM)
+        acc = acc * fade[:, None] + tl.dot(weight.to(value.dtype), value, input_precision=PRECISION)
+        top = higher
+    result = (acc / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + row * V_DIM + tl.arange(0, V_DIM)[None, :], result, mask=live)
+
+
+@triton.jit
+def _rows(base, slot, there, ROW: tl.constexpr, WIDTH: tl.constexpr):
+    """`WIDTH` dimensions from `base` on of the rows in `slot`, `[BLOCK_N, WIDTH]`."""
+    where = base + slot[:, None] * ROW + tl.arange(0, WIDTH)[None, :]
+    # NOTE: `other=0`, for a slot that nobody wrote may hold NaN, and 0 * NaN is NaN.
+    return tl.load(where, mask=there[:, None], other=0.0)

@@ -1,0 +1,228 @@
+"""A decoder of given dimensions with random weights, in plain torch, and its paged KV pool with pages of one slot.
+
+A pass writes a layer's KV into the pool before that layer attends, as SGLang does, so that a later virtual sequence
+sees the earlier ones. With a latent, attention behind a prefix is absorbed, as in SGLang's captured prefills: queries
+are taken into the latent's space and read the pool's rows as they are. A full prefill is expanded, as SGLang's are:
+keys and values of every head are made from the latents, and a query is 3.4 times cheaper to attend.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pic_kernels import RopeParams
+from pic_kernels.reference.rotate import turn
+from torch import Tensor
+
+from pic_bench.gpu.attention import Attend, AttentionBackend, AttentionShape
+from pic_bench.gpu.dims import Dims
+from pic_bench.gpu.passes import Extend
+from sglang_pic.core import Tokens
+from sglang_pic.runtime.rope import RopeGeometry
+from sglang_pic.runtime.splice import Splicer
+from sglang_pic.runtime.views import PoolKind, PoolView
+
+__all__ = ["Pool", "Skeleton", "routed"]
+
+_MAX_SHIFT: Final = 1 << 17
+# Random queries and keys attend to everything alike, and an answer would hardly depend on the rows of the pool. Wider
+# queries make attention choose: a score's standard deviation is this.
+_QUERY_GAIN: Final = 3.0
+
+
+class Pool:
+    """KV rows of all layers, and the splicer that serves them."""
+
+    def __init__(self, dims: Dims, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Allocate the pool, poisoned: a row that nobody wrote gives NaN."""
+
+        def rows(dim: int) -> tuple[Tensor, ...]:
+            shape = (dims.layers, num_slots, dims.kv_heads, dim)
+            return torch.full(shape, float("nan"), dtype=dtype, device=device).unbind(0)
+
+        self.keys = rows(dims.row_dim)
+        self.values = () if dims.latent else rows(dims.v_dim)
+        half = torch.arange(0, dims.rope_dim, 2, dtype=torch.float32)
+        rope = RopeParams(dims.rope_theta ** -(half / dims.rope_dim), dims.rope_dim, is_neox_style=not dims.latent)
+        self.rope = rope.to(device)
+        view = PoolView(
+            kind=PoolKind.MLA if dims.latent else PoolKind.MHA,
+            keys=self.keys,
+            values=self.values,
+            dtype=dtype,
+            num_slots=num_slots,
+            page_size=1,
+            rope_offset=dims.latent,
+            rope_dim=dims.rope_dim,
+            start_layer=0,
+        )
+        layer_ids = tuple(range(dims.layers))
+        self.splicer = Splicer(view, RopeGeometry(layer_ids, (rope,) * dims.layers, _MAX_SHIFT))
+
+    def poison(self) -> None:
+        """Make every row NaN again."""
+        for buffer in (*self.keys, *self.values):
+            buffer.fill_(float("nan"))
+
+
+class _Layer(NamedTuple):
+    """Weights as `linear` takes them; norms' gains are 1."""
+
+    qkv: Tensor
+    """With a latent: queries, latent and rotary key."""
+    out: Tensor
+    gate_up: Tensor
+    down: Tensor
+    latent_up: tuple[Tensor, ...]
+    """With a latent: `[heads, nope_dim, latent]` for keys and `[heads, v_dim, latent]` for values."""
+    experts: tuple[Tensor, ...]
+    """With routed experts: their router, `gate_up` and `down`."""
+
+
+class _Pass(NamedTuple):
+    """What every layer of a pass shares."""
+
+    extend: Extend
+    attend: Attend
+    angles: tuple[Tensor, Tensor]
+    is_neox: bool
+
+    def turn(self, heads: Tensor) -> Tensor:
+        """`[num_tokens, num_heads, rope_dim]` turned to the tokens' positions, in float32, rounded once."""
+        return turn(heads.float(), *self.angles, is_neox=self.is_neox).to(heads.dtype)
+
+
+class Skeleton:
+    """The model. Weights are normal, scaled so that activations keep their size; the same seed gives the same ones."""
+
+    def __init__(self, dims: Dims, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
+        """Draw the weights on `device`."""
+        self.dims, self.dtype, self.device = dims, dtype, device
+        self._random = torch.Generator(device).manual_seed(seed)
+        self.embedding = self._weight(dims.vocab, dims.hidden) * dims.hidden**0.5
+        self.head = self._weight(dims.vocab, dims.hidden)
+        self.layers = [self._layer(index) for index in range(dims.layers)]
+
+    def first_layers(self, count: int) -> Skeleton:
+        """The same weights with the first `count` layers only."""
+        part = copy.copy(self)
+        part.layers = self.layers[:count]
+        return part
+
+    def to_device(self, tokens: Tokens) -> Tensor:
+        """Token ids as a pass takes them."""
+        return torch.from_numpy(tokens.astype(np.int64)).to(self.device)
+
+    def shape(self, *, is_absorbed: bool) -> AttentionShape:
+        """What a pass asks of an attention backend."""
+        dims, scale = self.dims, self.dims.qk_dim**-0.5
+        if is_absorbed:
+            return AttentionShape(dims.heads, 1, dims.row_dim, dims.latent, dims.latent, scale, self.dtype)
+        kv_heads = dims.heads if dims.latent else dims.kv_heads
+        return AttentionShape(dims.heads, kv_heads, dims.qk_dim, dims.v_dim, 0, scale, self.dtype)
+
+    @torch.inference_mode()
+    def forward(self, extend: Extend, pool: Pool, attention: AttentionBackend) -> Tensor:
+        """Move the rows of the pass's splice, then compute its tokens.
+
+        Args:
+            extend: the pass; its KV is written to `extend.out_slots` of every layer.
+            pool: holds the rows before every gap, or gets them from the splice.
+            attention: who attends.
+
+        Returns:
+            `[vocab]` float32, the logits of the last token.
+        """
+        if extend.splice is not None:
+            pool.splicer.splice(extend.splice.src, extend.splice.dst, extend.splice.shifts)
+        is_latent = self.dims.latent > 0
+        slots = torch.arange(len(extend.row), device=self.device) if is_latent and extend.is_full else extend.row
+        attend = attention.plan(extend, slots, self.shape(is_absorbed=is_latent and not extend.is_full))
+        cos, sin = (table[:, None] for table in pool.rope.cos_sin(extend.positions))
+        shared = _Pass(extend, attend, (cos, sin), pool.rope.is_neox_style)
+        hidden = F.embedding(extend.input_ids, self.embedding)
+        for index, layer in enumerate(self.layers):
+            normed = F.rms_norm(hidden, (self.dims.hidden,))
+            if layer.latent_up:
+                mixed = self._latent_attention(layer, normed, pool.keys[index], shared)
+            else:
+                mixed = self._attention(layer, normed, pool.keys[index], pool.values[index], shared)
+            hidden = hidden + F.linear(mixed, layer.out)
+            normed = F.rms_norm(hidden, (self.dims.hidden,))
+            hidden = hidden + _gated(normed, layer.gate_up, layer.down)
+            if layer.experts:
+                hidden = hidden + routed(normed, layer.experts, self.dims.top_k)
+        return F.linear(F.rms_norm(hidden[-1], (self.dims.hidden,)), self.head).float()
+
+    def _attention(self, layer: _Layer, normed: Tensor, keys: Tensor, values: Tensor, shared: _Pass) -> Tensor:
+        dims, out_slots = self.dims, shared.extend.out_slots
+        heads = F.linear(normed, layer.qkv).view(len(normed), -1, dims.qk_dim)
+        query, key, value = heads.split((dims.heads, dims.kv_heads, dims.kv_heads), dim=1)
+        keys[out_slots], values[out_slots] = shared.turn(key), value
+        return shared.attend(shared.turn(query), keys, values).flatten(1)
+
+    def _latent_attention(self, layer: _Layer, normed: Tensor, rows: Tensor, shared: _Pass) -> Tensor:
+        dims, (key_up, value_up) = self.dims, layer.latent_up
+        query, latent, key = F.linear(normed, layer.qkv).split(
+            (dims.heads * dims.qk_dim, dims.latent, dims.rope_dim), dim=1
+        )
+        latent = F.rms_norm(latent, (dims.latent,))
+        rows[shared.extend.out_slots] = torch.cat((latent[:, None], shared.turn(key[:, None])), dim=2)
+        plain, turning = query.view(-1, dims.heads, dims.qk_dim).split((dims.nope_dim, dims.rope_dim), dim=2)
+        turning = shared.turn(turning)
+        if not shared.extend.is_full:
+            taken = torch.einsum("thn,hnl->thl", plain, key_up)
+            mixed = shared.attend(torch.cat((taken, turning), dim=2), rows, None)
+            return torch.einsum("thl,hvl->thv", mixed, value_up).flatten(1)
+        latents, turned = rows[shared.extend.row].split((dims.latent, dims.rope_dim), dim=2)
+        keys, values = (
+            F.linear(latents[:, 0], up.flatten(0, 1)).unflatten(1, up.shape[:2]) for up in (key_up, value_up)
+        )
+        keys = torch.cat((keys, turned.expand(-1, dims.heads, -1)), dim=2)
+        return shared.attend(torch.cat((plain, turning), dim=2), keys, values).flatten(1)
+
+    def _layer(self, index: int) -> _Layer:
+        dims, weight = self.dims, self._weight
+        has_experts = dims.experts > 0 and index >= dims.dense_layers
+        ffn = dims.shared_experts * dims.expert_ffn if has_experts else dims.ffn
+        # Queries first: only they are widened.
+        queries = weight(dims.heads * dims.qk_dim, dims.hidden) * _QUERY_GAIN
+        others = dims.row_dim if dims.latent else dims.kv_heads * (dims.qk_dim + dims.v_dim)
+        latent_shapes = [(dims.heads, dim, dims.latent) for dim in (dims.nope_dim, dims.v_dim)]
+        expert_shapes = ((dims.hidden,), (2 * dims.expert_ffn, dims.hidden), (dims.hidden, dims.expert_ffn))
+        return _Layer(
+            qkv=torch.cat((queries, weight(others, dims.hidden))),
+            out=weight(dims.hidden, dims.heads * dims.v_dim),
+            gate_up=weight(2 * ffn, dims.hidden),
+            down=weight(dims.hidden, ffn),
+            latent_up=tuple(weight(*shape) for shape in latent_shapes if dims.latent),
+            experts=tuple(weight(dims.experts, *shape) for shape in expert_shapes if has_experts),
+        )
+
+    def _weight(self, *shape: int) -> Tensor:
+        weight = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return weight.normal_(std=shape[-1] ** -0.5, generator=self._random)
+
+
+def _gated(hidden: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    gate, up = F.linear(hidden, gate_up).chunk(2, dim=-1)
+    return F.linear(F.silu(gate) * up, down)
+
+
+def routed(hidden: Tensor, experts: tuple[Tensor, ...], top_k: int) -> Tensor:
+    """Each token through its `top_k` experts, weighted by the router: grouped products over tokens sorted by expert."""
+    router, gate_up, down = experts
+    weights, chosen = F.linear(hidden, router).float().softmax(dim=-1).topk(top_k, dim=-1)
+    flat = chosen.flatten()
+    order = flat.argsort(stable=True)
+    counts = torch.zeros(len(router), dtype=torch.int32, device=hidden.device)
+    ends = counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32)).cumsum(0, dtype=torch.int32)
+    tokens = order // top_k
+    gate, up = F.grouped_mm(hidden[tokens], gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+    result = F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends)
+    result = result * weights.flatten()[order, None].to(result.dtype)
+    return torch.zeros_like(hidden).index_add_(0, tokens, result)
