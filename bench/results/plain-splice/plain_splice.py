@@ -1,9 +1,10 @@
 """Is it the splice that errs, or its context? Questions over spliced documents in plain PyTorch, with transformers.
 
-Owns `python -m pic_bench.plain_splice --model DIR --data FILE`. It builds the prompts of `sglang-pic fidelity
---experiment qa` and splices their documents from donors that know more or less of what stands before them, with none
-of the server's planner, kernels or pools: keys are turned by the model's own rotary module. First it proves itself:
-keys of the prompt computed further on and turned back must give the full prefill's logits. Knows no server.
+The script that wrote `plain-splice.json`: `python bench/results/plain-splice/plain_splice.py --model DIR --data FILE`.
+It builds the prompts of `sglang-pic fidelity --experiment qa` and splices their documents from donors whose context is
+more or less the prompt's own, without the server's planner, kernels or pools: the model's own rotary module turns the
+keys. First it proves itself: keys of the prompt computed further on and turned back must give the full prefill's
+logits.
 """
 
 from __future__ import annotations
@@ -17,10 +18,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import torch
-from pic_traces.errors import TraceError
-from torch import Tensor
-from tqdm import tqdm
-
 from pic_bench.compare.summary import write_json
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.fidelity.cases.case import Case
@@ -28,6 +25,10 @@ from pic_bench.fidelity.cases.qa import QaFrames, qa_case
 from pic_bench.fidelity.cases.questions import generated_questions, is_question_set, read_questions
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.record import Donors
+from pic_traces.errors import TraceError
+from torch import Tensor
+from tqdm import tqdm
+
 from sglang_pic.errors import BenchError, PicError
 from sglang_pic.platform import torchvision_shim
 from sglang_pic.runtime.divergence import kl_and_differs
@@ -217,7 +218,7 @@ def _row(donors: str, seam_tokens: int | None, outcomes: Sequence[_Outcome]) -> 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a table; 1 where the model or the questions do not fit, 130 interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m pic_bench.plain_splice", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="a checkpoint with its tokenizer")
     parser.add_argument("--data", type=Path, metavar="FILE", help="a question set (default: generated pairs of values)")
     parser.add_argument("--questions", type=int, default=10, help="questions to ask (default: 10)")
