@@ -1,7 +1,7 @@
-"""Time of planning one prompt, and memory of the chunk index, beside what FastCDC and xxHash alone take.
+"""Time of planning one prompt, and memory of the chunk index, beside FastCDC and xxHash alone.
 
-Owns `python -m pic_bench.core` (`make bench-core`). Correctness first: every timed plan is checked token by token, and
-the share of the planted repeats that it recovered stands beside its time. Knows the pure core only.
+Correctness first: every timed plan is checked token by token, and the share of the planted repeats that a plan recovers
+stands beside the time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Final, NamedTuple, ParamSpec, TypeVar
@@ -21,8 +22,9 @@ import xxhash
 from fastcdc import fastcdc
 from tqdm import tqdm
 
-from pic_bench.compare.summary import write_json
 from pic_bench.environment import Environment, capture_environment
+from pic_bench.out_folder import write_json
+from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Plan, PlanOptions, Tokens
 from sglang_pic.errors import BenchError
 
@@ -33,9 +35,10 @@ _DOCUMENT_TOKENS: Final = 32_000
 _CHUNKS: Final = 100_000
 _REPEAT_SHARE: Final = 0.95
 _LEAST_RECOVERED: Final = 0.98
-# What is found is told by a plan that leaves none of it to seams and tail; timed is the server's own.
+# The recovered share is that of a plan that leaves nothing to seams and tail; the timed plan is the server's own.
 _MOST_REUSE = PlanOptions(policy=MOST_REUSE)
 _NAMESPACE: Final = "bench"
+_WARMUP: Final = 3
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -59,7 +62,7 @@ CASES: Final = (
     Case("128k, 1 run", 131_072, 1),
     Case("128k, 128 runs", 131_072, 128),
 )
-# What the final JSON line is made of: runs of about a thousand tokens.
+# The final JSON line: runs of about a thousand tokens.
 HEADLINE: Final = {
     "plan_ms_32k_p50": "32k, 32 runs",
     "plan_ms_128k_p50": "128k, 128 runs",
@@ -114,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stats = index.stats()
     print(f"index: {stats.num_donors:,} chunks, {stats.num_tokens:,} tokens\n")
     timings = [_time(index, documents, case, args.plans, rng) for case in tqdm(CASES, "plan", file=sys.stderr)]
-    print(_table(timings))
+    print(markdown_table(_table(timings)))
     publish_ms, floor_ms = _time_publish(config, rng)
     memory = {f"{length:,}": _bytes_per_token(config, length) for length in (32_000, 600)}
     print(f"\npublish 32k new tokens: {publish_ms:.2f} ms ({publish_ms / floor_ms:.1f} x FastCDC and xxHash alone)")
@@ -152,18 +155,19 @@ def _fill(config: CoreConfig, rng: np.random.Generator) -> tuple[ContentIndex, l
 def _time(
     index: ContentIndex, documents: list[Tokens], case: Case, num_plans: int, rng: np.random.Generator
 ) -> CoreTiming:
+    plan = partial(index.plan, _NAMESPACE, prefix_len=0, resolve=lambda _path, end: end)
     times, recovered, names, cuts = [], [], [], []
-    for number in range(num_plans + 3):
+    for _ in range(_WARMUP + num_plans):
         prompt, num_planted = _make_prompt(rng, documents, case)
-        seconds, plan = _timed(index.plan, _NAMESPACE, prompt, prefix_len=0, resolve=_resident)
-        _check_runs(plan, prompt)
-        whole = index.plan(_NAMESPACE, prompt, prefix_len=0, resolve=_resident, options=_MOST_REUSE)
-        recovered.append(_check(whole, prompt, num_planted))
-        if number < 3:
-            continue
+        seconds, planned = _timed(plan, prompt)
+        whole = plan(prompt, options=_MOST_REUSE)
+        for each in (planned, whole):
+            _check(each, prompt)
+        recovered.append(_recovered(whole, num_planted))
         times.append(seconds)
         names.append(_timed(_name_pieces, prompt, index.config)[0])
         cuts.append(_timed(_cut, prompt, index.config)[0])
+    times, names, cuts = (each[_WARMUP:] for each in (times, names, cuts))
     return CoreTiming(
         case=case.name,
         tokens=case.num_tokens,
@@ -202,20 +206,16 @@ def _take(rng: np.random.Generator, documents: list[Tokens], num_tokens: int) ->
     return parts
 
 
-def _check_runs(plan: Plan, prompt: Tokens) -> None:
-    """Every token of a run must equal its donor's."""
+def _check(plan: Plan, prompt: Tokens) -> None:
     for run in plan.runs:
         donated = run.donor.tokens()[run.donor_start : run.donor_end]
         if not np.array_equal(donated, prompt[run.target_start : run.target_end]):
             raise BenchError(f"run [{run.target_start}, {run.target_end}) does not equal its donor: no time is shown.")
 
 
-def _check(plan: Plan, prompt: Tokens, num_planted: int) -> float:
-    """The share of the planted tokens that the plan recovers; every token of a run must equal its donor's."""
-    _check_runs(plan, prompt)
-    if not num_planted:
-        return 0.0
-    share = plan.num_spliced / num_planted
+def _recovered(plan: Plan, num_planted: int) -> float:
+    """The share of the planted tokens that the plan recovers."""
+    share = plan.num_spliced / num_planted if num_planted else 1.0
     if share < _LEAST_RECOVERED:
         raise BenchError(f"only {share:.1%} of {num_planted} planted tokens were found: no time is shown.")
     return share
@@ -254,15 +254,13 @@ def _cut(tokens: Tokens, config: CoreConfig) -> int:
     return len(list(fastcdc(data, config.chunk_min_tokens * unit, 256, config.chunk_max_tokens * unit)))
 
 
-def _table(timings: list[CoreTiming]) -> str:
-    head = f"{'':16}{'p50 ms':>9}{'p90 ms':>9}{'recovered':>11}{'x xxHash':>10}{'x FastCDC':>11}"
+def _table(timings: list[CoreTiming]) -> Table:
     rows = [
-        f"{t.case:16}{t.p50_ms:9.3f}{t.p90_ms:9.3f}"
-        f"{'-' if t.recovered is None else f'{t.recovered:.2%}':>11}"
-        f"{t.p50_ms / t.xxhash_ms:10.2f}{t.p50_ms / t.fastcdc_ms:11.2f}"
+        [t.case, f"{t.p50_ms:.3f}", f"{t.p90_ms:.3f}", "-" if t.recovered is None else f"{t.recovered:.2%}"]
+        + [f"{t.p50_ms / alone_ms:.2f}" for alone_ms in (t.xxhash_ms, t.fastcdc_ms)]
         for t in timings
     ]
-    return "\n".join([head, *rows])
+    return Table(["prompt", "p50 ms", "p90 ms", "recovered", "x xxHash", "x FastCDC"], rows)
 
 
 def _timed(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[float, T]:
@@ -277,10 +275,6 @@ def _ms(seconds: list[float], percentile: int) -> float:
 
 def _random(rng: np.random.Generator, num_tokens: int) -> Tokens:
     return rng.integers(3, _VOCABULARY, num_tokens, dtype=np.int32)
-
-
-def _resident(_path: object, end: int) -> int:
-    return end
 
 
 if __name__ == "__main__":

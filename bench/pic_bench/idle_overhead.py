@@ -1,8 +1,8 @@
-"""Owns the check that a server with the plugin costs nothing where nothing can be reused.
+"""Does a server with the plugin cost nothing where nothing can be reused?
 
-A stock and a patched server run side by side; seeded random prompts that share nothing go to them one at a time, in the
+A stock and a patched server run side by side. Seeded random prompts that share nothing go to them one at a time, in the
 order stock, pic, pic, stock, and so on (ABBA), so that drift of the machine meets both alike. Each pair of requests has
-the same prompt. It must not know traces or reports: `python -m pic_bench.idle_overhead --model DIR`.
+the same prompt.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -24,13 +25,13 @@ from pic_bench.compare.arms import Arm, build_arms
 from pic_bench.compare.command import interrupt_on_sigterm
 from pic_bench.compare.server import Server, free_port, launch_command
 from pic_bench.environment import Environment, capture_environment
-from pic_bench.report.stats import Interval, bootstrap_median, median
+from pic_bench.out_folder import write_json
+from pic_bench.report.stats import Estimate, Statistic, bootstrap
 from sglang_pic.errors import BenchError, PicError
 
 __all__ = ["IdleOverhead", "main", "measure"]
 
 TARGET_RATIO = 1.02
-PROMPT_TOKENS = 512
 FIRST_TOKEN_ID = 1000  # below lie the special tokens of the usual vocabularies
 LAST_TOKEN_ID = 30_000
 
@@ -38,7 +39,7 @@ LAST_TOKEN_ID = 30_000
 class IdleOverhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The result: `ratio` is the median over pairs of pic TTFT / stock TTFT, with its 95 % bootstrap interval."""
 
-    schema_version: int = 1
+    schema_version: int = 2
     environment: Environment
     model: str
     seed: int
@@ -47,7 +48,7 @@ class IdleOverhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prompt_tokens: int
     stock_ttft_p50_s: float
     pic_ttft_p50_s: float
-    ratio: Interval
+    ratio: Estimate
     target_ratio: float
     stock_ttft_s: list[float]
     pic_ttft_s: list[float]
@@ -56,25 +57,12 @@ class IdleOverhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def within_target(self) -> bool:
         """Whether the median ratio is at most the target."""
-        return self.ratio.median <= self.target_ratio
+        return self.ratio.value <= self.target_ratio
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; 0 within the target, 1 above it or a server failed, 130 interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m pic_bench.idle_overhead", description=__doc__)
-    parser.add_argument("--model", required=True, metavar="DIR")
-    parser.add_argument("--pairs", type=int, default=80, help="measured pairs (default: 80; at least 60 for a verdict)")
-    parser.add_argument("--warmup-pairs", type=int, default=8, help="pairs sent before and not counted (default: 8)")
-    parser.add_argument("--prompt-tokens", type=int, default=PROMPT_TOKENS, help=f"(default: {PROMPT_TOKENS})")
-    parser.add_argument("--max-total-tokens", type=int, default=16384, help="KV pool of each server (default: 16384)")
-    parser.add_argument("--server-arg", action="append", default=[], metavar="ARGS", help="flags for both servers")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the result as JSON there")
-    parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    args = parser.parse_args(argv)
-    if args.pairs < 2 or args.warmup_pairs < 0 or args.prompt_tokens < 1:
-        parser.error("--pairs must be 2 or more, --warmup-pairs 0 or more, --prompt-tokens 1 or more")
+    args = _parse(argv)
     try:
         with interrupt_on_sigterm(), tempfile.TemporaryDirectory() as scratch:
             result = _measure_with_servers(args, args.logs or Path(scratch))
@@ -84,11 +72,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; servers stopped", file=sys.stderr)
         return 130
-    encoded = msgspec.json.format(msgspec.json.encode(result), indent=2)
     if args.out is not None:
-        args.out.write_bytes(encoded + b"\n")
-    print(encoded.decode() if args.json else _sentence(result))
+        write_json(args.out, result)
+    print(msgspec.json.format(msgspec.json.encode(result)).decode() if args.json else _sentence(result))
     return 0 if result.within_target else 1
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m pic_bench.idle_overhead", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--model", required=True, metavar="DIR", help="model folder, as for `sglang serve`")
+    add("--pairs", type=int, default=80, help="measured pairs (default: 80; at least 60 for a verdict)")
+    add("--warmup-pairs", type=int, default=8, help="pairs sent before and not counted (default: 8)")
+    add("--prompt-tokens", type=int, default=512, help="length of every prompt (default: 512)")
+    add("--max-total-tokens", type=int, default=16384, help="KV pool of each server (default: 16384)")
+    add("--server-arg", action="append", default=[], metavar="ARGS", help="flags for both servers")
+    add("--seed", type=int, default=0, help="of the prompts (default: 0)")
+    add("--out", type=Path, metavar="FILE", help="write the result as JSON there")
+    add("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")
+    add("--json", action="store_true", help="print the result as JSON")
+    args = parser.parse_args(argv)
+    if args.pairs < 2 or args.warmup_pairs < 0 or args.prompt_tokens < 1:
+        parser.error("--pairs must be 2 or more, --warmup-pairs 0 or more, --prompt-tokens 1 or more")
+    return args
 
 
 def measure(
@@ -119,11 +126,10 @@ def _measure_with_servers(args: argparse.Namespace, logs: Path) -> IdleOverhead:
         urls = [server.base_url for server in servers]
         for server in servers:
             stack.enter_context(server.watch())
-        sizes = {"prompt_tokens": args.prompt_tokens}
-        print(f"warming up with {args.warmup_pairs} pairs", file=sys.stderr)
-        measure(*urls, pairs=args.warmup_pairs, seed=args.seed + 1, **sizes)
-        print(f"measuring {args.pairs} pairs", file=sys.stderr)
-        stock, pic = measure(*urls, pairs=args.pairs, seed=args.seed, **sizes)
+        print(f"warming up with {args.warmup_pairs} pairs, then measuring {args.pairs}", file=sys.stderr)
+        measure(*urls, pairs=args.warmup_pairs, prompt_tokens=args.prompt_tokens, seed=args.seed + 1)
+        stock, pic = measure(*urls, pairs=args.pairs, prompt_tokens=args.prompt_tokens, seed=args.seed)
+    ratios = [patched / plain for plain, patched in zip(stock, pic, strict=True)]
     return IdleOverhead(
         environment=capture_environment(),
         model=args.model,
@@ -131,9 +137,9 @@ def _measure_with_servers(args: argparse.Namespace, logs: Path) -> IdleOverhead:
         pairs=args.pairs,
         warmup_pairs=args.warmup_pairs,
         prompt_tokens=args.prompt_tokens,
-        stock_ttft_p50_s=median(stock) or 0.0,
-        pic_ttft_p50_s=median(pic) or 0.0,
-        ratio=bootstrap_median([b / a for a, b in zip(stock, pic, strict=True)], seed=args.seed),
+        stock_ttft_p50_s=median(stock),
+        pic_ttft_p50_s=median(pic),
+        ratio=bootstrap(ratios, Statistic.MEDIAN, seed=args.seed),
         target_ratio=TARGET_RATIO,
         stock_ttft_s=stock,
         pic_ttft_s=pic,
@@ -170,10 +176,10 @@ def _ttft(url: str, prompt: list[int]) -> float:
 
 def _sentence(result: IdleOverhead) -> str:
     ratio, verdict = result.ratio, "within" if result.within_target else "ABOVE"
-    stock_ms, pic_ms = result.stock_ttft_p50_s * 1000, result.pic_ttft_p50_s * 1000
+    stock_ms, pic_ms = 1e3 * result.stock_ttft_p50_s, 1e3 * result.pic_ttft_p50_s
     return (
         f"nothing to reuse, {result.pairs} pairs of {result.prompt_tokens} random tokens: median TTFT stock "
-        f"{stock_ms:.1f} ms, pic {pic_ms:.1f} ms; median of the paired ratios {ratio.median:.4f} "
+        f"{stock_ms:.1f} ms, pic {pic_ms:.1f} ms; median of the paired ratios {ratio.value:.4f} "
         f"(95 % {ratio.low:.4f} to {ratio.high:.4f}), {verdict} the target {result.target_ratio}"
     )
 

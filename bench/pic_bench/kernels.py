@@ -29,11 +29,11 @@ import torch
 from pic_kernels import Backend, host_native
 from tqdm import tqdm
 
-from pic_bench.compare.summary import write_json
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.gpu.kernel_pool import PAGE_SIZE, ROW_SHAPES, SHAPES, SLOT_ORDERS, Pool, Shape, Window, make_window
 from pic_bench.gpu.kernel_prefill import PrefillTiming, time_prefill
 from pic_bench.gpu.timing import Timing, device_seconds, host_seconds, take_turns
+from pic_bench.out_folder import write_json
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError
 

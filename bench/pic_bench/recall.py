@@ -1,8 +1,8 @@
 """How much of what repeats the cache recovers, on recorded sessions and generated workloads, beside the upper bound.
 
-Owns `python -m pic_bench.recall` (`make bench-recall`). The bound is a search at every alignment by an unlimited cache
-(windows of 64 tokens); seams and sinks count as computed. A set counts as failed below `LEAST_RECOVERED` of the bound.
-Every set runs in a process of its own, so that its memory can be told. Knows no server and no model.
+The bound is a search at every alignment by an unlimited cache (windows of 64 tokens); seams and sinks count as
+computed. A set fails below `LEAST_RECOVERED` of the bound. Every set runs in a process of its own, whose memory is
+measured.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from pic_traces.session import Call
 from pic_traces.source import short_name
 from tqdm import tqdm
 
-from pic_bench.compare.summary import write_json
 from pic_bench.environment import Environment, capture_environment
+from pic_bench.out_folder import write_json
+from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.census.survey import Survey
 from sglang_pic.census.windows import Repeated, WindowSearch
 from sglang_pic.core import MOST_REUSE, CoreConfig
@@ -114,12 +115,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A fresh process: what the one before has used up must not show in this one's memory.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             sets.append(pool.submit(_measure, trace, args.tokenizer, config, args.quiet).result())
-        print(f"{_TABLE_HEAD}\n{_row(sets[-1])}" if len(sets) == 1 else _row(sets[-1]), flush=True)
+        print(f"{len(sets)} of {len(traces)} measured: {sets[-1].name}", file=sys.stderr)
+    print(markdown_table(Table(list(_HEADER), [_row(found) for found in sets])))
     if args.out:
         result = RecallResult(
             environment=capture_environment(), tokenizer=args.tokenizer or "stand-in", config=config, sets=sets
         )
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         write_json(args.out, result)
     failed = [found.name for found in sets if found.failed]
     if failed:
@@ -190,22 +191,24 @@ class _TimedSearch(WindowSearch):
         return repeated
 
 
-_TABLE_HEAD: Final = (
-    "| set | calls | prompt tokens | prefix | repeated behind it | recovered | of what repeats | with the border "
-    "| runs a call | cache s | encode s | peak MB |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+_HEADER: Final = (
+    *("set", "calls", "prompt tokens", "prefix", "repeated behind it", "recovered", "of what repeats"),
+    *("with the border", "runs a call", "cache s", "encode s", "peak MB"),
 )
 
 
-def _row(found: Recall) -> str:
-    is_shown = found.repeated_tokens >= _LEAST_TOKENS
-    share = f"{found.share:.1%}" if is_shown else "-"
-    with_border = f"{found.recovered_tokens / (found.repeated_tokens + found.border_tokens):.1%}" if is_shown else "-"
-    return (
-        f"| {found.name} | {found.calls:,} | {found.prompt_tokens:,} | {found.prefix_tokens / found.prompt_tokens:.1%} "
-        f"| {found.repeated_tokens:,} ({found.repeated_tokens / found.prompt_tokens:.2%}) | {found.recovered_tokens:,} "
-        f"| {share}{' FAILED' if found.failed else ''} | {with_border} | {found.runs / found.calls:.2f} "
-        f"| {found.cache_s:.1f} | {found.encode_s:.1f} | {found.peak_bytes / 1e6:,.0f} |"
-    )
+def _row(found: Recall) -> list[str]:
+    shares = ["-", "-"]
+    if found.repeated_tokens >= _LEAST_TOKENS:
+        with_border = found.recovered_tokens / (found.repeated_tokens + found.border_tokens)
+        shares = [f"{found.share:.1%}{' FAILED' if found.failed else ''}", f"{with_border:.1%}"]
+    return [
+        *(found.name, f"{found.calls:,}", f"{found.prompt_tokens:,}"),
+        f"{found.prefix_tokens / found.prompt_tokens:.1%}",
+        f"{found.repeated_tokens:,} ({found.repeated_tokens / found.prompt_tokens:.2%})",
+        *(f"{found.recovered_tokens:,}", *shares, f"{found.runs / found.calls:.2f}"),
+        *(f"{found.cache_s:.1f}", f"{found.encode_s:.1f}", f"{found.peak_bytes / 1e6:,.0f}"),
+    ]
 
 
 if __name__ == "__main__":

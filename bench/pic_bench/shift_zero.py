@@ -1,9 +1,8 @@
-"""Owns the check that a splice by itself adds no error: a prompt served by its own chunks against a full prefill.
+"""Does a splice by itself add an error? A prompt served by its own chunks, against a full prefill.
 
 The test switch `ignore_prefix` throws exact prefix hits away, so the second of two equal prompts is spliced at shift 0
 in its own context. Beside it stands what stock SGLang does to itself: the same prompt cold, then as an exact prefix
-hit. In float32 both should be exact; in bf16 the splice should be no further off than the hit. Run as
-`python -m pic_bench.shift_zero --setup MODEL:TP:PAGE:DTYPE`; it must not know traces' files or reports.
+hit. In float32 both should be exact; in bf16 the splice should be no further off than the hit.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ from pic_traces.source import load
 from pic_bench.compare.arms import Arm, build_arms
 from pic_bench.compare.command import interrupt_on_sigterm
 from pic_bench.compare.server import Server, free_port, launch_command
-from pic_bench.compare.summary import write_json
 from pic_bench.environment import Environment, capture_environment
+from pic_bench.out_folder import write_json
+from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.stats import top_k_kl
 from sglang_pic.errors import BenchError, PicError
 
@@ -44,13 +44,18 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     answer_agreement: float
 
 
-class SetupResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model, topology and dtype: `spliced` is ours, `exact_hit` is stock SGLang's own."""
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure: a model folder, its topology and its dtype."""
 
     model: str
     tp_size: int
     page_size: int
     dtype: str
+
+
+class SetupResult(Setup, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One setup: `spliced` is the plugin's difference, `exact_hit` stock SGLang's own."""
+
     spliced: Difference
     exact_hit: Difference
 
@@ -66,29 +71,16 @@ class ShiftZero(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     setups: list[SetupResult]
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure: a model folder, its topology and its dtype."""
-
-    model: str
-    tp_size: int
-    page_size: int
-    dtype: str
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a table; 1 where a server failed or served nothing from its cache, 130 interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m pic_bench.shift_zero", description=__doc__)
-    parser.add_argument(
-        "--setup",
-        action="append",
-        required=True,
-        metavar="MODEL:TP:PAGE:DTYPE",
-        help="e.g. .models/smollm2:1:1:float32",
-    )
-    parser.add_argument("--prompts", type=int, default=20, help="prompts of each setup (default: 20)")
-    parser.add_argument("--prompt-tokens", type=int, default=500, help="about this many each (default: 500)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON there")
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m pic_bench.shift_zero", description=__doc__.splitlines()[0])
+    add, form = parser.add_argument, "MODEL:TP:PAGE:DTYPE"
+    add("--setup", action="append", required=True, metavar=form, help="e.g. .models/smollm2:1:1:float32; may repeat")
+    add("--prompts", type=int, default=20, help="prompts of each setup (default: 20)")
+    add("--prompt-tokens", type=int, default=500, help="about this many each (default: 500)")
+    add("--seed", type=int, default=0, help="of the prompts (default: 0)")
+    add("--out", type=Path, metavar="FILE", help="write the result as JSON there")
     args = parser.parse_args(argv)
     try:
         setups = [_parse(text) for text in args.setup]
@@ -101,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; servers stopped", file=sys.stderr)
         return 130
-    print(_table(results))
+    print(markdown_table(_table(results)))
     if args.out is not None:
         result = ShiftZero(
             environment=capture_environment(),
@@ -135,14 +127,9 @@ def measure(setup: Setup, prompts: Sequence[str], logs: Path) -> SetupResult:
     """
     flags = ["--tp-size", str(setup.tp_size), "--page-size", str(setup.page_size), "--dtype", setup.dtype]
     stock, pic = build_arms(["stock", "pic"], server_args=flags, pic_config=_CONFIG)
-    return SetupResult(
-        model=Path(setup.model).name,
-        tp_size=setup.tp_size,
-        page_size=setup.page_size,
-        dtype=setup.dtype,
-        spliced=_twice(setup.model, pic, prompts, logs),
-        exact_hit=_twice(setup.model, stock, prompts, logs),
-    )
+    spliced, exact_hit = (_twice(setup.model, arm, prompts, logs) for arm in (pic, stock))
+    facts = msgspec.structs.asdict(setup) | {"model": Path(setup.model).name}
+    return SetupResult(**facts, spliced=spliced, exact_hit=exact_hit)
 
 
 def _twice(model: str, arm: Arm, prompts: Sequence[str], logs: Path) -> Difference:
@@ -150,23 +137,18 @@ def _twice(model: str, arm: Arm, prompts: Sequence[str], logs: Path) -> Differen
     port = free_port()
     print(f"{Path(model).name} {' '.join(arm.server_args)}", file=sys.stderr)
     command = launch_command(model, port, arm.server_args)
-    kls, firsts, answers = [], [], []
     with Server(command, port=port, log_path=logs / f"{port}.log", env=arm.env) as server, server.watch():
-        for prompt in prompts:
-            cold, again = _generate(server, prompt), _generate(server, prompt)
-            if again["meta_info"]["cached_tokens"] < _MIN_REUSED_SHARE * again["meta_info"]["prompt_tokens"]:
-                raise BenchError(f"{arm.name}: an equal prompt was not served from the cache: {again['meta_info']}")
-            kl = top_k_kl(_top(cold), _top(again))
-            assert kl is not None
-            kls.append(kl)
-            firsts.append(cold["output_ids"][0] == again["output_ids"][0])
-            answers.append(cold["output_ids"] == again["output_ids"])
+        pairs = [(_generate(server, prompt), _generate(server, prompt)) for prompt in prompts]
+    for _, again in pairs:
+        if again["meta_info"]["cached_tokens"] < _MIN_REUSED_SHARE * again["meta_info"]["prompt_tokens"]:
+            raise BenchError(f"{arm.name}: an equal prompt was not served from the cache: {again['meta_info']}")
+    kls = [top_k_kl(_top(cold), _top(again)) or 0.0 for cold, again in pairs]
     return Difference(
         prompts=len(kls),
         kl_mean=float(np.mean(kls)),
         kl_max=max(kls),
-        top1_agreement=float(np.mean(firsts)),
-        answer_agreement=float(np.mean(answers)),
+        top1_agreement=float(np.mean([cold["output_ids"][0] == again["output_ids"][0] for cold, again in pairs])),
+        answer_agreement=float(np.mean([cold["output_ids"] == again["output_ids"] for cold, again in pairs])),
     )
 
 
@@ -184,20 +166,16 @@ def _top(answer: dict) -> dict[str, float]:
     return {str(entry[1]): entry[0] for entry in answer["meta_info"]["output_top_logprobs"][0]}
 
 
-def _table(results: Sequence[SetupResult]) -> str:
-    lines = [
-        "| model | tp | page | dtype | KL spliced: mean / max | KL exact hit: mean / max "
-        "| top-1 spliced / hit | answers spliced / hit |",
-        "|---|--:|--:|---|---|---|---|---|",
+def _table(results: Sequence[SetupResult]) -> Table:
+    header = ["model", "tp", "page", "dtype", "KL spliced: mean / max", "KL exact hit: mean / max"]
+    rows = [
+        [r.model, str(r.tp_size), str(r.page_size), r.dtype]
+        + [f"{each.kl_mean:.1e} / {each.kl_max:.1e}" for each in (r.spliced, r.exact_hit)]
+        + [f"{r.spliced.top1_agreement:.2f} / {r.exact_hit.top1_agreement:.2f}"]
+        + [f"{r.spliced.answer_agreement:.2f} / {r.exact_hit.answer_agreement:.2f}"]
+        for r in results
     ]
-    for r in results:
-        ours, stock = r.spliced, r.exact_hit
-        lines.append(
-            f"| {r.model} | {r.tp_size} | {r.page_size} | {r.dtype} | {ours.kl_mean:.1e} / {ours.kl_max:.1e} "
-            f"| {stock.kl_mean:.1e} / {stock.kl_max:.1e} | {ours.top1_agreement:.2f} / {stock.top1_agreement:.2f} "
-            f"| {ours.answer_agreement:.2f} / {stock.answer_agreement:.2f} |"
-        )
-    return "\n".join(lines)
+    return Table([*header, "top-1 spliced / hit", "answers spliced / hit"], rows)
 
 
 if __name__ == "__main__":

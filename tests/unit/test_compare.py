@@ -16,7 +16,7 @@ from pic_bench.compare.pairing import Pair, compare_arms, pair_records, summariz
 from pic_bench.compare.run_folder import COMPARISON, Config, ScenesConfig
 from pic_bench.compare.scenes import make_scenes
 from pic_bench.out_folder import claim_folder, write_json
-from pic_bench.report.stats import bootstrap_median, merge_tokens, top_k_kl
+from pic_bench.report.stats import Statistic, bootstrap, merge_tokens, top_k_kl
 from pic_traces.records import RequestRecord, Status
 from pic_traces.replay import ReplayOptions
 
@@ -163,9 +163,9 @@ def test_tokens_of_the_same_text_add_up() -> None:
 
 def test_bootstrap_interval_holds_the_median_and_is_repeatable() -> None:
     values = list(np.random.default_rng(1).normal(1.0, 0.01, 80))
-    interval = bootstrap_median(values, seed=7, resamples=500)
-    assert interval == bootstrap_median(values, seed=7, resamples=500)
-    assert 0.99 < interval.low <= interval.median <= interval.high < 1.01
+    interval = bootstrap(values, Statistic.MEDIAN, seed=7)
+    assert interval == bootstrap(values, Statistic.MEDIAN, seed=7)
+    assert 0.99 < interval.low <= interval.value <= interval.high < 1.01
 
 
 def test_arms_differ_in_exactly_what_they_should() -> None:

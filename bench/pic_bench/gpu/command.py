@@ -19,7 +19,6 @@ from typing import Final
 
 import torch
 
-from pic_bench.compare.summary import write_json
 from pic_bench.environment import capture_environment
 from pic_bench.gpu.attention import TORCH, AttentionBackend
 from pic_bench.gpu.check import Check, check_model
@@ -29,6 +28,7 @@ from pic_bench.gpu.measure import Bench, PrefillTiming, time_gaps, time_runs
 from pic_bench.gpu.model import Pool, Skeleton
 from pic_bench.gpu.result import PrefillResult, show
 from pic_bench.gpu.timing import Deadline
+from pic_bench.out_folder import write_json
 from sglang_pic.errors import BenchError, UnsupportedError
 
 __all__ = ["make_backend", "run"]

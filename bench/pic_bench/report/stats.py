@@ -13,10 +13,8 @@ import numpy as np
 
 __all__ = [
     "Estimate",
-    "Interval",
     "Statistic",
     "bootstrap",
-    "bootstrap_median",
     "bootstrap_ratio",
     "common_len",
     "median",
@@ -27,14 +25,6 @@ __all__ = [
 
 # Percentiles of 2,000 resamples move by a few percent of the interval's width from seed to seed: less than is shown.
 RESAMPLES = 2000
-
-
-class Interval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A median with the bounds of its 95 % bootstrap interval."""
-
-    median: float
-    low: float
-    high: float
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,15 +92,6 @@ def top_k_kl(p: Mapping[str, float], q: Mapping[str, float]) -> float | None:
         if a_share > tiny:
             total += a_share * math.log(a_share / b_share)
     return max(0.0, total)
-
-
-def bootstrap_median(values: Sequence[float], *, seed: int, resamples: int = 10_000) -> Interval:
-    """The median of `values` with a 95 % percentile-bootstrap interval; `values` must not be empty."""
-    data = np.asarray(values, dtype=float)
-    draws = np.random.default_rng(seed).integers(0, len(data), size=(resamples, len(data)))
-    medians = np.median(data[draws], axis=1)
-    low, high = (float(x) for x in np.percentile(medians, [2.5, 97.5]))
-    return Interval(median=float(np.median(data)), low=low, high=high)
 
 
 def bootstrap(
