@@ -138,7 +138,7 @@ def test_errors_of_whole_files(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(TraceError, match="empty: no sessions: the file has no lines"):
         load(tmp_path / "empty")
-    with pytest.raises(TraceError, match=r"odd:1: unknown trace format: the line has the keys prompt; expected"):
+    with pytest.raises(TraceError, match=r"odd:1: unknown trace format: its keys are prompt; expected"):
         load(write(tmp_path / "odd", {"prompt": "hello"}))
     whole = gzip.compress((json.dumps(GOOD) + "\n").encode() * 200)
     (tmp_path / "cut.gz").write_bytes(whole[: len(whole) // 2])

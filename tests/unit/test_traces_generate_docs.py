@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from pic_traces import load
-from pic_traces.generate import WORKLOADS, describe_workloads, list_options, partition_shift
+from pic_traces.generate import WORKLOADS, Option, Options, list_options, partition_shift
 
 README = Path(__file__).resolve().parent.parent.parent / "traces" / "pic_traces" / "README.md"
 
@@ -52,6 +52,24 @@ def test_the_readme_says_what_an_unlimited_cache_finds() -> None:
     _, prefix, shifted, _ = splits["gen:sysvar"]
     assert prefix / (prefix + shifted) == pytest.approx(0.737, abs=0.01)
     assert table in README.read_text(), table
+
+
+def describe_workloads() -> str:
+    """The Markdown tables of all workloads and their options, as the README has them."""
+    shared = [option for option in list_options(Options) if option.is_shared]
+    lines = ["| workload | what changes, what repeats |", "|---|---|"]
+    lines += [f"| `{name}` | {workload.summary} |" for name, workload in WORKLOADS.items()]
+    lines += ["", "| workload | options (default) |", "|---|---|", f"| all | {listed(shared)} |"]
+    for name, workload in WORKLOADS.items():
+        own = [option for option in list_options(workload.kind) if option not in shared]
+        lines.append(f"| `{name}` | {listed(own)} |")
+    return "\n".join(lines)
+
+
+def listed(options: list[Option]) -> str:
+    return "<br>".join(
+        f"`{option.name}`{f' ({option.default})' if option.default else ''} {option.meaning}" for option in options
+    )
 
 
 def split(spec: str) -> tuple[int, int, int, int]:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pic_traces.session import JsonValue, Message
+from pic_traces.session import JsonValue, Message, as_type
 
 __all__ = ["Probe", "drop_thoughts", "flatten_tools", "shows_tools", "uses_tools"]
 
@@ -89,13 +89,10 @@ def _turn_probe(arguments: str, result: str) -> Probe:
 
 
 def _names(messages: list[Message]) -> dict[str, str]:
-    names: dict[str, str] = {}
-    for message in messages:
-        for call in _calls(message):
-            function = call.get("function")
-            if isinstance(function, dict) and isinstance(call.get("id"), str):
-                names[str(call["id"])] = str(function.get("name", ""))
-    return names
+    """The tools that were called, by the ids of the calls."""
+    calls = [call for message in messages for call in _calls(message) if isinstance(call.get("id"), str)]
+    functions = {str(call["id"]): as_type(call.get("function"), dict[str, JsonValue]) for call in calls}
+    return {call_id: str(function.get("name", "")) for call_id, function in functions.items() if function is not None}
 
 
 def _flatten(message: Message, names: dict[str, str]) -> Message:
@@ -111,13 +108,11 @@ def _flatten(message: Message, names: dict[str, str]) -> Message:
 
 
 def _calls(message: Message) -> list[dict[str, JsonValue]]:
-    calls = message.get("tool_calls")
-    return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return as_type(message.get("tool_calls"), list[dict[str, JsonValue]]) or []
 
 
 def _call_line(call: dict[str, JsonValue]) -> str:
-    function = call.get("function")
-    function = function if isinstance(function, dict) else call
+    function = as_type(call.get("function"), dict[str, JsonValue]) or call
     arguments = function.get("arguments", "")
     return f"[tool call] {function.get('name', '')} {arguments if isinstance(arguments, str) else _compact(arguments)}"
 

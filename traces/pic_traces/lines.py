@@ -6,48 +6,37 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
-from typing import IO, NamedTuple, TypeVar, cast
+from typing import IO, NamedTuple, cast
 
 import msgspec
 
 from pic_traces.errors import TraceError
-from pic_traces.session import JsonValue
+from pic_traces.session import JsonValue, T
 
-__all__ = ["JSON_SUFFIXES", "LINES_SUFFIXES", "Form", "Line", "read_first_bytes", "read_lines", "read_objects"]
+__all__ = ["JSON_SUFFIXES", "LINES_SUFFIXES", "Line", "read_first_bytes", "read_objects"]
 
 LINES_SUFFIXES = (".jsonl", ".jsonl.gz")
 """Names of files with one JSON object a line."""
 JSON_SUFFIXES = (".json", ".json.gz")
 """Names of files with one JSON object, or a list of them, over as many lines as they take."""
 
-T = TypeVar("T")
-
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-class Form(Enum):
-    """How an object stands in its file."""
-
-    LINE = "line"
-    ITEM = "item"
-    WHOLE = "file"
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 class Line(NamedTuple):
-    """One JSON object of a file and where it stands: `number` counts lines, or items of a list, from 1."""
+    """One JSON object of a file: `number` counts lines, or items of a list, from 1; `place` says it for messages."""
 
     path: Path
     number: int
+    place: str
     value: dict[str, JsonValue]
-    form: Form = Form.LINE
 
     def error(self, what: str) -> TraceError:
         """A `TraceError` that names this place."""
-        place = {Form.LINE: f":{self.number}", Form.ITEM: f": item {self.number}", Form.WHOLE: ""}[self.form]
-        return TraceError(f"{self.path}{place}: {what}")
+        return TraceError(f"{self.path}{self.place}: {what}")
 
     def convert(self, kind: type[T], what: str) -> T:
         """The object as a struct; raises a `TraceError` that names this place where it is none."""
@@ -57,42 +46,26 @@ class Line(NamedTuple):
             raise self.error(f"not a {what}: {error}") from error
 
 
-def read_lines(path: Path) -> Iterator[Line]:
-    """Yield the JSON objects of a JSONL file; blank lines are passed over, gzip is recognised by its first bytes.
-
-    Raises:
-        TraceError: the file cannot be read, or a line is not one JSON object.
-    """
-    number = 0
-    try:
-        with _open(path) as file:
-            for number, raw in enumerate(file, start=1):
-                if raw.strip():
-                    yield Line(path, number, _decode(path, number, raw))
-    except (OSError, EOFError, zlib.error) as error:
-        where = f"{path}" if number == 0 else f"{path}: after line {number}"
-        raise TraceError(f"{where}: cannot be read: {error}") from error
-
-
 def read_objects(path: Path) -> Iterator[Line]:
     """Yield the JSON objects of a file by its name: `.json` (or `.json.gz`) is one object or a list of objects.
 
-    A file of any other name is read as JSONL, and so is a `.json` file whose first line is an object and not all.
+    A file of any other name is read as JSONL, and so is a `.json` file whose first line is an object and not all. Blank
+    lines are passed over; gzip is recognised by its first bytes.
 
     Raises:
         TraceError: the file cannot be read, or is not JSON, or holds something else than objects.
     """
     if not path.name.endswith(JSON_SUFFIXES):
-        return read_lines(path)
+        return _read_lines(path)
     with _readable(path), _open(path) as file:
         raw = file.read().removeprefix(_BYTE_ORDER_MARK)
     if not raw.strip():
         return iter(())
     try:
         value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _NOT_JSON as error:
         if _is_object(raw.lstrip().partition(b"\n")[0]):
-            return read_lines(path)
+            return _read_lines(path)
         raise TraceError(f"{path}: bad JSON: {error}; a .json file is one JSON object or a list of them") from error
     return _items(path, value)
 
@@ -107,6 +80,48 @@ def read_first_bytes(path: Path, num_bytes: int) -> bytes:
         return file.read(num_bytes).removeprefix(_BYTE_ORDER_MARK)
 
 
+def _read_lines(path: Path) -> Iterator[Line]:
+    number = 0
+    try:
+        with _open(path) as file:
+            for number, raw in enumerate(file, start=1):
+                if raw.strip():
+                    yield _line(path, number, raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw)
+    except (OSError, EOFError, zlib.error) as error:
+        where = f"{path}" if number == 0 else f"{path}: after line {number}"
+        raise TraceError(f"{where}: cannot be read: {error}") from error
+
+
+def _line(path: Path, number: int, raw: bytes) -> Line:
+    try:
+        value = msgspec.json.decode(raw)
+    except _NOT_JSON as error:
+        what = f"bad JSON: {error}; a trace is JSONL, one JSON object a line (gzip or plain)"
+        raise TraceError(f"{path}:{number}: {what}") from error
+    if not isinstance(value, dict):
+        raise TraceError(f"{path}:{number}: {type(value).__name__} instead of a JSON object; a trace is JSONL")
+    return Line(path, number, f":{number}", value)
+
+
+def _items(path: Path, value: JsonValue) -> Iterator[Line]:
+    if isinstance(value, dict):
+        yield Line(path, 1, "", value)
+        return
+    if not isinstance(value, list):
+        raise TraceError(f"{path}: {type(value).__name__} instead of a JSON object or a list of them")
+    for number, item in enumerate(value, start=1):
+        if not isinstance(item, dict):
+            raise TraceError(f"{path}: item {number}: {type(item).__name__} instead of a JSON object")
+        yield Line(path, number, f": item {number}", item)
+
+
+def _is_object(raw: bytes) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(raw), dict)
+    except _NOT_JSON:
+        return False
+
+
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
     try:
@@ -119,33 +134,3 @@ def _open(path: Path) -> IO[bytes]:
     with path.open("rb") as file:
         magic = file.read(2)
     return cast("IO[bytes]", gzip.open(path, "rb")) if magic == _GZIP_MAGIC else path.open("rb")
-
-
-def _items(path: Path, value: JsonValue) -> Iterator[Line]:
-    if isinstance(value, dict):
-        yield Line(path, 1, value, Form.WHOLE)
-        return
-    if not isinstance(value, list):
-        raise TraceError(f"{path}: {type(value).__name__} instead of a JSON object or a list of them")
-    for number, item in enumerate(value, start=1):
-        if not isinstance(item, dict):
-            raise TraceError(f"{path}: item {number}: {type(item).__name__} instead of a JSON object")
-        yield Line(path, number, item, Form.ITEM)
-
-
-def _is_object(raw: bytes) -> bool:
-    try:
-        return isinstance(msgspec.json.decode(raw), dict)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
-
-
-def _decode(path: Path, number: int, raw: bytes) -> dict[str, JsonValue]:
-    place = Line(path, number, {})
-    try:
-        value = msgspec.json.decode(raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise place.error(f"bad JSON: {error}; a trace is JSONL, one JSON object a line (gzip or plain)") from error
-    if not isinstance(value, dict):
-        raise place.error(f"{type(value).__name__} instead of a JSON object; a trace is JSONL")
-    return value

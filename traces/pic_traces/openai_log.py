@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from pic_traces.lines import Line
-from pic_traces.session import CallSpec, JsonValue, Message, Session
+from pic_traces.session import CallSpec, JsonValue, Message, Session, as_type
 
 __all__ = ["is_request", "name_by_line", "parse_requests"]
 
@@ -124,23 +124,23 @@ def _messages(line: Line, body: dict[str, JsonValue]) -> list[Message]:
     return result
 
 
+class _Choice(msgspec.Struct):
+    message: Message
+
+
 def _answer(line: Line) -> Message | None:
     """The recorded answer, whether it is a text, a message, or a whole chat completion response."""
     value = next((line.value[key] for key in _ANSWERS if line.value.get(key) is not None), None)
-    if isinstance(value, dict) and isinstance(value.get("body"), dict):
-        value = value["body"]
     if value is None:
         return None
     if isinstance(value, str):
         return {"role": "assistant", "content": value}
     if isinstance(value, dict):
+        value = as_type(value.get("body"), dict[str, JsonValue]) or value
         if isinstance(value.get("role"), str):
             return value
-        choices = value.get("choices")
-        if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-            message = choices[0].get("message")
-            if isinstance(message, dict):
-                return message
+        if choices := as_type(value.get("choices"), list[_Choice]):
+            return choices[0].message
     raise line.error(
         f"the recorded answer is {_brief(value)}; a string, a message or a chat completion response is expected"
     )

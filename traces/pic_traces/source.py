@@ -104,11 +104,7 @@ def _load_file(path: Path) -> Iterator[Session]:
         raise TraceError(
             f"{path}: a serving trace ({kind.label}): it has no text; `sglang-pic census` says what it tells"
         )
-    lines = read_objects(path)
-    first = next(lines, None)
-    if first is None:
-        raise TraceError(f"{path}: no sessions: the file has no lines")
-    return _parse(first, lines, path.name, name_by_line)
+    return _parse([path], path.name, name_by_line, f"{path}: no sessions: the file has no lines")
 
 
 def _load_folder(folder: Path) -> Iterator[Session]:
@@ -116,15 +112,12 @@ def _load_folder(folder: Path) -> Iterator[Session]:
     if not paths:
         suffixes = ", ".join(f"*{suffix}" for suffix in _LOG_SUFFIXES)
         raise TraceError(f"{folder}: no trace in this folder; files {suffixes} are read, in subfolders too")
-    lines = chain.from_iterable(map(read_objects, paths))
-    first = next(lines, None)
-    if first is None:
-        raise TraceError(f"{folder}: no sessions: its {len(paths)} files are empty, {paths[0]} the first of them")
 
     def name_by_file(line: Line) -> str:
         return f"{line.path.relative_to(folder)}-{line.number:06d}"
 
-    return _parse(first, lines, folder.resolve().name, name_by_file)
+    empty = f"{folder}: no sessions: its {len(paths)} files are empty, {paths[0]} the first of them"
+    return _parse(paths, folder.resolve().name, name_by_file, empty)
 
 
 def _log_files(folder: Path) -> list[Path]:
@@ -133,11 +126,15 @@ def _log_files(folder: Path) -> list[Path]:
     return sorted(path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts))
 
 
-def _parse(first: Line, rest: Iterator[Line], source: str, name_line: Callable[[Line], str]) -> Iterator[Session]:
+def _parse(paths: list[Path], source: str, name_line: Callable[[Line], str], if_empty: str) -> Iterator[Session]:
+    rest = chain.from_iterable(map(read_objects, paths))
+    first = next(rest, None)
+    if first is None:
+        raise TraceError(if_empty)
     form = _recognize(first)
     if form is None:
         raise first.error(
-            f"unknown trace format: the {first.form.value} has the keys {_keys(first)}; "
+            f"unknown trace format: its keys are {_keys(first)}; "
             "expected `messages` and `turns` (a recorded session) or `messages` (an OpenAI chat request)"
         )
     lines = (_expect(form, first, line) for line in chain([first], rest))

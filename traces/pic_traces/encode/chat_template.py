@@ -6,12 +6,13 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from pic_traces.errors import TraceError
-from pic_traces.session import JsonValue, Message
+from pic_traces.lines import read_objects
+from pic_traces.session import JsonValue, Message, as_type
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -76,7 +77,8 @@ def load_chat_template(folder: Path) -> ChatTemplate:
     Raises:
         TraceError: there is none, it is not valid, or the package jinja2 is missing.
     """
-    config = _read_config(folder / _CONFIG)
+    line = next(read_objects(folder / _CONFIG), None) if (folder / _CONFIG).is_file() else None
+    config = {} if line is None else line.value
     sources = _read_sources(folder, config)
     if "default" not in sources:
         raise TraceError(
@@ -93,18 +95,6 @@ def load_chat_template(folder: Path) -> ChatTemplate:
         raise TraceError(f"tokenizer={str(folder)!r}: the chat template cannot be compiled: {error}") from error
 
 
-def _read_config(path: Path) -> dict[str, JsonValue]:
-    if not path.is_file():
-        return {}
-    try:
-        config = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise TraceError(f"{path}: {type(config).__name__} instead of a JSON object")
-    return config
-
-
 def _read_sources(folder: Path, config: dict[str, JsonValue]) -> dict[str, str]:
     """Templates by name. A file beside the configuration wins over what is in it."""
     files = {"default": folder / _TEMPLATE}
@@ -118,20 +108,20 @@ def _read_sources(folder: Path, config: dict[str, JsonValue]) -> dict[str, str]:
     value = config.get("chat_template")
     if isinstance(value, str):
         return {"default": value}
-    named = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
-    return {str(entry.get("name")): str(entry.get("template")) for entry in named}
+    return {entry.name: entry.template for entry in as_type(value, list[_NamedTemplate]) or ()}
+
+
+class _NamedTemplate(msgspec.Struct):
+    name: str
+    template: str
 
 
 def _special_tokens(config: dict[str, JsonValue]) -> dict[str, JsonValue]:
     """The special tokens' texts under the names that templates use."""
-    extra = config.get("extra_special_tokens")
-    named = {**(extra if isinstance(extra, dict) else {}), **{key: config.get(key) for key in _SPECIAL_TOKENS}}
-    tokens: dict[str, JsonValue] = {}
-    for key, value in named.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            tokens[key] = text
-    return tokens
+    extra = as_type(config.get("extra_special_tokens"), dict[str, JsonValue]) or {}
+    named = {**extra, **{key: config.get(key) for key in _SPECIAL_TOKENS}}
+    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
+    return {key: text for key, text in texts.items() if isinstance(text, str)}
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
@@ -166,14 +156,8 @@ def _generation_extension() -> type:
     return Generation
 
 
-def _to_json(
-    value: JsonValue,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _to_json(value: JsonValue, ensure_ascii: bool = False, **layout: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
 
 
 def _raise(message: str) -> NoReturn:

@@ -6,7 +6,7 @@ Where a new workload goes: a file with a subclass of `Options` (its lengths, eac
 
 from __future__ import annotations
 
-from pic_traces.generate.catalogue import WORKLOADS, describe_workloads, generate, partition_shift
-from pic_traces.generate.options import list_options
+from pic_traces.generate.catalogue import WORKLOADS, generate, partition_shift
+from pic_traces.generate.options import Option, Options, list_options
 
-__all__ = ["WORKLOADS", "describe_workloads", "generate", "list_options", "partition_shift"]
+__all__ = ["WORKLOADS", "Option", "Options", "generate", "list_options", "partition_shift"]

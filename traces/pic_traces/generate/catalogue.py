@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pic_traces.errors import TraceError
 from pic_traces.generate.agent_meta import AgentMeta
 from pic_traces.generate.compact import Compact
-from pic_traces.generate.options import Option, Options, list_options, parse_options
+from pic_traces.generate.options import Options, parse_options
 from pic_traces.generate.random_text import RandomText
 from pic_traces.generate.reorder import Reorder
 from pic_traces.generate.rerank import Rerank
@@ -20,7 +20,7 @@ from pic_traces.generate.tool_aging import ToolAging
 from pic_traces.generate.tool_variants import ToolVariants
 from pic_traces.session import Session
 
-__all__ = ["WORKLOADS", "Workload", "describe_workloads", "generate", "partition_shift"]
+__all__ = ["WORKLOADS", "Workload", "generate", "partition_shift"]
 
 
 class Workload(NamedTuple):
@@ -69,21 +69,3 @@ def generate(spec: str) -> Iterator[Session]:
 def partition_shift(lengths: Sequence[int] = IRMINSUL_HEADERS) -> list[str]:
     """The specs of a partition-shift sweep: `agent_meta` with ever longer changing headers, all else equal."""
     return [f"gen:agent_meta?header={length}" for length in lengths]
-
-
-def describe_workloads() -> str:
-    """The Markdown tables of all workloads and their options, as traces/pic_traces/README.md has them."""
-    shared = [option for option in list_options(Options) if option.is_shared]
-    lines = ["| workload | what changes, what repeats |", "|---|---|"]
-    lines += [f"| `{name}` | {workload.summary} |" for name, workload in WORKLOADS.items()]
-    lines += ["", "| workload | options (default) |", "|---|---|", f"| all | {_list(shared)} |"]
-    for name, workload in WORKLOADS.items():
-        own = [option for option in list_options(workload.kind) if option not in shared]
-        lines.append(f"| `{name}` | {_list(own)} |")
-    return "\n".join(lines)
-
-
-def _list(options: list[Option]) -> str:
-    return "<br>".join(
-        f"`{option.name}`{f' ({option.default})' if option.default else ''} {option.meaning}" for option in options
-    )

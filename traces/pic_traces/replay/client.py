@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from pic_traces.session import JsonValue
+from pic_traces.session import JsonValue, as_type
 
 __all__ = ["Endpoint", "HttpReply", "StreamReply"]
 
@@ -155,36 +155,23 @@ def _take_event(reply: StreamReply, data: bytes, now: float) -> None:
         code = holder.get("code") if isinstance(holder, dict) else None
         reply.status = code if isinstance(code, int) else reply.status
         return
-    if isinstance(usage := event.get("usage"), dict):
-        reply.usage = usage
-    if isinstance(extension := event.get("sglext"), dict):
-        reply.extension.update(extension)
-    if isinstance(request_id := event.get("id"), str):
-        reply.request_id = request_id
-    choices = event.get("choices")
-    if isinstance(choices, list):
-        for choice in choices:
-            if isinstance(choice, dict):
-                _take_choice(reply, choice, now)
+    reply.usage = as_type(event.get("usage"), dict[str, JsonValue]) or reply.usage
+    reply.extension.update(as_type(event.get("sglext"), dict[str, JsonValue]) or {})
+    reply.request_id = as_type(event.get("id"), str) or reply.request_id
+    for choice in as_type(event.get("choices"), list[dict[str, JsonValue]]) or ():
+        _take_choice(reply, choice, now)
 
 
 def _take_choice(reply: StreamReply, choice: dict[str, JsonValue], now: float) -> None:
-    delta = choice.get("delta")
-    delta = delta if isinstance(delta, dict) else {}
-    has_output = bool(delta.get("tool_calls"))
-    for key in ("reasoning_content", "content"):
-        if isinstance(text := delta.get(key), str) and text:
-            reply.text.append(text)
-            has_output = True
-    logprobs = choice.get("logprobs")
-    content = logprobs.get("content") if isinstance(logprobs, dict) else None
-    if isinstance(content, list) and content:
-        reply.logprobs += [entry for entry in content if isinstance(entry, dict)]
-        has_output = True
-    reason = choice.get("finish_reason")
-    if isinstance(reason, str):
-        reply.finish_reason = reason
-        has_output = has_output or reply.first_token_at is None
-    if has_output:
+    delta = as_type(choice.get("delta"), dict[str, JsonValue]) or {}
+    texts = [text for key in ("reasoning_content", "content") if (text := as_type(delta.get(key), str))]
+    logprobs = as_type(choice.get("logprobs"), dict[str, JsonValue]) or {}
+    entries = as_type(logprobs.get("content"), list[dict[str, JsonValue]]) or []
+    reason = as_type(choice.get("finish_reason"), str)
+    reply.text += texts
+    reply.logprobs += entries
+    reply.finish_reason = reason or reply.finish_reason
+    ends_unseen = reason is not None and reply.first_token_at is None
+    if texts or entries or delta.get("tool_calls") or ends_unseen:
         reply.first_token_at = reply.first_token_at or now
         reply.last_token_at = now

@@ -22,24 +22,10 @@ class FlattenTools(Enum):
 
 
 class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The options of one replay.
+    """The options of one replay; the command line's help says what each decides.
 
-    Args:
-        trace: what `pic_traces.load` takes.
-        base_url: the server, without `/v1`.
-        out: the run folder; must be empty unless `force`.
-        sessions: how many sessions run side by side, `[1, ...)`.
-        limit_sessions, limit_calls: replay only the first ones of the trace; None is all.
-        max_tokens: output tokens of every request.
-        model: the model name to send; None takes the server's first.
-        extra_body: merged into every request body last, so that it wins.
-        custom_params: merged into the body's `custom_params` (SGLang passes it to plugins).
-        logprobs: record the first output token's distribution over this many tokens; 0 asks for none.
-        warmup: requests with unrelated text before the clock starts.
-        timeout_s: longest silence of the server that a request survives.
-        api_key: sent as bearer token; never written to the run folder.
-        force: replace the replay's files in a folder that has some.
-        quiet: no progress bar.
+    Beyond that: `base_url` is without `/v1`; `custom_params` goes into the body's field of that name, which SGLang
+    passes to plugins; `extra_body` is merged last; `api_key` is never written to the run folder.
     """
 
     schema_version: int = 1
