@@ -19,8 +19,6 @@ from pic_traces.errors import TraceError
 from pic_traces.lines import Line, read_first_bytes, read_objects
 from pic_traces.session import Spans, spans_of
 
-__all__ = ["BlockCensus", "BlockFormat", "BlockRequest", "prefix_census", "read_blocks", "recognize_blocks"]
-
 _MOONCAKE_BLOCK = 512
 _PEEK_BYTES = 4096
 
@@ -104,10 +102,11 @@ def recognize_blocks(path: str | Path) -> BlockFormat | None:
         columns = head.partition(b"\n")[0].strip().split(b",")
         return BlockFormat.AZURE if b"ContextTokens" in columns and b"GeneratedTokens" in columns else None
     # NOTE: a line may be longer than the peek, so the keys are looked for in its beginning instead of being decoded.
-    keys = _top_keys(head)
-    if {"input_length", "hash_ids"} <= keys:
+    # Quotes inside strings are escaped, so text has no keys.
+    keys = set(re.findall(rb'(?<!\\)"(\w+)"\s*:', head))
+    if {b"input_length", b"hash_ids"} <= keys:
         return BlockFormat.MOONCAKE
-    if "requests" in keys and ("hash_id_scope" in keys or "block_size" in keys):
+    if b"requests" in keys and (b"hash_id_scope" in keys or b"block_size" in keys):
         return BlockFormat.WEKA
     return None
 
@@ -256,8 +255,3 @@ def _check_len(line: Line, input_len: int, num_blocks: int, block_size: int) -> 
     """Refuses ids of another block size: hits would be counted in wrong units."""
     if input_len < 0 or abs(num_blocks * block_size - input_len) >= block_size:
         raise line.error(f"{num_blocks} blocks of {block_size} tokens do not fit a prompt of {input_len} tokens")
-
-
-def _top_keys(head: bytes) -> set[str]:
-    """The keys in the beginning of a JSON text; quotes inside strings are escaped, so text has none."""
-    return {key.decode() for key in re.findall(rb'(?<!\\)"(\w+)"\s*:', head)}

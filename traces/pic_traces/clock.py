@@ -16,11 +16,8 @@ import msgspec
 
 from pic_traces.session import CallSpec, JsonValue, Message, Session
 
-__all__ = ["set_clocks", "split_clock"]
-
 _SPEC = re.compile(r"(clock:(?:(\d+)@)?)(.*)", re.DOTALL)
-_FIRST_DAY = datetime(2026, 1, 1)
-_DAYS = 365
+_FIRST_DAY, _YEAR_S = datetime(2026, 1, 1), 365 * 86_400
 # Between two calls of a session, in seconds: an agent that runs a tool, reads, or waits for its user.
 _GAPS = (2, 60)
 
@@ -45,7 +42,7 @@ def set_clocks(sessions: Iterable[Session], seed: int) -> Iterator[Session]:
     """
     for session in sessions:
         rng = random.Random(f"clock {seed} {session.session_id}")
-        time = _FIRST_DAY + timedelta(seconds=rng.randrange(_DAYS * 86_400))
+        time = _FIRST_DAY + timedelta(seconds=rng.randrange(_YEAR_S))
         pool, specs = list(session.pool), []
         for spec in session.specs:
             specs.append(_with_clock(spec, pool, f"Current time: {time:%Y-%m-%d %H:%M:%S (%A)}."))

@@ -15,8 +15,6 @@ from pic_traces.replay.options import FlattenTools, ReplayOptions
 from pic_traces.session import JsonValue
 from pic_traces.source import TRACE_HELP
 
-__all__ = ["DESCRIPTION", "add_arguments", "options_from", "run"]
-
 DESCRIPTION = "Replay recorded LLM calls against a server and record where every prompt token came from."
 
 
@@ -103,11 +101,10 @@ def _json_object(flag: str, text: str | None) -> dict[str, JsonValue]:
 
 
 def _render(summary: ReplaySummary, out: Path) -> str:
+    calls = f"{summary.completed} of {summary.planned}, {summary.failed} failed, {summary.skipped} skipped (too long)"
+    rate = f"{summary.achieved_requests_per_s:.2f} calls/s, {summary.achieved_prompt_tokens_per_s:,.0f} prompt tokens/s"
     rows = [
-        (
-            "calls",
-            f"{summary.completed} of {summary.planned}, {summary.failed} failed, {summary.skipped} skipped (too long)",
-        ),
+        ("calls", calls),
         ("prompt tokens", f"{summary.prompt_tokens:,}"),
         ("  prefix hit", _share(summary.prefix_hit_tokens, summary.prompt_tokens)),
         ("  chunk hit", _share(summary.chunk_hit_tokens, summary.prompt_tokens)),
@@ -116,11 +113,7 @@ def _render(summary: ReplaySummary, out: Path) -> str:
         ("time to first token", _latency(summary.ttft_s)),
         ("end to end", _latency(summary.e2e_s)),
         ("schedule delay", _latency(summary.schedule_delay_s)),
-        (
-            "achieved",
-            f"{summary.achieved_requests_per_s:.2f} calls/s, "
-            f"{summary.achieved_prompt_tokens_per_s:,.0f} prompt tokens/s",
-        ),
+        ("achieved", rate),
         ("wall", f"{summary.wall_s:.1f} s"),
         ("run folder", str(out)),
     ]

@@ -7,8 +7,6 @@ TraceError        a trace, a tokenizer or a chat template cannot be read
 
 from __future__ import annotations
 
-__all__ = ["OptionError", "ReplayError", "TraceError"]
-
 
 class TraceError(Exception):
     """Base of what this package raises on purpose; by itself: a trace cannot be read. Names the file and the place."""

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from pic_traces.session import JsonValue, Message, as_type
 
-__all__ = ["Probe", "drop_thoughts", "flatten_tools", "shows_tools", "uses_tools"]
-
 _RESULT_ROLES = ("tool", "function")
 
 

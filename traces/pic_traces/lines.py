@@ -14,8 +14,6 @@ import msgspec
 from pic_traces.errors import TraceError
 from pic_traces.session import JsonValue, T
 
-__all__ = ["JSON_SUFFIXES", "LINES_SUFFIXES", "Line", "read_first_bytes", "read_objects"]
-
 LINES_SUFFIXES = (".jsonl", ".jsonl.gz")
 """Names of files with one JSON object a line."""
 JSON_SUFFIXES = (".json", ".json.gz")

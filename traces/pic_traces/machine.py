@@ -7,8 +7,6 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["command_output", "cpu_name", "git_output", "gpu_names", "package_version"]
-
 
 def package_version(name: str) -> str | None:
     """The installed version, read without importing the package."""

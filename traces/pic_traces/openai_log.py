@@ -13,8 +13,6 @@ import msgspec
 from pic_traces.lines import Line
 from pic_traces.session import CallSpec, JsonValue, Message, Session, as_type
 
-__all__ = ["is_request", "name_by_line", "parse_requests"]
-
 # Where loggers put the request when the line is an envelope around it (`body` is OpenAI's own batch format).
 _ENVELOPES = ("body", "request")
 _ANSWERS = ("response", "completion")

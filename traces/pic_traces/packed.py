@@ -6,8 +6,6 @@ import gzip
 import zlib
 from pathlib import Path
 
-__all__ = ["is_written", "packed", "read_written"]
-
 
 def packed(path: Path) -> Path:
     """Where a file lies once it was packed."""

@@ -10,8 +10,6 @@ import msgspec
 from pic_traces.lines import Line
 from pic_traces.session import CallSpec, JsonValue, Message, Session
 
-__all__ = ["is_recorded", "parse_recorded"]
-
 
 # NOTE: unknown keys are let through here, unlike in the structs we write: others write these files and may add notes.
 class _Record(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,8 +12,6 @@ import msgspec
 from pic_traces.errors import ReplayError
 from pic_traces.packed import read_written
 
-__all__ = ["Latency", "ReplaySummary", "RequestRecord", "Status", "load_records", "load_summary", "summarize"]
-
 
 class Status(Enum):
     """How a request ended; a skipped one was too long for the model, an interrupted one was cut off by the user."""

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
-__all__ = ["Call", "CallSpec", "JsonValue", "Message", "Session", "Spans", "as_type", "spans_of"]
-
 if TYPE_CHECKING:
     JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 else:

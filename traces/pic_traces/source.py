@@ -19,8 +19,6 @@ from pic_traces.openai_log import is_request, name_by_line, parse_requests
 from pic_traces.recorded import is_recorded, parse_recorded
 from pic_traces.session import Session
 
-__all__ = ["SAMPLES", "TRACE_HELP", "limit", "load", "short_name"]
-
 SAMPLES = {"agents": DATA / "agents_sample.jsonl.gz", "opendevin": DATA / "opendevin_sample.jsonl.gz"}
 """The traces that travel with the package, by the name in `sample:NAME`."""
 
@@ -101,9 +99,7 @@ class _Format(Enum):
 
 def _load_file(path: Path) -> Iterator[Session]:
     if (kind := recognize_blocks(path)) is not None:
-        raise TraceError(
-            f"{path}: a serving trace ({kind.label}): it has no text; `sglang-pic census` says what it tells"
-        )
+        raise TraceError(f"{path}: a serving trace ({kind.label}): it has no text; `sglang-pic census` reads its hits")
     return _parse([path], path.name, name_by_line, f"{path}: no sessions: the file has no lines")
 
 

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from pic_traces.data import DATA
 
-__all__ = ["TOKENS_PER_WORD", "WORDS", "CountTokens", "approximate_tokens", "load_token_counter", "make_text"]
-
 TOKENS_PER_WORD = 1.11
 """Tokens of a generated word with its share of the full stops, by SmolLM2's tokenizer (mean of 100,000 words)."""
 

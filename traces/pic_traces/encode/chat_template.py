@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-__all__ = ["ChatTemplate", "TemplateRefusal", "load_chat_template"]
-
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CONFIG = "tokenizer_config.json"
 _TEMPLATE = "chat_template.jinja"
@@ -77,22 +75,21 @@ def load_chat_template(folder: Path) -> ChatTemplate:
     Raises:
         TraceError: there is none, it is not valid, or the package jinja2 is missing.
     """
+    asked = f"tokenizer={str(folder)!r}"
     line = next(read_objects(folder / _CONFIG), None) if (folder / _CONFIG).is_file() else None
     config = {} if line is None else line.value
     sources = _read_sources(folder, config)
     if "default" not in sources:
         raise TraceError(
-            f"tokenizer={str(folder)!r}: no chat template: neither {_TEMPLATE} nor a `chat_template` in {_CONFIG}; "
+            f"{asked}: no chat template: neither {_TEMPLATE} nor a `chat_template` in {_CONFIG}; "
             "use a folder that has one, or no tokenizer for approximate counts"
         )
     try:
         return ChatTemplate(sources, _special_tokens(config))
     except ImportError as error:
-        raise TraceError(
-            f"tokenizer={str(folder)!r}: needs the package `jinja2`: pip install 'sglang-pic[census]'"
-        ) from error
+        raise TraceError(f"{asked}: needs the package `jinja2`: pip install 'sglang-pic[census]'") from error
     except Exception as error:  # jinja2's own errors; the package may not be there to name them
-        raise TraceError(f"tokenizer={str(folder)!r}: the chat template cannot be compiled: {error}") from error
+        raise TraceError(f"{asked}: the chat template cannot be compiled: {error}") from error
 
 
 def _read_sources(folder: Path, config: dict[str, JsonValue]) -> dict[str, str]:

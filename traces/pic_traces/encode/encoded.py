@@ -13,8 +13,6 @@ import numpy as np
 from pic_traces.encode.tokenized import TokenizedText, Tokens
 from pic_traces.session import Call
 
-__all__ = ["EncodedCall", "Encoder", "Mark", "Part", "Tokens"]
-
 
 class Mark(NamedTuple):
     """From character `at` of the prompt's text on, up to the next mark, a message of this role."""

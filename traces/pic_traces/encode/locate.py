@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from pic_traces.encode.encoded import Mark
 
-__all__ = ["Shape", "locate"]
-
 _TEMPLATE_ROLE = "template"
 # Shorter contents may well stand in the template's own text, so they are not looked for in all of it.
 _SURE_LEN = 12

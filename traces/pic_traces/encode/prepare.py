@@ -7,9 +7,7 @@ from enum import Enum
 import msgspec
 
 from pic_traces.flatten import drop_thoughts, flatten_tools
-from pic_traces.session import JsonValue, Message
-
-__all__ = ["ContentForm", "Preparation", "content_text", "recorded_roles"]
+from pic_traces.session import JsonValue, Message, as_type
 
 _TEXT_PARTS = ("text", "input_text")
 
@@ -96,11 +94,10 @@ def recorded_roles(recorded: list[Message], prepared: list[Message]) -> list[str
 
 def _parse_arguments(call: JsonValue) -> JsonValue:
     """A tool call with its arguments as an object, as templates expect them, where they are the text of one."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
+    called = as_type(call, dict[str, JsonValue]) or {}
+    function = as_type(called.get("function"), dict[str, JsonValue]) or {}
     try:
-        arguments = msgspec.json.decode(str(function["arguments"]))
+        arguments = msgspec.json.decode(as_type(function.get("arguments"), str) or "")
     except msgspec.DecodeError:
         return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+    return {**called, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call

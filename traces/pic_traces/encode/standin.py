@@ -17,8 +17,6 @@ from pic_traces.encode.prepare import ContentForm, Preparation, recorded_roles
 from pic_traces.encode.tokenized import TokenizedCache, TokenizedText
 from pic_traces.session import Call, Message
 
-__all__ = ["NUM_RESERVED", "StandInEncoder", "split_pieces"]
-
 NUM_RESERVED = 16
 """Ids below this are never a piece's."""
 

@@ -13,9 +13,6 @@ from pic_traces.errors import TraceError
 from pic_traces.flatten import shows_tools, uses_tools
 from pic_traces.session import Call, JsonValue, Message
 
-__all__ = ["TemplateEncoder"]
-
-
 # Words that no template writes itself.
 _QUESTION, _ANSWER = "zebra crossing", "umbrella stand"
 

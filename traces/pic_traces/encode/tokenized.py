@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["TokenizedCache", "TokenizedText", "Tokens"]
-
 Tokens = npt.NDArray[np.int32]
 """Token ids: one-dimensional, contiguous, little-endian int32."""
 

@@ -19,8 +19,6 @@ from pic_traces.errors import TraceError
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
-__all__ = ["TextEncoder", "load_tokenizer"]
-
 # White space as Unicode defines it, and the tokenizers library with it; Python's \s has more.
 _SPACE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 

@@ -15,8 +15,6 @@ from pic_traces.generate.options import Options
 from pic_traces.generate.studio import Studio
 from pic_traces.session import Session
 
-__all__ = ["AgentMeta"]
-
 
 class AgentMeta(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of `gen:agent_meta`; lengths in tokens."""

@@ -20,8 +20,6 @@ from pic_traces.generate.tool_aging import ToolAging
 from pic_traces.generate.tool_variants import ToolVariants
 from pic_traces.session import Session
 
-__all__ = ["WORKLOADS", "Workload", "generate", "partition_shift"]
-
 
 class Workload(NamedTuple):
     """A generator in the catalogue: what changes and what repeats, in one line, and the struct of its options."""
@@ -44,7 +42,7 @@ WORKLOADS = {
 }
 """Every generator by the name in `gen:NAME`; Irminsul's five, those of other agents, and the control."""
 
-IRMINSUL_HEADERS = (50, 250, 1000, 2000)
+_IRMINSUL_HEADERS = (50, 250, 1000, 2000)
 """Header lengths of the partition-shift test of Irminsul (arXiv:2605.05696), in tokens."""
 
 
@@ -66,6 +64,6 @@ def generate(spec: str) -> Iterator[Session]:
     return options.write(studio)
 
 
-def partition_shift(lengths: Sequence[int] = IRMINSUL_HEADERS) -> list[str]:
+def partition_shift(lengths: Sequence[int] = _IRMINSUL_HEADERS) -> list[str]:
     """The specs of a partition-shift sweep: `agent_meta` with ever longer changing headers, all else equal."""
     return [f"gen:agent_meta?header={length}" for length in lengths]

@@ -15,8 +15,6 @@ from pic_traces.generate.options import Calls, Options
 from pic_traces.generate.studio import Studio
 from pic_traces.session import Session
 
-__all__ = ["Compact"]
-
 _REQUEST = (
     "The conversation is getting long. Summarise it for your own use: the task, what has been decided, what is known "
     "about the files, and what is left to do. Answer with the summary only."

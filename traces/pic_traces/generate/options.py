@@ -19,8 +19,6 @@ from pic_traces.session import Session
 if TYPE_CHECKING:
     from pic_traces.generate.studio import Studio
 
-__all__ = ["Calls", "Option", "Options", "Sessions", "list_options", "parse_options"]
-
 
 Calls = Annotated[int, Meta(ge=1, description="LLM calls of a session")]
 """Type of the option `calls`, for workloads with another default."""

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from enum import Enum
 from math import factorial
 
-__all__ = ["Place", "draw_orders"]
-
 
 class Place(Enum):
     """Where in a list something changes."""

@@ -11,8 +11,6 @@ from pic_traces.generate.options import Calls, Options, Sessions
 from pic_traces.generate.studio import Studio
 from pic_traces.session import Session
 
-__all__ = ["RandomText"]
-
 
 class RandomText(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of `gen:random`; lengths in tokens."""

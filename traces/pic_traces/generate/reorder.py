@@ -18,8 +18,6 @@ from pic_traces.generate.orders import draw_orders
 from pic_traces.generate.studio import Studio
 from pic_traces.session import JsonValue, Session
 
-__all__ = ["Items", "Order", "Reorder"]
-
 
 class Items(Enum):
     """What changes places."""

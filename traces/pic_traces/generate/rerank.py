@@ -17,8 +17,6 @@ from pic_traces.generate.orders import Place, draw_orders
 from pic_traces.generate.studio import Studio
 from pic_traces.session import Session
 
-__all__ = ["Rerank"]
-
 
 class Rerank(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of `gen:rerank`; lengths in tokens."""

@@ -16,8 +16,6 @@ from pic_traces.generate.studio import Draft, Studio
 from pic_traces.generate.tool_schemas import LOAD_SKILL
 from pic_traces.session import Session
 
-__all__ = ["Skills", "Via"]
-
 
 class Via(Enum):
     """How a skill comes into the conversation."""

@@ -6,8 +6,6 @@ import random
 
 from pic_traces.vocabulary import WORDS, CountTokens, approximate_tokens, make_text
 
-__all__ = ["make_code", "make_name", "make_path"]
-
 _FOLDERS = ("src", "lib", "app", "tests")
 
 

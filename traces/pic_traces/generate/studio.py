@@ -14,8 +14,6 @@ from pic_traces.generate.tool_schemas import make_tool, tool_call, tool_result
 from pic_traces.session import CallSpec, JsonValue, Message, Session, spans_of
 from pic_traces.vocabulary import WORDS, CountTokens, load_token_counter, make_text
 
-__all__ = ["Draft", "Studio", "Writer"]
-
 
 class Writer:
     """A seeded stream of text: what is asked for next depends on what was asked for before, and on nothing else."""

@@ -16,8 +16,6 @@ from pic_traces.generate.studio import Draft, Studio
 from pic_traces.generate.tool_schemas import CODING_TOOLS, START_AGENT
 from pic_traces.session import Session
 
-__all__ = ["Subagents"]
-
 
 class Subagents(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of `gen:subagents`; lengths in tokens."""

@@ -18,8 +18,6 @@ from pic_traces.generate.options import Options
 from pic_traces.generate.studio import Studio
 from pic_traces.session import Session
 
-__all__ = ["SysVar", "Variable"]
-
 _MODELS = ("aster-large", "aster-small-2", "birch-70b-instruct", "cedar-mini")
 _FIRST_DAY = datetime(2026, 1, 5)
 

@@ -16,8 +16,6 @@ from pic_traces.generate.studio import Studio
 from pic_traces.generate.tool_schemas import CODING_TOOLS, tool_result
 from pic_traces.session import Session
 
-__all__ = ["ToolAging"]
-
 _STUB = "[Old tool result cleared to save space. Call the tool again if you need it.]"
 
 

@@ -11,18 +11,6 @@ from pic_traces.generate.source_code import make_name
 from pic_traces.session import JsonValue, Message
 from pic_traces.vocabulary import WORDS, CountTokens, approximate_tokens, make_text
 
-__all__ = [
-    "CODING_TOOLS",
-    "LOAD_SKILL",
-    "START_AGENT",
-    "describe_tool",
-    "make_tool",
-    "tool_call",
-    "tool_name",
-    "tool_result",
-]
-
-
 CODING_TOOLS: list[JsonValue]
 START_AGENT: JsonValue
 LOAD_SKILL: JsonValue

@@ -18,8 +18,6 @@ from pic_traces.generate.studio import Draft, Studio, Writer
 from pic_traces.generate.tool_schemas import describe_tool, tool_name
 from pic_traces.session import JsonValue, Session
 
-__all__ = ["Change", "History", "ToolVariants"]
-
 
 class Change(Enum):
     """How a version of a tool list differs from the plain one."""

@@ -18,8 +18,6 @@ import msgspec
 
 from pic_traces.session import JsonValue, as_type
 
-__all__ = ["Endpoint", "HttpReply", "StreamReply"]
-
 
 class HttpReply(NamedTuple):
     """Status and decoded body of a plain call; `body` is None where it is not JSON."""

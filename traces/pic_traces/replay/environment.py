@@ -11,8 +11,6 @@ import msgspec
 from pic_traces.machine import cpu_name, git_output, gpu_names, package_version
 from pic_traces.replay.server import ServerInfo
 
-__all__ = ["RunEnvironment", "describe_environment"]
-
 _PACKAGES = ("sglang-pic", "sglang", "torch", "transformers", "triton", "locust", "gevent", "msgspec", "numpy")
 
 

@@ -15,8 +15,6 @@ import pic_traces
 from pic_traces.errors import OptionError, ReplayError
 from pic_traces.replay.options import ReplayOptions
 
-__all__ = ["EXIT_CRASHED", "EXIT_REFUSED", "RUN_FILES", "Job", "run_replay"]
-
 RUN_FILES = ("config.json", "environment.json", "requests.jsonl", "summary.json", "replay.log")
 """What a replay writes into its run folder; it touches nothing else there."""
 

@@ -27,8 +27,6 @@ from pic_traces.replay.state import Replay, Target
 from pic_traces.session import Call, Session
 from pic_traces.source import limit, load
 
-__all__ = ["main"]
-
 _WARMUP_SEED = 20_261_121
 _WARMUP_TOKENS = 200
 

@@ -10,8 +10,6 @@ import msgspec
 from pic_traces.errors import OptionError
 from pic_traces.session import JsonValue
 
-__all__ = ["FlattenTools", "ReplayOptions"]
-
 
 class FlattenTools(Enum):
     """Whether tool schemas, tool calls and tool results are sent as plain text messages."""

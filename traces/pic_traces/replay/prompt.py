@@ -11,8 +11,6 @@ from pic_traces.replay.options import ReplayOptions
 from pic_traces.replay.server import ServerInfo
 from pic_traces.session import Call, JsonValue
 
-__all__ = ["build_body", "prompt_key", "prompt_part"]
-
 
 def prompt_part(call: Call, *, flatten: bool) -> dict[str, JsonValue]:
     """The fields that shape the prompt: messages without thoughts, tools and the recorded template options."""

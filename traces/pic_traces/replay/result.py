@@ -10,8 +10,6 @@ from pic_traces.records import RequestRecord, Status
 from pic_traces.replay.client import StreamReply
 from pic_traces.session import JsonValue, as_type
 
-__all__ = ["Asked", "TokenSources", "build_record", "token_sources"]
-
 
 class Asked(NamedTuple):
     """What is known of a request before it is sent."""

@@ -13,8 +13,6 @@ from pic_traces.flatten import Probe
 from pic_traces.replay.client import Endpoint, HttpReply
 from pic_traces.session import JsonValue, T, as_type
 
-__all__ = ["ServerInfo", "ask_server", "count_prompt_tokens", "shows_tools", "too_long"]
-
 _NOT_FOUND = (404, 405, 501)
 # How SGLang, vLLM and OpenAI word it.
 _TOO_LONG = re.compile(

@@ -23,8 +23,6 @@ from pic_traces.replay.result import Asked, build_record
 from pic_traces.replay.server import ServerInfo, count_prompt_tokens, too_long
 from pic_traces.session import Call, Session
 
-__all__ = ["Replay", "Target", "Verdict"]
-
 # A server that refuses this many connections in a row is gone; the rest of the trace would only be failures.
 _GONE_AFTER = 3
 

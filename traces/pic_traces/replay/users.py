@@ -13,8 +13,6 @@ from locust.exception import StopUser
 
 from pic_traces.replay.state import Replay
 
-__all__ = ["SessionUser", "run_users"]
-
 
 class SessionUser(User):
     """A simulated user: takes the next unstarted session, makes its calls one after the other, and takes another."""
