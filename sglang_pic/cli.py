@@ -30,8 +30,12 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 OWN_PACKAGES = ("sglang_pic", "pic_kernels", "pic_traces", "pic_bench")
-EXTRA_OF = {"jinja2": "census", "locust": "bench", "psutil": "bench", "rich": "census", "tokenizers": "census"}
-"""The extra of this package that installs a module; modules that are not here come with SGLang."""
+EXTRAS = {
+    "bench": ("jinja2", "locust", "markdown_it", "matplotlib", "psutil"),
+    "census": ("jinja2", "rich", "tokenizers"),
+}
+"""The extras of this package and the modules that they install; other modules come with SGLang."""
+_REPORT = ("jinja2", "markdown_it", "matplotlib", "psutil")
 # Fixed, so that help text is the same in every terminal and in the README.
 HELP_WIDTH = 100
 _FORMATTER = cast("type[argparse.HelpFormatter]", partial(argparse.RawDescriptionHelpFormatter, width=HELP_WIDTH))
@@ -43,6 +47,7 @@ class Verb(NamedTuple):
     Args:
         module: does the job.
         needs: modules that `run` imports whatever its arguments are, beyond the package's own dependencies.
+        extras: the extras that install them.
     """
 
     module: str
@@ -50,6 +55,7 @@ class Verb(NamedTuple):
     description: str
     examples: tuple[str, ...]
     needs: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
 
 
 class VerbModule(Protocol):
@@ -87,6 +93,7 @@ VERBS: dict[str, Verb] = {
             "sglang-pic replay trace.jsonl.gz --base-url http://127.0.0.1:30000 --out runs/four --sessions 4",
         ),
         needs=("locust",),
+        extras=("bench",),
     ),
     "compare": Verb(
         "pic_bench.compare.command",
@@ -97,7 +104,8 @@ VERBS: dict[str, Verb] = {
             "sglang-pic compare clock:sample:agents sample:agents --model .models/smollm2 --out runs/demo",
             "sglang-pic compare trace.jsonl.gz --model .models/smollm2 --out runs/page16 -- --page-size 16",
         ),
-        needs=("locust", "psutil", "sglang"),
+        needs=("locust", *_REPORT, "sglang"),
+        extras=("bench",),
     ),
     "fidelity": Verb(
         "pic_bench.fidelity.command",
@@ -109,7 +117,8 @@ VERBS: dict[str, Verb] = {
             "sglang-pic fidelity --model .models/smollm2 --quick --out runs/quick",
             "sglang-pic fidelity --model .models/smollm2 --experiment grid --dtype bfloat16 --out runs/grid",
         ),
-        needs=("jinja2", "psutil", "sglang", "tokenizers"),
+        needs=("tokenizers", *_REPORT, "sglang"),
+        extras=("bench", "census"),
     ),
     "report": Verb(
         "pic_bench.report.command",
@@ -117,7 +126,8 @@ VERBS: dict[str, Verb] = {
         "Writes report.md and report.html again from the raw records in a folder of `compare` or `fidelity`. Several "
         "fidelity runs of one model, for example one for each number format, become one report.",
         ("sglang-pic report runs/demo", "sglang-pic report runs/float32 runs/bfloat16 --out runs/both"),
-        needs=("psutil",),
+        needs=_REPORT,
+        extras=("bench",),
     ),
     "census": Verb(
         "sglang_pic.census.command",
@@ -129,6 +139,7 @@ VERBS: dict[str, Verb] = {
             "sglang-pic census logs/ trace.jsonl.gz --tokenizer .models/smollm2 --upper-bound",
         ),
         needs=("rich",),
+        extras=("census",),
     ),
     "explain": Verb(
         "sglang_pic.explain.command",
@@ -141,6 +152,7 @@ VERBS: dict[str, Verb] = {
             "sglang-pic explain logs/ --tokenizer .models/smollm2 --out page.html --force",
         ),
         needs=("jinja2", "rich"),
+        extras=("census",),
     ),
 }
 
@@ -205,13 +217,15 @@ def _load(name: str) -> VerbModule:
 
 def _check_needs(name: str) -> None:
     """Refuses a verb before it begins where a module is missing, and says how to install it."""
-    missing = [module for module in VERBS[name].needs if find_spec(module) is None]
+    missing = {module for module in VERBS[name].needs if find_spec(module) is None}
     if not missing:
         return
-    extras = sorted({EXTRA_OF[module] for module in missing if module in EXTRA_OF})
-    ways = ["install SGLang first"] if any(module not in EXTRA_OF for module in missing) else []
+    extras = [extra for extra in VERBS[name].extras if missing.intersection(EXTRAS[extra])]
+    ways = ["install SGLang first"] if missing.difference(*EXTRAS.values()) else []
     ways += [f"pip install 'sglang-pic[{','.join(extras)}]'"] if extras else []
-    raise PicError(f"`sglang-pic {name}` needs {' and '.join(missing)}, not installed here: {', then '.join(ways)}")
+    raise PicError(
+        f"`sglang-pic {name}` needs {', '.join(sorted(missing))}, not installed here: {', then '.join(ways)}"
+    )
 
 
 def _describe(parser: argparse.ArgumentParser, verb: Verb, module: VerbModule) -> None:

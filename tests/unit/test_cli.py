@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sglang_pic import __version__
-from sglang_pic.cli import EXTRA_OF, VERBS, Verb, main
+from sglang_pic.cli import EXTRAS, VERBS, Verb, main
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BODIES = {
@@ -113,12 +113,15 @@ def test_help_of_every_verb_loads_nothing_heavy(name: str) -> None:
     assert VERBS[name].examples[0] in done.stdout
 
 
-@pytest.mark.parametrize("module", sorted(EXTRA_OF))
-def test_extra_installs_the_module_that_it_is_named_for(module: str) -> None:
+def test_extras_are_those_of_the_package() -> None:
+    """A package that is added to an extra must be asked for by the verbs that import it."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert any(re.match(rf"{module}\b", requirement) for requirement in extras[EXTRA_OF[module]])
+    for extra, modules in EXTRAS.items():
+        names = {re.split(r"[^\w-]", requirement)[0] for requirement in extras[extra]}
+        assert {name.replace("-", "_").removesuffix("_py") for name in names} == set(modules)
 
 
+MODULES = sorted({module for modules in EXTRAS.values() for module in modules})
 RUNS = {
     "replay": (["gen:random?sessions=1", "--base-url", "http://127.0.0.1:9", "--out", "run"], "[bench]"),
     "compare": (["gen:random?sessions=1", "--model", "m", "--out", "run"], "[bench]"),
@@ -134,7 +137,7 @@ RUNS = {
 def test_verb_without_its_extra_names_the_one_to_install(name: str, tmp_path: Path) -> None:
     """Without any extra a verb ends in one line, not in a traceback."""
     words, extra = RUNS[name]
-    blocked = f"sys.modules.update(dict.fromkeys({sorted(EXTRA_OF)}))"
+    blocked = f"sys.modules.update(dict.fromkeys({MODULES}))"
     script = f"import sys; {blocked}; from sglang_pic.cli import main; sys.exit(main({[name, *words]}))"
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
@@ -142,6 +145,25 @@ def test_verb_without_its_extra_names_the_one_to_install(name: str, tmp_path: Pa
     assert done.stderr.startswith(f"sglang-pic: error: `sglang-pic {name}` needs ")
     assert done.stderr.endswith(f"not installed here: pip install 'sglang-pic{extra}'\n")
     assert done.stderr.count("\n") == 1
+
+
+WORKERS = {
+    "replay": "pic_traces.replay",
+    "compare": "pic_bench.compare.compare",
+    "fidelity": "pic_bench.fidelity.runner",
+    "report": "pic_bench.report.scenes, pic_bench.fidelity.report, pic_bench.fidelity.merge",
+    "census": "sglang_pic.census.table",
+    "explain": "sglang_pic.explain.page",
+}
+"""What `run` of a verb imports."""
+
+
+@pytest.mark.parametrize("name", sorted(WORKERS))
+def test_a_verb_imports_no_module_of_an_extra_that_it_does_not_ask_for(name: str) -> None:
+    blocked = f"sys.modules.update(dict.fromkeys({sorted(set(MODULES) - set(VERBS[name].needs))}))"
+    script = f"import sys; {blocked}; import {WORKERS[name]}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_closed_pipe_is_no_traceback() -> None:

@@ -1,8 +1,4 @@
-"""Owns what an arm is: its server flags, its environment and the options its requests carry.
-
-It must not know how servers are run or results are compared. `default_server_args` is the one place that knows
-which flags every arm's server gets on this machine.
-"""
+"""The arms of a comparison: each one's server flags, its environment and the options that its requests carry."""
 
 from __future__ import annotations
 

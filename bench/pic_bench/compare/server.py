@@ -1,7 +1,4 @@
-"""Owns a benchmark server's life: start in its own process group, wait until healthy, stop, leave nothing behind.
-
-It must not know what is measured or which arm it serves: it takes a command line, an environment and a log file.
-"""
+"""A benchmark server's life: start in its own process group, wait until healthy, stop, leave nothing behind."""
 
 from __future__ import annotations
 
