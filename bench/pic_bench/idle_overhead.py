@@ -139,7 +139,7 @@ def _measure_with_servers(args: argparse.Namespace, logs: Path) -> IdleOverhead:
         prompt_tokens=args.prompt_tokens,
         stock_ttft_p50_s=median(stock),
         pic_ttft_p50_s=median(pic),
-        ratio=bootstrap(ratios, Statistic.MEDIAN, seed=args.seed),
+        ratio=bootstrap(ratios, statistic=Statistic.MEDIAN, seed=args.seed),
         target_ratio=TARGET_RATIO,
         stock_ttft_s=stock,
         pic_ttft_s=pic,
