@@ -9,7 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pic_bench.fidelity.arms import CONTROLS, EXACT, FULL, Arm, spliced_arms
+from pic_bench.fidelity.arms import (
+    CONTROLS,
+    DEFAULT_POLICIES,
+    EXACT,
+    FULL,
+    Arm,
+    parse_order,
+    parse_policy,
+    place_sessions,
+    spliced_arms,
+)
 from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Span, derange, place_blocks
 from pic_bench.fidelity.cases.passages import FrameText, PassageJobs, filler_len, grid_case, make_filler, shift_case
 from pic_bench.fidelity.cases.qa import QA_MIN_SPLICED, qa_jobs
@@ -19,7 +29,6 @@ from pic_bench.fidelity.cases.trace import TraceCall, distinct_tokens
 from pic_bench.fidelity.check import check_naive
 from pic_bench.fidelity.config import QUICK_SIZES
 from pic_bench.fidelity.measure import Unrealised, check_realised
-from pic_bench.fidelity.policies import DEFAULT_POLICIES, parse_order, parse_policy, place_sessions
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.target import Recorded
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from fidelity_records import grid, probe, questions, shifts, trace
 from pic_bench.environment import capture_environment
-from pic_bench.fidelity.pictures import Curve, curves, trade_off
+from pic_bench.fidelity.pictures import Curve, plot
 from pic_bench.fidelity.record import Probe, append_lines
 from pic_bench.fidelity.report import headline, write_report
 from pic_bench.fidelity.summary import Summary, Thresholds
@@ -313,7 +313,7 @@ def marks(drawing: str) -> dict[str, tuple[float, float]]:
 @pytest.mark.parametrize(("floor", "named"), [(0.0, ">0<"), (1e-12, ">&lt; .01<")])
 def test_what_is_zero_stands_on_a_strip_under_a_logarithmic_axis(floor: float, named: str) -> None:
     series = [Curve("seam 1", [(0, kl(0.02, 0.01, 0.03)), (1, kl(floor, floor, floor))])]
-    drawing = curves("x", [0, 1], series, {"floor": kl(floor, floor, floor)}, "x").inline()
+    drawing = plot("x", series, {"floor": kl(floor, floor, floor)}, "x", slots=[0, 1]).inline()
     assert named in drawing
     at = marks(drawing)
     strip = float(re.findall(rf'y="([0-9.]+)">{named[1:-1]}<', drawing)[-1])
@@ -325,24 +325,25 @@ def test_what_is_zero_stands_on_a_strip_under_a_logarithmic_axis(floor: float, n
 
 def test_nothing_but_zeros_can_be_drawn() -> None:
     zero = kl(0.0, 0.0, 0.0)
-    drawing = curves("x", [0], [Curve("a", [(0, zero)])], {"floor": zero}, "x").inline()
+    drawing = plot("x", [Curve("a", [(0, zero)])], {"floor": zero}, "x", slots=[0]).inline()
     ET.fromstring(drawing)
     assert "nan" not in drawing
 
 
 def test_larger_values_stand_higher_and_to_the_right_and_say_their_figures() -> None:
     points = {"cheap": (0.3, kl(0.9, 0.85, 0.95)), "dear": (0.8, kl(0.97, 0.95, 1.0))}
-    drawing = trade_off("x", points, {}, "Top-1 agreement").inline()
-    at = marks(drawing)
-    assert at["cheap"][0] < at["dear"][0]
-    assert at["cheap"][1] > at["dear"][1]
-    assert "<title>cheap: 30.0% computed, 90.0 % [85.0 %, 95.0 %], n = 9</title>" in drawing
+    series = [Curve(name, [point], "none") for name, point in points.items()]
+    drawing = plot("x", series, {}, "x", y_title="Top-1 agreement").inline()
+    cheap, dear = marks(drawing).values()
+    assert cheap[0] < dear[0]
+    assert cheap[1] > dear[1]
+    assert "<title>cheap, 30.0% computed: 90.0 % [85.0 %, 95.0 %], n = 9</title>" in drawing
     # Each has its name in the legend.
     assert all(re.search(f"<text[^>]*>{name}</text>", drawing) for name in points)
 
 
 def test_a_drawing_has_text_and_takes_its_colours_from_the_theme() -> None:
-    drawn = curves("seams", [0], [Curve("a $b$", [(0, kl(0.1, 0.05, 0.2))])], {}, "x")
+    drawn = plot("seams", [Curve("a $b$", [(0, kl(0.1, 0.05, 0.2))])], {}, "x", slots=[0])
     inline, alone = drawn.inline(), drawn.standalone("A title", "<about>")
     assert "a $b$</text>" in inline
     assert "mean KL of the first token, nats</text>" in inline

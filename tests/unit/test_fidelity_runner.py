@@ -27,7 +27,6 @@ from pic_bench.fidelity.folder import claim_run, read_config, read_environment, 
 from pic_bench.fidelity.measure import Unrealised
 from pic_bench.fidelity.merge import merge_runs
 from pic_bench.fidelity.plan import chosen_questions, make_plan
-from pic_bench.fidelity.policies import parse_policy
 from pic_bench.fidelity.record import Experiment, Probe, append_lines
 from pic_bench.fidelity.runner import run_fidelity
 from pic_bench.fidelity.target import Recorded
@@ -253,18 +252,17 @@ def trace_run(tmp_path: Path, model_dir: Callable[[str], Path]) -> Callable[[Kv,
     """A trace of six calls, of which the three longer ones are measured, under two policies."""
     calls = [TraceCall("t", n, 0, list(range(60 + 100 * (n % 2))), list(range(20 + 20 * n))) for n in range(6)]
 
+    words = ("--policy", "default", "--policy", "more=tail:0", "--order", "recorded", "--order", "reversed")
+    config = parse("--experiment", "trace", *words, "--min-chunk-hit", "64", "--greedy", "1")
+
     def make(server: Kv, done: list[Probe]) -> TraceRun:
         return TraceRun(
+            config=config,
             calls=calls,
-            policies=[parse_policy("default"), parse_policy("more=tail:0")],
-            orders=("recorded", "reversed"),
             target=server,  # type: ignore[arg-type]
             text=ModelText(model_dir("smollm2")),
             vault=Vault(tmp_path / "vault"),
             dtype="float32",
-            min_chunk_hit=64,
-            greedy_calls=1,
-            greedy_tokens=1,
             done={(record.prompt, record.arm) for record in done},
         )
 
@@ -274,10 +272,10 @@ def trace_run(tmp_path: Path, model_dir: Callable[[str], Path]) -> Callable[[Kv,
 def test_every_pass_over_a_trace_fills_the_cache_alike(trace_run: Callable[[Kv, list[Probe]], TraceRun]) -> None:
     server = Kv()
     probes = [record for step in trace_run(server, []).steps() for record in step.probes]
-    assert len({(record.prompt, record.arm) for record in probes}) == len(probes) == 2 * 3 * 5
-    found, exact, more = server.passes[::2]
-    assert found == exact == more
-    assert server.passes[1::2] == [server.passes[1]] * 3 != server.passes[::2]
+    assert len({(record.prompt, record.arm) for record in probes}) == len(probes) == 2 * 3 * 6
+    found, exact, more, naive = server.passes[::2]
+    assert found == exact == more == naive
+    assert server.passes[1::2] == [server.passes[1]] * 4 != server.passes[::2]
 
 
 def test_a_trace_goes_on_without_what_an_earlier_run_kept(

@@ -1,17 +1,34 @@
-"""Owns what an arm is: how one prompt is served, and which arms every experiment has.
-
-It must not know prompts, servers or metrics.
-"""
+"""What an arm is: how one prompt is served; the arms of every experiment, and the policies and orders of a TRACE."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+import re
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from pic_bench.fidelity.record import Donors
+from sglang_pic.core import ReusePolicy
+from sglang_pic.core.settings import settings_of
+from sglang_pic.errors import ConfigError
 
-__all__ = ["CONTROLS", "EXACT", "FULL", "NAIVE", "RETEST", "SHIPPED", "Arm", "seam_arm", "spliced_arms"]
+__all__ = [
+    "CONTROLS",
+    "DEFAULT_POLICIES",
+    "EXACT",
+    "FULL",
+    "NAIVE",
+    "RECORDED",
+    "RETEST",
+    "SHIPPED",
+    "Arm",
+    "parse_order",
+    "parse_policy",
+    "place_sessions",
+    "seam_arm",
+    "spliced_arms",
+]
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +71,26 @@ _EVERY_BLOCK = Arm(name="every-block", overrides={"min_spliced_tokens": 8, "tail
 """Every block is spliced, wherever it lies, but for its seam."""
 NAIVE = msgspec.structs.replace(_EVERY_BLOCK.overriding("naive", seam_tokens=1), rotate=False)
 
+RECORDED = "recorded"
+REVERSED = "reversed"
+
+DEFAULT_POLICIES = (
+    "default",
+    "most-reuse=seam:1,min_spliced:8,tail:0",
+    "no-tail=tail:0",
+    "tail-128=tail:128",
+    "tail-256=tail:256",
+    "pieces=min_spliced:8",
+    "seam-1=seam:1",
+    "seam-16=seam:16",
+)
+"""The first one says which calls are measured."""
+
+_SHUFFLED = re.compile(r"shuffled-[1-9][0-9]{0,3}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SETTINGS = {declared.short_name: declared for declared in settings_of(ReusePolicy).values()}
+_TAKEN = ("full", "retest", "exact", "naive")
+
 
 def seam_arm(seam_tokens: int) -> Arm:
     """Every block is spliced, wherever it lies, but for this many tokens."""
@@ -64,3 +101,48 @@ def spliced_arms(seams: Sequence[int], donors: Sequence[Donors]) -> list[Arm]:
     """An arm for every seam and the naive one, once for each kind of donor."""
     kinds = [*map(seam_arm, seams), NAIVE]
     return [msgspec.structs.replace(arm, donors=kind) for kind in donors for arm in kinds]
+
+
+def parse_policy(text: str) -> Arm:
+    """Read `NAME` or `NAME=seam:8,min_run:128,tail:64`; what is left out is the server's own.
+
+    Raises:
+        ConfigError: naming the part, what is allowed and what to do.
+    """
+    name, _, settings = text.partition("=")
+    if not _NAME.fullmatch(name) or name in _TAKEN:
+        raise ConfigError(f"--policy {text!r}: the name must be letters, digits, '.', '_' or '-', and no control's.")
+    values: dict[str, int] = {}
+    for part in settings.split(",") if settings else []:
+        key, _, value = part.partition(":")
+        if key not in _SETTINGS or not value.isdigit():
+            raise ConfigError(
+                f"--policy {text!r}: {part!r} must be one of {', '.join(_SETTINGS)}, a colon and a number."
+            )
+        values[_SETTINGS[key].name] = int(value)
+    try:
+        msgspec.convert(values, ReusePolicy)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--policy {text!r}: {error}") from error
+    return Arm(name=name, donors=Donors.TRACE, overrides=values)
+
+
+def parse_order(text: str) -> str:
+    """Check an order of sessions: `recorded`, `reversed`, or `shuffled-N`, one seeded order for each N.
+
+    What repeats is spliced from whoever came first, so that each order has donors of its own.
+
+    Raises:
+        ConfigError: naming the value and what is allowed.
+    """
+    if text not in (RECORDED, REVERSED) and not _SHUFFLED.fullmatch(text):
+        raise ConfigError(f"--order {text!r}: must be {RECORDED}, {REVERSED}, or shuffled-N with N from 1 to 9999.")
+    return text
+
+
+def place_sessions(sessions: Iterable[int], order: str) -> dict[int, int]:
+    """Every session's place in an order. The same sessions have the same places in every run."""
+    ordered = sorted(set(sessions), reverse=order == REVERSED)
+    if _SHUFFLED.fullmatch(order):
+        random.Random(order).shuffle(ordered)
+    return {session: place for place, session in enumerate(ordered)}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pic_bench.compare.command import interrupt_on_sigterm
+from pic_bench.fidelity.arms import DEFAULT_POLICIES, RECORDED, parse_policy
 from pic_bench.fidelity.config import DEFAULT_SIZES, QUICK_SIZES, Config
-from pic_bench.fidelity.policies import DEFAULT_POLICIES, RECORDED, parse_policy
 from pic_bench.fidelity.record import Experiment
 from pic_bench.report.command import print_result
 from sglang_pic.errors import ConfigError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pic_bench.fidelity.policies import RECORDED, parse_order
+from pic_bench.fidelity.arms import RECORDED, parse_order
 from pic_bench.fidelity.record import Experiment
 from sglang_pic.errors import ConfigError
 

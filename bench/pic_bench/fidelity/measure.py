@@ -37,11 +37,10 @@ class Reference:
     """The full prefill, with what every comparison needs of it."""
 
     def __init__(self, recorded: Recorded) -> None:
-        self.logits = recorded.logits
+        self.recorded = recorded
         self.logprobs = log_softmax(recorded.logits)
         self.probabilities = np.exp(self.logprobs)
-        self.keys = recorded.keys
-        self.top1 = int(self.logits[0].argmax())
+        self.top1 = int(recorded.logits[0].argmax())
         self.top1_probability = float(self.probabilities[0].max())
 
 
@@ -74,7 +73,7 @@ def measure_case(job: Job, target: Target, text: ModelText, *, dtype: str, page_
 
 def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtype: str, text: ModelText) -> Probe:
     """The record of one request, less what is generated."""
-    is_reference = recorded.logits is reference.logits
+    is_reference = recorded is reference.recorded
     logprobs = reference.logprobs if is_reference else log_softmax(recorded.logits)
     apart = divergence(reference.logprobs, logprobs, reference.probabilities)
     num_gold = len(case.gold)
@@ -94,12 +93,12 @@ def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtyp
         chunk_hit_tokens=recorded.chunk_hit_tokens,
         top1_probability=reference.top1_probability,
         kl=float(apart[0]),
-        cosine=centred_cosine(reference.logits[0], recorded.logits[0]),
+        cosine=centred_cosine(reference.recorded.logits[0], recorded.logits[0]),
         top1_agrees=top1 == reference.top1,
         forced_kl=float(apart[:num_gold].mean()) if num_gold else None,
         gold_tokens=num_gold,
         gold_nll=mean_nll(logprobs[:num_gold], case.gold) if num_gold else None,
-        key_error=_key_error(reference.keys, recorded),
+        key_error=_key_error(reference.recorded.keys, recorded),
         text=_text(prompt_end, text.text([reference.top1]), text.text([top1])),
     )
 

@@ -16,9 +16,9 @@ from pic_bench.report.figures import LINES, Drawing, colour, drawing
 from pic_bench.report.numbers import divergence, plural, points, share, tick
 from pic_bench.report.stats import Estimate
 
-__all__ = ["Curve", "Picture", "by_runs", "by_seam", "by_shift", "curves", "scores", "trade_off", "trade_offs"]
+__all__ = ["Curve", "Picture", "by_runs", "by_seam", "by_shift", "plot", "scores", "trade_offs"]
 
-WIDTH, HEIGHT = 540.0, 360.0
+WIDTH = 540.0
 KL = "mean KL of the first token, nats"
 RUNS = "runs spliced into the prompt"
 MARKS = "oDs"
@@ -38,10 +38,10 @@ class Picture(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A named line of estimates, each at a slot of the horizontal axis."""
+    """A named line of estimates, each at a slot or share of the horizontal axis."""
 
     name: str
-    points: Sequence[tuple[int, Estimate]]
+    points: Sequence[tuple[float, Estimate]]
     dash: str = "-"
 
 
@@ -122,9 +122,10 @@ def trade_offs(cells: Sequence[Cell]) -> Iterator[Picture]:
     for what, name in (("Top-1 agreement", "top-1"), ("KL", "kl")):
         is_share = name == "top-1"
         band = {arm_name(cell.arm): cell.top1 if is_share else cell.kl for cell in exact[:1]}
-        named = {cell.arm: (shares[cell.arm], cell.top1 if is_share else cell.kl) for cell in kept}
+        series = [Curve(c.arm, [(shares[c.arm], c.top1 if is_share else c.kl)], "none") for c in kept]
         title = f"{what} against computed tokens: {about}"
-        drawn = trade_off(title, named, band, what if is_share else KL)
+        axis = "computed tokens, of those with exact hits"
+        drawn = plot(title, series, band, axis, y_title=what if is_share else KL)
         note = f"{'Up' if is_share else 'Down'} is closer to the full prefill, left computes less. "
         note += "95 % intervals over sessions."
         if is_share and any(cell.undecided for cell in kept):
@@ -133,68 +134,54 @@ def trade_offs(cells: Sequence[Cell]) -> Iterator[Picture]:
         yield Picture(file, title, note, drawn)
 
 
-def curves(
-    label: str, slots: Sequence[int], series: Sequence[Curve], floor: Mapping[str, Estimate], title: str
+def plot(
+    title: str,
+    series: Sequence[Curve],
+    floor: Mapping[str, Estimate],
+    x_title: str,
+    *,
+    y_title: str = KL,
+    slots: Sequence[int] | None = None,
 ) -> Drawing:
-    """Curves of KL over evenly spaced slots, whiskers at every point, the floor as a band."""
+    """Estimates with whiskers and tooltips, the floor as a band, and a legend.
+
+    Args:
+        slots: what stands at 0, 1, 2, ... of the horizontal axis; None where it is a share.
+    """
+    write = divergence if y_title == KL else share
+    where = (lambda x: f"{slots[int(x)]:,}") if slots else (lambda x: f"{x:.1%} computed")
     rows = math.ceil((len(series) + len(floor)) / 3)
-    with drawing(label, WIDTH, HEIGHT) as (drawn, figure):
-        axes = figure.add_axes((62 / WIDTH, 46 / HEIGHT, 1 - 76 / WIDTH, 1 - (86 + 18 * rows) / HEIGHT))
-        _draw_floor(axes, floor, divergence)
-        for number, (name, places, dash) in enumerate(series):
-            # Whiskers of several curves at one slot stand beside each other.
-            aside = (number - (len(series) - 1) / 2) * min(0.07, 0.5 / len(series))
-            xs = [slot + aside for slot, _ in places]
-            texts = [f"{name}, {slots[slot]:,}: {_says(estimate, divergence)}" for slot, estimate in places]
-            _draw_points(axes, name, xs, [estimate for _, estimate in places], texts, number, dash)
-        _log_axis(axes, [e for curve in series for _, e in curve.points] + list(floor.values()))
-        axes.set_xticks(range(len(slots)), [f"{slot:,}" for slot in slots])
-        axes.set(xlabel=title, xlim=(-0.45, len(slots) - 0.55))
-        _finish(axes, KL)
-    return drawn
-
-
-def trade_off(
-    label: str, named: Mapping[str, tuple[float, Estimate]], floor: Mapping[str, Estimate], title: str
-) -> Drawing:
-    """Named points with whiskers over a share of computed tokens, the floor as a band."""
-    rows = math.ceil((len(named) + len(floor)) / 3)
-    height = HEIGHT + 18 * rows
-    write = divergence if title == KL else share
-    with drawing(label, WIDTH, height) as (drawn, figure):
+    height = 340.0 + 18 * rows
+    with drawing(title, WIDTH, height) as (drawn, figure):
         axes = figure.add_axes((62 / WIDTH, 46 / height, 1 - 76 / WIDTH, 1 - (86 + 18 * rows) / height))
-        _draw_floor(axes, floor, write)
-        for number, (name, (x, estimate)) in enumerate(named.items()):
-            text = f"{name}: {x:.1%} computed, {_says(estimate, write)}"
-            _draw_points(axes, name, [x], [estimate], [text], number, "")
-        if title == KL:
-            _log_axis(axes, [estimate for _, estimate in named.values()] + list(floor.values()))
+        for name, estimate in floor.items():
+            band = axes.axhspan(estimate.low, estimate.high, color=colour(FLOOR), alpha=0.28, linewidth=0)
+            band.set_url(f"{name}: {_says(estimate, write)}")
+            axes.axhline(estimate.value, color=colour(FLOOR), linestyle="--", linewidth=1.4, label=name)
+        for number, (name, points, dash) in enumerate(series):
+            # Whiskers of several curves at one slot stand beside each other.
+            aside = (number - (len(series) - 1) / 2) * min(0.07, 0.5 / len(series)) if slots else 0.0
+            xs, found = [x + aside for x, _ in points], [estimate for _, estimate in points]
+            line, mark, values = colour(LINES[number % 5]), MARKS[number % 3], [estimate.value for estimate in found]
+            axes.vlines(xs, [e.low for e in found], [e.high for e in found], color=line, linewidth=1.4)
+            axes.plot(xs, values, color=line, linestyle=dash, linewidth=2)
+            axes.plot([], [], color=line, linestyle=dash, linewidth=2, marker=mark, label=name)
+            marks = axes.scatter(xs, values, s=40, color=line, marker=mark, zorder=3)
+            marks.set_urls([f"{name}, {where(x)}: {_says(estimate, write)}" for x, estimate in points])
+        if y_title == KL:
+            _log_axis(axes, [estimate for curve in series for _, estimate in curve.points] + list(floor.values()))
         else:
             axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:g} %")
-        axes.margins(x=0.12)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value * 100:g} %")
-        axes.set_xlabel("computed tokens, of those with exact hits")
-        _finish(axes, title)
+        if slots:
+            axes.set(xticks=range(len(slots)), xticklabels=[f"{slot:,}" for slot in slots])
+            axes.set_xlim(-0.45, len(slots) - 0.55)
+        else:
+            axes.margins(x=0.12)
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value * 100:g} %")
+        axes.set_xlabel(x_title)
+        axes.set_title(y_title, fontsize=12, fontweight="normal", color=colour("muted"), pad=8, x=-0.12)
+        axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(-0.12, 1.09), fontsize=11)
     return drawn
-
-
-def _draw_points(
-    axes: Axes, name: str, xs: Sequence[float], found: Sequence[Estimate], texts: Sequence[str], number: int, dash: str
-) -> None:
-    """Marks with whiskers and tooltips, joined by a line where there is a dash; the curve's entry in the legend."""
-    line, mark = colour(LINES[number % 5]), MARKS[number % 3]
-    values = [estimate.value for estimate in found]
-    axes.vlines(xs, [e.low for e in found], [e.high for e in found], color=line, linewidth=1.4)
-    axes.plot(xs, values, color=line, linestyle=dash or "none", linewidth=2)
-    axes.plot([], [], color=line, linestyle=dash or "none", linewidth=2, marker=mark, label=name)
-    axes.scatter(xs, values, s=40, color=line, marker=mark, zorder=3).set_urls(list(texts))
-
-
-def _draw_floor(axes: Axes, floor: Mapping[str, Estimate], write: Callable[[float], str]) -> None:
-    for name, estimate in floor.items():
-        band = axes.axhspan(estimate.low, estimate.high, color=colour(FLOOR), alpha=0.28, linewidth=0)
-        band.set_url(f"{name}: {_says(estimate, write)}")
-        axes.axhline(estimate.value, color=colour(FLOOR), linestyle="--", linewidth=1.4, label=name)
 
 
 def _log_axis(axes: Axes, estimates: Sequence[Estimate]) -> None:
@@ -217,12 +204,6 @@ def _log_axis(axes: Axes, estimates: Sequence[Estimate]) -> None:
         axes.set_yticks(ticks, list(map(tick, ticks)))
         axes.set_ylim(lowest / 1.3, largest * 1.3)
     axes.set_yticks([], minor=True)
-
-
-def _finish(axes: Axes, title: str) -> None:
-    """The legend above the axes, and the vertical axis's title between the two."""
-    axes.set_title(title, fontsize=12, fontweight="normal", color=colour("muted"), pad=8, x=-0.12)
-    axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(-0.12, 1.09), fontsize=11)
 
 
 def _arms(cells: Sequence[Cell], columns: Sequence[int], place: Callable[[Cell], int | None]) -> list[Curve]:
@@ -260,7 +241,7 @@ def _picture(
         return None
     cell = next(cell for cell in cells if cell.arm not in CONTROLS)
     title = f"{what}: {_dtype_and_source([cell])}, {DONORS.get(cell.donors, cell.donors.value)}"
-    drawn = curves(title, slots, series, _floor(cells, floor_at), axis)
+    drawn = plot(title, series, _floor(cells, floor_at), axis, slots=slots)
     name = what.replace("against", "by").replace("number of ", "").replace(" tokens", "")
     return Picture(_slug(name, cell.dtype, cell.source, cell.donors.value), title, note, drawn)
 

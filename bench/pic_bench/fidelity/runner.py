@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from pic_bench.environment import Environment, capture_environment, joined
 from pic_bench.fidelity.cases.case import Job
-from pic_bench.fidelity.cases.trace import TraceRun, naive_policy
+from pic_bench.fidelity.cases.trace import TraceRun
 from pic_bench.fidelity.cases.vault import Vault
 from pic_bench.fidelity.folder import (
     LEFT_OUT,
@@ -28,8 +28,7 @@ from pic_bench.fidelity.folder import (
 )
 from pic_bench.fidelity.measure import Unrealised, measure_case
 from pic_bench.fidelity.plan import Plan
-from pic_bench.fidelity.policies import parse_policy
-from pic_bench.fidelity.record import Experiment, LeftOut, append_lines
+from pic_bench.fidelity.record import Experiment, LeftOut, Probe, append_lines
 from pic_bench.fidelity.target import Target, serve_target
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, write_json
 from sglang_pic.errors import BenchError
@@ -141,25 +140,16 @@ class _FormatRun:
 
     def _measure_traces(self, target: Target) -> None:
         """Every trace; what a pass that is broken off has measured is kept, and the pass served again."""
-        plan, config, probes = self.plan, self.plan.config, read_probes(self.folder)
-        policies = [parse_policy(policy) for policy in config.policies]
-        for source in dict.fromkeys(call.source for call in plan.calls):
+        probes = [(p.source, p.prompt, p.arm) for p in read_probes(self.folder) if self._is_of_trace(p)]
+        for source in dict.fromkeys(call.source for call in self.plan.calls):
             run = TraceRun(
-                calls=[call for call in plan.calls if call.source == source],
-                policies=[*policies, naive_policy(policies[0])],
-                orders=config.orders,
+                config=self.plan.config,
+                calls=[call for call in self.plan.calls if call.source == source],
                 target=target,
-                text=plan.text,
+                text=self.plan.text,
                 vault=Vault(self.folder / VAULT / self.dtype / source.replace("/", "_")),
                 dtype=self.dtype,
-                min_chunk_hit=config.min_chunk_hit,
-                greedy_calls=config.sizes.greedy_prompts,
-                greedy_tokens=config.sizes.greedy_tokens,
-                done={
-                    (p.prompt, p.arm)
-                    for p in probes
-                    if (p.experiment, p.dtype, p.source) == (Experiment.TRACE, self.dtype, source)
-                },
+                done={(prompt, arm) for of, prompt, arm in probes if of == source},
             )
             total = run.num_passes * sum(len(call.prompt) for call in run.calls)
             with self._bar(total, f"{self.dtype} {source}") as bar:
@@ -170,6 +160,9 @@ class _FormatRun:
                     bar.update(step.prompt_tokens)
         shutil.rmtree(self.folder / VAULT / self.dtype)
         trace_mark(self.folder, self.dtype).touch()
+
+    def _is_of_trace(self, probe: Probe) -> bool:
+        return probe.experiment is Experiment.TRACE and probe.dtype == self.dtype
 
     def _names_left_out(self) -> list[str]:
         """The names of all prompts that were left out so far."""

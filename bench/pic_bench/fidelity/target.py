@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +44,8 @@ class Recorded:
     """`[layers, tokens, width]`."""
     prefix_hit_tokens: int
     chunk_hit_tokens: int
+    ids: list[int] = field(default_factory=list)
+    """What was generated afterwards, where that was measured."""
 
 
 class Served(NamedTuple):

@@ -1,4 +1,4 @@
-"""The pictures of a comparison: where tokens came from, times to first token, speedups, agreement of answers."""
+"""The pictures of a comparison: where tokens came from, times to first token, speedups, scenes side by side."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pic_bench.report.figures import Drawing, colour, drawing, log_ticks
 from pic_bench.report.numbers import count, percent, seconds, times
 from pic_bench.report.stats import median, ratio
 
-__all__ = ["agreement", "poster", "scenes", "speedup_scatter", "token_sources", "ttft_ecdf"]
+__all__ = ["poster", "scenes", "speedup_scatter"]
 
 WIDTH = 540.0
 SOURCES = (
@@ -23,22 +23,6 @@ SOURCES = (
     ("computed", "computed", "prefilled by the model"),
 )
 DASHES = {"stock": "-", "stock-again": "--", "stock-cold": ":", "pic": "-", "pic-off": "-."}
-
-
-def token_sources(arms: Mapping[str, ArmSummary]) -> Drawing:
-    """Stacked bars: where each arm's prompt tokens came from, all on one scale."""
-    height = 52.0 + 46 * len(arms)
-    with drawing("Prompt tokens by source for each arm", WIDTH, height) as (drawn, figure):
-        _draw_sources(figure.add_axes(_inside(WIDTH, height, left=96, top=34, right=6, bottom=4)), arms)
-    return drawn
-
-
-def ttft_ecdf(arms: Mapping[str, ArmSummary], ttfts: Mapping[str, Sequence[float]]) -> Drawing:
-    """The share of requests whose first token came within a time, a step line per arm, logarithmic in time."""
-    top = 30.0 + 20 * ((len(arms) - 1) // 2)
-    with drawing("Distribution of time to first token for each arm", WIDTH, 300 + top) as (drawn, figure):
-        _draw_ecdf(figure.add_axes(_inside(WIDTH, 300 + top, left=52, top=top, right=14, bottom=50)), arms, ttfts)
-    return drawn
 
 
 def speedup_scatter(pairs: Sequence[Pair], paired: Paired) -> Drawing:
@@ -87,43 +71,9 @@ def speedup_scatter(pairs: Sequence[Pair], paired: Paired) -> Drawing:
     return drawn
 
 
-def agreement(comparisons: Sequence[Paired], floor: Paired | None) -> Drawing:
-    """Bars: share of paired requests with the same first token and the same whole answer as the baseline."""
-    shown = [pair for pair in comparisons if pair != floor]
-    if not shown:  # stock against stock only: the floor itself is the figure
-        shown, floor = list(comparisons), None
-    kinds = (("same first token", _first_token), ("same whole answer", _output))
-    rows = [
-        (f"{what}\n{pair.arm} = {pair.baseline}", pair, share, None if floor is None else of(floor))
-        for what, of in kinds
-        for pair in shown
-        if (share := of(pair)) is not None
-    ]
-    height = 62.0 + 44 * max(1, len(rows))
-    with drawing("Agreement of answers with the baseline", WIDTH, height) as (drawn, figure):
-        axes = figure.add_axes(_inside(WIDTH, height, left=150, top=6, right=66, bottom=54))
-        if not rows:
-            _say(axes, "no agreement was measured")
-            return drawn
-        for row, (_, pair, share, base) in enumerate(rows):
-            axes.barh(row, 1.0, height=0.56, color=colour("panel"))
-            (bar,) = axes.barh(row, share, height=0.56, color=colour(_kind(pair.arm)))
-            bar.set_url(f"{percent(share)} of {pair.requests}")
-            axes.annotate(percent(share), (1, row), xytext=(8, 0), textcoords="offset points", va="center")
-            if base is not None:
-                axes.plot([base, base], [row - 0.4, row + 0.4], color=colour("ink"), linewidth=2.4)
-        axes.set_yticks(range(len(rows)), [label for label, *_ in rows], color=colour("ink"), ha="left")
-        axes.tick_params("y", pad=146)
-        axes.set(xlim=(0, 1), ylim=(len(rows) - 0.5, -0.5))
-        axes.xaxis.set_major_formatter(lambda tick, _: f"{tick:.0%}")
-        axes.grid(visible=False)
-        axes.set_xlabel(_floor_note(shown, floor), loc="right")
-    return drawn
-
-
 def poster(arms: Mapping[str, ArmSummary], ttfts: Mapping[str, Sequence[float]]) -> Drawing:
-    """The picture for a README: token sources above TTFT distributions."""
-    width, bars = 720.0, 46.0 * len(arms)
+    """Stacked bars of where each arm's prompt tokens came from, above the distributions of time to first token."""
+    width, bars = 600.0, 46.0 * len(arms)
     legend = 20.0 * ((len(arms) + 2) // 3)
     height = 64 + bars + 62 + legend + 250
     with drawing("Prompt tokens by source, and time to first token", width, height) as (drawn, figure):
@@ -131,7 +81,7 @@ def poster(arms: Mapping[str, ArmSummary], ttfts: Mapping[str, Sequence[float]])
         _draw_sources(over, arms)
         over.set_title("Where the prompt tokens came from", x=-96 / (width - 102), pad=30)
         under = figure.add_axes(_inside(width, height, left=52, top=height - 242, right=14, bottom=50))
-        _draw_ecdf(under, arms, ttfts, columns=3)
+        _draw_ecdf(under, arms, ttfts)
         under.set_title("Time to first token", x=-52 / (width - 66), pad=14 + legend)
     return drawn
 
@@ -217,9 +167,8 @@ def _draw_sources(axes: Axes, arms: Mapping[str, ArmSummary]) -> None:
     axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0), handlelength=1, handleheight=1)
 
 
-def _draw_ecdf(
-    axes: Axes, arms: Mapping[str, ArmSummary], ttfts: Mapping[str, Sequence[float]], *, columns: int = 2
-) -> None:
+def _draw_ecdf(axes: Axes, arms: Mapping[str, ArmSummary], ttfts: Mapping[str, Sequence[float]]) -> None:
+    """The share of requests whose first token came within a time, a step line per arm, logarithmic in time."""
     series = {name: found for name in arms if (found := [v for v in ttfts.get(name, ()) if v > 0])}
     if not series:
         _say(axes, "no request was answered")
@@ -236,7 +185,7 @@ def _draw_ecdf(
     axes.set(ylim=(0, 1.01), yticks=[0, 0.25, 0.5, 0.75, 1])
     axes.yaxis.set_major_formatter(lambda tick, _: f"{tick:.0%}")
     axes.set_xlabel("time to first token (share of requests answered within)")
-    axes.legend(ncols=columns, loc="lower left", bbox_to_anchor=(0, 1.01))
+    axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1.01))
 
 
 def _say(axes: Axes, message: str) -> None:
@@ -244,26 +193,10 @@ def _say(axes: Axes, message: str) -> None:
     axes.text(0, 0.5, message, color=colour("muted"))
 
 
-def _floor_note(shown: Sequence[Paired], floor: Paired | None) -> str:
-    if floor is not None:
-        shares = f"{percent(floor.first_token_agreement)} and {percent(floor.output_agreement)}"
-        return f"upright line: noise floor ({floor.arm} = {floor.baseline}): {shares}"
-    measured = any(_kind(pair.arm).startswith("stock") for pair in shown)
-    return "" if measured else "no second stock arm: the noise floor was not measured"
-
-
 def _pair_title(pair: Pair) -> str:
     base, arm = seconds(pair.base.ttft_s), seconds(pair.arm.ttft_s)
     tokens = f"{pair.arm.chunk_hit_tokens or 0:,} chunk-hit of {pair.arm.prompt_tokens or 0:,} prompt tokens"
     return f"{pair.arm.session_id} call {pair.arm.call}: {tokens}, {base} → {arm} ({times(pair.speedup)})"
-
-
-def _first_token(pair: Paired) -> float | None:
-    return pair.first_token_agreement
-
-
-def _output(pair: Paired) -> float | None:
-    return pair.output_agreement
 
 
 def _kind(name: str) -> str:

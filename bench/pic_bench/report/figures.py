@@ -67,7 +67,7 @@ class Drawing:
         return self._element("".join(parts), width, height) + "\n"
 
     def _element(self, body: str, width: float, height: float) -> str:
-        view = f'viewBox="0 0 {width:g} {height:g}"'
+        view = f'width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}"'
         label = escape(self.label)
         return f'<svg xmlns="http://www.w3.org/2000/svg" {view} role="img" aria-label="{label}">{body}</svg>'
 

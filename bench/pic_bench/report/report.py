@@ -9,7 +9,6 @@ from pic_bench.compare.run_folder import Run, load_run
 from pic_bench.compare.summary import Paired
 from pic_bench.out_folder import write_json
 from pic_bench.report import charts
-from pic_bench.report.figures import Drawing
 from pic_bench.report.numbers import percent, plural, times
 from pic_bench.report.page import render_pages, render_text
 from pic_bench.report.tables import arms_table, buckets_table, comparison_table, counters_table
@@ -29,13 +28,14 @@ def write_reports(folder: Path) -> Run:
     run = load_run(folder)
     summary = run.summary
     title = f"{summary.trace.name} on {summary.model.name}"
-    ttfts = {name: run.ttfts(name) for name in summary.arms}
-    drawings = _drawings(run, ttfts)
+    poster = charts.poster(summary.arms, {name: run.ttfts(name) for name in summary.arms})
+    drawings = {"report": poster}
+    if summary.paired is not None:
+        drawings["speedup"] = charts.speedup_scatter(run.pairs(summary.paired), summary.paired)
     pages = render_pages("comparison.md.j2", title, drawings, **_overview_values(run), **_values(run))
     write_json(folder / "summary.json", summary)
     (folder / "report.md").write_text(pages.markdown, "utf8")
     (folder / "report.html").write_text(pages.html, "utf8")
-    poster = charts.poster(summary.arms, ttfts)
     (folder / "report.svg").write_text(poster.standalone(title, _subtitle(run)), "utf8")
     return run
 
@@ -82,17 +82,6 @@ def _subtitle(run: Run) -> str:
         subtitle += f"; {percent(paired.computed_tokens_ratio)} of stock's tokens computed, "
         subtitle += f"median TTFT {times(paired.ttft_speedup_p50)} faster"
     return subtitle
-
-
-def _drawings(run: Run, ttfts: dict[str, list[float]]) -> dict[str, Drawing]:
-    """The pictures of the page, by the names that the template gives them."""
-    summary, paired = run.summary, run.summary.paired
-    found = {"sources": charts.token_sources(summary.arms), "ttft": charts.ttft_ecdf(summary.arms, ttfts)}
-    if summary.comparisons:
-        found["agreement"] = charts.agreement(summary.comparisons, summary.floor)
-    if paired is not None:
-        found["speedup"] = charts.speedup_scatter(run.pairs(paired), paired)
-    return found
 
 
 def _request_lists(run: Run, paired: Paired) -> dict[str, list[Pair]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import msgspec
@@ -17,18 +17,18 @@ import numpy as np
 from pic_traces.encode import load_encoder
 from pic_traces.source import limit, load
 
-from pic_bench.fidelity.arms import EXACT, FULL, RETEST, Arm
+from pic_bench.fidelity.arms import EXACT, FULL, RECORDED, RETEST, Arm, parse_policy, place_sessions
 from pic_bench.fidelity.cases.case import Case
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.cases.vault import Kept, Vault
+from pic_bench.fidelity.cases.vault import Vault
+from pic_bench.fidelity.config import Config
 from pic_bench.fidelity.measure import Reference, add_greedy, compare
-from pic_bench.fidelity.policies import RECORDED, place_sessions
 from pic_bench.fidelity.record import Experiment, Probe
 from pic_bench.fidelity.target import Recorded, Target
 from sglang_pic.core import common_len
 from sglang_pic.errors import BenchError
 
-__all__ = ["Step", "TraceCall", "TraceRun", "distinct_tokens", "naive_policy", "trace_calls"]
+__all__ = ["Step", "TraceCall", "TraceRun", "distinct_tokens", "trace_calls"]
 
 GOLD_TOKENS = 32
 MAX_ANSWER_TOKENS = 512
@@ -106,29 +106,23 @@ class TraceRun:
 
     Args:
         calls: of one trace, in recorded order.
-        policies: the first says which calls are measured.
-        min_chunk_hit: from so many chunk-hit tokens on.
-        greedy_calls: so many of the measured calls of each order are generated from, under all arms.
         done: `(prompt, arm)` of the records that an earlier run left.
     """
 
+    config: Config
     calls: Sequence[TraceCall]
-    policies: Sequence[Arm]
-    orders: Sequence[str]
     target: Target
     text: ModelText
     vault: Vault
     dtype: str
-    min_chunk_hit: int
-    greedy_calls: int
-    greedy_tokens: int
     done: AbstractSet[tuple[str, str]]
     _generating: set[str] = field(default_factory=set)
+    """The calls of the current order that are generated from, under all arms."""
 
     @property
     def num_passes(self) -> int:
-        """How often every call is served: under each policy and the exact prefix cache."""
-        return len(self.orders) * (1 + len(self.policies))
+        """How often every call is served: under each policy, the naive one and the exact prefix cache."""
+        return len(self.config.orders) * (2 + len(self.config.policies))
 
     def steps(self) -> Iterator[Step]:
         """Serve everything; a step for every call of every pass, and for every full prefill.
@@ -136,19 +130,20 @@ class TraceRun:
         Raises:
             BenchError: a control was served from the cache.
         """
-        first, *others = self.policies
+        first, *others = map(parse_policy, self.config.policies)
+        naive = msgspec.structs.replace(first, name="naive", rotate=False)
         # What says most comes first, for a run that is broken off.
-        for order in self.orders:
+        for order in self.config.orders:
             yield from self._find(order, first)
             yield from self._controls(order, first)
-        for arm in (EXACT, *others):
-            for order in self.orders:
+        for arm in (EXACT, *others, naive):
+            for order in self.config.orders:
                 yield from self._pass(order, arm)
 
     def _begin(self, order: str) -> Sequence[str]:
         """Go over to an order: from now on its first measured calls are generated from. Returns all measured ones."""
-        measured = self.vault.measured(order)
-        self._generating = set(measured[: self.greedy_calls])
+        measured = self.vault.measured(order) or []
+        self._generating = set(measured[: self.config.sizes.greedy_prompts])
         return measured
 
     def _sequence(self, order: str) -> list[TraceCall]:
@@ -157,16 +152,17 @@ class TraceRun:
 
     def _find(self, order: str, first: Arm) -> Iterator[Step]:
         """The pass of the first policy: which calls are measured, and what it makes of them."""
-        if self.vault.has_measured(order):
+        if self.vault.measured(order) is not None:
             return
-        measured = []
+        measured: list[str] = []
         self.target.flush()
         for call in self._sequence(order):
             recorded = self._record(call, first)
-            if recorded.chunk_hit_tokens >= self.min_chunk_hit:
+            if recorded.chunk_hit_tokens >= self.config.min_chunk_hit:
                 measured.append(call.name)
-                ids = self._generate(call, first) if len(measured) <= self.greedy_calls else []
-                self.vault.put(f"first-{order}-{call.name}", Kept(recorded, ids))
+                if len(measured) <= self.config.sizes.greedy_prompts:
+                    recorded = replace(recorded, ids=self._generate(call, first))
+                self.vault.put(f"first-{order}-{call.name}", recorded)
             yield Step(first.name, len(call.prompt), [])
         self.vault.put_measured(order, measured)
 
@@ -181,15 +177,13 @@ class TraceRun:
             probes = []
             # The passes need it from the vault, which an earlier run need not have left.
             if missing or not self.vault.has(f"full-{call.name}"):
-                full = self._full(call)
-                reference = Reference(full.recorded)
+                full = Reference(self._full(call))
             for arm in missing:
                 if arm == RETEST:
-                    kept = self._isolated(call, RETEST)
+                    recorded = self._isolated(call, RETEST)
                 else:
-                    kept = full if arm == FULL else self.vault.get(f"first-{order}-{call.name}")
-                probe = compare(reference, kept.recorded, arm, case, self.dtype, self.text)
-                probes.append(self._with_greedy(probe, case, full.ids, kept.ids))
+                    recorded = full.recorded if arm == FULL else self.vault.get(f"first-{order}-{call.name}")
+                probes.append(self._probe(full, recorded, arm, case))
             yield Step(FULL.name, 0, probes)
 
     def _pass(self, order: str, arm: Arm) -> Iterator[Step]:
@@ -205,16 +199,14 @@ class TraceRun:
                 recorded = self._record(call, arm)
                 if arm.is_control and recorded.chunk_hit_tokens:
                     raise BenchError(f"{call.name}: a control was spliced: {recorded.chunk_hit_tokens} tokens.")
-                full = self.vault.get(f"full-{call.name}")
-                case = call.case(order)
-                probe = compare(Reference(full.recorded), recorded, arm, case, self.dtype, self.text)
-                ids = self._generate(call, arm) if call.name in self._generating else []
-                probes.append(self._with_greedy(probe, case, full.ids, ids))
+                recorded = self._generated(recorded, call, arm)
+                full = Reference(self.vault.get(f"full-{call.name}"))
+                probes.append(self._probe(full, recorded, arm, call.case(order)))
             elif wanted:
                 self._serve(call, arm)
             yield Step(arm.name, len(call.prompt), probes)
 
-    def _full(self, call: TraceCall) -> Kept:
+    def _full(self, call: TraceCall) -> Recorded:
         """The full prefill, computed once for all orders."""
         name = f"full-{call.name}"
         if self.vault.has(name):
@@ -225,14 +217,19 @@ class TraceRun:
         self.vault.put(name, kept)
         return kept
 
-    def _isolated(self, call: TraceCall, arm: Arm) -> Kept:
+    def _isolated(self, call: TraceCall, arm: Arm) -> Recorded:
         """A control in a namespace of its own."""
         key = f"{arm.name}/{call.name}"
         recorded = self.target.record(call.prompt, call.gold, arm, key=key, donors_from=key, keys=False)
         if recorded.prefix_hit_tokens or recorded.chunk_hit_tokens:
             raise BenchError(f"{call.name}: a full prefill was served {recorded.prefix_hit_tokens} cached tokens.")
-        ids = self._generate(call, arm, key) if call.name in self._generating else []
-        return Kept(recorded, ids)
+        return self._generated(recorded, call, arm, key)
+
+    def _probe(self, full: Reference, recorded: Recorded, arm: Arm, case: Case) -> Probe:
+        probe = compare(full, recorded, arm, case, self.dtype, self.text)
+        if not full.recorded.ids or not recorded.ids:
+            return probe
+        return add_greedy(probe, case, full.recorded.ids, recorded.ids, self.text)
 
     def _record(self, call: TraceCall, arm: Arm) -> Recorded:
         """Serve a call on the arm's own cache, its answer behind it."""
@@ -248,18 +245,14 @@ class TraceRun:
         if len(call.answer) > len(call.gold):
             self.target.serve([*call.prompt, *call.answer], arm, key=_CACHE, donors_from=_CACHE)
 
+    def _generated(self, recorded: Recorded, call: TraceCall, arm: Arm, key: str | None = None) -> Recorded:
+        """The request with what is generated after it, where that is measured."""
+        return replace(recorded, ids=self._generate(call, arm, key)) if call.name in self._generating else recorded
+
     def _generate(self, call: TraceCall, arm: Arm, key: str | None = None) -> list[int]:
         """What is generated extends the rows of its namespace by less than any run."""
-        return self.target.greedy([call.prompt], [arm], [key or _CACHE], self.greedy_tokens)[0]
-
-    def _with_greedy(self, probe: Probe, case: Case, full: Sequence[int], ids: Sequence[int]) -> Probe:
-        return add_greedy(probe, case, full, ids, self.text) if full and ids else probe
+        return self.target.greedy([call.prompt], [arm], [key or _CACHE], self.config.sizes.greedy_tokens)[0]
 
 
 # Each pass begins with a flush, so one namespace serves them all.
 _CACHE = "trace"
-
-
-def naive_policy(policy: Arm) -> Arm:
-    """A policy with keys that are not rotated: the naive control."""
-    return msgspec.structs.replace(policy, name="naive", rotate=False)
