@@ -13,8 +13,6 @@ import msgspec
 
 from sglang_pic.errors import BenchError, ConfigError
 
-__all__ = ["CONFIG", "ENVIRONMENT", "RunKind", "claim_folder", "holds_run", "read_json", "scenes_of", "write_json"]
-
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
 T = TypeVar("T")

@@ -163,8 +163,8 @@ def test_tokens_of_the_same_text_add_up() -> None:
 
 def test_bootstrap_interval_holds_the_median_and_is_repeatable() -> None:
     values = list(np.random.default_rng(1).normal(1.0, 0.01, 80))
-    interval = bootstrap(values, Statistic.MEDIAN, seed=7)
-    assert interval == bootstrap(values, Statistic.MEDIAN, seed=7)
+    interval = bootstrap(values, statistic=Statistic.MEDIAN, seed=7)
+    assert interval == bootstrap(values, statistic=Statistic.MEDIAN, seed=7)
     assert 0.99 < interval.low <= interval.value <= interval.high < 1.01
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["counters_between", "pic_counters"]
-
 _SAMPLE = re.compile(r"^(?P<name>sglang[:_]pic_[A-Za-z0-9_:]+)(?:\{(?P<labels>[^}]*)\})?\s+(?P<value>\S+)")
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 # SGLang's own labels say which rank and model: the same in every sample of a run, so they are left out of the keys.

@@ -16,8 +16,6 @@ from pic_traces.records import Latency, RequestRecord, Status
 from pic_bench.compare.summary import ArmSummary, Bucket, Kl, LaterCalls, Paired
 from pic_bench.report.stats import common_len, median, merge_tokens, ratio, top_k_kl
 
-__all__ = ["AT_LEAST", "BUCKET_EDGES", "Pair", "compare_arms", "first_token", "pair_records", "summarize_arm"]
-
 BUCKET_EDGES = (0, 1, 256, 1000, 4000)
 AT_LEAST = (256, 1000)
 _SUMS = ("prompt_tokens", "prefix_hit_tokens", "chunk_hit_tokens", "computed_tokens", "output_tokens")

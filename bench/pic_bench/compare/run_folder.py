@@ -21,8 +21,6 @@ from pic_bench.compare.summary import Paired, Summary
 from pic_bench.environment import Environment
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, RunKind, read_json, scenes_of
 
-__all__ = ["COMPARISON", "Config", "Run", "ScenesConfig", "arm_folder", "load_run", "load_scenes", "scene_folder"]
-
 COMPARISON = RunKind(
     "compare",
     "comparison",

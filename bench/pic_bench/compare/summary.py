@@ -5,19 +5,6 @@ from __future__ import annotations
 import msgspec
 from pic_traces.records import Latency
 
-from pic_bench.out_folder import write_json
-
-__all__ = [
-    "ArmSummary",
-    "Bucket",
-    "Kl",
-    "LaterCalls",
-    "Paired",
-    "ScenesSummary",
-    "Summary",
-    "write_json",
-]
-
 SCHEMA_VERSION = 1
 
 

@@ -13,23 +13,6 @@ from sglang_pic.core import ReusePolicy
 from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import ConfigError
 
-__all__ = [
-    "CONTROLS",
-    "DEFAULT_POLICIES",
-    "EXACT",
-    "FULL",
-    "NAIVE",
-    "RECORDED",
-    "RETEST",
-    "SHIPPED",
-    "Arm",
-    "parse_order",
-    "parse_policy",
-    "place_sessions",
-    "seam_arm",
-    "spliced_arms",
-]
-
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
     """One way to serve a prompt; a control has no donors and takes nothing from the chunk index."""

@@ -16,8 +16,6 @@ from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.summary import CONTROLS, Cell, Contrast, Thresholds, seam_of
 from pic_bench.report.stats import Estimate, Statistic, bootstrap, bootstrap_ratio
 
-__all__ = ["make_cells"]
-
 _PLACE = ("experiment", "dtype", "source", "num_blocks", "shift", "min_chunk_hit")
 _MEANS = ("kl", "cosine", "forced_kl", "score", "exact_match", "key_error")
 _SUMS = ("prompt_tokens", "prefix_hit_tokens", "chunk_hit_tokens", "computed_tokens")

@@ -11,8 +11,6 @@ import numpy as np
 from pic_bench.fidelity.record import Experiment, Probe
 from pic_bench.report.stats import bootstrap
 
-__all__ = ["Checked", "check_naive"]
-
 ROTATED = "seam-1"
 NAIVE = "naive"
 _MIN_SHIFT = 16

@@ -20,7 +20,6 @@ from sglang_pic.errors import ConfigError
 if TYPE_CHECKING:
     from pic_bench.fidelity.runner import Outcome
 
-__all__ = ["add_arguments", "run"]
 
 EXIT_FAILED = 1
 DTYPES = ("float32", "bfloat16")

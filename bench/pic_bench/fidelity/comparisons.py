@@ -12,8 +12,6 @@ from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.summary import Comparison, seam_of
 from pic_bench.report.stats import bootstrap
 
-__all__ = ["make_comparisons"]
-
 SPLICED = {Donors.ISOLATED: "alone", Donors.CONTEXT: "in context"}
 Pairs = Sequence[tuple[Probe, Probe]]
 

@@ -8,8 +8,6 @@ from pic_bench.fidelity.arms import RECORDED, parse_order
 from pic_bench.fidelity.record import Experiment
 from sglang_pic.errors import ConfigError
 
-__all__ = ["BLOCK_TOKENS", "DEFAULT_SIZES", "KIND", "QUICK_SIZES", "Config", "Sizes"]
-
 KIND = "fidelity"
 BLOCK_TOKENS = 80
 """Of GRID. From 80 tokens on every repeated span of random text is found whole (study), so each block is one run."""

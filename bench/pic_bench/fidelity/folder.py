@@ -17,19 +17,6 @@ from pic_bench.fidelity.record import LeftOut, Probe, read_lines, whole_lines
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, RunKind, claim_folder, holds_run, read_json
 from sglang_pic.errors import BenchError, ConfigError
 
-__all__ = [
-    "LEFT_OUT",
-    "PROBES",
-    "VAULT",
-    "claim_run",
-    "has_records",
-    "read_config",
-    "read_environment",
-    "read_left_out",
-    "read_probes",
-    "trace_mark",
-]
-
 PROBES = "probes.jsonl"
 LEFT_OUT = "left_out.jsonl"
 VAULT = "vault"

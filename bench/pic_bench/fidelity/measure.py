@@ -23,8 +23,6 @@ from pic_bench.fidelity.record import Donors, Probe
 from pic_bench.fidelity.target import Recorded, Target
 from pic_bench.report.stats import common_len
 
-__all__ = ["Reference", "Unrealised", "add_greedy", "check_realised", "compare", "measure_case"]
-
 _TEXT_TOKENS = 48
 """So much of the prompt's end goes into a record."""
 

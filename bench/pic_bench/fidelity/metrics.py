@@ -15,18 +15,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "Score",
-    "centred_cosine",
-    "divergence",
-    "log_softmax",
-    "mean_nll",
-    "normalise",
-    "relative_error",
-    "score_answer",
-    "word_f1",
-]
-
 Floats = npt.NDArray[np.float64]
 
 

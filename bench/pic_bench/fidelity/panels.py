@@ -10,8 +10,6 @@ from typing import NamedTuple
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.summary import CONTROLS, Thresholds
 
-__all__ = ["Pairing", "Panel", "make_panels", "pair_arms"]
-
 Unit = tuple[int | None, str]
 """A prompt, with its number of blocks: a prompt's name alone need not tell panels apart."""
 Arm = dict[Unit, Probe]

@@ -16,8 +16,6 @@ from pic_bench.report.figures import LINES, Drawing, colour, drawing
 from pic_bench.report.numbers import divergence, plural, points, share, tick
 from pic_bench.report.stats import Estimate
 
-__all__ = ["Curve", "Picture", "by_runs", "by_seam", "by_shift", "plot", "scores", "trade_offs"]
-
 WIDTH = 540.0
 KL = "mean KL of the first token, nats"
 RUNS = "runs spliced into the prompt"

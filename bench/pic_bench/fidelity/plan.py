@@ -22,8 +22,6 @@ from pic_bench.fidelity.cases.trace import TraceCall, distinct_tokens, trace_cal
 from pic_bench.fidelity.config import Config
 from pic_bench.fidelity.record import Experiment
 
-__all__ = ["Plan", "chosen_questions", "make_plan"]
-
 DEFAULT_TRACE = "sample:opendevin"
 MAX_TEXT_QUESTIONS = 200
 CASE_POOL_TOKENS = 60_000

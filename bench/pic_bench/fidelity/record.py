@@ -10,8 +10,6 @@ from typing import TypeVar
 import msgspec
 from pic_traces.packed import is_written, read_written
 
-__all__ = ["Donors", "Experiment", "LeftOut", "Probe", "append_lines", "read_lines", "whole_lines"]
-
 T = TypeVar("T")
 
 

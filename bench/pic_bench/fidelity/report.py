@@ -22,8 +22,6 @@ from pic_bench.report.numbers import divergence
 from pic_bench.report.page import render_pages, render_text
 from sglang_pic.errors import BenchError
 
-__all__ = ["headline", "summarize", "write_report"]
-
 NUM_WORST = 8
 """Of each experiment."""
 

@@ -33,8 +33,6 @@ from pic_bench.fidelity.target import Target, serve_target
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, write_json
 from sglang_pic.errors import BenchError
 
-__all__ = ["Outcome", "run_fidelity"]
-
 MAX_LEFT_OUT_SHARE = 0.1
 _MIN_CASES = 20
 

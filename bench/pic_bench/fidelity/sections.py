@@ -11,8 +11,6 @@ from pic_bench.fidelity.summary import CONTROLS, Cell, Summary
 from pic_bench.fidelity.tables import crossed, detail_table, kl_cell, question_table, top1_cell, trace_table
 from pic_bench.report.markdown import Table
 
-__all__ = ["Section", "Titled", "make_sections"]
-
 
 class Titled(NamedTuple):
     """A table under a title; folded away where few will read it."""

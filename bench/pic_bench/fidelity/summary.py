@@ -8,8 +8,6 @@ from pic_bench.environment import Environment
 from pic_bench.fidelity.record import Donors, Experiment
 from pic_bench.report.stats import Estimate
 
-__all__ = ["CONTROLS", "Cell", "Comparison", "Contrast", "Summary", "Thresholds", "Worst", "seam_of"]
-
 CONTROLS = ("full", "retest", "exact")
 """Arms that splice nothing: they stand beside the cells of every kind of donor."""
 

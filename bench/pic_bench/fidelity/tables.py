@@ -11,19 +11,6 @@ from pic_bench.report.markdown import Table
 from pic_bench.report.numbers import divergence, number, plural, points, score, share, signed, with_interval
 from pic_bench.report.stats import Estimate
 
-__all__ = [
-    "UNDECIDED",
-    "arm_name",
-    "comparisons_table",
-    "crossed",
-    "detail_table",
-    "kl_cell",
-    "question_table",
-    "telling_table",
-    "top1_cell",
-    "trace_table",
-]
-
 UNDECIDED = "†"
 FLOOR_NAMES = {"exact": "exact hit (noise floor)", "retest": "full prefill again", "full": "full prefill"}
 Write = Callable[[Cell], str]

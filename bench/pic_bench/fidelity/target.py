@@ -24,8 +24,6 @@ from pic_bench.fidelity.arms import Arm
 from sglang_pic.config import CONFIG_VARIABLE
 from sglang_pic.errors import BenchError
 
-__all__ = ["NOBODY", "Recorded", "Target", "serve_target"]
-
 NOBODY = "nobody"
 """A namespace in which nothing is ever computed: donors from here are none."""
 

@@ -14,8 +14,6 @@ from pic_bench.report.figures import Drawing, colour, drawing, log_ticks
 from pic_bench.report.numbers import count, percent, seconds, times
 from pic_bench.report.stats import median, ratio
 
-__all__ = ["poster", "scenes", "speedup_scatter"]
-
 WIDTH = 540.0
 SOURCES = (
     ("prefix", "prefix hit", "served from the radix tree, from position 0"),

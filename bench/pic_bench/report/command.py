@@ -7,8 +7,6 @@ from pathlib import Path
 
 from sglang_pic.errors import ConfigError
 
-__all__ = ["add_arguments", "print_result", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic report`."""

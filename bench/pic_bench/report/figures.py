@@ -20,8 +20,6 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-__all__ = ["LINES", "THEME", "Drawing", "colour", "drawing", "log_ticks"]
-
 _FILES = Path(__file__).parent / "templates"
 THEME = (_FILES / "theme.css").read_text("utf8")
 """The style sheet of drawings: every colour, light (also on paper) and dark, and the font.

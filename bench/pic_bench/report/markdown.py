@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Table", "markdown_table"]
-
 
 class Table(NamedTuple):
     """A header and rows of equal length; the first column is text, the others are figures."""

@@ -6,22 +6,6 @@ from collections.abc import Callable
 
 from pic_bench.report.stats import Estimate
 
-__all__ = [
-    "count",
-    "divergence",
-    "number",
-    "percent",
-    "plural",
-    "points",
-    "score",
-    "seconds",
-    "share",
-    "signed",
-    "tick",
-    "times",
-    "with_interval",
-]
-
 
 def count(value: float) -> str:
     """A number of tokens in at most four characters and a unit: 812, 12.3k, 1.23M."""

@@ -18,8 +18,6 @@ from pic_bench.report import numbers
 from pic_bench.report.figures import Drawing
 from pic_bench.report.markdown import Table, markdown_table
 
-__all__ = ["Pages", "render_pages", "render_text"]
-
 
 class Pages(NamedTuple):
     """A report in both forms."""

@@ -13,8 +13,6 @@ from pic_bench.report.numbers import percent, plural, times
 from pic_bench.report.page import render_pages, render_text
 from pic_bench.report.tables import arms_table, buckets_table, comparison_table, counters_table
 
-__all__ = ["overview", "write_reports"]
-
 MAX_LISTED = 12
 MAX_ANSWER_CHARS = 1500
 

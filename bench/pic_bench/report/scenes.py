@@ -14,8 +14,6 @@ from pic_bench.report.numbers import count, percent, plural, seconds, times
 from pic_bench.report.page import render_pages
 from pic_bench.report.report import write_reports
 
-__all__ = ["closing_lines", "write_scenes"]
-
 Row = Callable[[Summary, Paired, LaterCalls], str]
 
 

@@ -11,18 +11,6 @@ from itertools import takewhile
 import msgspec
 import numpy as np
 
-__all__ = [
-    "Estimate",
-    "Statistic",
-    "bootstrap",
-    "bootstrap_ratio",
-    "common_len",
-    "median",
-    "merge_tokens",
-    "ratio",
-    "top_k_kl",
-]
-
 # Percentiles of 2,000 resamples move by a few percent of the interval's width from seed to seed: less than is shown.
 RESAMPLES = 2000
 

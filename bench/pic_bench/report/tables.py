@@ -7,8 +7,6 @@ from pic_bench.compare.summary import ArmSummary, Paired
 from pic_bench.report.markdown import Table
 from pic_bench.report.numbers import percent, seconds, times
 
-__all__ = ["Table", "arms_table", "buckets_table", "comparison_table", "counters_table"]
-
 
 def arms_table(run: Run) -> Table:
     """Tokens by source and TTFT of every arm."""

@@ -19,8 +19,6 @@ from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.record import Donors, Experiment
 from sglang_pic.errors import BenchError
 
-__all__ = ["MIN_HEADER", "Case", "Frame", "Job", "Span", "Wants", "derange", "place_blocks"]
-
 # The attention sink is 32 tokens by default: rows below it are neither donors nor spliced.
 MIN_HEADER = 40
 _REQUEST_COST = 60  # what a request costs beyond its tokens, in tokens computed

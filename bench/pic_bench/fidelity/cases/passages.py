@@ -18,8 +18,6 @@ from pic_bench.fidelity.config import BLOCK_TOKENS, Sizes
 from pic_bench.fidelity.record import Donors, Experiment
 from sglang_pic.errors import ConfigError
 
-__all__ = ["FrameText", "PassageJobs", "filler_len", "grid_case", "make_filler", "shift_case"]
-
 SHIFT_BLOCK_TOKENS = 128
 TAIL_TOKENS = 24
 GOLD_TOKENS = 32

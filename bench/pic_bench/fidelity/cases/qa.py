@@ -17,8 +17,6 @@ from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.metrics import normalise
 from pic_bench.fidelity.record import Donors, Experiment
 
-__all__ = ["QA_MIN_SPLICED", "QaFrames", "qa_case", "qa_jobs"]
-
 QA_MIN_SPLICED = 44
 """More than the key that leads to an answer, less than the longest seam leaves of the shortest block."""
 LONG_SEAM = 32

@@ -12,8 +12,6 @@ from pic_traces.vocabulary import WORDS, make_text
 
 from sglang_pic.errors import BenchError
 
-__all__ = ["GENERATED", "Question", "generated_questions", "is_question_set", "read_questions"]
-
 GENERATED = ("pairs", "needle", "facts")
 """What the generators make: values of keys, a sentence hidden in filler, and facts about persons."""
 

@@ -17,8 +17,6 @@ from tokenizers import Tokenizer
 
 from sglang_pic.errors import BenchError, ConfigError
 
-__all__ = ["Document", "ModelText", "TextPool", "trace_texts"]
-
 _MIN_CHARACTERS = 400
 _SHARED = 16
 """Two cuts of one prompt must not have this many tokens in a row in common: a run could come from either."""

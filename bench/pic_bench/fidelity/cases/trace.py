@@ -28,8 +28,6 @@ from pic_bench.fidelity.target import Recorded, Target
 from sglang_pic.core import common_len
 from sglang_pic.errors import BenchError
 
-__all__ = ["Step", "TraceCall", "TraceRun", "distinct_tokens", "trace_calls"]
-
 GOLD_TOKENS = 32
 MAX_ANSWER_TOKENS = 512
 RETEST_CALLS = 24  # of each order: what computing again changes is soon told, and it costs a full prefill

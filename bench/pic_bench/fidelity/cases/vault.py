@@ -13,8 +13,6 @@ import numpy as np
 
 from pic_bench.fidelity.target import Recorded
 
-__all__ = ["Vault"]
-
 
 class Vault:
     """A folder; about 6 MB a call for a vocabulary of 49,152 and 32 gold tokens."""
