@@ -404,7 +404,7 @@ def test_interrupt_keeps_what_was_done(fake: FakeServer, tmp_path: Path) -> None
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert "interrupted; what was done is in" in errors
+    assert "interrupted; the records so far are in" in errors
     records = by_call(load_records(tmp_path / "run"))
     assert {key: record.status for key, record in records.items()} == {
         ("a", 0): Status.OK,

@@ -24,7 +24,7 @@ _PEEK_BYTES = 4096
 
 
 class BlockFormat(Enum):
-    """The formats that are recognised: the name for reports, and what can be read off and why no more."""
+    """The recognised formats: `label` names one in reports, `tells` says what it tells about reuse and why no more."""
 
     MOONCAKE = (
         "Mooncake",
@@ -89,7 +89,7 @@ class BlockCensus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def recognize_blocks(path: str | Path) -> BlockFormat | None:
-    """Tell a serving trace by the beginning of its content; None for anything else, folders and missing files too.
+    """The format of a serving trace, by the beginning of its content; None for anything else, also for a folder.
 
     Raises:
         TraceError: the file cannot be read.

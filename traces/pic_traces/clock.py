@@ -1,7 +1,7 @@
 """`clock:TRACE`: the sessions of another trace with a clock in front of every system prompt.
 
-The clock's line differs in every call of a session, so that a prefix cache finds nothing behind it. All else of a
-prompt stays as it was, answers and quoted earlier prompts too.
+The clock's line differs in every call of a session, so a prefix cache misses everything behind the line. The rest of a
+prompt is unchanged, including messages that quote earlier prompts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GAPS = (2, 60)
 
 
 def split_clock(trace: str) -> tuple[str, int, str]:
-    """A `clock:` spec as its own part, its seed and the trace behind it; without a clock an empty part and seed 0.
+    """Split a `clock:` spec into its prefix, its seed and the trace; the prefix is empty if there is no clock.
 
     `clock:TRACE` has seed 1, `clock:SEED@TRACE` another one.
     """

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         options = options_from(args)
         summary = load_summary(run_replay(options))
     except KeyboardInterrupt:
-        print(f"interrupted; what was done is in {args.out}", file=sys.stderr)
+        print(f"interrupted; the records so far are in {args.out}", file=sys.stderr)
         return 130
     except TraceError as error:
         print(f"replay: {error}", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""What of a recorded call is put to a chat template: no thoughts, and tools as plain text where it cannot show them.
+"""Recorded calls for chat templates: without thoughts, and with tools as plain text if the template shows no tools.
 
-Flattening is deterministic and keeps the number and order of messages. The replay sends the result to a server, an
+Flattening is deterministic and keeps the number and order of messages. The replay sends the result to a server; an
 encoder renders it.
 """
 
@@ -25,8 +25,8 @@ class Probe(NamedTuple):
 def shows_tools(render: Callable[[Probe], str | int | None]) -> bool:
     """Whether a chat template shows tool schemas, tool calls and tool results.
 
-    Many templates drop what they do not know without a word, so a refusal is no test: a template shows tools if two
-    prompts come out different that differ only in a schema, only in a call, only in a result.
+    Many templates silently drop what they do not know, so a refusal is no test. Instead three pairs of conversations
+    are rendered, which differ only in a schema, only in a call, only in a result: every pair must come out different.
 
     Args:
         render: gives a conversation's prompt or its length; None where the template refuses the conversation.

@@ -47,8 +47,8 @@ class Line(NamedTuple):
 def read_objects(path: Path) -> Iterator[Line]:
     """Yield the JSON objects of a file by its name: `.json` (or `.json.gz`) is one object or a list of objects.
 
-    A file of any other name is read as JSONL, and so is a `.json` file whose first line is an object and not all. Blank
-    lines are passed over; gzip is recognised by its first bytes.
+    A file of any other name is read as JSONL, and so is a `.json` file whose first line alone is an object. Blank lines
+    are skipped; gzip is recognised by its first bytes.
 
     Raises:
         TraceError: the file cannot be read, or is not JSON, or holds something else than objects.

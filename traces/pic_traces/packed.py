@@ -1,4 +1,4 @@
-"""Files that may have been packed by gzip since they were written, as those of kept runs are."""
+"""Files that may have been packed with gzip after they were written, as in runs that are kept."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 
 def packed(path: Path) -> Path:
-    """Where a file lies once it was packed."""
+    """The path of the packed file."""
     return path.with_name(f"{path.name}.gz")
 
 
 def is_written(path: Path) -> bool:
-    """Whether there is such a file, packed or not."""
+    """Whether the file exists, packed or not."""
     return path.exists() or packed(path).exists()
 
 
 def read_written(path: Path) -> bytes:
-    """The file's bytes; of the two the unpacked one, where both are there.
+    """The file's bytes; the unpacked file's if both exist.
 
     Raises:
         OSError: neither is there, or it cannot be read or unpacked.

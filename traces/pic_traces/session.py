@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def as_type(value: JsonValue, kind: type[T]) -> T | None:
-    """What others sent, if it is of this type; None if it is anything else. Numbers are no strings, and no flags."""
+    """A value that others sent, if it is of this type; None otherwise. A boolean is no number."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError:

@@ -66,7 +66,7 @@ def load(trace: str | Path) -> Iterator[Session]:
 
 
 def short_name(trace: str) -> str:
-    """What reports call a trace: a file without its folder and usual endings, all else as it was asked for."""
+    """The name of a trace in reports: a file's without folder and usual endings, anything else as the user wrote it."""
     clock, _, rest = split_clock(trace)
     if rest.startswith(("gen:", "sample:")):
         return trace

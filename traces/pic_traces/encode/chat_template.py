@@ -24,7 +24,7 @@ _TEMPLATE = "chat_template.jinja"
 
 
 class TemplateRefusal(Exception):
-    """A template did not render a conversation; the message is the template's own."""
+    """A template did not render a conversation; the message is the template's."""
 
 
 class ChatTemplate:

@@ -45,7 +45,7 @@ class Encoder(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What of the calls so far is not as a server would have it, for reports; empty where all is."""
+        """How the calls so far differ from what a server would be sent, for reports; empty if they do not."""
 
     def encode(self, call: Call) -> EncodedCall:
         """The ids of one call.

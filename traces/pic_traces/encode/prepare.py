@@ -1,4 +1,4 @@
-"""From recorded messages to those that a chat template is given: no thoughts, no bytes of media, roles kept apart."""
+"""Recorded messages as a chat template is given them: without thoughts, without images, with arguments parsed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Preparation:
         self._num_replaced = 0
 
     def notes(self) -> tuple[str, ...]:
-        """What a report should say about the messages so far; empty where there is nothing to say."""
+        """What a report should say about the messages so far; empty if there is nothing to say."""
         if not self._num_replaced:
             return ()
         return (f"{self._num_replaced:,} images or other parts that are no text count as one short placeholder each",)
@@ -93,7 +93,7 @@ def recorded_roles(recorded: list[Message], prepared: list[Message]) -> list[str
 
 
 def _parse_arguments(call: JsonValue) -> JsonValue:
-    """A tool call with its arguments as an object, as templates expect them, where they are the text of one."""
+    """A tool call with its arguments as an object, which templates expect, if they are the text of a JSON object."""
     called = as_type(call, dict[str, JsonValue]) or {}
     function = as_type(called.get("function"), dict[str, JsonValue]) or {}
     try:

@@ -54,7 +54,7 @@ class StandInEncoder:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What of the calls so far is not as a server would have it."""
+        """How the calls so far differ from what a server would be sent, for reports; empty if they do not."""
         return self._preparation.notes()
 
     def encode(self, call: Call) -> EncodedCall:

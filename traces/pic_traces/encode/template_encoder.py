@@ -42,7 +42,7 @@ class TemplateEncoder:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What of the calls so far is not as a server would have it."""
+        """How the calls so far differ from what a server would be sent, for reports; empty if they do not."""
         flattened = "tools are in the prompts as plain text: the chat template does not show them"
         return (*((flattened,) if self._any_flattened else ()), *self._preparation.notes())
 

@@ -84,7 +84,7 @@ def _run(job: Job) -> int:
 
 
 def _decide_flatten(options: ReplayOptions, endpoint: Endpoint, info: ServerInfo, sessions: list[Session]) -> bool:
-    """Decided once, before the first call, so that every call and every arm on the same model is treated alike."""
+    """Whether tools are sent as text; decided once, so that all calls and all arms on one model are treated alike."""
     needed = any(uses_tools(session.pool, None) or any(spec.tools for spec in session.specs) for session in sessions)
     if options.flatten_tools is not FlattenTools.AUTO or not needed:
         return needed and options.flatten_tools is FlattenTools.ALWAYS

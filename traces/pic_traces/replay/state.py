@@ -99,7 +99,7 @@ class Replay:
         return self._waiting.popleft() if self._waiting and self.stopped is None else None
 
     def end_session(self) -> None:
-        """Say that a session taken is done."""
+        """Report that a taken session is done."""
         self._unfinished -= 1
         if self._unfinished == 0:
             self._on_end()
@@ -126,7 +126,7 @@ class Replay:
             self.stop(f"the server is gone: {self._refused} connections in a row failed, the last with: {reply.error}")
 
     def close(self) -> None:
-        """Take the progress bar away."""
+        """Remove the progress bar."""
         if self._bar is not None:
             self._bar.close()
 
