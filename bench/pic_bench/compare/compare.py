@@ -21,9 +21,9 @@ from pic_bench.compare.pairing import compare_arms, summarize_arm
 from pic_bench.compare.run_folder import COMPARISON, Run, ScenesConfig, arm_folder
 from pic_bench.compare.scenes import Scene
 from pic_bench.compare.server import Server, free_port, launch_command
-from pic_bench.compare.summary import ArmSummary, Paired, Summary, Trace, write_json
+from pic_bench.compare.summary import ArmSummary, Paired, Summary, Trace
 from pic_bench.environment import capture_environment, model_facts, now
-from pic_bench.out_folder import claim_folder
+from pic_bench.out_folder import claim_folder, write_json
 from pic_bench.report.report import write_reports
 from pic_bench.report.scenes import write_scenes
 from sglang_pic.errors import BenchError
