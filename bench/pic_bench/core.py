@@ -52,16 +52,11 @@ class Case(NamedTuple):
     num_runs: int
 
 
-CASES: Final = (
-    Case("32k, no hit", 32_768, 0),
-    Case("32k, 1 run", 32_768, 1),
-    Case("32k, 8 runs", 32_768, 8),
-    Case("32k, 32 runs", 32_768, 32),
-    Case("32k, 128 runs", 32_768, 128),
-    Case("128k, no hit", 131_072, 0),
-    Case("128k, 1 run", 131_072, 1),
-    Case("128k, 128 runs", 131_072, 128),
-)
+CASES: Final = [
+    Case(f"{thousands}k, {({0: 'no hit', 1: '1 run'}).get(runs, f'{runs} runs')}", 1_024 * thousands, runs)
+    for thousands, every in ((32, (0, 1, 8, 32, 128)), (128, (0, 1, 128)))
+    for runs in every
+]
 # The final JSON line: runs of about a thousand tokens.
 HEADLINE: Final = {
     "plan_ms_32k_p50": "32k, 32 runs",

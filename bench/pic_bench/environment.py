@@ -1,6 +1,6 @@
-"""Owns environment.json and the model's facts: what a reader needs to judge or repeat a run.
+"""environment.json and the model's facts: what a reader needs to judge or repeat a run.
 
-It must not import torch or SGLang: versions are read from package metadata, hardware from the system.
+Imports neither torch nor SGLang: versions are read from package metadata, hardware from the system.
 """
 
 from __future__ import annotations
@@ -23,16 +23,8 @@ from sglang_pic.errors import BenchError
 __all__ = ["Environment", "capture_environment", "command_line", "joined", "model_facts", "now", "require_equal"]
 
 PACKAGES = (
-    "sglang",
-    "sglang-pic",
-    "torch",
-    "transformers",
-    "triton",
-    "locust",
-    "fastcdc",
-    "xxhash",
-    "msgspec",
-    "numpy",
+    *("sglang", "sglang-pic", "torch", "transformers", "triton", "locust"),
+    *("fastcdc", "xxhash", "msgspec", "numpy"),
 )
 
 

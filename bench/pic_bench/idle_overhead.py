@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     try:
         with interrupt_on_sigterm(), tempfile.TemporaryDirectory() as scratch:
-            result = _measure_with_servers(args, args.logs or Path(scratch))
+            result = _measure_with_servers(args, Path(scratch))
     except PicError as error:
         print(f"idle_overhead: {error}", file=sys.stderr)
         return 1
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     if args.out is not None:
         write_json(args.out, result)
-    print(msgspec.json.format(msgspec.json.encode(result)).decode() if args.json else _sentence(result))
+    print(_sentence(result))
     return 0 if result.within_target else 1
 
 
@@ -90,8 +90,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--server-arg", action="append", default=[], metavar="ARGS", help="flags for both servers")
     add("--seed", type=int, default=0, help="of the prompts (default: 0)")
     add("--out", type=Path, metavar="FILE", help="write the result as JSON there")
-    add("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")
-    add("--json", action="store_true", help="print the result as JSON")
     args = parser.parse_args(argv)
     if args.pairs < 2 or args.warmup_pairs < 0 or args.prompt_tokens < 1:
         parser.error("--pairs must be 2 or more, --warmup-pairs 0 or more, --prompt-tokens 1 or more")

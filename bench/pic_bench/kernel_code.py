@@ -14,9 +14,8 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
 import torch
 
 from pic_bench.gpu.kernel_pool import SHAPES, Shape
@@ -30,15 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["CASES", "KernelCode", "main", "measure"]
 
 
-class KernelCode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KernelCode(NamedTuple):
     """The machine code of one kernel at one shape."""
 
-    schema_version: int = 2
     model: str
     op: str
     dtype: str
-    target: str
-    triton: str
     registers: int
     """Per thread."""
     stack_bytes: int
@@ -80,18 +76,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m pic_bench.kernel_code", description=__doc__.splitlines()[0])
     parser.add_argument("--arch", type=int, default=90, help="compute capability, 90 for sm_90")
-    parser.add_argument("--json", action="store_true", help="one JSON object per kernel")
     args = parser.parse_args(argv)
     try:
         codes = [measure(model, shape, dtype, args.arch) for model, shape, dtype in CASES]
     except BenchError as error:
         print(error, file=sys.stderr)
         return 1
-    if args.json:
-        print("\n".join(msgspec.json.encode(code).decode() for code in codes))
-    else:
-        print(markdown_table(Table(_HEADER, [_row(code) for code in codes])))
-        print("\nloads, stores: of rows, count x bytes; local, shared: bytes; threads: room by registers, of 2,048")
+    print(markdown_table(Table(_HEADER, [_row(code) for code in codes])))
+    print("\nloads, stores: of rows, count x bytes; local, shared: bytes; threads: room by registers, of 2,048")
     return 0 if all(code.is_good for code in codes) else 1
 
 
@@ -102,7 +94,6 @@ def measure(model: str, shape: Shape, dtype: torch.dtype, arch: int) -> KernelCo
         BenchError: triton, its compiler or its disassembler is not here.
     """
     try:
-        import triton
         from triton.backends.compiler import GPUTarget
     except ImportError as error:
         raise BenchError("triton is not installed: pip install triton.") from error
@@ -116,8 +107,6 @@ def measure(model: str, shape: Shape, dtype: torch.dtype, arch: int) -> KernelCo
         model=model,
         op="splice_mla" if shape.latent else "splice_mha",
         dtype=str(dtype).removeprefix("torch."),
-        target=f"sm_{arch}",
-        triton=triton.__version__,
         registers=usage["REG"],
         stack_bytes=usage["STACK"],
         shared_bytes=compiled.metadata.shared,

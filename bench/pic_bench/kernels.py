@@ -1,14 +1,10 @@
-"""Time of a splice, by model shape, length and slot order, beside four other ways to the same rows.
+"""Time of a splice, by model shape, length and slot order, beside a plain copy of as many bytes and SGLang's own ops.
 
 Correctness first: a case with a wrong row is not timed and fails the run. Ways are timed in turns, so that a noisy
 machine is unfair to all of them alike; the pool is larger than the caches and every call moves other rows. Bytes are
-those read plus those written. On a CPU set OMP_WAIT_POLICY=PASSIVE where other programs run on the same cores, as the
+those read plus those written. SGLang's ops are `move_kv_cache`'s copy of every buffer, then a RoPE per layer,
+FlashInfer's where there is one. On a CPU set OMP_WAIT_POLICY=PASSIVE where other programs run on the same cores, as the
 CPU platform does for servers.
-
-    copy            a plain copy of as many bytes of the same memory
-    move, rope      `move_kv_cache`'s copy of every buffer, then a RoPE per layer (FlashInfer's where there is one)
-    reference       the readable implementation of the op
-    compute         computing the rows again: the model's linear layers at the rate this device shows on one
 """
 
 from __future__ import annotations
@@ -68,11 +64,8 @@ class KernelTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     splice: Timing
     copy: Timing
     move_then_rope: Timing
-    reference: Timing
     call_ms: float
     """Median time from a call on an idle device until it is idle again."""
-    compute_ms: float | None
-    """Computing the rows of these layers again, estimated; `None` for a shape that is no model."""
 
     @property
     def share_of_copy(self) -> float:
@@ -91,7 +84,6 @@ class KernelResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     environment: Environment
     device: str
     threads: int
-    linear_tflop_s: float
     timings: list[KernelTiming]
     left_out: list[str]
     prefill: PrefillTiming | None
@@ -104,12 +96,11 @@ def main(argv: list[str] | None = None) -> int:
         os.environ[_SWITCH] = args.backend
     device = torch.device(args.device)
     budget = int(args.memory_gib * (1 << 30)) if args.memory_gib else _free_bytes(device) // 3
-    flop_s = _linear_flop_s(device)
     timings: list[KernelTiming] = []
     left_out: list[str] = []
     try:
         for model, order, num_tokens in tqdm(_cases(args, device), "kernels", file=sys.stderr):
-            timing = _measure(model, order, num_tokens, args.repeats, device, budget, flop_s)
+            timing = _measure(model, order, num_tokens, args.repeats, device, budget)
             if timing is None:
                 left_out.append(f"{model}, {num_tokens} tokens: one layer does not fit {budget / 2**30:.1f} GiB")
             else:
@@ -122,13 +113,14 @@ def main(argv: list[str] | None = None) -> int:
     for note in left_out:
         print(f"left out: {note}")
     if prefill:
-        print(f"\n{prefill.sentence()}")
+        computed_ms, spliced_ms = prefill.prefill.p50_ms, prefill.splice.p50_ms
+        print(f"\n{prefill.model}, {prefill.tokens:,} tokens: computed in {computed_ms:.0f} ms, ", end="")
+        print(f"spliced in {spliced_ms:.1f} ms: {prefill.share:.2%}.")
     if args.out:
         result = KernelResult(
             environment=capture_environment(),
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             threads=torch.get_num_threads(),
-            linear_tflop_s=flop_s / 1e12,
             timings=timings,
             left_out=left_out,
             prefill=prefill,
@@ -168,7 +160,7 @@ def _cases(args: argparse.Namespace, device: torch.device) -> list[tuple[str, st
 
 
 def _measure(
-    model: str, order: str, num_tokens: int, repeats: int, device: torch.device, budget: int, flop_s: float
+    model: str, order: str, num_tokens: int, repeats: int, device: torch.device, budget: int
 ) -> KernelTiming | None:
     """Check, then time, one case; `None` if not even one layer fits `budget`."""
     torch.manual_seed(0)
@@ -187,11 +179,10 @@ def _measure(
     def on_next(way: Callable[[Window], None]) -> Callable[[], None]:
         return lambda: way(next(upcoming))
 
-    ways = [on_next(way) for way in (pool.splice, pool.copy, pool.move_then_rope, pool.reference)]
-    splice, copy, move_then_rope, readable = take_turns(
+    ways = [on_next(way) for way in (pool.splice, pool.copy, pool.move_then_rope)]
+    splice, copy, move_then_rope = take_turns(
         ways, repeats, device, limit_s=_SLOW_WAYS_S, unlimited=2, clock=device_seconds
     )
-    flops = 2 * shape.active_params * num_tokens * layers / shape.layers
     return KernelTiming(
         model=model,
         slots=order,
@@ -206,9 +197,7 @@ def _measure(
         splice=splice,
         copy=copy,
         move_then_rope=move_then_rope,
-        reference=readable,
         call_ms=1e3 * median(host_seconds(ways[0], device) for _ in range(repeats)),
-        compute_ms=1e3 * flops / flop_s if flops else None,
     )
 
 
@@ -223,13 +212,6 @@ def _fit(shape: Shape, num_tokens: int, budget: int) -> tuple[int, int]:
     return layers, max(1, min(_MAX_WINDOWS, wanted, budget // window_bytes))
 
 
-def _linear_flop_s(device: torch.device) -> float:
-    """FLOP/s of one bf16 linear layer of 4,096 x 4,096 over 1,024 tokens, at the median of nine."""
-    tokens, weight = (torch.randn((n, 4_096), dtype=torch.bfloat16, device=device) for n in (1_024, 4_096))
-    times = [host_seconds(lambda: torch.nn.functional.linear(tokens, weight), device) for _ in range(9)]
-    return 2 * tokens.shape[0] * weight.numel() / median(times)
-
-
 def _backend_name(backend: Backend) -> str:
     if backend is Backend.HOST:
         return "host, torch" if host_native.load() is None else "host, compiled"
@@ -238,18 +220,16 @@ def _backend_name(backend: Backend) -> str:
 
 def _table(timings: list[KernelTiming]) -> Table:
     header = ["shape", "slots", "tokens", "layers", "splice ms", "p90", "GB/s", "copy GB/s", "of copy"]
-    header += ["move, rope", "reference", "compute", "call ms", "rel L2", "backend"]
-    rows = []
-    for t in timings:
-        compute = "-" if t.compute_ms is None else f"{t.compute_ms / t.splice.p50_ms:,.0f} x"
-        rows.append(
-            [t.model, t.slots, f"{t.tokens:,}", f"{t.layers}/{t.layers_of_model}", f"{t.splice.p50_ms:.3f}"]
-            + [f"{np.percentile(t.splice.samples_ms, 90):.3f}", f"{t.gb_s(t.splice):.1f}", f"{t.gb_s(t.copy):.1f}"]
-            + [f"{t.share_of_copy:.0%}"]
-            + [f"{way.p50_ms / t.splice.p50_ms:.1f} x" for way in (t.move_then_rope, t.reference)]
-            + [compute, f"{t.call_ms:.3f}", f"{t.rel_l2:.0e}", t.backend]
-        )
-    return Table(header, rows)
+    rows = [
+        [
+            *(t.model, t.slots, f"{t.tokens:,}", f"{t.layers}/{t.layers_of_model}", f"{t.splice.p50_ms:.3f}"),
+            *(f"{np.percentile(t.splice.samples_ms, 90):.3f}", f"{t.gb_s(t.splice):.1f}", f"{t.gb_s(t.copy):.1f}"),
+            *(f"{t.share_of_copy:.0%}", f"{t.move_then_rope.p50_ms / t.splice.p50_ms:.1f} x", f"{t.call_ms:.3f}"),
+            *(f"{t.rel_l2:.0e}", t.backend),
+        ]
+        for t in timings
+    ]
+    return Table([*header, "move, rope", "call ms", "rel L2", "backend"], rows)
 
 
 def _headline(timings: list[KernelTiming], prefill: PrefillTiming | None) -> dict[str, float]:

@@ -19,9 +19,7 @@ from typing import Final
 
 import msgspec
 from pic_traces.encode import load_encoder
-from pic_traces.encode.encoded import EncodedCall, Encoder, Tokens
 from pic_traces.generate import WORKLOADS, partition_shift
-from pic_traces.session import Call
 from pic_traces.source import short_name
 from tqdm import tqdm
 
@@ -29,7 +27,7 @@ from pic_bench.environment import Environment, capture_environment
 from pic_bench.out_folder import write_json
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.census.survey import Survey
-from sglang_pic.census.windows import Repeated, WindowSearch
+from sglang_pic.census.windows import WindowSearch
 from sglang_pic.core import MOST_REUSE, CoreConfig
 from sglang_pic.errors import BenchError, ConfigError
 
@@ -129,7 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(trace: str, tokenizer: str | None, config: CoreConfig, quiet: bool) -> Recall:
-    encoder, search = _TimedEncoder(load_encoder(tokenizer)), _TimedSearch()
+    encoder, search = load_encoder(tokenizer), WindowSearch()
+    encode, bound_search = _Clock(encoder, "encode"), _Clock(search, "observe")
     survey = Survey([trace], encoder=encoder, config=config, make_search=lambda: search)
     num_calls = survey.prepare()
     started = time.perf_counter()
@@ -150,45 +149,27 @@ def _measure(trace: str, tokenizer: str | None, config: CoreConfig, quiet: bool)
         border_tokens=bound.tokens - bound.tokens_behind,
         recovered_tokens=counts.chunk_tokens,
         runs=counts.runs,
-        encode_s=encoder.seconds,
-        bound_s=search.seconds,
-        cache_s=seconds - encoder.seconds - search.seconds,
+        encode_s=encode.seconds,
+        bound_s=bound_search.seconds,
+        cache_s=seconds - encode.seconds - bound_search.seconds,
         # Linux counts in KiB.
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
 
 
-class _TimedEncoder:
-    """An encoder whose seconds are counted."""
+class _Clock:
+    """Adds up the seconds that calls of one object's method take."""
 
-    def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
-        self.name, self.is_exact, self.delimiters = encoder.name, encoder.is_exact, encoder.delimiters
-        self.seconds = 0.0
+    def __init__(self, owner: object, method: str) -> None:
+        """Put itself around the method."""
+        self.seconds, self._call = 0.0, getattr(owner, method)
+        setattr(owner, method, self._timed)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return self._encoder.notes
-
-    def encode(self, call: Call) -> EncodedCall:
+    def _timed(self, *args: object, **kwargs: object) -> object:
         started = time.perf_counter()
-        encoded = self._encoder.encode(call)
+        result = self._call(*args, **kwargs)
         self.seconds += time.perf_counter() - started
-        return encoded
-
-
-class _TimedSearch(WindowSearch):
-    """The upper bound, its seconds counted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds = 0.0
-
-    def observe(self, path: Tokens, *, prompt_len: int, prefix_len: int) -> Repeated:
-        started = time.perf_counter()
-        repeated = super().observe(path, prompt_len=prompt_len, prefix_len=prefix_len)
-        self.seconds += time.perf_counter() - started
-        return repeated
+        return result
 
 
 _HEADER: Final = (

@@ -142,7 +142,8 @@ def test_grouped_experts_are_the_tokens_own() -> None:
         for weight, expert in zip(weights[token], chosen[token], strict=True):
             gate, up = (gate_up[expert] @ hidden[token]).chunk(2)
             expected[token] += weight * (down[expert] @ (torch.nn.functional.silu(gate) * up))
-    torch.testing.assert_close(routed(hidden, (router, gate_up, down), 2), expected, rtol=1e-4, atol=1e-3)
+    layer = {"router": router, "experts_gate_up": gate_up, "experts_down": down}
+    torch.testing.assert_close(routed(hidden, layer, 2), expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(("share", "num_runs"), [(0.5, 1), (0.5, 8), (0.9, 8), (0.9, 1)])

@@ -1,10 +1,6 @@
 """Attention over a paged pool: the interface of a backend, and the backend in plain torch.
 
-A pass is one request: virtual sequences that share a row of slots. A backend lays the pass out once (`plan`) and then
-attends in every layer (`Attend`).
-
-    heads, kv_heads     of the queries and of the pool's rows
-    qk_dim, v_dim       of a query and of a value; with a latent 576 and 512, and a value is the first part of its row
+A backend lays a pass out once (`plan`) and then attends in every layer (`Attend`).
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ _BLOCK_QUERIES: Final = 256
 
 
 class AttentionShape(NamedTuple):
-    """The dimensions of a layer; `latent` is 0 where values have a buffer of their own."""
+    """The dimensions of a layer; `latent` is 0 where values have a buffer of their own, else as `v_dim`."""
 
     heads: int
     kv_heads: int

@@ -1,12 +1,9 @@
-"""What must hold before `gpu_prefill` times anything: attention, then a gap prefill against a full one.
+"""What must hold before `gpu_prefill` times anything.
 
-    attention    each backend against float32 on random rows, in virtual sequences over scattered slots
-    gaps         a prompt whose runs come from its own rows at shift 0 gives the logits of its full prefill, as closely
-                 as an exact prefix hit does; rows that nobody wrote are NaN, and rows of another prompt must be seen
-    shift        keys that a splice moved are those computed there, in the layer where they depend on the token alone
-
-Random weights make a deep model amplify every rounding. So an exact prefix hit on the same weights is the measure, and
-the first layers are compared, where rounding is small and wrong rows stand out; the other layers are the same code.
+Attention equals float32 on random rows. A prompt whose runs come from its own rows at shift 0 gives the logits of its
+full prefill, as closely as an exact prefix hit does; rows that nobody wrote are NaN, and rows of another prompt must be
+seen. Keys that a splice moved are those computed at their position. Random weights make a deep model amplify every
+rounding, so the first layers are compared, where wrong rows stand out; the other layers are the same code.
 """
 
 from __future__ import annotations
@@ -38,8 +35,6 @@ _MOVED_KEYS_REL_L2: Final = {torch.float32: 1e-5, torch.bfloat16: 8e-3}
 _LAYERS: Final = 3
 # By how much wrong rows must be further off than right ones.
 _TIMES_WRONG: Final = 3.0
-_RUNS: Final = 4
-_SHARE: Final = 0.8
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -139,9 +134,9 @@ def check_attention(backend: AttentionBackend, shape: AttentionShape, device: to
 
 
 def _planted(donor: Tokens, num_tokens: int, shift: int) -> Plan:
-    plan = plant(donor, num_tokens, shift, _SHARE, _RUNS)
+    plan = plant(donor, num_tokens, shift, share=0.8, num_runs=4)
     if plan is None:
-        raise BenchError(f"a check of {num_tokens} tokens is too short for {_RUNS} runs; take 512 or more.")
+        raise BenchError(f"a check of {num_tokens} tokens is too short for 4 runs; take 512 or more.")
     return plan
 
 

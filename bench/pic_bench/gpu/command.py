@@ -1,9 +1,4 @@
-"""The command line of `gpu_prefill`, the order of its work and its result file.
-
-check   every backend, before anything is timed with it; a backend that fails is left out and fails the run
-gaps    prompts by share of hits and number of runs: full, prefix hit of as many computed tokens, gaps
-runs    time to first token and energy by length of one run, a miss beside a hit
-"""
+"""The command line of `gpu_prefill`: a model is checked, then its gaps and runs are timed as far as the time goes."""
 
 from __future__ import annotations
 

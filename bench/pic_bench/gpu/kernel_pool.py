@@ -35,8 +35,6 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rotary_dim: int
     is_neox: bool = True
     latent: int = 0
-    active_params: float = 0.0
-    """Weights a token passes through, embeddings left out; 0 for a shape that is no model."""
 
     @property
     def layer_bytes(self) -> int:
@@ -44,16 +42,12 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.heads * self.dim * 2 * (1 if self.latent else 2)
 
 
-def _latent(layers: int, active_params: float) -> Shape:
-    return Shape(layers=layers, heads=1, dim=576, rotary_dim=64, is_neox=False, latent=512, active_params=active_params)
-
-
 SHAPES: Final = {
-    "SmolLM2-135M": Shape(layers=30, heads=3, dim=64, rotary_dim=64, active_params=1.06e8),
-    "Llama-3.1-8B": Shape(layers=32, heads=8, dim=128, rotary_dim=128, active_params=6.98e9),
-    "Qwen3-32B": Shape(layers=64, heads=8, dim=128, rotary_dim=128, active_params=3.12e10),
-    "DeepSeek-V2-Lite": _latent(27, 2.4e9),
-    "DeepSeek-V3": _latent(61, 3.7e10),
+    "SmolLM2-135M": Shape(layers=30, heads=3, dim=64, rotary_dim=64),
+    "Llama-3.1-8B": Shape(layers=32, heads=8, dim=128, rotary_dim=128),
+    "Qwen3-32B": Shape(layers=64, heads=8, dim=128, rotary_dim=128),
+    "DeepSeek-V2-Lite": Shape(layers=27, heads=1, dim=576, rotary_dim=64, is_neox=False, latent=512),
+    "DeepSeek-V3": Shape(layers=61, heads=1, dim=576, rotary_dim=64, is_neox=False, latent=512),
 }
 # Rows of one buffer by their bytes, for what a short row costs.
 ROW_SHAPES: Final = {
@@ -112,11 +106,11 @@ class Pool:
 
     def splice(self, window: Window) -> None:
         """The op under test."""
-        self._move(window, splice_mha, splice_mla)
-
-    def reference(self, window: Window) -> None:
-        """The readable implementation."""
-        self._move(window, reference.splice_mha, reference.splice_mla)
+        slots = (window.src, window.dst, window.shifts)
+        if self.values is None:
+            splice_mla(self.keys, *slots, self.rope, rope_offset=self.shape.latent)
+        else:
+            splice_mha(self.keys, self.values, *slots, self.rope)
 
     def copy(self, window: Window) -> None:
         """As many bytes, as one plain copy."""
@@ -167,13 +161,6 @@ class Pool:
         if not worst <= ROTATE_REL_L2[torch.bfloat16]:
             raise BenchError(f"{name}: wrong keys, relative L2 {worst:.2g}; nothing was timed.")
         return worst
-
-    def _move(self, window: Window, mha: Callable[..., None], mla: Callable[..., None]) -> None:
-        slots = (window.src, window.dst, window.shifts)
-        if self.values is None:
-            mla(self.keys, *slots, self.rope, rope_offset=self.shape.latent)
-        else:
-            mha(self.keys, self.values, *slots, self.rope)
 
 
 def make_window(pool: Pool, order: str, num_tokens: int, start: int) -> Window:

@@ -18,13 +18,10 @@ _REPEATS = 5
 
 
 class PrefillTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A splice, of slots in random order, which is slowest, and a prefill, taken in turns."""
+    """A splice, of slots in random order, which is slowest, and a prefill in bf16, taken in turns."""
 
     model: str
     tokens: int
-    layers: int
-    dtype: str
-    threads: int
     prefill: Timing
     splice: Timing
 
@@ -32,13 +29,6 @@ class PrefillTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def share(self) -> float:
         """Time of the splice over that of the prefill."""
         return self.splice.p50_ms / self.prefill.p50_ms
-
-    def sentence(self) -> str:
-        """For people."""
-        return (
-            f"{self.model}, {self.tokens:,} tokens, {self.layers} layers, {self.dtype}, {self.threads} threads: "
-            f"spliced in {self.splice.p50_ms:.1f} ms, computed in {self.prefill.p50_ms:.0f} ms: {self.share:.2%}."
-        )
 
 
 def time_prefill(folder: Path, device: torch.device) -> PrefillTiming:
@@ -71,12 +61,4 @@ def time_prefill(folder: Path, device: torch.device) -> PrefillTiming:
         model(input_ids, use_cache=True, logits_to_keep=1)
 
     computed, spliced = take_turns((prefill, lambda: pool.splice(window)), _REPEATS, device, limit_s=0, unlimited=2)
-    return PrefillTiming(
-        model=folder.resolve().name,
-        tokens=_TOKENS,
-        layers=shape.layers,
-        dtype="bfloat16",
-        threads=torch.get_num_threads(),
-        prefill=computed,
-        splice=spliced,
-    )
+    return PrefillTiming(model=folder.resolve().name, tokens=_TOKENS, prefill=computed, splice=spliced)

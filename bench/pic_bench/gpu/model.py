@@ -9,7 +9,7 @@ keys and values of every head are made from the latents, and a query is 3.4 time
 from __future__ import annotations
 
 import copy
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from sglang_pic.runtime.rope import RopeGeometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind, PoolView
 
-__all__ = ["Pool", "Skeleton", "routed"]
+__all__ = ["Layer", "Pool", "Skeleton", "routed"]
 
 _MAX_SHIFT: Final = 1 << 17
 # Random queries and keys attend to everything alike, and an answer would hardly depend on the rows of the pool. Wider
@@ -69,18 +69,8 @@ class Pool:
             buffer.fill_(float("nan"))
 
 
-class _Layer(NamedTuple):
-    """Weights as `linear` takes them; norms' gains are 1."""
-
-    qkv: Tensor
-    """With a latent: queries, latent and rotary key."""
-    out: Tensor
-    gate_up: Tensor
-    down: Tensor
-    latent_up: tuple[Tensor, ...]
-    """With a latent: `[heads, nope_dim, latent]` for keys and `[heads, v_dim, latent]` for values."""
-    experts: tuple[Tensor, ...]
-    """With routed experts: their router, `gate_up` and `down`."""
+Layer: TypeAlias = dict[str, Tensor]
+"""Weights by name, as `linear` takes them; norms' gains are 1."""
 
 
 class _Pass(NamedTuple):
@@ -147,61 +137,64 @@ class Skeleton:
         hidden = F.embedding(extend.input_ids, self.embedding)
         for index, layer in enumerate(self.layers):
             normed = F.rms_norm(hidden, (self.dims.hidden,))
-            if layer.latent_up:
+            if self.dims.latent:
                 mixed = self._latent_attention(layer, normed, pool.keys[index], shared)
             else:
                 mixed = self._attention(layer, normed, pool.keys[index], pool.values[index], shared)
-            hidden = hidden + F.linear(mixed, layer.out)
+            hidden = hidden + F.linear(mixed, layer["out"])
             normed = F.rms_norm(hidden, (self.dims.hidden,))
-            hidden = hidden + _gated(normed, layer.gate_up, layer.down)
-            if layer.experts:
-                hidden = hidden + routed(normed, layer.experts, self.dims.top_k)
+            hidden = hidden + _gated(normed, layer["gate_up"], layer["down"])
+            if "router" in layer:
+                hidden = hidden + routed(normed, layer, self.dims.top_k)
         return F.linear(F.rms_norm(hidden[-1], (self.dims.hidden,)), self.head).float()
 
-    def _attention(self, layer: _Layer, normed: Tensor, keys: Tensor, values: Tensor, shared: _Pass) -> Tensor:
+    def _attention(self, layer: Layer, normed: Tensor, keys: Tensor, values: Tensor, shared: _Pass) -> Tensor:
         dims, out_slots = self.dims, shared.extend.out_slots
-        heads = F.linear(normed, layer.qkv).view(len(normed), -1, dims.qk_dim)
+        heads = F.linear(normed, layer["qkv"]).view(len(normed), -1, dims.qk_dim)
         query, key, value = heads.split((dims.heads, dims.kv_heads, dims.kv_heads), dim=1)
         keys[out_slots], values[out_slots] = shared.turn(key), value
         return shared.attend(shared.turn(query), keys, values).flatten(1)
 
-    def _latent_attention(self, layer: _Layer, normed: Tensor, rows: Tensor, shared: _Pass) -> Tensor:
-        dims, (key_up, value_up) = self.dims, layer.latent_up
-        query, latent, key = F.linear(normed, layer.qkv).split(
+    def _latent_attention(self, layer: Layer, normed: Tensor, rows: Tensor, shared: _Pass) -> Tensor:
+        dims, key_up, value_up = self.dims, layer["key_up"], layer["value_up"]
+        query, latent, key = F.linear(normed, layer["qkv"]).split(
             (dims.heads * dims.qk_dim, dims.latent, dims.rope_dim), dim=1
         )
-        latent = F.rms_norm(latent, (dims.latent,))
-        rows[shared.extend.out_slots] = torch.cat((latent[:, None], shared.turn(key[:, None])), dim=2)
+        latent, key = F.rms_norm(latent, (dims.latent,)), shared.turn(key[:, None])
+        rows[shared.extend.out_slots] = torch.cat((latent[:, None], key), dim=2)
         plain, turning = query.view(-1, dims.heads, dims.qk_dim).split((dims.nope_dim, dims.rope_dim), dim=2)
         turning = shared.turn(turning)
         if not shared.extend.is_full:
             taken = torch.einsum("thn,hnl->thl", plain, key_up)
             mixed = shared.attend(torch.cat((taken, turning), dim=2), rows, None)
             return torch.einsum("thl,hvl->thv", mixed, value_up).flatten(1)
-        latents, turned = rows[shared.extend.row].split((dims.latent, dims.rope_dim), dim=2)
-        keys, values = (
-            F.linear(latents[:, 0], up.flatten(0, 1)).unflatten(1, up.shape[:2]) for up in (key_up, value_up)
-        )
-        keys = torch.cat((keys, turned.expand(-1, dims.heads, -1)), dim=2)
+        keys, values = (F.linear(latent, up.flatten(0, 1)).unflatten(1, up.shape[:2]) for up in (key_up, value_up))
+        keys = torch.cat((keys, key.expand(-1, dims.heads, -1)), dim=2)
         return shared.attend(torch.cat((plain, turning), dim=2), keys, values).flatten(1)
 
-    def _layer(self, index: int) -> _Layer:
-        dims, weight = self.dims, self._weight
+    def _layer(self, index: int) -> Layer:
+        dims = self.dims
         has_experts = dims.experts > 0 and index >= dims.dense_layers
         ffn = dims.shared_experts * dims.expert_ffn if has_experts else dims.ffn
-        # Queries first: only they are widened.
-        queries = weight(dims.heads * dims.qk_dim, dims.hidden) * _QUERY_GAIN
+        num_queries = dims.heads * dims.qk_dim
+        # Behind the queries keys and values, or latent and rotary key.
         others = dims.row_dim if dims.latent else dims.kv_heads * (dims.qk_dim + dims.v_dim)
-        latent_shapes = [(dims.heads, dim, dims.latent) for dim in (dims.nope_dim, dims.v_dim)]
-        expert_shapes = ((dims.hidden,), (2 * dims.expert_ffn, dims.hidden), (dims.hidden, dims.expert_ffn))
-        return _Layer(
-            qkv=torch.cat((queries, weight(others, dims.hidden))),
-            out=weight(dims.hidden, dims.heads * dims.v_dim),
-            gate_up=weight(2 * ffn, dims.hidden),
-            down=weight(dims.hidden, ffn),
-            latent_up=tuple(weight(*shape) for shape in latent_shapes if dims.latent),
-            experts=tuple(weight(dims.experts, *shape) for shape in expert_shapes if has_experts),
-        )
+        shapes: dict[str, tuple[int, ...]] = {
+            "qkv": (num_queries + others, dims.hidden),
+            "out": (dims.hidden, dims.heads * dims.v_dim),
+            "gate_up": (2 * ffn, dims.hidden),
+            "down": (dims.hidden, ffn),
+        }
+        if dims.latent:
+            shapes["key_up"] = (dims.heads, dims.nope_dim, dims.latent)
+            shapes["value_up"] = (dims.heads, dims.v_dim, dims.latent)
+        if has_experts:
+            shapes["router"] = (dims.experts, dims.hidden)
+            shapes["experts_gate_up"] = (dims.experts, 2 * dims.expert_ffn, dims.hidden)
+            shapes["experts_down"] = (dims.experts, dims.hidden, dims.expert_ffn)
+        layer = {name: self._weight(*shape) for name, shape in shapes.items()}
+        layer["qkv"][:num_queries] *= _QUERY_GAIN
+        return layer
 
     def _weight(self, *shape: int) -> Tensor:
         weight = torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -213,9 +206,9 @@ def _gated(hidden: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     return F.linear(F.silu(gate) * up, down)
 
 
-def routed(hidden: Tensor, experts: tuple[Tensor, ...], top_k: int) -> Tensor:
+def routed(hidden: Tensor, layer: Layer, top_k: int) -> Tensor:
     """Each token through its `top_k` experts, weighted by the router: grouped products over tokens sorted by expert."""
-    router, gate_up, down = experts
+    router, gate_up, down = (layer[name] for name in ("router", "experts_gate_up", "experts_down"))
     weights, chosen = F.linear(hidden, router).float().softmax(dim=-1).topk(top_k, dim=-1)
     flat = chosen.flatten()
     order = flat.argsort(stable=True)

@@ -1,9 +1,8 @@
-"""The result of `gpu_prefill` and how a terminal shows it: tables, break-even, and a published figure beside it."""
+"""The result of `gpu_prefill` and how a terminal shows it: tables, break-even, notes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
@@ -13,10 +12,6 @@ from pic_bench.gpu.measure import PrefillTiming
 from pic_bench.report.markdown import Table, markdown_table
 
 __all__ = ["PrefillResult", "break_even", "show"]
-
-# The port of arXiv:2605.05696 at moonmath-ai/sglang, on a server with DeepSeek-V2-Lite: TTFT of a miss over a hit.
-_PORT_MODEL: Final = "DeepSeek-V2-Lite"
-_PORT_SPEEDUP: Final = {100: 0.98, 200: 1.01, 300: 1.32, 500: 1.23, 1_000: 1.50, 1_500: 1.68, 3_000: 2.72, 6_000: 5.24}
 
 
 class PrefillResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,11 +41,10 @@ def show(result: PrefillResult) -> str:
             for c in result.checks
         ]
         parts.append(markdown_table(Table(header, rows)))
-    for item in ("gaps", "runs"):
-        if timings := [timing for timing in result.timings if timing.item == item]:
-            parts.append(markdown_table(_table(timings)))
-    for model in dict.fromkeys(timing.model for timing in result.timings if timing.item == "runs"):
-        least = break_even([timing for timing in result.timings if timing.item == "runs" and timing.model == model])
+    gaps, runs = ([timing for timing in result.timings if timing.item == item] for item in ("gaps", "runs"))
+    parts += [markdown_table(_table(timings)) for timings in (gaps, runs) if timings]
+    for model in dict.fromkeys(timing.model for timing in runs):
+        least = break_even([timing for timing in runs if timing.model == model])
         parts.append(f"{model}: " + ("no length pays" if least is None else f"runs pay from {least:,} tokens on"))
     if result.idle_watts is not None:
         parts.append(f"Energy of the whole board by NVML; {result.idle_watts:.0f} W idle.")
@@ -71,17 +65,14 @@ def break_even(timings: Sequence[PrefillTiming]) -> int | None:
 
 
 def _table(timings: Sequence[PrefillTiming]) -> Table:
-    """Median milliseconds; for one run also the port's speedup and joules, where there are any."""
-    names = list(timings[0].ways)
-    header = ["ms", "prompt", "repeated", "runs", "computed", *names, "full / gaps", "the port's", "joules full / gaps"]
-    rows = []
-    for t in timings:
-        port = _PORT_SPEEDUP.get(t.repeated_tokens) if t.item == "runs" and t.model == _PORT_MODEL else None
-        joules = [f"{energy.joules_each:.2f}" for energy in t.energy.values()]
-        rows.append(
-            [f"{t.model} {t.backend}", f"{t.prompt_tokens:,}", f"{t.repeated_tokens:,}"]
-            + [str(t.runs), f"{t.computed_tokens:,}"]
-            + [f"{way.p50_ms:.3f}" for way in t.ways.values()]
-            + [f"{t.speedup:.2f} x", "-" if port is None else f"{port:.2f} x", " / ".join(joules) or "-"]
-        )
+    """Median milliseconds, and joules where they were measured."""
+    header = ["ms", "prompt", "repeated", "runs", "computed", *timings[0].ways, "full / gaps", "joules full / gaps"]
+    rows = [
+        [
+            *(f"{t.model} {t.backend}", f"{t.prompt_tokens:,}", f"{t.repeated_tokens:,}", str(t.runs)),
+            *(f"{t.computed_tokens:,}", *(f"{way.p50_ms:.3f}" for way in t.ways.values()), f"{t.speedup:.2f} x"),
+            " / ".join(f"{energy.joules_each:.2f}" for energy in t.energy.values()) or "-",
+        ]
+        for t in timings
+    ]
     return Table(header, rows)
