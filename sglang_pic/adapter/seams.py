@@ -1,8 +1,8 @@
 """What this adapter reads and writes of SGLang's objects, as types.
 
 SGLang is untyped to our type checker, so each protocol lists exactly the members that our code touches. `contract.py`
-looks the same symbols up in the installed SGLang at start-up; a member that is used for the first time needs a line in
-both. Lengths and positions are in tokens; tensors are on the model's device unless their name ends in `_cpu`.
+looks every one of them up in the installed SGLang at start-up, in the class that `SEAMS` names, beside the functions of
+its own table. Lengths and positions are in tokens; tensors are on the model's device unless their name ends in `_cpu`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "SEAMS",
     "Allocator",
     "BuildContext",
     "ForwardBatch",
@@ -28,6 +29,7 @@ __all__ = [
     "Scheduler",
     "TpGroup",
     "Tree",
+    "members",
 ]
 
 
@@ -154,16 +156,22 @@ class Allocator(Protocol):
 
 
 class Tree(Protocol):
-    """The radix tree, for whoever only needs slots from it."""
+    """`UnifiedRadixCache`: whose slots are taken, and whose rows are looked up and locked."""
 
     token_to_kv_pool_allocator: Allocator
+    page_size: int
 
     def evictable_size(self) -> int: ...
+    def match_prefix(self, params: Any) -> Any: ...
+    def path_device_indices(self, node: Any) -> torch.Tensor: ...
+    def lock(self, node_id: Any) -> object: ...
+    def unlock(self, lock: Any) -> None: ...
 
 
 class Scheduler(Protocol):
     """`scheduler.Scheduler`, between two rounds."""
 
+    tree_cache: Tree
     waiting_queue: Sequence[Req]
     chunked_req: Req | None
     enable_overlap: bool  # the next round is scheduled while a pass runs, on a stream of its own
@@ -197,3 +205,26 @@ class BuildContext(Protocol):
     is_hybrid_swa: bool
     is_hybrid_ssm: bool
     is_dsa: bool
+
+
+_SRT = "sglang.srt"
+SEAMS: Final = {
+    Req: f"{_SRT}.managers.schedule_batch.Req",
+    ScheduleBatch: f"{_SRT}.managers.schedule_batch.ScheduleBatch",
+    ForwardMode: f"{_SRT}.model_executor.forward_batch_info.ForwardMode",
+    ForwardBatch: f"{_SRT}.model_executor.forward_batch_info.ForwardBatch",
+    RunnerOutput: f"{_SRT}.model_executor.model_runner.ModelRunnerOutput",
+    ModelRunner: f"{_SRT}.model_executor.model_runner.ModelRunner",
+    ModelConfig: f"{_SRT}.configs.model_config.ModelConfig",
+    Allocator: f"{_SRT}.mem_cache.allocator.base.BaseTokenToKVPoolAllocator",
+    Tree: f"{_SRT}.mem_cache.unified_radix_cache.UnifiedRadixCache",
+    BuildContext: f"{_SRT}.mem_cache.registry.TreeCacheBuildContext",
+    Scheduler: f"{_SRT}.managers.scheduler.Scheduler",
+    TpGroup: f"{_SRT}.distributed.parallel_state.GroupCoordinator",
+}
+"""The class of SGLang that each protocol stands for."""
+
+
+def members(seam: type) -> tuple[str, ...]:
+    """The names that a protocol lists, less what is ours."""
+    return tuple(name for name in (*seam.__annotations__, *vars(seam)) if not name.startswith("_") and name != "pic")
