@@ -15,33 +15,9 @@ from sglang_pic.core import CoreConfig, CostModel
 from sglang_pic.core.settings import Range, check
 from sglang_pic.errors import ConfigError
 
-__all__ = ["CONFIG_VARIABLE", "PicConfig", "TestingConfig", "load_config", "read_config"]
+__all__ = ["CONFIG_VARIABLE", "PicConfig", "load_config", "read_config"]
 
 CONFIG_VARIABLE = "SGLANG_PIC_CONFIG"
-
-
-class TestingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Switches that make sense in tests only; each one is named in the log when it is on."""
-
-    __test__ = False  # the name begins like a test class; pytest must not collect it
-
-    ignore_prefix: bool = False
-    """Serve nothing from the exact prefix, so that a repeated prompt is spliced from its own chunks at shift 0."""
-
-    check_invariants: bool = False
-    """Check the whole chunk index after every publication (slow)."""
-
-    request_options: bool = False
-    """Take `custom_params.pic.testing`, with which a request names its donors' namespace, leaves keys unrotated, and
-    so on; a server without this answers such a request with HTTP 400."""
-
-    record_dir: str | None = None
-    """Folder for what requests with `testing.record` computed: logits, spliced spans, keys."""
-
-    @property
-    def names_on(self) -> list[str]:
-        """The switches that are on."""
-        return [name for name in self.__struct_fields__ if getattr(self, name)]
 
 
 class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +52,6 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The last audited requests of a namespace that the mean is over."""
     audit_min: Annotated[int, Range(1, 10_000)] = 16
     """Audited requests of a namespace before it can be switched off."""
-    testing: TestingConfig = msgspec.field(default_factory=TestingConfig)
 
     def __post_init__(self) -> None:
         check(self)

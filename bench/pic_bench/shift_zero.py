@@ -1,6 +1,6 @@
 """Does a splice by itself add an error? A prompt served by its own chunks, against a full prefill.
 
-The test switch `ignore_prefix` throws exact prefix hits away, so the second of two equal prompts is spliced at shift 0
+The probe's switch `ignore_prefix` throws exact prefix hits away, so the second of two equal prompts is spliced at shift 0
 in its own context. Beside it stands what stock SGLang does to itself: the same prompt cold, then as an exact prefix
 hit. In float32 both should be exact; in bf16 the splice should be no further off than the hit.
 """
@@ -23,13 +23,15 @@ from pic_bench.compare.command import interrupt_on_sigterm
 from pic_bench.compare.server import Server, free_port, launch_command
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.out_folder import write_json
+from pic_bench.probe_plugin import PROBE_VARIABLE
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.stats import top_k_kl
 from sglang_pic.errors import BenchError, PicError
 
 __all__ = ["Difference", "Setup", "SetupResult", "ShiftZero", "main", "measure", "seeded_prompts"]
 
-_CONFIG = '{"cost_gate": "off", "self_test": "off", "testing": {"ignore_prefix": true}}'
+_CONFIG = '{"cost_gate": "off", "self_test": "off"}'
+_PROBE = '{"ignore_prefix": true}'
 _MIN_REUSED_SHARE = 0.8
 
 
@@ -127,6 +129,7 @@ def measure(setup: Setup, prompts: Sequence[str], logs: Path) -> SetupResult:
     """
     flags = ["--tp-size", str(setup.tp_size), "--page-size", str(setup.page_size), "--dtype", setup.dtype]
     stock, pic = build_arms(["stock", "pic"], server_args=flags, pic_config=_CONFIG)
+    pic = msgspec.structs.replace(pic, env={**pic.env, PROBE_VARIABLE: _PROBE})
     spliced, exact_hit = (_twice(setup.model, arm, prompts, logs) for arm in (pic, stock))
     facts = msgspec.structs.asdict(setup) | {"model": Path(setup.model).name}
     return SetupResult(**facts, spliced=spliced, exact_hit=exact_hit)

@@ -1,30 +1,33 @@
 """Builds the cache inside a scheduler process, when SGLang asks for the backend `pic`.
 
-Owns the order: refuse what is unsupported, read the live model, make the tree, install the hooks. It runs before the
-first request; whatever it raises stops the server.
+It runs before the first request; whatever it raises stops the server.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.runtime_context import get_serving
 
-from sglang_pic.adapter import recorder
 from sglang_pic.adapter.audit import hooks as audit_hooks
 from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.ranks import check_alike
-from sglang_pic.adapter.serve import forward as forward_hooks
+from sglang_pic.adapter.seams import BuildContext
+from sglang_pic.adapter.serve import accounting
 from sglang_pic.adapter.serve import scheduler as scheduler_hooks
-from sglang_pic.adapter.serve.accounting import Metrics
+from sglang_pic.adapter.serve.accounting import Accounting
+from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.cache import PicRadixCache
+from sglang_pic.adapter.serve.forward import ForwardPath
+from sglang_pic.adapter.serve.planning import Planning
+from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.server_info import ServerInfo
 from sglang_pic.adapter.startup import metrics as startup_metrics
 from sglang_pic.adapter.startup.calibration import calibrate
@@ -33,7 +36,7 @@ from sglang_pic.adapter.startup.self_test import log_result, run_self_test
 from sglang_pic.adapter.startup.tokenizer import delimiters_of, read_tokenizer
 from sglang_pic.adapter.support import check_support, max_sequences
 from sglang_pic.config import PicConfig, load_config
-from sglang_pic.core import CostModel
+from sglang_pic.core import ContentIndex, CostModel
 from sglang_pic.runtime.rope import read_geometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import view_pool
@@ -43,8 +46,19 @@ __all__ = ["create_cache"]
 logger = logging.getLogger(__name__)
 
 
-def create_cache(ctx: Any) -> PicRadixCache:
-    """Make the cache of one scheduler rank from SGLang's `TreeCacheBuildContext`.
+class _LiveModel(NamedTuple):
+    """What is read of the live model and its tokenizer, alike on every rank."""
+
+    splicer: Splicer
+    tokenizer: Any | None
+    delimiters: frozenset[int]
+    max_sequences: int
+    max_gaps: int
+    cost: CostModel | None
+
+
+def create_cache(ctx: BuildContext) -> PicRadixCache:
+    """Make the cache of one scheduler rank.
 
     Raises:
         ConfigError: the configuration is not valid.
@@ -54,10 +68,31 @@ def create_cache(ctx: Any) -> PicRadixCache:
     """
     config = load_config()
     check_support(ctx)
+    model = _read_model(ctx, config)
+    runner, labels, server_info = ctx.tp_worker.model_runner, _labels(ctx), ServerInfo()
+    audit = None
+    if config.audit_rate > 0:
+        audit = Audit(runner, config, Series(audit_metrics.METRICS, labels), ctx.tp_group)
+    cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
+    _install_hooks(cache, model.splicer, audit, server_info)
+    tested = run_self_test(
+        runner, model.splicer, config, tokenizer=model.tokenizer, max_gaps=model.max_gaps, tp_group=ctx.tp_group
+    )
+    startup_metrics.export(tested, labels)
+    log_result(tested, config)
+    server_info.add("self_test", lambda: tested)
+    logger.info(
+        "sglang_pic: %d delimiters, cost %s, config %s",
+        len(model.delimiters),
+        "off" if model.cost is None else msgspec.json.encode(model.cost).decode(),
+        msgspec.json.encode(config).decode(),
+    )
+    return cache
+
+
+def _read_model(ctx: BuildContext, config: PicConfig) -> _LiveModel:
     runner = ctx.tp_worker.model_runner
     splicer = _checked_splicer(ctx)
-    cache = create_unified_radix_cache(ctx, cache_class=PicRadixCache)
-    assert isinstance(cache, PicRadixCache)
     tokenizer = read_tokenizer(ctx.server_args)
     delimiters = frozenset() if tokenizer is None else delimiters_of(tokenizer)
     check_alike(
@@ -65,39 +100,51 @@ def create_cache(ctx: Any) -> PicRadixCache:
         ctx.tp_group,
     )
     sequences = max_sequences(runner)
-    cost = _cost_model(config, runner, splicer, sequences, ctx.tp_group)
+    if isinstance(config.cost_gate, CostModel):
+        cost: CostModel | None = config.cost_gate
+    else:
+        cost = None if config.cost_gate == "off" else calibrate(runner, splicer, sequences, ctx.tp_group)
     # Each gap is a virtual sequence.
-    max_gaps = max(2, min(config.max_gaps, sequences))
-    metrics = Metrics(_labels(ctx))
-    cache.attach(
-        config=config,
-        splicer=splicer,
-        cost=cost,
-        metrics=metrics,
-        delimiters=delimiters,
-        max_gaps=max_gaps,
-        max_sequences=sequences,
+    return _LiveModel(splicer, tokenizer, delimiters, sequences, max(2, min(config.max_gaps, sequences)), cost)
+
+
+def _make_cache(
+    ctx: BuildContext, config: PicConfig, model: _LiveModel, auditor: Auditor, labels: dict[str, str] | None
+) -> PicRadixCache:
+    """The tree with all that its constructor and admission find on it."""
+    index = ContentIndex(config.core)
+    planning = Planning(
+        index,
+        config,
+        cost=model.cost,
+        max_gaps=model.max_gaps,
+        max_sequences=model.max_sequences,
+        auditor=auditor,
     )
-    server_info = ServerInfo()
-    _install_hooks(ctx, cache, server_info)
-    tested = run_self_test(runner, splicer, config, tokenizer=tokenizer, max_gaps=max_gaps, tp_group=ctx.tp_group)
-    startup_metrics.export(tested, _labels(ctx))
-    log_result(tested, config)
-    server_info.add("self_test", lambda: tested)
-    logger.info(
-        "sglang_pic: %d delimiters, cost %s, config %s",
-        len(delimiters),
-        "off" if cost is None else msgspec.json.encode(cost).decode(),
-        msgspec.json.encode(config).decode(),
+    make = partial(
+        PicRadixCache,
+        planning=planning,
+        accounting=Accounting(Series(accounting.METRICS, labels)),
+        auditor=auditor,
+        publication=Publication(index, model.delimiters),
     )
-    if config.testing.names_on:
-        logger.warning(
-            "sglang_pic: this server is for tests only: the switches %s are on", ", ".join(config.testing.names_on)
-        )
+    cache: PicRadixCache = create_unified_radix_cache(ctx, cache_class=make)
     return cache
 
 
-def _checked_splicer(ctx: Any) -> Splicer:
+def _install_hooks(cache: PicRadixCache, splicer: Splicer, audit: Audit | None, server_info: ServerInfo) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    scheduler_hooks.install(cache.auditor)
+    ForwardPath(splicer, [] if audit is None else [audit_hooks.FirstTokens(audit)]).install()
+    server_info.install()
+    if audit is not None:
+        audit_hooks.install(audit)
+        server_info.add("audit", audit.report)
+    HookRegistry.apply_hooks()
+
+
+def _checked_splicer(ctx: BuildContext) -> Splicer:
     """The splicer of the live model, its rotation proved on the model's modules and rows."""
     runner = ctx.tp_worker.model_runner
     view = view_pool(runner.token_to_kv_pool)
@@ -119,29 +166,7 @@ def _checked_splicer(ctx: Any) -> Splicer:
     return splicer
 
 
-def _install_hooks(ctx: Any, cache: PicRadixCache, server_info: ServerInfo) -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
-    config, runner = cache.config, ctx.tp_worker.model_runner
-    scheduler_hooks.install(cache)
-    forward_hooks.install(cache)
-    server_info.install()
-    if config.audit_rate > 0:
-        cache.audit = Audit(cache, runner, config, Series(audit_metrics.METRICS, _labels(ctx)), ctx.tp_group)
-        audit_hooks.install(cache.audit)
-        server_info.add("audit", cache.audit.report)
-    if config.testing.record_dir is not None:
-        recorder.install(cache.splicer.view, Path(config.testing.record_dir), is_first_rank=ctx.tp_rank == 0)
-    HookRegistry.apply_hooks()
-
-
-def _cost_model(config: PicConfig, runner: Any, splicer: Splicer, sequences: int, tp_group: Any) -> CostModel | None:
-    if isinstance(config.cost_gate, CostModel):
-        return config.cost_gate
-    return None if config.cost_gate == "off" else calibrate(runner, splicer, sequences, tp_group)
-
-
-def _labels(ctx: Any) -> dict[str, str] | None:
+def _labels(ctx: BuildContext) -> dict[str, str] | None:
     """SGLang's rank labels; every rank plans the same, so only the first one counts."""
     if not ctx.server_args.enable_metrics or ctx.tp_rank != 0:
         return None

@@ -1,8 +1,4 @@
-"""What this plugin says of itself in `/server_info`: one entry `pic` in the internal state of each scheduler.
-
-Owns the entry and the hook that adds it; whoever has something to say brings a function under a name of its own. It
-must not know what the parts mean.
-"""
+"""What this plugin shows in `/server_info`: one entry `pic` in the internal state of each scheduler."""
 
 from __future__ import annotations
 

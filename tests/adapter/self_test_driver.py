@@ -17,8 +17,7 @@ import msgspec
 import torch
 from pic_kernels import RopeParams
 
-from sglang_pic.adapter.serve import forward
-from sglang_pic.adapter.serve.cache import PicRadixCache
+from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.startup.self_test import run_self_test
 from sglang_pic.config import PicConfig
 from sglang_pic.core import CoreConfig
@@ -61,11 +60,10 @@ def run_cases(runner: Any, tokenizer: Any, wanted: Sequence[str]) -> dict[str, S
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     view, geometry = view_pool(runner.token_to_kv_pool), read_geometry(runner.model, max_shift=8_192)
-    # The hooks need the cache's splicer and its way to give locks back, of which these passes have none.
-    cache = PicRadixCache.__new__(PicRadixCache)
-    forward.install(cache)
-    HookRegistry.apply_hooks()
     healthy, default = Splicer(view, geometry), PicConfig()
+    path = ForwardPath(healthy)
+    path.install()
+    HookRegistry.apply_hooks()
     table = runner.req_to_token_pool.req_to_token
     before = [buffer.clone() for buffer in (*view.keys, *view.values, table)]
     results: dict[str, SelfTest | bool] = {}
@@ -80,7 +78,7 @@ def run_cases(runner: Any, tokenizer: Any, wanted: Sequence[str]) -> dict[str, S
     ):
         if wanted and name not in wanted:
             continue
-        cache.splicer = splicer
+        path.splicer = splicer
         results[name] = run_self_test(runner, splicer, config, tokenizer=words, max_gaps=32, tp_group=None)
     if not wanted or "small pool" in wanted:
         small = dataclasses.replace(view, num_slots=view.page_size + 512)

@@ -1,8 +1,10 @@
-"""Admission: one unfinished request a round, no more virtual sequences than the tables have room for."""
+"""Admission: one unfinished request a round, no more virtual sequences than the tables have room for, and what is
+counted happens."""
 
 from __future__ import annotations
 
 import warnings
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,49 +18,68 @@ with warnings.catch_warnings():
 
     from sglang_pic.adapter.serve.admission import PicPrefillAdder
 
-from sglang_pic.adapter.serve.accounting import Fallback
-from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.options import RequestOptions
+from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.core import Path, Plan, Run, as_tokens
 
 DONOR = Path("donor", [as_tokens(range(4000))])
 PAGE = 16
 
 
-def pending(end: int, *runs: tuple[int, int], prefix_len: int = 0) -> PendingSplice:
+def plan(end: int, *runs: tuple[int, int], prefix_len: int = 0) -> Plan:
     """A plan up to `end` with runs `(target_start, target_end)`."""
     taken = tuple(Run(target_start=a, target_end=b, donor_start=0, donor=DONOR, seam_len=0) for a, b in runs)
-    return PendingSplice(Plan(prefix_len=prefix_len, end=end, runs=taken), [], locks=["lock"])
+    return Plan(prefix_len=prefix_len, end=end, runs=taken)
 
 
 class Cache:
-    """Stands for the cache: hands out the plan that a request carries."""
+    """Stands for the cache and what admission finds on it: plans each request as the request says."""
 
     def __init__(self, max_sequences: int = 64) -> None:
+        self.planning = self.accounting = self
+        self.auditor = Auditor()
         self.max_sequences = max_sequences
         self.allowed: list[int] = []
-        self.fallbacks: list[Fallback] = []
-        self.metrics = SimpleNamespace(count_fallback=self.fallbacks.append)
+        self.num_locked = 0
+        self.counted: list[tuple[int, Fallback | None]] = []
+        """Per admitted chunk, its spliced tokens and why its plan was lost."""
 
-    def plan_request(self, req: Any, *, max_gaps: int) -> None:
+    def plan(self, req: Any, tree: Cache, *, max_gaps: int) -> None:
+        assert tree is self
         self.allowed.append(max_gaps)
+        req.pic.drop_plan()
+        req.pic.lost_plan = None
+        if req.plan is not None:
+            locks = ExitStack()
+            locks.callback(self.unlock)
+            self.num_locked += 1
+            req.pic.pending = PendingSplice(req.plan, [], locks)
 
-    def pending_of(self, req: Any) -> PendingSplice | None:
-        plan: PendingSplice | None = req.plan
-        return plan
+    def unlock(self) -> None:
+        self.num_locked -= 1
 
-    def drop_pending(self, req: Any) -> None:
-        req.plan = None
+    def refusal(self, _: Any) -> None:
+        return None
 
-    def admit(self, req: Any, **_: object) -> None:
-        pass
+    def count_admitted(self, req: Any, plan: Plan | None, _: None, *, first_chunk: bool) -> None:
+        self.counted.append((plan.num_spliced if plan else 0, req.pic.lost_plan))
 
 
-def adder(budget: int | None, cache: Cache) -> Any:
+def adder(budget: int | None, cache: Cache, *, running: tuple[Any, ...] = ()) -> Any:
+    """As SGLang makes one for a round; `running` requests decode in the same batch."""
     made = PicPrefillAdder.__new__(PicPrefillAdder)
+    stock = PrefillAdder.__init__
+    try:
+        PrefillAdder.__init__ = lambda self, *_, **__: setattr(self, "running_batch", SimpleNamespace(reqs=running))
+        made.__init__(PAGE, cache, None, None, 0.5, 100, budget, len(running))  # type: ignore[misc]
+    finally:
+        PrefillAdder.__init__ = stock
     made.tree_cache, made.page_size = cache, PAGE
     made.rem_chunk_tokens, made.rem_input_tokens, made.chunked_req_limit = budget, 1 << 20, None
     made.new_chunked_req, made.can_run_list = None, []
-    made.num_sequences = made.log_hit_tokens = made.log_input_tokens = 0
+    made.log_hit_tokens = made.log_input_tokens = 0
     return made
 
 
@@ -78,11 +99,46 @@ def stock(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return reached
 
 
-def request(plan: PendingSplice | None, end: int = 0, no_token: int = 0) -> Any:
-    return SimpleNamespace(plan=plan, end=plan.plan.end if plan else end, extend_end=end, no_token=no_token)
+@pytest.fixture
+def admitting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's adder, admitting whole whatever it is asked to, and charging it."""
+
+    def commit(self: Any, req: Any, admission: _PrefillAdmission, _: int) -> None:
+        req.extend_end = admission.prefix_len + admission.extend_len
+        self.can_run_list.append(req)
+        self.rem_input_tokens -= admission.extend_len
+
+    def add(self: Any, req: Any, *_: object) -> AddReqResult:
+        self._commit_prefill_admission(req, _PrefillAdmission(0, req.end, 1, False, 0), 0)
+        return AddReqResult.CONTINUE
+
+    def add_chunked(self: Any, req: Any) -> None:
+        commit(self, req, _PrefillAdmission(0, req.end, 1, False, 0), 0)
+
+    monkeypatch.setattr(PrefillAdder, "_commit_prefill_admission", commit)
+    monkeypatch.setattr(PrefillAdder, "add_one_req", add)
+    monkeypatch.setattr(PrefillAdder, "add_chunked_req", add_chunked)
+    monkeypatch.setattr(PrefillAdder, "cur_rem_tokens", 1 << 20, raising=False)
+
+
+def request(plan: Plan | None, end: int = 0, no_token: int = 0, **fields: Any) -> Any:
+    """SGLang's request as far as admission reads it; it goes by place where `fields` say so."""
+    end = plan.end if plan else end
+    plain = {"input_embeds": None, "positional_embed_overrides": None, "return_hidden_states": False}
+    return SimpleNamespace(
+        pic=RequestState(RequestOptions()),
+        plan=plan,
+        end=end,
+        prefix_len=0,
+        extend_end=end,
+        no_token=no_token,
+        retracted_stain=False,
+        **{**plain, **fields},
+    )
 
 
 def select(made: Any, req: Any, *, has_chunked_req: bool = False, align: int | None = None) -> Any:
+    made._plan(req)
     return made._select_prefill_admission(req, has_chunked_req=has_chunked_req, truncation_align_size=align)
 
 
@@ -92,7 +148,7 @@ LONG = (4000, (64, 1200), (1300, 2000))
 
 def test_only_one_request_of_a_round_is_left_unfinished(stock: list[Any]) -> None:
     made = adder(512, Cache())
-    assert select(made, request(pending(*LONG))).extend_len == 2336
+    assert select(made, request(plan(*LONG))).extend_len == 2336
     for changes, options in (
         ({"rem_chunk_tokens": PAGE - 5}, {}),
         ({"new_chunked_req": "another"}, {}),
@@ -102,36 +158,30 @@ def test_only_one_request_of_a_round_is_left_unfinished(stock: list[Any]) -> Non
         made = adder(512, Cache())
         for name, value in changes.items():
             setattr(made, name, value)
-        assert select(made, request(pending(*LONG)), **options) is AddReqResult.OTHER
+        assert select(made, request(plan(*LONG)), **options) is AddReqResult.OTHER
     assert len(stock) == 1
 
 
 def test_a_request_that_fits_goes_beside_an_unfinished_one(stock: list[Any]) -> None:
     made = adder(PAGE - 5, Cache())
     made.new_chunked_req = "another"
-    assert select(made, request(pending(600, (0, 592)))).extend_len == 600
+    assert select(made, request(plan(600, (0, 592)))).extend_len == 600
 
 
-def test_donors_that_fill_the_pool_are_counted_once_the_request_is_admitted(stock: list[Any]) -> None:
+def test_donors_that_fill_the_pool_are_given_back_so_that_the_request_fits(stock: list[Any]) -> None:
     cache = Cache()
-    assert select(adder(None, cache), request(pending(*LONG), no_token=2)) is AddReqResult.NO_TOKEN
-    assert cache.fallbacks == []
-    assert select(adder(None, cache), request(pending(*LONG), no_token=1)).extend_len == 4000
-    assert cache.fallbacks == [Fallback.MEMORY]
+    for no_token, admitted in ((2, False), (1, True)):
+        req = request(plan(*LONG), no_token=no_token)
+        admission = select(adder(None, cache), req)
+        assert (admission is AddReqResult.NO_TOKEN) != admitted
+        assert (req.pic.pending, req.pic.lost_plan, cache.num_locked) == (None, Fallback.MEMORY, 0)
+    assert admission.extend_len == 4000
 
 
-def test_a_batch_has_no_more_virtual_sequences_than_there_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_has_no_more_virtual_sequences_than_there_are_rows(admitting: None) -> None:
     cache = Cache(max_sequences=6)
     made = adder(None, cache)
-
-    def add(self: Any, req: Any, *_: object) -> AddReqResult:
-        self.can_run_list.append(req)
-        self._settle(req, req.plan, first_chunk=True)
-        return AddReqResult.CONTINUE
-
-    monkeypatch.setattr(PrefillAdder, "add_one_req", add)
-    spliced = request(pending(400, (40, 100), (140, 300)), end=400)
-    assert made.add_one_req(spliced, False, None) is AddReqResult.CONTINUE
+    assert made.add_one_req(request(plan(400, (40, 100), (140, 300))), False, None) is AddReqResult.CONTINUE
     assert made.num_sequences == 3
     for _ in range(3):
         assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.CONTINUE
@@ -140,7 +190,62 @@ def test_a_batch_has_no_more_virtual_sequences_than_there_are_rows(monkeypatch: 
     assert len(made.can_run_list) == 4
 
 
-def test_decodes_that_are_mixed_in_count_as_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PrefillAdder, "__init__", lambda self, *_, **__: None)
-    assert PicPrefillAdder(PAGE, None, None, None, 0.5, 100, 100, 7).num_sequences == 7
-    assert PicPrefillAdder(PAGE, None, None, None, 0.5, 100, 100).num_sequences == 0
+def test_decodes_that_are_mixed_in_count_as_sequences() -> None:
+    assert adder(None, Cache(), running=(request(None),) * 7).num_sequences == 7
+    assert adder(None, Cache()).num_sequences == 0
+
+
+BY_PLACE = (
+    {"input_embeds": [[0.0]]},
+    {"positional_embed_overrides": "some"},
+    {"return_hidden_states": True},
+    {"return_hidden_states": "last"},
+)
+
+
+@pytest.mark.parametrize("fields", BY_PLACE, ids="-".join)
+@pytest.mark.parametrize("first", ["new", "unfinished", "decoding"])
+def test_behind_a_request_that_goes_by_place_nothing_is_spliced(
+    admitting: None, fields: dict[str, Any], first: str
+) -> None:
+    """Such a batch is computed whole: no token of it is counted as a hit or left out of the budget."""
+    cache, placed = Cache(), request(None, end=100, **fields)
+    made = adder(None, cache, running=(placed,) if first == "decoding" else ())
+    if first == "new":
+        made.add_one_req(placed, False, None)
+    elif first == "unfinished":
+        made.add_chunked_req(placed)
+    before = made.rem_input_tokens
+    spliced = request(plan(400, (40, 100), (140, 300)))
+    assert made.add_one_req(spliced, False, None) is AddReqResult.CONTINUE
+    assert cache.counted[-1] == (0, Fallback.BATCH)
+    assert before - made.rem_input_tokens == 400
+    assert (spliced.pic.pending, spliced.pic.spliced, cache.num_locked) == (None, [], 0)
+
+
+@pytest.mark.parametrize("fields", BY_PLACE, ids="-".join)
+@pytest.mark.parametrize("first", ["new", "unfinished"])
+def test_a_request_that_goes_by_place_waits_for_a_batch_without_splices(
+    admitting: None, fields: dict[str, Any], first: str
+) -> None:
+    cache, spliced = Cache(), request(plan(400, (40, 100), (140, 300)))
+    made = adder(None, cache)
+    if first == "new":
+        made.add_one_req(spliced, False, None)
+    else:
+        made.add_chunked_req(spliced)
+    placed = request(None, end=100, **fields)
+    assert made.add_one_req(placed, False, None) is AddReqResult.OTHER
+    assert made.can_run_list == [spliced]
+    assert cache.counted == [(220, None)]
+    assert adder(None, cache).add_one_req(placed, False, None) is AddReqResult.CONTINUE
+
+
+def test_what_is_not_admitted_gives_its_donors_back(admitting: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache()
+    monkeypatch.setattr(PrefillAdder, "add_one_req", lambda *_: AddReqResult.NO_TOKEN)
+    monkeypatch.setattr(PrefillAdder, "add_chunked_req", lambda _, req: req)
+    for add in ("add_one_req", "add_chunked_req"):
+        made, req = adder(None, cache), request(plan(400, (40, 100)))
+        getattr(made, add)(req, *(() if add == "add_chunked_req" else (False, None)))
+        assert (req.pic.pending, cache.num_locked, cache.counted) == (None, 0, [])

@@ -126,9 +126,11 @@ class Bench:
 
     def __init__(self, *, page_size: int = 1, num_evictable: int = 0, **settings: Any) -> None:
         self.runner, self.scheduler, self.tree = Runner(), Scheduler(), Tree(page_size, num_evictable)
+        self.scheduler.tree_cache = self.tree
+        self.runner.token_to_kv_pool_allocator = self.tree.token_to_kv_pool_allocator
         self.config = PicConfig(audit_rate=settings.pop("audit_rate", 1.0), **settings)
         self.series = Kept()
-        self.audit = Audit(self.tree, self.runner, self.config, self.series, None)  # type: ignore[arg-type]
+        self.audit = Audit(self.runner, self.config, self.series, None)  # type: ignore[arg-type]
 
     def serve(self, logits: torch.Tensor, *, tokens: list[int] = PROMPT, namespace: str | None = None) -> bool:
         """A spliced request comes by; whether it was drawn."""
@@ -315,7 +317,7 @@ def test_slots_that_a_request_needs_go_back_and_the_prompt_begins_anew() -> None
     bench.run(2)
     assert bench.audit.num_slots == len(PROMPT)
     assert bench.free == POOL - len(PROMPT)
-    assert bench.audit.give_back() == len(PROMPT)
+    assert bench.audit.release_slots() == len(PROMPT)
     assert (bench.free, bench.audit.num_slots) == (POOL, 0)
     bench.run()
     report = bench.audit.report()
@@ -327,7 +329,7 @@ def test_a_prompt_that_never_gets_through_is_given_up() -> None:
     bench.serve(logits_of(PROMPT))
     for _ in range(10):
         bench.run(1)
-        bench.audit.give_back()
+        bench.audit.release_slots()
     bench.run()
     assert (bench.audit.report().num_skipped, bench.audit.report().num_audited) == (1, 0)
     assert bench.free == POOL
@@ -455,13 +457,34 @@ def test_an_adapter_of_the_batch_before_does_not_stay() -> None:
     assert prepared == [([None], [STEP_TOKENS]), ([None], [STEP_TOKENS]), ([None], [44])]
 
 
-def test_a_pass_that_gives_no_logits_is_not_audited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_those_of_the_drawn_requests_by_place() -> None:
+    bench = Bench()
+    reqs = [
+        SimpleNamespace(
+            pic=RequestState(RequestOptions(), is_drawn=drawn),
+            output_ids=output_ids,
+            origin_input_ids=array("q", PROMPT),
+        )
+        for drawn, output_ids in ((False, []), (True, []), (True, [7]))
+    ]
+    watcher = audit_hooks.FirstTokens(bench.audit)
+    told = watcher.watch(SimpleNamespace(reqs=reqs))  # type: ignore[arg-type]
+    assert told is not None
+    logits = torch.stack([torch.full((VOCAB,), float("nan")), logits_of(PROMPT), torch.zeros(VOCAB)])
+    told(SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=logits)))
+    logits.zero_()
+    assert watcher.watch(SimpleNamespace(reqs=reqs)) is None, "a drawn request is kept once"  # type: ignore[arg-type]
+    bench.run()
+    assert (bench.audit.report().num_audited, bench.audit.report().mean_kl) == (1, 0)
+
+
+def test_a_pass_that_gives_no_logits_is_not_audited() -> None:
     """Scoring of several items at once has its numbers from elsewhere, for all requests of the batch."""
     bench = Bench()
-    forward, _ = Moments(bench.audit, monkeypatch).hooks["forward"]
-    batch = SimpleNamespace(pic_drawn=[(0, SimpleNamespace(pic=RequestState(RequestOptions())))])
-    result = SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=None))
-    assert forward(lambda *_: result, bench.runner, batch) is result
+    req = SimpleNamespace(pic=RequestState(RequestOptions(), is_drawn=True), output_ids=[])
+    told = audit_hooks.FirstTokens(bench.audit).watch(SimpleNamespace(reqs=[req]))  # type: ignore[arg-type]
+    assert told is not None
+    told(SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=None)))
     assert (bench.audit.report().num_skipped, bench.audit.has_work) == (1, False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,10 @@ with warnings.catch_warnings():
     # SGLang and what it imports warn about this machine's missing accelerators.
     warnings.simplefilter("ignore")
     pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from sglang_pic.adapter.serve.forward import _eager_prefill, _goes_by_place
+    from sglang_pic.adapter.serve.forward import ForwardPath, _eager_prefill
+
+from sglang_pic.adapter.serve.options import RequestOptions
+from sglang_pic.adapter.serve.state import RequestState, goes_by_place
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -29,10 +33,39 @@ def test_flashinfer_reads_pages_while_a_gap_batch_runs_beside_another_decode_bac
 
 def test_a_request_that_goes_by_its_place_in_the_batch_is_known() -> None:
     plain = {"input_embeds": None, "positional_embed_overrides": None, "return_hidden_states": False}
-    assert not _goes_by_place(SimpleNamespace(**plain))
+    assert not goes_by_place(SimpleNamespace(**plain))
     for name, value in (
         ("input_embeds", [[0.0]]),
         ("positional_embed_overrides", "some"),
         ("return_hidden_states", "last"),
     ):
-        assert _goes_by_place(SimpleNamespace(**{**plain, name: value}))
+        assert goes_by_place(SimpleNamespace(**{**plain, name: value}))
+
+
+class Watcher:
+    """An observer that wants to be told of every batch with request `rid`."""
+
+    def __init__(self, rid: str) -> None:
+        self.rid = rid
+        self.told: list[object] = []
+
+    def watch(self, batch: Any) -> Any:
+        return self.told.append if any(req.rid == self.rid for req in batch.reqs) else None
+
+
+def test_observers_are_told_of_the_passes_they_watch() -> None:
+    """Once, with what the runner returned; a pass that nobody watches carries nothing."""
+    first, second = Watcher("a"), Watcher("b")
+    path = ForwardPath(None, [first, second])  # type: ignore[arg-type]
+
+    def run(rid: str, *, prefills: bool = True) -> str:
+        req = SimpleNamespace(rid=rid, pic=RequestState(RequestOptions()))
+        batch, computed = SimpleNamespace(), SimpleNamespace(forward_mode=SimpleNamespace(is_extend=lambda: prefills))
+        computed.reqs = [req]
+        assert path._prepare(batch, object, computed, None) is None  # type: ignore[arg-type, func-returns-value]
+        output = path._forward(lambda *_: f"output of {rid}", None, batch)  # type: ignore[arg-type]
+        assert vars(batch) == {}
+        return str(output)
+
+    assert [run("a"), run("b"), run("c"), run("a", prefills=False)] == [f"output of {rid}" for rid in "abca"]
+    assert (first.told, second.told) == (["output of a"], ["output of b"])

@@ -22,24 +22,13 @@ def plan(prefix_len: int, end: int, *runs: tuple[int, int, int]) -> Plan:
     )
 
 
-def test_only_the_rows_of_a_corrupted_splice_are_named() -> None:
-    """The fault that the audit's tests inject: rows that were spliced, of the requests that ask for it."""
-    sources = [torch.arange(900, 906), torch.arange(70, 72)]
-    pending = [PendingSplice(plan(4, 20, (6, 12, -3)), sources[:1], locks=[])]
-    pending.append(PendingSplice(plan(0, 9, (1, 3, 5)), sources[1:], locks=[], flip=True))
-    rows = [torch.arange(100, 164), torch.arange(300, 364)]
-    gap = build_gap_batch(pending, [4, 0], [16, 9], [16, 9], rows, torch.device("cpu"))
-    assert gap.flipped is not None
-    assert gap.flipped.tolist() == [301, 302]
-    assert build_gap_batch(pending[:1], [4], [16], [16], rows[:1], torch.device("cpu")).flipped is None
-
-
 def test_mixed_batch_layout() -> None:
     """Two requests with runs around one without; every list checked by hand."""
-    first = PendingSplice(plan(4, 20, (6, 12, -3)), [torch.arange(900, 906)], locks=["a"])
-    last = PendingSplice(
-        plan(0, 9, (1, 3, 5), (3, 7, 8)), [torch.tensor([70, 71]), torch.arange(50, 54)], locks=["b", "c"]
-    )
+    released: list[str] = []
+    first = PendingSplice(plan(4, 20, (6, 12, -3)), [torch.arange(900, 906)])
+    last = PendingSplice(plan(0, 9, (1, 3, 5), (3, 7, 8)), [torch.tensor([70, 71]), torch.arange(50, 54)])
+    for splice, name in ((first, "a"), (last, "b"), (last, "c")):
+        splice.locks.callback(released.append, name)
     rows = [torch.arange(100, 164), torch.arange(200, 264), torch.arange(300, 364)]
     gap = build_gap_batch([first, None, last], [4, 10, 0], [16, 5, 9], [13, 2, 9], rows, torch.device("cpu"))
 
@@ -52,12 +41,14 @@ def test_mixed_batch_layout() -> None:
     assert gap.splice.src.tolist() == [*range(900, 906), 70, 71, *range(50, 54)]
     assert gap.splice.dst.tolist() == [*range(106, 112), 301, 302, 303, 304, 305, 306]
     assert gap.splice.shifts.tolist() == [-3] * 6 + [5] * 2 + [8] * 4
-    assert gap.locks == ["a", "b", "c"]
+    gap.locks.close()
+    gap.locks.close()
+    assert sorted(released) == ["a", "b", "c"], "each donor is unlocked once"
 
 
 def test_adapters_and_media_go_with_the_tokens_that_are_computed() -> None:
     """A request with an adapter beside a spliced one: SGLang prepared adapters for the batch as it was before."""
-    spliced = PendingSplice(plan(0, 20, (6, 12, -3)), [torch.arange(900, 906)], locks=[])
+    spliced = PendingSplice(plan(0, 20, (6, 12, -3)), [torch.arange(900, 906)])
     rows = [torch.arange(100, 164), torch.arange(200, 264)]
     gap = build_gap_batch([spliced, None], [0, 10], [20, 5], [20, 5], rows, torch.device("cpu"))
     prepared: list[tuple[object, ...]] = []

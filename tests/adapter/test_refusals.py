@@ -5,39 +5,48 @@ from __future__ import annotations
 import re
 import warnings
 from array import array
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import prometheus_client
 import pytest
-from prometheus_client import CollectorRegistry
 
 with warnings.catch_warnings():
     # SGLang and what it imports warn about this machine's missing accelerators.
     warnings.simplefilter("ignore")
     pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from sglang_pic.adapter.serve.cache import PicRadixCache
-    from sglang_pic.adapter.serve.scheduler import tree_key
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 
-from sglang_pic.adapter.serve.accounting import REASONS, Fallback, Metrics
+    from sglang_pic.adapter.serve.cache import PicRadixCache, UnifiedRadixCache
+    from sglang_pic.adapter.serve.planning import Planning
+    from sglang_pic.adapter.serve.scheduler import _details, receive
+
+from sglang_pic.adapter.metrics import Metric, Series
+from sglang_pic.adapter.namespace import is_strict
+from sglang_pic.adapter.serve.accounting import FALLBACKS, METRICS, Accounting
+from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.fallback import REASONS, Fallback
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
-from sglang_pic.adapter.serve.state import PendingSplice, RequestState
+from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.adapter.support import max_sequences
 from sglang_pic.config import PicConfig
-from sglang_pic.core import DropReason, Plan, PlanOptions, Reason
+from sglang_pic.core import DropReason, Plan, PlanOptions
 from sglang_pic.errors import UnsupportedError
 
 
-class Counts(Metrics):
-    """Keeps the reasons instead of exporting them."""
+class Counts(Series):
+    """Keeps what is counted instead of exporting it."""
 
     def __init__(self) -> None:
-        super().__init__(None)
-        self.reasons: list[Reason] = []
+        super().__init__(METRICS, None)
+        self.counted: dict[tuple[str, str | None], float] = {}
 
-    def count_fallback(self, reason: Reason, count: int = 1) -> None:
-        self.reasons += [reason] * count
+    def add(self, metric: Metric, amount: float = 1, *, value: str | None = None) -> None:
+        assert value is None or value in metric.values
+        self.counted[metric.name, value] = self.counted.get((metric.name, value), 0) + amount
+
+    @property
+    def reasons(self) -> dict[str | None, float]:
+        return {value: count for (name, value), count in self.counted.items() if name == FALLBACKS.name}
 
 
 class Planned(Exception):
@@ -68,12 +77,25 @@ def request(options: RequestOptions, **fields: Any) -> Any:
 
 
 @pytest.fixture
-def cache() -> PicRadixCache:
-    cache = PicRadixCache.__new__(PicRadixCache)
-    splicer: Any = None
-    cache.attach(config=PicConfig(), splicer=splicer, cost=None, metrics=Counts(), delimiters=frozenset(), max_gaps=32)
-    cache.index = Index()  # type: ignore[assignment]
-    return cache
+def index() -> Index:
+    return Index()
+
+
+@pytest.fixture
+def planning(index: Index) -> Planning:
+    return Planning(
+        index,  # type: ignore[arg-type]
+        PicConfig(),
+        cost=None,
+        max_gaps=32,
+        max_sequences=64,
+        auditor=Auditor(),
+    )
+
+
+def plan(planning: Planning, req: Any) -> None:
+    tree: Any = None
+    planning.plan(req, tree, max_gaps=64)
 
 
 @pytest.mark.parametrize(
@@ -90,20 +112,17 @@ def cache() -> PicRadixCache:
         ({"return_logprob": True, "logprob_start_len": 0}, Fallback.INPUT_LOGPROBS),
     ],
 )
-def test_what_splices_would_not_serve_is_computed(
-    cache: PicRadixCache, fields: dict[str, Any], reason: Fallback
-) -> None:
-    req = request(RequestOptions(), **fields)
-    cache.plan_request(req)
-    cache.admit(req, first_chunk=True, num_spliced=0)
-    assert isinstance(cache.metrics, Counts)
-    assert cache.metrics.reasons == [reason]
+def test_what_splices_would_not_serve_is_computed(planning: Planning, fields: dict[str, Any], reason: Fallback) -> None:
+    req, series = request(RequestOptions(), **fields), Counts()
+    plan(planning, req)
+    Accounting(series).count_admitted(req, None, planning.refusal(req), first_chunk=True)
+    assert series.reasons == {reason.value: 1}
 
 
-def test_an_ordinary_request_is_planned_and_one_that_opted_out_is_not(cache: PicRadixCache) -> None:
+def test_an_ordinary_request_is_planned_and_one_that_opted_out_is_not(planning: Planning) -> None:
     with pytest.raises(Planned):
-        cache.plan_request(request(RequestOptions()))
-    cache.plan_request(request(RequestOptions(mode=Mode.OFF)))
+        plan(planning, request(RequestOptions()))
+    plan(planning, request(RequestOptions(mode=Mode.OFF)))
 
 
 @pytest.mark.parametrize(
@@ -118,43 +137,87 @@ def test_an_ordinary_request_is_planned_and_one_that_opted_out_is_not(cache: Pic
     ],
 )
 def test_what_logprobs_are_wanted_of_is_computed(
-    cache: PicRadixCache, fields: dict[str, Any], computed_from: int | None
+    planning: Planning, index: Index, fields: dict[str, Any], computed_from: int | None
 ) -> None:
     with pytest.raises(Planned):
-        cache.plan_request(request(RequestOptions(), **fields))
-    assert cache.index.options.compute_from == computed_from
+        plan(planning, request(RequestOptions(), **fields))
+    assert index.options.compute_from == computed_from
 
 
-def test_a_short_prompt_whose_answer_is_wanted_with_logprobs_is_not_refused(cache: PicRadixCache) -> None:
+def test_a_short_prompt_whose_answer_is_wanted_with_logprobs_is_not_refused(planning: Planning) -> None:
+    short = {"return_logprob": True, "logprob_start_len": 20, "origin_input_ids": array("q", range(20))}
     with pytest.raises(Planned):
-        cache.plan_request(
-            request(RequestOptions(), return_logprob=True, logprob_start_len=20, origin_input_ids=array("q", range(20)))
-        )
+        plan(planning, request(RequestOptions(), **short))
 
 
-def test_a_batch_that_cannot_be_narrowed_gives_its_donors_back(
-    cache: PicRadixCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    released: list[object] = []
-    monkeypatch.setattr(cache, "unlock", released.append)
-    splice = PendingSplice(Plan(prefix_len=0, end=9, runs=()), [], locks=["a", "b"])
-    cache.forgo([splice, None])
-    assert released == ["b", "a"]
-    assert isinstance(cache.metrics, Counts)
-    assert cache.metrics.reasons == [Fallback.BATCH]
+def test_what_a_request_sets_is_its_policy(planning: Planning, index: Index) -> None:
+    with pytest.raises(Planned):
+        plan(planning, request(RequestOptions(overrides={"seam_tokens": 3, "tail_tokens": 5})))
+    assert index.options.policy is not None
+    assert (index.options.policy.seam_tokens, index.options.policy.tail_tokens) == (3, 5)
 
 
-def test_every_turn_of_a_streaming_session_is_kept_apart_from_spliced_rows(cache: PicRadixCache) -> None:
+def received(auditor: Any, custom_params: Any = None, **fields: Any) -> Any:
+    """A request as the scheduler gets it."""
+    sampling = SimpleNamespace(custom_params=custom_params)
+    req = SimpleNamespace(**{**vars(request(RequestOptions())), "sampling_params": sampling, "rid": "r", **fields})
+    receive(req, auditor)
+    return req
+
+
+def test_every_turn_of_a_streaming_session_is_kept_apart_from_spliced_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its later turns go on with the row of the first, and any of them may ask for no splices."""
-    streaming, ordinary = (request(RequestOptions(), session=SimpleNamespace(streaming=s)) for s in (True, False))
-    opted_out = request(RequestOptions(mode=Mode.OFF))
-    assert tree_key(streaming) == tree_key(opted_out) != tree_key(ordinary)
-    assert tree_key(ordinary) == tree_key(request(RequestOptions())) is None
+    auditor = Auditor()
+    streaming, ordinary = (received(auditor, session=SimpleNamespace(streaming=s)) for s in (True, False))
+    opted_out = received(auditor, {"pic": {"mode": "off"}})
+    assert streaming.extra_key == opted_out.extra_key != ordinary.extra_key
+    assert is_strict(streaming.extra_key)
+    assert ordinary.extra_key == received(auditor).extra_key is None
     # What a session lent must not be taken back as a miss, even while an audit has switched its namespace off.
-    audit = SimpleNamespace(serves=lambda _: False)
-    cache.audit = audit  # type: ignore[assignment]
-    assert not cache._ignores_prefix(streaming)
-    assert cache._ignores_prefix(ordinary)
+    monkeypatch.setattr(UnifiedRadixCache, "match_prefix", lambda *_: "a hit")
+    monkeypatch.setattr("sglang_pic.adapter.serve.cache.zero_match_result", lambda *_, **__: "a miss")
+    cache = PicRadixCache.__new__(PicRadixCache)
+    cache.auditor = SimpleNamespace(serves=lambda _: False)  # type: ignore[assignment]
+    for req, found in ((streaming, "a hit"), (opted_out, "a hit"), (ordinary, "a miss"), (None, "a hit")):
+        assert cache.match_prefix(MatchPrefixParams(key=None, req=req)) == found
+
+
+def test_options_that_the_front_end_did_not_see_are_served_exactly() -> None:
+    req = received(Auditor(), {"pic": {"seam": 1}})
+    assert (req.pic.options.mode, is_strict(req.extra_key)) == (Mode.OFF, True)
+
+
+@pytest.mark.parametrize(
+    ("sglang", "host", "storage"),
+    [
+        ({"device": 90, "host": 0}, 0, 0),
+        # Where SGLang has a breakdown, it is of the exact prefix alone.
+        ({"device": 30, "host": 0}, 0, 0),
+        ({"device": 10, "host": 15, "storage": 5}, 15, 5),
+    ],
+)
+def test_where_cached_tokens_came_from_adds_up(sglang: dict[str, int], host: int, storage: int) -> None:
+    req = request(RequestOptions(), cached_tokens=90, cached_tokens_host=host, cached_tokens_storage=storage)
+    req.pic.num_chunk_hit = 60
+    shown = _details(sglang, None, req)
+    assert shown == {**sglang, "device": 90 - host - storage, "pic": 60}
+    assert shown is not None
+    assert sum(shown.get(source, 0) for source in ("device", "host", "storage")) == req.cached_tokens
+    assert _details(None, None, req) is None
+
+
+def test_every_prompt_token_has_one_source() -> None:
+    req, series = request(RequestOptions(), prefix_len=20, extend_end=120), Counts()
+    accounting = Accounting(series)
+    accounting.count_admitted(req, Plan(prefix_len=20, end=120), None, first_chunk=True)
+    req.prefix_len, req.extend_end = 120, 300
+    accounting.count_admitted(req, None, None, first_chunk=False)
+    assert series.counted == {
+        ("sglang:pic_prompt_tokens_total", None): 300,
+        ("sglang:pic_tokens_total", "prefix"): 20,
+        ("sglang:pic_tokens_total", "chunk"): 0,
+        ("sglang:pic_tokens_total", "computed"): 280,
+    }
 
 
 def test_backends_with_tables_have_room_for_so_many_sequences() -> None:
@@ -168,18 +231,12 @@ def test_backends_with_tables_have_room_for_so_many_sequences() -> None:
         max_sequences(runner("flashinfer", 1))
 
 
-def test_every_reason_has_a_series_and_a_sentence(cache: PicRadixCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_reason_has_a_series_and_a_sentence() -> None:
     """A reason that only the planner knew would stop the scheduler when it is counted."""
-    registry = CollectorRegistry()
-    monkeypatch.setattr(prometheus_client, "Counter", partial(prometheus_client.Counter, registry=registry))
-    cache.metrics = Metrics({"rank": "0"})
-    req = request(RequestOptions(), retracted_stain=True)
+    req, series = request(RequestOptions(), retracted_stain=True), Counts()
     req.pic.dropped = dict.fromkeys(DropReason, 2)
-    cache.admit(req, first_chunk=False, num_spliced=0)
-    labels = [reason.value for reason in REASONS]
-    counted = [
-        registry.get_sample_value("sglang:pic_fallbacks_total", {"rank": "0", "reason": label}) for label in labels
-    ]
-    assert counted == [2.0] * len(DropReason) + [0.0] * len(Fallback)
-    assert len(set(labels)) == len(labels)
+    req.pic.lost_plan = Fallback.BATCH
+    Accounting(series).count_admitted(req, None, None, first_chunk=False)
+    assert series.reasons == {**{reason.value: 2 for reason in DropReason}, "batch": 1}
+    assert list(FALLBACKS.values) == [reason.value for reason in REASONS], "no two reasons have one label"
     assert all(re.fullmatch(r"[A-Z].*\.", reason.description) for reason in REASONS)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from pic_bench.compare.server import Server, free_port, launch_command
+from pic_bench.probe_plugin import PROBE_VARIABLE
 
 from sglang_pic.config import CONFIG_VARIABLE
 from sglang_pic.core import MOST_REUSE
@@ -97,12 +98,18 @@ _CORE = msgspec.structs.asdict(MOST_REUSE)
 
 @contextmanager
 def serve(
-    model: Path, log_dir: Path, *args: str, backend: str | None = "pic", config: dict[str, Any] | None = None
+    model: Path,
+    log_dir: Path,
+    *args: str,
+    backend: str | None = "pic",
+    config: dict[str, Any] | None = None,
+    probe: dict[str, Any] | None = None,
 ) -> Iterator[Client]:
     """A server of `model`, patched unless `backend` is None, until the block ends.
 
     It does not test itself unless `config` says so: that takes seconds, and a file of tests is about it. Nor does it
-    compute more of a run than one token, or the tail of a prompt: the prompts of the tests are short.
+    compute more of a run than one token, or the tail of a prompt: the prompts of the tests are short. `probe` switches
+    on what only experiments need.
     """
     config = config or {}
     port = free_port()
@@ -111,7 +118,10 @@ def serve(
         launch_command(str(model), port, [*_COMMON_ARGS, *backend_args, *args]),
         port=port,
         log_path=log_dir / f"server-{port}.log",
-        env={CONFIG_VARIABLE: json.dumps({"self_test": "off", **config, "core": {**_CORE, **config.get("core", {})}})},
+        env={
+            CONFIG_VARIABLE: json.dumps({"self_test": "off", **config, "core": {**_CORE, **config.get("core", {})}}),
+            PROBE_VARIABLE: None if probe is None else json.dumps(probe),
+        },
         start_timeout_s=300,
     )
     with server:

@@ -102,8 +102,9 @@ def test_a_pool_that_is_far_too_small(model_dir: Callable[[str], Path], tmp_path
 
 @pytest.fixture(scope="module")
 def client(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    config = {**_AUDITED, "testing": {"request_options": True}}
-    with serve(model_dir("smollm2"), tmp_path_factory.mktemp("server"), config=config) as client:
+    with serve(
+        model_dir("smollm2"), tmp_path_factory.mktemp("server"), config=_AUDITED, probe={"request_options": True}
+    ) as client:
         yield client
 
 

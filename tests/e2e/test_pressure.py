@@ -33,7 +33,8 @@ def test_nothing_leaks_under_pressure(model_dir: Callable[[str], Path], tmp_path
         *("--max-total-tokens", "2600", "--max-running-requests", "6", "--chunked-prefill-size", "192"),
         *("--enable-mixed-chunk", "--schedule-conservativeness", "0.1", "--dtype", "float32"),
         *("--page-size", str(page_size)),
-        config={"cost_gate": "off", "testing": {"check_invariants": True}},
+        config={"cost_gate": "off"},
+        probe={"check_invariants": True},
     ) as client:
         with ThreadPoolExecutor(12) as pool:
             lengths = list(pool.map(lambda job: _generate(client, *job), enumerate(prompts)))

@@ -20,7 +20,12 @@ _BODY = " ".join(f"Entry {i} lists {i * 7 % 31} bars of copper and {i * 13 % 17}
 
 @pytest.fixture(scope="module")
 def client(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    with serve(model_dir("smollm2"), tmp_path_factory.mktemp("server"), config={"cost_gate": "off"}) as client:
+    with serve(
+        model_dir("smollm2"),
+        tmp_path_factory.mktemp("server"),
+        "--enable-return-hidden-states",
+        config={"cost_gate": "off"},
+    ) as client:
         yield client
 
 
@@ -45,7 +50,7 @@ def test_shifted_text_is_a_chunk_hit_in_every_response(client: Client) -> None:
     answer = client.post("/v1/chat/completions", _chat("It is one minute past noon. " + _BODY))
     details = answer["sglext"]["cached_tokens_details"]
     assert details["pic"] > 200
-    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == details["device"] + details["pic"]
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == details["device"] > details["pic"]
 
     events = _stream(client, _chat("Evening has come by now. " + _BODY, stream=True))
     streamed = [event["sglext"] for event in events if event.get("sglext")]
@@ -54,7 +59,10 @@ def test_shifted_text_is_a_chunk_hit_in_every_response(client: Client) -> None:
     native = client.post(
         "/generate", {"text": "It is midnight already. " + _BODY, "sampling_params": {"max_new_tokens": 1}}
     )
-    assert native["meta_info"]["cached_tokens_details"]["pic"] > 200
+    meta = native["meta_info"]
+    details = meta["cached_tokens_details"]
+    assert details["pic"] > 200
+    assert meta["cached_tokens"] == sum(details.get(source, 0) for source in ("device", "host", "storage"))
 
 
 def test_counters_add_up(client: Client) -> None:
@@ -125,6 +133,32 @@ def test_where_input_logprobs_begin_nothing_is_spliced(client: Client) -> None:
     assert len(spliced.input_logprobs) == len(full.input_logprobs) >= 59
     apart = [abs(a - b) for a, b in zip(spliced.input_logprobs, full.input_logprobs, strict=True)]
     assert sorted(apart)[len(apart) // 2] < 0.3
+
+
+@pytest.mark.parametrize("placed_first", [True, False])
+def test_what_is_counted_beside_hidden_states_happens(client: Client, placed_first: bool) -> None:
+    """Hidden states are taken by place in the whole batch, which cannot be narrowed: nothing in it is spliced. Where
+    splices come first, the request waits for another batch."""
+    donor, placed = random_tokens(80 + placed_first, 300), random_tokens(90 + placed_first, 200)
+    client.generate(donor)
+    shifted = [*random_tokens(95 + placed_first, 40), *donor]
+    before = client.counters()
+    both = [(placed, True), (shifted, False)] if placed_first else [(shifted, False), (placed, True)]
+    answers = client.post(
+        "/generate",
+        {
+            "input_ids": [prompt for prompt, _ in both],
+            "return_hidden_states": [wanted for _, wanted in both],
+            "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+        },
+    )
+    metas = {wanted: answer["meta_info"] for (_, wanted), answer in zip(both, answers, strict=True)}
+    grown = {name: value - before[name] for name, value in client.counters().items()}
+    assert len(metas[True]["hidden_states"][0]) == len(placed)
+    num_spliced = 0 if placed_first else 300 - 32 - 1 - 1
+    assert metas[False]["cached_tokens"] == num_spliced == grown["tokens:chunk"]
+    assert grown["tokens:computed"] == len(placed) + len(shifted) - num_spliced
+    assert (grown["fallbacks:batch"], grown["fallbacks:hidden_states"]) == (int(placed_first), 1)
 
 
 def test_a_shifted_answer_stays_close(client: Client) -> None:

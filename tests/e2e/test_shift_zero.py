@@ -1,6 +1,6 @@
 """A prompt served by its own chunks in its own context equals a full prefill: the splice itself adds no error.
 
-The test switch `ignore_prefix` throws exact hits away, so the second of two equal prompts is spliced at shift 0.
+The probe's switch `ignore_prefix` throws exact hits away, so the second of two equal prompts is spliced at shift 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def client(
         tmp_path_factory.mktemp("server"),
         *("--dtype", "float32", "--tp-size", str(ranks), "--page-size", str(page_size)),
         *("--chunked-prefill-size", "256"),
-        config={"cost_gate": "off", "testing": {"ignore_prefix": True, "check_invariants": True}},
+        config={"cost_gate": "off"},
+        probe={"ignore_prefix": True, "check_invariants": True},
     ) as client:
         yield client
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from sglang_pic.adapter.serve.options import STRICT_MARK, Mode, RequestOptions, parse_options, strict_key
+from sglang_pic.adapter.namespace import is_strict, tree_key
+from sglang_pic.adapter.serve.options import Mode, RequestOptions, parse_options
 from sglang_pic.core import CoreConfig
 from sglang_pic.errors import ConfigError
 
@@ -44,33 +45,19 @@ def test_bad_options_are_named(options: object, named: str) -> None:
     assert "must be" in str(caught.value) or "allowed" in str(caught.value)
 
 
-def test_strict_keys_keep_tenants_apart() -> None:
-    assert strict_key(None) == STRICT_MARK
-    assert strict_key("a") != strict_key("b") != strict_key(None)
+def test_keys_of_the_tree_keep_requests_apart() -> None:
+    for key in (None, "", "a"):
+        assert tree_key(key, strict=False, generation=0) == key
+    keys = [
+        tree_key(key, strict=strict, generation=generation)
+        for key in (None, "a", "b")
+        for strict, generation in ((False, 0), (False, 1), (False, 2), (True, 0))
+    ]
+    assert len(set(keys)) == len(keys)
+    assert [is_strict(key) for key in keys] == [False, False, False, True] * 3
+    assert tree_key("a", strict=True, generation=3) == tree_key("a", strict=True, generation=0)
 
 
-def test_experiments_are_refused_unless_the_server_is_under_test() -> None:
-    options = {"pic": {"testing": {"rotate": False}}}
-    with pytest.raises(ConfigError, match="server under test"):
-        parse_options(options)
-    assert parse_options(options, allow_testing=True).testing.rotate is False
-    assert parse_options({"pic": {}}, allow_testing=True).testing.rotate is True
-    experiment = {"pic": {"seam_tokens": 8, "testing": {"policy": {"seam_tokens": 4, "max_misfits": 5}}}}
-    assert parse_options(experiment, allow_testing=True).overrides == {"seam_tokens": 8, "max_misfits": 5}
-
-
-@pytest.mark.parametrize(
-    ("testing", "named"),
-    [
-        ({"record": "../elsewhere"}, "record='../elsewhere'"),
-        ({"record": ".hidden"}, "record='.hidden'"),
-        ({"turned": False}, "turned"),
-        ({"rotate": 0}, "bool"),
-        ({"policy": {"min_run_tokens": 0}}, "min_run_tokens=0"),
-        ({"policy": {"min_run": 1}}, "min_run"),
-    ],
-)
-def test_bad_experiments_are_named(testing: object, named: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_options({"pic": {"testing": testing}}, allow_testing=True)
-    assert named in str(caught.value)
+def test_experiments_are_an_unknown_key() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'testing'"):
+        parse_options({"pic": {"testing": {}}})

@@ -51,11 +51,11 @@ def test_an_error_inside_the_stream() -> None:
 @pytest.mark.parametrize(
     ("usage", "extension", "expected"),
     [
-        ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 7}}, {"device": 4, "pic": 3}, (4, 3, 3)),
+        ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 7}}, {"device": 7, "pic": 3}, (4, 3, 3)),
         ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 7, "pic": 3}}, None, (4, 3, 3)),
         ({"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4}}, {"device": 4, "host": 0}, (4, 0, 6)),
         ({"prompt_tokens": 10}, None, (0, 0, 10)),
-        ({"prompt_tokens": 10}, {"device": 4, "host": 1, "pic": 3, "storage_backend": "x"}, (5, 3, 2)),
+        ({"prompt_tokens": 10}, {"device": 4, "host": 1, "pic": 3, "storage_backend": "x"}, (2, 3, 5)),
     ],
 )
 def test_token_sources(

@@ -146,7 +146,7 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(DECODE_S)
         self.event(choice(delta={}, finish_reason="length"))
         if body.get("return_output_ids_in_sglext"):
-            details = {"device": tokens // 2, "host": 0, "pic": tokens // 4}
+            details = {"device": tokens // 2 + tokens // 4, "host": 0, "pic": tokens // 4}
             self.event({"choices": [], "sglext": {"output_ids": [[1, 2, 3]], "cached_tokens_details": details}})
         usage: dict[str, Any] = {"prompt_tokens": tokens, "completion_tokens": 3}
         if self.fake.sglang:
@@ -247,7 +247,7 @@ def test_records_are_complete_and_time_to_first_token_is_real(fake: FakeServer, 
     assert (first.status, first.finish_reason, first.output_text) == (Status.OK, "length", "hello there you")
     assert (first.prompt_tokens, first.cached_tokens, first.output_tokens) == (8, 6, 3)
     assert (first.prefix_hit_tokens, first.chunk_hit_tokens, first.computed_tokens) == (4, 2, 2)
-    assert first.cached_tokens_details == {"device": 4, "host": 0, "pic": 2}
+    assert first.cached_tokens_details == {"device": 6, "host": 0, "pic": 2}
     assert first.output_token_ids == [1, 2, 3]
     assert first.first_top_logprobs == [("hello", -0.5)]
     assert first.output_logprobs == [-0.5, -0.5, -0.5]

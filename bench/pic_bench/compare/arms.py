@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from pic_bench.probe_plugin import PROBE_PLUGIN
 from sglang_pic.config import CONFIG_VARIABLE, read_config
 from sglang_pic.errors import ConfigError
 
@@ -109,10 +110,10 @@ def _arm(name: str, kind: ArmKind, server_args: tuple[str, ...], pic_config: str
 
 
 def _other_plugins() -> str:
-    """SGLANG_PLUGINS' value that loads whatever would be loaded, less this project's cache."""
+    """SGLANG_PLUGINS' value that loads whatever would be loaded, less this project's cache and its probe."""
     allowed = {name.strip() for name in os.environ.get("SGLANG_PLUGINS", "").split(",") if name.strip()}
     found = {entry.name for group in PLUGIN_GROUPS for entry in entry_points(group=group)}
-    return ",".join(sorted((found & allowed if allowed else found) - {PIC_PLUGIN})) or NO_PLUGIN
+    return ",".join(sorted((found & allowed if allowed else found) - {PIC_PLUGIN, PROBE_PLUGIN})) or NO_PLUGIN
 
 
 def _allowed() -> str:

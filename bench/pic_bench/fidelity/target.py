@@ -21,6 +21,7 @@ import numpy.typing as npt
 from pic_bench.compare.arms import PIC_FLAGS, default_server_args
 from pic_bench.compare.server import Server, free_port, launch_command
 from pic_bench.fidelity.arms import Arm
+from pic_bench.probe_plugin import PROBE_VARIABLE
 from sglang_pic.config import CONFIG_VARIABLE
 from sglang_pic.errors import BenchError
 
@@ -183,17 +184,13 @@ def serve_target(
     flags = ["--dtype", dtype, "--max-total-tokens", str(pool_tokens), "--chunked-prefill-size", "-1"]
     command = launch_command(model, port, [*default_server_args(), *PIC_FLAGS, *flags, *server_args])
     with tempfile.TemporaryDirectory(prefix="pic-fidelity-", dir=_SHM if _SHM.is_dir() else None) as folder:
-        config = {
-            "cost_gate": "off",
-            "self_test": "off",
-            "audit_rate": 0.0,
-            "testing": {"request_options": True, "record_dir": folder},
-        }
+        config = {"cost_gate": "off", "self_test": "off", "audit_rate": 0.0}
+        probe = {"request_options": True, "record_dir": folder}
         server = Server(
             command,
             port=port,
             log_path=log_path,
-            env={CONFIG_VARIABLE: json.dumps(config)},
+            env={CONFIG_VARIABLE: json.dumps(config), PROBE_VARIABLE: json.dumps(probe)},
             start_timeout_s=start_timeout_s,
             progress=progress,
         )

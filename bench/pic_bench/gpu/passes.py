@@ -56,7 +56,7 @@ def whole_extend(tokens: Tensor, row: Tensor, prefix_len: int) -> Extend:
 def gap_extend(tokens: Tensor, row: Tensor, plan: Plan, donor_row: Tensor) -> Extend:
     """The gaps of a plan as virtual sequences, and the splice of its runs from the slots of their path, `donor_row`."""
     sources = [donor_row[run.donor_start : run.donor_end] for run in plan.runs]
-    pending = PendingSplice(plan=plan, slots=sources, locks=[])
+    pending = PendingSplice(plan=plan, slots=sources)
     batch = build_gap_batch([pending], [0], [plan.end], [plan.end], [row], row.device)
     kept = batch.kept
     return Extend(tokens[kept], kept, row, row[kept], batch.prefix_lens, batch.seq_lens, batch.splice)

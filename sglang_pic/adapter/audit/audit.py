@@ -22,7 +22,7 @@ import random
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,13 +40,13 @@ from sglang_pic.adapter.audit.report import (
     log_undecided,
 )
 from sglang_pic.adapter.metrics import Series
+from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.ranks import agree_on_largest
-from sglang_pic.adapter.serve.state import Namespace, RequestState
+from sglang_pic.adapter.seams import Tree
+from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
 from sglang_pic.runtime.divergence import kl_and_differs
-
-if TYPE_CHECKING:
-    from sglang_pic.adapter.serve.cache import PicRadixCache
 
 __all__ = ["Audit"]
 
@@ -90,19 +90,19 @@ class _Tally:
     sum_kl: float = 0.0
 
 
-class Audit:
+class Audit(Auditor):
     """The audit of one scheduler rank; made only where `audit_rate` is above 0.
 
     Args:
-        cache: the tree, whose slots the full computation borrows.
-        runner: SGLang's model runner.
+        runner: SGLang's model runner, from whose pool the full computation borrows slots.
         config: the operator's settings.
         series: exports this rank's `metrics.METRICS`.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
     """
 
-    def __init__(self, cache: PicRadixCache, runner: Any, config: PicConfig, series: Series, tp_group: Any) -> None:
-        self._cache, self._runner, self._series, self._tp_group = cache, runner, series, tp_group
+    def __init__(self, runner: Any, config: PicConfig, series: Series, tp_group: Any) -> None:
+        self._runner, self._series, self._tp_group = runner, series, tp_group
+        self._allocator = runner.token_to_kv_pool_allocator
         self._rate = config.audit_rate
         self._limits = AuditLimits(
             kl=config.audit_kl_limit, cap=config.audit_kl_cap, window=config.audit_window, least=config.audit_min
@@ -151,7 +151,7 @@ class Audit:
         state: RequestState = req.pic
         if logits is None:
             self._skip(AuditSkip.NO_LOGITS)
-        elif is_too_long(self._cache, len(req.origin_input_ids)):
+        elif is_too_long(self._allocator, len(req.origin_input_ids)):
             self._skip(AuditSkip.TOO_LONG)
         elif len(self._pending) >= _MAX_PENDING:
             self._skip(AuditSkip.QUEUE_FULL)
@@ -194,7 +194,7 @@ class Audit:
             self._num_rounds = 0
             self._step(scheduler)
 
-    def give_back(self) -> int:
+    def release_slots(self) -> int:
         """Give the slots back, as they are needed; the computation begins anew later. How many there were."""
         current, count = self._current, self.num_slots
         if current is None or current.full is None:
@@ -204,10 +204,10 @@ class Audit:
         current.num_restarts += 1
         return count
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Rows or weights are not those of the requests that wait: none of them is audited, and no pass still runs."""
         self._wait()
-        self.give_back()
+        self.release_slots()
         waiting = len(self._pending) + (self._current is not None) + (self._verdict is not None)
         self._skip(AuditSkip.FLUSHED, waiting)
         self._pending.clear()
@@ -215,13 +215,13 @@ class Audit:
 
     def flush(self) -> None:
         """The tree was emptied: nothing of the time before can be served any more."""
-        self.forget()
+        self.abandon()
         self._ledger.flush()
         self._watch_undecided()
 
     def renew(self) -> None:
         """The weights are others, whether or not the tree was emptied: what was audited says nothing of them."""
-        self.forget()
+        self.abandon()
         self._ledger.clear_windows()
         self._watch_undecided()
 
@@ -269,7 +269,7 @@ class Audit:
         # One step is queued at most: a request that arrives waits for no more than that.
         self._wait()
         self._settle()
-        full = self._next()
+        full = self._next(scheduler.tree_cache)
         if full is None:
             return
         scheduler.forward_stream.wait_stream(scheduler.schedule_stream)
@@ -294,7 +294,7 @@ class Audit:
     def _is_present(self, namespace: Namespace, generation: int) -> bool:
         return self.is_on(namespace) and generation == self.generation(namespace)
 
-    def _next(self) -> FullPass | None:
+    def _next(self, tree: Tree) -> FullPass | None:
         """The computation that goes on, or the next one that can begin."""
         while self._current is not None or self._pending:
             if self._current is None:
@@ -307,12 +307,12 @@ class Audit:
             elif current.num_restarts >= _MAX_RESTARTS:
                 reason = AuditSkip.PREEMPTED
             else:
-                slots = take_slots(self._cache, len(current.drawn.tokens))
+                slots = take_slots(tree, len(current.drawn.tokens))
                 if slots is not None:
                     current.full = FullPass(self._runner, current.drawn.tokens, slots)
                     return current.full
                 reason = AuditSkip.MEMORY
-            self.give_back()
+            self.release_slots()
             self._current = None
             self._skip(reason)
         return None
@@ -365,7 +365,7 @@ class Audit:
         return self._tp_group is None or self._tp_group.rank_in_group == 0
 
     def _free(self, full: FullPass) -> None:
-        self._cache.token_to_kv_pool_allocator.free(full.slots)
+        self._allocator.free(full.slots)
 
     def _skip(self, reason: AuditSkip, count: int = 1) -> None:
         self._tally.num_skipped += count

@@ -21,6 +21,7 @@ from sglang.srt.mem_cache.common import evict_from_tree_cache
 
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
 from sglang_pic.adapter.probe.slots import whole_pages
+from sglang_pic.adapter.seams import Allocator, Tree
 
 __all__ = ["STEP_TOKENS", "FullPass", "is_too_long", "take_slots"]
 
@@ -76,18 +77,16 @@ class FullPass:
         return self._done == len(self._tokens)
 
 
-def is_too_long(tree_cache: Any, num_tokens: int) -> bool:
+def is_too_long(allocator: Allocator, num_tokens: int) -> bool:
     """Whether a prompt takes too much of the pool to be computed for an audit."""
-    allocator = tree_cache.token_to_kv_pool_allocator
-    return _LARGEST_PART * whole_pages(num_tokens, allocator.page_size) > int(allocator.size)
+    return _LARGEST_PART * whole_pages(num_tokens, allocator.page_size) > allocator.size
 
 
-def take_slots(tree_cache: Any, num_tokens: int) -> torch.Tensor | None:
+def take_slots(tree: Tree, num_tokens: int) -> torch.Tensor | None:
     """Slots for a prompt, evicting rows that nobody uses where none are free; `None` where that is not enough."""
-    allocator = tree_cache.token_to_kv_pool_allocator
+    allocator = tree.token_to_kv_pool_allocator
     needed = whole_pages(num_tokens, allocator.page_size)
-    if needed > allocator.available_size() + tree_cache.evictable_size():
+    if needed > allocator.available_size() + tree.evictable_size():
         return None
-    evict_from_tree_cache(tree_cache, needed)
-    slots: torch.Tensor | None = allocator.alloc(needed)
-    return slots
+    evict_from_tree_cache(tree, needed)
+    return allocator.alloc(needed)

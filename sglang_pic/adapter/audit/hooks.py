@@ -1,6 +1,6 @@
-"""The hooks that give the audit its moments: first tokens' logits, rounds with nothing to run, the operator's switch.
+"""What gives the audit its moments: first tokens' logits, rounds with nothing to run, the operator's switch.
 
-Installed only where `audit_rate` is above 0; a server without audits has none of them. They must not decide anything.
+A server with `audit_rate` 0 has none of this.
 """
 
 from __future__ import annotations
@@ -10,23 +10,43 @@ from typing import Any
 
 from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.audit.report import RESUME_KEY
+from sglang_pic.adapter.seams import Req, RunnerOutput, ScheduleBatch
 
-__all__ = ["install"]
+__all__ = ["FirstTokens", "install"]
 
-_ATTRIBUTE = "pic_drawn"
+
+class FirstTokens:
+    """The observer of forward passes that hands the drawn requests' logits to `audit`."""
+
+    def __init__(self, audit: Audit) -> None:
+        self._audit = audit
+
+    def watch(self, batch: ScheduleBatch) -> Callable[[RunnerOutput], None] | None:
+        """Note the drawn requests of a batch by their places in it: logits come in that order."""
+        drawn: list[tuple[int, Req]] = []
+        for place, req in enumerate(batch.reqs):
+            # A chunk that ends earlier is not the pass that was drawn.
+            if req.pic.is_drawn and not req.output_ids:
+                req.pic.is_drawn = False
+                drawn.append((place, req))
+
+        def keep(output: RunnerOutput) -> None:
+            # NOTE: sampling changes the logits in place, later on this stream. Scoring of several items leaves none.
+            logits = output.logits_output.next_token_logits
+            for place, req in drawn:
+                self._audit.keep(req, None if logits is None else logits[place])
+
+        return keep if drawn else None
 
 
 def install(audit: Audit) -> None:
     """Register the hooks; SGLang applies them when its registry is applied."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    runner_module = "sglang.srt.model_executor"
     scheduler = "sglang.srt.managers.scheduler.Scheduler"
     weights = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
     updates = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
     for target, hook, kind in (
-        (f"{runner_module}.forward_batch_info.ForwardBatch.init_new", _attach, HookType.AFTER),
-        (f"{runner_module}.model_runner.ModelRunner.forward", _keep(audit), HookType.AROUND),
         (f"{scheduler}.on_idle", _on_idle(audit), HookType.BEFORE),
         (f"{scheduler}.maybe_sleep_on_idle", _sleep(audit), HookType.AROUND),
         (f"{scheduler}.process_batch_result", _after_result(audit), HookType.AFTER),
@@ -38,34 +58,6 @@ def install(audit: Audit) -> None:
         (f"{updates}._update_handlers", _add_switch(audit), HookType.AFTER),
     ):
         HookRegistry.register(target, hook, kind)
-
-
-def _attach(forward_batch: Any, _cls: type, batch: Any, *_: object, **__: object) -> Any:
-    """Note the drawn requests of a batch by their places in it: logits come in that order."""
-    if batch.forward_mode.is_extend():
-        drawn = []
-        for place, req in enumerate(batch.reqs):
-            # A chunk that ends earlier is not the pass that was drawn.
-            if req.pic.is_drawn and not req.output_ids:
-                req.pic.is_drawn = False
-                drawn.append((place, req))
-        if drawn:
-            setattr(forward_batch, _ATTRIBUTE, drawn)
-    return forward_batch
-
-
-def _keep(audit: Audit) -> Callable[..., Any]:
-    def forward(original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        # The runner makes a copy of the batch, which need not have what hangs on this one.
-        drawn = getattr(forward_batch, _ATTRIBUTE, ())
-        result = original(runner, forward_batch, *args, **kwargs)
-        for place, req in drawn:
-            # NOTE: sampling changes the logits in place, later on this stream. Scoring of several items leaves none.
-            logits = result.logits_output.next_token_logits
-            audit.keep(req, None if logits is None else logits[place])
-        return result
-
-    return forward
 
 
 def _on_idle(audit: Audit) -> Callable[..., None]:
@@ -98,10 +90,10 @@ def _after_weights(audit: Audit) -> Callable[..., None]:
 
 
 def _before_weights(audit: Audit) -> Callable[..., None]:
-    def forget(*_: object, **__: object) -> None:
-        audit.forget()
+    def abandon(*_: object, **__: object) -> None:
+        audit.abandon()
 
-    return forget
+    return abandon
 
 
 def _add_switch(audit: Audit) -> Callable[..., dict[str, Any]]:

@@ -8,7 +8,7 @@ Namespaces of few requests (a salt for each user) may never have enough audits t
 into one more window, over all such namespaces. It switches nothing off: it cannot say whose requests are bad, and one
 tenant with many salts could switch off everybody's. Whoever watches is told.
 
-A generation is part of a namespace's key in the tree (`options.renewed_key`): a namespace that is switched on again
+A generation is part of a namespace's key in the tree (`namespace.tree_key`): a namespace that is switched on again
 begins with an empty one, so that no row of the time before is ever served.
 """
 
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sglang_pic.adapter.serve.state import Namespace
+from sglang_pic.adapter.namespace import Namespace
 
 __all__ = ["AuditLedger", "AuditLimits", "Suspension", "Undecided"]
 

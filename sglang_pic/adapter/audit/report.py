@@ -10,7 +10,7 @@ import logging
 import msgspec
 
 from sglang_pic.adapter.audit.ledger import AuditLimits, Suspension, Undecided
-from sglang_pic.adapter.serve.state import Namespace
+from sglang_pic.adapter.namespace import Namespace
 
 __all__ = [
     "RESUME_KEY",

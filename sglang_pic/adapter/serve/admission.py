@@ -1,7 +1,10 @@
 """Admission: SGLang's `PrefillAdder` with a prefill budget that counts computed tokens only.
 
-Owns when a request is planned, how its chunk is cut and what the budgets are charged. KV slots are still reserved for
-the whole extend: spliced rows need a place too. It must not know how a plan is made.
+A request is planned when SGLang considers it, its chunk is cut by computed tokens, and what its runs were charged is
+given back. KV slots are still reserved for the whole extend: spliced rows need a place too.
+
+What is admitted is certain: a batch is narrowed to its gaps as a whole, or not at all. A request that goes by places in
+the batch and a plan are never in one batch.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from typing import Any
 
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 
-from sglang_pic.adapter.serve.accounting import Fallback
+from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.cache import PicRadixCache
-from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.state import PendingSplice, RequestState, goes_by_place
 
 __all__ = ["PicPrefillAdder"]
 
@@ -39,23 +43,48 @@ class PicPrefillAdder(PrefillAdder):
         mixed = _SIGNATURE.bind(self, *args, **kwargs).arguments.get("num_mixed_decode_tokens", 0)
         self.num_sequences = int(mixed)
         """Virtual sequences of the batch so far."""
+        self.has_runs = False
+        """Whether the batch is going to be narrowed."""
+        self.goes_by_place = bool(mixed) and any(map(goes_by_place, self.running_batch.reqs))
+        """Whether the batch must not be narrowed."""
 
-    def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
-        """Plan the request, then admit it as SGLang does; a request that is not admitted gives its donors back."""
-        free = self._free_sequences()
-        if free < 1:
+    def add_one_req(self, req: Req, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
+        """Plan the request, then admit it as SGLang does; one that is not admitted gives its donors back."""
+        if self._free_sequences < 1 or (self.has_runs and goes_by_place(req)):
+            # It comes first in the next batch, or as soon as no unfinished request goes before it.
             return AddReqResult.OTHER
-        self.tree_cache.plan_request(req, max_gaps=free)
+        self._plan(req)
         try:
-            result = super().add_one_req(req, has_chunked_req, truncation_align_size)
+            return super().add_one_req(req, has_chunked_req, truncation_align_size)
         finally:
-            admitted = bool(self.can_run_list) and self.can_run_list[-1] is req
-            if not admitted:
-                self.tree_cache.drop_pending(req)
-        return result
+            if not self._has_admitted(req):
+                req.pic.drop_plan()
 
-    def _select_prefill_admission(self, req: Any, **options: Any) -> Any:
-        pending = self.tree_cache.pending_of(req)
+    def add_chunked_req(self, req: Req) -> Req | None:
+        """Continue a chunked request: plan what is left of it, cut the next chunk by computed tokens."""
+        self._plan(req)
+        extend_len = self._spliced_chunk_len(req)
+        pending: PendingSplice | None = req.pic.pending
+        if pending is None or extend_len is None:
+            rest = super().add_chunked_req(req)
+        else:
+            with self._budgets(chunk=extend_len, spliced=pending.plan.num_spliced, request_limit=extend_len):
+                rest = super().add_chunked_req(req)
+        if self._has_admitted(req):
+            self._settle(req, first_chunk=False)
+        else:
+            req.pic.drop_plan()
+        return rest
+
+    def _plan(self, req: Req) -> None:
+        """Plan the request, unless the batch cannot be narrowed."""
+        cache = self.tree_cache
+        cache.planning.plan(req, cache, max_gaps=self._free_sequences)
+        if self.goes_by_place:
+            req.pic.drop_plan(Fallback.BATCH)
+
+    def _select_prefill_admission(self, req: Req, **options: Any) -> Any:
+        pending: PendingSplice | None = req.pic.pending
         if pending is None:
             return super()._select_prefill_admission(req, **options)
         plan = pending.plan
@@ -74,40 +103,21 @@ class PicPrefillAdder(PrefillAdder):
             return AddReqResult.OTHER
         with self._budgets(chunk=_NO_LIMIT if whole else extend_len, spliced=plan.num_spliced):
             admission = super()._select_prefill_admission(req, **options)
-        if admission is AddReqResult.NO_TOKEN and pending.locks:
+        if admission is AddReqResult.NO_TOKEN:
             # The donors' locks may be what fills the pool: the request goes first, its reuse second.
-            self.tree_cache.drop_pending(req)
-            admission = super()._select_prefill_admission(req, **options)
-            if not isinstance(admission, AddReqResult):
-                self.tree_cache.metrics.count_fallback(Fallback.MEMORY)
-            return admission
+            req.pic.drop_plan(Fallback.MEMORY)
+            return super()._select_prefill_admission(req, **options)
         if isinstance(admission, AddReqResult) or whole:
             return admission
         return replace(admission, extend_len=min(admission.extend_len, extend_len))
 
-    def _commit_prefill_admission(self, req: Any, admission: Any, mamba_gap_reserve: int) -> None:
+    def _commit_prefill_admission(self, req: Req, admission: Any, mamba_gap_reserve: int) -> None:
         super()._commit_prefill_admission(req, admission, mamba_gap_reserve)
-        self._settle(req, self.tree_cache.pending_of(req), first_chunk=True)
+        self._settle(req, first_chunk=True)
 
-    def add_chunked_req(self, req: Any) -> Any:
-        """Continue a chunked request: plan what is left of it, cut the next chunk by computed tokens."""
-        self.tree_cache.plan_request(req, max_gaps=self._free_sequences())
-        extend_len = self._spliced_chunk_len(req)
-        pending = self.tree_cache.pending_of(req)
-        if pending is None or extend_len is None:
-            rest = super().add_chunked_req(req)
-        else:
-            with self._budgets(chunk=extend_len, spliced=pending.plan.num_spliced, request_limit=extend_len):
-                rest = super().add_chunked_req(req)
-        if self.can_run_list and self.can_run_list[-1] is req:
-            self._settle(req, pending, first_chunk=False)
-        else:
-            self.tree_cache.drop_pending(req)
-        return rest
-
-    def _spliced_chunk_len(self, req: Any) -> int | None:
+    def _spliced_chunk_len(self, req: Req) -> int | None:
         """Tokens of the next chunk with the runs in it; None without a plan, which is dropped where slots are short."""
-        pending = self.tree_cache.pending_of(req)
+        pending: PendingSplice | None = req.pic.pending
         if pending is None or self.rem_chunk_tokens is None:
             return None
         limit = min(self.rem_chunk_tokens, self.chunked_req_limit or self.rem_chunk_tokens)
@@ -115,28 +125,37 @@ class PicPrefillAdder(PrefillAdder):
         # NOTE: SGLang lets a chunked request go on whatever the budget says, as its first chunk was admitted. The slots
         # of a longer chunk, and those that the donors' locks keep from eviction, were not.
         if self.ceil_paged_tokens(extend_len) + self.page_size > self.cur_rem_tokens:
-            self.tree_cache.drop_pending(req, Fallback.MEMORY)
+            req.pic.drop_plan(Fallback.MEMORY)
             return None
         return extend_len
 
-    def _settle(self, req: Any, pending: PendingSplice | None, *, first_chunk: bool) -> None:
-        """Clip the plan to the chunk that was admitted, and give back what its runs were charged."""
-        num_spliced = 0
+    def _settle(self, req: Req, *, first_chunk: bool) -> None:
+        """Clip the plan to the chunk that was admitted, give back what its runs were charged, and count the chunk."""
+        state: RequestState = req.pic
+        cache = self.tree_cache
+        plan = state.admit(req.prefix_len, req.extend_end, first_chunk=first_chunk)
+        self.goes_by_place |= goes_by_place(req)
         self.num_sequences += 1
-        if pending is not None:
-            pending.clip(req.extend_end)
-            self.num_sequences += len(pending.plan.gaps) - 1
-            num_spliced = pending.plan.num_spliced
-            self.rem_input_tokens += num_spliced
+        if plan is not None:
+            self.has_runs |= bool(plan.runs)
+            self.num_sequences += len(plan.gaps) - 1
+            self.rem_input_tokens += plan.num_spliced
             if self.rem_chunk_tokens is not None:
-                self.rem_chunk_tokens += num_spliced
-            self.log_hit_tokens += num_spliced
-            self.log_input_tokens -= num_spliced
-        self.tree_cache.admit(req, first_chunk=first_chunk, num_spliced=num_spliced)
+                self.rem_chunk_tokens += plan.num_spliced
+            self.log_hit_tokens += plan.num_spliced
+            self.log_input_tokens -= plan.num_spliced
+        refusal = cache.planning.refusal(req) if first_chunk else None
+        cache.accounting.count_admitted(req, plan, refusal, first_chunk=first_chunk)
+        if not req.retracted_stain:
+            cache.auditor.draw(req)
 
+    def _has_admitted(self, req: Req) -> bool:
+        return bool(self.can_run_list) and self.can_run_list[-1] is req
+
+    @property
     def _free_sequences(self) -> int:
         """How many more virtual sequences the attention backends' tables have room for."""
-        return self.tree_cache.max_sequences - self.num_sequences
+        return self.tree_cache.planning.max_sequences - self.num_sequences
 
     @contextmanager
     def _budgets(self, *, chunk: int, spliced: int, request_limit: int | None = None) -> Iterator[None]:

@@ -1,129 +1,160 @@
-"""The hooks on SGLang's forward path: take the splices of a batch, execute them, run the gap prefill.
+"""The forward pass: executes the splices of a batch, then computes its gaps.
 
-Owns the moments, not the work: `GapBatch` rewrites the batch, the splicer moves rows. The hooks are installed only
-where the cache is, and every one is a single attribute test for a batch without runs.
+The only wrapper of `ModelRunner.forward`, and the only hook on `ForwardBatch.init_new`; whoever else wants to see a
+pass is an observer. A batch with neither splices nor observers costs one attribute test.
+
+    ForwardBatch.init_new      take the requests' plans, lay out the gap batch
+    ModelRunner.forward        move the donors' rows, unlock them, narrow the batch to its gaps, compute
+    LogitsMetadata             see the narrowed batch request by request again
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-import torch
-
-from sglang_pic.adapter.serve.cache import PicRadixCache
+from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, RunnerOutput, ScheduleBatch
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
-from sglang_pic.adapter.serve.state import PendingSplice
-from sglang_pic.runtime.views import PoolView
+from sglang_pic.adapter.serve.state import PendingSplice, goes_by_place
+from sglang_pic.runtime.splice import Splicer
 
-__all__ = ["hand_over", "install"]
+__all__ = ["ForwardPath", "Observer", "hand_over"]
 
-_GAP_ATTRIBUTE = "pic_gap_batch"
-
-
-class _Active:
-    """The gap batch whose forward pass is running in this process; one at a time, as SGLang's scheduler runs them."""
-
-    gap: GapBatch | None = None
+_ATTRIBUTE = "pic_pass"
 
 
-def install(cache: PicRadixCache) -> None:
-    """Register the hooks for `cache`; SGLang applies them when its registry is applied."""
-    from sglang.srt.environ import envs
-    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+class Observer(Protocol):
+    """Watches prefill passes over requests, whether or not anything is spliced."""
 
-    def attach(forward_batch: Any, _cls: type, batch: Any, model_runner: Any, **_: object) -> Any:
-        pending = [cache.take_pending(req) for req in batch.reqs] if batch.forward_mode.is_extend() else []
-        if any(splice is not None for splice in pending):
-            if any(_goes_by_place(req) for req in batch.reqs):
-                cache.forgo(pending)
-            else:
-                hand_over(forward_batch, _layout(pending, batch, model_runner, forward_batch.input_ids.device))
-        return forward_batch
+    def watch(self, batch: ScheduleBatch) -> Callable[[RunnerOutput], None] | None:
+        """Look at a batch just before its pass; what is to be told of the pass, or `None`.
 
-    def forward(original: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        gap: GapBatch | None = getattr(forward_batch, _GAP_ATTRIBUTE, None)
-        if gap is None:
+        What is returned is called once, on the forward stream, before anything is sampled from the output.
+        """
+
+
+class _Pass(NamedTuple):
+    """What hangs on a `ForwardBatch` between the two hooks."""
+
+    gap: GapBatch | None
+    observers: Sequence[Callable[[RunnerOutput], None]] = ()
+
+
+class ForwardPath:
+    """The forward passes of one scheduler rank.
+
+    Args:
+        splicer: moves rows of this rank's pool.
+        observers: watch passes over requests.
+    """
+
+    def __init__(self, splicer: Splicer, observers: Sequence[Observer] = ()) -> None:
+        self.splicer, self._observers = splicer, observers
+        # SGLang's runner rebuilds the batch, so what hangs on it does not reach the layers and the logits.
+        self._running: GapBatch | None = None
+
+    def install(self) -> None:
+        """Register the hooks; SGLang applies them when its registry is applied."""
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+        srt = "sglang.srt"
+        for target, hook, kind in (
+            (f"{srt}.model_executor.forward_batch_info.ForwardBatch.init_new", self._prepare, HookType.AFTER),
+            (f"{srt}.model_executor.model_runner.ModelRunner.forward", self._forward, HookType.AROUND),
+            (
+                f"{srt}.layers.logits_processor.LogitsMetadata.from_forward_batch",
+                self._logits_metadata,
+                HookType.AROUND,
+            ),
+            (
+                f"{srt}.models.deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method",
+                self._mla_method,
+                HookType.AROUND,
+            ),
+        ):
+            HookRegistry.register(target, hook, kind)
+
+    def _prepare(
+        self, forward_batch: ForwardBatch, _cls: type, batch: ScheduleBatch, model_runner: ModelRunner, **_: object
+    ) -> None:
+        if not batch.forward_mode.is_extend():
+            return
+        plans = [req.pic.take_plan() for req in batch.reqs]
+        gap = self.lay_out(plans, batch, model_runner) if any(plan is not None for plan in plans) else None
+        watching = [told for observer in self._observers if (told := observer.watch(batch)) is not None]
+        if gap is not None or watching:
+            setattr(forward_batch, _ATTRIBUTE, _Pass(gap, watching))
+
+    def lay_out(
+        self, plans: Sequence[PendingSplice | None], batch: ScheduleBatch, model_runner: ModelRunner
+    ) -> GapBatch:
+        """The gap batch of a batch with at least one plan."""
+        assert not any(goes_by_place(req) for req in batch.reqs), "admission keeps such requests apart from plans"
+        req_to_token = model_runner.req_to_token_pool.req_to_token
+        rows = [req_to_token[req.kv.req_pool_idx] for req in batch.reqs]
+        return build_gap_batch(
+            plans, batch.prefix_lens, batch.extend_lens, batch.extend_logprob_start_lens, rows, req_to_token.device
+        )
+
+    def _forward(
+        self,
+        original: Callable[..., RunnerOutput],
+        runner: ModelRunner,
+        forward_batch: ForwardBatch,
+        *args: Any,
+        **kwargs: Any,
+    ) -> RunnerOutput:
+        planned: _Pass | None = getattr(forward_batch, _ATTRIBUTE, None)
+        if planned is None:
             return original(runner, forward_batch, *args, **kwargs)
-        delattr(forward_batch, _GAP_ATTRIBUTE)
-        # NOTE: the locks go back once the copy is queued on this stream: whoever reuses a freed donor slot writes it
-        # from a later forward pass on the same stream.
-        try:
-            cache.splicer.splice(gap.splice.src, gap.splice.dst, gap.splice.shifts)
-            _flip(cache.splicer.view, gap.flipped)
-        finally:
-            cache.release_locks(gap.locks)
+        delattr(forward_batch, _ATTRIBUTE)
         with ExitStack() as stack:
-            # The runner's static input buffers are sized for requests, not for virtual sequences.
-            stack.enter_context(envs.SGLANG_EAGER_INPUT_NO_COPY.override(True))
-            stack.enter_context(_eager_prefill(runner))
-            stack.enter_context(gap.narrowed(forward_batch, runner))
-            stack.enter_context(_activated(gap))
-            return original(runner, forward_batch, *args, **kwargs)
+            if planned.gap is not None:
+                self.move_rows(planned.gap)
+                stack.enter_context(_eager_prefill(runner))
+                stack.enter_context(planned.gap.narrowed(forward_batch, runner))
+                self._running = planned.gap
+                stack.callback(setattr, self, "_running", None)
+            output = original(runner, forward_batch, *args, **kwargs)
+        for told in planned.observers:
+            told(output)
+        return output
 
-    def logits_metadata(original: Callable[..., Any], cls: type, forward_batch: Any) -> Any:
-        gap = _Active.gap
+    def move_rows(self, gap: GapBatch) -> None:
+        """Queue the copy of the donors' rows, and unlock the donors.
+
+        NOTE: the locks go back once the copy is queued on this stream: whoever reuses a freed donor slot writes it from
+        a later forward pass on the same stream.
+        """
+        try:
+            self.splicer.splice(gap.splice.src, gap.splice.dst, gap.splice.shifts)
+        finally:
+            gap.locks.close()
+
+    def _logits_metadata(self, original: Callable[..., Any], cls: type, forward_batch: ForwardBatch) -> Any:
+        gap = self._running
         return original(cls, forward_batch if gap is None else gap.per_request_view(forward_batch))
 
-    def mla_method(original: Callable[..., Any], attention: Any, forward_batch: Any) -> Any:
+    def _mla_method(self, original: Callable[..., Any], attention: Any, forward_batch: ForwardBatch) -> Any:
+        if self._running is None:
+            return original(attention, forward_batch)
+        from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
+
         # The MHA paths of DeepSeek re-project a sequence's whole prefix; a gap batch has it in the pool already.
-        return original(attention, forward_batch) if _Active.gap is None else AttnForwardMethod.MLA
-
-    runner_module = "sglang.srt.model_executor"
-    HookRegistry.register(f"{runner_module}.forward_batch_info.ForwardBatch.init_new", attach, HookType.AFTER)
-    HookRegistry.register(f"{runner_module}.model_runner.ModelRunner.forward", forward, HookType.AROUND)
-    HookRegistry.register(
-        "sglang.srt.layers.logits_processor.LogitsMetadata.from_forward_batch", logits_metadata, HookType.AROUND
-    )
-    HookRegistry.register(
-        "sglang.srt.models.deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method",
-        mla_method,
-        HookType.AROUND,
-    )
+        return AttnForwardMethod.MLA
 
 
-def hand_over(forward_batch: Any, gap: GapBatch) -> None:
+def hand_over(forward_batch: ForwardBatch, gap: GapBatch) -> None:
     """Let the next forward pass over `forward_batch` execute `gap`."""
-    setattr(forward_batch, _GAP_ATTRIBUTE, gap)
-
-
-def _layout(pending: Sequence[PendingSplice | None], batch: Any, model_runner: Any, device: torch.device) -> GapBatch:
-    req_to_token = model_runner.req_to_token_pool.req_to_token
-    return build_gap_batch(
-        pending,
-        batch.prefix_lens,
-        batch.extend_lens,
-        batch.extend_logprob_start_lens,
-        [req_to_token[req.kv.req_pool_idx] for req in batch.reqs],
-        device,
-    )
-
-
-def _goes_by_place(req: Any) -> bool:
-    """Whether SGLang brings or takes something of a request by its tokens' places in the whole batch."""
-    return bool(req.input_embeds is not None or req.positional_embed_overrides is not None or req.return_hidden_states)
-
-
-def _flip(view: PoolView, slots: torch.Tensor | None) -> None:
-    """The corruption of a test, where it asks for one: every number of the rows changes its sign."""
-    for buffer in (*view.keys, *view.values) if slots is not None else ():
-        buffer[slots] = -buffer[slots]
+    setattr(forward_batch, _ATTRIBUTE, _Pass(gap))
 
 
 @contextmanager
-def _activated(gap: GapBatch) -> Iterator[None]:
-    _Active.gap = gap
-    try:
-        yield
-    finally:
-        _Active.gap = None
-
-
-@contextmanager
-def _eager_prefill(runner: Any) -> Iterator[None]:
+def _eager_prefill(runner: ModelRunner) -> Iterator[None]:
     """Run eagerly and, with FlashInfer, over paged KV: the captured and ragged paths assume whole extends."""
+    from sglang.srt.environ import envs
+
     captured = runner.prefill_cuda_graph_runner
     backend = getattr(runner.attn_backend, "prefill_backend", runner.attn_backend)
     paged = getattr(backend, "use_paged", None)
@@ -131,7 +162,9 @@ def _eager_prefill(runner: Any) -> Iterator[None]:
     if paged is not None:
         backend.use_paged = True
     try:
-        yield
+        # The runner's static input buffers are sized for requests, not for virtual sequences.
+        with envs.SGLANG_EAGER_INPUT_NO_COPY.override(True):
+            yield
     finally:
         runner.prefill_cuda_graph_runner = captured
         if paged is not None:

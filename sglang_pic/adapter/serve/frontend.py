@@ -1,16 +1,15 @@
 """The hooks on SGLang's HTTP front end: HTTP 400 for bad options, chunk hits in OpenAI responses.
 
-Installed in every process before the server's arguments are parsed, so each hook first asks whether this server runs
-the backend `pic`; a stock server pays one comparison per request.
+They are installed in every process before the server's arguments are parsed. Each one first asks whether this server
+runs the backend `pic`; a stock server pays one comparison per request.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
-from sglang_pic.adapter.serve.options import KEY_MARK, parse_options
-from sglang_pic.config import load_config
+from sglang_pic.adapter.namespace import KEY_MARK
+from sglang_pic.adapter.serve.options import parse_options
 from sglang_pic.errors import ConfigError
 
 __all__ = ["BACKEND_NAME", "install"]
@@ -35,15 +34,13 @@ def _validate(manager: Any, obj: Any, *args: object, **kwargs: object) -> None:
     if manager.server_args.radix_cache_backend != BACKEND_NAME:
         return
     sampling_params = getattr(obj, "sampling_params", None) or {}
-    parse_options(sampling_params.get("custom_params"), allow_testing=_allows_testing())
+    parse_options(sampling_params.get("custom_params"))
     extra_key = getattr(obj, "extra_key", None)
     if isinstance(extra_key, str) and KEY_MARK in extra_key:
-        raise ConfigError(f"extra_key={extra_key!r}: must not contain {KEY_MARK!r}, which marks namespaces of our own.")
-
-
-@cache
-def _allows_testing() -> bool:
-    return load_config().testing.request_options
+        raise ConfigError(
+            f"extra_key={extra_key!r}: must not contain {KEY_MARK!r}, which marks the plugin's own namespaces; leave "
+            "the mark out."
+        )
 
 
 def _with_chunk_hits(result: Any, details: dict[str, Any], *args: object, **kwargs: object) -> Any:

@@ -1,9 +1,8 @@
 """Gap prefill: one forward pass over the gaps of all requests of a batch.
 
-Owns the rewriting of SGLang's `ForwardBatch`: every gap `[a, b)` becomes a *virtual sequence* with its request's own
-row, `extend_prefix_len = a`, `extend_seq_len = b - a`, `seq_len = b`. A layer writes its KV into the pool before
-attention reads the row, so a later gap sees the earlier gaps of that layer and the spliced runs between them: one
-pass gives the causal result. It must not plan, and it must not know which cache is attached.
+Every gap `[a, b)` becomes a *virtual sequence* with its request's own row, `extend_prefix_len = a`,
+`extend_seq_len = b - a`, `seq_len = b`. A layer writes its KV into the pool before attention reads the row, so a later
+gap sees the earlier gaps of that layer and the spliced runs between them: one pass gives the causal result.
 
     row of one request
     [0, P)      prefix hit        owned by the tree
@@ -16,14 +15,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from sglang_pic.adapter.serve.state import PendingSplice, RunSource
+from sglang_pic.adapter.seams import ForwardBatch, ModelRunner
+from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.core import Run
 
 __all__ = ["GapBatch", "Splice", "build_gap_batch"]
 
@@ -56,13 +57,11 @@ class GapBatch:
     start_lens: list[int]
     """Per request, `extend_logprob_start_len` counted in computed tokens."""
 
-    locks: list[object] = field(default_factory=list)
-
-    flipped: torch.Tensor | None = None
-    """Slots of rows that a test of the audit has corrupted, int64."""
+    locks: ExitStack = field(default_factory=ExitStack)
+    """Keeps the donors' rows in the tree until whoever executes the splice closes it."""
 
     @contextmanager
-    def narrowed(self, forward_batch: Any, model_runner: Any) -> Iterator[None]:
+    def narrowed(self, forward_batch: ForwardBatch, model_runner: ModelRunner) -> Iterator[None]:
         """Rewrite `forward_batch` to the virtual sequences, and put it back on leaving, also on an error."""
         replaced = self._narrow_fields(forward_batch)
         saved = {name: getattr(forward_batch, name) for name in (*replaced, *_BOUND_FIELDS)}
@@ -82,7 +81,7 @@ class GapBatch:
             for name, value in saved.items():
                 setattr(forward_batch, name, value)
 
-    def per_request_view(self, forward_batch: Any) -> Any:
+    def per_request_view(self, forward_batch: ForwardBatch) -> ForwardBatch:
         """The batch as the logits step must see it: lengths by request, in computed tokens.
 
         `forward_batch` may be the runner's own copy of the narrowed batch; it is not changed.
@@ -95,13 +94,13 @@ class GapBatch:
         view.extend_logprob_start_lens_cpu = list(self.start_lens)
         return view
 
-    def _narrow_fields(self, fb: Any) -> dict[str, Any]:
+    def _narrow_fields(self, fb: ForwardBatch) -> dict[str, Any]:
         device = fb.seq_lens.device
         owners = torch.tensor(self.owners, dtype=torch.int64)
         rows = owners.to(device, non_blocking=True)
         extend_lens = [end - start for start, end in zip(self.prefix_lens, self.seq_lens, strict=True)]
         starts = np.concatenate(([0], np.cumsum(extend_lens)[:-1]))
-        int32 = {"dtype": torch.int32, "device": device}
+        int32: dict[str, Any] = {"dtype": torch.int32, "device": device}
         fields: dict[str, Any] = {
             "batch_size": len(self.owners),
             "input_ids": fb.input_ids[self.kept],
@@ -151,7 +150,7 @@ def build_gap_batch(
     """Lay out the gap prefill of a batch.
 
     Args:
-        pending: per request, its splice, or `None` where the whole extend is computed.
+        pending: per request, its splice, whose locks the layout takes over, or `None` where all of it is computed.
         prefix_lens: per request, tokens that are in its row already.
         extend_lens: per request, tokens of the batch's flat extend.
         start_lens: per request, `extend_logprob_start_len`.
@@ -162,9 +161,8 @@ def build_gap_batch(
         The layout; its splice covers every run of every request.
     """
     owners, starts, ends, kept, computed, logprob_starts = [], [], [], [], [], []
-    runs: list[tuple[RunSource, torch.Tensor]] = []
-    flipped: list[torch.Tensor] = []
-    locks: list[object] = []
+    moves: list[_Move] = []
+    locks = ExitStack()
     offset = 0
     for i, (splice, prefix_len, extend_len) in enumerate(zip(pending, prefix_lens, extend_lens, strict=True)):
         gaps = [(prefix_len, prefix_len + extend_len)] if splice is None else splice.plan.gaps
@@ -178,13 +176,11 @@ def build_gap_batch(
         logprob_starts.append(computed[-1] - (extend_len - start_lens[i]))
         assert logprob_starts[-1] >= 0, "a token whose logprob is wanted was spliced"
         if splice is not None:
-            runs += [(run, rows[i]) for run in splice.runs]
-            if splice.flip:
-                flipped += [rows[i][run.target_start : run.target_end] for run in splice.runs]
-            locks += splice.locks
+            moves += [_Move(run, slots, rows[i]) for run, slots in splice.sources]
+            locks.push(splice.locks)
         offset += extend_len
     return GapBatch(
-        splice=_gather_splice(runs, device),
+        splice=_gather_splice(moves, device),
         owners=owners,
         prefix_lens=starts,
         seq_lens=ends,
@@ -192,18 +188,25 @@ def build_gap_batch(
         computed_lens=computed,
         start_lens=logprob_starts,
         locks=locks,
-        flipped=torch.cat(flipped).to(torch.int64) if flipped else None,
     )
 
 
-def _gather_splice(runs: Sequence[tuple[RunSource, torch.Tensor]], device: torch.device) -> Splice:
-    if not runs:
+class _Move(NamedTuple):
+    """A run, the slots that it is read from, and the row of slots that it is written to."""
+
+    run: Run
+    slots: torch.Tensor
+    row: torch.Tensor
+
+
+def _gather_splice(moves: Sequence[_Move], device: torch.device) -> Splice:
+    if not moves:
         empty = torch.empty(0, dtype=torch.int64, device=device)
         return Splice(empty, empty, empty)
-    lens = np.array([run.target_end - run.target_start for run, _ in runs])
-    shifts = np.repeat(np.array([run.shift for run, _ in runs], dtype=np.int64), lens)
+    lens = np.array([run.num_tokens for run, _, _ in moves])
+    shifts = np.repeat(np.array([run.shift for run, _, _ in moves], dtype=np.int64), lens)
     return Splice(
-        src=torch.cat([run.slots for run, _ in runs]),
-        dst=torch.cat([row[run.target_start : run.target_end] for run, row in runs]).to(torch.int64),
+        src=torch.cat([slots for _, slots, _ in moves]),
+        dst=torch.cat([row[run.target_start : run.target_end] for run, _, row in moves]).to(torch.int64),
         shifts=torch.from_numpy(shifts).to(device, non_blocking=True),
     )

@@ -1,19 +1,22 @@
-"""Resolves donors in the radix tree: the path is matched again, which proves that its rows are resident.
+"""Resolves donors in the radix tree: a donor's path is matched again, which proves that its rows are resident.
 
-Owns the locks of one plan. The match refreshes the path's age, and the lock holds its rows until they have been copied.
-It must not choose donors.
+The match refreshes the path's age. A lock holds the rows until they have been copied.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from array import array
+from contextlib import ExitStack
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.seams import Tree
 from sglang_pic.core import Path
-
-if TYPE_CHECKING:
-    from sglang_pic.adapter.serve.cache import PicRadixCache
 
 __all__ = ["TreeResolver"]
 
@@ -26,17 +29,15 @@ class _Resident(NamedTuple):
 
 
 class TreeResolver:
-    """The callback of one plan; `slots` and `keep_locks_of` serve what the plan chose.
+    """The `Resolver` of one plan.
 
     Args:
-        cache: the tree.
-        extra_key: the namespace of the request, SGLang's extra key.
-        cache_salt: the namespace of the request, SGLang's salt.
+        tree: the radix tree.
+        namespace: the one that the donors are in.
     """
 
-    def __init__(self, cache: PicRadixCache, extra_key: str | None, cache_salt: str | None) -> None:
-        self._cache = cache
-        self._namespace = (extra_key, cache_salt)
+    def __init__(self, tree: Tree, namespace: Namespace) -> None:
+        self._tree, self._namespace = tree, namespace
         self._found: dict[Path, _Resident] = {}
 
     def __call__(self, path: Path, end: int) -> int:
@@ -46,14 +47,19 @@ class TreeResolver:
             return len(known.slots)
         # The tree matches whole pages: ask for the page that holds the last token. A path that is asked for again
         # carries several runs: it is matched to its end, once.
-        page_size = self._cache.page_size
+        page_size = self._tree.page_size
         tokens = path.tokens(min(-(-end // page_size) * page_size, len(path)) if known is None else None)
-        result = self._cache.match_path(tokens, *self._namespace)
+        key = RadixKey(
+            array("q", tokens.astype(np.int64).tobytes()),
+            self._namespace.extra_key,
+            cache_salt=self._namespace.cache_salt,
+        )
+        result = self._tree.match_prefix(MatchPrefixParams(key=key))
         if known is not None:
-            self._cache.unlock(known.lock)
-        slots = self._cache.path_device_indices(result.last_device_node)[: result.device_prefix_len]
-        self._found[path] = _Resident(slots, self._cache.lock(result.last_device_node))
-        return result.device_prefix_len
+            self._tree.unlock(known.lock)
+        slots = self._tree.path_device_indices(result.last_device_node)[: result.device_prefix_len]
+        self._found[path] = _Resident(slots, self._tree.lock(result.last_device_node))
+        return len(slots)
 
     def slots(self, path: Path, start: int, end: int) -> torch.Tensor:
         """The slots of `[start, end)` on a path that was resolved up to `end`: `[end - start]`, int64."""
@@ -61,14 +67,13 @@ class TreeResolver:
         assert len(slots) == end - start, (len(slots), start, end)
         return slots.to(torch.int64)
 
-    def keep_locks_of(self, paths: list[Path]) -> list[object]:
-        """The locks of `paths`, now the caller's, each once; every other lock is given back."""
-        kept = set(paths)
-        locks: list[object] = []
+    def keep_locks_of(self, paths: list[Path]) -> ExitStack:
+        """The locks of `paths`, each once, which the caller closes; every other lock is given back."""
+        kept, locks = set(paths), ExitStack()
         for path, found in self._found.items():
             if path in kept:
-                locks.append(found.lock)
+                locks.callback(self._tree.unlock, found.lock)
             else:
-                self._cache.unlock(found.lock)
+                self._tree.unlock(found.lock)
         self._found.clear()
         return locks

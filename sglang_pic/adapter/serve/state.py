@@ -1,87 +1,71 @@
 """What the adapter remembers of one request while SGLang serves it.
 
-It hangs on SGLang's `Req` as the attribute `pic`, set when the request is built. It owns the request's options, the
-plan that waits for its forward pass, and which spans of its row were spliced. It must not know how plans are made.
+It hangs on SGLang's `Req` as the attribute `pic`, set when the request is built.
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import torch
 
-from sglang_pic.adapter.serve.options import RequestOptions
-from sglang_pic.core import DropReason, Plan
+from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.seams import Req
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.options import Mode, RequestOptions
+from sglang_pic.core import DropReason, Plan, Run
 
-__all__ = ["Namespace", "PendingSplice", "RequestState", "RunSource", "is_streaming"]
-
-Namespace = tuple[str | None, str | None]
-"""What nothing crosses: SGLang's extra key (with the adapter in it) and the cache salt."""
-
-
-class RunSource(NamedTuple):
-    """One run of a plan with the slots of its donor, resolved in the tree and locked."""
-
-    target_start: int
-    target_end: int
-    shift: int
-    slots: torch.Tensor
-    """Donor slots, `[target_end - target_start]`, int64, on the pool's device."""
+__all__ = ["PendingSplice", "RequestState", "goes_by_place", "is_apart"]
 
 
 @dataclass(slots=True)
 class PendingSplice:
-    """A plan on its way to the forward pass, with its donors' slots and the tree locks that keep them.
-
-    `slots` has one tensor per run of the plan, at least as long as the run. `locks` are receipts of the tree; whoever
-    drops a `PendingSplice` gives them back.
-    """
+    """A plan on its way to the forward pass, with its donors' slots."""
 
     plan: Plan
     slots: list[torch.Tensor]
-    locks: list[object]
-    rotate: bool = True
-    """False in the naive control of an experiment only."""
-    flip: bool = False
-    """True in a test of the audit only: the spliced rows are corrupted."""
+    """For each run of the plan the slots it is read from: `[run.num_tokens]` or longer, int64, on the pool's device."""
+    locks: ExitStack = field(default_factory=ExitStack)
+    """Keeps the donors' rows in the tree. Whoever holds the splice closes it, once the rows have been copied or are not
+    needed any more."""
 
     @property
-    def runs(self) -> list[RunSource]:
-        """The plan's runs with the slots they are read from."""
-        return [
-            RunSource(run.target_start, run.target_end, run.shift if self.rotate else 0, slots[: run.num_tokens])
-            # A clipped plan has fewer runs; those that are left are its first ones.
-            for run, slots in zip(self.plan.runs, self.slots, strict=False)
-        ]
-
-    def clip(self, end: int) -> None:
-        """Keep only `[prefix_len, end)` of the plan."""
-        self.plan = self.plan.clip(end)
+    def sources(self) -> list[tuple[Run, torch.Tensor]]:
+        """The plan's runs, each with the slots it is read from."""
+        # A clipped plan has fewer runs: the first ones.
+        return [(run, slots[: run.num_tokens]) for run, slots in zip(self.plan.runs, self.slots, strict=False)]
 
 
 @dataclass(slots=True)
 class RequestState:
-    """The adapter's side of one request."""
+    """The adapter's side of one request.
+
+    A plan is made by `planning.py`, clipped and kept or dropped at admission, and taken by the forward pass. A request
+    that leaves before that drops its plan when its row is released.
+    """
 
     options: RequestOptions
-    namespace: Namespace = (None, None)
-    """As the client named it, without the marks of ours that its key in the tree may have."""
+    namespace: Namespace = field(default_factory=Namespace)
+    """As the client named it, without our marks."""
 
     generation: int = 0
-    """How often audits had switched the namespace off, and an operator on again, when the request was received."""
+    """How often the namespace had been switched on again when the request was received."""
 
     is_diverted: bool = False
-    """Received while the namespace was off: served as if it had opted out."""
+    """Received while audits had switched the namespace off: served as if it had opted out."""
 
     is_drawn: bool = False
     """The audit wants the logits of the pass that is admitted."""
 
     pending: PendingSplice | None = None
-    """Planned and locked; taken by the forward pass that executes it."""
+    """The plan that waits for the forward pass."""
 
     dropped: dict[DropReason, int] = field(default_factory=dict)
     """Candidate runs that the last plan left out, by reason."""
+
+    lost_plan: Fallback | None = None
+    """Why the last plan was dropped as a whole."""
 
     matched_len: int | None = None
     """Tokens of the first exact prefix match; `None` until the request is admitted."""
@@ -92,13 +76,50 @@ class RequestState:
     spliced: list[tuple[int, int]] = field(default_factory=list)
     """Spans of the row that hold spliced rows, ascending."""
 
-    def forget_row(self) -> None:
-        """The row was given back (retraction): whatever it held is gone, and the next prefill starts anew."""
+    def drop_plan(self, reason: Fallback | None = None) -> None:
+        """Give the plan up, if there is one, and unlock its donors; `reason` is counted if the request is admitted."""
+        if self.pending is not None:
+            self.pending.locks.close()
+            self.pending = None
+            self.lost_plan = reason
+
+    def admit(self, start: int, end: int, *, first_chunk: bool) -> Plan | None:
+        """Note that `[start, end)` of the row is prefilled next, and clip the plan to it; what is left of the plan."""
+        if first_chunk:
+            self.matched_len = start
+        if self.pending is None:
+            return None
+        self.pending.plan = plan = self.pending.plan.clip(end)
+        self.spliced += [(run.target_start, run.target_end) for run in plan.runs]
+        return plan
+
+    def take_plan(self) -> PendingSplice | None:
+        """Hand the plan and its donors' locks to the forward pass; `None` where there is nothing to splice."""
+        pending, self.pending = self.pending, None
+        if pending is not None and not pending.plan.runs:
+            pending.locks.close()
+            return None
+        return pending
+
+    def release_row(self) -> None:
+        """The row is gone, because the request ended or was retracted: a later prefill starts anew."""
+        self.drop_plan()
         self.matched_len = None
         self.is_drawn = False
         self.spliced.clear()
 
 
-def is_streaming(req: Any) -> bool:
-    """Whether SGLang's request is a turn of a streaming session; it is served as one that opted out, on every turn."""
-    return req.session is not None and bool(req.session.streaming)
+def is_apart(req: Req) -> bool:
+    """Whether the request's rows are kept apart from spliced ones, in the namespace of those that opted out."""
+    state: RequestState = req.pic
+    # A later turn of a streaming session goes on with the row of the first, whatever it asks for itself.
+    is_streaming = req.session is not None and bool(req.session.streaming)
+    return state.options.mode is Mode.OFF or state.is_diverted or is_streaming
+
+
+def goes_by_place(req: Req) -> bool:
+    """Whether SGLang brings or takes something of a request by its tokens' places in the whole batch.
+
+    Such a batch cannot be narrowed to its gaps.
+    """
+    return bool(req.input_embeds is not None or req.positional_embed_overrides is not None or req.return_hidden_states)

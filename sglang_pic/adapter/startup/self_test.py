@@ -158,8 +158,10 @@ class _Bench:
         self.splicer.view.fill(self.spliced, 0xFF)
         batch = self._batch(prompt.tokens, self.spliced)
         total = len(prompt.tokens)
-        pending = PendingSplice(plan, rows, [], rotate=rotate)
-        hand_over(batch, build_gap_batch([pending], [0], [total], [total], [self.row], batch.input_ids.device))
+        gap = build_gap_batch([PendingSplice(plan, rows)], [0], [total], [total], [self.row], batch.input_ids.device)
+        if not rotate:
+            gap.splice.shifts.zero_()
+        hand_over(batch, gap)
         moved = torch.cat([torch.arange(run.target_start, run.target_end) for run in plan.runs]).to(self.full.device)
         full, spliced = PromptPass(logits, self.full[moved]), PromptPass(self._forward(batch), self.spliced[moved])
         return measure_prompt(self.splicer, full, spliced)

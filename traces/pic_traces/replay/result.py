@@ -37,8 +37,9 @@ class TokenSources(NamedTuple):
 def token_sources(reply: StreamReply, *, is_sglang: bool) -> TokenSources:
     """Read the usage report.
 
-    `cached_tokens` counts prefix and chunk hits together, the details' `pic` the chunk hits among them. SGLang was
-    asked for details, and leaves them out where nothing was cached: there, no report means 0.
+    `cached_tokens` counts prefix and chunk hits together, and is what `device`, `host` and `storage` of the details add
+    up to; `pic` is the chunk hits among them. SGLang was asked for details, and leaves them out where nothing was
+    cached: there, no report means 0.
     """
     usage = reply.usage or {}
     prompt = as_type(usage.get("prompt_tokens"), int)
@@ -48,7 +49,7 @@ def token_sources(reply: StreamReply, *, is_sglang: bool) -> TokenSources:
     details = details if isinstance(details, dict) else {}
     cached = as_type(usage_details.get("cached_tokens"), int)
     if cached is None and is_sglang and prompt is not None:
-        cached = sum(as_type(value, int) or 0 for value in details.values())
+        cached = sum(as_type(details.get(source), int) or 0 for source in ("device", "host", "storage"))
     if prompt is None or cached is None:
         return TokenSources(prompt, cached, None, None, None, _plain(details))
     chunk_hit = as_type(details.get("pic"), int) or as_type(usage_details.get("pic"), int) or 0

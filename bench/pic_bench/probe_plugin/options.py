@@ -1,0 +1,113 @@
+"""What an experiment can ask for: switches of a server, and options of a single request."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from sglang_pic.adapter.serve.options import RequestOptions
+from sglang_pic.core import ReusePolicy
+from sglang_pic.errors import ConfigError
+
+__all__ = ["PROBE_PLUGIN", "PROBE_VARIABLE", "ProbeConfig", "ProbedOptions", "RequestProbe", "load", "probe_of"]
+
+PROBE_PLUGIN = "pic_probe"
+"""The entry point's name."""
+PROBE_VARIABLE = "SGLANG_PIC_PROBE"
+_RECORD_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+
+
+class ProbeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The switches of a server, as JSON in `SGLANG_PIC_PROBE`."""
+
+    ignore_prefix: bool = False
+    """Serve nothing from the exact prefix, so that a repeated prompt is spliced from its own chunks at shift 0."""
+    check_invariants: bool = False
+    """Check the whole chunk index after every publication (slow)."""
+    request_options: bool = False
+    """Take `custom_params.pic.testing`, the options of `RequestProbe`."""
+    record_dir: str | None = None
+    """Folder for what requests with `testing.record` computed: logits, spliced spans, keys."""
+
+    @property
+    def names_on(self) -> list[str]:
+        """The switches that are on."""
+        return [name for name in self.__struct_fields__ if getattr(self, name)]
+
+
+class RequestProbe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a request of an experiment may ask for, under `custom_params.pic.testing`."""
+
+    donors_from: str | None = None
+    """The `extra_key` whose donors serve this request. Its own rows stay in its own namespace, so that requests of an
+    experiment neither see nor feed each other."""
+    rotate: bool = True
+    """False copies keys as they are: the naive control."""
+    flip_donors: bool = False
+    """Turn the signs of every spliced row: a corruption for the audit to find. (Rows in another order would be none: a
+    key carries its position with it.)"""
+    policy: dict[str, int] = {}
+    """Settings of the reuse policy for this request alone, any of them and within the bounds of the configuration."""
+    record: str | None = None
+    """Name of the file in `record_dir` that gets what this request computed."""
+    record_keys: bool = False
+    """Record the request's keys too, all layers."""
+
+    def __post_init__(self) -> None:
+        if self.record is not None and not _RECORD_NAME.fullmatch(self.record):
+            raise ValueError(f"record={self.record!r}: must be 1 to 128 letters, digits, '.', '_' or '-'.")
+        msgspec.convert(self.policy, ReusePolicy)
+
+
+class ProbedOptions(RequestOptions, frozen=True, kw_only=True):
+    """The options of a request with those of the experiment."""
+
+    probe: RequestProbe
+
+
+def load() -> ProbeConfig | None:
+    """The switches of this process; `None` where the variable is not set.
+
+    Raises:
+        ConfigError: the variable is not a JSON object of known switches.
+    """
+    text = os.environ.get(PROBE_VARIABLE, "").strip()
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=ProbeConfig)
+    except msgspec.DecodeError as error:
+        allowed = ", ".join(ProbeConfig.__struct_fields__)
+        raise ConfigError(
+            f"{PROBE_VARIABLE}={text!r}: {error}; give a JSON object with any of {allowed}, or unset the variable."
+        ) from error
+
+
+def split_options(custom_params: object) -> tuple[object, RequestProbe | None]:
+    """A request's `custom_params` without the options of the experiment, and these.
+
+    Raises:
+        ConfigError: naming the value and what is allowed.
+    """
+    pic = custom_params.get("pic") if isinstance(custom_params, Mapping) else None
+    if not isinstance(custom_params, Mapping) or not isinstance(pic, Mapping) or "testing" not in pic:
+        return custom_params, None
+    try:
+        probe = msgspec.convert(pic["testing"], RequestProbe)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"custom_params.pic.testing: {error}") from error
+    plain = {name: value for name, value in pic.items() if name != "testing"}
+    return {**custom_params, "pic": plain}, probe
+
+
+def probe_of(req: Any) -> RequestProbe:
+    """What an admitted request of SGLang's asks for."""
+    options = req.pic.options
+    return options.probe if isinstance(options, ProbedOptions) else _NOTHING
+
+
+_NOTHING = RequestProbe()

@@ -1,0 +1,173 @@
+"""The hooks of experiments on the serving path.
+
+SGLang's create_tree_cache         in a scheduler that makes our cache: everything below, and a warning
+options.parse_options              the request's own options
+Planning.plan                      donors of another namespace
+ForwardPath.lay_out, .move_rows    keys left unrotated, rows corrupted
+ForwardPath.__init__               the recorder among the observers
+PicRadixCache.match_prefix         no exact prefix hits
+ContentIndex.publish               the index's invariants
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pic_bench.probe_plugin.options import (
+    PROBE_VARIABLE,
+    ProbeConfig,
+    ProbedOptions,
+    load,
+    probe_of,
+    split_options,
+)
+from sglang_pic.adapter.contract import Symbol, check_contract
+from sglang_pic.errors import PicError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["register"]
+
+logger = logging.getLogger(__name__)
+
+_LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor._get_logits"
+_CREATE = "sglang.srt.mem_cache.registry.create_tree_cache"
+_CONTRACT = (
+    Symbol(_LOGITS, ("hidden_states", "lm_head", "logits_metadata"), why="what is recorded"),
+    Symbol(_CREATE, ("ctx",), ("get_radix_cache_factory(",), why="the moment to hook the serving path"),
+)
+_SERVE = "sglang_pic.adapter.serve"
+
+
+def register() -> None:
+    """Register the hooks that `SGLANG_PIC_PROBE` asks for, if any.
+
+    Raises:
+        SystemExit: the variable is wrong, or SGLang is not what this version was built for. SGLang would swallow an
+            ordinary exception.
+    """
+    try:
+        config = load()
+        if config is None:
+            return
+        check_contract(_CONTRACT)
+    except PicError as error:
+        raise SystemExit(f"sglang_pic: {error}") from error
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    if config.request_options:
+        HookRegistry.register(f"{_SERVE}.options.parse_options", _parse_options, HookType.AROUND)
+    HookRegistry.register(_CREATE, _hook_scheduler(config), HookType.BEFORE)
+
+
+def _hook_scheduler(config: ProbeConfig) -> Callable[..., None]:
+    # NOTE: here and not in `register`, because a hook imports what it wraps, and most of a server's processes have no
+    # use for the serving path.
+    def install(ctx: Any) -> None:
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+        if ctx.server_args.radix_cache_backend != "pic":
+            return
+        if config.request_options:
+            faults = _Faults()
+            HookRegistry.register(f"{_SERVE}.planning.Planning.plan", _plan, HookType.AROUND)
+            HookRegistry.register(f"{_SERVE}.forward.ForwardPath.lay_out", faults.lay_out, HookType.AFTER)
+            HookRegistry.register(f"{_SERVE}.forward.ForwardPath.move_rows", faults.move_rows, HookType.AFTER)
+        # Ranks compute the same logits, so only the first one records; keys are those of its own heads.
+        if config.record_dir is not None and ctx.tp_rank == 0:
+            HookRegistry.register(
+                f"{_SERVE}.forward.ForwardPath.__init__", _add_recorder(Path(config.record_dir)), HookType.BEFORE
+            )
+        if config.ignore_prefix:
+            HookRegistry.register(f"{_SERVE}.cache.PicRadixCache.match_prefix", _ignore_prefix, HookType.AROUND)
+        if config.check_invariants:
+            HookRegistry.register("sglang_pic.core.index.ContentIndex.publish", _check_invariants, HookType.AFTER)
+        HookRegistry.apply_hooks()
+        logger.warning(
+            "sglang_pic: this server is for experiments only: %s switches on %s",
+            PROBE_VARIABLE,
+            ", ".join(config.names_on) or "nothing",
+        )
+
+    return install
+
+
+def _parse_options(original: Callable[..., Any], custom_params: object) -> Any:
+    plain, probe = split_options(custom_params)
+    options = original(plain)
+    if probe is None:
+        return options
+    return ProbedOptions(mode=options.mode, overrides={**probe.policy, **options.overrides}, probe=probe)
+
+
+def _plan(original: Callable[..., None], planning: Any, req: Any, *args: Any, **kwargs: Any) -> None:
+    """Plan under the key of the donors' namespace; publication and the tree see the request's own."""
+    own, donors_from = req.extra_key, probe_of(req).donors_from
+    req.extra_key = own if donors_from is None else donors_from
+    try:
+        original(planning, req, *args, **kwargs)
+    finally:
+        req.extra_key = own
+
+
+class _Faults:
+    """Splices that are wrong on purpose."""
+
+    def __init__(self) -> None:
+        self._flipped: list[torch.Tensor] = []
+        """Slots of the next splice's rows that are corrupted."""
+
+    def lay_out(self, gap: Any, _path: Any, plans: Any, batch: Any, *_: object) -> None:
+        """Each request's rows are one part of the batch's splice, in order."""
+        self._flipped = []
+        at = 0
+        for req, plan in zip(batch.reqs, plans, strict=True):
+            end = at + (0 if plan is None else plan.plan.num_spliced)
+            probe = probe_of(req)
+            if not probe.rotate:
+                gap.splice.shifts[at:end] = 0
+            if probe.flip_donors:
+                self._flipped.append(gap.splice.dst[at:end])
+            at = end
+
+    def move_rows(self, _result: None, path: Any, _gap: Any) -> None:
+        """Every number of the rows changes its sign."""
+        view = path.splicer.view
+        for slots in self._flipped:
+            for buffer in (*view.keys, *view.values):
+                buffer[slots] = -buffer[slots]
+        self._flipped = []
+
+
+def _add_recorder(folder: Path) -> Callable[..., Any]:
+    def add(path: Any, splicer: Any, observers: Any = ()) -> Any:
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+        from pic_bench.probe_plugin.recorder import Recorder
+
+        recorder = Recorder(splicer.view, folder)
+        HookRegistry.register(_LOGITS, recorder.keep, HookType.AFTER)
+        return (path, splicer, [*observers, recorder]), {}
+
+    return add
+
+
+def _ignore_prefix(original: Callable[..., Any], cache: Any, params: Any) -> Any:
+    from sglang.srt.mem_cache.base_prefix_cache import zero_match_result
+
+    from sglang_pic.adapter.serve.state import is_apart
+
+    result = original(cache, params)
+    if params.req is None or is_apart(params.req):
+        return result
+    return zero_match_result(cache, result, extra_key=params.req.extra_key)
+
+
+def _check_invariants(_result: None, index: Any, *_args: object, **_kwargs: object) -> None:
+    from sglang_pic.core.invariants import check
+
+    check(index)

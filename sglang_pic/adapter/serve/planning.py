@@ -1,0 +1,122 @@
+"""Decides for every request whether it is reused at all, and what of it is spliced from where."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.seams import Req, Tree
+from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.options import Mode
+from sglang_pic.adapter.serve.resolver import TreeResolver
+from sglang_pic.adapter.serve.state import PendingSplice, RequestState
+from sglang_pic.config import PicConfig
+from sglang_pic.core import ContentIndex, CostModel, PlanOptions
+
+__all__ = ["Planning", "as_tokens", "tree_namespace"]
+
+
+class Planning:
+    """Makes the plans of one scheduler rank.
+
+    Args:
+        index: the chunk index.
+        config: the operator's settings.
+        cost: what computing and splicing cost here, or `None` to take every run that is long enough.
+        max_gaps: most gaps of one request.
+        max_sequences: most virtual sequences of one batch.
+        auditor: says where splicing is switched off.
+    """
+
+    def __init__(
+        self,
+        index: ContentIndex,
+        config: PicConfig,
+        *,
+        cost: CostModel | None,
+        max_gaps: int,
+        max_sequences: int,
+        auditor: Auditor,
+    ) -> None:
+        self._index, self._config, self._cost, self._auditor = index, config, cost, auditor
+        self._max_gaps, self.max_sequences = max_gaps, max_sequences
+
+    def refusal(self, req: Req) -> Fallback | None:
+        """Why this request neither reuses nor donates, or `None`."""
+        state: RequestState = req.pic
+        has_embeddings = req.input_embeds is not None or req.positional_embed_overrides is not None
+        logprob_start = _logprob_start(req)
+        is_scored = req.multi_item_delimiter_indices is not None or req.token_indices_to_pool is not None
+        in_sink = min(self._config.core.sink_tokens + 1, len(req.origin_input_ids))
+        leaves_nothing = logprob_start is not None and logprob_start < in_sink
+        for holds, reason in (
+            (state.options.mode is Mode.OFF, Fallback.OFF),
+            (not self._auditor.serves(state), Fallback.AUDIT),
+            (has_embeddings or req.multimodal_inputs, Fallback.EMBEDDINGS),
+            (req.lora_id is not None, Fallback.ADAPTER),
+            (leaves_nothing, Fallback.INPUT_LOGPROBS),
+            (req.return_hidden_states, Fallback.HIDDEN_STATES),
+            (is_scored, Fallback.SCORING),
+            (req.session is not None, Fallback.SESSION),
+        ):
+            if holds:
+                return reason
+        return None
+
+    def plan(self, req: Req, tree: Tree, *, max_gaps: int) -> None:
+        """Plan what the request's row still lacks, and lock the donors; the plan waits in `req.pic.pending`.
+
+        Args:
+            req: the request; a plan that it has already is replaced.
+            tree: where the donors' rows are.
+            max_gaps: virtual sequences that the batch has room for.
+        """
+        state: RequestState = req.pic
+        state.drop_plan()
+        state.dropped, state.lost_plan = {}, None
+        policy = state.options.policy(self._config.core)
+        num_left = len(req.full_untruncated_fill_ids) - req.prefix_len
+        if num_left <= policy.min_run_tokens or self.refusal(req) is not None:
+            return
+        namespace = tree_namespace(req)
+        resolver = TreeResolver(tree, namespace)
+        plan = self._index.plan(
+            namespace,
+            as_tokens(req.full_untruncated_fill_ids),
+            prefix_len=req.prefix_len,
+            options=PlanOptions(
+                policy=policy,
+                max_gaps=max(1, min(self._max_gaps, max_gaps)),
+                max_runs=self._config.max_runs,
+                compute_from=_logprob_start(req),
+                cost=self._cost,
+            ),
+            resolve=resolver,
+        )
+        state.dropped = plan.dropped
+        slots = [resolver.slots(run.donor, run.donor_start, run.donor_end) for run in plan.runs]
+        locks = resolver.keep_locks_of([run.donor for run in plan.runs])
+        if plan.runs:
+            state.pending = PendingSplice(plan, slots, locks)
+
+
+def tree_namespace(req: Req) -> Namespace:
+    """Where the request's rows are in the tree."""
+    return Namespace(req.extra_key, req.cache_salt)
+
+
+def as_tokens(token_ids: array[int]) -> np.ndarray:
+    """SGLang's token array as the core wants it: int32, contiguous."""
+    return np.frombuffer(token_ids, dtype=np.int64).astype(np.int32)
+
+
+def _logprob_start(req: Req) -> int | None:
+    """From where on the request wants logprobs, or `None`: those positions have to be computed.
+
+    Of its prompt, or from the prompt's end on: after a retraction its answer so far is prefilled, and SGLang takes the
+    logprobs of that again.
+    """
+    return int(req.logprob_start_len) if req.return_logprob and req.logprob_start_len >= 0 else None

@@ -1,0 +1,46 @@
+"""Tells the chunk index which rows a request computed itself, so that they become donors."""
+
+from __future__ import annotations
+
+from sglang_pic.adapter.seams import Req
+from sglang_pic.adapter.serve.planning import as_tokens, tree_namespace
+from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.core import ContentIndex, intersect_spans
+
+__all__ = ["Publication"]
+
+
+class Publication:
+    """Fills the chunk index of one scheduler rank.
+
+    Args:
+        index: the chunk index.
+        delimiters: token ids that open or close a message of the chat template.
+    """
+
+    def __init__(self, index: ContentIndex, delimiters: frozenset[int]) -> None:
+        self._index, self._delimiters = index, delimiters
+
+    def publish(self, req: Req, path_len: int, *, adopted_from: int) -> None:
+        """Publish which rows of `[adopted_from, path_len)` the request computed itself, and which were spliced.
+
+        NOTE: only rows that the tree adopted count. Rows of another request that got there first stay as that request
+        published them; ours were freed as duplicates.
+        """
+        state: RequestState = req.pic
+        if state.matched_len is None:
+            return
+        start = max(adopted_from, state.matched_len)
+        if start >= path_len:
+            return
+        self._index.publish(
+            tree_namespace(req),
+            as_tokens(req.full_untruncated_fill_ids[:path_len]),
+            [(start, path_len)],
+            spliced=intersect_spans(state.spliced, start, path_len),
+            delimiters=self._delimiters,
+        )
+
+    def flush(self) -> None:
+        """The tree was emptied: there are no donors."""
+        self._index.flush()
