@@ -1,8 +1,8 @@
 """Does a splice by itself add an error? A prompt served by its own chunks, against a full prefill.
 
-The probe's switch `ignore_prefix` throws exact prefix hits away, so the second of two equal prompts is spliced at shift 0
-in its own context. Beside it stands what stock SGLang does to itself: the same prompt cold, then as an exact prefix
-hit. In float32 both should be exact; in bf16 the splice should be no further off than the hit.
+The probe's switch `ignore_prefix` throws exact prefix hits away, so the second of two equal prompts is spliced at
+shift 0 in its own context. Beside it stands what stock SGLang does to itself: the same prompt cold, then as an exact
+prefix hit. In float32 both should be exact; in bf16 the splice should be no further off than the hit.
 """
 
 from __future__ import annotations
