@@ -102,11 +102,6 @@ class Chunker:
 
 
 def _delimiter_positions(tokens: Tokens, start: int, end: int, delimiters: frozenset[int]) -> list[int]:
-    if not delimiters or start >= end:
+    if not delimiters:
         return []
-    window = tokens[start:end]
-    is_delimiter = np.zeros(len(window), dtype=bool)
-    # The order does not matter: the union is the same.
-    for delimiter in delimiters:
-        is_delimiter |= window == delimiter
-    return (np.flatnonzero(is_delimiter) + start).tolist()
+    return (np.flatnonzero(np.isin(tokens[start:end], [*delimiters])) + start).tolist()

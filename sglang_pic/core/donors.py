@@ -27,7 +27,7 @@ NONE = -1
 # eight. The bound is for text that ends in one repeated line: up to 5 endings in 10,000, with up to 2.5 % of all names.
 _MAX_DONORS_PER_ENDING = 32
 
-# Numbers kept for donors to come, beside twice as many as there are donors.
+# Free numbers that are kept, beside twice as many as there are donors.
 _MIN_FREE = 64
 
 
@@ -67,7 +67,7 @@ class DonorTable:
         return len(self.nodes) - len(self._free)
 
     def add(self, ending: int, name: int, node: Node, start: int, length: int) -> None:
-        """Make a place the freshest donor of its chunk; nothing happens where it is one."""
+        """Make a place the freshest donor of its chunk, unless it is a donor already."""
         if ending in self.heads:
             donors = self.of(ending)
             same = [donor for donor in donors if self.names[donor] == name]
@@ -95,7 +95,7 @@ class DonorTable:
     def scan(self, tokens: Tokens, start: int, end: int) -> tuple[list[int], list[int]]:
         """Where in `(start, end]` a known chunk may end, ascending, and the ending hash of each place.
 
-        Few of the places lead to nothing: their ending is not among `heads`. Cost O(end - start) in numpy.
+        A few places are there by chance: their ending is not in `heads`. Cost O(end - start) in numpy.
         """
         first = max(0, start + 1 - ENDING_LEN)
         hashes = ending_hashes(tokens[first:end])
@@ -103,9 +103,9 @@ class DonorTable:
         return (places + (first + ENDING_LEN)).tolist(), hashes[places].tolist()
 
     def ending_at(self, ending: int, data: memoryview, end: int) -> tuple[list[int], int]:
-        """The donors whose chunk ends at `end` of the tokens whose bytes are `data`, freshest first, by name.
+        """The donors of chunks that end at `end` of the tokens with the bytes `data`, freshest first, found by name.
 
-        Also how many spans were named to find out.
+        Also how many spans were named to find them.
         """
         found = []
         names: dict[int, int] = {}
@@ -166,7 +166,7 @@ class DonorTable:
             node.donors.append(donor)
 
     def close(self) -> None:
-        """The table goes with its namespace: nothing is in it, only its filter counts."""
+        """Take the filter of an empty table out of the sizes, because its namespace goes."""
         assert not self.heads, "a table is closed when it is empty"
         self._size.num_filter_slots -= self.filter.num_slots
 

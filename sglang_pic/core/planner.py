@@ -32,15 +32,15 @@ Where the tree holds pages, no further than the page of the token before `end`. 
 one plan an answer never takes back an earlier one. It must not call the index.
 """
 
-# Preceding tokens that are compared to prefer one donor over another, and to spare a run its seam.
+# Tokens before a span that are compared to choose between donors, and to leave out a seam.
 _CONTEXT_TOKENS = 16
 # Candidates are compared over at most this many times the tokens of the prompt, plus a constant for short ones.
 _WORK_FACTOR = 32
 _WORK_FLOOR = 1 << 16
 # The prompt is scanned in blocks, so that the inside of a long run need not be scanned.
 _BLOCK_TOKENS = 16384
-# What looking at one donor costs beside the tokens it shares, in tokens; what naming a span to compare it with another
-# name costs; About 20 ns a token, on the machine of the design notes.
+# What looking at a donor costs beside the tokens it shares, and what naming a span costs, in tokens compared (about
+# 20 ns each).
 _WORK_PER_DONOR = 64
 _WORK_PER_NAME = 8
 # Tokens of a donor's context that are looked for in the prompt at the cost of comparing one.
@@ -116,7 +116,7 @@ class Planner:
         self._dropped: Counter[DropReason] = Counter()
         self._used: list[Node] = []
         self._paths = PlanPaths(tokens)
-        # (serial of a node, shift) -> end of an equal span there that is not worth a run: other chunks lead there too.
+        # (serial of a node, shift) -> end of an equal span that is not worth a run; its other chunks lead to it too.
         self._short: dict[tuple[int, int], int] = {}
         self._work = 0
 
@@ -202,7 +202,7 @@ class Planner:
         if len(candidates) == 1:
             return candidates[0]
         longest = max(found.end - found.start for found in candidates)
-        # Nearly as long is as good: then going on with the last donor, and an equal context, count for more.
+        # Of spans nearly as long, the one at the last run's shift is best, then the one with the longer equal context.
         tolerated = longest - min(self._limits.min_run, longest // 8)
         near = [found for found in candidates if found.end - found.start >= tolerated]
         # `max` keeps the first of equals, which is the freshest.

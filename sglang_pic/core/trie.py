@@ -81,17 +81,7 @@ class Trie:
 
     def walk(self, tokens: Tokens) -> tuple[Node, int]:
         """The deepest node on the path of `tokens`, and how many leading tokens are stored."""
-        node, at = self.root, 0
-        while at < len(tokens):
-            child = node.children.get(int(tokens[at]))
-            if child is None:
-                break
-            same = common_len(child.tokens, tokens[at:])
-            at += same
-            node = child
-            if same < len(child.tokens):
-                break
-        return node, at
+        return equal_end(self.root, 0, 0, tokens, len(tokens), ANY)
 
     def append(self, parent: Node, tokens: Tokens) -> Node:
         """A child of `parent` that holds a copy of `tokens`; `parent` must not have one with the same first token."""
