@@ -15,7 +15,7 @@ from pic_bench.fidelity.tables import comparisons_table
 NAIVE = "not rotated less rotated, seam 1"
 FIRST = "seam 0 less seam 1"
 LONGER = "seam 1 less seam 32"
-FLOOR = "seam 1 less exact"
+FLOOR = "seam 1 less exact hit"
 DONORS = "donors alone less in context, seam 1"
 
 

@@ -13,6 +13,7 @@ from pic_bench.fidelity.summary import Comparison, seam_of
 from pic_bench.report.stats import bootstrap
 
 SPLICED = {Donors.ISOLATED: "alone", Donors.CONTEXT: "in context"}
+FLOORS = {"exact": "exact hit", "retest": "full prefill again"}
 Pairs = Sequence[tuple[Probe, Probe]]
 
 
@@ -43,7 +44,7 @@ def _pairs(panels: Sequence[Panel], donors: Donors) -> Iterator[tuple[str, Pairs
     if longest > 1:
         compared.append((f"seam 1 less seam {longest}", "seam-1", f"seam-{longest}"))
     if floor is not None:
-        compared.append((f"seam 1 less {floor}", "seam-1", floor))
+        compared.append((f"seam 1 less {FLOORS[floor]}", "seam-1", floor))
     for what, first, second in compared:
         pairs = [pair for p in panels for pair in pair_arms(p.arm(first, donors), p.arm(second, donors)).pairs]
         if pairs:

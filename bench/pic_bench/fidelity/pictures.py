@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from pic_bench.fidelity.record import Donors
 from pic_bench.fidelity.summary import CONTROLS, Cell, seam_of
 from pic_bench.fidelity.tables import UNDECIDED, arm_name
-from pic_bench.report.figures import LINES, Drawing, colour, drawing
+from pic_bench.report.figures import LINES, Drawing, colour, drawing, place
 from pic_bench.report.numbers import divergence, plural, points, share, tick
 from pic_bench.report.stats import Estimate
 
@@ -86,7 +86,7 @@ def scores(cells: Sequence[Cell]) -> Picture | None:
             rows.append((name + UNDECIDED * cell.incompetent, cell.score_change, LINES[arms.index(cell.arm) % 6]))
     title, height = f"Change of score: {kept[0].dtype}", 60.0 + 28 * len(rows)
     with drawing(title, WIDTH, height) as (drawn, figure):
-        axes = figure.add_axes((250 / WIDTH, 50 / height, 1 - 264 / WIDTH, 1 - 58 / height))
+        axes = place(figure, left=250, top=8, right=14, bottom=50)
         for row, (name, change, line) in enumerate(rows):
             assert change is not None
             axes.hlines(row, change.low, change.high, color=colour(line), linewidth=1.8)
@@ -149,9 +149,9 @@ def plot(
     write = divergence if y_title == KL else share
     where = (lambda x: f"{slots[int(x)]:,}") if slots else (lambda x: f"{x:.1%} computed")
     rows = math.ceil((len(series) + len(floor)) / 3)
-    height = 340.0 + 18 * rows
+    height = 344.0 + 18 * rows
     with drawing(title, WIDTH, height) as (drawn, figure):
-        axes = figure.add_axes((62 / WIDTH, 46 / height, 1 - 76 / WIDTH, 1 - (86 + 18 * rows) / height))
+        axes = place(figure, left=62, top=44 + 18 * rows, right=14, bottom=46)
         for name, estimate in floor.items():
             band = axes.axhspan(estimate.low, estimate.high, color=colour(FLOOR), alpha=0.28, linewidth=0)
             band.set_url(f"{name}: {_says(estimate, write)}")
@@ -177,8 +177,8 @@ def plot(
             axes.margins(x=0.12)
             axes.xaxis.set_major_formatter(lambda value, _: f"{value * 100:g} %")
         axes.set_xlabel(x_title)
-        axes.set_title(y_title, fontsize=12, fontweight="normal", color=colour("muted"), pad=8, x=-0.12)
-        axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(-0.12, 1.09), fontsize=11)
+        axes.set_title(y_title, fontsize=12, fontweight="normal", color=colour("muted"), pad=12, x=-0.12)
+        axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(-0.12, 1.1), fontsize=11)
     return drawn
 
 
@@ -204,13 +204,13 @@ def _log_axis(axes: Axes, estimates: Sequence[Estimate]) -> None:
     axes.set_yticks([], minor=True)
 
 
-def _arms(cells: Sequence[Cell], columns: Sequence[int], place: Callable[[Cell], int | None]) -> list[Curve]:
+def _arms(cells: Sequence[Cell], columns: Sequence[int], where: Callable[[Cell], int | None]) -> list[Curve]:
     """Curves of the arms that tell most: naive, seams 0, 1, 8 and the longest."""
     seams = {seam for cell in cells if (seam := seam_of(cell.arm)) is not None}
     wanted = ["naive", *(f"seam-{seam}" for seam in sorted(seams & {0, 1, 8} | {max(seams, default=0)}))]
     series = []
     for arm in wanted:
-        curve = [(columns.index(where), c.kl) for c in cells if c.arm == arm and (where := place(c)) in columns]
+        curve = [(columns.index(at), c.kl) for c in cells if c.arm == arm and (at := where(c)) in columns]
         if curve:
             series.append(Curve(arm_name(arm).partition(" (")[0], curve, "--" if arm == "naive" else "-"))
     return series

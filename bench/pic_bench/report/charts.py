@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from textwrap import fill
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from pic_bench.compare.pairing import Pair
 from pic_bench.compare.summary import ArmSummary, Paired, Summary
-from pic_bench.report.figures import Drawing, colour, drawing, log_ticks
+from pic_bench.report.figures import Drawing, colour, drawing, log_ticks, place
 from pic_bench.report.numbers import count, percent, seconds, times
 from pic_bench.report.stats import median, ratio
 
@@ -27,7 +28,7 @@ def speedup_scatter(pairs: Sequence[Pair], paired: Paired) -> Drawing:
     """TTFT speedup of every paired request against its chunk-hit tokens, with the median of each bucket."""
     points = [(pair, s) for pair in pairs if (s := pair.speedup) is not None and s > 0]
     with drawing("Speedup of time to first token against chunk-hit tokens", WIDTH, 330) as (drawn, figure):
-        axes = figure.add_axes(_inside(WIDTH, 330, left=52, top=30, right=14, bottom=50))
+        axes = place(figure, left=52, top=30, right=14, bottom=50)
         if not points:
             _say(axes, "no paired requests")
             return drawn
@@ -48,16 +49,14 @@ def speedup_scatter(pairs: Sequence[Pair], paired: Paired) -> Drawing:
             axes.hlines(bucket.ttft_speedup_p50, low, high, color=colour("ink"), linewidth=2.4)
             middle = 0.0 if bucket.low == 0 else float(np.sqrt(low * high))
             ground = {"facecolor": colour("ground"), "edgecolor": "none", "alpha": 0.75, "pad": 1}
-            label = times(bucket.ttft_speedup_p50)
-            axes.annotate(
-                label,
-                (middle, bucket.ttft_speedup_p50),
-                xytext=(0, 6),
-                textcoords="offset points",
-                ha="center",
-                weight="bold",
-                bbox=ground,
-            )
+            over: dict[str, Any] = {
+                "xytext": (0, 6),
+                "textcoords": "offset points",
+                "ha": "center",
+                "weight": "bold",
+                "bbox": ground,
+            }
+            axes.annotate(times(bucket.ttft_speedup_p50), (middle, bucket.ttft_speedup_p50), **over)
         axes.set_xlim(-18, most)
         axes.set_xticks([0, *(t for t in (64, 256, 1000, 4000, 16000) if t <= most)])
         axes.set_xticklabels(["none", *(count(tick) for tick in axes.get_xticks()[1:])])
@@ -75,10 +74,10 @@ def poster(arms: Mapping[str, ArmSummary], ttfts: Mapping[str, Sequence[float]])
     legend = 20.0 * ((len(arms) + 2) // 3)
     height = 64 + bars + 62 + legend + 250
     with drawing("Prompt tokens by source, and time to first token", width, height) as (drawn, figure):
-        over = figure.add_axes(_inside(width, height, left=96, top=60, right=6, bottom=height - 64 - bars))
+        over = place(figure, left=96, top=60, right=6, bottom=height - 64 - bars)
         _draw_sources(over, arms)
         over.set_title("Where the prompt tokens came from", x=-96 / (width - 102), pad=30)
-        under = figure.add_axes(_inside(width, height, left=52, top=height - 242, right=14, bottom=50))
+        under = place(figure, left=52, top=height - 242, right=14, bottom=50)
         _draw_ecdf(under, arms, ttfts)
         under.set_title("Time to first token", x=-52 / (width - 66), pad=14 + legend)
     return drawn
@@ -88,12 +87,9 @@ def scenes(summaries: Sequence[Summary]) -> Drawing:
     """For every scene: tokens computed and TTFT, stock against patched, and how many answers begin alike."""
     label, width, height = "Stock against patched, scene by scene", 820.0, 56.0 + 92 * len(summaries)
     with drawing(label, width, height) as (drawn, figure):
-        titles = ("Tokens computed", "Median TTFT, 2nd call on")
-        places = ((170.0, 400.0), (450.0, 132.0))
-        panels = [
-            figure.add_axes(_inside(width, height, left=left, right=right, top=44, bottom=4)) for left, right in places
-        ]
-        for axes, title in zip(panels, titles, strict=True):
+        places = {"Tokens computed": (170, 400), "Median TTFT, 2nd call on": (450, 132)}
+        panels = [place(figure, left=left, right=right, top=44, bottom=4) for left, right in places.values()]
+        for axes, title in zip(panels, places, strict=True):
             axes.set(yticks=[], xticks=[], ylim=(len(summaries) - 0.5, -0.5))
             axes.spines["bottom"].set_visible(False)
             axes.set_title(title, pad=14)
@@ -119,27 +115,18 @@ def scenes(summaries: Sequence[Summary]) -> Drawing:
 
 def _bar_pair(axes: Axes, row: int, patched: float | None, labels: tuple[str, str]) -> None:
     """Stock's bar, which is 1 long, above the patched server's."""
-    for place, kind, length, label in zip((-0.17, 0.17), ("stock", "pic"), (1.0, patched or 0.0), labels, strict=True):
-        axes.barh(row + place, length, height=0.3, color=colour(kind))
-        inside = length > 0.55
-        axes.annotate(
-            label,
-            (length, row + place),
-            xytext=(-6 if inside else 6, 0),
-            textcoords="offset points",
-            ha="right" if inside else "left",
-            va="center",
-            weight="bold",
-            color=colour("ground" if inside else "ink"),
-        )
+    for aside, kind, length, label in zip((-0.17, 0.17), ("stock", "pic"), (1.0, patched or 0.0), labels, strict=True):
+        axes.barh(row + aside, length, height=0.3, color=colour(kind))
+        gap, side, ink = (-6, "right", "ground") if length > 0.55 else (6, "left", "ink")
+        style: dict[str, Any] = {
+            "textcoords": "offset points",
+            "ha": side,
+            "va": "center",
+            "weight": "bold",
+            "color": colour(ink),
+        }
+        axes.annotate(label, (length, row + aside), xytext=(gap, 0), **style)
     axes.set_xlim(0, max(1.0, axes.get_xlim()[1] if row else 1.0, patched or 0.0))
-
-
-def _inside(
-    width: float, height: float, *, left: float, top: float, right: float, bottom: float
-) -> tuple[float, float, float, float]:
-    """The place of axes within a figure, from margins in pixels."""
-    return left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height
 
 
 def _draw_sources(axes: Axes, arms: Mapping[str, ArmSummary]) -> None:

@@ -88,6 +88,13 @@ def colour(name: str) -> str:
     return _STAND_INS[name]
 
 
+def place(figure: Figure, *, left: float, top: float, right: float, bottom: float) -> Axes:
+    """Axes within a figure, from their margins in pixels."""
+    width, height = figure.get_size_inches() * 72
+    inner = ((width - left - right) / width, (height - top - bottom) / height)
+    return figure.add_axes((left / width, bottom / height, *inner))
+
+
 def log_ticks(axes: Axes, which: str, write: Callable[[float], str], *, most: int = 7) -> None:
     """Make an axis logarithmic, with ticks at 1, 2 and 5 times powers of ten, thinned to at most `most`."""
     axis = axes.xaxis if which == "x" else axes.yaxis

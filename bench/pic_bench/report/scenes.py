@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pic_bench.compare.run_folder import Run, load_scenes, scene_folder
@@ -13,8 +13,7 @@ from pic_bench.report.markdown import Table
 from pic_bench.report.numbers import count, percent, plural, seconds, times
 from pic_bench.report.page import render_pages
 from pic_bench.report.report import write_reports
-
-Row = Callable[[Summary, Paired, LaterCalls], str]
+from pic_bench.report.tables import kl_percentiles
 
 
 def write_scenes(folder: Path) -> dict[str, Run]:
@@ -27,17 +26,17 @@ def write_scenes(folder: Path) -> dict[str, Run]:
         write_reports(scene_folder(folder, scene))
     runs = load_scenes(folder)
     write_json(folder / "summary.json", ScenesSummary(scenes={name: run.summary for name, run in runs.items()}))
-    title = _title(runs)
+    first = next(iter(runs.values()))
+    title = f"{' and '.join(run.summary.trace.name for run in runs.values())} on {first.summary.model.name}"
     drawn = charts.scenes([run.summary for run in runs.values()])
     note = "Grey is stock SGLang, green the patched server, on the same requests."
-    first = next(iter(runs.values()))
     pages = render_pages(
         "scenes.md.j2",
         title,
         {"report": drawn},
         runs=runs,
         note=note,
-        table=scenes_table(runs),
+        table=_table(runs, _figures),
         environment=first.environment,
         summary=first.summary,
     )
@@ -47,63 +46,52 @@ def write_scenes(folder: Path) -> dict[str, Run]:
     return runs
 
 
-def scenes_table(runs: Mapping[str, Run]) -> Table:
-    """A row per figure, a column per scene."""
-    later = "from a session's second call on"
-    rows: Sequence[tuple[str, Row]] = (
-        ("requests", lambda _, paired, __: f"{paired.requests:,}"),
-        ("tokens computed, of stock's", lambda _, paired, __: percent(paired.computed_tokens_ratio)),
-        (f"tokens computed {later}, of stock's", lambda _, __, later: percent(later.computed_tokens_ratio)),
-        ("median TTFT speedup", lambda _, paired, __: times(paired.ttft_speedup_p50)),
-        (f"median TTFT speedup {later}", lambda _, __, later: times(later.ttft_speedup_p50)),
-        (f"median TTFT {later}, stock", lambda _, __, later: seconds(later.baseline_ttft_p50_s)),
-        (f"median TTFT {later}, patched", lambda _, __, later: seconds(later.ttft_p50_s)),
-        ("same first token as stock", lambda _, paired, __: percent(paired.first_token_agreement)),
-        ("same whole answer as stock", lambda _, paired, __: percent(paired.output_agreement)),
-        ("KL of the first token, p50 / p99", _kl),
-    )
-    header = ["", *(run.summary.trace.name for run in runs.values())]
-    return Table(header, [[label, *(_cell(run, row) for run in runs.values())] for label, row in rows])
-
-
 def closing_lines(runs: Mapping[str, Run]) -> str:
     """What the terminal says, before where the report lies: what every scene saves, and how far answers agree."""
-    rows = [["", *(run.summary.trace.name for run in runs.values())]]
-    for label, row in (
-        ("Tokens computed, of stock's", _tokens),
-        ("TTFT from a session's second call on", _ttft),
-        ("Same first token as stock", _agreement),
-    ):
-        rows.append([label, *(_cell(run, row) for run in runs.values())])
+    table = _table(runs, _closing)
+    rows = [table.header, *table.rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join([*lines, _conditions(next(iter(runs.values())))])
 
 
-def _cell(run: Run, row: Row) -> str:
-    paired = run.summary.paired
-    if paired is None or paired.from_second_call is None or not paired.requests:
-        return "not compared"
-    return row(run.summary, paired, paired.from_second_call)
+def _table(runs: Mapping[str, Run], figures: Callable[[Summary, Paired, LaterCalls], dict[str, str]]) -> Table:
+    """A row per figure, a column per scene."""
+    columns = [
+        figures(summary, paired, paired.from_second_call)
+        if (paired := (summary := run.summary).paired) is not None and paired.from_second_call is not None
+        else {}
+        for run in runs.values()
+    ]
+    labels = dict.fromkeys(label for column in columns for label in column)
+    header = ["", *(run.summary.trace.name for run in runs.values())]
+    return Table(header, [[label, *(column.get(label, "not compared") for column in columns)] for label in labels])
 
 
-def _tokens(summary: Summary, paired: Paired, _: LaterCalls) -> str:
-    stock, patched = (summary.arms[name].computed_tokens for name in (paired.baseline, paired.arm))
-    return f"{percent(paired.computed_tokens_ratio)} ({count(stock)} → {count(patched)})"
+def _closing(summary: Summary, paired: Paired, later: LaterCalls) -> dict[str, str]:
+    stock, patched = (count(summary.arms[name].computed_tokens) for name in (paired.baseline, paired.arm))
+    ttfts = f"{seconds(later.baseline_ttft_p50_s)} → {seconds(later.ttft_p50_s)}"
+    return {
+        "Tokens computed, of stock's": f"{percent(paired.computed_tokens_ratio)} ({stock} → {patched})",
+        "TTFT from a session's second call on": f"{times(later.ttft_speedup_p50)} faster ({ttfts})",
+        "Same first token as stock": f"{percent(paired.first_token_agreement)} of {plural(paired.requests, 'request')}",
+    }
 
 
-def _ttft(_: Summary, __: Paired, later: LaterCalls) -> str:
-    speedup = times(later.ttft_speedup_p50)
-    return f"{speedup} faster ({seconds(later.baseline_ttft_p50_s)} → {seconds(later.ttft_p50_s)})"
-
-
-def _agreement(_: Summary, paired: Paired, __: LaterCalls) -> str:
-    return f"{percent(paired.first_token_agreement)} of {plural(paired.requests, 'request')}"
-
-
-def _kl(_: Summary, paired: Paired, __: LaterCalls) -> str:
-    kl = paired.first_token_kl
-    return f"{kl.p50:.1e} / {kl.p99:.1e}" if kl else "-"
+def _figures(_: Summary, paired: Paired, later: LaterCalls) -> dict[str, str]:
+    second = "from a session's second call on"
+    return {
+        "requests": f"{paired.requests:,}",
+        "tokens computed, of stock's": percent(paired.computed_tokens_ratio),
+        f"tokens computed {second}, of stock's": percent(later.computed_tokens_ratio),
+        "median TTFT speedup": times(paired.ttft_speedup_p50),
+        f"median TTFT speedup {second}": times(later.ttft_speedup_p50),
+        f"median TTFT {second}, stock": seconds(later.baseline_ttft_p50_s),
+        f"median TTFT {second}, patched": seconds(later.ttft_p50_s),
+        "same first token as stock": percent(paired.first_token_agreement),
+        "same whole answer as stock": percent(paired.output_agreement),
+        "KL of the first token, p50 / p99": kl_percentiles(paired),
+    }
 
 
 def _conditions(run: Run) -> str:
@@ -111,8 +99,3 @@ def _conditions(run: Run) -> str:
     machine = "; ".join(environment.gpus) or f"{environment.num_cpus} CPUs"
     parts = [model.name, *([model.dtype] if model.dtype else []), machine]
     return f"{', '.join(parts)}. Spliced answers are approximate; requests with `mode: off` are exact."
-
-
-def _title(runs: Mapping[str, Run]) -> str:
-    names = " and ".join(run.summary.trace.name for run in runs.values())
-    return f"{names} on {next(iter(runs.values())).summary.model.name}"

@@ -47,6 +47,12 @@ def counters_table(run: Run) -> Table:
     return Table(["counter", "arm", "value"], rows)
 
 
+def kl_percentiles(pair: Paired) -> str:
+    """Median and 99th percentile of the first token's KL."""
+    kl = pair.first_token_kl
+    return f"{kl.p50:.1e} / {kl.p99:.1e}" if kl else "-"
+
+
 def _arm_row(name: str, arm: ArmSummary) -> list[str]:
     total = arm.prompt_tokens or 1
     sources = [f"{n:,} ({n / total:.1%})" for n in (arm.prefix_hit_tokens, arm.chunk_hit_tokens, arm.computed_tokens)]
@@ -60,7 +66,6 @@ def _comparison_row(run: Run, pair: Paired) -> list[str]:
     at_least = [
         f"{times(b.ttft_speedup_p50)} (n={b.requests})" if b.requests else "-" for b in pair.at_least_chunk_hit_tokens
     ]
-    kl = pair.first_token_kl
     return [
         name,
         str(pair.requests),
@@ -69,5 +74,5 @@ def _comparison_row(run: Run, pair: Paired) -> list[str]:
         *at_least,
         percent(pair.first_token_agreement),
         percent(pair.output_agreement),
-        f"{kl.p50:.1e} / {kl.p99:.1e}" if kl else "-",
+        kl_percentiles(pair),
     ]
