@@ -1,4 +1,4 @@
-"""What must hold of a chunk index between any two calls, checked in full: for tests, and for a live server's switch.
+"""What must hold of a chunk index between any two calls, checked in full: for tests and the benchmarks' probe plugin.
 
 It reads the index's private parts. Cost O(index).
 """
