@@ -20,7 +20,6 @@ __all__ = [
     "Allocator",
     "BuildContext",
     "ForwardBatch",
-    "ForwardMode",
     "ModelConfig",
     "ModelRunner",
     "Req",
@@ -70,17 +69,10 @@ class Req(Protocol):
     cached_tokens_storage: int
 
 
-class ForwardMode(Protocol):
-    """`forward_batch_info.ForwardMode`; a mixed batch extends."""
-
-    def is_extend(self) -> bool: ...
-    def is_decode(self) -> bool: ...
-
-
 class ScheduleBatch(Protocol):
     """`schedule_batch.ScheduleBatch`: what the scheduler runs next; lists go by request."""
 
-    forward_mode: ForwardMode
+    forward_mode: Any  # `is_extend()`, which a mixed batch does too, and `is_decode()`
     reqs: Sequence[Req]
     prefix_lens: Sequence[int]
     extend_lens: Sequence[int]
@@ -211,7 +203,6 @@ _SRT = "sglang.srt"
 SEAMS: Final = {
     Req: f"{_SRT}.managers.schedule_batch.Req",
     ScheduleBatch: f"{_SRT}.managers.schedule_batch.ScheduleBatch",
-    ForwardMode: f"{_SRT}.model_executor.forward_batch_info.ForwardMode",
     ForwardBatch: f"{_SRT}.model_executor.forward_batch_info.ForwardBatch",
     RunnerOutput: f"{_SRT}.model_executor.model_runner.ModelRunnerOutput",
     ModelRunner: f"{_SRT}.model_executor.model_runner.ModelRunner",

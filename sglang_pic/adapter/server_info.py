@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from sglang_pic.adapter.hooks import hook
+
 __all__ = ["ServerInfo"]
 
 
@@ -27,15 +29,8 @@ class ServerInfo:
 
     def install(self) -> None:
         """Register the hook; SGLang applies it when its registry is applied."""
-        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+        controller = "managers.scheduler_components.internal_state.SchedulerInternalStateController"
+        hook("after", f"{controller}.get_internal_state", self._add_entry)
 
-        def add_entry(output: Any, _controller: object, _request: object) -> Any:
-            output.internal_state["pic"] = self.read()
-            return output
-
-        HookRegistry.register(
-            "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
-            ".get_internal_state",
-            add_entry,
-            HookType.AFTER,
-        )
+    def _add_entry(self, output: Any, _controller: object, _request: object) -> None:
+        output.internal_state["pic"] = self.read()

@@ -10,7 +10,8 @@ from typing import Any
 
 from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.audit.report import RESUME_KEY
-from sglang_pic.adapter.seams import Req, RunnerOutput, ScheduleBatch
+from sglang_pic.adapter.hooks import hook
+from sglang_pic.adapter.seams import Req, RunnerOutput, ScheduleBatch, Scheduler
 
 __all__ = ["FirstTokens", "install"]
 
@@ -41,59 +42,31 @@ class FirstTokens:
 
 def install(audit: Audit) -> None:
     """Register the hooks; SGLang applies them when its registry is applied."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    scheduler, components = "managers.scheduler.Scheduler", "managers.scheduler_components"
+    weights = f"{components}.weight_updater.SchedulerWeightUpdaterManager"
 
-    scheduler = "sglang.srt.managers.scheduler.Scheduler"
-    weights = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
-    updates = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
-    for target, hook, kind in (
-        (f"{scheduler}.on_idle", _on_idle(audit), HookType.BEFORE),
-        (f"{scheduler}.maybe_sleep_on_idle", _sleep(audit), HookType.AROUND),
-        (f"{scheduler}.process_batch_result", _after_result(audit), HookType.AFTER),
-        (f"{scheduler}.record_weight_version_change", _after_weights(audit), HookType.AFTER),
-        # NOTE: to SGLang a server whose audits wait is idle. From here on it has no weights, or others write them.
-        (f"{weights}.begin_weight_update", _before_weights(audit), HookType.BEFORE),
-        (f"{weights}.end_weight_update", _after_weights(audit), HookType.AFTER),
-        (f"{weights}.release_memory_occupation", _before_weights(audit), HookType.BEFORE),
-        (f"{updates}._update_handlers", _add_switch(audit), HookType.AFTER),
-    ):
-        HookRegistry.register(target, hook, kind)
-
-
-def _on_idle(audit: Audit) -> Callable[..., None]:
-    def step(scheduler: Any) -> None:
-        audit.step_if_idle(scheduler)
-
-    return step
-
-
-def _sleep(audit: Audit) -> Callable[..., None]:
-    def sleep(original: Callable[..., None], scheduler: Any) -> None:
+    def sleep(original: Callable[..., None], scheduler: Scheduler) -> None:
         if not audit.has_work:
             original(scheduler)
 
-    return sleep
-
-
-def _after_result(audit: Audit) -> Callable[..., None]:
-    def step(_: None, scheduler: Any, batch: Any, *args: object, **kwargs: object) -> None:
+    def after_result(_: None, scheduler: Scheduler, batch: ScheduleBatch, *args: object, **kwargs: object) -> None:
         audit.step_if_due(scheduler, batch)
 
-    return step
-
-
-def _after_weights(audit: Audit) -> Callable[..., None]:
-    def renew(_: None, *args: object, **kwargs: object) -> None:
+    def after_weights(*_: object, **__: object) -> None:
         audit.renew()
 
-    return renew
-
-
-def _before_weights(audit: Audit) -> Callable[..., None]:
-    def abandon(*_: object, **__: object) -> None:
+    def before_weights(*_: object, **__: object) -> None:
         audit.abandon()
 
-    return abandon
+    hook("before", f"{scheduler}.on_idle", audit.step_if_idle)
+    hook("around", f"{scheduler}.maybe_sleep_on_idle", sleep)
+    hook("after", f"{scheduler}.process_batch_result", after_result)
+    hook("after", f"{scheduler}.record_weight_version_change", after_weights)
+    # NOTE: to SGLang a server whose audits wait is idle. From here on it has no weights, or others write them.
+    hook("before", f"{weights}.begin_weight_update", before_weights)
+    hook("after", f"{weights}.end_weight_update", after_weights)
+    hook("before", f"{weights}.release_memory_occupation", before_weights)
+    hook("after", f"{components}.internal_state.SchedulerInternalStateController._update_handlers", _add_switch(audit))
 
 
 def _add_switch(audit: Audit) -> Callable[..., dict[str, Any]]:

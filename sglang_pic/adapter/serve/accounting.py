@@ -41,11 +41,7 @@ METRICS: Final = (TOKENS, PROMPT_TOKENS, RUNS, SPLICED, FALLBACKS)
 
 
 class Accounting:
-    """The counts of one scheduler rank.
-
-    Args:
-        series: exports `METRICS`.
-    """
+    """The counts of one scheduler rank; `series` exports `METRICS`."""
 
     def __init__(self, series: Series) -> None:
         self._series = series

@@ -28,12 +28,7 @@ __all__ = ["PicRadixCache"]
 class PicRadixCache(UnifiedRadixCache):
     """SGLang's unified radix cache with a chunk index beside it.
 
-    Args:
-        params: SGLang's own.
-        planning: plans requests. Admission finds it here, because SGLang hands it the tree.
-        accounting: counts admitted requests, for admission.
-        auditor: says where spliced rows must not be served, and borrows slots.
-        publication: takes what requests computed.
+    SGLang hands the tree to admission, so what admission needs hangs here: planning, accounting, the auditor.
     """
 
     def __init__(
@@ -64,12 +59,10 @@ class PicRadixCache(UnifiedRadixCache):
 
     def evict_for_alloc(self, params: EvictParams, **kwargs: Any) -> EvictResult:
         """Evict as SGLang does; where that is not enough the slots of an audit go back, too."""
-        if not self.auditor.num_slots:
-            return super().evict_for_alloc(params, **kwargs)
         allocator = self.token_to_kv_pool_allocator
         wanted = allocator.available_size() + params.num_tokens
         result = super().evict_for_alloc(params, **kwargs)
-        if allocator.available_size() < wanted:
+        if self.auditor.num_slots and allocator.available_size() < wanted:
             result.num_tokens_evicted += self.auditor.release_slots()
         return result
 

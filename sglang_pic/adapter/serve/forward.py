@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, Protocol
 
+from sglang_pic.adapter.hooks import hook
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, RunnerOutput, ScheduleBatch
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice, goes_by_place
@@ -42,12 +43,7 @@ class _Pass(NamedTuple):
 
 
 class ForwardPath:
-    """The forward passes of one scheduler rank.
-
-    Args:
-        splicer: moves rows of this rank's pool.
-        observers: watch passes over requests.
-    """
+    """The forward passes of one scheduler rank, whose rows `splicer` moves."""
 
     def __init__(self, splicer: Splicer, observers: Sequence[Observer] = ()) -> None:
         self.splicer, self._observers = splicer, observers
@@ -56,24 +52,10 @@ class ForwardPath:
 
     def install(self) -> None:
         """Register the hooks; SGLang applies them when its registry is applied."""
-        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-        srt = "sglang.srt"
-        for target, hook, kind in (
-            (f"{srt}.model_executor.forward_batch_info.ForwardBatch.init_new", self._prepare, HookType.AFTER),
-            (f"{srt}.model_executor.model_runner.ModelRunner.forward", self._forward, HookType.AROUND),
-            (
-                f"{srt}.layers.logits_processor.LogitsMetadata.from_forward_batch",
-                self._logits_metadata,
-                HookType.AROUND,
-            ),
-            (
-                f"{srt}.models.deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method",
-                self._mla_method,
-                HookType.AROUND,
-            ),
-        ):
-            HookRegistry.register(target, hook, kind)
+        hook("after", "model_executor.forward_batch_info.ForwardBatch.init_new", self._prepare)
+        hook("around", "model_executor.model_runner.ModelRunner.forward", self._forward)
+        hook("around", "layers.logits_processor.LogitsMetadata.from_forward_batch", self._logits_metadata)
+        hook("around", "models.deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method", self._mla_method)
 
     def _prepare(
         self, forward_batch: ForwardBatch, _cls: type, batch: ScheduleBatch, model_runner: ModelRunner, **_: object

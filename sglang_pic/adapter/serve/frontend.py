@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_pic.adapter.hooks import hook
 from sglang_pic.adapter.namespace import KEY_MARK
 from sglang_pic.adapter.serve.options import parse_options
 from sglang_pic.errors import ConfigError
@@ -20,14 +21,8 @@ BACKEND_NAME = "pic"
 
 def install() -> None:
     """Register the hooks; SGLang applies them after all plugins have run."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(
-        "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request", _validate, HookType.BEFORE
-    )
-    HookRegistry.register(
-        "sglang.srt.entrypoints.openai.utils.cached_tokens_details_from_dict", _with_chunk_hits, HookType.AFTER
-    )
+    hook("before", "managers.tokenizer_manager.TokenizerManager._validate_one_request", _validate)
+    hook("after", "entrypoints.openai.utils.cached_tokens_details_from_dict", _with_chunk_hits)
 
 
 def _validate(manager: Any, obj: Any, *args: object, **kwargs: object) -> None:

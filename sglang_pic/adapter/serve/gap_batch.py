@@ -73,7 +73,7 @@ class GapBatch:
             # Prepared for the whole extend, adapters would be applied to the wrong tokens. A request's computed tokens
             # lie together, so its adapter is that of one segment, as the logits step expects it.
             view = self.per_request_view(forward_batch)
-            view.batch_size, view.lora_ids = len(self.computed_lens), saved["lora_ids"]
+            view.batch_size, view.lora_ids = len(self.computed_lens), saved.get("lora_ids")
             model_runner.lora_manager.prepare_lora_batch(view)
         try:
             yield
@@ -100,38 +100,37 @@ class GapBatch:
         rows = owners.to(device, non_blocking=True)
         extend_lens = [end - start for start, end in zip(self.prefix_lens, self.seq_lens, strict=True)]
         starts = np.concatenate(([0], np.cumsum(extend_lens)[:-1]))
+        total = sum(extend_lens)
         int32: dict[str, Any] = {"dtype": torch.int32, "device": device}
         fields: dict[str, Any] = {
             "batch_size": len(self.owners),
-            "input_ids": fb.input_ids[self.kept],
-            "positions": fb.positions[self.kept],
-            "out_cache_loc": fb.out_cache_loc[self.kept],
-            "req_pool_indices": fb.req_pool_indices[rows],
             "seq_lens": torch.tensor(self.seq_lens, dtype=fb.seq_lens.dtype, device=device),
             "seq_lens_cpu": torch.tensor(self.seq_lens, dtype=torch.int64),
             "seq_lens_sum": sum(self.seq_lens),
-            "extend_num_tokens": sum(extend_lens),
+            "extend_num_tokens": total,
             "extend_seq_lens": torch.tensor(extend_lens, **int32),
             "extend_seq_lens_cpu": extend_lens,
             "extend_prefix_lens": torch.tensor(self.prefix_lens, **int32),
             "extend_prefix_lens_cpu": list(self.prefix_lens),
             "extend_start_loc": torch.tensor(starts, **int32),
-            "rids": [fb.rids[i] for i in self.owners] if fb.rids is not None else None,
-            "lora_ids": [fb.lora_ids[i] for i in self.owners] if fb.lora_ids is not None else None,
-            # A request with media has one sequence, itself; the model looks here for what its tokens stand for.
-            "mm_inputs": [fb.mm_inputs[i] for i in self.owners] if fb.mm_inputs is not None else None,
-            "global_num_token_non_padded_cpu": sum(extend_lens),
+            "global_num_token_non_padded_cpu": total,
         }
-        if fb.req_pool_indices_cpu is not None:
-            fields["req_pool_indices_cpu"] = fb.req_pool_indices_cpu[owners]
-        if fb.orig_seq_lens is not None:
-            fields["orig_seq_lens"] = fb.orig_seq_lens[rows]
-        if fb.mrope_positions is not None:
-            fields["mrope_positions"] = fb.mrope_positions[:, self.kept]
-        if fb.mm_token_modalities is not None:
-            fields["mm_token_modalities"] = fb.mm_token_modalities[self.kept]
+        for name, index in (
+            *((name, self.kept) for name in ("input_ids", "positions", "out_cache_loc", "mm_token_modalities")),
+            *((name, rows) for name in ("req_pool_indices", "orig_seq_lens")),
+            ("req_pool_indices_cpu", owners),
+            ("mrope_positions", (slice(None), self.kept)),
+        ):
+            whole = getattr(fb, name)
+            if whole is not None:
+                fields[name] = whole[index]
+        # A request with media has one sequence, itself; the model looks here for what its tokens stand for.
+        for name in ("rids", "lora_ids", "mm_inputs"):
+            whole = getattr(fb, name)
+            if whole is not None:
+                fields[name] = [whole[i] for i in self.owners]
         if fb.global_num_token_non_padded is not None:
-            fields["global_num_token_non_padded"] = torch.full_like(fb.global_num_token_non_padded, sum(extend_lens))
+            fields["global_num_token_non_padded"] = torch.full_like(fb.global_num_token_non_padded, total)
         return fields
 
 

@@ -11,12 +11,7 @@ __all__ = ["Publication"]
 
 
 class Publication:
-    """Fills the chunk index of one scheduler rank.
-
-    Args:
-        index: the chunk index.
-        delimiters: token ids that open or close a message of the chat template.
-    """
+    """Fills the chunk index; text is cut anew at `delimiters`, token ids that open or close a message."""
 
     def __init__(self, index: ContentIndex, delimiters: frozenset[int]) -> None:
         self._index, self._delimiters = index, delimiters

@@ -29,12 +29,7 @@ class _Resident(NamedTuple):
 
 
 class TreeResolver:
-    """The `Resolver` of one plan.
-
-    Args:
-        tree: the radix tree.
-        namespace: the one that the donors are in.
-    """
+    """The `Resolver` of one plan, for donors in `namespace`."""
 
     def __init__(self, tree: Tree, namespace: Namespace) -> None:
         self._tree, self._namespace = tree, namespace

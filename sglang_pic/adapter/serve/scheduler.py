@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from sglang_pic.adapter.hooks import hook
 from sglang_pic.adapter.namespace import Namespace, tree_key
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.admission import PicPrefillAdder
@@ -20,19 +21,14 @@ logger = logging.getLogger(__name__)
 
 def install(auditor: Auditor) -> None:
     """Register the hooks; SGLang applies them when its registry is applied."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     def on_request(_: None, req: Req, *args: object, **kwargs: object) -> None:
         receive(req, auditor)
 
-    managers = "sglang.srt.managers"
-    HookRegistry.register(f"{managers}.schedule_batch.Req.__init__", on_request, HookType.AFTER)
-    HookRegistry.register(f"{managers}.scheduler.Scheduler.get_prefill_adder_class", _adder_class, HookType.AFTER)
-    HookRegistry.register(
-        f"{managers}.scheduler_components.output_streamer.SchedulerOutputStreamer.get_cached_tokens_details",
-        _details,
-        HookType.AFTER,
-    )
+    streamer = "managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
+    hook("after", "managers.schedule_batch.Req.__init__", on_request)
+    hook("after", "managers.scheduler.Scheduler.get_prefill_adder_class", _adder_class)
+    hook("after", f"{streamer}.get_cached_tokens_details", _details)
 
 
 def receive(req: Req, auditor: Auditor) -> None:
