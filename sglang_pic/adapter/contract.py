@@ -22,8 +22,6 @@ from typing import NamedTuple
 from sglang_pic.adapter.seams import SEAMS, members
 from sglang_pic.errors import ContractError
 
-__all__ = ["BUILT_FOR", "CONTRACT", "Symbol", "check_contract"]
-
 BUILT_FOR = "0.5.23"
 
 

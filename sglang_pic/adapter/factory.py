@@ -41,8 +41,6 @@ from sglang_pic.runtime.rope import read_geometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import view_pool
 
-__all__ = ["create_cache"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-__all__ = ["hook"]
-
 
 def hook(when: Literal["before", "after", "around"], target: str, function: Callable[..., Any]) -> None:
     """Register a hook; SGLang wraps the target when all plugins have run, or when its registry is applied again.

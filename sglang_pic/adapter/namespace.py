@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["KEY_MARK", "Namespace", "is_strict", "tree_key"]
-
 KEY_MARK = "\x1fpic:"
 """Begins every mark of ours. The unit separator keeps marks apart from what clients write; the front end refuses a key
 that holds this."""

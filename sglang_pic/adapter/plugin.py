@@ -14,8 +14,6 @@ from sglang_pic.adapter.serve import frontend
 from sglang_pic.adapter.serve.frontend import BACKEND_NAME
 from sglang_pic.errors import ContractError, PicError
 
-__all__ = ["register"]
-
 logger = logging.getLogger(__name__)
 
 

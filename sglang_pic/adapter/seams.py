@@ -15,22 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "SEAMS",
-    "Allocator",
-    "BuildContext",
-    "ForwardBatch",
-    "ModelConfig",
-    "ModelRunner",
-    "Req",
-    "RunnerOutput",
-    "ScheduleBatch",
-    "Scheduler",
-    "TpGroup",
-    "Tree",
-    "members",
-]
-
 
 class Req(Protocol):
     """`schedule_batch.Req`: one request in the scheduler."""

@@ -9,8 +9,6 @@ import msgspec
 
 from sglang_pic.adapter.hooks import hook
 
-__all__ = ["ServerInfo"]
-
 
 class ServerInfo:
     """The parts of the entry `pic`, by name; read anew at every request for `/server_info`."""

@@ -181,7 +181,8 @@ def test_arms_differ_in_exactly_what_they_should() -> None:
     assert off.custom_params == {"pic": {"mode": "off"}}
     assert pic.custom_params is None
     assert stock.env["SGLANG_PIC_CONFIG"] is None
-    assert "pic" not in str(stock.env["SGLANG_PLUGINS"]).split(","), "stock must not load the cache's plugin"
+    loaded = set(str(stock.env["SGLANG_PLUGINS"]).split(","))
+    assert loaded.isdisjoint({"pic", "pic_probe"}), "stock must not load the cache's plugin, nor its probe"
     assert off.kind is ArmKind.PIC_OFF
 
 

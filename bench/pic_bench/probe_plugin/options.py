@@ -13,8 +13,6 @@ from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import ConfigError
 
-__all__ = ["PROBE_PLUGIN", "PROBE_VARIABLE", "ProbeConfig", "ProbedOptions", "RequestProbe", "load", "probe_of"]
-
 PROBE_PLUGIN = "pic_probe"
 """The entry point's name."""
 PROBE_VARIABLE = "SGLANG_PIC_PROBE"

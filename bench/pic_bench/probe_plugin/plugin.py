@@ -30,8 +30,6 @@ from sglang_pic.errors import PicError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["register"]
-
 logger = logging.getLogger(__name__)
 
 _LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor._get_logits"

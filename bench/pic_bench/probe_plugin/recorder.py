@@ -21,8 +21,6 @@ import torch
 from pic_bench.probe_plugin.options import RequestProbe, probe_of
 from sglang_pic.runtime.views import PoolView
 
-__all__ = ["Recorder"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -14,8 +14,6 @@ from sglang_pic.adapter.serve.fallback import REASONS, Fallback
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import Plan, Reason
 
-__all__ = ["METRICS", "Accounting"]
-
 TOKENS: Final = Metric(
     "sglang:pic_tokens_total",
     MetricKind.COUNTER,

@@ -22,8 +22,6 @@ from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState, goes_by_place
 
-__all__ = ["PicPrefillAdder"]
-
 _SIGNATURE = inspect.signature(PrefillAdder.__init__)
 # Larger than any budget: a limit that must not bind.
 _NO_LIMIT = 1 << 40

@@ -6,8 +6,6 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.state import RequestState
 
-__all__ = ["Auditor"]
-
 
 class Auditor:
     """Says which requests may be spliced; these are the answers of a server without audits."""

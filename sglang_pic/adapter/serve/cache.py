@@ -22,8 +22,6 @@ from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.state import is_apart
 
-__all__ = ["PicRadixCache"]
-
 
 class PicRadixCache(UnifiedRadixCache):
     """SGLang's unified radix cache with a chunk index beside it.

@@ -6,8 +6,6 @@ from typing import Final
 
 from sglang_pic.core import DropReason, Reason
 
-__all__ = ["REASONS", "Fallback"]
-
 
 class Fallback(Reason):
     """The reasons that only a server can tell; the planner's own are `DropReason`."""

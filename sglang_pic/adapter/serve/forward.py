@@ -20,8 +20,6 @@ from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice, goes_by_place
 from sglang_pic.runtime.splice import Splicer
 
-__all__ = ["ForwardPath", "Observer", "hand_over"]
-
 _ATTRIBUTE = "pic_pass"
 
 

@@ -13,8 +13,6 @@ from sglang_pic.adapter.namespace import KEY_MARK
 from sglang_pic.adapter.serve.options import parse_options
 from sglang_pic.errors import ConfigError
 
-__all__ = ["BACKEND_NAME", "install"]
-
 BACKEND_NAME = "pic"
 """What `--radix-cache-backend` takes."""
 

@@ -26,8 +26,6 @@ from sglang_pic.adapter.seams import ForwardBatch, ModelRunner
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import Run
 
-__all__ = ["GapBatch", "Splice", "build_gap_batch"]
-
 
 @dataclass(slots=True)
 class Splice:
@@ -45,18 +43,14 @@ class GapBatch:
     splice: Splice
     owners: list[int]
     """Per virtual sequence, the index of its request in the batch."""
-
     prefix_lens: list[int]
     seq_lens: list[int]
     kept: torch.Tensor
     """Which tokens of the flat extend are computed, `[num_computed]`, int64, on the model's device."""
-
     computed_lens: list[int]
     """Per request, how many tokens it computes."""
-
     start_lens: list[int]
     """Per request, `extend_logprob_start_len` counted in computed tokens."""
-
     locks: ExitStack = field(default_factory=ExitStack)
     """Keeps the donors' rows in the tree until whoever executes the splice closes it."""
 

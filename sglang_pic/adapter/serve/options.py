@@ -15,8 +15,6 @@ from sglang_pic.core import ReusePolicy
 from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import ConfigError
 
-__all__ = ["MAX_TOKENS", "Mode", "RequestOptions", "parse_options"]
-
 MAX_TOKENS = 4096
 
 

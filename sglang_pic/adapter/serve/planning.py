@@ -16,8 +16,6 @@ from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CostModel, PlanOptions
 
-__all__ = ["Planning", "as_tokens", "tree_namespace"]
-
 
 class Planning:
     """Makes the plans of one scheduler rank.

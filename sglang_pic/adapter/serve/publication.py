@@ -7,8 +7,6 @@ from sglang_pic.adapter.serve.planning import as_tokens, tree_namespace
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import ContentIndex, intersect_spans
 
-__all__ = ["Publication"]
-
 
 class Publication:
     """Fills the chunk index; text is cut anew at `delimiters`, token ids that open or close a message."""

@@ -18,8 +18,6 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Tree
 from sglang_pic.core import Path
 
-__all__ = ["TreeResolver"]
-
 
 class _Resident(NamedTuple):
     """A path that was found: its slots from position 0, and the lock on it."""

@@ -14,8 +14,6 @@ from sglang_pic.adapter.serve.options import Mode, RequestOptions, parse_options
 from sglang_pic.adapter.serve.state import RequestState, is_apart
 from sglang_pic.errors import ConfigError
 
-__all__ = ["install", "receive"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -16,8 +16,6 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
 from sglang_pic.core import DropReason, Plan, Run
 
-__all__ = ["PendingSplice", "RequestState", "goes_by_place", "is_apart"]
-
 
 @dataclass(slots=True)
 class PendingSplice:
@@ -48,31 +46,22 @@ class RequestState:
     options: RequestOptions
     namespace: Namespace = field(default_factory=Namespace)
     """As the client named it, without our marks."""
-
     generation: int = 0
     """How often the namespace had been switched on again when the request was received."""
-
     is_diverted: bool = False
     """Received while audits had switched the namespace off: served as if it had opted out."""
-
     is_drawn: bool = False
     """The audit wants the logits of the pass that is admitted."""
-
     pending: PendingSplice | None = None
     """The plan that waits for the forward pass."""
-
     dropped: dict[DropReason, int] = field(default_factory=dict)
     """Candidate runs that the last plan left out, by reason."""
-
     lost_plan: Fallback | None = None
     """Why the last plan was dropped as a whole."""
-
     matched_len: int | None = None
     """Tokens of the first exact prefix match; `None` until the request is admitted."""
-
     num_chunk_hit: int = 0
     """Tokens served by splicing so far."""
-
     spliced: list[tuple[int, int]] = field(default_factory=list)
     """Spans of the row that hold spliced rows, ascending."""
 
