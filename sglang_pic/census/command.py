@@ -29,10 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shared-cache", action="store_true", help="keep one cache for all files (default: an empty one for each)"
     )
-    for name, declared in settings_of(ReusePolicy).items():
-        flag = f"--{declared.short_name.replace('_', '-')}"
-        text = f"{declared.description.rstrip('.')} (default: the server's, {declared.default})"
-        parser.add_argument(flag, dest=name, type=int, metavar="N", help=text)
+    group = parser.add_argument_group("settings of the server", "set one to see what it would change")
+    for name, setting in settings_of(ReusePolicy).items():
+        flag = f"--{setting.short_name.replace('_', '-')}"
+        text = f"{setting.description} Default: {setting.default}."
+        group.add_argument(flag, dest=name, type=int, metavar="N", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
