@@ -98,6 +98,10 @@ test: setup ## all tests, those with a real server too
 test-fast: setup ## the tests that start no server
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not e2e' $(ARGS)
 
+.PHONY: reference
+reference: setup ## write the tables of sglang_pic/REFERENCE.md from the code
+	$(BIN)/python -m pic_bench.reference
+
 .PHONY: bench-core
 bench-core: setup ## time of a plan and memory of the index, beside FastCDC and xxHash alone
 	$(BIN)/python -m pic_bench.core $(ARGS)

@@ -38,11 +38,12 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _MODES = ", ".join(repr(mode.value) for mode in Mode)
-_NUMBERS = {
+NUMBERS = {
     name: setting._replace(range=setting.range._replace(high=MAX_TOKENS))
     for name in ("seam_tokens", "tail_tokens")
     if (setting := settings_of(ReusePolicy)[name]).range is not None
 }
+"""The settings of the reuse policy that a request may set, with the bounds that hold for requests."""
 
 
 def parse_options(custom_params: object) -> RequestOptions:
@@ -56,7 +57,7 @@ def parse_options(custom_params: object) -> RequestOptions:
     options = custom_params["pic"]
     if not isinstance(options, Mapping):
         raise ConfigError(f'custom_params.pic={options!r}: must be an object such as {{"mode": "auto"}}.')
-    unknown = sorted(str(key) for key in options if key not in ("mode", *_NUMBERS))
+    unknown = sorted(str(key) for key in options if key not in ("mode", *NUMBERS))
     if unknown:
         raise ConfigError(
             f"custom_params.pic has the unknown key {unknown[0]!r}: allowed are 'mode', "
@@ -65,9 +66,9 @@ def parse_options(custom_params: object) -> RequestOptions:
     mode = options.get("mode", Mode.AUTO.value)
     if mode not in [m.value for m in Mode]:
         raise ConfigError(f"custom_params.pic.mode={mode!r}: must be one of {_MODES}; 'auto' is the default.")
-    overrides = {name: options[name] for name in _NUMBERS if options.get(name) is not None}
+    overrides = {name: options[name] for name in NUMBERS if options.get(name) is not None}
     for name, value in overrides.items():
-        setting = _NUMBERS[name]
+        setting = NUMBERS[name]
         if not setting.allows(value):
             raise ConfigError(
                 f"custom_params.pic.{name}={value!r}: must be {setting.allowed}; leave it out for the server's setting."

@@ -1,0 +1,54 @@
+"""The documents: the reference is what the code says, and links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the tables of what is supported read the kernels' pools")
+from pic_bench.reference import PAGE, render
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "sglang_pic" / "README.md",
+    PAGE,
+    ROOT / "bench" / "results" / "README.md",
+    ROOT / "bench" / "results" / "STUDY.md",
+    ROOT / "traces" / "pic_traces" / "README.md",
+    ROOT / "traces" / "pic_traces" / "data" / "README.md",
+]
+
+
+def test_reference_is_up_to_date() -> None:
+    page = PAGE.read_text()
+    assert render(page) == page, "run `make reference`"
+
+
+def test_every_environment_variable_is_in_the_reference() -> None:
+    folders = [ROOT / name for name in ("sglang_pic", "kernels", "traces", "bench")]
+    sources = [path for folder in folders for path in folder.rglob("*.py")]
+    used = {name for path in sources for name in re.findall(r'"(SGLANG_PIC_[A-Z_]+)"', path.read_text())}
+    documented = set(re.findall(r"^\| `(SGLANG_PIC_[A-Z_]+)`", PAGE.read_text(), re.MULTILINE))
+    assert used == documented
+
+
+def test_links_lead_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            name, _, anchor = target.partition("#")
+            path = (page.parent / name).resolve() if name else page
+            is_web = name.startswith(("http:", "https:"))
+            if not is_web and not (path.exists() and (not anchor or anchor in anchors(path))):
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert broken == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
