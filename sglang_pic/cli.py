@@ -23,8 +23,6 @@ from pic_traces.errors import OptionError, TraceError
 from sglang_pic import __version__
 from sglang_pic.errors import ConfigError, PicError
 
-__all__ = ["VERBS", "Verb", "VerbModule", "main"]
-
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130

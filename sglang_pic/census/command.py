@@ -14,8 +14,6 @@ from sglang_pic.census.windows import WindowSearch
 from sglang_pic.core import CoreConfig, ReusePolicy
 from sglang_pic.core.settings import settings_of
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic census`."""

@@ -14,8 +14,6 @@ from tqdm import tqdm
 from sglang_pic.census.outcome import Outcome
 from sglang_pic.errors import ConfigError
 
-__all__ = ["add_input_arguments", "check_inputs", "read_sessions", "with_progress"]
-
 
 def add_input_arguments(parser: argparse.ArgumentParser, files: str = TRACE_HELP) -> None:
     """Add FILE, --tokenizer, --limit-sessions and --quiet."""

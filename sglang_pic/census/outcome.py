@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from pic_traces.encode.encoded import EncodedCall, Tokens
 
-__all__ = ["EXPECTED_LEN", "CallRef", "Outcome", "RunSpan"]
-
 EXPECTED_LEN = 4096
 """Most tokens of `Outcome.expected`: enough to show a break and to measure what was inserted or removed."""
 

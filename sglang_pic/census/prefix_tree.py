@@ -12,8 +12,6 @@ from pic_traces.encode.encoded import Tokens
 from sglang_pic.census.outcome import EXPECTED_LEN
 from sglang_pic.core.trie import Node, Trie
 
-__all__ = ["Match", "PrefixTree"]
-
 _ENDS = -1
 """Stands for the first token of the next node where a path ends."""
 

@@ -19,8 +19,6 @@ from sglang_pic.census.prefix_tree import PrefixTree
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CoreConfig, PlanOptions, Run
 
-__all__ = ["CacheScope", "simulate"]
-
 _NAMESPACE = "census"
 _UNLIMITED = 1 << 40
 

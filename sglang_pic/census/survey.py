@@ -16,8 +16,6 @@ from sglang_pic.census.tally import Census, Detail, FileCounts, Tally
 from sglang_pic.census.windows import WindowSearch
 from sglang_pic.core import CoreConfig
 
-__all__ = ["Survey"]
-
 
 @dataclass(slots=True)
 class Survey:

@@ -13,8 +13,6 @@ from sglang_pic.census.tally import Census, Counts, RunLengths
 from sglang_pic.census.windows import WINDOW_LEN
 from sglang_pic.core import CoreConfig
 
-__all__ = ["WIDTH", "as_text", "render"]
-
 WIDTH = 100
 
 _MISSING = "-"

@@ -12,8 +12,6 @@ from pic_traces.encode.encoded import Encoder
 from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.windows import WINDOW_LEN, Repeated
 
-__all__ = ["Census", "Counts", "Detail", "FileCounts", "RunLengths", "Tally", "UpperBound"]
-
 
 class RunLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Percentiles of the tokens of a run (nearest rank)."""

@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from pic_traces.encode.encoded import Tokens
 
-__all__ = ["WINDOW_LEN", "Hashes", "Repeated", "WindowSearch", "window_hashes"]
-
 WINDOW_LEN = 64
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]

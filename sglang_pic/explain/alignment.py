@@ -13,8 +13,6 @@ from pic_traces.encode.encoded import Tokens
 from sglang_pic.census.windows import window_hashes
 from sglang_pic.core import common_len
 
-__all__ = ["MAX_SEARCH", "WINDOW", "Alignment", "align", "contained_share"]
-
 WINDOW = 16
 """Equal tokens that count as being in step; fewer are equal by chance in any two texts of one template."""
 MAX_SEARCH = 32_768

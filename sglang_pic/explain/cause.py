@@ -6,8 +6,6 @@ import tomllib
 from enum import Enum
 from importlib.resources import files
 
-__all__ = ["TEXTS", "Cause"]
-
 TEXTS = tomllib.loads((files("sglang_pic.explain") / "assets" / "texts.toml").read_text(encoding="utf-8"))
 """`causes`: label and advice by the value of a `Cause`; `words`: the page's glossary."""
 

@@ -16,8 +16,6 @@ from sglang_pic.census.simulate import simulate
 from sglang_pic.errors import ConfigError
 from sglang_pic.explain.data import Payload, PayloadBuilder
 
-__all__ = ["add_arguments", "run"]
-
 _NUM_CAUSES = 8
 _NUM_TITLES = 3
 

@@ -14,8 +14,6 @@ from sglang_pic.explain.groups import Group, Grouping
 from sglang_pic.explain.lexicon import Lexicon
 from sglang_pic.explain.snippets import SnippetPool, quote
 
-__all__ = ["BreakRow", "CallRow", "CauseRow", "Figures", "Payload", "PayloadBuilder", "SessionRow", "SpanRow"]
-
 SCHEMA_VERSION = 2
 _SPAN_CHARS = 240
 # A call of many spans gets shorter quotations, and its shortest spans get none.

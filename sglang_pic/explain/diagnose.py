@@ -19,8 +19,6 @@ from sglang_pic.explain.cause import Cause
 from sglang_pic.explain.fields import cause_of, first_value
 from sglang_pic.explain.snippets import quote
 
-__all__ = ["Break", "Diagnoser"]
-
 # A changed field has at most this many tokens on either side; a longer change is a block.
 _FIELD_TOKENS = 24
 # Fields that change together (the time, the number of messages, the model) are in step again after at most this many.

@@ -10,8 +10,6 @@ import msgspec
 from sglang_pic.explain.cause import Cause
 from sglang_pic.explain.diagnose import Break
 
-__all__ = ["Group", "Grouping"]
-
 _SIGNATURE_CHARS = 40
 _WORD_WITH_DIGITS = re.compile(r"[A-Za-z_-]*\d[A-Za-z0-9_-]*")
 _SPACE = re.compile(r"\s+")

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from pic_traces.encode.encoded import EncodedCall, Tokens
 
-__all__ = ["Lexicon"]
-
 
 @dataclass(slots=True)
 class Lexicon:

@@ -16,8 +16,6 @@ from jinja2 import Environment, PackageLoader
 from sglang_pic.explain.cause import TEXTS
 from sglang_pic.explain.data import Payload
 
-__all__ = ["html_page"]
-
 # In this order: each uses only what is above it.
 _SCRIPTS = ("payload.js", "text.js", "paint.js", "card.js", "causes.js", "rows.js", "main.js")
 

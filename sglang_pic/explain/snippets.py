@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-__all__ = ["ELLIPSIS", "SnippetPool", "quote"]
-
 ELLIPSIS = " […] "
 # Enough tokens for the characters wanted, in any tokenizer but one of single characters.
 _CHARS_PER_TOKEN = 2
