@@ -306,12 +306,15 @@ def test_the_check_holds_only_where_the_naive_arm_is_worse_beyond_chance() -> No
     worse = [p for i in range(10) for p in (probe(f"{i}", "naive", 0.5 + i / 100), probe(f"{i}", "seam-1", 0.01 * i))]
     (checked,) = check_naive(worse)
     assert checked.holds
-    assert checked.num_texts == 10
-    assert checked.difference == pytest.approx(0.5)
+    assert checked.difference is not None
+    assert (checked.difference.n, checked.difference.value) == (10, pytest.approx(0.5))
+    assert str(checked).startswith("check holds: float32: mean KL without rotation less with it 0.5 [")
     mixed = [p for i in range(10) for p in (probe(f"{i}", "naive", i % 2), probe(f"{i}", "seam-1", (i + 1) % 2))]
     assert not check_naive(mixed)[0].holds
     luck = [*mixed, probe("x", "naive", 1.0), probe("x", "seam-1", 0.0)]
-    assert check_naive(luck)[0].difference > 0
-    assert not check_naive(luck)[0].holds
+    (lucky,) = check_naive(luck)
+    assert lucky.difference is not None
+    assert lucky.difference.value > 0
+    assert not lucky.holds
     assert not check_naive([probe("1", "naive", 1.0)])[0].holds, "nothing to pair is no pass"
     assert check_naive([]) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,50 +43,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic fidelity`."""
     parser.add_argument("--model", required=True, metavar="DIR", help="folder of the model, with its tokenizer")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the run's folder, new or empty")
-    parser.add_argument(
+    several = partial(parser.add_argument, action="append", default=[])
+    several(
         "--data",
-        action="append",
-        default=[],
         metavar="FILE",
         help="a question set (JSON lines with `documents` and `qa`), a recorded trace, request logs or "
         "sample:opendevin; grid and shift take their text from the first; may repeat (default: what the package "
         "carries)",
     )
-    parser.add_argument(
+    several(
         "--experiment",
-        action="append",
         choices=[experiment.value for experiment in Experiment],
         help="grid: seam tokens, number of runs, donors alone or in context; shift: how far a run is moved; qa: "
         "questions over documents in another order; trace: the calls of a trace in order, under policies; may repeat "
         "(default: all; --quick: all but trace)",
     )
-    parser.add_argument(
-        "--dtype",
-        action="append",
-        metavar="NAME",
-        help=f"number format of the server; may repeat (default: {' and '.join(DTYPES)}, one after the other)",
-    )
+    dtypes = f"number format of the server; may repeat (default: {' and '.join(DTYPES)}, one after the other)"
+    several("--dtype", metavar="NAME", help=dtypes)
     _add_sizes(parser)
+    several(
+        "--policy",
+        metavar="NAME=seam:N,tail:N,...",
+        help="a policy of trace: settings of core.* without their unit (seam, tail, min_spliced, ...), the server's "
+        "where left out; may repeat, and the first says which calls are measured (default: default and variants)",
+    )
+    several(
+        "--order",
+        metavar="NAME",
+        help="recorded, reversed or shuffled-N (a seeded order for each N): order in which trace serves the sessions; "
+        "may repeat: what is spliced in one order comes first in another (default: recorded)",
+    )
+    least = f"trace measures calls with so many chunk-hit tokens under the first policy (default: {MIN_CHUNK_HIT})"
+    parser.add_argument("--min-chunk-hit", type=int, default=MIN_CHUNK_HIT, metavar="N", help=least)
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, with the same arguments")
     parser.add_argument("--force", action="store_true", help="delete an earlier run in --out")
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="exit 1 unless splicing without rotation is measurably worse",
-    )
-    parser.add_argument(
-        "--server-arg",
-        action="append",
-        default=[],
-        metavar="ARGS",
-        help="further flags for the server, e.g. --server-arg='--page-size 16'; may repeat",
-    )
-    parser.add_argument(
-        "--max-total-tokens",
-        type=int,
-        metavar="N",
-        help="tokens of the server's KV pool (default: what the experiments need, at most 120000)",
-    )
+    worse = "exit 1 unless splicing without rotation is measurably worse"
+    parser.add_argument("--check", action="store_true", help=worse)
+    flags = "further flags for the server, e.g. --server-arg='--page-size 16'; may repeat"
+    several("--server-arg", metavar="ARGS", help=flags)
+    pool = "tokens of the server's KV pool (default: what the experiments need, at most 120000)"
+    parser.add_argument("--max-total-tokens", type=int, metavar="N", help=pool)
     parser.add_argument(
         "--start-timeout", type=float, default=900.0, metavar="S", help="seconds until the server must be healthy (900)"
     )
@@ -138,29 +135,6 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
             metavar="N,N,..." if several else "N",
             help=f"{text} (default: {_shown(default)}; --quick: {_shown(quick)})",
         )
-    parser.add_argument(
-        "--policy",
-        action="append",
-        default=[],
-        metavar="NAME=seam:N,tail:N,...",
-        help="a policy of trace: settings of core.* without their unit (seam, tail, min_spliced, ...), the server's "
-        "where left out; may repeat, and the first says which calls are measured (default: default and variants)",
-    )
-    parser.add_argument(
-        "--min-chunk-hit",
-        type=int,
-        default=MIN_CHUNK_HIT,
-        metavar="N",
-        help=f"trace measures calls with so many chunk-hit tokens under the first policy (default: {MIN_CHUNK_HIT})",
-    )
-    parser.add_argument(
-        "--order",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="recorded, reversed or shuffled-N (a seeded order for each N): order in which trace serves the sessions; "
-        "may repeat: what is spliced in one order comes first in another (default: recorded)",
-    )
 
 
 def _numbers(text: str) -> tuple[int, ...]:

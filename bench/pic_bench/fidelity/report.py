@@ -18,7 +18,6 @@ from pic_bench.fidelity.sections import Section, make_sections
 from pic_bench.fidelity.summary import Summary, Thresholds, Worst
 from pic_bench.fidelity.tables import UNDECIDED, arm_name, comparisons_table, telling_table
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, read_json, write_json
-from pic_bench.report.numbers import divergence
 from pic_bench.report.page import render_pages, render_text
 from sglang_pic.errors import BenchError
 
@@ -102,7 +101,7 @@ def _values(summary: Summary, sections: Sequence[Section]) -> dict[str, object]:
         "thresholds": summary.limits,
         "sections": sections,
         "comparisons": comparisons_table(summary.comparisons, few),
-        "worst": [(*_worst_words(worst), worst.text) for worst in summary.worst],
+        "arm_name": arm_name,
         "mark": UNDECIDED,
         "unpaired": unpaired,
         "marked": sum(cell.undecided or cell.incompetent for cell in cells),
@@ -134,19 +133,6 @@ def _as_worst(probe: Probe, floor: Probe | None) -> Worst:
     same = {name: getattr(probe, name) for name in Worst.__struct_fields__ if name not in ("shift", "floor_kl")}
     shift = probe.shift if probe.experiment is Experiment.SHIFT else None
     return Worst(**same, shift=shift, floor_kl=None if floor is None else floor.kl)
-
-
-def _worst_words(worst: Worst) -> tuple[str, list[str]]:
-    """Where a prompt stands; how far it moved, what became of its likeliest token, how much was spliced."""
-    place = [worst.experiment.value, worst.dtype, worst.source, worst.prompt, arm_name(worst.arm)]
-    place += [worst.donors.value] + ([f"shift {worst.shift:,}"] if worst.shift is not None else [])
-    floor = "" if worst.floor_kl is None else f" (floor {divergence(worst.floor_kl)})"
-    first = "same" if worst.top1_agrees else "another"
-    return ", ".join(place), [
-        f"KL {divergence(worst.kl)}{floor}",
-        f"{first} likeliest token (probability {worst.top1_probability:.2f})",
-        f"{worst.chunk_hit_tokens:,} of {worst.prompt_tokens:,} tokens spliced",
-    ]
 
 
 def _read_config(path: Path) -> dict[str, str]:

@@ -169,15 +169,8 @@ class _FormatRun:
     def _bar(self, total: int, name: str) -> tqdm[NoReturn]:
         # Where nobody watches, a line every half minute is enough.
         interval = 0.5 if sys.stderr.isatty() else 30.0
-        return tqdm(
-            total=total,
-            unit="tok",
-            unit_scale=True,
-            desc=name,
-            file=sys.stderr,
-            disable=self.quiet,
-            mininterval=interval,
-        )
+        told = {"disable": self.quiet, "mininterval": interval, "file": sys.stderr}
+        return tqdm(total=total, unit="tok", unit_scale=True, desc=name, **told)
 
 
 def _environment(folder: Path) -> Environment:

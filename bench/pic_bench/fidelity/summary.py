@@ -97,6 +97,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     computed_tokens: int
     against_floor: Contrast | None
 
+    @property
+    def place(self) -> int | None:
+        """Where in the experiment: a shift, a number of blocks."""
+        return self.num_blocks if self.shift is None else self.shift
+
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The KL of two arms on the same prompts, over all places of an experiment; a prompt counts once."""

@@ -31,11 +31,10 @@ def top1_cell(cell: Cell) -> str:
     return with_interval(cell.top1, share) + UNDECIDED * (cell.undecided or cell.incompetent)
 
 
-def crossed(
-    cells: Sequence[Cell], columns: Sequence[int], place: Callable[[Cell], int | None], unit: str, write: Write
-) -> Table:
+def crossed(cells: Sequence[Cell], unit: str, write: Write) -> Table:
     """A row per arm, a column per place (a number of blocks, a shift): one figure of each cell."""
-    at = {(cell.arm, place(cell)): cell for cell in cells}
+    columns = sorted({place for cell in cells if (place := cell.place) is not None})
+    at = {(cell.arm, cell.place): cell for cell in cells}
     rows = []
     for arm in dict.fromkeys(cell.arm for cell in cells):
         found = [at.get((arm, column)) for column in columns]
@@ -45,10 +44,9 @@ def crossed(
     return Table([unit, "n", *(f"{column:,}" for column in columns)], rows)
 
 
-def detail_table(cells: Sequence[Cell], place: Callable[[Cell], int | None], unit: str) -> Table:
+def detail_table(cells: Sequence[Cell], unit: str) -> Table:
     """Every metric of every cell."""
-    where: Write = lambda cell: "-" if (found := place(cell)) is None else f"{found:,}"  # noqa: E731
-    return _table(cells, {"arm": _arm, unit: where, "n": _n, **_KL, **_DETAIL})
+    return _table(cells, {"arm": _arm, unit: _at, "n": _n, **_KL, **_DETAIL})
 
 
 def question_table(cells: Sequence[Cell]) -> Table:
@@ -126,6 +124,10 @@ def _arm(cell: Cell) -> str:
 
 def _n(cell: Cell) -> str:
     return f"{cell.n:,}"
+
+
+def _at(cell: Cell) -> str:
+    return "-" if cell.place is None else f"{cell.place:,}"
 
 
 def _decided(cell: Cell) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -177,7 +177,6 @@ def serve_target(
     server_args: Sequence[str],
     log_path: Path,
     start_timeout_s: float,
-    progress: Callable[[float], None] | None = None,
 ) -> Iterator[Target]:
     """A patched server that takes every run and records what it is asked to, until the block ends."""
     port = free_port()
@@ -192,7 +191,6 @@ def serve_target(
             log_path=log_path,
             env={CONFIG_VARIABLE: json.dumps(config), PROBE_VARIABLE: json.dumps(probe)},
             start_timeout_s=start_timeout_s,
-            progress=progress,
         )
         with server, server.watch():
             yield Target(server, Path(folder))

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pic_bench.fidelity.arms import CONTROLS, spliced_arms
 from pic_bench.fidelity.cases.case import Case, Frame, Job, Wants, place_blocks
 from pic_bench.fidelity.cases.text import ModelText, TextPool
+from pic_bench.fidelity.cases.words import PASSAGES
 from pic_bench.fidelity.config import BLOCK_TOKENS, Sizes
 from pic_bench.fidelity.record import Donors, Experiment
 from sglang_pic.errors import ConfigError
@@ -26,30 +27,16 @@ DONOR_HEADER = 41
 _SHIFT_ROOM = 512  # header, block, tail, gold and the generated token
 _GREEDY_ARMS = frozenset({"full", "retest", "exact", "naive", "seam-0", "seam-1", "seam-8"})
 
-_NUMBERS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-_COLOURS = "red green blue black white yellow brown gray orange purple pink gold silver copper iron tin lead"
-_TARGET_HEADER = (
-    "The following passages were copied out of longer documents. Each of them stands for itself, under its own number, "
-    "and the order in which they are printed says nothing about the order in which they were written. Some begin or "
-    "end in the middle of a sentence. Read all of them with care, then continue the last one where it breaks off, in "
-    "the same words and the same manner as its author would have done, without any remark of your own."
-)
-_DONOR_HEADER = (
-    "Archive of the reading room: excerpts are kept in boxes by colour, one excerpt a box, with no word about where "
-    "they came from or what they were once used for. Visitors may look at any box in any order they like; nothing has "
-    "to be returned, and nobody will ask what was found in it or why it was opened."
-)
-
 
 class FrameText:
     """The pieces around blocks, as one model's ids."""
 
     def __init__(self, text: ModelText) -> None:
-        self.target_header = text.ids(_TARGET_HEADER)[:TARGET_HEADER]
-        self.target_markers = [text.ids(f"\n\nPassage {name}") for name in _NUMBERS.split()]
+        self.target_header = text.ids(PASSAGES.header)[:TARGET_HEADER]
+        self.target_markers = [text.ids(f"\n\nPassage {name}") for name in PASSAGES.markers]
         self.donor = Frame(
-            header=text.ids(_DONOR_HEADER)[:DONOR_HEADER],
-            markers=[text.ids(f" ...\n\nBox {name}") for name in _COLOURS.split()],
+            header=text.ids(PASSAGES.donor_header)[:DONOR_HEADER],
+            markers=[text.ids(f" ...\n\nBox {name}") for name in PASSAGES.donor_markers],
             closing=text.ids(" ... End of the excerpts in this room."),
         )
 

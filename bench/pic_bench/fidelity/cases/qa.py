@@ -13,6 +13,7 @@ from pic_bench.fidelity.arms import CONTROLS, SHIPPED, spliced_arms
 from pic_bench.fidelity.cases.case import Case, Frame, Job, Wants, place_blocks
 from pic_bench.fidelity.cases.questions import Question
 from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.fidelity.cases.words import QUESTIONS
 from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.metrics import normalise
 from pic_bench.fidelity.record import Donors, Experiment
@@ -31,16 +32,6 @@ MIN_BLOCK_TOKENS = 80
 GOLD_TOKENS = 32
 
 _SENTENCE = re.compile(r"[^\n.!?]+")
-_SYSTEM = (
-    "You answer questions about documents. Read all documents with care before you answer: the answer stands in one of "
-    "them, or follows from several of them taken together. Answer in as few words as you can, with no explanation."
-)
-_OTHER_SYSTEM = (
-    "You keep an archive and file what comes in. Documents arrive in no particular order from many senders; sort them "
-    "by sender and date, keep each of them unchanged, and do not comment on what they say unless someone asks you to."
-)
-_NUMBERS = "one two three four five six seven eight nine ten"
-_COLOURS = "red green blue black white yellow brown gray orange purple pink"
 
 
 class QaFrames:
@@ -48,17 +39,17 @@ class QaFrames:
 
     def __init__(self, text: ModelText) -> None:
         self._text = text
-        self.markers = [text.ids(f"\n\nDocument {name}") for name in _NUMBERS.split()]
-        before, closing = text.around(_OTHER_SYSTEM, "New in the archive today:", " ... That is all for today.")
-        self.donor = Frame(
-            header=before, markers=[text.ids(f" ...\n\nSheet {name}") for name in _COLOURS.split()], closing=closing
-        )
-        self.foreign = text.ids(f"\n{_OTHER_SYSTEM}")
+        self.markers = [text.ids(f"\n\nDocument {name}") for name in QUESTIONS.markers]
+        other = QUESTIONS.donor_header
+        before, closing = text.around(other, "New in the archive today:", " ... That is all for today.")
+        markers = [text.ids(f" ...\n\nSheet {name}") for name in QUESTIONS.donor_markers]
+        self.donor = Frame(header=before, markers=markers, closing=closing)
+        self.foreign = text.ids(f"\n{other}")
 
     def target(self, question: Question) -> Frame:
         """The prompt's frame: its closing asks the question and begins the answer."""
         asks = f"\n\nQuestion: {question.question}"
-        header, closing = self._text.around(_SYSTEM, "Here are the documents.", asks)
+        header, closing = self._text.around(QUESTIONS.header, "Here are the documents.", asks)
         return Frame(header=header, markers=self.markers, closing=closing + self._text.ids(question.lead))
 
 

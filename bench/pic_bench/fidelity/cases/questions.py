@@ -10,6 +10,7 @@ import msgspec
 from pic_traces.lines import read_objects
 from pic_traces.vocabulary import WORDS, make_text
 
+from pic_bench.fidelity.cases.words import FACTS
 from sglang_pic.errors import BenchError
 
 GENERATED = ("pairs", "needle", "facts")
@@ -155,34 +156,13 @@ def _needle(rng: random.Random, number: int) -> Question:
     return _generated("needle", number, [". ".join(text) for text in texts], question, code, held, lead)
 
 
-_NAMES = "Anna Boris Clara David Elena Frank Greta Henry Irene Jonas Karin Louis Maria Nils Olga Peter"
-_FACTS = {
-    "town": "Berlin Lisbon Vienna Oslo Madrid Prague Dublin Athens Rome Paris Zurich Warsaw Geneva Turin Bergen",
-    "trade": "baker teacher doctor painter farmer pilot lawyer sailor tailor miner singer writer cook judge nurse",
-    "pet": "dog cat parrot horse rabbit turtle goat snake pigeon hamster",
-    "instrument": "piano violin guitar flute drum trumpet",
-}
-_ASKING = {
-    "town": ("Where was {} born?", "{} was born in"),
-    "trade": ("What does {} work as?", "{} works as a"),
-    "pet": ("Which animal does {} keep?", "{} keeps a"),
-    "instrument": ("Which instrument does {} play?", "{} plays the"),
-}
-
-
 def _facts(rng: random.Random, number: int) -> Question:
     """Short lives of persons; each is asked for one of four facts."""
-    names, *columns = (rng.sample(words.split(), _NUM_DOCUMENTS) for words in (_NAMES, *_FACTS.values()))
-    facts = [dict(zip(_FACTS, row, strict=True)) for row in zip(*columns, strict=True)]
-    documents = [
-        f"{name} was born in {fact['town']} and has lived there ever since. {name} works as a {fact['trade']}, which "
-        f"is a trade that takes up most of the day. In the evening {name} plays the {fact['instrument']}, though the "
-        f"neighbours sometimes complain about it. {name} keeps a {fact['pet']} at home. On Sundays {name} goes for a "
-        "long walk, reads the newspaper, and writes letters to old friends from school, of whom few are left."
-        for name, fact in zip(names, facts, strict=True)
-    ]
-    asked, kind = rng.randrange(_NUM_DOCUMENTS), rng.choice(list(_ASKING))
-    question, lead = (words.format(names[asked]) for words in _ASKING[kind])
+    names, *columns = (rng.sample(words, _NUM_DOCUMENTS) for words in (FACTS.names, *FACTS.values.values()))
+    facts = [dict(zip(FACTS.values, row, strict=True)) for row in zip(*columns, strict=True)]
+    documents = [FACTS.life.format(name=name, **fact) for name, fact in zip(names, facts, strict=True)]
+    asked, kind = rng.randrange(_NUM_DOCUMENTS), rng.choice(list(FACTS.asking))
+    question, lead = (words.format(names[asked]) for words in FACTS.asking[kind])
     return _generated("facts", number, documents, question, facts[asked][kind], asked, lead)
 
 
