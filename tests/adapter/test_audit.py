@@ -23,6 +23,7 @@ from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.audit.full_pass import STEP_TOKENS
 from sglang_pic.adapter.audit.metrics import SKIPPED, UNDECIDED_KL, AuditSkip
 from sglang_pic.adapter.metrics import Metric, Series
+from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
@@ -134,7 +135,7 @@ class Bench:
 
     def serve(self, logits: torch.Tensor, *, tokens: list[int] = PROMPT, namespace: str | None = None) -> bool:
         """A spliced request comes by; whether it was drawn."""
-        key = (namespace, None)
+        key = Namespace(namespace)
         state = RequestState(RequestOptions(), namespace=key, generation=self.audit.generation(key), num_chunk_hit=64)
         ids = array("q", tokens)
         req = SimpleNamespace(
@@ -490,7 +491,7 @@ def test_a_pass_that_gives_no_logits_is_not_audited() -> None:
 
 def test_a_diverted_request_stays_so() -> None:
     """Its rows are among those of requests that opted out. A flush begins to count generations anew."""
-    bench, key = Bench(), ("bad", None)
+    bench, key = Bench(), Namespace("bad")
     for _ in range(2):
         while bench.audit.is_on(key):
             bench.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:10], namespace="bad")
@@ -513,7 +514,7 @@ def test_what_was_spliced_before_a_suspension_is_not_computed_after_it() -> None
     bench.serve(logits_of(PROMPT), namespace="good")
     bench.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:11], namespace="bad")
     bench.run(2)
-    assert not bench.audit.is_on(("bad", None))
+    assert not bench.audit.is_on(Namespace("bad"))
     bench.audit.resume(0)
     bench.run()
     report = bench.audit.report()
@@ -536,8 +537,8 @@ def test_corruption_turns_its_namespace_off_and_says_so(caplog: pytest.LogCaptur
             bench.serve(logits_of([1]), tokens=short, namespace="bad")
             bench.serve(logits_of(short), tokens=short, namespace="good")
             bench.run(10)
-    assert not bench.audit.is_on(("bad", None))
-    assert bench.audit.is_on(("good", None))
+    assert not bench.audit.is_on(Namespace("bad"))
+    assert bench.audit.is_on(Namespace("good"))
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     message = record.getMessage()
@@ -545,9 +546,9 @@ def test_corruption_turns_its_namespace_off_and_says_so(caplog: pytest.LogCaptur
         assert part in message
     (shown,) = bench.audit.report().suspended
     assert (shown.number, shown.extra_key, shown.num_audited) == (1, "bad", bench.config.audit_min)
-    old = RequestState(RequestOptions(), namespace=("bad", None), generation=0)
+    old = RequestState(RequestOptions(), namespace=Namespace("bad"), generation=0)
     assert bench.audit.resume(1)
-    assert bench.audit.is_on(("bad", None))
+    assert bench.audit.is_on(Namespace("bad"))
     assert not bench.audit.serves(old), "rows of the generation before reach nobody"
     assert not bench.audit.resume(1)
     assert bench.free == POOL
@@ -575,7 +576,7 @@ def test_users_with_a_salt_each_are_watched_together(caplog: pytest.LogCaptureFi
         assert undecided is not None
         assert (undecided.num_namespaces, undecided.num_audited, undecided.is_above_limit) == (25, 25, True)
         assert undecided.kl == shown[-1] > 0.2
-        assert all(bench.audit.is_on((f"user-{user}", None)) for user in range(25))
+        assert all(bench.audit.is_on(Namespace(f"user-{user}")) for user in range(25))
         audit(logits_of(short), range(200, 240))
         assert shown[-1] == 0
         audit(logits_of([1]), range(300, 340))

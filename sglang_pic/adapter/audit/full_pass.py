@@ -1,9 +1,7 @@
-"""The full computation of an audited prompt: forward passes of the live model runner that belong to no request.
+"""The full computation of one audited prompt, a step of few tokens at a time.
 
-Owns the slots that the prompt is computed into and the passes over it, a step of few tokens at a time, so that a
-request that arrives meanwhile waits for one step at most. The rows are in nobody's namespace: the tree never sees them,
-they are read through the padding row of the request pool, and their slots go back when the last logits are there. It
-must not know why, or when, something is computed.
+The rows belong to no namespace: the tree never sees them, they are read through the padding row of the request pool,
+and their slots go back when the last logits are there.
 
     slots of one prompt
     [0, done)      computed by earlier steps
@@ -13,15 +11,13 @@ must not know why, or when, something is computed.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
 from sglang_pic.adapter.probe.slots import whole_pages
-from sglang_pic.adapter.seams import Allocator, Tree
+from sglang_pic.adapter.seams import Allocator, ModelRunner, Tree
 
 __all__ = ["STEP_TOKENS", "FullPass", "is_too_long", "take_slots"]
 
@@ -38,33 +34,30 @@ class FullPass:
     Args:
         runner: SGLang's model runner.
         tokens: `[prompt_len]` int64, on the CPU.
-        slots: as `take_slots` gave them; given back by the caller.
+        slots: as `take_slots` gave them; the caller gives them back.
     """
 
-    def __init__(self, runner: Any, tokens: np.ndarray, slots: torch.Tensor) -> None:
+    def __init__(self, runner: ModelRunner, tokens: np.ndarray, slots: torch.Tensor) -> None:
         self._runner = runner
         self._tokens = tokens
         self._done = 0
         self.slots = slots
 
     def step(self) -> int:
-        """Compute the next tokens; how many. Queued on the current stream, which is to be SGLang's forward stream."""
+        """Compute the next tokens on the current stream, which is to be SGLang's forward stream; how many they are."""
         start, end = self._done, min(self._done + STEP_TOKENS, len(self._tokens))
         row = self._runner.req_to_token_pool.req_to_token[PADDING_ROW]
         row[:end] = self.slots[:end].to(row.dtype)
         try:
-            input_ids = torch.from_numpy(self._tokens[start:end]).to(self._runner.device)
-            written = self.slots[start:end].to(torch.int64)
             batch = trial_batch(
                 self._runner,
                 [end - start],
                 first_position=start,
-                input_ids=input_ids,
-                slots=written,
+                input_ids=torch.from_numpy(self._tokens[start:end]).to(self._runner.device),
+                slots=self.slots[start:end].to(torch.int64),
                 prefix_len=start,
             )
-            output = trial_forward(self._runner, batch)
-            self.logits = output.logits_output.next_token_logits[0]
+            self.logits = trial_forward(self._runner, batch).logits_output.next_token_logits[0]
         finally:
             # What pads a batch reads this row too.
             row[:end] = 0

@@ -8,15 +8,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_pic.adapter.audit.ledger import AuditLedger, AuditLimits
+from sglang_pic.adapter.audit.ledger import AuditLedger, Undecided
+from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.config import PicConfig, read_config
 from sglang_pic.errors import ConfigError
 
-LIMITS = AuditLimits(kl=0.5, cap=2.0, window=8, least=4)
-A, B = ("a", None), ("a", "salt")
+LIMITS = PicConfig(audit_kl_limit=0.5, audit_kl_cap=2.0, audit_window=8, audit_min=4)
+A, B = Namespace("a"), Namespace("a", "salt")
 
 
-def enter(ledger: AuditLedger, namespace: tuple[str | None, str | None], *kls: float) -> list[int]:
+def undecided(kl: float, num_audited: int, num_agreed: int, num_namespaces: int) -> Undecided:
+    """What the window of many shows."""
+    return Undecided(
+        kl=pytest.approx(kl),
+        is_above_limit=kl > LIMITS.audit_kl_limit,
+        num_audited=num_audited,
+        num_agreed=num_agreed,
+        num_namespaces=num_namespaces,
+    )
+
+
+def enter(ledger: AuditLedger, namespace: Namespace, *kls: float) -> list[int]:
     """Enter audited requests of the present generation; the numbers of the suspensions they bring about."""
     entered = [ledger.observe(namespace, ledger.generation(namespace), kl, agreed=kl < 1) for kl in kls]
     return [suspension.number for suspension in entered if suspension is not None]
@@ -29,7 +41,7 @@ def test_a_full_measure_turns_one_namespace_off() -> None:
     assert not ledger.is_on(A)
     assert ledger.is_on(B), "the salt is part of the namespace"
     (suspension,) = ledger.suspensions
-    assert suspension.namespace == A
+    assert (suspension.extra_key, suspension.has_salt) == ("a", False)
     assert suspension.kl == pytest.approx((3 * 2.0 + 0.1) / 4), "each counts up to the cap"
     assert (suspension.num_audited, suspension.num_agreed) == (4, 1)
     assert enter(ledger, A, 9, 9) == [], "what was drawn before it went off changes nothing"
@@ -59,7 +71,7 @@ def test_on_again_is_another_generation_with_an_empty_window() -> None:
     enter(ledger, A, *[3] * 4)
     assert ledger.resume(7) == [], "no such number"
     assert not ledger.is_on(A)
-    assert [ended.namespace for ended in ledger.resume(1)] == [A]
+    assert [ended.number for ended in ledger.resume(1)] == [1]
     assert ledger.is_on(A)
     assert ledger.generation(A) == 1
     assert ledger.observe(A, 0, 9.0, agreed=False) is None, "spliced in the generation before"
@@ -88,7 +100,7 @@ def test_other_weights_clear_the_windows_only() -> None:
     ledger.resume(0)
     enter(ledger, A, 3, 3, 3)
     enter(ledger, B, *[3] * 4)
-    ledger.clear_windows()
+    ledger.renew()
     assert not ledger.is_on(B)
     assert ledger.generation(A) == 1, "the tree still holds rows of the one before"
     assert enter(ledger, A, 3) == [], "its window is empty again"
@@ -98,13 +110,13 @@ def test_namespaces_with_few_requests_are_watched_together() -> None:
     """A salt for each user: none of them ever has enough to be judged."""
     ledger = AuditLedger(LIMITS)
     for user in range(3):
-        enter(ledger, ("a", f"salt-{user}"), 3)
+        enter(ledger, Namespace("a", f"salt-{user}"), 3)
     assert ledger.undecided is None
     enter(ledger, ("a", "salt-0"), 0.1)
-    assert ledger.undecided == (pytest.approx((2 * 2.0 + 0.1) / 3), 4, 1, 3), "without one of those that add most"
+    assert ledger.undecided == undecided((2 * 2.0 + 0.1) / 3, 4, 1, 3), "without one of those that add most"
     for user in range(20):
-        enter(ledger, ("b", f"salt-{user}"), 0.2)
-    assert ledger.undecided == (pytest.approx(0.2), 8, 8, 8), "the last ones"
+        enter(ledger, Namespace("b", f"salt-{user}"), 0.2)
+    assert ledger.undecided == undecided(0.2, 8, 8, 8), "the last ones"
     assert ledger.suspensions == []
 
 
@@ -113,20 +125,20 @@ def test_a_namespace_that_is_judged_leaves_the_others_window() -> None:
     ledger = AuditLedger(LIMITS)
     enter(ledger, B, 0.1, 0.1, 0.1)
     enter(ledger, A, 3)
-    assert ledger.undecided == (pytest.approx(0.1), 4, 3, 2), "one alone is for its own window"
+    assert ledger.undecided == undecided(0.1, 4, 3, 2), "one alone is for its own window"
     assert enter(ledger, A, 3, 3, 3) == [1]
     assert ledger.undecided is None, "three of the other are left"
-    enter(ledger, ("c", None), 0.1)
-    assert ledger.undecided == (pytest.approx(0.1), 4, 4, 2)
+    enter(ledger, Namespace("c"), 0.1)
+    assert ledger.undecided == undecided(0.1, 4, 4, 2)
     enter(ledger, B, *[0.1] * 6)
     assert ledger.undecided is None
 
 
-@pytest.mark.parametrize("empty", [AuditLedger.flush, AuditLedger.clear_windows])
+@pytest.mark.parametrize("empty", [AuditLedger.flush, AuditLedger.renew])
 def test_the_window_of_many_is_emptied_with_the_others(empty: Callable[[AuditLedger], None]) -> None:
     ledger = AuditLedger(LIMITS)
     for user in range(6):
-        enter(ledger, ("a", f"salt-{user}"), 3)
+        enter(ledger, Namespace("a", f"salt-{user}"), 3)
     empty(ledger)
     assert ledger.undecided is None
 
@@ -134,24 +146,24 @@ def test_the_window_of_many_is_emptied_with_the_others(empty: Callable[[AuditLed
 def test_forgotten_namespaces_stay_in_the_window_of_many() -> None:
     ledger = AuditLedger(LIMITS, max_namespaces=2)
     for user in range(6):
-        enter(ledger, ("a", f"salt-{user}"), 3)
-    assert ledger.undecided == (2.0, 6, 0, 6)
+        enter(ledger, Namespace("a", f"salt-{user}"), 3)
+    assert ledger.undecided == undecided(2.0, 6, 0, 6)
 
 
 def test_memory_is_bounded_and_what_is_off_stays_off() -> None:
     ledger = AuditLedger(LIMITS, max_namespaces=3)
     enter(ledger, A, *[3] * 4)
     for number in range(10):
-        enter(ledger, (f"other-{number}", None), 0.0)
+        enter(ledger, Namespace(f"other-{number}"), 0.0)
     assert not ledger.is_on(A)
     assert len(ledger._records) == 3
     for number in range(2):
-        enter(ledger, (f"bad-{number}", None), *[3] * 4)
-    assert not ledger.is_on(("unknown", None)), "three are off, and a fourth could not be watched"
+        enter(ledger, Namespace(f"bad-{number}"), *[3] * 4)
+    assert not ledger.is_on(Namespace("unknown")), "three are off, and a fourth could not be watched"
     ledger.resume(0)
-    assert not ledger.is_on(("unknown", None)), "the generations have to be kept"
+    assert not ledger.is_on(Namespace("unknown")), "the generations have to be kept"
     ledger.flush()
-    assert ledger.is_on(("unknown", None))
+    assert ledger.is_on(Namespace("unknown"))
 
 
 @given(st.lists(st.floats(0, 0.5), max_size=60))
@@ -164,11 +176,7 @@ def test_windows_below_the_limit_never_turn_anything_off(kls: list[float]) -> No
 @given(st.lists(st.floats(0, 0.1), max_size=40), st.integers(1, 6), st.floats(2, 20))
 def test_a_corruption_is_found_within_fifty_requests(honest: list[float], every: int, corrupted: float) -> None:
     """With the defaults: however long all was well, and if only every sixth request meets the corruption."""
-    config = PicConfig()
-    limits = AuditLimits(
-        kl=config.audit_kl_limit, cap=config.audit_kl_cap, window=config.audit_window, least=config.audit_min
-    )
-    ledger = AuditLedger(limits)
+    ledger = AuditLedger(PicConfig())
     assert enter(ledger, A, *honest) == []
     assert enter(ledger, A, *[corrupted if number % every == 0 else 0.03 for number in range(50)]) == [1]
 

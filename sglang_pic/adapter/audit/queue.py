@@ -1,0 +1,167 @@
+"""The prompts that wait for their full computation, and the one that is being computed.
+
+The full computation is not a request of SGLang's: as one it would be counted, aborted and retracted with the users', a
+chunk of it would go before every request that waits, and its row would be published. It is forward passes between two
+rounds of the scheduler instead. Its slots count as evictable and go back when SGLang needs them, so that no request
+waits for them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sglang_pic.adapter.audit.full_pass import FullPass, take_slots
+from sglang_pic.adapter.audit.metrics import AuditSkip
+from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.seams import ModelRunner, Scheduler, Tree
+from sglang_pic.runtime.divergence import kl_and_differs
+
+__all__ = ["Drawn", "FullQueue"]
+
+# A prompt whose slots were needed this often is not computed.
+_MAX_RESTARTS = 4
+# More than two distributions over any vocabulary can differ by unless one of them is broken.
+_WORST_KL = 1000.0
+
+
+@dataclass(slots=True, eq=False)
+class Drawn:
+    """A spliced request that is to be audited."""
+
+    namespace: Namespace
+    generation: int
+    tokens: np.ndarray
+    """The prompt, `[prompt_len]` int64."""
+    logits: torch.Tensor
+    """`[vocab_size]`, on the model's device: of the pass that computed the last prompt token."""
+    full: FullPass | None = None
+    """The full computation, once it has begun."""
+    num_restarts: int = 0
+    measured: torch.Tensor | None = None
+    """`[3]` float64, on the model's device, once the computation is done: KL(full || spliced) in nats, whether the
+    likeliest tokens differ, whether the full computation gave no distribution."""
+
+
+class FullQueue:
+    """The drawn requests of one scheduler rank, in order; the first one may have begun.
+
+    Args:
+        runner: SGLang's model runner.
+        is_present: whether a drawn request's rows may still be served, so that its audit matters.
+        skip: is told why a request leaves the queue without being computed.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, *, is_present: Callable[[Drawn], bool], skip: Callable[[AuditSkip], None]
+    ) -> None:
+        self._runner, self._is_present, self._skip = runner, is_present, skip
+        self._waiting: deque[Drawn] = deque()
+        self._measured: Drawn | None = None
+        self._event: Any = None  # of the step that was queued last on the device
+
+    def __len__(self) -> int:
+        """Requests without a verdict."""
+        return len(self._waiting) + (self._measured is not None)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that the computation holds."""
+        full = self._waiting[0].full if self._waiting else None
+        return 0 if full is None else len(full.slots)
+
+    def add(self, drawn: Drawn) -> None:
+        """Put a request behind the others."""
+        self._waiting.append(drawn)
+
+    def wait(self) -> bool:
+        """Wait for the step that was queued last; whether there was one that had not been waited for."""
+        event, self._event = self._event, None
+        if event is not None:
+            event.synchronize()
+        return event is not None
+
+    def take_measured(self) -> Drawn | None:
+        """The request whose computation is done, once."""
+        measured, self._measured = self._measured, None
+        return measured
+
+    def step(self, scheduler: Scheduler) -> int:
+        """Queue the next step on the forward stream; how many tokens it computes, 0 where nothing can be computed."""
+        drawn = self._next(scheduler.tree_cache)
+        if drawn is None or drawn.full is None:
+            return 0
+        scheduler.forward_stream.wait_stream(scheduler.schedule_stream)
+        # SGLang without overlap computes on the stream that it schedules on.
+        with scheduler.forward_stream_ctx if scheduler.enable_overlap else nullcontext():
+            num_tokens = drawn.full.step()
+            if drawn.full.is_complete:
+                drawn.measured = _compare(drawn.full.logits, drawn.logits)
+                self._measured = drawn
+            self._event = scheduler.device_module.Event()
+            self._event.record()
+        # Slots that go back may be written anew from here on, and tensors reused.
+        scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
+        if drawn.full.is_complete:
+            self.release_slots()
+            self._waiting.popleft()
+        return num_tokens
+
+    def release_slots(self) -> int:
+        """Give the slots back; the computation begins anew later. How many there were."""
+        count = self.num_slots
+        if count:
+            first = self._waiting[0]
+            assert first.full is not None
+            self._runner.token_to_kv_pool_allocator.free(first.full.slots)
+            first.full = None
+            first.num_restarts += 1
+        return count
+
+    def abandon(self) -> int:
+        """Drop every request, and wait for the step that runs. How many there were."""
+        self.wait()
+        self.release_slots()
+        count = len(self)
+        self._waiting.clear()
+        self._measured = None
+        return count
+
+    def _next(self, tree: Tree) -> Drawn | None:
+        """The first request that can be computed, its slots taken."""
+        while self._waiting:
+            reason = self._obstacle(self._waiting[0], tree)
+            if reason is None:
+                return self._waiting[0]
+            self.release_slots()
+            self._waiting.popleft()
+            self._skip(reason)
+        return None
+
+    def _obstacle(self, drawn: Drawn, tree: Tree) -> AuditSkip | None:
+        """Why a request cannot be computed, or `None` once its computation has begun."""
+        if not self._is_present(drawn):
+            return AuditSkip.SUSPENDED
+        if drawn.full is not None:
+            return None
+        if drawn.num_restarts >= _MAX_RESTARTS:
+            return AuditSkip.PREEMPTED
+        slots = take_slots(tree, len(drawn.tokens))
+        if slots is None:
+            return AuditSkip.MEMORY
+        drawn.full = FullPass(self._runner, drawn.tokens, slots)
+        return None
+
+
+def _compare(full: torch.Tensor, spliced: torch.Tensor) -> torch.Tensor:
+    kl, differs = kl_and_differs(full, spliced)
+    # NaN because of the splice is as bad as can be.
+    kl = kl.nan_to_num(nan=_WORST_KL).clamp(0, _WORST_KL)
+    is_broken = ~full.logsumexp(-1).isfinite()
+    return torch.stack([kl, differs, is_broken.to(kl.dtype)])
