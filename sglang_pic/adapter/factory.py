@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.runtime_context import get_serving
 
+from sglang_pic.adapter import server_info
 from sglang_pic.adapter.audit import hooks as audit_hooks
 from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.audit.audit import Audit
@@ -28,12 +30,11 @@ from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
-from sglang_pic.adapter.server_info import ServerInfo
 from sglang_pic.adapter.startup import metrics as startup_metrics
 from sglang_pic.adapter.startup.calibration import calibrate
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.adapter.startup.self_test import log_result, run_self_test
-from sglang_pic.adapter.startup.tokenizer import delimiters_of, read_tokenizer
+from sglang_pic.adapter.startup.tokenizer import Tokenizer, delimiters_of, read_tokenizer
 from sglang_pic.adapter.support import check_support, max_sequences
 from sglang_pic.config import PicConfig, load_config
 from sglang_pic.core import ContentIndex, CostModel
@@ -48,7 +49,7 @@ class _LiveModel(NamedTuple):
     """What is read of the live model and its tokenizer, alike on every rank."""
 
     splicer: Splicer
-    tokenizer: Any | None
+    tokenizer: Tokenizer | None
     delimiters: frozenset[int]
     max_sequences: int
     max_gaps: int
@@ -67,18 +68,21 @@ def create_cache(ctx: BuildContext) -> PicRadixCache:
     config = load_config()
     check_support(ctx)
     model = _read_model(ctx, config)
-    runner, labels, server_info = ctx.tp_worker.model_runner, _labels(ctx), ServerInfo()
+    runner, labels = ctx.tp_worker.model_runner, _labels(ctx)
+    shown: dict[str, Callable[[], msgspec.Struct]] = {}
     audit = None
     if config.audit_rate > 0:
         audit = Audit(runner, config, Series(audit_metrics.METRICS, labels), ctx.tp_group)
+        shown["audit"] = audit.report
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
-    _install_hooks(cache, model.splicer, audit, server_info)
+    server_info.install(shown)
+    _install_hooks(cache, model.splicer, audit)
     tested = run_self_test(
         runner, model.splicer, config, tokenizer=model.tokenizer, max_gaps=model.max_gaps, tp_group=ctx.tp_group
     )
     startup_metrics.export(tested, labels)
     log_result(tested, config)
-    server_info.add("self_test", lambda: tested)
+    shown["self_test"] = lambda: tested
     logger.info(
         "sglang_pic: %d delimiters, cost %s, config %s",
         len(model.delimiters),
@@ -130,15 +134,13 @@ def _make_cache(
     return cache
 
 
-def _install_hooks(cache: PicRadixCache, splicer: Splicer, audit: Audit | None, server_info: ServerInfo) -> None:
+def _install_hooks(cache: PicRadixCache, splicer: Splicer, audit: Audit | None) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     scheduler_hooks.install(cache.auditor)
     ForwardPath(splicer, [] if audit is None else [audit_hooks.FirstTokens(audit)]).install()
-    server_info.install()
     if audit is not None:
         audit_hooks.install(audit)
-        server_info.add("audit", audit.report)
     HookRegistry.apply_hooks()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -10,25 +10,16 @@ import msgspec
 from sglang_pic.adapter.hooks import hook
 
 
-class ServerInfo:
-    """The parts of the entry `pic`, by name; read anew at every request for `/server_info`."""
+def install(parts: Mapping[str, Callable[[], msgspec.Struct]]) -> None:
+    """Register the hook.
 
-    def __init__(self) -> None:
-        self._parts: dict[str, Callable[[], msgspec.Struct]] = {}
+    Args:
+        parts: what reads each part of the entry, by name; called on the scheduler's thread at every request for
+            `/server_info`, so it must be quick. Parts may be added later.
+    """
 
-    def add(self, name: str, read: Callable[[], msgspec.Struct]) -> None:
-        """Show what `read` returns under `name`; it is called on the scheduler's thread and must be quick."""
-        assert name not in self._parts, name
-        self._parts[name] = read
+    def add_entry(output: Any, _controller: object, _request: object) -> None:
+        output.internal_state["pic"] = {name: msgspec.to_builtins(read()) for name, read in parts.items()}
 
-    def read(self) -> dict[str, Any]:
-        """The entry, in JSON's own types."""
-        return {name: msgspec.to_builtins(read()) for name, read in self._parts.items()}
-
-    def install(self) -> None:
-        """Register the hook; SGLang applies it when its registry is applied."""
-        controller = "managers.scheduler_components.internal_state.SchedulerInternalStateController"
-        hook("after", f"{controller}.get_internal_state", self._add_entry)
-
-    def _add_entry(self, output: Any, _controller: object, _request: object) -> None:
-        output.internal_state["pic"] = self.read()
+    controller = "managers.scheduler_components.internal_state.SchedulerInternalStateController"
+    hook("after", f"{controller}.get_internal_state", add_entry)

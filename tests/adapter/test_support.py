@@ -22,9 +22,9 @@ from sglang_pic.errors import UnsupportedError
 REFUSALS = [entry for entry in SUPPORT if entry.path]
 
 
-def other(plain: object) -> object:
+def other(served: object) -> object:
     """A value that is refused."""
-    return not plain if isinstance(plain, bool) else {None: "something", 1: 2, "null": "prefill"}[plain]  # type: ignore[index]
+    return not served if isinstance(served, bool) else {1: 2, "null": "prefill"}[served]  # type: ignore[index]
 
 
 def context(backend: str = "triton") -> Any:
@@ -35,7 +35,7 @@ def context(backend: str = "triton") -> Any:
         tp_worker=SimpleNamespace(model_runner=SimpleNamespace(prefill_attention_backend_str=backend)),
     )
     for refusal in REFUSALS:
-        put(ctx, refusal, refusal.plain)
+        put(ctx, refusal, refusal.served)
     return ctx
 
 
@@ -53,7 +53,7 @@ def test_a_plain_server_is_admitted() -> None:
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.what)
 def test_each_refusal_is_one_line_that_names_it_and_says_what_to_change(refusal: Support) -> None:
     ctx = context()
-    put(ctx, refusal, other(refusal.plain))
+    put(ctx, refusal, other(refusal.served))
     with pytest.raises(UnsupportedError) as caught:
         check_support(ctx)
     line = str(caught.value)
@@ -64,6 +64,10 @@ def test_each_refusal_is_one_line_that_names_it_and_says_what_to_change(refusal:
 
 def test_values_are_shown_with_their_flags() -> None:
     ctx = context()
+    ctx.server_args.speculative_algorithm = "EAGLE"
+    with pytest.raises(UnsupportedError, match=r"with --speculative-algorithm EAGLE: .*; remove it\.$"):
+        check_support(ctx)
+    ctx.server_args.speculative_algorithm = None
     ctx.server_args.pp_size = 4
     with pytest.raises(UnsupportedError, match=r"with --pp-size 4: .*; use --tp-size instead\.$"):
         check_support(ctx)
@@ -81,7 +85,7 @@ def test_every_refused_flag_is_sglangs_and_off_by_default() -> None:
     for refusal in REFUSALS:
         parent, _, name = refusal.path.rpartition(".")
         if parent == "server_args":
-            assert args[name].default == refusal.plain, name
+            assert (args[name].default or False) == refusal.served, name
         elif not parent:
             assert name in build
 

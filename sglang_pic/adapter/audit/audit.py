@@ -52,7 +52,7 @@ class _Tally:
 
 
 class Audit(Auditor):
-    """The audit of one scheduler rank; made only where `audit_rate` is above 0.
+    """The audit of one scheduler rank; made only where `audit_rate` is above 0. `Auditor` describes what it overrides.
 
     Four methods take back what the audit holds, each all that the one before it takes, and more: `release_slots`,
     `abandon` (the requests that wait), `renew` (what was audited), `flush` (generations).
@@ -77,18 +77,13 @@ class Audit(Auditor):
         self._has_warned = False
         self._num_rounds = 0
 
-    # -- requests --------------------------------------------------------------------------------------------------
-
     def is_on(self, namespace: Namespace) -> bool:
-        """Whether requests of `namespace` may be spliced."""
         return self._ledger.is_on(namespace)
 
     def generation(self, namespace: Namespace) -> int:
-        """The generation that a new request of `namespace` belongs to."""
         return self._ledger.generation(namespace)
 
     def serves(self, state: RequestState) -> bool:
-        """Whether a request that was received earlier may still be spliced, and be served spliced rows."""
         # NOTE: a diverted request's rows are among those of requests that opted out, and generations are counted anew
         # after a flush: by then its own may be the present one.
         return not state.is_diverted and self._is_present(state.namespace, state.generation)
@@ -121,8 +116,6 @@ class Audit(Auditor):
         else:
             self._skip(AuditSkip.SUSPENDED)
 
-    # -- the full computation --------------------------------------------------------------------------------------
-
     @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
@@ -130,7 +123,6 @@ class Audit(Auditor):
 
     @property
     def num_slots(self) -> int:
-        """Slots that the full computation holds, which SGLang may have back."""
         return self._queue.num_slots
 
     def step_if_idle(self, scheduler: Scheduler) -> None:
@@ -153,7 +145,6 @@ class Audit(Auditor):
             self._step(scheduler)
 
     def release_slots(self) -> int:
-        """Give the slots back, as SGLang needs them; the computation begins anew later. How many there were."""
         return self._queue.release_slots()
 
     def abandon(self) -> None:
@@ -171,8 +162,6 @@ class Audit(Auditor):
         self.abandon()
         self._ledger.flush()
         self._watch_undecided()
-
-    # -- the operator ----------------------------------------------------------------------------------------------
 
     def resume(self, number: int) -> bool:
         """Switch a namespace on again; whether `number` names one that is off, or is 0."""
@@ -198,8 +187,6 @@ class Audit(Auditor):
             suspended=self._ledger.suspensions,
         )
 
-    # -- private ---------------------------------------------------------------------------------------------------
-
     def _step(self, scheduler: Scheduler) -> None:
         # One step is queued at most: a request that arrives waits for no more than that.
         self._queue.wait()
@@ -216,7 +203,7 @@ class Audit(Auditor):
             self._skip(AuditSkip.FULL_NOT_FINITE)
             return
         agreed = not differs
-        self._series.add(metrics.AUDITED, value=metrics.AGREE if agreed else metrics.DISAGREE)
+        self._series.add(metrics.AUDITED, value="agree" if agreed else "disagree")
         self._series.observe(metrics.KL, kl)
         self._tally.num_audited += 1
         self._tally.num_agreed += agreed

@@ -10,18 +10,7 @@ from typing import Final
 from sglang_pic.adapter.metrics import Metric, MetricKind, descriptions
 from sglang_pic.core import Reason
 
-__all__ = [
-    "AGREE",
-    "AUDITED",
-    "DISAGREE",
-    "KL",
-    "METRICS",
-    "SKIPPED",
-    "SUSPENDED",
-    "TOKENS",
-    "UNDECIDED_KL",
-    "AuditSkip",
-]
+__all__ = ["AUDITED", "KL", "METRICS", "SKIPPED", "SUSPENDED", "TOKENS", "UNDECIDED_KL", "AuditSkip"]
 
 
 class AuditSkip(Reason):
@@ -37,15 +26,12 @@ class AuditSkip(Reason):
     TOO_LONG = "too_long", "The prompt would take more than a quarter of the KV pool, and evict what others reuse."
 
 
-AGREE = "agree"
-DISAGREE = "disagree"
-
 AUDITED: Final = Metric(
     "sglang:pic_audited_requests_total",
     MetricKind.COUNTER,
     "Spliced requests that were computed again in full, by whether the likeliest first token was the same.",
     label="verdict",
-    values={AGREE: "It was the same.", DISAGREE: "It was another."},
+    values={"agree": "It was the same.", "disagree": "It was another."},
 )
 KL: Final = Metric(
     "sglang:pic_audit_kl_nats",

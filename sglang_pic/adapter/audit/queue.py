@@ -63,12 +63,11 @@ class FullQueue:
     ) -> None:
         self._runner, self._is_present, self._skip = runner, is_present, skip
         self._waiting: deque[Drawn] = deque()
-        self._measured: Drawn | None = None
         self._event: Any = None  # of the step that was queued last on the device
 
     def __len__(self) -> int:
         """Requests without a verdict."""
-        return len(self._waiting) + (self._measured is not None)
+        return len(self._waiting)
 
     @property
     def num_slots(self) -> int:
@@ -88,12 +87,15 @@ class FullQueue:
         return event is not None
 
     def take_measured(self) -> Drawn | None:
-        """The request whose computation is done, once."""
-        measured, self._measured = self._measured, None
-        return measured
+        """The first request if its computation is done; it leaves the queue."""
+        is_measured = self._waiting and self._waiting[0].measured is not None
+        return self._waiting.popleft() if is_measured else None
 
     def step(self, scheduler: Scheduler) -> int:
-        """Queue the next step on the forward stream; how many tokens it computes, 0 where nothing can be computed."""
+        """Queue the next step on the forward stream; how many tokens it computes, 0 where nothing can be computed.
+
+        A request that is measured must have been taken before.
+        """
         drawn = self._next(scheduler.tree_cache)
         if drawn is None or drawn.full is None:
             return 0
@@ -103,14 +105,12 @@ class FullQueue:
             num_tokens = drawn.full.step()
             if drawn.full.is_complete:
                 drawn.measured = _compare(drawn.full.logits, drawn.logits)
-                self._measured = drawn
             self._event = scheduler.device_module.Event()
             self._event.record()
         # Slots that go back may be written anew from here on, and tensors reused.
         scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
-        if drawn.full.is_complete:
+        if drawn.measured is not None:
             self.release_slots()
-            self._waiting.popleft()
         return num_tokens
 
     def release_slots(self) -> int:
@@ -130,7 +130,6 @@ class FullQueue:
         self.release_slots()
         count = len(self)
         self._waiting.clear()
-        self._measured = None
         return count
 
     def _next(self, tree: Tree) -> Drawn | None:

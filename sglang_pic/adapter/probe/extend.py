@@ -88,8 +88,7 @@ def trial_batch(
         capture_hidden_mode=info.CaptureHiddenMode.NULL,
     )
     _prepare(runner, batch)
-    made: ForwardBatch = batch
-    return made
+    return batch
 
 
 def _prepare(runner: ModelRunner, batch: Any) -> None:

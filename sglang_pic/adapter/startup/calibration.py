@@ -41,6 +41,7 @@ def calibrate(runner: ModelRunner, splicer: Splicer, max_sequences: int, tp_grou
     sequences = min(_SEQUENCES, max_sequences)
     many, spliced = min(_MANY, size // 4), min(_SPLICED, size // 4)
     few = min(_FEW, many // 2)
+    split = [many // sequences + (i < many % sequences) for i in range(sequences)]
     device = torch.device(runner.device)
 
     def splice() -> None:
@@ -51,7 +52,7 @@ def calibrate(runner: ModelRunner, splicer: Splicer, max_sequences: int, tp_grou
     def extend_us(lens: list[int]) -> float:
         return _shortest_us(lambda: trial_forward(runner, trial_batch(runner, lens)), device)
 
-    times = [extend_us([few]), extend_us([many]), extend_us(_split(many, sequences)), _shortest_us(splice, device)]
+    times = [extend_us([few]), extend_us([many]), extend_us(split), _shortest_us(splice, device)]
     few_us, many_us, split_us, splice_us = agree_on_largest(torch.tensor(times, dtype=torch.float64), tp_group).tolist()
     return CostModel(
         computed_token_us=max(0.0, (many_us - few_us) / (many - few)),
@@ -63,20 +64,11 @@ def calibrate(runner: ModelRunner, splicer: Splicer, max_sequences: int, tp_grou
 def _shortest_us(run: Callable[[], object], device: torch.device) -> float:
     # Whatever else runs on the machine only adds to a time, so the shortest of several counts.
     run()
-    times = []
+    times, module = [], torch.get_device_module(device)
     for _ in range(_REPEATS):
-        _wait_for(device)
+        module.synchronize(device)
         started_at = time.perf_counter()
         run()
-        _wait_for(device)
+        module.synchronize(device)
         times.append(time.perf_counter() - started_at)
     return 1e6 * min(times)
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.get_device_module(device).synchronize(device)
-
-
-def _split(total: int, parts: int) -> list[int]:
-    return [total // parts + (i < total % parts) for i in range(parts)]

@@ -61,11 +61,6 @@ class SelfTestPrompt(NamedTuple):
     moved: Donor
     reordered: Donor
 
-    @property
-    def donors(self) -> tuple[Donor, Donor]:
-        """Both donors."""
-        return self.moved, self.reordered
-
 
 def built_in_prompts(tokenizer: Tokenizer | None, *, vocab_size: int, context_len: int) -> list[SelfTestPrompt]:
     """The prompts that fit the model's context.
@@ -81,6 +76,7 @@ def built_in_prompts(tokenizer: Tokenizer | None, *, vocab_size: int, context_le
 
 
 _Encode: TypeAlias = Callable[[str, int, bool], list[int]]
+"""`encode(text, length, begins)`: ids of a text, or `length` of them; `begins` puts BOS in front, if there is one."""
 
 
 def _seeded(vocab_size: int) -> _Encode:
@@ -89,7 +85,6 @@ def _seeded(vocab_size: int) -> _Encode:
 
 
 def _encoder(tokenizer: Tokenizer) -> _Encode:
-    # What the tokenizer puts in front of a prompt (BOS) stands in front of a header only.
     return lambda text, _length, begins: [int(token) for token in tokenizer.encode(text, add_special_tokens=begins)]
 
 

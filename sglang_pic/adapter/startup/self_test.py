@@ -114,8 +114,8 @@ def _measure(
     """`[num_prompts, 3, 4]`."""
     if not prompts:
         raise _SkippedError(f"no built-in prompt fits a context of {splicer.geometry.max_shift} tokens.")
-    plans = [donor.plan(len(p.tokens), config.core, max_gaps=max_gaps) for p in prompts for donor in p.donors]
-    if not all(plan.runs for plan in plans):
+    donors = [(len(prompt.tokens), donor) for prompt in prompts for donor in (prompt.moved, prompt.reordered)]
+    if not all(donor.plan(total, config.core, max_gaps=max_gaps).runs for total, donor in donors):
         raise _SkippedError(
             f"core.sink_tokens={config.core.sink_tokens!r} and core.seam_tokens={config.core.seam_tokens!r} leave "
             "nothing of the built-in prompts to splice."
