@@ -14,8 +14,6 @@ from typing import Any, NamedTuple, Protocol
 
 from sglang_pic.core import Reason
 
-__all__ = ["Metric", "MetricKind", "Series", "descriptions"]
-
 
 class MetricKind(Enum):
     """What a metric is to Prometheus."""

@@ -18,8 +18,6 @@ from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime.rope import KNOWN_EMBEDDINGS, REFUSED_EMBEDDINGS
 from sglang_pic.runtime.views import KNOWN_POOLS, PLAIN_LAYOUT, REFUSED_POOLS
 
-__all__ = ["SUPPORT", "Area", "Level", "Support", "check_support", "max_sequences"]
-
 
 class Area(Enum):
     """What an entry of the matrix is about."""
@@ -75,9 +73,10 @@ def _read_table() -> Iterator[Support]:
 def _read_runtime() -> Iterator[Support]:
     yield Support(Area.SGLANG, Level.TESTED, BUILT_FOR, "every test runs on it")
     for name in KNOWN_EMBEDDINGS:
-        on_servers = name in ("DeepseekScalingRotaryEmbedding", "RotaryEmbedding")
-        level = Level.TESTED if on_servers else Level.ADMITTED
-        yield Support(Area.EMBEDDING, level, name, "compared with SGLang's own module")
+        if name in ("DeepseekScalingRotaryEmbedding", "RotaryEmbedding"):
+            yield Support(Area.EMBEDDING, Level.TESTED, name, "on servers")
+        else:
+            yield Support(Area.EMBEDDING, Level.ADMITTED, name, "start-up compares it with the module's own table")
     for name, kind in KNOWN_POOLS.items():
         yield Support(Area.POOL, Level.TESTED, name, f"holds {kind.name}")
     for name, plain, reason in PLAIN_LAYOUT:

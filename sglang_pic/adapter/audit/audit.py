@@ -30,8 +30,6 @@ from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
 
-__all__ = ["Audit"]
-
 logger = logging.getLogger(__name__)
 
 # Logits of spliced requests that wait: at most this many times a vocabulary of floats.

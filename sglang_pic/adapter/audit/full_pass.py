@@ -19,8 +19,6 @@ from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forw
 from sglang_pic.adapter.probe.slots import whole_pages
 from sglang_pic.adapter.seams import Allocator, ModelRunner, Tree
 
-__all__ = ["STEP_TOKENS", "FullPass", "is_too_long", "take_slots"]
-
 STEP_TOKENS = 256
 """What a request that arrives may have to wait for: about the smallest batch that keeps a GPU busy."""
 

@@ -13,8 +13,6 @@ from sglang_pic.adapter.audit.report import RESUME_KEY
 from sglang_pic.adapter.hooks import hook
 from sglang_pic.adapter.seams import Req, RunnerOutput, ScheduleBatch, Scheduler
 
-__all__ = ["FirstTokens", "install"]
-
 
 class FirstTokens:
     """The observer of forward passes that hands the drawn requests' logits to `audit`."""

@@ -22,8 +22,6 @@ import msgspec
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.config import PicConfig
 
-__all__ = ["MAX_NAMESPACES", "AuditLedger", "Suspension", "Undecided"]
-
 MAX_NAMESPACES = 1024
 """Namespaces that are remembered; the one audited longest ago is forgotten first, unless it was ever off."""
 

@@ -10,8 +10,6 @@ from typing import Final
 from sglang_pic.adapter.metrics import Metric, MetricKind, descriptions
 from sglang_pic.core import Reason
 
-__all__ = ["AUDITED", "KL", "METRICS", "SKIPPED", "SUSPENDED", "TOKENS", "UNDECIDED_KL", "AuditSkip"]
-
 
 class AuditSkip(Reason):
     """Why a request that was drawn for an audit was not audited."""

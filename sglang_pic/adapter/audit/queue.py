@@ -23,8 +23,6 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import ModelRunner, Scheduler, Tree
 from sglang_pic.runtime.divergence import kl_and_differs
 
-__all__ = ["Drawn", "FullQueue"]
-
 # A prompt whose slots were needed this often is not computed.
 _MAX_RESTARTS = 4
 # More than two distributions over any vocabulary can differ by unless one of them is broken.

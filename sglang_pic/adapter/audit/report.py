@@ -9,8 +9,6 @@ import msgspec
 from sglang_pic.adapter.audit.ledger import Suspension, Undecided
 from sglang_pic.config import PicConfig
 
-__all__ = ["RESUME_KEY", "AuditReport", "log_resumption", "log_suspension", "log_undecided"]
-
 logger = logging.getLogger(__name__)
 
 RESUME_KEY = "pic_audit_resume"

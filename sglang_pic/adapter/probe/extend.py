@@ -13,8 +13,6 @@ import torch
 
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, RunnerOutput
 
-__all__ = ["PADDING_ROW", "trial_batch", "trial_forward"]
-
 PADDING_ROW = 0
 """The row of the request pool that belongs to no request."""
 

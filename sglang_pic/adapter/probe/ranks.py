@@ -14,8 +14,6 @@ import torch
 from sglang_pic.adapter.seams import TpGroup
 from sglang_pic.errors import UnsupportedError
 
-__all__ = ["agree_on_largest", "check_alike"]
-
 
 def agree_on_largest(values: torch.Tensor, tp_group: TpGroup | None) -> torch.Tensor:
     """The largest of each value over the ranks of `tp_group`, in place; all ranks must call this together.

@@ -10,8 +10,6 @@ import torch
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime.views import PoolView
 
-__all__ = ["PoolTooSmallError", "borrow_slots", "whole_pages"]
-
 
 class PoolTooSmallError(UnsupportedError):
     """The KV pool has too few slots to borrow from; the message says how many it needs."""

@@ -17,8 +17,6 @@ from sglang_pic.adapter.seams import ModelRunner, TpGroup
 from sglang_pic.core import CostModel
 from sglang_pic.runtime.splice import Splicer
 
-__all__ = ["calibrate"]
-
 _FEW, _MANY, _SEQUENCES = 32, 256, 9
 _SPLICED = 256
 _REPEATS = 5

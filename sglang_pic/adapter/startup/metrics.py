@@ -8,8 +8,6 @@ from typing import Final
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.runtime.checks.spliced_prompts import SelfTest
 
-__all__ = ["METRICS", "export"]
-
 _PASSED: Final = Metric(
     "sglang:pic_self_test_passed", MetricKind.GAUGE, "1 where the start-up self-test was within all limits, else 0."
 )

@@ -22,8 +22,6 @@ import numpy as np
 from sglang_pic.adapter.startup.tokenizer import Tokenizer
 from sglang_pic.core import Path, Plan, ReusePolicy, Run
 
-__all__ = ["Donor", "SelfTestPrompt", "built_in_prompts"]
-
 
 class Donor(NamedTuple):
     """A sequence that holds blocks of a prompt."""

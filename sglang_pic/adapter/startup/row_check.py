@@ -15,8 +15,6 @@ from sglang_pic.adapter.seams import ModelRunner, TpGroup
 from sglang_pic.runtime.checks.moved_rows import RowErrors, RowSlots, checked_shifts, judge_rows, measure_rows
 from sglang_pic.runtime.splice import Splicer
 
-__all__ = ["check_rows"]
-
 _NUM_TOKENS = 32
 
 

@@ -37,8 +37,6 @@ from sglang_pic.runtime.checks.spliced_prompts import (
 )
 from sglang_pic.runtime.splice import Splicer
 
-__all__ = ["log_result", "run_self_test"]
-
 logger = logging.getLogger(__name__)
 
 

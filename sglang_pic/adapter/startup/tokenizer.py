@@ -10,8 +10,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-__all__ = ["Tokenizer", "delimiters_of", "read_tokenizer"]
-
 logger = logging.getLogger(__name__)
 
 
