@@ -16,8 +16,10 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import NamedTuple, Protocol, cast
+from pathlib import Path
+from typing import Protocol, cast
 
+import msgspec
 from pic_traces.errors import OptionError, TraceError
 
 from sglang_pic import __version__
@@ -33,14 +35,13 @@ EXTRAS = {
     "census": ("jinja2", "rich", "tokenizers"),
 }
 """The extras of this package and the modules that they install; other modules come with SGLang."""
-_REPORT = ("jinja2", "markdown_it", "matplotlib", "psutil")
 # Fixed, so that help text is the same in every terminal and in the README.
 HELP_WIDTH = 100
 _FORMATTER = cast("type[argparse.HelpFormatter]", partial(argparse.RawDescriptionHelpFormatter, width=HELP_WIDTH))
 
 
-class Verb(NamedTuple):
-    """One job of the console script.
+class Verb(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One job of the console script; `verbs.toml` lists them.
 
     Args:
         module: does the job.
@@ -72,87 +73,7 @@ class VerbModule(Protocol):
         """
 
 
-VERBS: dict[str, Verb] = {
-    "model": Verb(
-        "sglang_pic.models.command",
-        "write a small model that a CPU can serve",
-        "Writes a checkpoint with its tokenizer into a folder, from an installed package or from seeded random "
-        "weights. Downloads nothing, and leaves a complete folder as it is.",
-        ("sglang-pic model smollm2 .models/smollm2", "sglang-pic model tiny-mla .models/tiny-mla"),
-        needs=("torch", "transformers"),
-    ),
-    "replay": Verb(
-        "pic_traces.command",
-        "send a trace to a running server and record the answers",
-        "Sends the recorded calls of a trace to a server. Writes a run folder with every request and answer, the "
-        "environment, and a summary that tells the source of every prompt token: prefix, chunk or computed.",
-        (
-            "sglang-pic replay sample:opendevin --base-url http://127.0.0.1:30000 --out runs/replay",
-            "sglang-pic replay trace.jsonl.gz --base-url http://127.0.0.1:30000 --out runs/four --sessions 4",
-        ),
-        needs=("locust",),
-        extras=("bench",),
-    ),
-    "compare": Verb(
-        "pic_bench.compare.command",
-        "compare stock SGLang with the patched server on the same calls",
-        "Starts a fresh server for each arm, replays the traces against it and stops it. The report pairs the requests "
-        "and shows the source of every prompt token, the time to first token, and how many answers agree.",
-        (
-            "sglang-pic compare clock:sample:agents sample:agents --model .models/smollm2 --out runs/demo",
-            "sglang-pic compare trace.jsonl.gz --model .models/smollm2 --out runs/page16 -- --page-size 16",
-        ),
-        needs=("locust", *_REPORT, "sglang"),
-        extras=("bench",),
-    ),
-    "fidelity": Verb(
-        "pic_bench.fidelity.command",
-        "measure how far splicing moves the model's answers",
-        "Starts the patched server and serves each prompt in full, as an exact prefix hit, spliced, and spliced with "
-        "keys left unrotated. The report compares logits over the whole vocabulary, gold continuations, generated "
-        "text and keys with the full prefill.",
-        (
-            "sglang-pic fidelity --model .models/smollm2 --quick --out runs/quick",
-            "sglang-pic fidelity --model .models/smollm2 --experiment grid --dtype bfloat16 --out runs/grid",
-        ),
-        needs=("tokenizers", *_REPORT, "sglang"),
-        extras=("bench", "census"),
-    ),
-    "report": Verb(
-        "pic_bench.report.command",
-        "write the report of a run again, or one report of several runs",
-        "Writes report.md and report.html again from the raw records in a folder of `compare` or `fidelity`. Several "
-        "fidelity runs of one model, for example one for each number format, become one report.",
-        ("sglang-pic report runs/demo", "sglang-pic report runs/float32 runs/bfloat16 --out runs/both"),
-        needs=_REPORT,
-        extras=("bench",),
-    ),
-    "census": Verb(
-        "sglang_pic.census.command",
-        "count what the cache would bring on your own logs",
-        "Serves recorded calls from an unlimited cache, without a model or a GPU. Counts the prompt tokens that a "
-        "prefix cache serves, those that this cache would serve in addition, and those that are new.",
-        (
-            "sglang-pic census sample:opendevin",
-            "sglang-pic census logs/ trace.jsonl.gz --tokenizer .models/smollm2 --upper-bound",
-        ),
-        needs=("rich",),
-        extras=("census",),
-    ),
-    "explain": Verb(
-        "sglang_pic.explain.command",
-        "write a page that shows what broke your prefixes, call by call",
-        "Serves recorded calls from an unlimited cache, without a model or a GPU. Finds the first token of each call "
-        "that differs from the calls before, tells why it differs and what that cost, and writes one self-contained "
-        "HTML page that draws every call as a bar.",
-        (
-            "sglang-pic explain sample:opendevin --out page.html",
-            "sglang-pic explain logs/ --tokenizer .models/smollm2 --out page.html --force",
-        ),
-        needs=("jinja2", "rich"),
-        extras=("census",),
-    ),
-}
+VERBS = msgspec.toml.decode(Path(__file__).with_name("verbs.toml").read_bytes(), type=dict[str, Verb])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
