@@ -50,10 +50,11 @@ class _Tally:
 
 
 class Audit(Auditor):
-    """The audit of one scheduler rank; made only where `audit_rate` is above 0. `Auditor` describes what it overrides.
+    """The audit of one scheduler rank, where `audit_rate` is above 0; `Auditor` describes the methods it overrides.
 
-    Four methods take back what the audit holds, each all that the one before it takes, and more: `release_slots`,
-    `abandon` (the requests that wait), `renew` (what was audited), `flush` (generations).
+    Four methods give up what the audit holds. Each gives up all that the one before does, and more: `release_slots`
+    the slots of an unfinished computation, `abandon` the requests that wait, `renew` the windows, `flush` the
+    generations.
 
     Args:
         runner: SGLang's model runner, from whose pool the full computation borrows slots.
@@ -69,7 +70,7 @@ class Audit(Auditor):
         self._queue = FullQueue(
             runner, is_present=lambda drawn: self._is_present(drawn.namespace, drawn.generation), skip=self._skip
         )
-        # NOTE: by chance, because every n-th request would be the same tenant's wherever tenants take turns.
+        # NOTE: requests are drawn at random, because every n-th one is the same tenant's where tenants take turns.
         self._chance = random.Random(_SEED)
         self._tally = _Tally()
         self._has_warned = False
@@ -82,16 +83,16 @@ class Audit(Auditor):
         return self._ledger.generation(namespace)
 
     def serves(self, state: RequestState) -> bool:
-        # NOTE: a diverted request's rows are among those of requests that opted out, and generations are counted anew
-        # after a flush: by then its own may be the present one.
+        # NOTE: the rows of a diverted request are kept with those of requests that opted out. Its generation does not
+        # tell, because a flush starts generations anew.
         return not state.is_diverted and self._is_present(state.namespace, state.generation)
 
     def draw(self, req: Req) -> None:
-        """Consider a request whose next pass has been admitted; the pass of its last prompt token decides."""
+        """Decide whether a spliced request is audited, when the pass of its last prompt token is admitted."""
         state: RequestState = req.pic
         ends = req.extend_end == len(req.origin_input_ids) == len(req.full_untruncated_fill_ids)
         if ends and state.num_chunk_hit:
-            # NOTE: once for each spliced request and for nothing else, or ranks would draw different ones.
+            # NOTE: one number for each spliced request and for nothing else, so that all ranks draw the same requests.
             state.is_drawn = self._chance.random() < self._config.audit_rate
 
     def keep(self, req: Req, logits: torch.Tensor | None) -> None:
@@ -127,8 +128,8 @@ class Audit(Auditor):
         """Run a step where the scheduler has nothing to do, or wait for the step that runs."""
         if not self.has_work or not scheduler.is_fully_idle():
             return
-        # NOTE: a request that came during a step is served before another one is queued. Whether the step has ended is
-        # not asked: ranks would get different answers.
+        # NOTE: requests that came during a step are served before another step is queued. Whether the step has ended is
+        # not asked, because ranks would get different answers.
         if not self._queue.wait():
             self._step(scheduler)
 
@@ -186,7 +187,7 @@ class Audit(Auditor):
         )
 
     def _step(self, scheduler: Scheduler) -> None:
-        # One step is queued at most: a request that arrives waits for no more than that.
+        # At most one step is queued, so a request that arrives waits for one step at most.
         self._queue.wait()
         self._settle()
         self._series.add(metrics.TOKENS, self._queue.step(scheduler))

@@ -20,9 +20,9 @@ from sglang_pic.adapter.probe.slots import whole_pages
 from sglang_pic.adapter.seams import Allocator, ModelRunner, Tree
 
 STEP_TOKENS = 256
-"""What a request that arrives may have to wait for: about the smallest batch that keeps a GPU busy."""
+"""Tokens that a request which arrives may have to wait for: about the smallest batch that keeps a GPU busy."""
 
-# One prompt takes at most this part of the pool: room for it is made by evicting rows that requests may come back to.
+# A prompt takes at most one fourth of the pool, because room is made by evicting rows that requests may reuse.
 _LARGEST_PART = 4
 
 
@@ -57,7 +57,7 @@ class FullPass:
             )
             self.logits = trial_forward(self._runner, batch).logits_output.next_token_logits[0]
         finally:
-            # What pads a batch reads this row too.
+            # Padded entries of a batch read this row too.
             row[:end] = 0
         self._done = end
         return end - start
