@@ -234,23 +234,18 @@ def _table(timings: list[KernelTiming]) -> Table:
 
 def _headline(timings: list[KernelTiming], prefill: PrefillTiming | None) -> dict[str, float]:
     """The figures that the project's limits are about."""
-    line: dict[str, float] = {}
-    for name, chosen in (
-        ("least_share_of_copy_models_512_up", [t for t in timings if t.model in SHAPES and t.tokens >= 512]),
-        ("least_share_of_copy_rows", [t for t in timings if t.model in ROW_SHAPES]),
-    ):
-        if chosen:
-            line[name] = round(min(t.share_of_copy for t in chosen), 3)
+    models = [t for t in timings if t.model in SHAPES]
     calls = [t.call_ms for t in timings if t.tokens == _END_TO_END_TOKENS and t.layers == t.layers_of_model]
-    if calls:
-        line["worst_call_us_128_tokens"] = round(1e3 * max(calls), 1)
-    if timings:
-        least = min(t.move_then_rope.p50_ms / t.splice.p50_ms for t in timings)
-        line["least_speedup_over_move_then_rope"] = round(least, 2)
-        line["worst_rel_l2"] = max(t.rel_l2 for t in timings)
-    if prefill:
-        line["splice_over_prefill"] = round(prefill.share, 5)
-    return line
+    found = {
+        "least_share_of_copy_models_512_up": [t.share_of_copy for t in models if t.tokens >= 512],
+        "least_share_of_copy_rows": [t.share_of_copy for t in timings if t.model in ROW_SHAPES],
+        "worst_call_us_128_tokens": [1e3 * call_ms for call_ms in calls],
+        "least_speedup_over_move_then_rope": [t.move_then_rope.p50_ms / t.splice.p50_ms for t in timings],
+        "worst_rel_l2": [t.rel_l2 for t in timings],
+        "splice_over_prefill": [prefill.share] if prefill else [],
+    }
+    line = {name: (min if name.startswith("least") else max)(values) for name, values in found.items() if values}
+    return {name: float(f"{value:.4g}") for name, value in line.items()}
 
 
 def _free_bytes(device: torch.device) -> int:

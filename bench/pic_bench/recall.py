@@ -84,20 +84,19 @@ class RecallResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure every set; a table on stdout; 1 if a set failed."""
+    assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m pic_bench.recall", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "traces", nargs="*", metavar="TRACE", help="recorded sessions or gen:NAME?...; default: all that needs no files"
+    add, core = parser.add_argument, "instead of the settings for most reuse, e.g. '{\"seam_tokens\": 1}'"
+    add(
+        "traces",
+        nargs="*",
+        metavar="TRACE",
+        help="sessions or gen:NAME?... (default: all that needs no files)",
     )
-    parser.add_argument(
-        "--tokenizer", metavar="DIR", help="folder with tokenizer and chat template (default: stand-in)"
-    )
-    parser.add_argument(
-        "--core",
-        metavar="JSON",
-        help="instead of the settings for most reuse, e.g. '{\"seam_tokens\": 1}'; left out ones are the server's",
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result with the environment as JSON")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    add("--tokenizer", metavar="DIR", help="folder with tokenizer and chat template (default: stand-in)")
+    add("--core", metavar="JSON", help=f"{core}; the others are the server's")
+    add("--out", type=Path, metavar="FILE", help="write the result with the environment as JSON")
+    add("--quiet", action="store_true", help="no progress bars")
     args = parser.parse_args(argv)
     try:
         config = msgspec.json.decode(args.core, type=CoreConfig) if args.core else MOST_REUSE

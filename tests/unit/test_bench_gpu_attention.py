@@ -15,8 +15,7 @@ from pic_bench.gpu import command
 from pic_bench.gpu.attention import AttentionShape
 from pic_bench.gpu.check import check_attention
 from pic_bench.gpu.command import make_backend
-from pic_bench.gpu.dims import MODELS
-from pic_bench.gpu.model import Skeleton
+from pic_bench.gpu.model import MODELS, Skeleton
 
 from sglang_pic.errors import UnsupportedError
 

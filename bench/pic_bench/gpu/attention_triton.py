@@ -13,7 +13,7 @@ share a KV head lie in one block, so that a key is read once for all of them. Im
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import torch
@@ -31,25 +31,19 @@ __all__ = ["TRITON", "tile_queries"]
 _IS_INTERPRETED: Final[bool] = bool(knobs.runtime.interpret)
 
 
-class _Tiling(NamedTuple):
-    """How the kernel is cut, chosen by the code that sm_90 gets (no spills), not yet by time on a device."""
+def _tiling(shape: AttentionShape) -> tuple[int, int, int, int]:
+    """Tokens and keys of a block, warps and stages; a block of queries has the query heads of a KV head for each token.
 
-    tokens: int
-    """A block of queries is as many tokens times the query heads of a KV head."""
-    keys: int
-    warps: int
-    stages: int
-
-
-def _tiling(shape: AttentionShape) -> _Tiling:
+    Chosen by the code that sm_90 gets (no spills), not yet by time on a device.
+    """
     group = shape.heads // shape.kv_heads
     if _IS_INTERPRETED:
         # A block costs the interpreter the same whatever its size.
-        return _Tiling(32, 64, 4, 1)
+        return 32, 64, 4, 1
     if shape.latent:
         # 32 queries, as SGLang's kernel takes here: 64 of them do not fit the registers.
-        return _Tiling(max(1, 32 // group), 32, 8, 2)
-    return _Tiling(max(1, 128 // group), 64, 8, 2)
+        return max(1, 32 // group), 32, 8, 2
+    return max(1, 128 // group), 64, 8, 2
 
 
 def tile_queries(prefix_lens: list[int], seq_lens: list[int], block: int) -> np.ndarray:
@@ -77,8 +71,8 @@ def _plan(extend: Extend, slots: Tensor, shape: AttentionShape) -> Attend:
     rest = shape.qk_dim - main
     if any(size & (size - 1) for size in (group, main, rest, shape.v_dim)):
         raise UnsupportedError(f"attention backend triton: {shape}: heads and widths must be powers of two.")
-    cut = _tiling(shape)
-    tiles = torch.from_numpy(tile_queries(extend.prefix_lens, extend.seq_lens, cut.tokens)).to(device)
+    block_tokens, block_keys, warps, stages = _tiling(shape)
+    tiles = torch.from_numpy(tile_queries(extend.prefix_lens, extend.seq_lens, block_tokens)).to(device)
     scale, precision = shape.scale * math.log2(math.e), "ieee" if shape.dtype == torch.float32 else "tf32"
     constants = (shape.heads, shape.kv_heads, group, main, rest, shape.v_dim, shape.latent > 0, precision)
 
@@ -86,7 +80,7 @@ def _plan(extend: Extend, slots: Tensor, shape: AttentionShape) -> Attend:
         out = query.new_empty(query.shape[0], shape.heads, shape.v_dim)
         buffers = (query, keys, keys if values is None else values, out, slots, tiles)
         _extend_kernel[(len(tiles), shape.kv_heads)](
-            *buffers, scale, *constants, cut.tokens, cut.keys, num_warps=cut.warps, num_stages=cut.stages
+            *buffers, scale, *constants, block_tokens, block_keys, num_warps=warps, num_stages=stages
         )
         return out
 

@@ -17,10 +17,9 @@ import torch
 from pic_bench.environment import capture_environment
 from pic_bench.gpu.attention import TORCH, AttentionBackend
 from pic_bench.gpu.check import Check, check_model
-from pic_bench.gpu.dims import MODELS, TINY
 from pic_bench.gpu.energy import JouleCounter, measure_energy, open_counter
 from pic_bench.gpu.measure import Bench, PrefillTiming, time_gaps, time_runs
-from pic_bench.gpu.model import Pool, Skeleton
+from pic_bench.gpu.model import MODELS, TINY, Pool, Skeleton
 from pic_bench.gpu.result import PrefillResult, show
 from pic_bench.gpu.timing import Deadline
 from pic_bench.out_folder import write_json

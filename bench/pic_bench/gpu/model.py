@@ -3,14 +3,17 @@
 A pass writes a layer's KV into the pool before that layer attends, as SGLang does, so that a later virtual sequence
 sees the earlier ones. With a latent, attention behind a prefix is absorbed, as in SGLang's captured prefills: queries
 are taken into the latent's space and read the pool's rows as they are. A full prefill is expanded, as SGLang's are:
-keys and values of every head are made from the latents, and a query is 3.4 times cheaper to attend.
+keys and values of every head are made from the latents, and a query is 3.4 times cheaper to attend. RoPE is plain: YaRN
+and llama3 scaling change frequencies, not work.
 """
 
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -19,19 +22,57 @@ from pic_kernels.reference.rotate import turn
 from torch import Tensor
 
 from pic_bench.gpu.attention import Attend, AttentionBackend, AttentionShape
-from pic_bench.gpu.dims import Dims
 from pic_bench.gpu.passes import Extend
 from sglang_pic.core import Tokens
 from sglang_pic.runtime.rope import RopeGeometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind, PoolView
 
-__all__ = ["Layer", "Pool", "Skeleton", "routed"]
+__all__ = ["MODELS", "TINY", "Dims", "Layer", "Pool", "Skeleton", "routed"]
 
 _MAX_SHIFT: Final = 1 << 17
 # Random queries and keys attend to everything alike, and an answer would hardly depend on the rows of the pool. Wider
 # queries make attention choose: a score's standard deviation is this.
 _QUERY_GAIN: Final = 3.0
+
+
+class Dims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A decoder with grouped-query attention, or with a latent where `latent` is not 0."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    """Of the pool; 1 with a latent."""
+    vocab: int
+    ffn: int
+    rope_theta: float
+    rope_dim: int
+    nope_dim: int = 0
+    """Dimensions of a query and key that do not turn; 0 with grouped-query attention."""
+    v_dim: int
+    latent: int = 0
+    experts: int = 0
+    """Routed experts of every layer but the first `dense_layers`; 0 for a dense model."""
+    top_k: int = 0
+    shared_experts: int = 0
+    expert_ffn: int = 0
+    dense_layers: int = 0
+
+    @property
+    def qk_dim(self) -> int:
+        """Dimensions of a query head."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def row_dim(self) -> int:
+        """Dimensions of a pool row's key head, or of the whole row with a latent."""
+        return self.latent + self.rope_dim if self.latent else self.qk_dim
+
+
+MODELS: Final = msgspec.json.decode(Path(__file__).with_name("models.json").read_bytes(), type=dict[str, Dims])
+TINY: Final = tuple(name for name in MODELS if name.startswith("tiny"))
+"""For tests, and for a look at the benchmark on a CPU."""
 
 
 class Pool:
