@@ -47,6 +47,15 @@ def test_links_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_files_that_the_architecture_names_exist() -> None:
+    package = ROOT / "sglang_pic"
+    named = re.findall(r"`([\w/]+\.(?:py|toml))`", (package / "README.md").read_text())
+    assert len(named) > 15
+    assert [
+        name for name in named if not any((folder / name).exists() for folder in (package, package / "adapter"))
+    ] == []
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors of the page's headings, as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
