@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -57,3 +60,35 @@ def test_only_a_server_that_wants_the_backend_is_stopped(backend: str | None, co
     lines = [line for line in done.stderr.splitlines() if "sglang.srt.gone.Gone is missing" in line]
     assert len(lines) == 1
     assert ("still running" in done.stdout) == (backend is None)
+
+
+def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        # SGLang and what it imports warn about this machine's missing accelerators.
+        warnings.simplefilter("ignore")
+        registry = pytest.importorskip("sglang.srt.plugins.hook_registry")
+        from sglang_pic.adapter.audit import hooks as audit_hooks
+        from sglang_pic.adapter.serve import frontend, scheduler
+        from sglang_pic.adapter.serve.auditor import Auditor
+        from sglang_pic.adapter.serve.forward import ForwardPath
+        from sglang_pic.adapter.server_info import ServerInfo
+
+    hooked: list[str] = []
+    monkeypatch.setattr(registry.HookRegistry, "register", lambda target, *_: hooked.append(target))
+    audit: Any = SimpleNamespace(step_if_idle=None)
+    frontend.install()
+    scheduler.install(Auditor())
+    ForwardPath(audit).install()
+    ServerInfo().install()
+    audit_hooks.install(audit)
+    assert len(hooked) >= 18
+    assert set(hooked) <= {symbol.path for symbol in CONTRACT}
+
+
+def test_the_members_that_we_touch_are_in_the_contract() -> None:
+    """A protocol of `seams.py` names what our code reads and writes; one of them that SGLang lacks is an error."""
+    used = {symbol.path: symbol.source_has for symbol in CONTRACT}
+    assert "retracted_stain" in used["sglang.srt.managers.schedule_batch.Req"]
+    assert "pic" not in used["sglang.srt.managers.schedule_batch.Req"], "ours"
+    with pytest.raises(ContractError, match=r"Scheduler no longer has 'tree_cashe'"):
+        check_contract((Symbol(_SCHEDULER, source_has=("tree_cache", "tree_cashe"), why="a test"),))
