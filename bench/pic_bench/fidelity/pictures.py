@@ -19,10 +19,12 @@ from pic_bench.report.stats import Estimate
 WIDTH = 540.0
 KL = "mean KL of the first token, nats"
 RUNS = "runs spliced into the prompt"
+SCORE = "points of score, arm less full prefill"
 MARKS = "oDs"
 FLOOR = "line-6"
 # A float32 prefix hit differs by 1e-12 and would press everything else together.
 DECADES = 5
+_NOTHING = Estimate(value=0.0, low=0.0, high=0.0, n=0)
 DONORS = {Donors.ISOLATED: "donors alone", Donors.CONTEXT: "donors in context"}
 
 
@@ -73,31 +75,19 @@ def by_shift(cells: Sequence[Cell]) -> Picture | None:
 
 
 def scores(cells: Sequence[Cell]) -> Picture | None:
-    """Change of score against the full prefill, an interval for each arm and set of questions."""
+    """Change of score against the full prefill, for each arm and set of questions; cells of one dtype."""
     kept = [cell for cell in cells if cell.score_change is not None and cell.arm != "full"]
     if not kept:
         return None
     arms = list(dict.fromkeys(cell.arm for cell in kept))
-    several = len({(cell.arm, cell.source) for cell in kept}) < len(kept)
-    rows = []
+    series = []
     for source in dict.fromkeys(cell.source for cell in kept):
-        for cell in (c for c in kept if c.source == source):
-            name = f"{source}: {cell.arm}" + (f", {cell.donors.value}" if several and cell.arm not in CONTROLS else "")
-            rows.append((name + UNDECIDED * cell.incompetent, cell.score_change, LINES[arms.index(cell.arm) % 6]))
-    title, height = f"Change of score: {kept[0].dtype}", 60.0 + 28 * len(rows)
-    with drawing(title, WIDTH, height) as (drawn, figure):
-        axes = place(figure, left=250, top=8, right=14, bottom=50)
-        for row, (name, change, line) in enumerate(rows):
-            assert change is not None
-            axes.hlines(row, change.low, change.high, color=colour(line), linewidth=1.8)
-            dot = axes.scatter(change.value, row, color=colour(line), s=44, zorder=3)
-            dot.set_urls([f"{name}: {_says(change, points)}"])
-        axes.axvline(0, color=colour("muted"), linestyle="--", linewidth=1.2, zorder=1)
-        axes.set(yticks=range(len(rows)), yticklabels=[name for name, *_ in rows], ylim=(len(rows) - 0.4, -0.6))
-        axes.grid(axis="x")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value * 100:+g}" if value else "0")
-        axes.set_xlabel("points of score, arm less full prefill")
-    note = "Paired by prompt; left of zero is a loss. A dagger marks questions that the model cannot answer anyway."
+        some = [cell for cell in kept if cell.source == source]
+        points = [(arms.index(cell.arm), cell.score_change) for cell in some if cell.score_change is not None]
+        series.append(Curve(source + UNDECIDED * any(cell.incompetent for cell in some), points, "none"))
+    title = f"Change of score: {kept[0].dtype}"
+    drawn = plot(title, series, {"full prefill": _NOTHING}, "arm", y_title=SCORE, slots=arms)
+    note = "Paired by prompt; below zero is a loss. A dagger marks questions that the model cannot answer anyway."
     return Picture(_slug("scores", kept[0].dtype), title, note, drawn)
 
 
@@ -139,15 +129,15 @@ def plot(
     x_title: str,
     *,
     y_title: str = KL,
-    slots: Sequence[int] | None = None,
+    slots: Sequence[object] | None = None,
 ) -> Drawing:
     """Estimates with whiskers and tooltips, the floor as a band, and a legend.
 
     Args:
         slots: what stands at 0, 1, 2, ... of the horizontal axis; None where it is a share.
     """
-    write = divergence if y_title == KL else share
-    where = (lambda x: f"{slots[int(x)]:,}") if slots else (lambda x: f"{x:.1%} computed")
+    write = {KL: divergence, SCORE: points}.get(y_title, share)
+    labels = [f"{slot:,}" if isinstance(slot, int) else str(slot) for slot in slots or ()]
     rows = math.ceil((len(series) + len(floor)) / 3)
     height = 344.0 + 18 * rows
     with drawing(title, WIDTH, height) as (drawn, figure):
@@ -156,23 +146,23 @@ def plot(
             band = axes.axhspan(estimate.low, estimate.high, color=colour(FLOOR), alpha=0.28, linewidth=0)
             band.set_url(f"{name}: {_says(estimate, write)}")
             axes.axhline(estimate.value, color=colour(FLOOR), linestyle="--", linewidth=1.4, label=name)
-        for number, (name, points, dash) in enumerate(series):
+        for number, (name, curve, dash) in enumerate(series):
             # Whiskers of several curves at one slot stand beside each other.
             aside = (number - (len(series) - 1) / 2) * min(0.07, 0.5 / len(series)) if slots else 0.0
-            xs, found = [x + aside for x, _ in points], [estimate for _, estimate in points]
+            xs, found = [x + aside for x, _ in curve], [estimate for _, estimate in curve]
             line, mark, values = colour(LINES[number % 5]), MARKS[number % 3], [estimate.value for estimate in found]
             axes.vlines(xs, [e.low for e in found], [e.high for e in found], color=line, linewidth=1.4)
             axes.plot(xs, values, color=line, linestyle=dash, linewidth=2)
             axes.plot([], [], color=line, linestyle=dash, linewidth=2, marker=mark, label=name)
             marks = axes.scatter(xs, values, s=40, color=line, marker=mark, zorder=3)
-            marks.set_urls([f"{name}, {where(x)}: {_says(estimate, write)}" for x, estimate in points])
+            places = [labels[int(x)] if slots else f"{x:.1%} computed" for x, _ in curve]
+            marks.set_urls([f"{name}, {at}: {_says(e, write)}" for at, e in zip(places, found, strict=True)])
         if y_title == KL:
-            _log_axis(axes, [estimate for curve in series for _, estimate in curve.points] + list(floor.values()))
+            _log_axis(axes, [estimate for one in series for _, estimate in one.points] + list(floor.values()))
         else:
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:g} %")
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:g}" + (" %" if write is share else ""))
         if slots:
-            axes.set(xticks=range(len(slots)), xticklabels=[f"{slot:,}" for slot in slots])
-            axes.set_xlim(-0.45, len(slots) - 0.55)
+            axes.set(xticks=range(len(labels)), xticklabels=labels, xlim=(-0.45, len(labels) - 0.55))
         else:
             axes.margins(x=0.12)
             axes.xaxis.set_major_formatter(lambda value, _: f"{value * 100:g} %")

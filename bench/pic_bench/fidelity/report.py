@@ -137,20 +137,12 @@ def _as_worst(probe: Probe, floor: Probe | None) -> Worst:
 
 def _read_config(path: Path) -> dict[str, str]:
     """Every setting as text; nothing where there is no file."""
-    if not path.exists():
-        return {}
-    try:
-        settings = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError as error:
-        raise BenchError(f"{path}: not a run's settings ({error}).") from error
-    return {name: text for name, raw in settings.items() if (text := _as_text(bytes(raw))) not in ("", "null")}
+    settings = read_json(path, dict[str, object], "a run's settings") if path.exists() else {}
+    return {name: text for name, value in settings.items() if (text := _as_text(value)) not in ("", "null")}
 
 
-def _as_text(raw: bytes) -> str:
+def _as_text(value: object) -> str:
     """A string as it is, a list of strings with commas, anything else as JSON on one line, without its quotes."""
-    value = msgspec.json.decode(raw)
-    if isinstance(value, str):
-        return value
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ", ".join(value)
-    return msgspec.json.format(raw, indent=-1).decode().replace('"', "")
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode().replace('"', "")

@@ -232,14 +232,16 @@ class TraceRun:
     def _record(self, call: TraceCall, arm: Arm) -> Recorded:
         """Serve a call on the arm's own cache, its answer behind it."""
         recorded = self.target.record(call.prompt, call.gold, arm, key=_CACHE, donors_from=_CACHE, keys=False)
-        if len(call.answer) > len(call.gold):
-            self.target.serve([*call.prompt, *call.answer], arm, key=_CACHE, donors_from=_CACHE)
+        self._serve_answer(call, arm)
         return recorded
 
     def _serve(self, call: TraceCall, arm: Arm) -> None:
         """Leave in the cache what `_record` leaves, with nothing recorded."""
         ids = [*call.prompt, *call.gold]
         self.target.serve(ids, arm, key=_CACHE, donors_from=_CACHE, compute_from=len(call.prompt) - 1)
+        self._serve_answer(call, arm)
+
+    def _serve_answer(self, call: TraceCall, arm: Arm) -> None:
         if len(call.answer) > len(call.gold):
             self.target.serve([*call.prompt, *call.answer], arm, key=_CACHE, donors_from=_CACHE)
 
