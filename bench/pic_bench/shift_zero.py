@@ -142,10 +142,13 @@ def _twice(model: str, arm: Arm, prompts: Sequence[str], logs: Path) -> Differen
     command = launch_command(model, port, arm.server_args)
     with Server(command, port=port, log_path=logs / f"{port}.log", env=arm.env) as server, server.watch():
         pairs = [(_generate(server, prompt), _generate(server, prompt)) for prompt in prompts]
-    for _, again in pairs:
+    kls = []
+    for cold, again in pairs:
         if again["meta_info"]["cached_tokens"] < _MIN_REUSED_SHARE * again["meta_info"]["prompt_tokens"]:
             raise BenchError(f"{arm.name}: an equal prompt was not served from the cache: {again['meta_info']}")
-    kls = [top_k_kl(_top(cold), _top(again)) or 0.0 for cold, again in pairs]
+        kl = top_k_kl(_top(cold), _top(again))
+        assert kl is not None, "top_logprobs_num asks for a list"
+        kls.append(kl)
     return Difference(
         prompts=len(kls),
         kl_mean=float(np.mean(kls)),
