@@ -1,4 +1,4 @@
-"""A run's folder: making it ready, new or without what an earlier run of the same kind wrote, and its JSON files.
+"""Claims a folder for a run, deleting what an earlier run of the same kind wrote, and reads and writes its JSON files.
 
 A folder's kind is in its config.json. Files that no run writes are never deleted.
 """
@@ -66,7 +66,7 @@ def holds_run(folder: Path, run: RunKind) -> bool:
 
 
 def scenes_of(folder: Path) -> list[str]:
-    """The folders that a run on several traces has within its own; empty for any other run."""
+    """The scene folders of a comparison on several traces; empty for any other run."""
     config = _read(folder)
     # A name that leads out of the folder is none that a run wrote.
     return [name for name in config.scenes if Path(name).name == name] if config is not None else []

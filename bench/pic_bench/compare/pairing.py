@@ -191,7 +191,7 @@ def _values(found: Sequence[Pair | RequestRecord], name: str) -> list[float]:
 
 
 def _share(pairs: Sequence[Pair], name: str) -> float | None:
-    """The share of pairs of which something holds, of those for which it is known."""
+    """The share of pairs for which a field is true, of the pairs for which it is known."""
     return ratio(sum(found := _values(pairs, name)), len(found))
 
 

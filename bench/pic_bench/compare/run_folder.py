@@ -109,7 +109,7 @@ def load_run(folder: Path) -> Run:
 
 
 def _compared(summary: Summary, records: Mapping[str, Sequence[RequestRecord]]) -> Summary:
-    """What is said of pairs, as today's words define it: a folder may be older than they are."""
+    """The summary with its paired figures computed anew: the folder may be older than their definitions."""
     anew = [compare_arms(old.baseline, records[old.baseline], old.arm, records[old.arm]) for old in summary.comparisons]
     first = next((pair for pair in anew if summary.paired is not None and pair.arm == summary.paired.arm), None)
     return msgspec.structs.replace(summary, comparisons=anew, paired=first)

@@ -60,7 +60,7 @@ class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class LaterCalls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Paired requests from a session's second call on: the first call of a session is text that nobody has sent yet."""
+    """Paired requests from a session's second call on; a session's first call is text that nobody has sent before."""
 
     requests: int
     baseline_ttft_p50_s: float | None

@@ -1,4 +1,4 @@
-"""What an arm is: how one prompt is served; the arms of every experiment, and the policies and orders of a TRACE."""
+"""How a prompt is served: the arms of every experiment, and the policies and session orders of TRACE."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ EXACT = Arm(name="exact")
 CONTROLS = (FULL, RETEST, EXACT)
 """In this order: the exact hit is a hit on the full prefill's rows."""
 SHIPPED = Arm(name="default")
-"""What the server splices of its own accord: which blocks, and how much of them, is for it to say."""
+"""The server decides what to splice, by its own settings."""
 _EVERY_BLOCK = Arm(name="every-block", overrides={"min_spliced_tokens": 8, "tail_tokens": 0})
-"""Every block is spliced, wherever it lies, but for its seam."""
+"""Every block is spliced wherever it stands, except for its seam."""
 NAIVE = msgspec.structs.replace(_EVERY_BLOCK.overriding("naive", seam_tokens=1), rotate=False)
 
 RECORDED = "recorded"
@@ -76,7 +76,7 @@ _TAKEN = ("full", "retest", "exact", "naive")
 
 
 def seam_arm(seam_tokens: int) -> Arm:
-    """Every block is spliced, wherever it lies, but for this many tokens."""
+    """Every block is spliced wherever it stands, except for its first `seam_tokens` tokens."""
     return _EVERY_BLOCK.overriding(f"seam-{seam_tokens}", seam_tokens=seam_tokens)
 
 
@@ -87,7 +87,7 @@ def spliced_arms(seams: Sequence[int], donors: Sequence[Donors]) -> list[Arm]:
 
 
 def parse_policy(text: str) -> Arm:
-    """Read `NAME` or `NAME=seam:8,min_run:128,tail:64`; what is left out is the server's own.
+    """Read `NAME` or `NAME=seam:8,min_run:128,tail:64`; settings that are left out stay the server's.
 
     Raises:
         ConfigError: naming the part, what is allowed and what to do.

@@ -93,19 +93,19 @@ def _is_incompetent(panel: Panel, donors: Donors, thresholds: Thresholds) -> boo
 
 
 def _estimate(probes: Sequence[Probe], field: str, statistic: Statistic = Statistic.MEAN) -> Any:
-    """Of a field, over the records that have it: an `Estimate`, or None where no record has it."""
+    """The `Estimate` of a field over the records that have a value; None where no record has one."""
     found = [(float(value), probe.unit) for probe in probes if (value := getattr(probe, field)) is not None]
     return bootstrap(*zip(*found, strict=True), statistic=statistic) if found else None
 
 
 def _difference(pairs: Sequence[tuple[Probe, Probe]], field: str) -> Any:
-    """Of a field's paired differences, likewise."""
+    """The `Estimate` of a field's paired differences; None where no pair has both values."""
     found = [(first - second, probe.unit) for probe, first, second in _both(pairs, field)]
     return bootstrap(*zip(*found, strict=True)) if found else None
 
 
 def _both(pairs: Sequence[tuple[Probe, Probe]], field: str) -> list[tuple[Probe, float, float]]:
-    """A field of both records of every pair that has it on both sides, behind the first record."""
+    """The first record of every pair in which both have a value, and the two values."""
     found = [(first, getattr(first, field), getattr(second, field)) for first, second in pairs]
     return [(probe, float(a), float(b)) for probe, a, b in found if a is not None and b is not None]
 

@@ -66,7 +66,7 @@ def make_plan(config: Config, *, quiet: bool) -> Plan:
 
 
 def chosen_questions(config: Config) -> list[Question]:
-    """Those of the files with questions, as many from each and in turn; generated ones where there is no such file."""
+    """Questions of all question files, as many from each, in turn; generated questions where there is no such file."""
     limit, seed = config.sizes.questions, config.seed
     files = [path for name in config.data if is_question_set(path := Path(name))]
     if files:
@@ -77,7 +77,7 @@ def chosen_questions(config: Config) -> list[Question]:
 
 
 def _text_source(config: Config) -> tuple[str, list[str]]:
-    """The text of GRID and SHIFT: of the first file."""
+    """Name and texts of the file that GRID and SHIFT take their text from: the first."""
     name = config.data[0] if config.data else DEFAULT_TRACE
     path = Path(name)
     if not is_question_set(path):
@@ -87,7 +87,7 @@ def _text_source(config: Config) -> tuple[str, list[str]]:
 
 
 def _pool_tokens(calls: list[TraceCall], *, quiet: bool) -> int:
-    """What the cases need, or a cache that loses nothing of a trace with room for a call in full."""
+    """Tokens of the KV pool: enough for the cases, and for a trace enough that nothing is evicted, up to a limit."""
     if not calls:
         return CASE_POOL_TOKENS
     longest = max(len(call.prompt) + len(call.answer) for call in calls)

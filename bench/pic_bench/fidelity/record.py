@@ -98,7 +98,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def unit(self) -> str:
-        """What an interval draws as one: records that share text and so resemble each other.
+        """The unit that intervals draw: records that share text, and so resemble each other, have the same unit.
 
         A trace's session, in whatever order it is served; of questions, the item whose documents they are asked of; of
         shifts, the passage that is moved; else the prompt.

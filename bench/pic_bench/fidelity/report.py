@@ -74,7 +74,7 @@ def summarize(
     environment: Environment | None,
     left_out: dict[str, int],
 ) -> Summary:
-    """What the records come to; the same records in the same order give the same figures."""
+    """All figures of the records; the same records in the same order give the same figures."""
     panels, repeated = make_panels(probes, thresholds)
     return Summary(
         model=Path(config.get("model", "")).name or "an unnamed model",

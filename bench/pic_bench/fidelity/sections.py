@@ -1,4 +1,4 @@
-"""The sections of a fidelity report in their order: notes, tables and pictures. What was not measured has none."""
+"""The sections of a fidelity report, with their tables and pictures; an experiment that was not run has none."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ CONTROLS = ("full", "retest", "exact")
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a figure begins to count."""
+    """Limits that decide which calls are chosen and which figures are marked."""
 
     min_chunk_hit: int = 256
     """Chunk-hit tokens under the default policy from which a call of a trace counts as one that reuses much."""
@@ -58,7 +58,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Only prompts with so many chunk-hit tokens under the default policy."""
     n: int
     num_units: int | None = None
-    """What intervals draw: sessions of a trace, elsewhere prompts."""
+    """Units that the intervals draw: sessions of a trace, elsewhere prompts."""
     kl: Estimate
     kl_median: Estimate
     kl_p95: float

@@ -103,7 +103,7 @@ def _table(cells: Sequence[Cell], columns: Mapping[str, Write]) -> Table:
 
 
 def _of(field: str, write: Callable[[float], str]) -> Write:
-    """A figure of the cell with its interval; a dotted field is of the cell's difference to the floor."""
+    """A figure of the cell with its interval; `against_floor.FIELD` is a figure of its difference to the floor."""
     found = attrgetter(field)
     return lambda cell: with_interval(found(cell) if "." not in field or cell.against_floor else None, write)
 

@@ -157,8 +157,7 @@ def _options(arm: Arm, donors_from: str) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a file; the server completes it before it answers, but not on every file system is that seen at
-    once."""
+    """The arrays of a file. The server completes the file before it answers, but some file systems show it later."""
     deadline = time.monotonic() + _FILE_TIMEOUT_S
     while not path.exists():
         if time.monotonic() > deadline:
@@ -178,7 +177,7 @@ def serve_target(
     log_path: Path,
     start_timeout_s: float,
 ) -> Iterator[Target]:
-    """A patched server that takes every run and records what it is asked to, until the block ends."""
+    """A patched server that splices and records what a request asks for, stopped when the block ends."""
     port = free_port()
     flags = ["--dtype", dtype, "--max-total-tokens", str(pool_tokens), "--chunked-prefill-size", "-1"]
     command = launch_command(model, port, [*default_server_args(), *PIC_FLAGS, *flags, *server_args])

@@ -126,7 +126,7 @@ _USELESS = re.compile("(font-family|stroke-line(cap|join)|stroke-dashoffset):|fo
 
 
 def _style(declarations: str) -> str:
-    """A style attribute without what the page's style sheet says, or what nobody would see."""
+    """A style attribute without declarations that the style sheet has, or that make no visible difference."""
     kept = [one.replace(": ", ":") for one in declarations.split("; ") if not _USELESS.match(one)]
     return f' style="{";".join(kept)}"' if kept else ""
 
@@ -138,7 +138,7 @@ def _rounded(attribute: str) -> str:
 
 
 def _themed(written: str) -> str:
-    """What stands in an `<svg>` of matplotlib's, shorter, with the theme's variables and with tooltips for links."""
+    """The content of matplotlib's `<svg>`, shortened, with the theme's variables and tooltips in place of links."""
     body = _HEAD.sub("", written, count=1).rpartition("</svg>")[0]
     for pattern, shorter in _SHORTER:
         body = pattern.sub(shorter, body)

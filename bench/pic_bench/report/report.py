@@ -91,7 +91,7 @@ def _request_lists(run: Run, paired: Paired) -> dict[str, list[Pair]]:
 
 
 def _around(text: str, same: int) -> tuple[str, str]:
-    """What is the same and what differs of an answer, from somewhat before the place where the answers part."""
+    """The same and the differing part of an answer, cut around the place where the two answers part."""
     start = max(0, same - MAX_ANSWER_CHARS // 2)
     end = start + MAX_ANSWER_CHARS
     before, after = text[start : min(same, end)], text[min(same, end) : end]

@@ -47,7 +47,7 @@ def write_scenes(folder: Path) -> dict[str, Run]:
 
 
 def closing_lines(runs: Mapping[str, Run]) -> str:
-    """What the terminal says, before where the report lies: what every scene saves, and how far answers agree."""
+    """The terminal's last lines but the path of the report: what every scene saves, and how many answers agree."""
     table = _table(runs, _closing)
     rows = [table.header, *table.rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

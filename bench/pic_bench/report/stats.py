@@ -30,7 +30,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Statistic(Enum):
-    """What is estimated of a sample."""
+    """The statistic of a sample that is estimated."""
 
     MEAN = "mean"
     MEDIAN = "median"

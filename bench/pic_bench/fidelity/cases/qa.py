@@ -70,7 +70,7 @@ def qa_jobs(sizes: Sizes, questions: Sequence[Question], text: ModelText, seed: 
 
 
 def qa_case(frames: QaFrames, text: ModelText, question: Question, *, seed: int) -> Case:
-    """One question. Documents that hold the answer are kept, others fill up; short ones are joined, long ones cut.
+    """The prompt of one question: all documents with the answer, and others; short ones are joined, long ones are cut.
 
     A cut document is the part around a gold answer, or around the sentence nearest to question and answer where the
     answer is in other words; of lists of values, whole lines.
@@ -131,7 +131,7 @@ def _cut(text: ModelText, document: str, question: Question) -> list[int]:
 
 
 def _lines_around(text: ModelText, document: str, character: int) -> list[int]:
-    """A character's line and as many whole lines as fit, those before it first; none where its own does not."""
+    """A character's line and as many whole lines around it as fit; none if the line itself does not fit."""
     lines = [text.ids(f"\n{line}") for line in document.split("\n")]
     middle = document.count("\n", 0, character)
     start, end, room = middle, middle + 1, MAX_LINES_TOKENS - len(lines[middle])

@@ -124,7 +124,7 @@ def _question(item: _Item, number: int) -> Question | None:
 
 
 def _lead(question: Question) -> str:
-    """The key's part of the answer's line: a small model goes on from a key, it does not look one up."""
+    """What stands before the answer in its line: a small model continues a key rather than look it up."""
     holding = [question.documents[i] for i in sorted(question.supporting)] or question.documents
     for line in (line for document in holding for line in document.splitlines()):
         before, found, _ = line.partition(question.answers[0])

@@ -139,7 +139,7 @@ class TraceRun:
                 yield from self._pass(order, arm)
 
     def _begin(self, order: str) -> Sequence[str]:
-        """Go over to an order: from now on its first measured calls are generated from. Returns all measured ones."""
+        """Generate from this order's first measured calls from now on; returns the names of all its measured calls."""
         measured = self.vault.measured(order) or []
         self._generating = set(measured[: self.config.sizes.greedy_prompts])
         return measured
@@ -149,7 +149,7 @@ class TraceRun:
         return sorted(self.calls, key=lambda call: (place[call.session], call.index))
 
     def _find(self, order: str, first: Arm) -> Iterator[Step]:
-        """The pass of the first policy: which calls are measured, and what it makes of them."""
+        """The pass of the first policy: finds the calls to measure, and keeps their records."""
         if self.vault.measured(order) is not None:
             return
         measured: list[str] = []
