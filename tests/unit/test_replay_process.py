@@ -416,7 +416,7 @@ def test_interrupt_keeps_what_was_done(fake: FakeServer, tmp_path: Path) -> None
 
 def test_importing_the_replay_patches_nothing() -> None:
     code = (
-        "import sys, pic_traces, pic_traces.command, pic_traces.replay\n"
+        "import sys, pic_traces, pic_traces.replay.command, pic_traces.replay\n"
         "assert not {'locust', 'gevent', 'torch', 'sglang'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": PACKAGE_ROOTS}, check=True)

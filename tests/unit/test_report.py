@@ -291,7 +291,7 @@ def test_the_terminal_ends_with_six_lines_for_several_scenes(scenes: Path, capsy
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 6
     assert lines[0].split() == ["clock:sample:<agents>", "sample:<agents>"]
-    assert [line[:4] for line in lines[1:4]] == ["Toke", "TTFT", "Same"]
+    assert [line.split()[0] for line in lines[1:4]] == ["Tokens", "TTFT", "Same"]
     assert "approximate" in lines[4]
     assert lines[5] == f"Report: {scenes / 'report.html'}"
     assert main(["report", str(scenes), "--json"]) == 0

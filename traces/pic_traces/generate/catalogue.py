@@ -58,7 +58,7 @@ def generate(spec: str) -> Iterator[Session]:
         raise TraceError(f"{spec}: no generator {name!r}; allowed are\n{known}")
     try:
         options = parse_options(query, WORKLOADS[name].kind)
-        studio = Studio(name, options)
+        studio = Studio(name, seed=options.seed, sessions=options.sessions, tokenizer=options.tokenizer)
     except TraceError as error:
         raise TraceError(f"{spec}: {error}") from error
     return options.write(studio)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pic_traces.generate.options import Options
 from pic_traces.generate.source_code import make_code, make_path
 from pic_traces.generate.tool_schemas import make_tool, tool_call, tool_result
 from pic_traces.session import CallSpec, JsonValue, Message, Session, spans_of
@@ -96,17 +95,16 @@ class Draft(Writer):
 class Studio:
     """Hands out the writers and drafts of one spec."""
 
-    def __init__(self, name: str, options: Options) -> None:
-        """Raises a TraceError where the options name a folder without a readable tokenizer."""
-        self._name = name
-        self._options = options
-        self._count_tokens = load_token_counter(options.tokenizer) if options.tokenizer else None
+    def __init__(self, name: str, *, seed: int, sessions: int, tokenizer: str | None) -> None:
+        """Raises a TraceError where `tokenizer` names a folder without a readable tokenizer."""
+        self._name, self._seed, self._sessions = name, seed, sessions
+        self._count_tokens = load_token_counter(tokenizer) if tokenizer else None
 
     def writer(self, purpose: str) -> Writer:
         """A stream of text for what all sessions share."""
-        return Writer(f"{purpose} {self._options.seed}", self._count_tokens)
+        return Writer(f"{purpose} {self._seed}", self._count_tokens)
 
     def drafts(self) -> Iterator[Draft]:
         """Yield an empty draft for each session."""
-        for number in range(self._options.sessions):
-            yield Draft(self._name, self._options.seed, number, self._count_tokens)
+        for number in range(self._sessions):
+            yield Draft(self._name, self._seed, number, self._count_tokens)

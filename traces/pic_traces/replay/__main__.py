@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pic_traces import command
+from pic_traces.replay import command
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m pic_traces.replay", description=command.DESCRIPTION)
