@@ -17,10 +17,9 @@ import msgspec
 import psutil
 from pic_traces.machine import cpu_name, git_output, gpu_names, package_version
 
-from pic_bench.compare.summary import Model
 from sglang_pic.errors import BenchError
 
-__all__ = ["Environment", "capture_environment", "command_line", "joined", "model_facts", "now", "require_equal"]
+__all__ = ["Environment", "capture_environment", "command_line", "joined", "now", "require_equal"]
 
 PACKAGES = (
     *("sglang", "sglang-pic", "torch", "transformers", "triton", "locust"),
@@ -116,39 +115,3 @@ def _each_once(texts: Iterable[str]) -> str:
 
 
 _AND = "; "
-
-
-class _HfConfig(msgspec.Struct, frozen=True):
-    """The parts of a model's config.json that the report shows."""
-
-    architectures: list[str] = []
-    dtype: str | None = None
-    torch_dtype: str | None = None
-    num_hidden_layers: int | None = None
-    hidden_size: int | None = None
-    num_attention_heads: int | None = None
-    num_key_value_heads: int | None = None
-    max_position_embeddings: int | None = None
-
-
-def model_facts(path: str) -> Model:
-    """What the model's folder says about it; only the name for a hub model or a folder without config.json."""
-    folder = Path(path)
-    name = folder.resolve().name if folder.exists() else path
-    try:
-        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=_HfConfig)
-    except (OSError, msgspec.DecodeError):
-        return Model(path=path, name=name)
-    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return Model(
-        path=path,
-        name=name,
-        architecture=config.architectures[0] if config.architectures else None,
-        dtype=config.dtype or config.torch_dtype,
-        num_layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        context_len=config.max_position_embeddings,
-        weights_bytes=weights or None,
-    )

@@ -6,6 +6,7 @@ A folder's kind is in its config.json. Files that no run writes are never delete
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -94,3 +95,11 @@ def _read(folder: Path) -> _Config | None:
         return msgspec.json.decode((folder / CONFIG).read_bytes(), type=_Config)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def print_report(folder: Path, headline: Callable[[Path], str], *, as_json: bool) -> None:
+    """Print summary.json, or what the report of a run says first and where the page lies, to stdout."""
+    if as_json:
+        print((folder / "summary.json").read_text("utf8"), end="")
+    else:
+        print(f"{headline(folder)}\nReport: {folder / 'report.html'}")

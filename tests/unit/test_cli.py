@@ -151,7 +151,7 @@ WORKERS = {
     "replay": "pic_traces.replay",
     "compare": "pic_bench.compare.compare",
     "fidelity": "pic_bench.fidelity.runner",
-    "report": "pic_bench.report.scenes, pic_bench.fidelity.report, pic_bench.fidelity.merge",
+    "report": "pic_bench.compare.combined, pic_bench.fidelity.report, pic_bench.fidelity.merge",
     "census": "sglang_pic.census.table",
     "explain": "sglang_pic.explain.page",
 }

@@ -25,12 +25,12 @@ from pic_bench.fidelity.cases.passages import FrameText, PassageJobs, filler_len
 from pic_bench.fidelity.cases.qa import QA_MIN_SPLICED, qa_jobs
 from pic_bench.fidelity.cases.questions import GENERATED, Question, generated_questions, read_questions
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
-from pic_bench.fidelity.cases.trace import TraceCall, distinct_tokens
 from pic_bench.fidelity.check import check_naive
 from pic_bench.fidelity.config import QUICK_SIZES
 from pic_bench.fidelity.measure import Unrealised, check_realised
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.target import Recorded
+from pic_bench.fidelity.trace import TraceCall, distinct_tokens
 
 from sglang_pic.errors import BenchError, ConfigError
 

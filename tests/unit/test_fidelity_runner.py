@@ -19,8 +19,6 @@ from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.cases.case import Job
 from pic_bench.fidelity.cases.questions import GENERATED
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.cases.trace import TraceCall, TraceRun
-from pic_bench.fidelity.cases.vault import Vault
 from pic_bench.fidelity.command import _config, add_arguments
 from pic_bench.fidelity.config import DEFAULT_SIZES, Config
 from pic_bench.fidelity.folder import claim_run, read_config, read_environment, read_left_out, read_probes
@@ -30,6 +28,8 @@ from pic_bench.fidelity.plan import chosen_questions, make_plan
 from pic_bench.fidelity.record import Experiment, Probe, append_lines
 from pic_bench.fidelity.runner import run_fidelity
 from pic_bench.fidelity.target import Recorded
+from pic_bench.fidelity.trace import TraceCall, TraceRun
+from pic_bench.fidelity.vault import Vault
 from pic_bench.out_folder import write_json
 
 from sglang_pic.cli import main

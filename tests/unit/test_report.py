@@ -12,13 +12,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from pic_bench.compare.model import Model
 from pic_bench.compare.pairing import compare_arms, summarize_arm
+from pic_bench.compare.report import write_reports
 from pic_bench.compare.run_folder import Config, ScenesConfig, arm_folder, scene_folder
-from pic_bench.compare.summary import Model, ScenesSummary, Summary, Trace
+from pic_bench.compare.summary import ScenesSummary, Summary, Trace
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.out_folder import write_json
 from pic_bench.report.numbers import percent, times
-from pic_bench.report.report import write_reports
 from pic_traces.errors import ReplayError
 from pic_traces.records import RequestRecord, Status
 

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 
 from pic_traces.source import TRACE_HELP
 
-from pic_bench.report.command import print_result
-
 if TYPE_CHECKING:
     from pic_bench.compare.compare import Settings
 
@@ -75,12 +73,14 @@ def run(args: argparse.Namespace) -> int:
         BenchError, ReplayError: a server or a replay failed.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the servers are stopped.
     """
+    from pic_bench.compare.combined import headline
     from pic_bench.compare.compare import run_compare
+    from pic_bench.out_folder import print_report
 
     settings = _settings(args)
     with interrupt_on_sigterm():
         runs = run_compare(settings)
-    print_result(args.out, as_json=args.json)
+    print_report(args.out, headline, as_json=args.json)
     failed = sum(arm.failed for run in runs for arm in run.summary.arms.values())
     if failed:
         print(f"sglang-pic: {failed} requests failed; see {args.out / 'report.md'}", file=sys.stderr)

@@ -16,16 +16,16 @@ from pic_traces.replay import ReplayOptions, run_replay
 from pic_traces.source import short_name
 
 from pic_bench.compare.arms import Arm, ArmKind
+from pic_bench.compare.combined import write_all
 from pic_bench.compare.counters import counters_between, pic_counters
+from pic_bench.compare.model import model_facts
 from pic_bench.compare.pairing import compare_arms, summarize_arm
 from pic_bench.compare.run_folder import COMPARISON, Run, ScenesConfig, arm_folder
 from pic_bench.compare.scenes import Scene
 from pic_bench.compare.server import Server, free_port, launch_command
 from pic_bench.compare.summary import ArmSummary, Paired, Summary, Trace
-from pic_bench.environment import capture_environment, model_facts, now
+from pic_bench.environment import capture_environment, now
 from pic_bench.out_folder import claim_folder, write_json
-from pic_bench.report.report import write_reports
-from pic_bench.report.scenes import write_scenes
 from sglang_pic.errors import BenchError
 
 __all__ = ["Settings", "run_compare"]
@@ -85,9 +85,7 @@ def run_compare(
             runs[scene.name][arm.name] = run
     for scene in settings.scenes:
         write_json(scene.folder / "summary.json", _summarize(settings, scene, runs[scene.name], started_at))
-    if len(settings.scenes) == 1:
-        return [write_reports(settings.out)]
-    return list(write_scenes(settings.out).values())
+    return write_all(settings.out)
 
 
 def _write_configs(settings: Settings) -> None:

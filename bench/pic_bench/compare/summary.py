@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 from pic_traces.records import Latency
 
+from pic_bench.compare.model import Model
+
 SCHEMA_VERSION = 1
 
 
@@ -101,21 +103,6 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sha256: str | None = None
     sessions: int
     calls: int
-
-
-class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The model's folder or hub name, with what its config.json says where it is a folder."""
-
-    path: str
-    name: str
-    architecture: str | None = None
-    dtype: str | None = None
-    num_layers: int | None = None
-    hidden_size: int | None = None
-    num_attention_heads: int | None = None
-    num_kv_heads: int | None = None
-    context_len: int | None = None
-    weights_bytes: int | None = None
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,7 +15,6 @@ from pic_bench.compare.command import interrupt_on_sigterm
 from pic_bench.fidelity.arms import DEFAULT_POLICIES, RECORDED, parse_policy
 from pic_bench.fidelity.config import DEFAULT_SIZES, QUICK_SIZES, Config
 from pic_bench.fidelity.record import Experiment
-from pic_bench.report.command import print_result
 from sglang_pic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -103,8 +102,9 @@ def run(args: argparse.Namespace) -> int:
     from pic_bench.fidelity.check import check_naive
     from pic_bench.fidelity.folder import claim_run, read_probes
     from pic_bench.fidelity.plan import make_plan
-    from pic_bench.fidelity.report import write_report
+    from pic_bench.fidelity.report import headline, write_report
     from pic_bench.fidelity.runner import run_fidelity
+    from pic_bench.out_folder import print_report
 
     # An earlier run is deleted only once this one can begin.
     plan = make_plan(_config(args), quiet=args.quiet)
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         outcome = run_fidelity(plan, args.out, start_timeout_s=args.start_timeout, quiet=args.quiet)
     _tell(outcome, args.out)
     write_report(args.out)
-    print_result(args.out, as_json=args.json)
+    print_report(args.out, headline, as_json=args.json)
     if not args.check:
         return 0
     checks = check_naive(read_probes(args.out))

@@ -18,9 +18,9 @@ from pic_bench.fidelity.cases.questions import (
     read_questions,
 )
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
-from pic_bench.fidelity.cases.trace import TraceCall, distinct_tokens, trace_calls
 from pic_bench.fidelity.config import Config
 from pic_bench.fidelity.record import Experiment
+from pic_bench.fidelity.trace import TraceCall, distinct_tokens, trace_calls
 
 DEFAULT_TRACE = "sample:opendevin"
 MAX_TEXT_QUESTIONS = 200

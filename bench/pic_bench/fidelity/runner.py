@@ -15,8 +15,6 @@ from tqdm import tqdm
 
 from pic_bench.environment import Environment, capture_environment, joined
 from pic_bench.fidelity.cases.case import Job
-from pic_bench.fidelity.cases.trace import TraceRun
-from pic_bench.fidelity.cases.vault import Vault
 from pic_bench.fidelity.folder import (
     LEFT_OUT,
     PROBES,
@@ -30,6 +28,8 @@ from pic_bench.fidelity.measure import Unrealised, measure_case
 from pic_bench.fidelity.plan import Plan
 from pic_bench.fidelity.record import Experiment, LeftOut, Probe, append_lines
 from pic_bench.fidelity.target import Target, serve_target
+from pic_bench.fidelity.trace import TraceRun
+from pic_bench.fidelity.vault import Vault
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, write_json
 from sglang_pic.errors import BenchError
 

@@ -33,12 +33,11 @@ def run(args: argparse.Namespace) -> int:
             runs that go together.
         ConfigError: `--out` is missing, needless or cannot be used.
     """
+    from pic_bench.compare import combined
+    from pic_bench.fidelity import report
     from pic_bench.fidelity.folder import has_records
     from pic_bench.fidelity.merge import merge_runs
-    from pic_bench.fidelity.report import write_report
-    from pic_bench.out_folder import scenes_of
-    from pic_bench.report.report import write_reports
-    from pic_bench.report.scenes import write_scenes
+    from pic_bench.out_folder import print_report
 
     folder: Path = args.folder[0]
     if len(args.folder) > 1:
@@ -49,30 +48,9 @@ def run(args: argparse.Namespace) -> int:
     elif args.out is not None or args.force:
         raise ConfigError("--out and --force are for several folders; the report of one is written into it.")
     if has_records(folder):
-        write_report(folder)
-    elif scenes_of(folder):
-        write_scenes(folder)
+        report.write_report(folder)
+        print_report(folder, report.headline, as_json=args.json)
     else:
-        write_reports(folder)
-    print_result(folder, as_json=args.json)
+        combined.write_all(folder)
+        print_report(folder, combined.headline, as_json=args.json)
     return 0
-
-
-def print_result(folder: Path, *, as_json: bool) -> None:
-    """Print summary.json, or what the report of a run says first and where the page lies, to stdout."""
-    from pic_bench.compare.run_folder import load_run, load_scenes
-    from pic_bench.fidelity.folder import has_records
-    from pic_bench.fidelity.report import headline
-    from pic_bench.report.report import overview
-    from pic_bench.report.scenes import closing_lines
-
-    if as_json:
-        print((folder / "summary.json").read_text("utf8"), end="")
-        return
-    if has_records(folder):
-        print(headline(folder))
-    elif runs := load_scenes(folder):
-        print(closing_lines(runs))
-    else:
-        print(overview(load_run(folder)))
-    print(f"Report: {folder / 'report.html'}")

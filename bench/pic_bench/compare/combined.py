@@ -5,15 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pic_bench.compare.run_folder import Run, load_scenes, scene_folder
+from pic_bench.compare import charts
+from pic_bench.compare.report import overview, write_reports
+from pic_bench.compare.run_folder import Run, load_run, load_scenes, scene_folder
 from pic_bench.compare.summary import LaterCalls, Paired, ScenesSummary, Summary
-from pic_bench.out_folder import write_json
-from pic_bench.report import charts
+from pic_bench.compare.tables import kl_percentiles
+from pic_bench.out_folder import scenes_of, write_json
 from pic_bench.report.markdown import Table
 from pic_bench.report.numbers import count, percent, plural, seconds, times
 from pic_bench.report.page import render_pages
-from pic_bench.report.report import write_reports
-from pic_bench.report.tables import kl_percentiles
+
+
+def write_all(folder: Path) -> list[Run]:
+    """Write the reports of a comparison, on one trace or on several; returns the run of each trace.
+
+    Raises:
+        BenchError: if the folder is no finished comparison.
+    """
+    return list(write_scenes(folder).values()) if scenes_of(folder) else [write_reports(folder)]
+
+
+def headline(folder: Path) -> str:
+    """What the report of a comparison says first, as a person reads it in a terminal."""
+    runs = load_scenes(folder)
+    return closing_lines(runs) if runs else overview(load_run(folder))
 
 
 def write_scenes(folder: Path) -> dict[str, Run]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pic_bench.compare import charts
 from pic_bench.compare.pairing import Pair
 from pic_bench.compare.run_folder import Run, load_run
 from pic_bench.compare.summary import Paired
+from pic_bench.compare.tables import arms_table, buckets_table, comparison_table, counters_table
 from pic_bench.out_folder import write_json
-from pic_bench.report import charts
 from pic_bench.report.numbers import percent, plural, times
 from pic_bench.report.page import render_pages, render_text
-from pic_bench.report.tables import arms_table, buckets_table, comparison_table, counters_table
 
 MAX_LISTED = 12
 MAX_ANSWER_CHARS = 1500

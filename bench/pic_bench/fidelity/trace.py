@@ -20,11 +20,11 @@ from pic_traces.source import limit, load
 from pic_bench.fidelity.arms import EXACT, FULL, RECORDED, RETEST, Arm, parse_policy, place_sessions
 from pic_bench.fidelity.cases.case import Case
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.cases.vault import Vault
 from pic_bench.fidelity.config import Config
 from pic_bench.fidelity.measure import Reference, add_greedy, compare
 from pic_bench.fidelity.record import Experiment, Probe
 from pic_bench.fidelity.target import Recorded, Target
+from pic_bench.fidelity.vault import Vault
 from sglang_pic.core import common_len
 from sglang_pic.errors import BenchError
 
