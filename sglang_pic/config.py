@@ -15,8 +15,6 @@ from sglang_pic.core import CoreConfig, CostModel
 from sglang_pic.core.settings import Range, check
 from sglang_pic.errors import ConfigError
 
-__all__ = ["CONFIG_VARIABLE", "PicConfig", "load_config", "read_config"]
-
 CONFIG_VARIABLE = "SGLANG_PIC_CONFIG"
 
 

@@ -11,8 +11,6 @@ Traces have a family of their own: `pic_traces.errors`.
 
 from __future__ import annotations
 
-__all__ = ["BenchError", "ConfigError", "ContractError", "PicError", "UnsupportedError"]
-
 
 class PicError(Exception):
     """Base of every error this project raises on purpose."""

@@ -28,8 +28,6 @@ from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Plan, PlanOptions, Tokens
 from sglang_pic.errors import BenchError
 
-__all__ = ["CoreTiming", "main"]
-
 _VOCABULARY: Final = 49_152
 _DOCUMENT_TOKENS: Final = 32_000
 _CHUNKS: Final = 100_000

@@ -19,8 +19,6 @@ from pic_traces.machine import cpu_name, git_output, gpu_names, package_version
 
 from sglang_pic.errors import BenchError
 
-__all__ = ["Environment", "capture_environment", "command_line", "joined", "now", "require_equal"]
-
 PACKAGES = (
     *("sglang", "sglang-pic", "torch", "transformers", "triton", "locust"),
     *("fastcdc", "xxhash", "msgspec", "numpy"),

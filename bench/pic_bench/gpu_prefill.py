@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Final
 
-__all__ = ["main"]
-
 _NEEDED: Final = ("torch", "numpy", "msgspec", "xxhash", "fastcdc", "psutil", "pic_kernels", "pic_traces", "sglang_pic")
 
 

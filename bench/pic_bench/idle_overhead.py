@@ -29,8 +29,6 @@ from pic_bench.out_folder import write_json
 from pic_bench.report.stats import Estimate, Statistic, bootstrap
 from sglang_pic.errors import BenchError, PicError
 
-__all__ = ["IdleOverhead", "main", "measure"]
-
 TARGET_RATIO = 1.02
 FIRST_TOKEN_ID = 1000  # below lie the special tokens of the usual vocabularies
 LAST_TOKEN_ID = 30_000

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import CompiledKernel
 
-__all__ = ["CASES", "KernelCode", "main", "measure"]
-
 
 class KernelCode(NamedTuple):
     """The machine code of one kernel at one shape."""

@@ -33,8 +33,6 @@ from pic_bench.out_folder import write_json
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError
 
-__all__ = ["KernelResult", "KernelTiming", "main"]
-
 _SWITCH: Final = "SGLANG_PIC_KERNELS"
 _TOKENS: Final = (16, 128, 512, 1_504, 8_192, 32_768)
 _TOKENS_OF_ROWS: Final = 8_192

@@ -31,8 +31,6 @@ from sglang_pic.census.windows import WindowSearch
 from sglang_pic.core import MOST_REUSE, CoreConfig
 from sglang_pic.errors import BenchError, ConfigError
 
-__all__ = ["LEAST_RECOVERED", "Recall", "RecallResult", "main"]
-
 LEAST_RECOVERED: Final = 0.97
 """Of the tokens that a search at every alignment finds. Below it a set fails."""
 _LEAST_TOKENS: Final = 1_000

@@ -28,8 +28,6 @@ from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.stats import top_k_kl
 from sglang_pic.errors import BenchError, PicError
 
-__all__ = ["Difference", "Setup", "SetupResult", "ShiftZero", "main", "measure", "seeded_prompts"]
-
 _CONFIG = '{"cost_gate": "off", "self_test": "off"}'
 _PROBE = '{"ignore_prefix": true}'
 _MIN_REUSED_SHARE = 0.8

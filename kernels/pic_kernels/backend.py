@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Backend", "Choice", "choose_backend"]
-
 _SWITCH = "SGLANG_PIC_KERNELS"
 
 

@@ -13,8 +13,6 @@ import torch
 from .layers import LayerBuffers
 from .rope_params import RopeParams
 
-__all__ = ["refusal"]
-
 
 def refusal(turned: LayerBuffers, copied: LayerBuffers | None, rope: RopeParams, offset: int) -> str:
     """Why the fused kernel does not cover these operands, in words that follow a colon; empty if it does.

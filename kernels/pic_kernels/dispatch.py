@@ -14,8 +14,6 @@ from .operands import check_indices, check_rope
 from .rope_params import RopeParams
 from .slots import guard_slots
 
-__all__ = ["choose", "move_rows"]
-
 
 def move_rows(
     turned: LayerBuffers,

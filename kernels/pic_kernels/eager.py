@@ -12,8 +12,6 @@ from torch import Tensor
 from .layers import LayerBuffers
 from .rope_params import RopeParams
 
-__all__ = ["move_rows"]
-
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 

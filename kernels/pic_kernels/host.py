@@ -18,8 +18,6 @@ from . import host_native
 from .layers import LayerBuffers
 from .rope_params import RopeParams
 
-__all__ = ["move_rows"]
-
 # Float32 scratch of one block: swept on a 2-core AVX-512 server from 128 KiB to 2 MiB (one thread, CPU time, bf16, rows
 # of 384, 1,152 and 2,048 bytes, 2026-11); flat from 1 MiB on.
 _SCRATCH_BYTES: Final = 1 << 20

@@ -31,8 +31,6 @@ from torch import Tensor
 from .layers import LayerBuffers
 from .rope_params import RopeParams
 
-__all__ = ["NativeRows", "load"]
-
 logger = logging.getLogger(__name__)
 
 _SWITCH: Final = "SGLANG_PIC_HOST"

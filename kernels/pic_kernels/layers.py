@@ -14,8 +14,6 @@ from torch import Tensor
 
 from .operands import check_buffers
 
-__all__ = ["LayerBuffers"]
-
 
 class LayerBuffers(tuple[Tensor, ...]):
     """One buffer `[num_slots, heads, dim]` per layer, alike and contiguous; immutable, checked when it is made.

@@ -13,8 +13,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["MAX_TESTED_SHIFT", "ROTATE_REL_L2", "relative_l2"]
-
 MAX_TESTED_SHIFT: Final = 131_072
 """The largest shift, in tokens and either direction, at which the tolerances are tested."""
 

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from .rope_params import RopeParams
 
-__all__ = ["SUPPORTED_DTYPES", "check_buffers", "check_indices", "check_rope"]
-
 SUPPORTED_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 """The dtypes of KV rows that can be rotated."""
 

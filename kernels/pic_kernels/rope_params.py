@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-__all__ = ["RopeParams"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RopeParams:

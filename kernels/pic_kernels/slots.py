@@ -14,8 +14,6 @@ from torch import Tensor
 
 from . import host_native
 
-__all__ = ["assert_slots", "check_slots", "guard_slots"]
-
 _SWITCH: Final = "SGLANG_PIC_CHECK_SLOTS"
 
 

@@ -16,8 +16,6 @@ from .backend import Choice
 from .layers import LayerBuffers
 from .rope_params import RopeParams
 
-__all__ = ["choose_mha", "splice_mha"]
-
 
 def splice_mha(
     k_buffers: Sequence[Tensor],

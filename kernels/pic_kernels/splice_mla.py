@@ -16,8 +16,6 @@ from .backend import Choice
 from .layers import LayerBuffers
 from .rope_params import RopeParams
 
-__all__ = ["choose_mla", "splice_mla"]
-
 
 def splice_mla(
     buffers: Sequence[Tensor], src: Tensor, dst: Tensor, shifts: Tensor, rope: RopeParams, *, rope_offset: int

@@ -25,22 +25,6 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-__all__ = [
-    "ACCESS_BYTES",
-    "COPY_BLOCK",
-    "FLOATS",
-    "IS_INTERPRETED",
-    "LAUNCH_OPTIONS",
-    "LAYER_BLOCK",
-    "ROTARY_BLOCK",
-    "copy_units",
-    "num_blocks",
-    "on_device",
-    "rotary_unit_pairs",
-    "rotate_units",
-    "unit_bytes",
-]
-
 IS_INTERPRETED: Final[bool] = bool(knobs.runtime.interpret)
 """Whether `TRITON_INTERPRET=1` was set when this module was imported: kernels run on CPU tensors, in numpy."""
 

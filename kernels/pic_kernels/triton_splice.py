@@ -40,8 +40,6 @@ from .triton_rows import (
     unit_bytes,
 )
 
-__all__ = ["Constants", "compile_for", "constants", "move_rows"]
-
 
 class Constants(NamedTuple):
     """The compile-time parameters of the kernel, in its order."""

@@ -19,8 +19,6 @@ from fastcdc import fastcdc
 from sglang_pic.core.config import CoreConfig
 from sglang_pic.core.tokens import TOKEN_BYTES, Tokens
 
-__all__ = ["Chunker", "HashFunction", "xxh3_name"]
-
 HashFunction = Callable[[memoryview], int]
 """The name of a chunk from its bytes: an integer of 64 bits, not negative."""
 

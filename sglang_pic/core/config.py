@@ -7,8 +7,6 @@ from typing import Annotated, Final, Literal
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.settings import Range, check
 
-__all__ = ["MOST_REUSE", "CoreConfig"]
-
 
 class CoreConfig(ReusePolicy, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The reuse policy of a server and the settings of its chunk index."""

@@ -18,8 +18,6 @@ import numpy as np
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.tokens import Tokens
 
-__all__ = ["ContextRule", "Misfit", "compare_contexts"]
-
 
 class Misfit(NamedTuple):
     """How a donor's context differs from the text before a run."""

@@ -17,8 +17,6 @@ from sglang_pic.core.ending_filter import ENDING_LEN, EndingFilter, ending_hashe
 from sglang_pic.core.tokens import TOKEN_BYTES, Tokens
 from sglang_pic.core.trie import Node
 
-__all__ = ["NONE", "DonorTable", "TableSize"]
-
 NONE = -1
 """Ends a list of donors inside the arrays."""
 

@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from sglang_pic.core.tokens import Tokens
 
-__all__ = ["ENDING_LEN", "EndingFilter", "EndingHashes", "ending_hashes"]
-
 ENDING_LEN = 8
 """No chunk that is looked up is shorter."""
 

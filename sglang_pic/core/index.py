@@ -26,8 +26,6 @@ from sglang_pic.core.spans import Span, intersect_spans, merge_spans, subtract_s
 from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, require_tokens
 from sglang_pic.core.trie import Node, Trie
 
-__all__ = ["ContentIndex", "IndexStats"]
-
 # Of equal chunks in one publication only the first ones become donors: of a text that repeats itself the first copy
 # has the most equal text after it.
 _MAX_DONORS_PER_PUBLICATION = 2

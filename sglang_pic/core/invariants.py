@@ -14,8 +14,6 @@ from sglang_pic.core.spans import merge_spans
 from sglang_pic.core.tokens import Tokens
 from sglang_pic.core.trie import Node, Trie
 
-__all__ = ["check"]
-
 
 def check(index: ContentIndex) -> None:
     """Check everything.

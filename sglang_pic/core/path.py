@@ -9,8 +9,6 @@ import numpy as np
 from sglang_pic.core.tokens import Tokens, common_len
 from sglang_pic.core.trie import Node
 
-__all__ = ["Path", "PlanPaths"]
-
 # What looking at a node on the way to the root costs, in tokens compared; and how many tokens of a path are copied at
 # the cost of comparing one.
 _WORK_PER_NODE = 4

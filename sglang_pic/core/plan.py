@@ -15,8 +15,6 @@ from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.settings import Range, check
 from sglang_pic.core.spans import Span
 
-__all__ = ["CostModel", "DropReason", "Plan", "PlanOptions", "Reason", "Run"]
-
 
 class Reason(Enum):
     """A reason that a metric counts; a member is a label and a sentence. The planner's are in `DropReason`."""

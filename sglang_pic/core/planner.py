@@ -23,8 +23,6 @@ from sglang_pic.core.surplus import limit_gaps, limit_runs, repair_seams
 from sglang_pic.core.tokens import Tokens
 from sglang_pic.core.trie import ANY, ELIGIBLE, Node, Trie, equal_end, equal_start
 
-__all__ = ["Planner", "Resolver"]
-
 Resolver = Callable[[Path, int], int]
 """`resolve(path, end)`: how many leading tokens of `path` have rows in the tree, looking no further than `end`.
 

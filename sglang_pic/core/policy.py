@@ -11,8 +11,6 @@ import msgspec
 
 from sglang_pic.core.settings import Range, check
 
-__all__ = ["ReusePolicy"]
-
 _MAX_LENGTH = 1 << 20
 
 

@@ -16,8 +16,6 @@ import msgspec
 
 from sglang_pic.errors import ConfigError
 
-__all__ = ["Range", "Setting", "check", "settings_of"]
-
 
 class Range(NamedTuple):
     """Bounds of a field, as in `Annotated[int, Range(0, 64)]`; with no upper bound, finite numbers above `low`."""

@@ -6,8 +6,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
-__all__ = ["Span", "intersect_spans", "merge_spans", "subtract_spans"]
-
 Span = tuple[int, int]
 """Half-open `[start, end)`, in tokens."""
 

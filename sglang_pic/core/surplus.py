@@ -7,8 +7,6 @@ import msgspec
 from sglang_pic.core.path import PlanPaths
 from sglang_pic.core.plan import Run
 
-__all__ = ["limit_gaps", "limit_runs", "repair_seams"]
-
 
 def limit_runs(runs: list[Run], most: int) -> list[Run]:
     """The longest runs, in order; of equally short ones the later ones go."""

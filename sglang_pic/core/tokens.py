@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["TOKEN_BYTES", "Tokens", "as_tokens", "common_len", "common_suffix_len", "require_tokens"]
-
 Tokens = npt.NDArray[np.int32]
 """Token ids: int32, one-dimensional, contiguous, little-endian."""
 

@@ -17,8 +17,6 @@ import numpy as np
 from sglang_pic.core.spans import Span, subtract_spans
 from sglang_pic.core.tokens import Tokens, common_len, common_suffix_len
 
-__all__ = ["ANY", "ELIGIBLE", "Node", "Rows", "Trie", "equal_end", "equal_start"]
-
 
 class Node:
     """Tokens `[start, end)` of every path through it; the unit of eviction.

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DEEPSEEK_V2", "Config", "Progress", "write", "yarn"]
-
 Config: TypeAlias = dict[str, object]
 """The Hugging Face `config.json`."""
 

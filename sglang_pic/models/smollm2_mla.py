@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from sglang_pic.models.mla_layer import GroupedAttention, MlaShape
 
-__all__ = ["collect_moments", "convert_weights", "fingerprint", "passages", "write"]
-
 _CONVERSION_VERSION = 1
 """Raise when `write` writes something else from the same source."""
 

@@ -15,8 +15,6 @@ import xxhash
 from sglang_pic.errors import ConfigError
 from sglang_pic.models.checkpoint import Progress
 
-__all__ = ["MARKER_NAME", "Marker", "build", "digest_file"]
-
 MARKER_NAME = "sglang-pic-model.json"
 
 

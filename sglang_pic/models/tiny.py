@@ -17,8 +17,6 @@ import numpy as np
 from sglang_pic.models import checkpoint, smollm2
 from sglang_pic.models.checkpoint import Config, Progress
 
-__all__ = ["RECIPES", "Recipe", "fingerprint", "write"]
-
 _VOCAB_SIZE = 49_152
 _HIDDEN, _NUM_LAYERS, _NUM_HEADS, _MLP_SIZE = 256, 4, 8, 512
 _NUM_KV_HEADS, _HEAD_DIM = 4, 32

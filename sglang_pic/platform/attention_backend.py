@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-__all__ = ["CpuAttentionBackend", "check_layer", "check_pool"]
-
 
 class CpuAttentionBackend(AttentionBackend):
     """Causal attention for extend (only the new queries) and decode (batched), GQA and absorbed MLA."""

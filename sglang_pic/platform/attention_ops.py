@@ -13,8 +13,6 @@ import torch.nn.functional as F
 
 from sglang_pic.platform.attention_plan import DecodeGroup, ExtendPlan
 
-__all__ = ["CausalMask", "attend_decode", "attend_extend"]
-
 _MAX_BLOCK_QUERIES = 128
 _MIN_BLOCK_QUERIES = 16
 _MAX_BLOCK_ROWS = 1024

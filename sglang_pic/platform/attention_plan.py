@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["DecodeGroup", "ExtendPlan", "ExtendSequence", "plan_decode", "plan_extend"]
-
 _MIN_FILL = 0.75
 """A decode group is padded to its longest sequence; no member is shorter than this share of it."""
 

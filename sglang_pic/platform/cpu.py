@@ -15,8 +15,6 @@ from sglang_pic.platform import ATTENTION_BACKEND, registration
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
-__all__ = ["DEFAULT_MAX_TOTAL_TOKENS", "DEFAULT_MEM_FRACTION", "PicCpuPlatform"]
-
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOTAL_TOKENS = 65_536

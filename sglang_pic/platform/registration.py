@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
 
-__all__ = ["register_backend", "register_choice"]
-
 
 def register_choice() -> None:
     """Let `--attention-backend pic_cpu` pass the parser; light enough for every process."""

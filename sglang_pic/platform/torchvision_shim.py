@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["install", "is_needed"]
-
 _CUDA_BUILD = re.compile(r"__version__\s*=\s*['\"][^'\"]*\+cu\d+")
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["kl_and_differs"]
-
 
 def kl_and_differs(exact: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """KL(exact || other) in nats, and whether the likeliest token differs.

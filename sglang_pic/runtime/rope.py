@@ -19,8 +19,6 @@ from torch import Tensor, nn
 
 from sglang_pic.errors import ContractError, UnsupportedError
 
-__all__ = ["KNOWN_EMBEDDINGS", "REFUSED_EMBEDDINGS", "RopeGeometry", "read_geometry"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RopeGeometry:

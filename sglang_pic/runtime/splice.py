@@ -16,8 +16,6 @@ from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime.rope import RopeGeometry
 from sglang_pic.runtime.views import PoolKind, PoolView
 
-__all__ = ["Splicer"]
-
 logger = logging.getLogger(__name__)
 
 

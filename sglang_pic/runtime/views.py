@@ -15,8 +15,6 @@ from torch import Tensor
 
 from sglang_pic.errors import ContractError, UnsupportedError
 
-__all__ = ["KNOWN_POOLS", "PLAIN_LAYOUT", "REFUSED_POOLS", "PoolKind", "PoolView", "view_pool"]
-
 
 class PoolKind(Enum):
     """What a row of the pool is."""

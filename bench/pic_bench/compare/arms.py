@@ -15,8 +15,6 @@ from pic_bench.probe_plugin import PROBE_PLUGIN
 from sglang_pic.config import CONFIG_VARIABLE, read_config
 from sglang_pic.errors import ConfigError
 
-__all__ = ["Arm", "ArmKind", "build_arms", "default_server_args", "read_pic_config"]
-
 PIC_FLAGS = ("--radix-cache-backend", "pic")
 PLUGIN_GROUPS = ("sglang.srt.plugins", "sglang.srt.platforms")
 PIC_PLUGIN = "pic"

@@ -17,8 +17,6 @@ from pic_traces.source import TRACE_HELP
 if TYPE_CHECKING:
     from pic_bench.compare.compare import Settings
 
-__all__ = ["add_arguments", "interrupt_on_sigterm", "run"]
-
 FAILED_REQUESTS = 1
 DEFAULT_ARMS = "stock,pic"
 

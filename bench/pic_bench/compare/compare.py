@@ -28,8 +28,6 @@ from pic_bench.environment import capture_environment, now
 from pic_bench.out_folder import claim_folder, write_json
 from sglang_pic.errors import BenchError
 
-__all__ = ["Settings", "run_compare"]
-
 LaunchCommand = Callable[[str, int, Sequence[str]], list[str]]
 Replay = Callable[[ReplayOptions], Path]
 

@@ -13,8 +13,6 @@ from pic_traces.source import short_name
 
 from pic_bench.compare.run_folder import COMPARISON, Config, scene_folder
 
-__all__ = ["Scene", "make_scenes"]
-
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """One trace of a comparison.

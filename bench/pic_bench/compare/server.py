@@ -22,8 +22,6 @@ import psutil
 
 from sglang_pic.errors import BenchError
 
-__all__ = ["Server", "free_port", "launch_command"]
-
 LOG_TAIL_LINES = 30
 HEALTH_POLL_S = 0.25
 POST_TIMEOUT_S = 600.0

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from pic_bench.gpu.passes import Extend
 
-__all__ = ["TORCH", "Attend", "AttentionBackend", "AttentionShape"]
-
 # Queries per block: bounds the scores of 16 heads over 32k keys in float32 to 512 MiB.
 _BLOCK_QUERIES: Final = 256
 

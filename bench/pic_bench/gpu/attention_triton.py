@@ -26,8 +26,6 @@ from pic_bench.gpu.attention import Attend, AttentionBackend, AttentionShape
 from pic_bench.gpu.passes import Extend
 from sglang_pic.errors import UnsupportedError
 
-__all__ = ["TRITON", "tile_queries"]
-
 _IS_INTERPRETED: Final[bool] = bool(knobs.runtime.interpret)
 
 

@@ -22,8 +22,6 @@ from pic_bench.gpu.passes import SHIFT, Extend, gap_extend, plant, random_tokens
 from sglang_pic.core import Plan, Tokens
 from sglang_pic.errors import BenchError
 
-__all__ = ["Check", "check_attention", "check_model"]
-
 # Operands are rounded to the dtype, and so are the weights before they meet the values.
 _ATTENTION_REL_L2: Final = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 # Gaps beside a prefix hit on the same weights, and their bound where that hit repeats the bits; wrong rows are off by

@@ -25,8 +25,6 @@ from pic_bench.gpu.timing import Deadline
 from pic_bench.out_folder import write_json
 from sglang_pic.errors import BenchError, UnsupportedError
 
-__all__ = ["make_backend", "run"]
-
 _ITEMS: Final = ("gaps", "runs")
 _BACKENDS: Final = ("triton", "torch")
 _CHECK_TOKENS: Final = 1_024

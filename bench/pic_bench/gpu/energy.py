@@ -14,8 +14,6 @@ import torch
 
 from sglang_pic.errors import UnsupportedError
 
-__all__ = ["Energy", "JouleCounter", "measure_energy", "open_counter"]
-
 JouleCounter = Callable[[], float]
 """Joules since the driver was loaded."""
 

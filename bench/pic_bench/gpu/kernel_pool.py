@@ -17,8 +17,6 @@ from torch import Tensor
 
 from sglang_pic.errors import BenchError
 
-__all__ = ["PAGE_SIZE", "ROW_SHAPES", "SHAPES", "SHIFT", "SLOT_ORDERS", "Pool", "Shape", "Window", "make_window"]
-
 PAGE_SIZE: Final = 16
 SHIFT: Final = 1_021
 SLOT_ORDERS: Final = ("run", "pages", "scattered")

@@ -11,8 +11,6 @@ from pic_bench.gpu.kernel_pool import Pool, Shape, make_window
 from pic_bench.gpu.timing import Timing, take_turns
 from sglang_pic.errors import BenchError
 
-__all__ = ["PrefillTiming", "time_prefill"]
-
 _TOKENS = 1_500
 _REPEATS = 5
 

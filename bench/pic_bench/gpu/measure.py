@@ -22,8 +22,6 @@ from pic_bench.gpu.timing import Deadline, Timing, take_turns
 from sglang_pic.core import Plan
 from sglang_pic.errors import BenchError
 
-__all__ = ["Bench", "PrefillTiming", "time_gaps", "time_runs"]
-
 _LIMIT_S: Final = 1.0
 # A pass of 32k tokens takes about 2 s on the slowest backend; five of each way.
 _CASE_S: Final = 20.0

@@ -28,8 +28,6 @@ from sglang_pic.runtime.rope import RopeGeometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind, PoolView
 
-__all__ = ["MODELS", "TINY", "Dims", "Layer", "Pool", "Skeleton", "routed"]
-
 _MAX_SHIFT: Final = 1 << 17
 # Random queries and keys attend to everything alike, and an answer would hardly depend on the rows of the pool. Wider
 # queries make attention choose: a score's standard deviation is this.

@@ -15,8 +15,6 @@ from sglang_pic.adapter.serve.gap_batch import Splice, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import MOST_REUSE, ContentIndex, Path, Plan, Run, Tokens
 
-__all__ = ["SHIFT", "Extend", "Lookup", "gap_extend", "make_lookup", "plant", "random_tokens", "whole_extend"]
-
 SHIFT: Final = 37
 """Donor position less target position."""
 _NAMESPACE: Final = "bench"

@@ -11,8 +11,6 @@ from pic_bench.gpu.check import Check
 from pic_bench.gpu.measure import PrefillTiming
 from pic_bench.report.markdown import Table, markdown_table
 
-__all__ = ["PrefillResult", "break_even", "show"]
-
 
 class PrefillResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the benchmark writes with `--out`."""

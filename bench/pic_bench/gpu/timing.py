@@ -10,8 +10,6 @@ from typing import Final, TypeAlias
 import msgspec
 import torch
 
-__all__ = ["Deadline", "Timing", "device_seconds", "host_seconds", "take_turns"]
-
 _WARMUP: Final = 2
 _LEAST_SAMPLES: Final = 3
 # GPU cycles that keep the device busy while the host queues a call, so that events time the device alone.

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from ..rope_params import RopeParams
 
-__all__ = ["rotate", "turn"]
-
 
 def rotate(rows: Tensor, shifts: Tensor, rope: RopeParams) -> Tensor:
     """`rows` turned by `shifts` positions; a row whose shift is 0 is returned bit for bit.

@@ -10,8 +10,6 @@ from torch import Tensor
 from ..rope_params import RopeParams
 from .splice_mla import splice_mla
 
-__all__ = ["splice_mha"]
-
 
 def splice_mha(
     k_buffers: Sequence[Tensor],

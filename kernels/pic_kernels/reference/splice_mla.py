@@ -10,8 +10,6 @@ from torch import Tensor
 from ..rope_params import RopeParams
 from .rotate import rotate
 
-__all__ = ["splice_mla"]
-
 
 def splice_mla(
     buffers: Sequence[Tensor],

@@ -20,8 +20,6 @@ from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind, PoolView
 
-__all__ = ["ROW_LIMITS", "RowErrors", "RowSlots", "checked_shifts", "judge_rows", "measure_rows"]
-
 ComputeRows: TypeAlias = Callable[[Tensor, int], None]
 """`compute(slots, position)`: write the rows of one token sequence, its first token at `position`, to `slots`."""
 

@@ -19,18 +19,6 @@ from sglang_pic.runtime.checks.moved_rows import ROW_LIMITS
 from sglang_pic.runtime.divergence import kl_and_differs
 from sglang_pic.runtime.splice import Splicer
 
-__all__ = [
-    "MOVED_KL_LIMITS",
-    "Comparison",
-    "Measured",
-    "OperatorLimits",
-    "Outcome",
-    "PromptPass",
-    "SelfTest",
-    "judge_prompts",
-    "measure_prompt",
-]
-
 
 class Outcome(Enum):
     """How the self-test ended."""
