@@ -42,7 +42,7 @@ def _read_table() -> tuple[Symbol, ...]:
         Symbol(row["path"], tuple(row.get("parameters", ())), tuple(row.get("source_has", ())), row["why"])
         for row in table
     )
-    used = (Symbol(path, (), members(seam), "members that we read or write") for seam, path in SEAMS.items())
+    used = (Symbol(path, (), members(seam), "members that are read or written") for seam, path in SEAMS.items())
     return (*listed, *used)
 
 

@@ -52,7 +52,6 @@ class _LiveModel(NamedTuple):
     tokenizer: Tokenizer | None
     delimiters: frozenset[int]
     max_sequences: int
-    max_gaps: int
     cost: CostModel | None
 
 
@@ -77,8 +76,9 @@ def create_cache(ctx: BuildContext) -> PicRadixCache:
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
     server_info.install(shown)
     _install_hooks(cache, model.splicer, audit)
+    max_gaps = cache.planning.max_gaps
     tested = run_self_test(
-        runner, model.splicer, config, tokenizer=model.tokenizer, max_gaps=model.max_gaps, tp_group=ctx.tp_group
+        runner, model.splicer, config, tokenizer=model.tokenizer, max_gaps=max_gaps, tp_group=ctx.tp_group
     )
     startup_metrics.export(tested, labels)
     log_result(tested, config)
@@ -106,8 +106,7 @@ def _read_model(ctx: BuildContext, config: PicConfig) -> _LiveModel:
         cost: CostModel | None = config.cost_gate
     else:
         cost = None if config.cost_gate == "off" else calibrate(runner, splicer, sequences, ctx.tp_group)
-    # Each gap is a virtual sequence.
-    return _LiveModel(splicer, tokenizer, delimiters, sequences, max(2, min(config.max_gaps, sequences)), cost)
+    return _LiveModel(splicer, tokenizer, delimiters, sequences, cost)
 
 
 def _make_cache(
@@ -115,14 +114,7 @@ def _make_cache(
 ) -> PicRadixCache:
     """The tree with all that its constructor and admission find on it."""
     index = ContentIndex(config.core)
-    planning = Planning(
-        index,
-        config,
-        cost=model.cost,
-        max_gaps=model.max_gaps,
-        max_sequences=model.max_sequences,
-        auditor=auditor,
-    )
+    planning = Planning(index, config, cost=model.cost, max_sequences=model.max_sequences, auditor=auditor)
     make = partial(
         PicRadixCache,
         planning=planning,

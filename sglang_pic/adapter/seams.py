@@ -97,7 +97,6 @@ class ModelConfig(Protocol):
     context_len: int
     vocab_size: int
     model_is_mrope: bool
-    is_generation: bool
 
 
 class ModelRunner(Protocol):

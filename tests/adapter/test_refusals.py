@@ -87,7 +87,6 @@ def planning(index: Index) -> Planning:
         index,  # type: ignore[arg-type]
         PicConfig(),
         cost=None,
-        max_gaps=32,
         max_sequences=64,
         auditor=Auditor(),
     )

@@ -24,7 +24,6 @@ class Planning:
         index: the chunk index.
         config: the operator's settings.
         cost: what computing and splicing cost here, or `None` to take every run that is long enough.
-        max_gaps: most gaps of one request.
         max_sequences: most virtual sequences of one batch.
         auditor: says where splicing is switched off.
     """
@@ -35,12 +34,13 @@ class Planning:
         config: PicConfig,
         *,
         cost: CostModel | None,
-        max_gaps: int,
         max_sequences: int,
         auditor: Auditor,
     ) -> None:
         self._index, self._config, self._cost, self._auditor = index, config, cost, auditor
-        self._max_gaps, self.max_sequences = max_gaps, max_sequences
+        self.max_sequences = max_sequences
+        # Each gap is a virtual sequence.
+        self.max_gaps = max(2, min(config.max_gaps, max_sequences))
 
     def refusal(self, req: Req) -> Fallback | None:
         """Why this request neither reuses nor donates, or `None`."""
@@ -87,7 +87,7 @@ class Planning:
             prefix_len=req.prefix_len,
             options=PlanOptions(
                 policy=policy,
-                max_gaps=max(1, min(self._max_gaps, max_gaps)),
+                max_gaps=max(1, min(self.max_gaps, max_gaps)),
                 max_runs=self._config.max_runs,
                 compute_from=_logprob_start(req),
                 cost=self._cost,
