@@ -67,11 +67,11 @@ def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.Mo
         # SGLang and what it imports warn about this machine's missing accelerators.
         warnings.simplefilter("ignore")
         registry = pytest.importorskip("sglang.srt.plugins.hook_registry")
+        from sglang_pic.adapter import server_info
         from sglang_pic.adapter.audit import hooks as audit_hooks
         from sglang_pic.adapter.serve import frontend, scheduler
         from sglang_pic.adapter.serve.auditor import Auditor
         from sglang_pic.adapter.serve.forward import ForwardPath
-        from sglang_pic.adapter.server_info import ServerInfo
 
     hooked: list[str] = []
     monkeypatch.setattr(registry.HookRegistry, "register", lambda target, *_: hooked.append(target))
@@ -79,7 +79,7 @@ def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.Mo
     frontend.install()
     scheduler.install(Auditor())
     ForwardPath(audit).install()
-    ServerInfo().install()
+    server_info.install({})
     audit_hooks.install(audit)
     assert len(hooked) >= 18
     assert set(hooked) <= {symbol.path for symbol in CONTRACT}
