@@ -40,7 +40,7 @@ class Cache:
     def __init__(self, max_sequences: int = 64) -> None:
         self.planning = self.accounting = self
         self.auditor = Auditor()
-        self.max_sequences = max_sequences
+        self.max_sequences, self.place_waits = max_sequences, False
         self.allowed: list[int] = []
         self.num_locked = 0
         self.counted: list[tuple[int, Fallback | None]] = []
@@ -73,10 +73,11 @@ def adder(budget: int | None, cache: Cache, *, running: tuple[Any, ...] = ()) ->
     stock = PrefillAdder.__init__
     try:
         PrefillAdder.__init__ = lambda self, *_, **__: setattr(self, "running_batch", SimpleNamespace(reqs=running))
+        made.tree_cache = cache
         made.__init__(PAGE, cache, None, None, 0.5, 100, budget, len(running))  # type: ignore[misc]
     finally:
         PrefillAdder.__init__ = stock
-    made.tree_cache, made.page_size = cache, PAGE
+    made.page_size = PAGE
     made.rem_chunk_tokens, made.rem_input_tokens, made.chunked_req_limit = budget, 1 << 20, None
     made.new_chunked_req, made.can_run_list = None, []
     made.log_hit_tokens = made.log_input_tokens = 0
@@ -238,7 +239,13 @@ def test_a_request_that_goes_by_place_waits_for_a_batch_without_splices(
     assert made.add_one_req(placed, False, None) is AddReqResult.OTHER
     assert made.can_run_list == [spliced]
     assert cache.counted == [(220, None)]
-    assert adder(None, cache).add_one_req(placed, False, None) is AddReqResult.CONTINUE
+    # It waits for one batch, even where the scheduler prefers others to it; the one after next has splices again.
+    made, other = adder(None, cache), request(plan(400, (40, 100)))
+    assert made.add_one_req(other, False, None) is AddReqResult.CONTINUE
+    assert made.add_one_req(placed, False, None) is AddReqResult.CONTINUE
+    assert cache.counted[1:] == [(0, Fallback.BATCH), (0, None)]
+    adder(None, cache).add_one_req(request(plan(400, (40, 100))), False, None)
+    assert cache.counted[-1] == (60, None)
 
 
 def test_what_is_not_admitted_gives_its_donors_back(admitting: None, monkeypatch: pytest.MonkeyPatch) -> None:

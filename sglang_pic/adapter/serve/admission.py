@@ -3,8 +3,8 @@
 A request is planned when SGLang considers it, its chunk is cut by computed tokens, and what its runs were charged is
 given back. KV slots are still reserved for the whole extend: spliced rows need a place too.
 
-What is admitted is certain: a batch is narrowed to its gaps as a whole, or not at all. A request that goes by places in
-the batch and a plan are never in one batch.
+What is counted at admission happens: a batch is narrowed to its gaps or computed whole. A request whose input or output
+goes by its tokens' places in the batch (input embeddings, hidden states) is never in one batch with a plan.
 """
 
 from __future__ import annotations
@@ -43,13 +43,18 @@ class PicPrefillAdder(PrefillAdder):
         """Virtual sequences of the batch so far."""
         self.has_runs = False
         """Whether the batch is going to be narrowed."""
-        self.goes_by_place = bool(mixed) and any(map(goes_by_place, self.running_batch.reqs))
+        planning = self.tree_cache.planning
+        self.goes_by_place = planning.place_waits or (bool(mixed) and any(map(goes_by_place, self.running_batch.reqs)))
         """Whether the batch must not be narrowed."""
+        planning.place_waits = False
 
     def add_one_req(self, req: Req, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
         """Plan the request, then admit it as SGLang does; one that is not admitted gives its donors back."""
-        if self._free_sequences < 1 or (self.has_runs and goes_by_place(req)):
-            # It comes first in the next batch, or as soon as no unfinished request goes before it.
+        if self.has_runs and goes_by_place(req):
+            # In the next batch nothing is spliced, whoever comes before this request.
+            self.tree_cache.planning.place_waits = True
+            return AddReqResult.OTHER
+        if self._free_sequences < 1:
             return AddReqResult.OTHER
         self._plan(req)
         try:

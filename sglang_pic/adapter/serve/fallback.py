@@ -12,7 +12,7 @@ class Fallback(Reason):
 
     ADAPTER = "adapter", "The request uses a LoRA adapter, which shapes the KV."
     AUDIT = "audit", "Audits have switched splicing off in the request's namespace."
-    BATCH = "batch", "Another request of the batch brings embeddings or wants hidden states by place."
+    BATCH = "batch", "Another request of the batch brings input embeddings or wants hidden states."
     EMBEDDINGS = "embeddings", "The request brings embeddings or media, so its tokens do not determine its KV."
     HIDDEN_STATES = "hidden_states", "The request wants hidden states of its prompt."
     INPUT_LOGPROBS = "input_logprobs", "The request wants logprobs of its prompt."

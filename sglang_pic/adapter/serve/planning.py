@@ -41,6 +41,8 @@ class Planning:
         self.max_sequences = max_sequences
         # Each gap is a virtual sequence.
         self.max_gaps = max(2, min(config.max_gaps, max_sequences))
+        self.place_waits = False
+        """A request that goes by its place in the batch had to wait for a batch without splices."""
 
     def refusal(self, req: Req) -> Fallback | None:
         """Why this request neither reuses nor donates, or `None`."""

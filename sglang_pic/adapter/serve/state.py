@@ -107,8 +107,8 @@ def is_apart(req: Req) -> bool:
 
 
 def goes_by_place(req: Req) -> bool:
-    """Whether SGLang brings or takes something of a request by its tokens' places in the whole batch.
+    """Whether SGLang reads or writes something of the request at its tokens' places in the flat batch.
 
-    Such a batch cannot be narrowed to its gaps.
+    A batch with such a request cannot be narrowed to its gaps.
     """
     return bool(req.input_embeds is not None or req.positional_embed_overrides is not None or req.return_hidden_states)
