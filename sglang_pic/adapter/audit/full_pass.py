@@ -40,6 +40,7 @@ class FullPass:
         self._tokens = tokens
         self._done = 0
         self.slots = slots
+        self.logits = torch.empty(0)  # of the last token that was computed
 
     def step(self) -> int:
         """Compute the next tokens on the current stream, which is to be SGLang's forward stream; how many they are."""
