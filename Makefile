@@ -100,7 +100,7 @@ test-fast: setup ## the tests that start no server
 
 .PHONY: reference
 reference: setup ## write the tables of sglang_pic/REFERENCE.md from the code
-	$(BIN)/python -m pic_bench.reference
+	$(BIN)/python -m sglang_pic.reference
 
 .PHONY: bench-core
 bench-core: setup ## time of a plan and memory of the index, beside FastCDC and xxHash alone

@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch", reason="the tables of what is supported read the kernels' pools")
-from pic_bench.reference import PAGE, render
+from pic_bench.compare.run_folder import load_scenes
+from pic_bench.report.markdown import Table, markdown_table
+from pic_bench.report.numbers import percent, seconds, times
+
+from sglang_pic.reference import PAGE, render
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [
@@ -54,6 +58,31 @@ def test_files_that_the_architecture_names_exist() -> None:
     assert [
         name for name in named if not any((folder / name).exists() for folder in (package, package / "adapter"))
     ] == []
+
+
+def test_the_readme_shows_what_the_demo_measured() -> None:
+    readme = (ROOT / "README.md").read_text()
+    block = re.search(r"<!-- demo: begin -->\n(.*?)<!-- demo: end -->", readme, re.DOTALL)
+    assert block is not None
+    assert block[1].strip() == markdown_table(demo_table(ROOT / "bench" / "results" / "demo")).strip()
+
+
+def demo_table(folder: Path) -> Table:
+    """Two rows a scene: stock, and the patched server with the defaults."""
+    header = ["calls", "server", "prompt tokens computed", "median TTFT", "same first token as stock"]
+    table = Table(header, [])
+    for name, run in load_scenes(folder).items():
+        paired = run.summary.paired
+        assert paired is not None
+        later = paired.from_second_call
+        assert later is not None
+        stock, patched = (run.summary.arms[arm].computed_tokens for arm in (paired.baseline, paired.arm))
+        label = "behind a clock" if name.startswith("clock") else "as recorded"
+        table.rows.append([label, "stock SGLang", f"{stock:,}", seconds(later.baseline_ttft_p50_s), ""])
+        computed = f"{patched:,} ({percent(paired.computed_tokens_ratio)})"
+        ttft = f"{seconds(later.ttft_p50_s)} ({times(later.ttft_speedup_p50)} faster)"
+        table.rows.append(["", "with sglang_pic", computed, ttft, percent(paired.first_token_agreement)])
+    return table
 
 
 def anchors(page: Path) -> set[str]:

@@ -1,7 +1,7 @@
 """Writes the tables of `sglang_pic/REFERENCE.md` from the code: options, metrics, fall-back reasons, what is supported.
 
-`python -m pic_bench.reference` (`make reference`). The text around the tables stands in the page itself; a table begins
-at `<!-- generated: NAME -->` and ends at `<!-- end -->`.
+`python -m sglang_pic.reference` (`make reference`). The text around the tables stands in the page itself; a table
+begins at `<!-- generated: NAME -->` and ends at `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from pic_bench.probe_plugin.options import ProbeConfig, RequestProbe
 
 import sglang_pic
-from pic_bench.probe_plugin.options import ProbeConfig, RequestProbe
 from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.metrics import Metric
 from sglang_pic.adapter.serve import accounting
@@ -37,7 +37,7 @@ _BLOCK: Final = re.compile(r"(?<=<!-- generated: )([a-z-]+)( -->\n).*?(?=<!-- en
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page's tables anew."""
-    parser = argparse.ArgumentParser(prog="python -m pic_bench.reference", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m sglang_pic.reference", description=__doc__.splitlines()[0])
     parser.parse_args(argv)
     PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     print(PAGE, file=sys.stderr)
