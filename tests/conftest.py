@@ -1,13 +1,15 @@
-"""What every test shares: no network, no GPU tests without a GPU, the prepared models. It must not import SGLang."""
+"""What every test shares: no network, no GPU tests without a GPU, the prepared models; SGLang is not imported here."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -18,6 +20,8 @@ MODELS = ROOT / ".models"
 # Set before anything imports a hub client, and inherited by every server a test starts.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
+# Two processes of pytest and their servers share the cores: a thread that waits for work must not spin.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Run from a background job, a shell has left SIGINT ignored, and every process that a test interrupts would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,6 +41,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no GPU"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files side by side, and end-to-end tests by their server, which is in a test's id: `test_x[@mla_page1]`."""
+    from xdist.scheduler import LoadFileScheduling
+
+    if config.getvalue("dist") != "loadfile":
+        return None
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            server = re.match(r"tests/e2e/.*@(\w+)", nodeid)
+            return server[1] if server else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

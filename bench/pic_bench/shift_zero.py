@@ -139,11 +139,20 @@ def _twice(model: str, arm: Arm, prompts: Sequence[str], logs: Path) -> Differen
     print(f"{Path(model).name} {' '.join(arm.server_args)}", file=sys.stderr)
     command = launch_command(model, port, arm.server_args)
     with Server(command, port=port, log_path=logs / f"{port}.log", env=arm.env) as server, server.watch():
-        pairs = [(_generate(server, prompt), _generate(server, prompt)) for prompt in prompts]
+        return repeat_prompts(server, prompts)
+
+
+def repeat_prompts(server: Server, prompts: Sequence[str]) -> Difference:
+    """Send each prompt twice to a server that has seen none of them, and compare the answers.
+
+    Raises:
+        BenchError: the server failed, or served an equal prompt without its cache.
+    """
+    pairs = [(_generate(server, prompt), _generate(server, prompt)) for prompt in prompts]
     kls = []
     for cold, again in pairs:
         if again["meta_info"]["cached_tokens"] < _MIN_REUSED_SHARE * again["meta_info"]["prompt_tokens"]:
-            raise BenchError(f"{arm.name}: an equal prompt was not served from the cache: {again['meta_info']}")
+            raise BenchError(f"{server.base_url}: an equal prompt was not served from the cache: {again['meta_info']}")
         kl = top_k_kl(_top(cold), _top(again))
         assert kl is not None, "top_logprobs_num asks for a list"
         kls.append(kl)

@@ -31,13 +31,7 @@ def drive(model: Path, dtype: str, page_size: int, *wanted: str) -> dict[str, An
     return results
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(setup, id="-".join(map(str, setup)), marks=pytest.mark.xdist_group(f"self-test-{setup}"))
-        for setup in _SETUPS
-    ],
-)
+@pytest.fixture(scope="module", params=_SETUPS, ids=lambda setup: "-".join(map(str, setup)))
 def results(request: pytest.FixtureRequest, model_dir: Callable[[str], Path]) -> dict[str, Any]:
     name, dtype, page_size = request.param
     return drive(model_dir(name), dtype, page_size, *_CASES)

@@ -6,21 +6,27 @@ import json
 import math
 import random
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import pytest
 from pic_bench.compare.server import Server, free_port, launch_command
 from pic_bench.probe_plugin import PROBE_VARIABLE
 
 from sglang_pic.config import CONFIG_VARIABLE
 from sglang_pic.core import MOST_REUSE
 
-# A pool that holds what the tests send several times over, and no more.
-_COMMON_ARGS = ("--device", "cpu", "--enable-cache-report", "--enable-metrics", "--max-total-tokens", "24000")
+# A pool that holds what the tests send several times over, and no more. SGLang's own request before the first one
+# warms caches that no test measures; servers of the commands under test send theirs.
+_COMMON_ARGS = (
+    *("--device", "cpu", "--enable-cache-report", "--enable-metrics", "--max-total-tokens", "24000"),
+    "--skip-server-warmup",
+)
 
 
 class Answer(NamedTuple):
@@ -88,9 +94,23 @@ class Client:
                 found[f"{match[1]}:{label[1]}" if label else match[1]] = float(match[3])
         return found
 
+    def internal_state(self) -> dict[str, Any]:
+        """The plugin's part of `/server_info`."""
+        (state, *_) = json.loads(self.server.get("/server_info"))["internal_states"]
+        return state["pic"]
+
     def flush(self) -> None:
-        """Forget every cached row."""
-        self.post("/flush_cache", {})
+        """Forget every cached row, once the server is idle."""
+        self.post("/flush_cache?timeout=60", {})
+
+    def log(self) -> str:
+        """What the server has logged."""
+        return self.server.log_path.read_text(errors="replace")
+
+    def faults(self) -> str:
+        """What the server has logged from its first traceback or leak on, if there is any."""
+        found = re.search("Traceback|leak", self.log(), re.IGNORECASE)
+        return self.log()[found.start() :] if found else ""
 
 
 _CORE = msgspec.structs.asdict(MOST_REUSE)
@@ -107,26 +127,40 @@ def serve(
 ) -> Iterator[Client]:
     """A server of `model`, patched unless `backend` is None, until the block ends.
 
-    It does not test itself unless `config` says so: that takes seconds, and a file of tests is about it. Nor does it
-    compute more of a run than one token, or the tail of a prompt: the prompts of the tests are short. `probe` switches
-    on what only experiments need.
+    The server runs no self-test unless `config` asks for one, because the self-test takes seconds. Of each run it
+    computes one token, and nothing more near the prompt's end, because the prompts of the tests are short.
+    `probe` switches on what only experiments need.
     """
     config = config or {}
+    config = {"self_test": "off", **config, "core": {**_CORE, **config.get("core", {})}}
     port = free_port()
     backend_args = ("--radix-cache-backend", backend) if backend else ()
     server = Server(
         launch_command(str(model), port, [*_COMMON_ARGS, *backend_args, *args]),
         port=port,
         log_path=log_dir / f"server-{port}.log",
+        # One thread: tests and servers of two processes share the cores of a small machine.
         env={
-            CONFIG_VARIABLE: json.dumps({"self_test": "off", **config, "core": {**_CORE, **config.get("core", {})}}),
+            CONFIG_VARIABLE: json.dumps(config),
             PROBE_VARIABLE: None if probe is None else json.dumps(probe),
+            "OMP_NUM_THREADS": "1",
         },
         start_timeout_s=300,
     )
-    with server:
+    with server, pytest.MonkeyPatch.context() as patch:
         yield Client(server)
         server.check_alive()
+        # SGLang looks every five seconds whether it was told to end: what is left to see is in the log by now.
+        patch.setattr("pic_bench.compare.server.TERM_GRACE_S", 0.0)
+        server.stop()
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 120.0) -> None:
+    """Return as soon as `condition` holds; fail where it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not after {timeout_s} s: {condition}"
+        time.sleep(0.1)
 
 
 def random_tokens(seed: int, count: int) -> list[int]:

@@ -9,24 +9,28 @@ from pathlib import Path
 import pytest
 
 from sglang_pic.cli import main
-from tests.e2e.serving import Answer, random_tokens, serve
+from tests.e2e.servers import SERVERS, on_servers
+from tests.e2e.serving import Client, random_tokens, serve
 
 pytestmark = pytest.mark.e2e
 
 
-def test_off_gives_the_tokens_of_stock(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+@on_servers("smollm2")
+def test_off_gives_the_tokens_of_stock(
+    model_dir: Callable[[str], Path], tmp_path: Path, client_of: Callable[[str], Client]
+) -> None:
     """The same prompts one at a time, some sharing a prefix, some sharing text at another position."""
     base = random_tokens(0, 160)
     prompts = [[*random_tokens(i, 20), *base] for i in range(5)] + [
         [*base, *random_tokens(50 + i, 30)] for i in range(5)
     ]
-    answers: dict[str | None, list[Answer]] = {}
-    for backend, pic in ((None, None), ("pic", {"mode": "off"})):
-        with serve(model_dir("smollm2"), tmp_path, backend=backend) as client:
-            answers[backend] = [client.generate(prompt, pic=pic, max_new_tokens=6) for prompt in prompts]
-    assert [a.ids for a in answers["pic"]] == [a.ids for a in answers[None]]
-    assert [a.first_token for a in answers["pic"]] == [a.first_token for a in answers[None]]
-    assert [a.cached_tokens for a in answers["pic"]] == [a.cached_tokens for a in answers[None]]
+    with serve(model_dir("smollm2"), tmp_path, *SERVERS["smollm2"].args, backend=None) as stock:
+        expected = [stock.generate(prompt, max_new_tokens=6) for prompt in prompts]
+    client = client_of("smollm2")
+    answers = [client.generate(prompt, pic={"mode": "off"}, max_new_tokens=6) for prompt in prompts]
+    assert [a.ids for a in answers] == [a.ids for a in expected]
+    assert [a.first_token for a in answers] == [a.first_token for a in expected]
+    assert [a.cached_tokens for a in answers] == [a.cached_tokens for a in expected]
 
 
 def test_compare_ends_with_a_report(model_dir: Callable[[str], Path], tmp_path: Path) -> None:

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sglang_pic.errors import BenchError
-from tests.e2e.serving import Client, divergence, random_tokens, serve
+from tests.e2e.servers import on_servers
+from tests.e2e.serving import Client, divergence, random_tokens
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, on_servers("smollm2")]
 
 _BODY = " ".join(f"Entry {i} lists {i * 7 % 31} bars of copper and {i * 13 % 17} of tin." for i in range(30))
-
-
-@pytest.fixture(scope="module")
-def client(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    with serve(
-        model_dir("smollm2"),
-        tmp_path_factory.mktemp("server"),
-        "--enable-return-hidden-states",
-        config={"cost_gate": "off"},
-    ) as client:
-        yield client
 
 
 @pytest.mark.parametrize(
@@ -70,7 +58,7 @@ def test_counters_add_up(client: Client) -> None:
     prompt = random_tokens(1, 300)
     client.generate(prompt)
     shifted = client.generate([*random_tokens(2, 40), *prompt])
-    grown = {name: value - before[name] for name, value in client.counters().items()}
+    grown = {name: value - before.get(name, 0.0) for name, value in client.counters().items()}
     assert grown["prompt_tokens"] == 300 + 340
     assert grown["tokens:chunk"] == shifted.chunk_hit_tokens == 300 - 32 - 1 - 1, "sink, seam and last token computed"
     assert grown["tokens:computed"] == 640 - shifted.chunk_hit_tokens
@@ -153,7 +141,7 @@ def test_what_is_counted_beside_hidden_states_happens(client: Client, placed_fir
         },
     )
     metas = {wanted: answer["meta_info"] for (_, wanted), answer in zip(both, answers, strict=True)}
-    grown = {name: value - before[name] for name, value in client.counters().items()}
+    grown = {name: value - before.get(name, 0.0) for name, value in client.counters().items()}
     assert len(metas[True]["hidden_states"][0]) == len(placed)
     num_spliced = 0 if placed_first else 300 - 32 - 1 - 1
     assert metas[False]["cached_tokens"] == num_spliced == grown["tokens:chunk"]

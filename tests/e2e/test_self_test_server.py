@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sglang_pic.errors import BenchError
-from tests.e2e.serving import serve
+from tests.e2e.servers import on_servers
+from tests.e2e.serving import Client, serve
 
 pytestmark = pytest.mark.e2e
 
-# No splice from another context is this close, so a model fails whose rows are moved rightly.
-TIGHT = {"self_test_key_limit": 1e-9, "self_test": "warn"}
-
 
 def test_refuse_stops_the_server_with_one_line(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
-    with (
-        pytest.raises(BenchError),
-        serve(model_dir("tiny-gqa"), tmp_path, config={**TIGHT, "self_test": "refuse"}),
-    ):
+    # No splice from another context is as close as this limit, so a model fails whose rows are moved rightly.
+    config = {"self_test": "refuse", "self_test_key_limit": 1e-9}
+    with pytest.raises(BenchError), serve(model_dir("tiny-gqa"), tmp_path, config=config):
         pytest.fail("the server came up")
     (log,) = tmp_path.glob("*.log")
     errors = [line for line in log.read_text(errors="replace").splitlines() if "sglang_pic: self-test failed: " in line]
@@ -30,28 +26,24 @@ def test_refuse_stops_the_server_with_one_line(model_dir: Callable[[str], Path],
     assert "self_test_key_limit" in errors[0]
 
 
-def test_warn_serves_and_says_what_it_found_everywhere(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+@on_servers("gqa_page1_tp2")
+def test_warn_serves_and_says_what_it_found_everywhere(client: Client) -> None:
     """Two ranks, which run the same passes and agree."""
-    with serve(model_dir("tiny-gqa"), tmp_path, "--tp-size", "2", config=TIGHT) as client:
-        (state,) = json.loads(client.server.get("/server_info"))["internal_states"]
-        found = state["pic"]["self_test"]
-        assert found["verdict"] == "failed"
-        assert found["measured"]["moved"]["kl_nats"] < 0.02
-        counters = client.counters()
-        assert counters["self_test_passed"] == 0
-        assert counters["self_test_kl_nats"] == pytest.approx(found["measured"]["reordered"]["kl_nats"])
-        assert counters["self_test_key_error_ratio"] > 0
-        assert len(client.generate(list(range(1_000, 1_100))).ids) == 8
-    (log,) = tmp_path.glob("*.log")
-    text = log.read_text(errors="replace")
-    assert "sglang_pic: self-test failed in" in text
-    assert "sglang_pic: self-test failed: " in text
+    found = client.internal_state()["self_test"]
+    assert found["verdict"] == "failed"
+    assert found["measured"]["moved"]["kl_nats"] < 0.02
+    counters = client.counters()
+    assert counters["self_test_passed"] == 0
+    assert counters["self_test_kl_nats"] == pytest.approx(found["measured"]["reordered"]["kl_nats"])
+    assert counters["self_test_key_error_ratio"] > 0
+    assert len(client.generate(list(range(1_000, 1_100))).ids) == 8
+    log = client.log()
+    assert "sglang_pic: self-test failed in" in log
+    assert "sglang_pic: self-test failed: " in log
 
 
-def test_off_runs_nothing(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
-    with serve(model_dir("tiny-gqa"), tmp_path, config={"self_test": "off"}) as client:
-        (state,) = json.loads(client.server.get("/server_info"))["internal_states"]
-        assert state["pic"]["self_test"]["verdict"] == "off"
-        assert not [name for name in client.counters() if name.startswith("self_test")]
-    (log,) = tmp_path.glob("*.log")
-    assert "self-test" not in log.read_text(errors="replace")
+@on_servers("mla_page1")
+def test_off_runs_nothing(client: Client) -> None:
+    assert client.internal_state()["self_test"]["verdict"] == "off"
+    assert not [name for name in client.counters() if name.startswith("self_test")]
+    assert "self-test" not in client.log()

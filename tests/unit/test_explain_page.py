@@ -20,10 +20,7 @@ from sglang_pic.explain.groups import Group
 from sglang_pic.explain.page import html_page
 
 BROWSER = find_browser()
-pytestmark = [
-    pytest.mark.skipif(BROWSER is None, reason="no Chromium on PATH"),
-    pytest.mark.xdist_group("explain page"),  # one browser for all
-]
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on PATH")
 
 MANY = 10_000
 # Of a view of 900 pixels, with what is kept above and below it.

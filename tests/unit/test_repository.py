@@ -165,7 +165,7 @@ def missing_exports(tree: ast.Module) -> set[str]:
 
 def test_every_test_is_found() -> None:
     """pytest collects test_*.py only, and two test files of one name cannot be imported side by side."""
-    files = [path for path in python_files(ROOT / "tests") if path.name != "__init__.py"]
+    files = [path for path in python_files(ROOT / "tests") if path.name not in ("__init__.py", "conftest.py")]
     hidden = [
         relative(path)
         for path in files
@@ -173,7 +173,7 @@ def test_every_test_is_found() -> None:
     ]
     assert hidden == []
     assert [name for name, count in Counter(path.name for path in files).items() if count > 1] == []
-    assert [relative(path) for path in files if path.parent == ROOT / "tests" and path.name != "conftest.py"] == []
+    assert [relative(path) for path in files if path.parent == ROOT / "tests"] == []
 
 
 def test_no_file_names_a_registry_or_a_machine() -> None:

@@ -1,0 +1,76 @@
+"""The shared servers as fixtures, and the order of the tests by server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.servers import SERVERS, OneServer
+from tests.e2e.serving import Client
+
+_NAMES = list(SERVERS)
+_RUNNING = pytest.StashKey[OneServer]()
+
+
+def _servers_of(item: pytest.Item | None) -> tuple[str, ...]:
+    names: tuple[str, ...] = item.callspec.params.get("servers", ()) if hasattr(item, "callspec") else ()
+    return names
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the tests of one server side by side, and those of shared servers first."""
+    shared = [item for item in items if _servers_of(item)]
+    # A test of two servers stands between those of the first and those of the second one.
+    shared.sort(key=lambda item: (_NAMES.index(_servers_of(item)[0]), len(_servers_of(item))))
+    items[:] = shared + [item for item in items if not _servers_of(item)]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stops the server where the next test has no use for it."""
+    if _RUNNING in item.config.stash:
+        item.config.stash[_RUNNING].stop_unless(_servers_of(nextitem))
+
+
+@pytest.fixture(scope="session")
+def one_server(
+    request: pytest.FixtureRequest, model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OneServer]:
+    """The shared server that runs in this process."""
+    running = OneServer(model_dir, tmp_path_factory.mktemp("servers"))
+    request.config.stash[_RUNNING] = running
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def servers(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """The names of the test's servers."""
+    names: tuple[str, ...] = request.param
+    return names
+
+
+@pytest.fixture
+def client_of(servers: tuple[str, ...], one_server: OneServer) -> Iterator[Callable[[str], Client]]:
+    """Gives the test's servers by name, with an empty cache; asking for another one stops the one before."""
+    used: list[Client] = []
+
+    def get(name: str) -> Client:
+        assert name in servers, f"a test that uses {name} says so with @on_servers"
+        client = one_server.client(name)
+        client.flush()
+        used.append(client)
+        return client
+
+    yield get
+    if used:
+        used[-1].server.check_alive()
+
+
+@pytest.fixture
+def client(servers: tuple[str, ...], client_of: Callable[[str], Client]) -> Client:
+    """The test's only server, with an empty cache."""
+    (name,) = servers
+    return client_of(name)

@@ -1,0 +1,114 @@
+"""The servers that the tests share: starting one costs as much as hundreds of unit tests.
+
+A test names its servers with `@on_servers` or `@on_each_server`. Tests of one server run side by side in one process,
+and at most one shared server runs in a process. Each test begins with an empty cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.e2e.serving import Client, serve
+
+__all__ = ["SERVERS", "OneServer", "on_each_server", "on_servers"]
+
+
+class SharedServer(NamedTuple):
+    """How a server is started."""
+
+    model: str
+    args: tuple[str, ...]
+    config: dict[str, Any]
+    probe: dict[str, Any] | None
+    """What of the benchmarks' probe plugin is on; `None` for a server as users run it."""
+
+
+_TAKE_EVERY_RUN = {"cost_gate": "off"}
+_AUDITED = {**_TAKE_EVERY_RUN, "audit_rate": 1.0}
+_SMALL_CHUNKS = ("--dtype", "float32", "--chunked-prefill-size", "192")
+# Three or four of the tests' prompts fill the pool, so that requests are retracted and rows are evicted.
+_SMALL_POOL = (
+    *("--max-total-tokens", "2600", "--max-running-requests", "6"),
+    *("--enable-mixed-chunk", "--schedule-conservativeness", "0.1"),
+)
+_CHECKED = {"check_invariants": True}
+# A prompt that is repeated is spliced from its own chunks at shift 0.
+_AT_SHIFT_ZERO = {"ignore_prefix": True, **_CHECKED}
+
+
+def _tiny(model: str, *args: str, config: dict[str, Any], probe: dict[str, Any]) -> SharedServer:
+    return SharedServer(f"tiny-{model}", (*_SMALL_CHUNKS, *args), config, probe)
+
+
+# By name. Servers whose names begin with the same word are used by one process, one after the other in this order.
+SERVERS = {
+    "smollm2": SharedServer("smollm2", ("--enable-return-hidden-states",), _TAKE_EVERY_RUN, None),
+    "smollm2_probed": SharedServer("smollm2", (), _AUDITED, {"request_options": True}),
+    "gqa_page16.small_pool": _tiny(
+        *("gqa", *_SMALL_POOL, "--page-size", "16"), config={**_TAKE_EVERY_RUN, "audit_rate": 0.0}, probe=_CHECKED
+    ),
+    "gqa_page16": _tiny("gqa", "--page-size", "16", config=_AUDITED, probe=_AT_SHIFT_ZERO),
+    "gqa_page1.small_pool": _tiny("gqa", *_SMALL_POOL, "--page-size", "1", config=_AUDITED, probe=_CHECKED),
+    # No splice from another context is as close as this limit, so a model fails whose rows are moved rightly.
+    "gqa_page1_tp2": _tiny(
+        *("gqa", "--page-size", "1", "--tp-size", "2"),
+        config={**_TAKE_EVERY_RUN, "self_test": "warn", "self_test_key_limit": 1e-9},
+        probe=_AT_SHIFT_ZERO,
+    ),
+    "mla_page1": _tiny("mla", "--page-size", "1", config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO),
+    "mla_page16_tp2": _tiny(
+        *("mla", "--page-size", "16", "--tp-size", "2"), config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO
+    ),
+}
+
+
+def on_servers(*names: str) -> pytest.MarkDecorator:
+    """Runs a test once, with the named servers of `SERVERS` at hand."""
+    return pytest.mark.parametrize("servers", [_named(*names)], indirect=True)
+
+
+def on_each_server(*names: str) -> pytest.MarkDecorator:
+    """Runs a test once for each of the named servers."""
+    return pytest.mark.parametrize("servers", [_named(name) for name in names], indirect=True)
+
+
+def _named(*names: str) -> Any:
+    assert set(names) <= set(SERVERS), names
+    return pytest.param(names, id="@" + "+".join(names))
+
+
+class OneServer:
+    """The shared server that runs in this process, if one does."""
+
+    def __init__(self, model_dir: Callable[[str], Path], log_dir: Path) -> None:
+        self._model_dir = model_dir
+        self._log_dir = log_dir
+        self._running = ExitStack()
+        self._name: str | None = None
+        self._client: Client | None = None
+
+    def client(self, name: str) -> Client:
+        """The server of that name, started unless it runs; another one that runs is stopped first."""
+        if self._client is None or self._name != name:
+            self.stop()
+            spec = SERVERS[name]
+            self._client = self._running.enter_context(
+                serve(self._model_dir(spec.model), self._log_dir, *spec.args, config=spec.config, probe=spec.probe)
+            )
+            self._name = name
+        return self._client
+
+    def stop_unless(self, wanted: Collection[str]) -> None:
+        """End the server if it is none of those that are wanted next."""
+        if self._name not in wanted:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the server; raises `BenchError` if it has ended by itself."""
+        self._client = self._name = None
+        self._running.close()
