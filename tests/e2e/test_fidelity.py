@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pic_bench.fidelity.cases.questions import GENERATED
 from pic_bench.fidelity.folder import read_probes
 from pic_bench.fidelity.record import Donors, Experiment, Probe
+from pic_traces.questions import GENERATED
 from pic_traces.vocabulary import make_text
 
 from sglang_pic.cli import main

@@ -23,7 +23,6 @@ from pic_bench.fidelity.arms import (
 from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Span, derange, place_blocks
 from pic_bench.fidelity.cases.passages import FrameText, PassageJobs, filler_len, grid_case, make_filler, shift_case
 from pic_bench.fidelity.cases.qa import QA_MIN_SPLICED, qa_jobs
-from pic_bench.fidelity.cases.questions import GENERATED, Question, generated_questions, read_questions
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
 from pic_bench.fidelity.check import check_naive
 from pic_bench.fidelity.config import QUICK_SIZES
@@ -31,6 +30,7 @@ from pic_bench.fidelity.measure import Unrealised, check_realised
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.target import Recorded
 from pic_bench.fidelity.trace import TraceCall, distinct_tokens
+from pic_traces.questions import GENERATED, Question, generated_questions, read_questions
 
 from sglang_pic.errors import BenchError, ConfigError
 

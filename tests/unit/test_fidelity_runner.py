@@ -17,7 +17,6 @@ from pic_bench.environment import capture_environment
 from pic_bench.fidelity import runner
 from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.cases.case import Job
-from pic_bench.fidelity.cases.questions import GENERATED
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.command import _config, add_arguments
 from pic_bench.fidelity.config import DEFAULT_SIZES, Config
@@ -31,6 +30,7 @@ from pic_bench.fidelity.target import Recorded
 from pic_bench.fidelity.trace import TraceCall, TraceRun
 from pic_bench.fidelity.vault import Vault
 from pic_bench.out_folder import write_json
+from pic_traces.questions import GENERATED
 
 from sglang_pic.cli import main
 from sglang_pic.errors import BenchError, ConfigError

@@ -11,8 +11,8 @@ from types import ModuleType
 
 import pytest
 from pic_bench.fidelity.cases.qa import QaFrames, qa_case
-from pic_bench.fidelity.cases.questions import generated_questions
 from pic_bench.fidelity.cases.text import ModelText
+from pic_traces.questions import generated_questions
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bench/results/plain-splice/plain_splice.py"
 

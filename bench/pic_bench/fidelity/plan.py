@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from pic_bench.fidelity.cases.case import Job
-from pic_bench.fidelity.cases.passages import PassageJobs
-from pic_bench.fidelity.cases.qa import qa_jobs
-from pic_bench.fidelity.cases.questions import (
+from pic_traces.questions import (
     GENERATED,
     Question,
     generated_questions,
     is_question_set,
     read_questions,
 )
+
+from pic_bench.fidelity.cases.case import Job
+from pic_bench.fidelity.cases.passages import PassageJobs
+from pic_bench.fidelity.cases.qa import qa_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
 from pic_bench.fidelity.config import Config
 from pic_bench.fidelity.record import Experiment

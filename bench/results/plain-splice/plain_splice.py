@@ -21,11 +21,11 @@ import torch
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.fidelity.cases.case import Case
 from pic_bench.fidelity.cases.qa import QaFrames, qa_case
-from pic_bench.fidelity.cases.questions import generated_questions, is_question_set, read_questions
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.record import Donors
 from pic_bench.out_folder import write_json
 from pic_traces.errors import TraceError
+from pic_traces.questions import generated_questions, is_question_set, read_questions
 from torch import Tensor
 from tqdm import tqdm
 

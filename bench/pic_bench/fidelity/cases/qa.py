@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import msgspec
+from pic_traces.questions import Question
 
 from pic_bench.fidelity.arms import CONTROLS, SHIPPED, spliced_arms
 from pic_bench.fidelity.cases.case import Case, Frame, Job, Wants, place_blocks
-from pic_bench.fidelity.cases.questions import Question
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.cases.words import QUESTIONS
 from pic_bench.fidelity.config import Sizes

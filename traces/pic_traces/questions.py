@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+
+from pic_traces.data import DATA
+from pic_traces.errors import TraceError
 from pic_traces.lines import read_objects
 from pic_traces.vocabulary import WORDS, make_text
-
-from pic_bench.fidelity.cases.words import FACTS
-from sglang_pic.errors import BenchError
 
 GENERATED = ("pairs", "needle", "facts")
 """What the generators make: values of keys, a sentence hidden in filler, and facts about persons."""
@@ -63,6 +63,18 @@ class _Item(msgspec.Struct, frozen=True):
     qa: list[_Qa]
 
 
+class _FactWords(msgspec.Struct, frozen=True):
+    """Names of persons, values of four facts, a text with the facts' places, and questions with their leads."""
+
+    names: list[str]
+    values: dict[str, list[str]]
+    life: str
+    asking: dict[str, tuple[str, str]]
+
+
+_FACTS = msgspec.json.decode((DATA / "facts.json").read_bytes(), type=_FactWords)
+
+
 def is_question_set(path: Path) -> bool:
     """Whether a file's first line is an item with documents and questions."""
     first = next(read_objects(path), None) if path.is_file() else None
@@ -73,15 +85,15 @@ def read_questions(path: Path, *, limit: int, seed: int) -> list[Question]:
     """The first question with an answer of each item, then the second of each, in a seeded order of the items.
 
     Raises:
-        TraceError: the file cannot be read.
-        BenchError: a line is no item, names a document that is not there, or no question has an answer.
+        TraceError: the file cannot be read, a line is no item or names a document that is not there, or no question has
+            an answer.
     """
     items = []
     for line in read_objects(path):
         try:
             items.append(msgspec.convert(line.value, _Item))
         except msgspec.ValidationError as error:
-            raise BenchError(f"{path} line {line.number}: no item with documents and questions: {error}.") from error
+            raise TraceError(f"{path} line {line.number}: no item with documents and questions: {error}.") from error
     random.Random(f"questions-{seed}").shuffle(items)
     found: list[Question] = []
     for number in range(max((len(item.qa) for item in items), default=0)):
@@ -89,7 +101,7 @@ def read_questions(path: Path, *, limit: int, seed: int) -> list[Question]:
         if len(found) >= limit:
             break
     if not found:
-        raise BenchError(f"{path}: no question with an answer.")
+        raise TraceError(f"{path}: no question with an answer.")
     return found[:limit]
 
 
@@ -105,7 +117,7 @@ def _question(item: _Item, number: int) -> Question | None:
     if not qa.answers:
         return None
     if wrong := [i for i in qa.supporting or () if not 0 <= i < len(item.documents)]:
-        raise BenchError(
+        raise TraceError(
             f"{item.id}: supporting={wrong!r}: must be indices into its {len(item.documents)} documents, from 0."
         )
     found = Question(
@@ -158,11 +170,11 @@ def _needle(rng: random.Random, number: int) -> Question:
 
 def _facts(rng: random.Random, number: int) -> Question:
     """Short lives of persons; each is asked for one of four facts."""
-    names, *columns = (rng.sample(words, _NUM_DOCUMENTS) for words in (FACTS.names, *FACTS.values.values()))
-    facts = [dict(zip(FACTS.values, row, strict=True)) for row in zip(*columns, strict=True)]
-    documents = [FACTS.life.format(name=name, **fact) for name, fact in zip(names, facts, strict=True)]
-    asked, kind = rng.randrange(_NUM_DOCUMENTS), rng.choice(list(FACTS.asking))
-    question, lead = (words.format(names[asked]) for words in FACTS.asking[kind])
+    names, *columns = (rng.sample(words, _NUM_DOCUMENTS) for words in (_FACTS.names, *_FACTS.values.values()))
+    facts = [dict(zip(_FACTS.values, row, strict=True)) for row in zip(*columns, strict=True)]
+    documents = [_FACTS.life.format(name=name, **fact) for name, fact in zip(names, facts, strict=True)]
+    asked, kind = rng.randrange(_NUM_DOCUMENTS), rng.choice(list(_FACTS.asking))
+    question, lead = (words.format(names[asked]) for words in _FACTS.asking[kind])
     return _generated("facts", number, documents, question, facts[asked][kind], asked, lead)
 
 
