@@ -49,16 +49,12 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def command_line() -> str:
-    """The command as typed, with the interpreter's folder left out."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-
-
 def capture_environment() -> Environment:
     """Read the environment of this process and machine."""
     commit = git_output("rev-parse", "HEAD")
     return Environment(
-        command=command_line(),
+        # As typed, with the interpreter's folder left out.
+        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         started_at=now(),
         python=platform.python_version(),
         system=platform.platform(),
@@ -109,7 +105,4 @@ def require_equal(found: Sequence[tuple[str, msgspec.Struct]], fields: Iterable[
 
 def _each_once(texts: Iterable[str]) -> str:
     """Texts, some of which may be lists of texts already, each once."""
-    return _AND.join(dict.fromkeys(part for text in texts for part in text.split(_AND)))
-
-
-_AND = "; "
+    return "; ".join(dict.fromkeys(part for text in texts for part in text.split("; ")))

@@ -21,7 +21,7 @@ from statistics import median
 
 import msgspec
 
-from pic_bench.compare.arms import Arm, build_arms
+from pic_bench.compare.arms import build_arms
 from pic_bench.compare.command import interrupt_on_sigterm
 from pic_bench.compare.server import Server, free_port, launch_command
 from pic_bench.environment import Environment, capture_environment
@@ -77,7 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m pic_bench.idle_overhead", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", required=True, metavar="DIR", help="model folder, as for `sglang serve`")
@@ -118,7 +117,13 @@ def _measure_with_servers(args: argparse.Namespace, logs: Path) -> IdleOverhead:
     flags = ["--max-total-tokens", str(args.max_total_tokens), *extra]
     arms = build_arms(["stock", "pic"], server_args=flags, pic_config=None)
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(_server(args.model, arm, logs)) for arm in arms]
+        servers = []
+        for arm in arms:
+            port = free_port()
+            print(f"starting the {arm.name} server", file=sys.stderr)
+            command = launch_command(args.model, port, arm.server_args)
+            server = Server(command, port=port, log_path=logs / f"{arm.name}.log", env=arm.env)
+            servers.append(stack.enter_context(server))
         urls = [server.base_url for server in servers]
         for server in servers:
             stack.enter_context(server.watch())
@@ -141,13 +146,6 @@ def _measure_with_servers(args: argparse.Namespace, logs: Path) -> IdleOverhead:
         pic_ttft_s=pic,
         server_args={arm.name: list(arm.server_args) for arm in arms},
     )
-
-
-def _server(model: str, arm: Arm, logs: Path) -> Server:
-    port = free_port()
-    print(f"starting the {arm.name} server", file=sys.stderr)
-    log = logs / f"{arm.name}.log"
-    return Server(launch_command(model, port, arm.server_args), port=port, log_path=log, env=arm.env)
 
 
 def _ttft(url: str, prompt: list[int]) -> float:

@@ -73,7 +73,6 @@ class ShiftZero(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a table; 1 where a server failed or served nothing from its cache, 130 interrupted."""
-    assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m pic_bench.shift_zero", description=__doc__.splitlines()[0])
     add, form = parser.add_argument, "MODEL:TP:PAGE:DTYPE"
     add("--setup", action="append", required=True, metavar=form, help="e.g. .models/smollm2:1:1:float32; may repeat")

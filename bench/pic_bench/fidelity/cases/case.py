@@ -13,7 +13,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.record import Donors, Experiment
@@ -32,6 +35,24 @@ class Span(NamedTuple):
 
     start: int
     end: int
+
+
+class FrameWords(msgspec.Struct, frozen=True):
+    """The words of a prompt's frame and of its donors'."""
+
+    markers: list[str]
+    donor_markers: list[str]
+    header: str
+    donor_header: str
+
+
+class _Words(msgspec.Struct, frozen=True):
+    passages: FrameWords
+    questions: FrameWords
+
+
+_WORDS = msgspec.json.decode(Path(__file__).with_name("words.json").read_bytes(), type=_Words)
+PASSAGES, QUESTIONS = _WORDS.passages, _WORDS.questions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

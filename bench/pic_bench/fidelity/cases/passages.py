@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from pic_bench.fidelity.arms import CONTROLS, spliced_arms
-from pic_bench.fidelity.cases.case import Case, Frame, Job, Wants, place_blocks
+from pic_bench.fidelity.cases.case import PASSAGES, Case, Frame, Job, Wants, place_blocks
 from pic_bench.fidelity.cases.text import ModelText, TextPool
-from pic_bench.fidelity.cases.words import PASSAGES
 from pic_bench.fidelity.config import BLOCK_TOKENS, Sizes
 from pic_bench.fidelity.record import Donors, Experiment
 from sglang_pic.errors import ConfigError

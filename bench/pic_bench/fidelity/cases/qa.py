@@ -11,9 +11,8 @@ import msgspec
 from pic_traces.questions import Question
 
 from pic_bench.fidelity.arms import CONTROLS, SHIPPED, spliced_arms
-from pic_bench.fidelity.cases.case import Case, Frame, Job, Wants, place_blocks
+from pic_bench.fidelity.cases.case import QUESTIONS, Case, Frame, Job, Wants, place_blocks
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.cases.words import QUESTIONS
 from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.metrics import normalise
 from pic_bench.fidelity.record import Donors, Experiment

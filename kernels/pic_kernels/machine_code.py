@@ -1,0 +1,86 @@
+"""What Triton's compiler made of a kernel: access widths, registers, spills, read from its PTX and its cubin."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
+
+_REGISTERS_PER_SM: Final = 65_536
+
+
+class MachineCode(NamedTuple):
+    """The machine code of one compiled kernel."""
+
+    registers: int
+    """Per thread."""
+    stack_bytes: int
+    """Local memory per thread: spills and run-time-indexed arrays; 0 is wanted."""
+    shared_bytes: int
+    """Per program; 0 is wanted, since no thread needs what another one read."""
+    threads_per_sm: int
+    """That its registers leave room for, of 2,048."""
+    instructions: int
+    row_loads: dict[int, int]
+    """Loads of what is neither slot, shift, angle nor address, by width in bytes."""
+    row_stores: dict[int, int]
+    """Stores by width in bytes."""
+
+    @property
+    def is_good(self) -> bool:
+        """16 bytes at a time, nothing outside registers."""
+        in_memory = self.stack_bytes + self.shared_bytes
+        return not in_memory and set(self.row_stores) == {16} and self.row_loads == self.row_stores
+
+
+def read_machine_code(compiled: CompiledKernel) -> MachineCode:
+    """Read and count.
+
+    Raises:
+        OSError, RuntimeError, CalledProcessError: Triton's disassembler cannot be run.
+    """
+    usage = _resources(compiled.asm["cubin"])
+    loads, stores = _row_accesses(compiled.asm["ptx"])
+    return MachineCode(
+        registers=usage["REG"],
+        stack_bytes=usage["STACK"],
+        shared_bytes=compiled.metadata.shared,
+        threads_per_sm=min(2_048, _REGISTERS_PER_SM // (-(-usage["REG"] // 8) * 8) // 128 * 128),
+        instructions=compiled.asm["sass"].count(";"),
+        row_loads=loads,
+        row_stores=stores,
+    )
+
+
+def _resources(cubin: bytes) -> dict[str, int]:
+    """What the assembler says of registers and memory, by its own names."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {name: int(value) for name, value in re.findall(r"\b([A-Z]+):(\d+)", done.stdout)}
+
+
+def _row_accesses(ptx: str) -> tuple[dict[int, int], dict[int, int]]:
+    """Loads and stores of rows, by width in bytes.
+
+    Everything stored is a row. Loads of rows are the masked ones of a type that is also stored: slots, shifts and
+    addresses are single 64-bit numbers, angles are not masked. Rows read in narrower words show in the number.
+    """
+    found = Counter(re.findall(r"@!?%p\d+ (ld|st)\.global\S*?(?:\.v(\d))?\.b(\d+)", ptx))
+    loads: Counter[int] = Counter()
+    stores: Counter[int] = Counter()
+    for (op, lanes, bits), count in found.items():
+        if op == "st":
+            width = int(lanes or 1) * int(bits) // 8
+            loads[width] += found["ld", lanes, bits]
+            stores[width] += count
+    return dict(loads), dict(stores)
