@@ -88,7 +88,7 @@ $(STAMP): requirements-cpu.txt pyproject.toml .venv/.torch-wanted
 .PHONY: demo
 demo: setup ## stock SGLang against the patched one on recorded agent sessions, with a clock and without; ends with a report
 	$(if $(filter .models/smollm2,$(MODEL)),$(BIN)/sglang-pic model smollm2 $(MODEL))
-	$(BIN)/sglang-pic compare $(TRACE) --model $(MODEL) --out $(OUT) --force $(ARGS)
+	$(BIN)/sglang-pic compare $(TRACE) --model $(MODEL) --max-tokens 8 --out $(OUT) --force $(ARGS)
 
 .PHONY: test
 test: setup ## all tests, those with a real server too
