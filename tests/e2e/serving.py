@@ -109,10 +109,13 @@ class Client:
 
     def faults(self) -> str:
         """What the server has logged from its first traceback or leak on, if there is any."""
-        found = re.search("Traceback|leak", self.log(), re.IGNORECASE)
-        return self.log()[found.start() :] if found else ""
+        log = _PORT_NOT_OPEN_YET.sub("", self.log())
+        found = re.search("Traceback|leak", log, re.IGNORECASE)
+        return log[found.start() :] if found else ""
 
 
+# Without a warm-up SGLang asks its own port to freeze the garbage collector, at times before the port is open.
+_PORT_NOT_OPEN_YET = re.compile(r"post-warmup freeze_gc failed\n.*?(?=^\[\d{4}-)", re.DOTALL | re.MULTILINE)
 _CORE = msgspec.structs.asdict(MOST_REUSE)
 
 
