@@ -74,11 +74,9 @@ def _problem(symbol: Symbol) -> str | None:
     if found is None:
         return "is missing"
     node, source = found
-    if symbol.parameters:
-        known = _parameters(node)
-        lacking = [name for name in symbol.parameters if name not in known]
-        if lacking:
-            return f"has no parameter {lacking[0]!r}"
+    lacking = [name for name in symbol.parameters if name not in _parameters(node)]
+    if lacking:
+        return f"has no parameter {lacking[0]!r}"
     lacking = [word for word in symbol.source_has if not _holds(source, word)]
     if lacking:
         return f"no longer has {lacking[0]!r}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from itertools import pairwise
 from typing import Any
 
 from sglang_pic.adapter.serve import frontend
@@ -51,7 +52,5 @@ def _create_cache(ctx: Any) -> Any:
 
 def _is_requested(argv: list[str]) -> bool:
     """Whether the command line asks for `--radix-cache-backend pic`, in either spelling."""
-    for flag, value in zip(argv, [*argv[1:], ""], strict=True):
-        if flag == f"--radix-cache-backend={BACKEND_NAME}" or (flag, value) == ("--radix-cache-backend", BACKEND_NAME):
-            return True
-    return False
+    flag = "--radix-cache-backend"
+    return f"{flag}={BACKEND_NAME}" in argv or (flag, BACKEND_NAME) in pairwise(argv)

@@ -174,7 +174,7 @@ def test_every_turn_of_a_streaming_session_is_kept_apart_from_spliced_rows(monke
     assert ordinary.extra_key == received(auditor).extra_key is None
     # What a session lent must not be taken back as a miss, even while an audit has switched its namespace off.
     monkeypatch.setattr(UnifiedRadixCache, "match_prefix", lambda *_: "a hit")
-    monkeypatch.setattr("sglang_pic.adapter.serve.cache.zero_match_result", lambda *_, **__: "a miss")
+    monkeypatch.setattr("sglang_pic.adapter.serve.cache.base.zero_match_result", lambda *_, **__: "a miss")
     cache = PicRadixCache.__new__(PicRadixCache)
     cache.auditor = SimpleNamespace(serves=lambda _: False)  # type: ignore[assignment]
     for req, found in ((streaming, "a hit"), (opted_out, "a hit"), (ordinary, "a miss"), (None, "a hit")):

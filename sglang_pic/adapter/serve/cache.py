@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.mem_cache.base_prefix_cache import (
-    EvictParams,
-    EvictResult,
-    InsertParams,
-    InsertResult,
-    MatchPrefixParams,
-    MatchResult,
-    zero_match_result,
-)
+from sglang.srt.mem_cache import base_prefix_cache as base
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_pic.adapter.seams import Req
@@ -34,7 +26,7 @@ class PicRadixCache(UnifiedRadixCache):
     ) -> None:
         self.planning, self.accounting, self.auditor = planning, accounting, auditor
         self._publication = publication
-        self._inserted: list[tuple[InsertResult, int]] | None = None
+        self._inserted: list[tuple[base.InsertResult, int]] | None = None
         super().__init__(params)
 
     def reset(self) -> None:
@@ -43,19 +35,19 @@ class PicRadixCache(UnifiedRadixCache):
         self._publication.flush()
         self.auditor.flush()
 
-    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+    def match_prefix(self, params: base.MatchPrefixParams) -> base.MatchResult:
         """Match as SGLang does, but nothing for a request whose namespace was switched off after it was received."""
-        result: MatchResult = super().match_prefix(params)
+        result: base.MatchResult = super().match_prefix(params)
         req = params.req
         if req is None or is_apart(req) or self.auditor.serves(req.pic):
             return result
-        return zero_match_result(self, result, extra_key=req.extra_key)
+        return base.zero_match_result(self, result, extra_key=req.extra_key)
 
     def evictable_size(self) -> int:
         """Slots that SGLang can have: the tree's, and those that an audit borrowed."""
         return int(super().evictable_size()) + self.auditor.num_slots
 
-    def evict_for_alloc(self, params: EvictParams, **kwargs: Any) -> EvictResult:
+    def evict_for_alloc(self, params: base.EvictParams, **kwargs: Any) -> base.EvictResult:
         """Evict as SGLang does; where that is not enough the slots of an audit go back, too."""
         allocator = self.token_to_kv_pool_allocator
         wanted = allocator.available_size() + params.num_tokens
@@ -64,7 +56,7 @@ class PicRadixCache(UnifiedRadixCache):
             result.num_tokens_evicted += self.auditor.release_slots()
         return result
 
-    def insert(self, params: InsertParams) -> InsertResult:
+    def insert(self, params: base.InsertParams) -> base.InsertResult:
         """Insert as SGLang does, noting what the tree adopted for the publication that follows."""
         result = super().insert(params)
         if self._inserted is not None:

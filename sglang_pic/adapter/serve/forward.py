@@ -78,25 +78,20 @@ class ForwardPath:
         )
 
     def _forward(
-        self,
-        original: Callable[..., RunnerOutput],
-        runner: ModelRunner,
-        forward_batch: ForwardBatch,
-        *args: Any,
-        **kwargs: Any,
+        self, original: Callable[..., RunnerOutput], runner: ModelRunner, batch: ForwardBatch, *args: Any, **kwargs: Any
     ) -> RunnerOutput:
-        planned: _Pass | None = getattr(forward_batch, _ATTRIBUTE, None)
+        planned: _Pass | None = getattr(batch, _ATTRIBUTE, None)
         if planned is None:
-            return original(runner, forward_batch, *args, **kwargs)
-        delattr(forward_batch, _ATTRIBUTE)
+            return original(runner, batch, *args, **kwargs)
+        delattr(batch, _ATTRIBUTE)
         with ExitStack() as stack:
             if planned.gap is not None:
                 self.move_rows(planned.gap)
                 stack.enter_context(_eager_prefill(runner))
-                stack.enter_context(planned.gap.narrowed(forward_batch, runner))
+                stack.enter_context(planned.gap.narrowed(batch, runner))
                 self._running = planned.gap
                 stack.callback(setattr, self, "_running", None)
-            output = original(runner, forward_batch, *args, **kwargs)
+            output = original(runner, batch, *args, **kwargs)
         for told in planned.observers:
             told(output)
         return output

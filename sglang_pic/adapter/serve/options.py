@@ -59,10 +59,8 @@ def parse_options(custom_params: object) -> RequestOptions:
         raise ConfigError(f'custom_params.pic={options!r}: must be an object such as {{"mode": "auto"}}.')
     unknown = sorted(str(key) for key in options if key not in ("mode", *NUMBERS))
     if unknown:
-        raise ConfigError(
-            f"custom_params.pic has the unknown key {unknown[0]!r}: allowed are 'mode', "
-            "'seam_tokens' and 'tail_tokens'."
-        )
+        allowed = ", ".join(map(repr, ("mode", *NUMBERS)))
+        raise ConfigError(f"custom_params.pic has the unknown key {unknown[0]!r}: allowed are {allowed}.")
     mode = options.get("mode", Mode.AUTO.value)
     if mode not in [m.value for m in Mode]:
         raise ConfigError(f"custom_params.pic.mode={mode!r}: must be one of {_MODES}; 'auto' is the default.")

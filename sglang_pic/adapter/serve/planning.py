@@ -29,13 +29,7 @@ class Planning:
     """
 
     def __init__(
-        self,
-        index: ContentIndex,
-        config: PicConfig,
-        *,
-        cost: CostModel | None,
-        max_sequences: int,
-        auditor: Auditor,
+        self, index: ContentIndex, config: PicConfig, *, cost: CostModel | None, max_sequences: int, auditor: Auditor
     ) -> None:
         self._index, self._config, self._cost, self._auditor = index, config, cost, auditor
         self.max_sequences = max_sequences

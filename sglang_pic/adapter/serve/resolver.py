@@ -42,11 +42,8 @@ class TreeResolver:
         # carries several runs: it is matched to its end, once.
         page_size = self._tree.page_size
         tokens = path.tokens(min(-(-end // page_size) * page_size, len(path)) if known is None else None)
-        key = RadixKey(
-            array("q", tokens.astype(np.int64).tobytes()),
-            self._namespace.extra_key,
-            cache_salt=self._namespace.cache_salt,
-        )
+        extra_key, cache_salt = self._namespace
+        key = RadixKey(array("q", tokens.astype(np.int64).tobytes()), extra_key, cache_salt=cache_salt)
         result = self._tree.match_prefix(MatchPrefixParams(key=key))
         if known is not None:
             self._tree.unlock(known.lock)
