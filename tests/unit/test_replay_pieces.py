@@ -6,10 +6,11 @@ import argparse
 import json
 
 import pytest
-from pic_traces import Call, command
+from pic_traces import Call
 from pic_traces.errors import OptionError
 from pic_traces.flatten import flatten_tools, uses_tools
 from pic_traces.records import Latency, RequestRecord, Status, summarize
+from pic_traces.replay import command
 from pic_traces.replay.client import StreamReply, _take_event, error_message
 from pic_traces.replay.options import FlattenTools, ReplayOptions
 from pic_traces.replay.prompt import prompt_key, prompt_part
