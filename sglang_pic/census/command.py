@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import get_args
 
 from pic_traces.encode import load_encoder
 from pic_traces.source import TRACE_HELP
@@ -31,7 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, setting in settings_of(ReusePolicy).items():
         flag = f"--{setting.short_name.replace('_', '-')}"
         text = f"{setting.description} Default: {setting.default}."
-        group.add_argument(flag, dest=name, type=int, metavar="N", help=text)
+        if choices := get_args(setting.kind):
+            group.add_argument(flag, dest=name, choices=choices, help=text)
+        else:
+            group.add_argument(flag, dest=name, type=int, metavar="N", help=text)
 
 
 def run(args: argparse.Namespace) -> int:

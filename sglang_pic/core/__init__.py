@@ -5,7 +5,7 @@ from __future__ import annotations
 from sglang_pic.core.config import MOST_REUSE, CoreConfig
 from sglang_pic.core.index import ContentIndex, IndexStats
 from sglang_pic.core.path import Path
-from sglang_pic.core.plan import CostModel, DropReason, Plan, PlanOptions, Reason, Run
+from sglang_pic.core.plan import Context, CostModel, DropReason, Plan, PlanOptions, Reason, Run
 from sglang_pic.core.planner import Resolver
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.spans import Span, intersect_spans
@@ -14,6 +14,7 @@ from sglang_pic.core.tokens import Tokens, as_tokens, common_len
 __all__ = [
     "MOST_REUSE",
     "ContentIndex",
+    "Context",
     "CoreConfig",
     "CostModel",
     "DropReason",

@@ -13,7 +13,7 @@ import msgspec
 from sglang_pic.core.path import Path
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.settings import Range, check
-from sglang_pic.core.spans import Span
+from sglang_pic.core.spans import Span, intersect_spans
 
 
 class Reason(Enum):
@@ -33,12 +33,27 @@ class DropReason(Reason):
     """Why the planner left out a candidate run."""
 
     BELOW_MIN_RUN = "below_min_run", "The equal text is shorter than the minimum run."
+    CHANGED_FIELD = "changed_field", "A field before the run has another value than it had before the donor."
     COST_GATE = "cost_gate", "Splicing would have cost more than computing."
     DONOR_EVICTED = "donor_evicted", "The donor's rows had left the radix tree."
+    GENERATION = "generation", "The donor's rows have too many changed fields behind them."
     MAX_GAPS = "max_gaps", "The plan had more gaps than the settings or the attention backend allow."
     MAX_RUNS = "max_runs", "The plan had more runs than the settings allow."
     SINK = "sink", "The rows are among the first `sink_tokens` positions, of this prompt or of the donor's."
     TAIL = "tail", "The run is near the prompt's end, and the donor's context does not fit there."
+
+
+class Context(Enum):
+    """How the text before a donor differs from the text before its run; the worst that holds."""
+
+    SAME = "same"
+    """It does not: the rows were computed behind the very tokens that stand before the run."""
+    MOVED = "moved"
+    """Text stands elsewhere, is missing or was added, but no field has another value."""
+    CHANGED = "changed"
+    """A field has another value: a small difference between equal flanks."""
+    OTHER = "other"
+    """Most of it is another text; the context rule decides (`tail_tokens`)."""
 
 
 class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,6 +97,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     donor_start: int
     donor: Path
     seam_len: int
+    context: Context = Context.SAME
+    generation: int = 0
+    """Changed fields that the donor's rows have behind them."""
 
     @property
     def donor_end(self) -> int:
@@ -111,6 +129,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     end: int
     runs: tuple[Run, ...] = ()
     dropped: dict[DropReason, int] = {}
+    changed_fields: tuple[Span, ...] = ()
+    """Fields that have another value in the context of a run's donor; an empty span where the value was removed."""
+    guarded: tuple[Span, ...] = ()
+    """What is computed because of a changed field, and would have been spliced otherwise."""
 
     @property
     def gaps(self) -> tuple[Span, ...]:
@@ -123,6 +145,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def num_spliced(self) -> int:
         """Tokens that runs cover."""
         return sum(run.num_tokens for run in self.runs)
+
+    @property
+    def num_behind_change(self) -> int:
+        """Tokens that runs behind a changed field cover."""
+        return sum(run.num_tokens for run in self.runs if run.context is Context.CHANGED)
+
+    @property
+    def num_guarded(self) -> int:
+        """Tokens computed because of a changed field."""
+        return sum(end - start for start, end in self.guarded)
 
     @property
     def num_computed(self) -> int:
@@ -160,4 +192,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             stop = min(run.target_end, end - 1)
             if stop > run.target_start:
                 runs.append(run if stop == run.target_end else msgspec.structs.replace(run, target_end=stop))
-        return Plan(prefix_len=self.prefix_len, end=end, runs=tuple(runs), dropped=self.dropped)
+        return msgspec.structs.replace(
+            self, end=end, runs=tuple(runs), guarded=tuple(intersect_spans(self.guarded, self.prefix_len, end))
+        )

@@ -5,7 +5,7 @@ The server's configuration, requests, the planner, the census and the benchmarks
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -43,6 +43,16 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # Text of a short period has a donor at every shift.
     max_misfits: Annotated[int, Range(0, 1 << 16)] = 32
     """Donors near the end whose context may turn out not to fit; after so many, all others there are taken not to."""
+
+    edit: Literal["notes", "in_place", "recompile"] = "notes"
+    """What is computed behind a field that has another value than it had before the donor: `"notes"` what is likely to
+    have drawn on the field, `"recompile"` everything, `"in_place"` nothing, which may answer with the old value."""
+    max_field_tokens: Annotated[int, Range(0, 4096)] = 128
+    """Longest difference between equal flanks that is a changed field; 0 takes no difference for one."""
+    edit_tail_tokens: Annotated[int, Range(0, _MAX_LENGTH)] = 64
+    """Tokens at the end of a prompt that are computed where a field before them changed, with `edit: notes`."""
+    max_generation: Annotated[int, Range(0, 1 << 16)] = 2
+    """Most changed fields that a donor's rows may have behind them."""
 
     def __post_init__(self) -> None:
         check(self)
