@@ -5,6 +5,7 @@ A plan stays valid as a value whatever happens to the index that made it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Annotated
 
@@ -81,6 +82,9 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     compute_from: Annotated[int | None, Range(0, 1 << 40)] = None
     """Every token from this position on is computed: where input logprobs are wanted."""
     cost: CostModel | None = None
+    pinned_len: Callable[[Path], int] | None = None
+    """How many leading tokens of a donor's path are pinned, if this request wants pinned rows spliced wherever they
+    stand: the context rule does not hold for them."""
 
     def __post_init__(self) -> None:
         check(self)

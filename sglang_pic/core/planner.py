@@ -256,14 +256,14 @@ class Planner:
         rule = self._context
         if found.end <= rule.near_start:
             return found
-        end = rule.near_start
-        if not rule.is_exhausted:
+        end = max(rule.near_start, self._pinned_end(found))
+        if end < found.end and not rule.is_exhausted:
             at = max(found.start, rule.near_start)
             self._work += at // _CONTEXT_PER_WORK
             context = self._paths.through(found.node).tokens(at - found.shift)
             # The donor's tokens are looked for where they stood, and where this run or the one before it moves them.
             misfit = compare_contexts(context, self._tokens[:at], {0, found.shift, last_shift or 0})
-            end = rule.reach(found.end, misfit, at)
+            end = max(end, rule.reach(found.end, misfit, at))
         if end == found.end:
             return found
         if end - found.start < self._limits.seam + self._limits.min_spliced:
@@ -273,6 +273,13 @@ class Planner:
             assert node.parent is not None
             node = node.parent
         return found._replace(end=end, node=node)
+
+    def _pinned_end(self, found: _Candidate) -> int:
+        """Up to where the span's rows are pinned and the request wants them wherever they stand."""
+        pinned_len = self._options.pinned_len
+        if pinned_len is None:
+            return 0
+        return min(found.end, pinned_len(self._paths.through(found.node)) + found.shift)
 
     def _is_long_enough(self, found: _Candidate) -> bool:
         """Whether the equal span is worth a run, counting what is equal beside the part that may be spliced."""

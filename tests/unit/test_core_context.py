@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_pic.core import ReusePolicy, Tokens, as_tokens
+from sglang_pic.core import ContentIndex, CoreConfig, PlanOptions, ReusePolicy, Tokens, as_tokens
 from sglang_pic.core.context import ContextRule, Misfit, compare_contexts
 
 POLICY = ReusePolicy(
@@ -69,3 +70,18 @@ def test_only_donors_that_are_cut_short_count_as_misfits() -> None:
 
 def test_without_a_tail_every_context_fits() -> None:
     assert ContextRule(ReusePolicy(tail_tokens=0), LAST).near_start == LAST
+
+
+@pytest.mark.parametrize(("pinned", "spliced"), [(None, 0), (0, 0), (500, 278), (700, 368)])
+def test_pinned_rows_are_spliced_near_the_end_as_far_as_they_are_pinned(pinned: int | None, spliced: int) -> None:
+    """A block of 400 tokens behind 190 others; the prompt has it behind 600 that the donor lacks, 10 before the end."""
+    rng = np.random.default_rng(7)
+    block, donor_head, head, question = (as_tokens(rng.integers(3, 50_000, n)) for n in (400, 190, 600, 10))
+    index = ContentIndex(CoreConfig())
+    path = np.concatenate([donor_head, block])
+    index.publish("a", path, [(0, len(path))])
+    options = PlanOptions(pinned_len=None if pinned is None else lambda donor: min(pinned, len(donor)))
+    prompt = np.concatenate([head, block, question])
+    plan = index.plan("a", prompt, prefix_len=0, resolve=lambda _, end: end, options=options)
+    assert plan.num_spliced == spliced
+    assert all(run.target_start - run.donor_start == 410 and run.seam_len == 32 for run in plan.runs)
