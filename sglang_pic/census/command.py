@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from typing import get_args
 
 from pic_traces.encode import load_encoder
 from pic_traces.source import TRACE_HELP
 
-from sglang_pic.census.inputs import add_input_arguments, check_inputs, with_progress
+from sglang_pic.census.inputs import (
+    add_input_arguments,
+    add_policy_arguments,
+    check_inputs,
+    policy_of,
+    with_progress,
+)
 from sglang_pic.census.simulate import CacheScope
 from sglang_pic.census.survey import Survey
 from sglang_pic.census.windows import WindowSearch
-from sglang_pic.core import CoreConfig, ReusePolicy
-from sglang_pic.core.settings import settings_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,14 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shared-cache", action="store_true", help="keep one cache for all files (default: an empty one for each)"
     )
-    group = parser.add_argument_group("settings of the server", "set one to see what it would change")
-    for name, setting in settings_of(ReusePolicy).items():
-        flag = f"--{setting.short_name.replace('_', '-')}"
-        text = f"{setting.description} Default: {setting.default}."
-        if choices := get_args(setting.kind):
-            group.add_argument(flag, dest=name, choices=choices, help=text)
-        else:
-            group.add_argument(flag, dest=name, type=int, metavar="N", help=text)
+    add_policy_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from sglang_pic.census.table import render
 
     check_inputs(args)
-    asked = {name: value for name in settings_of(ReusePolicy) if (value := getattr(args, name)) is not None}
-    config = CoreConfig(**asked)
+    config = policy_of(args)
     survey = Survey(
         args.files,
         encoder=load_encoder(args.tokenizer),

@@ -6,12 +6,15 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import get_args
 
 from pic_traces import Session, load
 from pic_traces.source import TRACE_HELP
 from tqdm import tqdm
 
 from sglang_pic.census.outcome import Outcome
+from sglang_pic.core import CoreConfig, ReusePolicy
+from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import ConfigError
 
 
@@ -25,6 +28,28 @@ def add_input_arguments(parser: argparse.ArgumentParser, files: str = TRACE_HELP
     )
     parser.add_argument("--limit-sessions", type=int, metavar="N", help="read only the first N sessions of every file")
     parser.add_argument("--quiet", action="store_true", help="show no progress bar")
+
+
+def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add an argument for every setting of the server's reuse policy."""
+    group = parser.add_argument_group("settings of the server", "set one to see what it would change")
+    for name, setting in settings_of(ReusePolicy).items():
+        flag = f"--{setting.short_name.replace('_', '-')}"
+        text = f"{setting.description} Default: {setting.default}."
+        if choices := get_args(setting.kind):
+            group.add_argument(flag, dest=name, choices=choices, help=text)
+        else:
+            group.add_argument(flag, dest=name, type=int, metavar="N", help=text)
+
+
+def policy_of(args: argparse.Namespace) -> CoreConfig:
+    """The server's settings that the user asked for.
+
+    Raises:
+        ConfigError: a value is not allowed.
+    """
+    asked = {name: value for name in settings_of(ReusePolicy) if (value := getattr(args, name)) is not None}
+    return CoreConfig(**asked)
 
 
 def check_inputs(args: argparse.Namespace) -> None:

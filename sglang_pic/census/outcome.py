@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from pic_traces.encode.encoded import EncodedCall, Tokens
 
+from sglang_pic.core import Context, Span
+
 EXPECTED_LEN = 4096
 """Most tokens of `Outcome.expected`: enough to show a break and to measure what was inserted or removed."""
 
@@ -35,6 +37,23 @@ class RunSpan(NamedTuple):
     seam_len: int
     """Tokens directly before `start` that also equal the donor's, but are computed."""
     donor: CallRef
+    context: Context = Context.SAME
+    """How the text before the donor's rows differs from the text before the run."""
+
+    @property
+    def is_behind_change(self) -> bool:
+        """Whether a field has another value before the run than before the donor's rows."""
+        return self.context is Context.CHANGED
+
+
+class ChangedField(NamedTuple):
+    """A field of the prompt, at `[start, end)`, that has another value than it had before a run's donor."""
+
+    start: int
+    end: int
+    """Equals `start` where the value was removed."""
+    old: Tokens
+    """The value before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +77,26 @@ class Outcome:
     expected: Tokens
     """How the neighbor's path goes on from `prefix_len`, at most `EXPECTED_LEN` tokens. Empty if the path ends there:
     then nothing broke, and the prompt continues it."""
+    changed_fields: tuple[ChangedField, ...] = ()
+    """In order."""
+    guarded: tuple[Span, ...] = ()
+    """What is computed because of a changed field and would be spliced otherwise; in order, disjoint, outside the
+    runs."""
 
     @property
     def num_chunk_hit(self) -> int:
         """Tokens that runs cover."""
         return sum(run.end - run.start for run in self.runs)
+
+    @property
+    def num_behind_change(self) -> int:
+        """Tokens that runs behind a changed field cover."""
+        return sum(run.end - run.start for run in self.runs if run.is_behind_change)
+
+    @property
+    def num_guarded(self) -> int:
+        """Tokens that are computed because of a changed field."""
+        return sum(end - start for start, end in self.guarded)
 
     @property
     def stored_len(self) -> int:

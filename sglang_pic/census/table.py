@@ -9,7 +9,7 @@ from pic_traces.source import short_name
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from sglang_pic.census.tally import Census, Counts, RunLengths
+from sglang_pic.census.tally import Census, ChangedFields, Counts, RunLengths
 from sglang_pic.census.windows import WINDOW_LEN
 from sglang_pic.core import CoreConfig
 
@@ -36,12 +36,26 @@ _RUNS: _Columns = (
     ("same session", lambda counts: _percent(_ratio(counts.detail.chunk_tokens_same_session, counts.chunk_tokens))),
     ("another", lambda counts: _percent(_ratio(counts.detail.chunk_tokens_other_session, counts.chunk_tokens))),
 )
+_CHANGES: _Columns = (
+    ("calls with one", lambda counts: f"{_changes(counts).calls:,}"),
+    ("fields", lambda counts: f"{_changes(counts).fields:,}"),
+    ("chunk behind one", lambda counts: _share(_changes(counts).chunk_tokens, counts.prompt_tokens)),
+    ("new because of one", lambda counts: _share(_changes(counts).guarded_tokens, counts.prompt_tokens)),
+)
 _BOUND: _Columns = (
     ("at any place", lambda counts: _share(_repeated(counts)[0], counts.prompt_tokens)),
     ("recovered", lambda counts: _percent(_ratio(counts.chunk_tokens, _repeated(counts)[0]))),
     ("behind the prefix", lambda counts: _share(_repeated(counts)[1], counts.prompt_tokens)),
     ("recovered", lambda counts: _percent(_ratio(counts.chunk_tokens, _repeated(counts)[1]))),
 )
+_EDITS = {
+    "notes": "With --edit in_place both would be spliced, and an answer may have the old value; with --edit recompile "
+    "both would be computed.",
+    "in_place": "Nothing is computed because of a changed field, and an answer may have the old value. With --edit "
+    "notes a part of these chunks would be computed, with --edit recompile all of them.",
+    "recompile": "Everything behind a changed field is computed. With --edit notes a part of it would be spliced, with "
+    "--edit in_place all of it.",
+}
 
 
 def render(census: Census, config: CoreConfig) -> str:
@@ -62,6 +76,10 @@ def render(census: Census, config: CoreConfig) -> str:
         parts += _table("Chunk tokens: their runs, and the sessions that computed them", told, _RUNS)
     if any(counts.detail.chunk_tokens_by_role for _, counts in told):
         parts += _table("Chunk tokens: the messages in which they stand", told, [("", _roles)])
+    if any(_changes(counts).fields for _, counts in told):
+        title = "Changed fields: other values than they had when the tokens behind them were computed"
+        parts += _table(title, told, _CHANGES)
+        parts += [_EDITS[config.edit], ""]
     if any(counts.detail.upper_bound for _, counts in told):
         title = f"Upper bound outside the prefix: windows of {WINDOW_LEN} tokens seen before, at every alignment"
         parts += _table(title, told, _BOUND)
@@ -155,6 +173,10 @@ def _repeated(counts: Counts) -> tuple[int | None, int | None]:
     """What the upper bound finds: at any place outside the prefix, and wholly behind it."""
     bound = counts.detail.upper_bound
     return (None, None) if bound is None else (bound.tokens, bound.tokens_behind)
+
+
+def _changes(counts: Counts) -> ChangedFields:
+    return counts.detail.changed_fields or ChangedFields(calls=0, fields=0, chunk_tokens=0, guarded_tokens=0)
 
 
 def _lengths(lengths: RunLengths | None) -> str:

@@ -32,6 +32,18 @@ class UpperBound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Prompt tokens that lie in such a window wholly behind the prefix."""
 
 
+class ChangedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stands behind fields that have another value than they had before a run's donor."""
+
+    calls: int
+    """Calls with such a field."""
+    fields: int
+    chunk_tokens: int
+    """Tokens of runs behind one."""
+    guarded_tokens: int
+    """Tokens computed because of one, which would be spliced otherwise; a part of the new tokens."""
+
+
 class Detail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Counts beside the seven that every trace has."""
 
@@ -46,6 +58,8 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     chunk_tokens_other_session: int | None = None
     chunk_tokens_by_role: dict[str, int] | None = None
     """Tokens of runs, by the role of the message that holds them; `template` for tokens of no message."""
+    changed_fields: ChangedFields | None = None
+    """None for a block trace."""
     upper_bound: UpperBound | None = None
     """None without `--upper-bound`."""
 
@@ -106,6 +120,10 @@ class Tally:
     prefix_tokens: int = 0
     chunk_tokens: int = 0
     same_session_tokens: int = 0
+    changed_calls: int = 0
+    changed_fields: int = 0
+    behind_change_tokens: int = 0
+    guarded_tokens: int = 0
     repeated: Repeated | None = None
     run_lengths: Counter[int] = field(default_factory=Counter)
     roles: Counter[str] = field(default_factory=Counter)
@@ -122,6 +140,10 @@ class Tally:
         self.prompt_tokens += len(outcome.encoded.tokens)
         self.prefix_tokens += outcome.prefix_len
         self.chunk_tokens += outcome.num_chunk_hit
+        self.changed_calls += bool(outcome.changed_fields)
+        self.changed_fields += len(outcome.changed_fields)
+        self.behind_change_tokens += outcome.num_behind_change
+        self.guarded_tokens += outcome.num_guarded
         parts = outcome.encoded.parts if outcome.runs else ()
         for run in outcome.runs:
             num_tokens = run.end - run.start
@@ -153,6 +175,12 @@ class Tally:
                 chunk_tokens_same_session=self.same_session_tokens,
                 chunk_tokens_other_session=self.chunk_tokens - self.same_session_tokens,
                 chunk_tokens_by_role=dict(self.roles.most_common()),
+                changed_fields=ChangedFields(
+                    calls=self.changed_calls,
+                    fields=self.changed_fields,
+                    chunk_tokens=self.behind_change_tokens,
+                    guarded_tokens=self.guarded_tokens,
+                ),
                 upper_bound=self.repeated
                 and UpperBound(window_len=WINDOW_LEN, tokens=self.repeated.num, tokens_behind=self.repeated.num_behind),
             ),

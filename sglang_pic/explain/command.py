@@ -11,7 +11,14 @@ from pathlib import Path
 from pic_traces.encode import load_encoder
 from pic_traces.source import short_name
 
-from sglang_pic.census.inputs import add_input_arguments, check_inputs, read_sessions, with_progress
+from sglang_pic.census.inputs import (
+    add_input_arguments,
+    add_policy_arguments,
+    check_inputs,
+    policy_of,
+    read_sessions,
+    with_progress,
+)
 from sglang_pic.census.simulate import simulate
 from sglang_pic.errors import ConfigError
 from sglang_pic.explain.data import Payload, PayloadBuilder
@@ -26,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, metavar="PAGE", help="the HTML file to write")
     parser.add_argument("--limit-calls", type=int, metavar="N", help="read only the first N calls, over all files")
     parser.add_argument("--force", action="store_true", help="replace PAGE if it exists")
+    add_policy_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from sglang_pic.explain import page
 
     check_inputs(args)
+    config = policy_of(args)
     out = _page_path(args)
     encoder = load_encoder(args.tokenizer)
     # All files are read first, so that a bad line in the last one is reported now and not at the end.
@@ -47,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     num_calls = min(num_calls, args.limit_calls or num_calls)
     builder = PayloadBuilder(num_calls)
     sources = ((file, read_sessions(file, args.limit_sessions)) for file in args.files)
-    for outcome in with_progress(islice(simulate(sources, encoder), num_calls), num_calls, quiet=args.quiet):
+    outcomes = islice(simulate(sources, encoder, config=config), num_calls)
+    for outcome in with_progress(outcomes, num_calls, quiet=args.quiet):
         builder.add(outcome)
     payload = builder.build(encoder.name, is_exact=encoder.is_exact)
     _write(out, page.html_page(payload, _title(args.files)))
@@ -92,6 +102,8 @@ def _print_causes(payload: Payload) -> None:
     new_len = figures.prompt_len - figures.prefix_len - figures.hit_len
     parts = (("prefix hit", figures.prefix_len), ("recoverable", figures.hit_len), ("new", new_len))
     shares = ", ".join(f"{name} {num / figures.prompt_len:.1%}" for name, num in parts if figures.prompt_len)
+    if figures.guarded_len:
+        shares += f" ({figures.guarded_len / figures.prompt_len:.1%} because of a changed field)"
     print(f"{len(payload.calls):,} calls, {figures.prompt_len:,} prompt tokens: {shares or '-'}\n")
     table = Table("tokens", "calls", "what broke the prefix", "worst place", box=None, pad_edge=False)
     for column in table.columns:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
 
-from sglang_pic.census.outcome import Outcome, RunSpan
+from sglang_pic.census.outcome import ChangedField, Outcome, RunSpan
+from sglang_pic.core import intersect_spans
 from sglang_pic.explain.diagnose import Break, Diagnoser
 from sglang_pic.explain.groups import Group, Grouping
 from sglang_pic.explain.lexicon import Lexicon
 from sglang_pic.explain.snippets import SnippetPool, quote
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _SPAN_CHARS = 240
 # A call of many spans gets shorter quotations, and its shortest spans get none.
 _MIN_SPAN_CHARS = 60
 _MIN_CALL_CHARS, _MAX_CALL_CHARS = 600, 6_000
+# Of a call with more changed fields, the others are marked without text.
+_MAX_QUOTED_FIELDS = 6
+_FIELD_CHARS = 120
+_FIELD_CONTEXT_TOKENS = 24
 # Of all quotations, in UTF-8. Deflated and in base64 they add a fifth to a half of that to the page.
 _MAX_BYTES = 32_000_000
 
@@ -58,6 +64,21 @@ class SpanRow(_Row, frozen=True):
     """The number of the donor call; None if this is no run."""
     shift: int = 0
     seam_len: int = 0
+    is_behind_change: bool = False
+    """Whether a field has another value before this run than before the donor's rows."""
+    is_guarded: bool = False
+    """Whether this gap is computed because of a changed field, and would be spliced otherwise."""
+
+
+class FieldRow(_Row, frozen=True):
+    """A field, at `[start, end)` of a prompt, that has another value than before a run's donor."""
+
+    start: int
+    end: int
+    before: int = 0
+    old: int = 0
+    new: int = 0
+    after: int = 0
 
 
 class CallRow(_Row, frozen=True):
@@ -73,11 +94,22 @@ class CallRow(_Row, frozen=True):
     spans: list[SpanRow]
     """They tile the prompt."""
     found: BreakRow | None = None
+    changed_fields: list[FieldRow] = []
 
     @property
     def hit_len(self) -> int:
         """Tokens in runs."""
         return sum(span.end - span.start for span in self.spans if span.donor is not None)
+
+    @property
+    def behind_change_len(self) -> int:
+        """Tokens in runs behind a changed field."""
+        return sum(span.end - span.start for span in self.spans if span.is_behind_change)
+
+    @property
+    def guarded_len(self) -> int:
+        """Tokens that are computed because of a changed field."""
+        return sum(span.end - span.start for span in self.spans if span.is_guarded)
 
 
 class CauseRow(_Row, frozen=True):
@@ -100,6 +132,10 @@ class Figures(NamedTuple):
     """Calls that continue an earlier path, or have none to continue, and have chunk hits all the same."""
     appended_len: int
     """Their chunk hits: repeats in appended text, which no break caused."""
+    num_changed: int
+    """Calls with a changed field."""
+    behind_change_len: int
+    guarded_len: int
 
 
 class Payload(_Row, frozen=True, kw_only=True):
@@ -126,6 +162,9 @@ class Payload(_Row, frozen=True, kw_only=True):
             hit_len=sum(call.hit_len for call in self.calls),
             num_appending=len(appended),
             appended_len=sum(appended),
+            num_changed=sum(bool(call.changed_fields) for call in self.calls),
+            behind_change_len=sum(call.behind_change_len for call in self.calls),
+            guarded_len=sum(call.guarded_len for call in self.calls),
         )
 
 
@@ -170,6 +209,10 @@ class PayloadBuilder:
                 prefix_len=outcome.prefix_len,
                 spans=self._span_rows(outcome),
                 found=None if found is None else self._break_row(outcome, found),
+                changed_fields=[
+                    *(self._field_row(outcome, changed) for changed in outcome.changed_fields[:_MAX_QUOTED_FIELDS]),
+                    *(FieldRow(start=c.start, end=c.end) for c in outcome.changed_fields[_MAX_QUOTED_FIELDS:]),
+                ],
             )
         )
 
@@ -211,6 +254,18 @@ class PayloadBuilder:
             neighbor=found.neighbor.number,
         )
 
+    def _field_row(self, outcome: Outcome, changed: ChangedField) -> FieldRow:
+        (start, end, old), text = changed, outcome.encoded.text
+        old_text = quote(lambda first, last: self._lexicon.decode(old[first:last]), 0, len(old), _FIELD_CHARS)
+        return FieldRow(
+            start=start,
+            end=end,
+            before=self._pool.add(text(max(0, start - _FIELD_CONTEXT_TOKENS), start)),
+            old=self._pool.add(old_text),
+            new=self._pool.add(quote(text, start, end, _FIELD_CHARS)),
+            after=self._pool.add(text(end, min(end + _FIELD_CONTEXT_TOKENS, len(outcome.encoded.tokens)))),
+        )
+
     def _span_rows(self, outcome: Outcome) -> list[SpanRow]:
         spans = list(_spans(outcome))
         call_chars = max(_MIN_CALL_CHARS, min(_MAX_CALL_CHARS, self.max_bytes // max(1, self.num_calls)))
@@ -226,20 +281,17 @@ class PayloadBuilder:
                 donor=run.donor.number if run else None,
                 shift=run.shift if run else 0,
                 seam_len=run.seam_len if run else 0,
+                is_behind_change=bool(run and run.is_behind_change),
+                is_guarded=bool(intersect_spans(outcome.guarded, start, end)),
             )
             for number, (start, end, run) in enumerate(spans)
         ]
 
 
 def _spans(outcome: Outcome) -> Iterator[tuple[int, int, RunSpan | None]]:
-    """The prefix, then every gap and run in order; none of them is empty."""
-    if outcome.prefix_len:
-        yield 0, outcome.prefix_len, None
-    at = outcome.prefix_len
-    for run in outcome.runs:
-        if run.start > at:
-            yield at, run.start, None
-        yield run.start, run.end, run
-        at = run.end
-    if at < len(outcome.encoded.tokens):
-        yield at, len(outcome.encoded.tokens), None
+    """The prefix, then every run and gap in order, gaps cut where a guarded span begins or ends; none is empty."""
+    runs = {run.start: run for run in outcome.runs}
+    cuts = {0, outcome.prefix_len, len(outcome.encoded.tokens)}
+    cuts.update(*(run[:2] for run in outcome.runs), *outcome.guarded)
+    for start, end in pairwise(sorted(cuts)):
+        yield start, end, runs.get(start)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from pic_traces.encode.encoded import EncodedCall, Encoder, Part, Tokens
 from pic_traces.session import Call, Message, Session
 
-from sglang_pic.census.outcome import CallRef, Outcome, RunSpan
+from sglang_pic.census.outcome import CallRef, ChangedField, Outcome, RunSpan
+from sglang_pic.core import Context, Span
+from sglang_pic.core.spans import subtract_spans
 
 _PIECE = re.compile(r"<\|\w+\|>| ?[^\W\d_]+| ?\d{1,3}|\n+|\s|[^\s]")
 _BLOCK = 8
@@ -195,3 +197,15 @@ def _runs(
             at += size
         else:
             at += 1
+
+
+def behind_change(outcome: Outcome, changed: ChangedField, *guarded: Span) -> Outcome:
+    """The outcome as if a field had changed: runs behind it are cut where something is guarded."""
+    runs: list[RunSpan] = []
+    for run in outcome.runs:
+        if run.start < changed.end:
+            runs.append(run)
+            continue
+        pieces = subtract_spans([(run.start, run.end)], list(guarded))
+        runs += [run._replace(start=start, end=end, context=Context.CHANGED) for start, end in pieces]
+    return replace(outcome, runs=tuple(runs), changed_fields=(*outcome.changed_fields, changed), guarded=guarded)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 import pytest
 from pic_traces.source import short_name
 
 from sglang_pic.census.table import WIDTH, render
-from sglang_pic.census.tally import Census, Counts, Detail, RunLengths, UpperBound
+from sglang_pic.census.tally import Census, ChangedFields, Counts, Detail, RunLengths, UpperBound
 from sglang_pic.core import CoreConfig
 
 BIG = 999_999_999
 
 
-def text_counts(scale: int = 1, *, bound: bool = True, exact: bool = False) -> Counts:
+def text_counts(scale: int = 1, *, bound: bool = True, exact: bool = False, changed: int = 0) -> Counts:
     return Counts(
         sessions=4 * scale,
         calls=20 * scale,
@@ -30,6 +31,9 @@ def text_counts(scale: int = 1, *, bound: bool = True, exact: bool = False) -> C
             chunk_tokens_same_session=240 * scale,
             chunk_tokens_other_session=60 * scale,
             chunk_tokens_by_role={"tool": 270 * scale, "user": 30 * scale, "template": 0},
+            changed_fields=ChangedFields(
+                calls=3 * changed, fields=5 * changed, chunk_tokens=120 * changed, guarded_tokens=40 * changed
+            ),
             upper_bound=UpperBound(window_len=64, tokens=320 * scale, tokens_behind=310 * scale) if bound else None,
         ),
     )
@@ -78,6 +82,26 @@ def test_the_bound_is_shown_where_it_was_asked_for() -> None:
     assert "the tokenizer and the chat template in words" in text
 
 
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ("notes", "With --edit in_place both would be spliced"),
+        ("in_place", "With --edit notes a part of these chunks would be computed"),
+        ("recompile", "With --edit notes a part of it would be spliced"),
+    ],
+)
+def test_changed_fields_are_priced(edit: Literal["notes", "in_place", "recompile"], said: str) -> None:
+    counts = text_counts(changed=1)
+    text = render(Census(files=[counts.of_file("mine")], total=counts), CoreConfig(edit=edit))
+    assert ["3", "5", "120", "12.0%", "40", "4.0%"] in rows(text, "mine")
+    assert said in " ".join(text.split())
+
+
+def test_nothing_is_said_where_no_field_changed() -> None:
+    counts = text_counts()
+    assert "--edit" not in render(Census(files=[counts.of_file("mine")], total=counts), CoreConfig())
+
+
 def test_block_traces_have_no_chunks() -> None:
     counts = text_counts()
     total = Counts(**{name: getattr(counts, name) for name in counts.__struct_fields__ if name != "detail"})
@@ -107,7 +131,7 @@ def test_a_file_that_was_cut_short_says_so() -> None:
 
 @pytest.mark.parametrize("file", ["x" * 200 + "1.jsonl", "gen:agent_meta?" + "header=250&" * 10 + "seed=1"])
 def test_it_fits_a_narrow_terminal(file: str) -> None:
-    counts = text_counts(999_999)
+    counts = text_counts(999_999, changed=999_999)
     files = [counts.of_file(file), counts.of_file(file.replace("1", "2")), block_counts().of_file("b" * 60)]
     text = render(Census(files=files, total=counts), CoreConfig())
     assert max(map(len, text.splitlines())) <= WIDTH

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from census_fakes import IdsEncoder, session
 
-from sglang_pic.census.outcome import Outcome
+from sglang_pic.census.outcome import ChangedField, Outcome
 from sglang_pic.census.simulate import simulate
-from sglang_pic.census.tally import Counts, Detail, RunLengths, Tally, UpperBound
+from sglang_pic.census.tally import ChangedFields, Counts, Detail, RunLengths, Tally, UpperBound
 from sglang_pic.census.windows import WINDOW_LEN, WindowSearch
-from sglang_pic.core import CoreConfig
+from sglang_pic.core import Context, CoreConfig
 
 A, B, C = list(range(100, 300)), list(range(300, 400)), list(range(400, 500))
 CONFIG = CoreConfig(seam_tokens=1, tail_tokens=0, min_run_tokens=16, sink_tokens=4)
@@ -54,6 +55,7 @@ def test_everything_is_counted_once() -> None:
         chunk_tokens_same_session=194,
         chunk_tokens_other_session=194,
         chunk_tokens_by_role={"tool": 194, "user": 194},
+        changed_fields=ChangedFields(calls=0, fields=0, chunk_tokens=0, guarded_tokens=0),
         upper_bound=UpperBound(window_len=WINDOW_LEN, tokens=400, tokens_behind=400),
     )
 
@@ -64,6 +66,21 @@ def test_a_prompt_that_was_seen_whole_has_nothing_to_find() -> None:
     found = counts(tally)
     assert (found.prefix_tokens, found.chunk_tokens, found.new_tokens) == (199, 0, 201)
     assert tally.repeated == (0, 0)
+
+
+def test_what_stands_behind_a_changed_field() -> None:
+    first, second, third = outcomes()
+    run = second.runs[0]
+    value = first.encoded.tokens[:2]
+    second = replace(
+        second,
+        runs=(run._replace(end=run.start + 50, context=Context.CHANGED), run._replace(start=run.start + 70)),
+        changed_fields=(ChangedField(10, 12, value), ChangedField(20, 20, value)),
+        guarded=((run.start + 50, run.start + 70),),
+    )
+    found = counts(count([first, second, third]))
+    assert found.detail.changed_fields == ChangedFields(calls=1, fields=2, chunk_tokens=50, guarded_tokens=20)
+    assert found.chunk_tokens == 2 * 194 - 20
 
 
 def test_percentiles_are_of_runs() -> None:

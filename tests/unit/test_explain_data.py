@@ -9,10 +9,11 @@ import zlib
 import msgspec
 import numpy as np
 import pytest
-from explain_fakes import WordEncoder, call_of, chat, serve
+from explain_fakes import WordEncoder, behind_change, call_of, chat, serve
 from pic_traces import load
 from pic_traces.encode import load_encoder
 
+from sglang_pic.census.outcome import ChangedField
 from sglang_pic.census.simulate import simulate
 from sglang_pic.explain.data import Payload, PayloadBuilder
 from sglang_pic.explain.lexicon import Lexicon
@@ -57,6 +58,31 @@ def test_losses_add_up() -> None:
     figures = payload.figures()
     assert lost + figures.appended_len == figures.hit_len
     assert lost == sum(group.num_lost for group in builder.grouping.ranked())
+
+
+def test_changed_fields_and_what_is_computed_because_of_them() -> None:
+    encoder, builder = WordEncoder(), PayloadBuilder(2)
+    body = " ".join(f"word{number % 7} of{number % 11} many{number % 13}" for number in range(60))
+    first, second = serve((call_of(chat(f"Price: {price}. {body}", "Buy?")) for price in ("seven", "eight")), encoder)
+    (run,) = second.runs
+    guarded = (run.start + 30, run.start + 40)
+    price = second.prefix_len
+    builder.add(first)
+    builder.add(behind_change(second, ChangedField(price, price + 1, first.encoded.tokens[price : price + 1]), guarded))
+    payload = builder.build("words", is_exact=False)
+    call = payload.calls[1]
+    (field,) = call.changed_fields
+    assert [payload.texts[text] for text in (field.old, field.new)] == [" seven", " eight"]
+    assert payload.texts[field.before].endswith("Price:")
+    assert [(span.start, span.end) for span in call.spans if span.is_guarded] == [guarded]
+    assert [span.is_behind_change for span in call.spans if span.donor is not None] == [True, True]
+    assert payload.calls[0].changed_fields == []
+    figures = payload.figures()
+    assert (figures.num_changed, figures.guarded_len) == (1, 10)
+    assert figures.behind_change_len == figures.hit_len == run.end - run.start - 10
+    page = html_page(payload, "a title")
+    assert "computed because of one" in page
+    assert "computed because of one</span>" not in html_page(build("gen:random?sessions=1")[1], "a title")
 
 
 def test_text_is_bounded_by_the_page_and_by_the_call() -> None:

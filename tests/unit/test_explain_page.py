@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from explain_browser import Page, find_browser, open_browser
-from explain_fakes import WordEncoder, call_of, chat, serve
+from explain_fakes import WordEncoder, behind_change, call_of, chat, serve
 from pic_traces import load
 from pic_traces.encode import load_encoder
 from pic_traces.session import Call
 
+from sglang_pic.census.outcome import ChangedField
 from sglang_pic.census.simulate import simulate
 from sglang_pic.explain.cause import Cause
 from sglang_pic.explain.data import BreakRow, CallRow, CauseRow, Payload, PayloadBuilder, SessionRow, SpanRow
@@ -140,6 +141,25 @@ def place(page: Page, call: int, token: float) -> tuple[float, float]:
     return box[0] + box[1] * token / box[3], box[2] + 13
 
 
+def colour_at(page: Page, call: int, token: float, *, y: int = 18) -> str:
+    """What a call's bar has at a token, while every call has the full width."""
+    script = """(() => {{
+      const row = document.getElementById('call-{call}');
+      const canvas = row.querySelector('canvas');
+      const x = Math.floor(({token} / row.call.length) * canvas.width);
+      const pixel = canvas.getContext('2d').getImageData(x, {y}, 1, 1).data;
+      return '#' + [...pixel].slice(0, 3).map((part) => part.toString(16).padStart(2, '0')).join('');
+    }})()"""
+    found: str = page.run(script.format(call=call, token=token, y=y))
+    return found
+
+
+def colour_of(page: Page, name: str) -> str:
+    """A colour of the page's style."""
+    found: str = page.run(f"getComputedStyle(document.documentElement).getPropertyValue('--{name}').trim()")
+    return found
+
+
 def card(page: Page) -> str:
     page.frame()
     text: str = page.run(
@@ -227,22 +247,39 @@ def test_bar_has_the_colours_of_its_spans(page: Page, sample: Path) -> None:
     choose(page, "scale", "call")
     to_calls(page)
     call, (start, end, _, _, _) = first_run(page)
-    script = """(() => {{
-      const row = document.getElementById('call-{call}');
-      const canvas = row.querySelector('canvas');
-      const {{ promptLen, answerLen }} = row.call;
-      const at = (token) => {{
-        const x = Math.floor((token / (promptLen + answerLen)) * canvas.width);
-        const pixel = canvas.getContext('2d').getImageData(x, 18, 1, 1).data;
-        return '#' + [...pixel].slice(0, 3).map((part) => part.toString(16).padStart(2, '0')).join('');
-      }};
-      const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-      return [at({prefix}), colour('--prefix'), at({run}), colour('--computed')];
-    }})()"""
     prefix = page.run(f"document.getElementById('call-{call}').call.prefixLen")
-    drawn, wanted, run, computed = page.run(script.format(call=call, prefix=prefix * 0.9, run=(start + end) / 2))
-    assert drawn == wanted
-    assert run not in (wanted, computed)
+    drawn, run = (colour_at(page, call, token) for token in (prefix * 0.9, (start + end) / 2))
+    assert drawn == colour_of(page, "prefix")
+    assert run not in (drawn, colour_of(page, "computed"))
+
+
+def test_changed_fields_are_marked(page: Page, tmp_path_factory: pytest.TempPathFactory) -> None:
+    prices = ("seven", "eight", "nine")
+    calls = [call_of(chat(f"Price: {price}. {BODY}", "Buy?"), index=n) for n, price in enumerate(prices)]
+    builder = PayloadBuilder(len(calls))
+    first, second, third = serve(calls, WordEncoder())
+    ((start, end, *_),), at = second.runs, second.prefix_len
+    field = ChangedField(at, at + 1, first.encoded.tokens[at : at + 1])
+    for outcome in (first, behind_change(second, field, (start + 60, start + 90)), third):
+        builder.add(outcome)
+    page.open(write(tmp_path_factory, builder.build("words", is_exact=False)), height=1600)
+    choose(page, "scale", "call")
+    choose(page, "cause", "changed")
+    to_calls(page)
+    assert [label.split(":")[0] for label in rows(page)] == ["s · call 1"]
+    assert "30 tokens computed because of a changed field" in rows(page)[0]
+    assert colour_at(page, 1, start + 75) == colour_of(page, "field")
+    assert colour_at(page, 1, at + 0.5, y=25) == colour_of(page, "field"), "the mark below the bar"
+    assert colour_at(page, 1, end - 40, y=25) != colour_of(page, "field")
+    page.move(*place(page, 1, start + 75))
+    assert "Computed because of a changed field: 30 tokens" in card(page)
+    assert "It may draw on a changed field" in card(page)
+    assert "seven →  eight" in card(page).replace("·", " ")
+    page.move(*place(page, 1, end - 20))
+    assert "Spliced behind a changed field" in card(page)
+    page.move(*place(page, 1, at + 0.5))
+    assert "broke the prefix here" in card(page), "the field is told once"
+    assert "changed field" not in card(page)
 
 
 def test_click_goes_to_the_donor_and_back(page: Page, large: Path) -> None:

@@ -1,6 +1,7 @@
 // The card about one span: its text, its donor, and why the prefix ended.
 
 const CARD_GAP = 8;
+const FIELDS_SHOWN = 2;
 
 class Card {
   constructor(painter, jump) {
@@ -40,12 +41,13 @@ class Card {
     const length = span.end - span.start;
     const swatch = element("i");
     swatch.style.background = this.painter.colourOf(span);
-    const names = { [PREFIX]: "Prefix hit", [RUN]: "Chunk hit", [GAP]: "Computed" };
+    const names = { [PREFIX]: "Prefix hit", [RUN]: "Chunk hit", [GAP]: span.isGuarded ? "Computed because of a changed field" : "Computed" };
     const nodes = [
       element("h3", "", swatch, `${names[span.kind]}: ${plural(length, "token")}`),
       element("p", "muted", `${nameOf(call)}, tokens [${count(span.start)}, ${count(span.end)}) of ${count(call.promptLen)}`),
     ];
     if (span.kind === RUN) nodes.push(this.donorLine(call, span));
+    nodes.push(...this.fieldLines(call, span));
     const { found } = call;
     const isBroken = found && span.kind === GAP && span.start === call.prefixLen && !isRewind(found);
     if (isBroken) {
@@ -66,6 +68,19 @@ class Card {
       nodes.push(element("p", "muted", "Click or press Enter to go to the donor."));
     }
     return nodes;
+  }
+
+  // The changed fields that a span holds, or those behind which it is spliced or computed.
+  fieldLines(call, span) {
+    const isBehind = span.isBehindChange || span.isGuarded;
+    const fields = call.changedFields.filter(({ start }) => (isBehind ? start < span.end : span.start <= start && start < span.end));
+    // The card says what broke the prefix in any case.
+    const shown = fields.filter(({ start }) => isBehind || !call.found || start !== call.found.at);
+    if (!shown.length) return [];
+    const what = shown.length === 1 ? "a changed field" : `${count(shown.length)} changed fields`;
+    const said = span.isGuarded ? "It may draw on" : isBehind ? "Spliced behind" : "Holds";
+    const nearest = shown.filter((field) => field.old || field.new).slice(-FIELDS_SHOWN);
+    return [element("p", "", element("b", "", `${said} ${what}`), nearest.length < shown.length ? "; the nearest:" : ":"), ...nearest.map(diff)];
   }
 
   donorLine(call, { start, end, donor, shift, seamLen }) {

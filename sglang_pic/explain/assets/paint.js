@@ -3,6 +3,7 @@
 const NUM_RUN_COLOURS = 5;
 const BAR_TOP = 7;
 const BAR_HEIGHT = 14;
+const BELOW_BAR = 6;
 
 class Painter {
   constructor() {
@@ -13,14 +14,15 @@ class Painter {
     const style = getComputedStyle(document.documentElement);
     const read = (name) => style.getPropertyValue(`--${name}`).trim();
     this.colours = Object.fromEntries(
-      ["ground", "ink", "muted", "prefix", "computed", "answer", "break", "on-run", "on-prefix", "accent"].map((name) => [name, read(name)]),
+      ["ground", "ink", "muted", "prefix", "computed", "answer", "break", "field", "on-run", "on-prefix", "accent"].map((name) => [name, read(name)]),
     );
     this.runs = Array.from({ length: NUM_RUN_COLOURS }, (_, i) => read(`run-${i}`));
   }
 
   colourOf(span) {
     if (span.kind === PREFIX) return this.colours.prefix;
-    return span.kind === GAP ? this.colours.computed : this.runs[span.donor.number % NUM_RUN_COLOURS];
+    if (span.kind === GAP) return span.isGuarded ? this.colours.field : this.colours.computed;
+    return this.runs[span.donor.number % NUM_RUN_COLOURS];
   }
 
   // `marked` is a span of the call's path to be framed, `length` the tokens that the whole width stands for.
@@ -28,12 +30,13 @@ class Painter {
     const width = canvas.clientWidth || 600;
     const ratio = Math.max(1, window.devicePixelRatio || 1);
     canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round((BAR_TOP + BAR_HEIGHT + 3) * ratio);
+    canvas.height = Math.round((BAR_TOP + BAR_HEIGHT + BELOW_BAR) * ratio);
     const context = canvas.getContext("2d");
     context.scale(ratio, ratio);
     const x = (token) => (token * width) / length;
     this.paintAnswer(context, x(call.promptLen), x(call.length));
     for (const span of call.spans) this.paintSpan(context, call, span, x);
+    for (const field of call.changedFields) this.paintField(context, x(field.start), width);
     if (call.found && !isRewind(call.found)) this.paintBreak(context, x(call.found.at), width, call.lost > 0);
     if (marked) {
       const end = Math.min(x(marked.end), width);
@@ -67,7 +70,8 @@ class Painter {
     // The mark of a seam would hide a short run.
     if (span.seamLen && wide >= 6) {
       context.fillStyle = this.colours.ink;
-      context.fillRect(left - 1, BAR_TOP - 2, Math.max(x(span.seamLen), 1.5), BAR_HEIGHT + 4);
+      const seam = Math.max(x(span.seamLen), 1.5);
+      context.fillRect(left - seam, BAR_TOP - 2, seam, BAR_HEIGHT + 4);
     }
   }
 
@@ -91,6 +95,17 @@ class Painter {
     context.moveTo(middle - 4.5, 0);
     context.lineTo(middle + 4.5, 0);
     context.lineTo(middle, BAR_TOP - 0.5);
+    context.fill();
+  }
+
+  paintField(context, at, width) {
+    const middle = Math.min(Math.max(at, 4), width - 4);
+    const top = BAR_TOP + BAR_HEIGHT;
+    context.fillStyle = this.colours.field;
+    context.beginPath();
+    context.moveTo(middle - 4, top + BELOW_BAR);
+    context.lineTo(middle + 4, top + BELOW_BAR);
+    context.lineTo(middle, top + 0.5);
     context.fill();
   }
 

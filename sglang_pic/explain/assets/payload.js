@@ -26,10 +26,11 @@ function buildModel({ files, sessions, agents, causes, groups, calls, texts }) {
   }
   calls.forEach((call, number) => {
     const session = sessions[call.session];
-    Object.assign(call, { number, session, agent: agents[call.agent], hitLen: 0, length: call.promptLen + call.answerLen });
+    Object.assign(call, { number, session, agent: agents[call.agent], hitLen: 0, guardedLen: 0, changedFields: call.changedFields ?? [], length: call.promptLen + call.answerLen });
     for (const span of call.spans) {
       span.kind = "donor" in span ? RUN : span.end <= call.prefixLen ? PREFIX : GAP;
       Object.assign(span, { text: texts[span.text ?? 0], donor: calls[span.donor], shift: span.shift ?? 0, seamLen: span.seamLen ?? 0 });
+      if (span.isGuarded) call.guardedLen += span.end - span.start;
       if (span.kind === RUN) call.hitLen += span.end - span.start;
     }
     const { found } = call;
@@ -37,6 +38,9 @@ function buildModel({ files, sessions, agents, causes, groups, calls, texts }) {
       found.group = groups[found.group];
       found.group.calls.push(call);
       for (const name of ["before", "old", "new", "after"]) found[name] = texts[found[name]];
+    }
+    for (const field of call.changedFields) {
+      for (const name of ["before", "old", "new", "after"]) field[name] = texts[field[name] ?? 0];
     }
     call.lost = found ? call.hitLen : 0;
     session.calls.push(call);

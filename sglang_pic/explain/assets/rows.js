@@ -132,6 +132,7 @@ class RowList {
     const parts = [`${nameOf(call)}: ${plural(call.promptLen, "token")}`, `${percent(call.prefixLen, call.promptLen)} prefix`];
     const numRuns = call.spans.filter((span) => span.kind === RUN).length;
     if (numRuns) parts.push(`${percent(call.hitLen, call.promptLen)} in ${plural(numRuns, "run")}`);
+    if (call.guardedLen) parts.push(`${plural(call.guardedLen, "token")} computed because of a changed field`);
     if (call.found) parts.push(`prefix ended by: ${call.found.group.cause.label}`);
     return parts.join(", ");
   }
