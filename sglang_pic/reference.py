@@ -23,7 +23,7 @@ from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.metrics import Metric
 from sglang_pic.adapter.serve import accounting
 from sglang_pic.adapter.serve.fallback import REASONS
-from sglang_pic.adapter.serve.options import NUMBERS
+from sglang_pic.adapter.serve.options import SETTINGS
 from sglang_pic.adapter.startup import metrics as startup_metrics
 from sglang_pic.adapter.support import SUPPORT
 from sglang_pic.config import PicConfig
@@ -54,7 +54,7 @@ def render(page: str) -> str:
 
 
 def _request_options() -> str:
-    rows = [(f"`{s.name}`", s.allowed, "the server's", s.description) for s in NUMBERS.values()]
+    rows = [(f"`{s.name}`", s.allowed, "the server's", s.description) for s in SETTINGS.values()]
     return _table(("key", "allowed", "default", "meaning"), rows)
 
 

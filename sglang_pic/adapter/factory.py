@@ -75,7 +75,8 @@ def create_cache(ctx: BuildContext) -> PicRadixCache:
         shown["audit"] = audit.report
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
     server_info.install(shown)
-    _install_hooks(cache, model.splicer, audit)
+    scheduler_hooks.install(cache.auditor, config.core)
+    _install_hooks(model.splicer, audit)
     max_gaps = cache.planning.max_gaps
     tested = run_self_test(
         runner, model.splicer, config, tokenizer=model.tokenizer, max_gaps=max_gaps, tp_group=ctx.tp_group
@@ -126,10 +127,9 @@ def _make_cache(
     return cache
 
 
-def _install_hooks(cache: PicRadixCache, splicer: Splicer, audit: Audit | None) -> None:
+def _install_hooks(splicer: Splicer, audit: Audit | None) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    scheduler_hooks.install(cache.auditor)
     ForwardPath(splicer, [] if audit is None else [audit_hooks.FirstTokens(audit)]).install()
     if audit is not None:
         audit_hooks.install(audit)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sglang_pic.adapter.contract import BUILT_FOR, CONTRACT, Symbol, check_contract
+from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import ContractError
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -77,7 +78,7 @@ def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.Mo
     monkeypatch.setattr(registry.HookRegistry, "register", lambda target, *_: hooked.append(target))
     audit: Any = SimpleNamespace(step_if_idle=None)
     frontend.install()
-    scheduler.install(Auditor())
+    scheduler.install(Auditor(), ReusePolicy())
     ForwardPath(audit).install()
     server_info.install({})
     audit_hooks.install(audit)

@@ -29,7 +29,7 @@ from sglang_pic.adapter.serve.options import Mode, RequestOptions
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.adapter.support import max_sequences
 from sglang_pic.config import PicConfig
-from sglang_pic.core import DropReason, Plan, PlanOptions
+from sglang_pic.core import DropReason, Plan, PlanOptions, ReusePolicy
 from sglang_pic.errors import UnsupportedError
 
 
@@ -160,7 +160,7 @@ def received(auditor: Any, custom_params: Any = None, **fields: Any) -> Any:
     """A request as the scheduler gets it."""
     sampling = SimpleNamespace(custom_params=custom_params)
     req = SimpleNamespace(**{**vars(request(RequestOptions())), "sampling_params": sampling, "rid": "r", **fields})
-    receive(req, auditor)
+    receive(req, auditor, ReusePolicy())
     return req
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from sglang_pic.adapter.namespace import is_strict, tree_key
+from sglang_pic.adapter.namespace import OFF_LANE, is_strict, tree_key, without_lane
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, parse_options
 from sglang_pic.core import CoreConfig
 from sglang_pic.errors import ConfigError
@@ -35,6 +35,9 @@ def test_options_are_read() -> None:
         ({"seam_tokens": True}, "seam_tokens=True"),
         ({"seam_tokens": 1.5}, "seam_tokens=1.5"),
         ({"tail_tokens": -1}, "tail_tokens=-1"),
+        ({"edit": "fast"}, "edit='fast'"),
+        ({"edit": ["notes"]}, "edit=['notes']"),
+        ({"edit": True}, "edit=True"),
         ({"seams": 1}, "'seams'"),
     ],
 )
@@ -47,15 +50,24 @@ def test_bad_options_are_named(options: object, named: str) -> None:
 
 def test_keys_of_the_tree_keep_requests_apart() -> None:
     for key in (None, "", "a"):
-        assert tree_key(key, strict=False, generation=0) == key
-    keys = [
-        tree_key(key, strict=strict, generation=generation)
-        for key in (None, "a", "b")
-        for strict, generation in ((False, 0), (False, 1), (False, 2), (True, 0))
-    ]
+        assert tree_key(key) == key
+    lanes = [(None, 0), (None, 1), (None, 2), ("recompile", 0), ("recompile", 1), ("in_place", 0), (OFF_LANE, 0)]
+    keys = [tree_key(key, lane=lane, generation=generation) for key in (None, "a", "b") for lane, generation in lanes]
     assert len(set(keys)) == len(keys)
-    assert [is_strict(key) for key in keys] == [False, False, False, True] * 3
-    assert tree_key("a", strict=True, generation=3) == tree_key("a", strict=True, generation=0)
+    assert [is_strict(key) for key in keys] == [*[False] * 6, True] * 3
+    assert tree_key("a", lane=OFF_LANE, generation=3) == tree_key("a", lane=OFF_LANE)
+    for generation in (0, 1):
+        assert without_lane(tree_key("a", lane="notes", generation=generation), "notes") == tree_key(
+            "a", generation=generation
+        )
+
+
+def test_another_edit_policy_than_the_servers_is_a_lane() -> None:
+    options = parse_options({"pic": {"edit": "recompile"}})
+    assert options.policy(CoreConfig()).edit == "recompile"
+    assert options.lane(CoreConfig()) == "recompile"
+    assert options.lane(CoreConfig(edit="recompile")) is None
+    assert parse_options({"pic": {"seam_tokens": 8}}).lane(CoreConfig(edit="in_place")) is None
 
 
 def test_experiments_are_an_unknown_key() -> None:

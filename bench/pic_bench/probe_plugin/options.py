@@ -48,7 +48,7 @@ class RequestProbe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     flip_donors: bool = False
     """Turn the signs of every spliced row: a corruption for the audit to find. (Rows in another order would be none: a
     key carries its position with it.)"""
-    policy: dict[str, int] = {}
+    policy: dict[str, int | str] = {}
     """Settings of the reuse policy for this request alone, any of them and within the bounds of the configuration."""
     record: str | None = None
     """Name of the file in `record_dir` that gets what this request computed."""

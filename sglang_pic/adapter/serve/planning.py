@@ -6,7 +6,7 @@ from array import array
 
 import numpy as np
 
-from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.namespace import Namespace, without_lane
 from sglang_pic.adapter.seams import Req, Tree
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
@@ -75,21 +75,21 @@ class Planning:
         num_left = len(req.full_untruncated_fill_ids) - req.prefix_len
         if num_left <= policy.min_run_tokens or self.refusal(req) is not None:
             return
-        namespace = tree_namespace(req)
-        resolver = TreeResolver(tree, namespace)
-        plan = self._index.plan(
-            namespace,
-            as_tokens(req.full_untruncated_fill_ids),
-            prefix_len=req.prefix_len,
-            options=PlanOptions(
-                policy=policy,
-                max_gaps=max(1, min(self.max_gaps, max_gaps)),
-                max_runs=self._config.max_runs,
-                compute_from=_logprob_start(req),
-                cost=self._cost,
-            ),
-            resolve=resolver,
+        resolver = TreeResolver(tree)
+        tokens = as_tokens(req.full_untruncated_fill_ids)
+        options = PlanOptions(
+            policy=policy,
+            max_gaps=max(1, min(self.max_gaps, max_gaps)),
+            max_runs=self._config.max_runs,
+            compute_from=_logprob_start(req),
+            cost=self._cost,
         )
+        plans = [
+            self._index.plan(namespace, tokens, prefix_len=req.prefix_len, options=options, resolve=resolver)
+            for namespace in donor_namespaces(req)
+        ]
+        # Of equally good ones the first, which is the request's own namespace.
+        plan = max(plans, key=lambda plan: plan.num_spliced)
         state.dropped = plan.dropped
         slots = [resolver.slots(run.donor, run.donor_start, run.donor_end) for run in plan.runs]
         locks = resolver.keep_locks_of([run.donor for run in plan.runs])
@@ -100,6 +100,15 @@ class Planning:
 def tree_namespace(req: Req) -> Namespace:
     """Where the request's rows are in the tree."""
     return Namespace(req.extra_key, req.cache_salt)
+
+
+def donor_namespaces(req: Req) -> list[Namespace]:
+    """Where the request's donors may be: among its own rows, and among those of the namespace that its lane is in."""
+    state, own = req.pic, tree_namespace(req)
+    if state.lane is None:
+        return [own]
+    base = own._replace(extra_key=without_lane(own.extra_key, state.lane) or state.namespace.extra_key)
+    return [own] if base == own else [own, base]
 
 
 def as_tokens(token_ids: array[int]) -> np.ndarray:

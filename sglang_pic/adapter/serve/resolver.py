@@ -27,10 +27,10 @@ class _Resident(NamedTuple):
 
 
 class TreeResolver:
-    """The `Resolver` of one plan, for donors in `namespace`."""
+    """The `Resolver` of one request's plans, for donors of any `Namespace`."""
 
-    def __init__(self, tree: Tree, namespace: Namespace) -> None:
-        self._tree, self._namespace = tree, namespace
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
         self._found: dict[Path, _Resident] = {}
 
     def __call__(self, path: Path, end: int) -> int:
@@ -42,8 +42,11 @@ class TreeResolver:
         # carries several runs: it is matched to its end, once.
         page_size = self._tree.page_size
         tokens = path.tokens(min(-(-end // page_size) * page_size, len(path)) if known is None else None)
-        extra_key, cache_salt = self._namespace
-        key = RadixKey(array("q", tokens.astype(np.int64).tobytes()), extra_key, cache_salt=cache_salt)
+        namespace = path.namespace
+        assert isinstance(namespace, Namespace), "publication.py names namespaces"
+        key = RadixKey(
+            array("q", tokens.astype(np.int64).tobytes()), namespace.extra_key, cache_salt=namespace.cache_salt
+        )
         result = self._tree.match_prefix(MatchPrefixParams(key=key))
         if known is not None:
             self._tree.unlock(known.lock)

@@ -6,22 +6,28 @@ import logging
 from typing import Any
 
 from sglang_pic.adapter.hooks import hook
-from sglang_pic.adapter.namespace import Namespace, tree_key
+from sglang_pic.adapter.namespace import OFF_LANE, Namespace, tree_key
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.admission import PicPrefillAdder
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, parse_options
 from sglang_pic.adapter.serve.state import RequestState, is_apart
+from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 
-def install(auditor: Auditor) -> None:
-    """Register the hooks; SGLang applies them when its registry is applied."""
+def install(auditor: Auditor, policy: ReusePolicy) -> None:
+    """Register the hooks; SGLang applies them when its registry is applied.
+
+    Args:
+        auditor: says where splicing is switched off.
+        policy: the server's own.
+    """
 
     def on_request(_: None, req: Req, *args: object, **kwargs: object) -> None:
-        receive(req, auditor)
+        receive(req, auditor, policy)
 
     streamer = "managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
     hook("after", "managers.schedule_batch.Req.__init__", on_request)
@@ -29,7 +35,7 @@ def install(auditor: Auditor) -> None:
     hook("after", f"{streamer}.get_cached_tokens_details", _details)
 
 
-def receive(req: Req, auditor: Auditor) -> None:
+def receive(req: Req, auditor: Auditor, policy: ReusePolicy) -> None:
     """Give a new request its state, and the key under which its rows are in the tree."""
     # The front end has refused bad options with HTTP 400; one that came another way is served exactly.
     try:
@@ -41,7 +47,8 @@ def receive(req: Req, auditor: Auditor) -> None:
     if options.mode is Mode.AUTO:
         state.generation = auditor.generation(state.namespace)
         state.is_diverted = not auditor.is_on(state.namespace)
-    req.extra_key = tree_key(req.extra_key, strict=is_apart(req), generation=state.generation)
+    state.lane = OFF_LANE if is_apart(req) else options.lane(policy)
+    req.extra_key = tree_key(req.extra_key, lane=state.lane, generation=state.generation)
 
 
 def _adder_class(_: type, _scheduler: object) -> type[PicPrefillAdder]:

@@ -48,6 +48,8 @@ class RequestState:
     """As the client named it, without our marks."""
     generation: int = 0
     """How often the namespace had been switched on again when the request was received."""
+    lane: str | None = None
+    """Where in its namespace its rows are, as `tree_key` takes it."""
     is_diverted: bool = False
     """Received while audits had switched the namespace off: served as if it had opted out."""
     is_drawn: bool = False

@@ -1,0 +1,175 @@
+"""Lanes: requests with another `edit` policy than the server's keep their rows apart, and find donors in two places."""
+
+from __future__ import annotations
+
+import warnings
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+with warnings.catch_warnings():
+    # SGLang and what it imports warn about this machine's missing accelerators.
+    warnings.simplefilter("ignore")
+    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
+    from pic_bench.probe_plugin.options import ProbedOptions, RequestProbe
+    from pic_bench.probe_plugin.plugin import _plan
+
+    from sglang_pic.adapter.serve.planning import Planning, donor_namespaces, tree_namespace
+    from sglang_pic.adapter.serve.publication import Publication
+    from sglang_pic.adapter.serve.scheduler import receive
+
+from sglang_pic.adapter.namespace import Namespace, is_strict
+from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.config import PicConfig
+from sglang_pic.core import ContentIndex, CoreConfig
+
+TEXT = [7 * i % 997 + 1 for i in range(300)]
+BASE = {"tail_tokens": 0, "seam_tokens": 0, "min_spliced_tokens": 8}
+
+
+class Tree:
+    """A tree that holds every row that was published, with the locks on it."""
+
+    page_size = 1
+
+    def __init__(self) -> None:
+        self.asked: list[str | None] = []
+        self.locks: list[object] = []
+
+    def match_prefix(self, params: Any) -> Any:
+        self.asked.append(params.key.extra_key)
+        return SimpleNamespace(last_device_node=len(params.key), device_prefix_len=len(params.key))
+
+    def path_device_indices(self, node: int) -> torch.Tensor:
+        return torch.arange(node)
+
+    def lock(self, node: int) -> object:
+        self.locks.append(receipt := object())
+        return receipt
+
+    def unlock(self, receipt: object) -> None:
+        self.locks.remove(receipt)
+
+
+class Server:
+    """What the scheduler has of ours, without SGLang's."""
+
+    def __init__(self, **core: Any) -> None:
+        self.config = PicConfig(core=CoreConfig(**{**BASE, **core}))
+        self.index, self.tree = ContentIndex(self.config.core), Tree()
+        self.planning = Planning(self.index, self.config, cost=None, max_sequences=64, auditor=Auditor())
+        self.publication = Publication(self.index, frozenset())
+
+    def receive(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> Any:
+        """A request as the scheduler gets it."""
+        ids = array("q", tokens)
+        plain: dict[str, Any] = {
+            **{"input_embeds": None, "positional_embed_overrides": None, "multimodal_inputs": None, "lora_id": None},
+            **{"return_logprob": False, "logprob_start_len": -1, "return_hidden_states": False, "session": None},
+            **{"multi_item_delimiter_indices": None, "token_indices_to_pool": None, "extra_key": None},
+            **{"origin_input_ids": ids, "full_untruncated_fill_ids": ids, "prefix_len": 0, "cache_salt": None},
+        }
+        sampling = SimpleNamespace(custom_params={"pic": pic or {}})
+        req = SimpleNamespace(**{**plain, **fields}, rid="r", sampling_params=sampling)
+        receive(req, Auditor(), self.config.core)
+        return req
+
+    def serve(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> int:
+        """Serve a request to its end; how many tokens of it were spliced."""
+        req = self.receive(tokens, pic, **fields)
+        self.planning.plan(req, self.tree, max_gaps=64)
+        state: RequestState = req.pic
+        num_locked = len(self.tree.locks)
+        plan = state.admit(0, len(tokens), first_chunk=True)
+        spliced = 0 if plan is None else plan.num_spliced
+        assert num_locked == len({run.donor for run in plan.runs} if plan else ()), "what is not spliced is not locked"
+        self.publication.publish(req, len(tokens), adopted_from=0)
+        state.release_row()
+        assert self.tree.locks == []
+        return spliced
+
+
+def behind(*beginning: int) -> list[int]:
+    """The text behind a beginning of its own."""
+    return [*(20_000 + 50 * b + i for b in beginning for i in range(40)), *TEXT]
+
+
+@pytest.mark.parametrize("server_edit", ["notes", "in_place", "recompile"])
+@pytest.mark.parametrize("edit", ["notes", "in_place", "recompile"])
+def test_only_another_policy_than_the_servers_has_a_lane(server_edit: str, edit: str) -> None:
+    server = Server(edit=server_edit)
+    ordinary, own = server.receive(TEXT, extra_key="a"), server.receive(TEXT, {"edit": edit}, extra_key="a")
+    assert (ordinary.extra_key, ordinary.pic.lane) == ("a", None)
+    assert (own.extra_key == "a") == (edit == server_edit)
+    assert not is_strict(own.extra_key)
+    assert own.pic.namespace == ordinary.pic.namespace == Namespace("a"), "audits judge the client's namespace"
+    off = server.receive(TEXT, {"edit": edit, "mode": "off"}, extra_key="a")
+    streaming = server.receive(TEXT, {"edit": edit}, extra_key="a", session=SimpleNamespace(streaming=True))
+    assert is_strict(off.extra_key)
+    assert off.extra_key == streaming.extra_key
+
+
+def test_donors_come_from_the_namespace_and_never_from_a_lane() -> None:
+    server, lane = Server(), {"edit": "recompile"}
+    assert server.serve(behind(1)) == 0
+    assert server.serve(behind(2), lane) > 200, "rows of the namespace serve the lane"
+    assert set(server.tree.asked) == {None}
+    assert server.serve([*TEXT, *behind(3)], lane, extra_key="b") == 0, "another namespace is another"
+    assert server.serve(behind(3), {"edit": "in_place"}, extra_key="b") == 0, "a lane is not another lane"
+    assert server.serve(behind(3), extra_key="b") == 0, "nor the namespace"
+    assert server.serve(behind(4), lane, extra_key="b") > 200
+    assert server.serve(behind(4), extra_key="b", cache_salt="s") == 0
+
+
+def test_the_better_of_two_plans_is_taken() -> None:
+    server, lane = Server(), {"edit": "recompile"}
+    server.serve(behind(1)[:140])
+    server.serve(behind(2), lane)
+    server.tree.asked.clear()
+    short, long = server.receive(behind(3)[:139], lane), server.receive(behind(3), lane)
+    own = long.extra_key
+    for req, wanted in ((short, None), (long, own)):
+        server.planning.plan(req, server.tree, max_gaps=64)
+        (*_, run) = req.pic.pending.plan.runs
+        assert run.donor.namespace == Namespace(wanted)
+        req.pic.release_row()
+    assert set(server.tree.asked) == {None, own}
+
+
+def test_without_a_client_key_and_with_an_empty_one_the_namespace_is_found() -> None:
+    server = Server()
+    for key in (None, "", "a"):
+        req = server.receive(TEXT, {"edit": "recompile"}, extra_key=key)
+        assert donor_namespaces(req) == [tree_namespace(req), Namespace(key)]
+        assert donor_namespaces(server.receive(TEXT, extra_key=key)) == [Namespace(key)]
+
+
+def test_a_namespace_that_was_switched_on_again_has_new_lanes() -> None:
+    server = Server()
+    auditor = SimpleNamespace(generation=lambda _: 2, is_on=lambda _: True)
+    ordinary, req = server.receive(TEXT), server.receive(TEXT, {"edit": "recompile"})
+    for each, custom_params in ((ordinary, {}), (req, {"pic": {"edit": "recompile"}})):
+        each.extra_key, each.sampling_params.custom_params = "a", custom_params
+        receive(each, auditor, server.config.core)
+    assert donor_namespaces(req) == [tree_namespace(req), tree_namespace(ordinary)]
+    auditor.is_on = lambda _: False
+    req.extra_key = "a"
+    receive(req, auditor, server.config.core)
+    assert is_strict(req.extra_key), "off is off for every lane"
+
+
+def test_an_experiment_takes_the_donors_that_it_names() -> None:
+    server = Server()
+    server.serve(behind(1), extra_key="theirs")
+    req = server.receive(behind(2), extra_key="own")
+    probe = RequestProbe(donors_from="theirs", policy={"edit": "in_place"})
+    req.pic.options = ProbedOptions(overrides=dict(probe.policy), probe=probe)
+    req.pic.lane = req.pic.options.lane(server.config.core)
+    _plan(Planning.plan, server.planning, req, server.tree, max_gaps=64)
+    assert req.pic.pending.plan.num_spliced > 200
+    assert {run.donor.namespace for run in req.pic.pending.plan.runs} == {Namespace("theirs")}
+    req.pic.release_row()
