@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 with warnings.catch_warnings():
     # SGLang and what it imports warn about this machine's missing accelerators.
@@ -22,15 +23,17 @@ with warnings.catch_warnings():
 
 from sglang_pic.adapter.metrics import Metric, Series
 from sglang_pic.adapter.namespace import is_strict
-from sglang_pic.adapter.serve.accounting import FALLBACKS, METRICS, Accounting
+from sglang_pic.adapter.serve.accounting import FALLBACKS, METRICS, SPLICED_TOKENS, Accounting
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import REASONS, Fallback
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
-from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.adapter.support import max_sequences
 from sglang_pic.config import PicConfig
-from sglang_pic.core import DropReason, Plan, PlanOptions, ReusePolicy
+from sglang_pic.core import Context, DropReason, Path, Plan, PlanOptions, ReusePolicy, Run, as_tokens
 from sglang_pic.errors import UnsupportedError
+
+DONOR = Path("donor", [as_tokens(range(300))])
 
 
 class Counts(Series):
@@ -197,12 +200,19 @@ def test_options_that_the_front_end_did_not_see_are_served_exactly() -> None:
 )
 def test_where_cached_tokens_came_from_adds_up(sglang: dict[str, int], host: int, storage: int) -> None:
     req = request(RequestOptions(), cached_tokens=90, cached_tokens_host=host, cached_tokens_storage=storage)
-    req.pic.num_chunk_hit = 60
+    req.pic.num_chunk_hit, req.pic.num_behind_change, req.pic.num_guarded = 60, 40, 7
     shown = _details(sglang, None, req)
-    assert shown == {**sglang, "device": 90 - host - storage, "pic": 60}
+    device = 90 - host - storage
+    assert shown == {**sglang, "device": device, "pic": 60, "pic_behind_change": 40, "pic_guarded": 7}
     assert shown is not None
     assert sum(shown.get(source, 0) for source in ("device", "host", "storage")) == req.cached_tokens
+
+
+def test_a_prompt_of_which_nothing_is_reused_shows_that_a_field_was_why() -> None:
+    req = request(RequestOptions(), cached_tokens=0, cached_tokens_host=0, cached_tokens_storage=0)
     assert _details(None, None, req) is None
+    req.pic.num_guarded = 7
+    assert _details(None, None, req) == {"device": 0, "host": 0, "pic": 0, "pic_behind_change": 0, "pic_guarded": 7}
 
 
 def test_every_prompt_token_has_one_source() -> None:
@@ -216,7 +226,58 @@ def test_every_prompt_token_has_one_source() -> None:
         ("sglang:pic_tokens_total", "prefix"): 20,
         ("sglang:pic_tokens_total", "chunk"): 0,
         ("sglang:pic_tokens_total", "computed"): 280,
+        ("sglang:pic_guarded_tokens_total", None): 0,
+        ("sglang:pic_changed_fields_total", None): 0,
     }
+
+
+def run(start: int, end: int, context: Context) -> Run:
+    """A run of a plan, at shift 0."""
+    return Run(target_start=start, target_end=end, donor_start=start, donor=DONOR, seam_len=0, context=context)
+
+
+def test_what_changed_fields_cost_is_counted_of_what_is_admitted_and_once() -> None:
+    """A chunked prefill plans every chunk anew, and each plan tells of the fields before it and of what comes later."""
+    req, series = request(RequestOptions()), Counts()
+    state: RequestState = req.pic
+    runs = (run(20, 40, Context.SAME), run(50, 100, Context.CHANGED), run(110, 250, Context.CHANGED))
+    plan = Plan(
+        prefix_len=0,
+        end=300,
+        runs=runs,
+        changed_fields=((44, 46), (105, 105)),
+        guarded=((46, 50), (100, 110), (290, 300)),
+    )
+    for prefix_len, end in ((0, 105), (105, 300)):
+        req.prefix_len, req.extend_end = prefix_len, end
+        rest = tuple(each for each in plan.runs if each.target_start >= prefix_len)
+        planned = replace(plan, prefix_len=prefix_len, runs=rest)
+        state.changed_fields, state.guarded = planned.changed_fields, planned.guarded
+        Accounting(series).count_admitted(req, planned.clip(end), None, first_chunk=prefix_len == 0)
+    counted = {name: count for name, count in series.counted.items() if "spliced_tokens" in name[0]}
+    assert counted == {
+        ("sglang:pic_spliced_tokens_total", "same"): 20,
+        ("sglang:pic_spliced_tokens_total", "changed"): 50 + 140,
+    }
+    assert series.counted["sglang:pic_guarded_tokens_total", None] == 4 + 10 + 10 == state.num_guarded
+    assert series.counted["sglang:pic_changed_fields_total", None] == 2
+    assert (state.num_chunk_hit, state.num_behind_change) == (210, 190)
+    req.retracted_stain = True
+    Accounting(series).count_admitted(req, plan, None, first_chunk=True)
+    assert (state.num_guarded, state.num_behind_change) == (24, 190), "a retracted request is not counted again"
+
+
+def test_a_plan_that_is_dropped_computes_nothing_because_of_a_field() -> None:
+    state = RequestState(RequestOptions(), changed_fields=((1, 2),), guarded=((2, 9),))
+    state.drop_plan(Fallback.BATCH)
+    assert state.guarded == ((2, 9),), "there was nothing to splice"
+    state.pending = PendingSplice(Plan(prefix_len=0, end=60), [])
+    state.drop_plan(Fallback.BATCH)
+    assert (state.changed_fields, state.guarded) == ((), ())
+
+
+def test_every_context_has_a_series() -> None:
+    assert set(SPLICED_TOKENS.values) == {context.value for context in Context}
 
 
 def test_backends_with_tables_have_room_for_so_many_sequences() -> None:

@@ -37,6 +37,8 @@ class Answer(NamedTuple):
     prompt_tokens: int
     cached_tokens: int
     chunk_hit_tokens: int
+    behind_change_tokens: int
+    guarded_tokens: int
     first_token: dict[int, float]
     """Log-probabilities of the first token's top 20."""
     input_logprobs: list[float]
@@ -69,12 +71,15 @@ class Client:
             },
         )
         meta = result["meta_info"]
+        details = meta.get("cached_tokens_details") or {}
         return Answer(
             text=result["text"],
             ids=[entry[1] for entry in meta["output_token_logprobs"]],
             prompt_tokens=meta["prompt_tokens"],
             cached_tokens=meta["cached_tokens"],
-            chunk_hit_tokens=(meta.get("cached_tokens_details") or {}).get("pic", 0),
+            chunk_hit_tokens=details.get("pic", 0),
+            behind_change_tokens=details.get("pic_behind_change", 0),
+            guarded_tokens=details.get("pic_guarded", 0),
             first_token={entry[1]: entry[0] for entry in meta["output_top_logprobs"][0]},
             input_logprobs=[entry[0] for entry in meta.get("input_token_logprobs") or [] if entry[0] is not None],
         )
@@ -90,7 +95,7 @@ class Client:
         for line in self.server.get("/metrics").splitlines():
             match = re.match(r"sglang:pic_(\w+?)(?:_total)?\{(.*)\} (\S+)$", line)
             if match and not match[1].endswith("_created"):
-                label = re.search(r'(?:source|reason)="(\w+)"', match[2])
+                label = re.search(r'(?:source|reason|context)="(\w+)"', match[2])
                 found[f"{match[1]}:{label[1]}" if label else match[1]] = float(match[3])
         return found
 

@@ -38,6 +38,7 @@ def test_shifted_text_is_a_chunk_hit_in_every_response(client: Client) -> None:
     answer = client.post("/v1/chat/completions", _chat("It is one minute past noon. " + _BODY))
     details = answer["sglext"]["cached_tokens_details"]
     assert details["pic"] > 200
+    assert {"pic_behind_change", "pic_guarded"} < details.keys()
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == details["device"] > details["pic"]
 
     events = _stream(client, _chat("Evening has come by now. " + _BODY, stream=True))
@@ -63,6 +64,8 @@ def test_counters_add_up(client: Client) -> None:
     assert grown["tokens:chunk"] == shifted.chunk_hit_tokens == 300 - 32 - 1 - 1, "sink, seam and last token computed"
     assert grown["tokens:computed"] == 640 - shifted.chunk_hit_tokens
     assert grown["runs"] == 1
+    by_context = sum(grown[f"spliced_tokens:{context}"] for context in ("same", "moved", "changed", "other"))
+    assert by_context == grown["tokens:chunk"]
 
 
 def test_seam_tokens_of_a_request(client: Client) -> None:

@@ -83,8 +83,15 @@ def plant(donor: Tokens, num_tokens: int, shift: int, share: float, num_runs: in
     runs = []
     for number in range(num_runs):
         start = first_gap + number * (run_len + gap_len)
-        places = {"target_start": start, "target_end": start + run_len, "donor_start": start + shift}
-        runs.append(Run(**places, donor=path, seam_len=MOST_REUSE.seam_tokens))
+        runs.append(
+            Run(
+                target_start=start,
+                target_end=start + run_len,
+                donor_start=start + shift,
+                donor=path,
+                seam_len=MOST_REUSE.seam_tokens,
+            )
+        )
     return Plan(prefix_len=0, end=num_tokens, runs=tuple(runs))
 
 

@@ -12,7 +12,7 @@ from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.fallback import REASONS, Fallback
 from sglang_pic.adapter.serve.state import RequestState
-from sglang_pic.core import Plan, Reason
+from sglang_pic.core import Context, Plan, Reason, intersect_spans
 
 TOKENS: Final = Metric(
     "sglang:pic_tokens_total",
@@ -28,6 +28,30 @@ RUNS: Final = Metric("sglang:pic_runs_total", MetricKind.COUNTER, "Runs that wer
 SPLICED: Final = Metric(
     "sglang:pic_spliced_requests_total", MetricKind.COUNTER, "Prefill chunks of requests that had at least one run."
 )
+SPLICED_TOKENS: Final = Metric(
+    "sglang:pic_spliced_tokens_total",
+    MetricKind.COUNTER,
+    "Spliced prompt tokens of admitted requests, by how the text before the donor differs from the text before the "
+    "run. They add up to the source chunk of sglang:pic_tokens_total.",
+    label="context",
+    values={
+        Context.SAME.value: "It does not.",
+        Context.MOVED.value: "Text stands elsewhere, is missing or was added; no field has another value.",
+        Context.CHANGED.value: "A field has another value.",
+        Context.OTHER.value: "Most of it is another text.",
+    },
+)
+GUARDED: Final = Metric(
+    "sglang:pic_guarded_tokens_total",
+    MetricKind.COUNTER,
+    "Prompt tokens of admitted requests that were computed because a field before them has another value than before "
+    "the donor; they would have been spliced otherwise.",
+)
+CHANGED_FIELDS: Final = Metric(
+    "sglang:pic_changed_fields_total",
+    MetricKind.COUNTER,
+    "Fields of admitted requests that have another value than before a donor; a field counts once a request.",
+)
 FALLBACKS: Final = Metric(
     "sglang:pic_fallbacks_total",
     MetricKind.COUNTER,
@@ -35,7 +59,7 @@ FALLBACKS: Final = Metric(
     label="reason",
     values={reason.value: reason.description for reason in REASONS},
 )
-METRICS: Final = (TOKENS, PROMPT_TOKENS, RUNS, SPLICED, FALLBACKS)
+METRICS: Final = (TOKENS, PROMPT_TOKENS, RUNS, SPLICED, SPLICED_TOKENS, GUARDED, CHANGED_FIELDS, FALLBACKS)
 
 
 class Accounting:
@@ -74,6 +98,22 @@ class Accounting:
         if plan is not None and plan.runs:
             self._series.add(RUNS, len(plan.runs))
             self._series.add(SPLICED)
+            for run in plan.runs:
+                self._series.add(SPLICED_TOKENS, run.num_tokens, value=run.context.value)
+            state.num_behind_change += plan.num_behind_change
+        self._count_guard(req)
+
+    def _count_guard(self, req: Req) -> None:
+        """Count what of the admitted chunk is computed because of changed fields, and the fields up to its end."""
+        state: RequestState = req.pic
+        guarded = intersect_spans(state.guarded, req.prefix_len, req.extend_end)
+        num_guarded = sum(end - start for start, end in guarded)
+        # A chunk is planned behind the ones before it, whose fields stand in its context too.
+        fields = {field for field in state.changed_fields if field[1] <= req.extend_end} - state.counted_fields
+        state.num_guarded += num_guarded
+        state.counted_fields |= fields
+        self._series.add(GUARDED, num_guarded)
+        self._series.add(CHANGED_FIELDS, len(fields))
 
     def _count_fallback(self, reason: Reason, count: int = 1) -> None:
         self._series.add(FALLBACKS, count, value=reason.value)

@@ -37,10 +37,11 @@ def _validate(manager: Any, obj: Any, *args: object, **kwargs: object) -> None:
 
 
 def _with_chunk_hits(result: Any, details: dict[str, Any], *args: object, **kwargs: object) -> Any:
-    if "pic" not in details:
+    ours = {name: count for name, count in details.items() if name.startswith("pic")}
+    if not ours:
         return None
     _allow_extra_fields(type(result))
-    return type(result)(**{**result.model_dump(), "pic": details["pic"]})
+    return type(result)(**{**result.model_dump(), **ours})
 
 
 def _allow_extra_fields(model: type) -> None:

@@ -70,7 +70,7 @@ class Planning:
         """
         state: RequestState = req.pic
         state.drop_plan()
-        state.dropped, state.lost_plan = {}, None
+        state.dropped, state.changed_fields, state.guarded, state.lost_plan = {}, (), (), None
         policy = state.options.policy(self._config.core)
         num_left = len(req.full_untruncated_fill_ids) - req.prefix_len
         if num_left <= policy.min_run_tokens or self.refusal(req) is not None:
@@ -90,7 +90,7 @@ class Planning:
         ]
         # Of equally good ones the first, which is the request's own namespace.
         plan = max(plans, key=lambda plan: plan.num_spliced)
-        state.dropped = plan.dropped
+        state.dropped, state.changed_fields, state.guarded = plan.dropped, plan.changed_fields, plan.guarded
         slots = [resolver.slots(run.donor, run.donor_start, run.donor_end) for run in plan.runs]
         locks = resolver.keep_locks_of([run.donor for run in plan.runs])
         if plan.runs:

@@ -57,7 +57,13 @@ def _adder_class(_: type, _scheduler: object) -> type[PicPrefillAdder]:
 
 def _details(result: dict[str, Any] | None, _streamer: object, req: Req) -> dict[str, Any] | None:
     """Show chunk hits as a part of the device's: SGLang and its benchmark add up device, host and storage."""
-    if result is None:
+    state: RequestState = req.pic
+    if result is None and not state.num_guarded:
         return None
-    device = req.cached_tokens - req.cached_tokens_host - req.cached_tokens_storage
-    return {**result, "device": device, "pic": req.pic.num_chunk_hit}
+    return {
+        **(result or {"host": 0}),
+        "device": req.cached_tokens - req.cached_tokens_host - req.cached_tokens_storage,
+        "pic": state.num_chunk_hit,
+        "pic_behind_change": state.num_behind_change,
+        "pic_guarded": state.num_guarded,
+    }

@@ -14,7 +14,7 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
-from sglang_pic.core import DropReason, Plan, Run
+from sglang_pic.core import DropReason, Plan, Run, Span
 
 
 @dataclass(slots=True)
@@ -58,12 +58,22 @@ class RequestState:
     """The plan that waits for the forward pass."""
     dropped: dict[DropReason, int] = field(default_factory=dict)
     """Candidate runs that the last plan left out, by reason."""
+    changed_fields: tuple[Span, ...] = ()
+    """Fields that have another value in the context of a donor that the last plan found."""
+    guarded: tuple[Span, ...] = ()
+    """What the last plan computes because of them."""
     lost_plan: Fallback | None = None
     """Why the last plan was dropped as a whole."""
     matched_len: int | None = None
     """Tokens of the first exact prefix match; `None` until the request is admitted."""
     num_chunk_hit: int = 0
     """Tokens served by splicing so far."""
+    num_behind_change: int = 0
+    """Of them, spliced behind a changed field."""
+    num_guarded: int = 0
+    """Tokens computed so far because of a changed field."""
+    counted_fields: set[Span] = field(default_factory=set)
+    """The changed fields that were counted."""
     spliced: list[tuple[int, int]] = field(default_factory=list)
     """Spans of the row that hold spliced rows, ascending."""
 
@@ -73,6 +83,7 @@ class RequestState:
             self.pending.locks.close()
             self.pending = None
             self.lost_plan = reason
+            self.changed_fields = self.guarded = ()
 
     def admit(self, start: int, end: int, *, first_chunk: bool) -> Plan | None:
         """Note that `[start, end)` of the row is prefilled next, and clip the plan to it; what is left of the plan."""
