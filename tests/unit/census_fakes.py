@@ -30,6 +30,7 @@ class IdsEncoder:
     is_exact = True
     delimiters = frozenset({1})
     notes = ()
+    texts = tuple(f" n{number}" for number in range(10_000))
 
     def encode(self, call: Call) -> _EncodedIds:
         """The numbers that the messages say."""

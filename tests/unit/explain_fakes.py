@@ -53,6 +53,11 @@ class WordEncoder:
         """Where messages begin and end."""
         return frozenset(self._id(mark) for mark in ("<|im_start|>", "<|im_end|>"))
 
+    @property
+    def texts(self) -> list[str]:
+        """The words so far."""
+        return self.words
+
     def encode(self, call: Call) -> EncodedCall:
         """The ids of one call."""
         ids: list[int] = []

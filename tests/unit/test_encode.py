@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pic_traces import Call, load
 from pic_traces.encode import EncodedCall, load_encoder
-from pic_traces.encode.standin import NUM_RESERVED, split_pieces
+from pic_traces.encode.standin import Vocabulary
 from pic_traces.encode.tokenized import TokenizedCache, TokenizedText
 from pic_traces.errors import TraceError
 
@@ -79,11 +79,12 @@ def _byte_level() -> Any:
 
 def _metaspace() -> Any:
     """As of SentencePiece: spaces are a letter, and the text's beginning is given one."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first", split=False)
     tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>"]))
     return tokenizer
 
@@ -201,6 +202,17 @@ def test_a_prompt_goes_on_where_the_path_before_it_ended(folders: Callable[[str]
         "<|im_end|>",
     }
     assert encoder.encode(make_call("x")).path.tolist() == encoder.encode(make_call("x")).tokens.tolist()
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_every_id_has_its_text(tmp_path: Path, kind: str) -> None:
+    encoder = load_encoder(make_folder(tmp_path / kind, CHATML, kind))
+    encoded = encoder.encode(make_call("the lazy dog\nprint(add(1, 2)) <wide> over"))
+    texts = [encoder.texts[token] for token in encoded.tokens]
+    # A text's beginning may have a space more, and a token that takes spaces with it none of them.
+    assert "".join("".join(texts).split()) == "".join(whole_text(encoded).split())
+    assert texts[0] == "<|im_start|>"
+    assert any(text.startswith(" ") and text.strip() for text in texts), "a space in front belongs to the token"
 
 
 def test_an_answer_that_its_template_would_join_with_the_prompt_is_tokenised_apart(
@@ -394,6 +406,7 @@ def test_the_stand_in_needs_no_files() -> None:
     opens = [at for at, token in enumerate(second.tokens) if token in encoder.delimiters]
     assert [second.text(at, at + 1) for at in opens] == ["<|im_start|>", "<|im_end|>"] * 3 + ["<|im_start|>"]
     assert not encoder.is_exact
+    assert "".join(encoder.texts[token] for token in second.tokens) == whole_text(second)
     assert [part.role for part in encoder.encode(make_call(**WITH_TOOLS)).parts] == [
         "system",
         "user",
@@ -407,22 +420,23 @@ def test_the_stand_in_needs_no_files() -> None:
 
 @given(text=st.text())
 def test_pieces_cover_the_text(text: str) -> None:
-    stretch = split_pieces(text)
+    vocabulary = Vocabulary(["<open>"])
+    stretch = vocabulary.split(text)
     bounds = [*stretch.starts.tolist(), len(text)]
     assert "".join(text[start:end] for start, end in pairwise(bounds)) == text
-    assert (stretch.ids >= NUM_RESERVED).all()
-    assert split_pieces(text).ids.tolist() == stretch.ids.tolist()
+    assert "".join(vocabulary.texts[token] for token in stretch.ids) == text
+    assert (stretch.ids > 0).all()
+    assert vocabulary.split(text).ids.tolist() == stretch.ids.tolist()
 
 
-def test_pieces_are_like_a_tokenizers_and_their_ids_never_change() -> None:
-    stretch = split_pieces("def fooBar(x):\n    return   12345 extraordinarily 🦊")
+def test_pieces_are_like_a_tokenizers() -> None:
+    stretch = Vocabulary().split("def fooBar(x):\n    return   12345 extraordinarily 🦊")
     bounds = [*stretch.starts.tolist(), len(stretch.text)]
     pieces = [stretch.text[start:end] for start, end in pairwise(bounds)]
     assert pieces == [
         *["def", " foo", "Bar", "(", "x", "):", "\n   ", " return", "  ", " ", "12", "34", "5"],
         *[" extraordin", "arily", " ", "🦊"],
     ]
-    assert split_pieces("the fox").ids.tolist() == [1_098_390_101, 440_777_726]
 
 
 def test_a_cache_forgets_what_was_not_used_longest() -> None:

@@ -44,6 +44,10 @@ class Encoder(Protocol):
     delimiters: frozenset[int]
 
     @property
+    def texts(self) -> Sequence[str]:
+        """The text of each token by its id; it grows where calls bring new tokens."""
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """How the calls so far differ from what a server would be sent, for reports; empty if they do not."""
 

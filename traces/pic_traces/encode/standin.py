@@ -8,19 +8,15 @@ calls, as a multiple of SmolLM2's (tools flattened in both): ChatDev 1.04, Claud
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
-import xxhash
 
 from pic_traces.encode.encoded import EncodedCall, Mark
 from pic_traces.encode.prepare import ContentForm, Preparation, recorded_roles
 from pic_traces.encode.tokenized import TokenizedCache, TokenizedText
 from pic_traces.session import Call, Message
 
-NUM_RESERVED = 16
-"""Ids below this are never a piece's."""
-
-_NUM_IDS = 2**31 - NUM_RESERVED
 # Longest pieces swept against SmolLM2's tokenizer on six recorded sets, 2026-11; digits in pairs
 # stand between tokenizers that take one at a time (SmolLM2) and three.
 _PIECE = re.compile(
@@ -34,8 +30,8 @@ _PIECE = re.compile(
     re.DOTALL,
 )
 
-_OPEN_ID, _CLOSE_ID = 1, 2
 _OPEN, _CLOSE = "<|im_start|>", "<|im_end|>"
+_OPEN_ID, _CLOSE_ID = 0, 1
 
 
 class StandInEncoder:
@@ -46,11 +42,17 @@ class StandInEncoder:
     delimiters = frozenset((_OPEN_ID, _CLOSE_ID))
 
     def __init__(self) -> None:
-        self._contents = TokenizedCache(split_pieces)
-        self._headers = TokenizedCache(_make_header)
+        self._vocabulary = Vocabulary([_OPEN, _CLOSE])
+        self._contents = TokenizedCache(self._vocabulary.split)
+        self._headers = TokenizedCache(self._make_header)
         self._preparation = Preparation(ContentForm.TEXT)
-        self._footer = _join(_marker(_CLOSE, _CLOSE_ID), split_pieces("\n"))
+        self._footer = _join(_marker(_CLOSE, _CLOSE_ID), self._vocabulary.split("\n"))
         self._end_of_turn = _marker(_CLOSE, _CLOSE_ID)
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The pieces so far; a piece that the markers spell is not a marker."""
+        return self._vocabulary.texts
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -79,22 +81,39 @@ class StandInEncoder:
         (message,) = self._preparation.flatten([completion], None)
         return (self._contents.get(str(message["content"])), self._end_of_turn)
 
+    def _make_header(self, role: str) -> TokenizedText:
+        split = self._vocabulary.split
+        return _join(_marker(_OPEN, _OPEN_ID), split(role), split("\n"))
 
-def split_pieces(text: str) -> TokenizedText:
-    """A text as pieces: words with their leading space, digits in groups, punctuation, runs of whitespace.
 
-    Every character is in one piece, so the pieces joined are the text. O(n).
+class Vocabulary:
+    """Pieces by their ids, which they get in the order in which they are first seen.
+
+    Args:
+        reserved: texts of the first ids, which no piece gets.
     """
-    pieces = _PIECE.findall(text)
-    digest = xxhash.xxh32_intdigest
-    ids = np.fromiter((digest(piece.encode("utf-8", "surrogatepass")) for piece in pieces), np.uint64, len(pieces))
-    starts = np.zeros(len(pieces), np.int32)
-    np.cumsum(np.fromiter(map(len, pieces), np.int32, len(pieces))[:-1], out=starts[1:])
-    return TokenizedText(text, (ids % _NUM_IDS + NUM_RESERVED).astype(np.int32), starts)
 
+    def __init__(self, reserved: Sequence[str] = ()) -> None:
+        self.texts = list(reserved)
+        self._ids: dict[str, int] = {}
 
-def _make_header(role: str) -> TokenizedText:
-    return _join(_marker(_OPEN, _OPEN_ID), split_pieces(role), split_pieces("\n"))
+    def split(self, text: str) -> TokenizedText:
+        """A text as pieces: words with their leading space, digits in groups, punctuation, runs of whitespace.
+
+        Every character is in one piece, so the pieces joined are the text. O(n).
+        """
+        pieces = _PIECE.findall(text)
+        ids = np.fromiter(map(self._id, pieces), np.int32, len(pieces))
+        starts = np.zeros(len(pieces), np.int32)
+        np.cumsum(np.fromiter(map(len, pieces), np.int32, len(pieces))[:-1], out=starts[1:])
+        return TokenizedText(text, ids, starts)
+
+    def _id(self, piece: str) -> int:
+        found = self._ids.get(piece)
+        if found is None:
+            found = self._ids[piece] = len(self.texts)
+            self.texts.append(piece)
+        return found
 
 
 def _marker(text: str, token_id: int) -> TokenizedText:

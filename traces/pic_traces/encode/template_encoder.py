@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from pic_traces.encode.chat_template import ChatTemplate, TemplateRefusal
 from pic_traces.encode.encoded import EncodedCall, Mark
@@ -39,6 +40,11 @@ class TemplateEncoder:
         written = {token_id for token, token_id in special.items() if token in template.source}
         self.delimiters = frozenset(written or special.values())
         self._any_flattened = False
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """Those of the tokenizer's vocabulary."""
+        return self._tokenizer.texts
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,16 @@ class TextEncoder:
         }
         self.added_tokens = _cutting_pattern(list(added.values()))
         self._cache = TokenizedCache(self._encode)
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The text of each id, with the spaces that belong to it; a character of several tokens is in none of them."""
+        # Decoded behind another token, because some tokenizers strip the space in front of a text.
+        head = self._tokenizer.encode("a", add_special_tokens=False).ids
+        size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        skipped = len(self._tokenizer.decode(head, skip_special_tokens=False))
+        pairs = self._tokenizer.decode_batch([[*head, token] for token in range(size)], skip_special_tokens=False)
+        return [text[skipped:] for text in pairs]
 
     def tokenize(self, text: str) -> Iterator[TokenizedText]:
         """The stretches of a text, which joined are the text; their ids joined are what the tokenizer makes of it."""
