@@ -11,18 +11,17 @@ from enum import Enum
 from functools import partial
 
 import msgspec
-import numpy as np
 from pic_traces.encode.encoded import EncodedCall, Encoder
 from pic_traces.session import Session
 
-from sglang_pic.census.outcome import CallRef, ChangedField, Outcome, RunSpan
+from sglang_pic.census.changes import changed_fields
+from sglang_pic.census.outcome import CallRef, Outcome, RunSpan
 from sglang_pic.census.prefix_tree import PrefixTree
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CoreConfig, PlanOptions, Run
 
 _NAMESPACE = "census"
 _UNLIMITED = 1 << 40
-_NO_TOKENS = np.empty(0, np.int32)
 
 
 class CacheScope(Enum):
@@ -102,7 +101,7 @@ class _Cache:
             runs=runs,
             neighbor=None if match.neighbor is None else self._refs[match.neighbor],
             expected=match.expected,
-            changed_fields=tuple(ChangedField(start, end, _NO_TOKENS) for start, end in plan.changed_fields),
+            changed_fields=changed_fields(plan, tokens),
             guarded=plan.guarded,
         )
 

@@ -1,0 +1,51 @@
+"""What a changed field said before, read from the donor's path."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+from pic_traces.encode.encoded import Tokens
+
+from sglang_pic.census.outcome import ChangedField
+from sglang_pic.core import Context, Plan, Run
+
+# Text beside a field that is equal on both sides. The planner asks for as many tokens in front of a field.
+_FLANK_TOKENS = 8
+# Other fields before it may be longer or shorter than they were: so far is it looked for.
+_REACH = 2048
+_NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
+
+
+def changed_fields(plan: Plan, prompt: Tokens) -> tuple[ChangedField, ...]:
+    """The plan's changed fields, each with its value before the first run behind it whose context it changed."""
+    behind = [run for run in plan.runs if run.context is Context.CHANGED]
+    found = []
+    for start, end in plan.changed_fields:
+        olds = (_old_value(run, prompt, start, end) for run in behind if run.target_start >= end)
+        found.append(ChangedField(start, end, next((old for old in olds if old is not None), _NO_TOKENS)))
+    return tuple(found)
+
+
+def _old_value(run: Run, prompt: Tokens, start: int, end: int) -> Tokens | None:
+    """What stands between the field's flanks in the donor's context; None if they do not stand there."""
+    context = run.donor.tokens(run.donor_start)
+    before, after = prompt[max(0, start - _FLANK_TOKENS) : start], prompt[end : end + _FLANK_TOKENS]
+    wanted = start - run.shift
+    starts = _places(before, context, wanted - len(before)) + len(before)
+    if len(starts) == 0:
+        return None
+    # Of several places the one nearest to the field's own, as far as the run was moved.
+    old_start = int(starts[np.abs(starts - wanted).argmin()])
+    ends = _places(after, context, old_start)
+    ends = ends[ends >= old_start]
+    return context[old_start : ends[0]] if len(ends) else None
+
+
+def _places(part: Tokens, whole: Tokens, middle: int) -> npt.NDArray[np.int64]:
+    """Where `part` stands in `whole`, at most `_REACH` tokens from a place."""
+    low = max(0, middle - _REACH)
+    near = whole[low : middle + _REACH + len(part)]
+    if len(near) < len(part):
+        return np.empty(0, dtype=np.int64)
+    return np.flatnonzero((sliding_window_view(near, len(part)) == part).all(axis=1)) + low
