@@ -35,23 +35,23 @@ def test_the_old_value_stands_between_the_same_flanks(old: list[int], new: list[
 
 
 def test_of_several_fields_each_has_its_own() -> None:
-    prompt = HEAD + [9] + MIDDLE + [8, 8, 8] + BODY
-    plan = plan_of(HEAD + [1, 1] + MIDDLE + [2] + BODY, prompt, [(50, 51), (91, 94)])
+    prompt = [*HEAD, 9, *MIDDLE, 8, 8, 8, *BODY]
+    plan = plan_of([*HEAD, 1, 1, *MIDDLE, 2, *BODY], prompt, [(50, 51), (91, 94)])
     assert [field.old.tolist() for field in changed_fields(plan, as_tokens(prompt))] == [[1, 1], [2]]
 
 
 def test_of_equal_flanks_the_nearest_count() -> None:
     """Rows of a table look alike."""
     row = list(range(10, 30))
-    prompt = HEAD + [5] + row + [6] + row + [9] + row + BODY
-    donor = HEAD + [5] + row + [6] + row + [7] + row + BODY
+    prompt = [*HEAD, 5, *row, 6, *row, 9, *row, *BODY]
+    donor = [*HEAD, 5, *row, 6, *row, 7, *row, *BODY]
     at = prompt.index(9)
     (found,) = changed_fields(plan_of(donor, prompt, [(at, at + 1)]), as_tokens(prompt))
     assert found.old.tolist() == [7]
 
 
 def test_a_value_that_is_not_found_is_left_open() -> None:
-    prompt = HEAD + [9] + BODY
-    (found,) = changed_fields(plan_of(MIDDLE + [1] + MIDDLE + BODY, prompt, [(50, 51)]), as_tokens(prompt))
+    prompt = [*HEAD, 9, *BODY]
+    (found,) = changed_fields(plan_of([*MIDDLE, 1, *MIDDLE, *BODY], prompt, [(50, 51)]), as_tokens(prompt))
     assert found.old.tolist() == []
     assert found.old.dtype == np.int32
