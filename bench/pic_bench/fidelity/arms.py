@@ -20,15 +20,16 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     donors: Donors = Donors.NONE
     rotate: bool = True
-    overrides: dict[str, int] = {}
+    overrides: dict[str, int | str] = {}
     """Settings of the reuse policy; the server's hold for the others."""
 
     @property
     def seam_tokens(self) -> int | None:
         """The arm's own seam, if it has one."""
-        return self.overrides.get("seam_tokens")
+        seam = self.overrides.get("seam_tokens")
+        return seam if isinstance(seam, int) else None
 
-    def overriding(self, name: str, **overrides: int) -> Arm:
+    def overriding(self, name: str, **overrides: int | str) -> Arm:
         """The same arm under another name with further settings of its own."""
         return msgspec.structs.replace(self, name=name, overrides={**self.overrides, **overrides})
 
@@ -95,7 +96,7 @@ def parse_policy(text: str) -> Arm:
     name, _, settings = text.partition("=")
     if not _NAME.fullmatch(name) or name in _TAKEN:
         raise ConfigError(f"--policy {text!r}: the name must be letters, digits, '.', '_' or '-', and no control's.")
-    values: dict[str, int] = {}
+    values: dict[str, int | str] = {}
     for part in settings.split(",") if settings else []:
         key, _, value = part.partition(":")
         if key not in _SETTINGS or not value.isdigit():

@@ -18,7 +18,7 @@ from pic_bench.report.stats import Estimate, Statistic, bootstrap, bootstrap_rat
 
 _PLACE = ("experiment", "dtype", "source", "num_blocks", "shift", "min_chunk_hit")
 _MEANS = ("kl", "cosine", "forced_kl", "score", "exact_match", "key_error")
-_SUMS = ("prompt_tokens", "prefix_hit_tokens", "chunk_hit_tokens", "computed_tokens")
+_SUMS = ("prompt_tokens", "prefix_hit_tokens", "chunk_hit_tokens", "block_tokens", "computed_tokens")
 
 
 def make_cells(panels: Sequence[Panel], thresholds: Thresholds) -> list[Cell]:

@@ -31,6 +31,10 @@ SIZES = {
     "--blocks": ("blocks", "numbers of blocks of grid"),
     "--seams": ("seams", "seam tokens of grid"),
     "--shifts": ("shifts", "positions by which shift moves a block"),
+    "--skills": ("skills", "numbers of skills that compose puts together"),
+    "--skill-tokens": ("skill_tokens", "tokens of compose's shortest and longest skill"),
+    "--compositions": ("compositions", "prompts of compose for each number of skills"),
+    "--turns": ("turns", "turns of each conversation of turns"),
     "--calls": ("calls", "only the first N calls of every trace"),
     "--greedy": ("greedy_prompts", "prompts of each number of blocks after which some arms generate 64 tokens"),
     "--keys": ("key_prompts", "prompts of each number of blocks and of each shift whose keys are compared"),
@@ -54,8 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--experiment",
         choices=[experiment.value for experiment in Experiment],
         help="grid: seam tokens, number of runs, donors alone or in context; shift: how far a run is moved; qa: "
-        "questions over documents in another order; trace: the calls of a trace in order, under policies; may repeat "
-        "(default: all; --quick: all but trace)",
+        "questions over documents in another order; trace: the calls of a trace in order, under policies; compose: "
+        "skills compiled alone or together, in other orders; turns: a conversation whose field changes at each turn; "
+        "may repeat (default: all; --quick: all but trace)",
     )
     dtypes = f"number format of the server; may repeat (default: {' and '.join(DTYPES)}, one after the other)"
     several("--dtype", metavar="NAME", help=dtypes)

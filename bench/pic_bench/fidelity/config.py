@@ -13,6 +13,8 @@ BLOCK_TOKENS = 80
 """Of GRID. From 80 tokens on every repeated span of random text is found whole (study), so each block is one run."""
 MAX_BLOCKS = 16
 """As many blocks have markers."""
+MIN_SKILL_TOKENS = 100
+"""Less than a seam and the shortest run would never be spliced."""
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,6 +31,14 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     blocks: tuple[int, ...]
     seams: tuple[int, ...]
     shifts: tuple[int, ...]
+    skills: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Of COMPOSE: how many are put together."""
+    skill_tokens: tuple[int, int] = (100, 400)
+    """The shortest skill and the longest."""
+    compositions: int = 24
+    """Composed prompts for each number of skills."""
+    turns: int = 64
+    """Of every conversation of TURNS."""
     greedy_prompts: int
     """So many prompts of each number of blocks are generated from."""
     greedy_tokens: int = 64
@@ -37,11 +47,17 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The keys of so many prompts of each number of blocks, and of each shift, are compared."""
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "shift_prompts", "questions"):
+        for name in ("prompts", "shift_prompts", "questions", "compositions", "turns"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be 1 or more.")
-        if not self.blocks or not all(1 <= count <= MAX_BLOCKS for count in self.blocks):
-            raise ConfigError(f"blocks={list(self.blocks)!r}: must be numbers from 1 to {MAX_BLOCKS}.")
+        for name, counts in (("blocks", self.blocks), ("skills", self.skills)):
+            if not counts or not all(1 <= count <= MAX_BLOCKS for count in counts):
+                raise ConfigError(f"{name}={list(counts)!r}: must be numbers from 1 to {MAX_BLOCKS}.")
+        if not (len(self.skill_tokens) == 2 and MIN_SKILL_TOKENS <= self.skill_tokens[0] <= self.skill_tokens[1]):
+            raise ConfigError(
+                f"skill_tokens={list(self.skill_tokens)!r}: must be two numbers, the shortest and the longest skill, "
+                f"from {MIN_SKILL_TOKENS} on."
+            )
         if not self.seams or not all(0 <= seam < BLOCK_TOKENS for seam in self.seams):
             raise ConfigError(f"seams={list(self.seams)!r}: must be numbers from 0 to {BLOCK_TOKENS - 1}.")
         if not all(shift >= 1 for shift in self.shifts):
@@ -94,6 +110,9 @@ QUICK_SIZES = Sizes(
     blocks=(1, 4),
     seams=(0, 1, 8),
     shifts=(1, 16, 64, 256),
+    skills=(1, 4),
+    compositions=3,
+    turns=8,
     greedy_prompts=2,
     key_prompts=2,
 )

@@ -19,7 +19,7 @@ from pic_bench.fidelity.metrics import (
     relative_error,
     score_answer,
 )
-from pic_bench.fidelity.record import Donors, Probe
+from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.target import Recorded, Target
 from pic_bench.report.stats import common_len
 
@@ -89,6 +89,7 @@ def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtyp
         prompt_tokens=len(case.prompt),
         prefix_hit_tokens=recorded.prefix_hit_tokens,
         chunk_hit_tokens=recorded.chunk_hit_tokens,
+        block_tokens=sum(end - start for start, end in case.blocks),
         top1_probability=reference.top1_probability,
         kl=float(apart[0]),
         cosine=centred_cosine(reference.recorded.logits[0], recorded.logits[0]),
@@ -135,7 +136,8 @@ def check_realised(case: Case, arm: Arm, recorded: Recorded, page_size: int) -> 
     if arm.seam_tokens is None:
         return
     slack = 2 * (page_size - 1)
-    for block in case.blocks:
+    # Where skills stand as they were compiled, no seam parts them, so that each is spliced for as much as can be.
+    for block in () if case.experiment is Experiment.COMPOSE else case.blocks:
         inside = _inside(recorded, block)
         meant = block.end - block.start - arm.seam_tokens
         if not meant - slack <= inside <= meant:
@@ -166,12 +168,12 @@ def _prepare(case: Case, arms: Sequence[Arm], target: Target) -> None:
 
 def _key(case: Case, arm: Arm) -> str:
     """The namespace of an arm's own rows. Warm prefixes are shared by the prompts of one shift, within an arm."""
-    scope = f"{case.experiment.value}-{case.shift}" if case.warm_len else case.name
+    scope = f"{case.experiment.value}-{case.shift}" if case.shift is not None else case.name
     return f"{scope}/{(FULL if arm == EXACT else arm).label}"
 
 
 def _donors_key(case: Case, kind: Donors) -> str:
-    return f"{case.name}/donors-{kind.value}"
+    return f"{case.library or case.name}/donors-{kind.value}"
 
 
 def _key_error(reference: npt.NDArray[np.float32] | None, recorded: Recorded) -> float | None:

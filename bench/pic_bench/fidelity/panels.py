@@ -56,7 +56,7 @@ def make_panels(probes: Iterable[Probe], thresholds: Thresholds) -> tuple[list[P
     repeated = 0
     for probe in probes:
         shift = probe.shift if probe.experiment is Experiment.SHIFT else None
-        varied = probe.experiment in (Experiment.GRID, Experiment.SHIFT)
+        varied = probe.experiment in (Experiment.GRID, Experiment.SHIFT, Experiment.COMPOSE)
         num_blocks = probe.num_blocks if varied else None
         key = (probe.experiment, probe.dtype, probe.source, num_blocks, shift)
         panel = panels.setdefault(key, Panel(*key))  # type: ignore[arg-type]

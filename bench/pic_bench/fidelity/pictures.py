@@ -88,7 +88,7 @@ def scores(cells: Sequence[Cell]) -> Picture | None:
     title = f"Change of score: {kept[0].dtype}"
     drawn = plot(title, series, {"full prefill": _NOTHING}, "arm", y_title=SCORE, slots=arms)
     note = "Paired by prompt; below zero is a loss. A dagger marks questions that the model cannot answer anyway."
-    return Picture(_slug("scores", kept[0].dtype), title, note, drawn)
+    return Picture(slug("scores", kept[0].dtype), title, note, drawn)
 
 
 def trade_offs(cells: Sequence[Cell]) -> Iterator[Picture]:
@@ -118,7 +118,7 @@ def trade_offs(cells: Sequence[Cell]) -> Iterator[Picture]:
         note += "95 % intervals over sessions."
         if is_share and any(cell.undecided for cell in kept):
             note += f" {UNDECIDED} The model is undecided on most of these calls: see the table."
-        file = _slug("cost", name, kept[0].dtype, kept[0].source, str(kept[0].min_chunk_hit or "all"))
+        file = slug("cost", name, kept[0].dtype, kept[0].source, str(kept[0].min_chunk_hit or "all"))
         yield Picture(file, title, note, drawn)
 
 
@@ -170,6 +170,11 @@ def plot(
         axes.set_title(y_title, fontsize=12, fontweight="normal", color=colour("muted"), pad=12, x=-0.12)
         axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(-0.12, 1.1), fontsize=11)
     return drawn
+
+
+def slug(*words: str) -> str:
+    """The stem of a picture's file."""
+    return "plot-" + "-".join(re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-") for word in words)
 
 
 def _log_axis(axes: Axes, estimates: Sequence[Estimate]) -> None:
@@ -231,7 +236,7 @@ def _picture(
     title = f"{what}: {_dtype_and_source([cell])}, {DONORS.get(cell.donors, cell.donors.value)}"
     drawn = plot(title, series, _floor(cells, floor_at), axis, slots=slots)
     name = what.replace("against", "by").replace("number of ", "").replace(" tokens", "")
-    return Picture(_slug(name, cell.dtype, cell.source, cell.donors.value), title, note, drawn)
+    return Picture(slug(name, cell.dtype, cell.source, cell.donors.value), title, note, drawn)
 
 
 def _columns(cells: Sequence[Cell]) -> list[int]:
@@ -240,10 +245,6 @@ def _columns(cells: Sequence[Cell]) -> list[int]:
 
 def _dtype_and_source(cells: Sequence[Cell]) -> str:
     return f"{cells[0].dtype}, {cells[0].source}"
-
-
-def _slug(*words: str) -> str:
-    return "plot-" + "-".join(re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-") for word in words)
 
 
 def _says(estimate: Estimate, write: Callable[[float], str]) -> str:

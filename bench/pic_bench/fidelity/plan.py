@@ -15,10 +15,12 @@ from pic_traces.questions import (
     read_questions,
 )
 
-from pic_bench.fidelity.cases.case import Job
+from pic_bench.fidelity.cases.case import Case, Job
+from pic_bench.fidelity.cases.compose import compose_jobs
 from pic_bench.fidelity.cases.passages import PassageJobs
 from pic_bench.fidelity.cases.qa import qa_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
+from pic_bench.fidelity.cases.turns import Change, conversation
 from pic_bench.fidelity.config import Config
 from pic_bench.fidelity.record import Experiment
 from pic_bench.fidelity.trace import TraceCall, distinct_tokens, trace_calls
@@ -27,6 +29,7 @@ DEFAULT_TRACE = "sample:opendevin"
 MAX_TEXT_QUESTIONS = 200
 CASE_POOL_TOKENS = 60_000
 MAX_POOL_TOKENS = 120_000
+_ROOM = 32  # the answer behind a turn's prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,8 @@ class Plan:
     passages: PassageJobs
     jobs: list[Job]
     calls: list[TraceCall]
+    conversations: list[list[Case]]
+    """Of TURNS: the prompts of each, turn by turn."""
     pool_tokens: int
 
 
@@ -50,7 +55,8 @@ def make_plan(config: Config, *, quiet: bool) -> Plan:
         BenchError: a prompt cannot be made of the data.
     """
     text = ModelText(Path(config.model))
-    passages = PassageJobs(config.sizes, TextPool(*_text_source(config), text), text, config.seed)
+    pool = TextPool(*_text_source(config), text)
+    passages = PassageJobs(config.sizes, pool, text, config.seed)
     jobs: list[Job] = []
     if Experiment.GRID in config.experiments:
         jobs += passages.grid()
@@ -58,12 +64,18 @@ def make_plan(config: Config, *, quiet: bool) -> Plan:
         jobs += passages.shift()
     if Experiment.QA in config.experiments:
         jobs += qa_jobs(config.sizes, chosen_questions(config), text, config.seed)
+    if Experiment.COMPOSE in config.experiments:
+        jobs += compose_jobs(config.sizes, text, pool, config.seed)
+    conversations: list[list[Case]] = []
+    if Experiment.TURNS in config.experiments:
+        conversations = [conversation(change, config.sizes.turns, text, config.seed) for change in Change]
     calls: list[TraceCall] = []
     if Experiment.TRACE in config.experiments:
         # One trace after the other; each has namespaces of its own.
         for trace in [name for name in config.data if not is_question_set(Path(name))] or [DEFAULT_TRACE]:
             calls += trace_calls(trace, Path(trace).name, text, config.model, config.sizes.calls)
-    return Plan(config, text, passages, jobs, calls, config.pool_tokens or _pool_tokens(calls, quiet=quiet))
+    pool_tokens = config.pool_tokens or _pool_tokens(calls, conversations, quiet=quiet)
+    return Plan(config, text, passages, jobs, calls, conversations, pool_tokens)
 
 
 def chosen_questions(config: Config) -> list[Question]:
@@ -87,15 +99,16 @@ def _text_source(config: Config) -> tuple[str, list[str]]:
     return path.name, list(dict.fromkeys(document for question in questions for document in question.documents))
 
 
-def _pool_tokens(calls: list[TraceCall], *, quiet: bool) -> int:
-    """Tokens of the KV pool: enough for the cases, and for a trace enough that nothing is evicted, up to a limit."""
-    if not calls:
-        return CASE_POOL_TOKENS
-    longest = max(len(call.prompt) + len(call.answer) for call in calls)
-    wanted = distinct_tokens(calls) + 2 * longest
+def _pool_tokens(calls: list[TraceCall], conversations: list[list[Case]], *, quiet: bool) -> int:
+    """Tokens of the KV pool: for the cases, and so many that no trace or conversation loses a row, up to a limit."""
+    wanted = 0
+    if calls:
+        wanted = distinct_tokens(calls) + 2 * max(len(call.prompt) + len(call.answer) for call in calls)
+    # Behind a field that changes nothing is shared.
+    wanted = max([wanted, *(sum(len(turn.prompt) + _ROOM for turn in turns) for turns in conversations)])
     if wanted > MAX_POOL_TOKENS and not quiet:
         print(
-            f"trace: a cache that loses nothing needs a pool of {wanted} tokens; {MAX_POOL_TOKENS} are taken, and the "
+            f"A cache that loses nothing needs a pool of {wanted} tokens; {MAX_POOL_TOKENS} are taken, and the "
             "least recently used rows are evicted. --max-total-tokens sets another pool.",
             file=sys.stderr,
         )

@@ -24,6 +24,10 @@ class Experiment(Enum):
     """Questions over documents in another order, with gold answers."""
     TRACE = "trace"
     """The calls of a recorded trace, in order, under a policy."""
+    COMPOSE = "compose"
+    """Skills compiled alone or together, then put together in other orders."""
+    TURNS = "turns"
+    """A growing conversation with a field that changes at every turn, under a policy for changed fields."""
 
 
 class Donors(Enum):
@@ -61,6 +65,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     prompt_tokens: int
     prefix_hit_tokens: int
     chunk_hit_tokens: int
+    block_tokens: int = 0
+    """Of the blocks that were meant to be spliced."""
     top1_probability: float
     """Of the full prefill's likeliest token, in the full prefill: how decided the model is here."""
     kl: float
@@ -101,16 +107,16 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """The unit that intervals draw: records that share text, and so resemble each other, have the same unit.
 
         A trace's session, in whatever order it is served; of questions, the item whose documents they are asked of; of
-        shifts, the passage that is moved; else the prompt.
+        shifts, the passage that is moved; of compositions, the library; else the prompt.
         """
         match self.experiment:
             case Experiment.TRACE:
                 return self.prompt.rpartition("/")[2].rpartition("-")[0]
-            case Experiment.QA:
+            case Experiment.QA | Experiment.COMPOSE:
                 return self.prompt.rpartition("-")[0]
             case Experiment.SHIFT:
                 return self.prompt.rpartition("-")[2]
-            case Experiment.GRID:
+            case Experiment.GRID | Experiment.TURNS:
                 return self.prompt
 
 

@@ -11,6 +11,7 @@ import msgspec
 from pic_bench.environment import Environment
 from pic_bench.fidelity.cells import make_cells
 from pic_bench.fidelity.comparisons import make_comparisons
+from pic_bench.fidelity.drift import make_drifts
 from pic_bench.fidelity.folder import PROBES, read_environment, read_left_out, read_probes
 from pic_bench.fidelity.panels import Panel, make_panels
 from pic_bench.fidelity.record import Experiment, Probe
@@ -86,6 +87,7 @@ def summarize(
         environment=environment,
         cells=make_cells(panels, thresholds),
         comparisons=make_comparisons(panels),
+        drifts=make_drifts(panels),
         worst=_worst(panels, thresholds),
     )
 

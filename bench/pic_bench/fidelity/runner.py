@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -14,7 +14,7 @@ import msgspec
 from tqdm import tqdm
 
 from pic_bench.environment import Environment, capture_environment, joined
-from pic_bench.fidelity.cases.case import Job
+from pic_bench.fidelity.cases.case import Case, Job
 from pic_bench.fidelity.folder import (
     LEFT_OUT,
     PROBES,
@@ -28,7 +28,8 @@ from pic_bench.fidelity.measure import Unrealised, measure_case
 from pic_bench.fidelity.plan import Plan
 from pic_bench.fidelity.record import Experiment, LeftOut, Probe, append_lines
 from pic_bench.fidelity.target import Target, serve_target
-from pic_bench.fidelity.trace import TraceRun
+from pic_bench.fidelity.trace import Step, TraceRun
+from pic_bench.fidelity.turns import POLICIES, TurnsRun
 from pic_bench.fidelity.vault import Vault
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, write_json
 from sglang_pic.errors import BenchError
@@ -80,14 +81,17 @@ class _FormatRun:
     def measure(self, start_timeout_s: float) -> None:
         """Serve what is not measured yet; a server is only started where there is anything."""
         config = self.plan.config
-        done = Counter((p.experiment, p.prompt) for p in read_probes(self.folder) if p.dtype == self.dtype)
+        probes = [probe for probe in read_probes(self.folder) if probe.dtype == self.dtype]
+        done = Counter((p.experiment, p.prompt) for p in probes)
         # Served again, they would be left out again.
         left = self._names_left_out()
         jobs = [*self.plan.jobs, *self.plan.passages.replacing(left)]
         todo = [j for j in jobs if done[j.case.experiment, j.case.name] < len(j.arms) and j.case.name not in left]
         self.resumed, self.left_out = len(jobs) - len(todo) - len(left), len(left)
         wants_trace = bool(self.plan.calls) and not trace_mark(self.folder, self.dtype).exists()
-        if not todo and not wants_trace:
+        arms = frozenset((probe.prompt, probe.arm) for probe in probes if probe.experiment is Experiment.TURNS)
+        turns = [run for cases in self.plan.conversations if (run := self._turns_run(cases, arms))]
+        if not todo and not wants_trace and not turns:
             return
         write_json(self.folder / ENVIRONMENT, _environment(self.folder))
         if not self.quiet:
@@ -109,6 +113,9 @@ class _FormatRun:
                 jobs += todo
             if wants_trace:
                 self._measure_traces(target)
+            for run in turns:
+                self._measure_steps(run.steps(target), run.cost, run.turns[0].source)
+            shutil.rmtree(self.folder / VAULT / self.dtype, ignore_errors=True)
 
     def _measure_jobs(self, jobs: Sequence[Job], target: Target) -> None:
         words = list(self.plan.config.server_args)
@@ -149,15 +156,24 @@ class _FormatRun:
                 dtype=self.dtype,
                 done={(prompt, arm) for of, prompt, arm in probes if of == source},
             )
-            total = run.num_passes * sum(len(call.prompt) for call in run.calls)
-            with self._bar(total, f"{self.dtype} {source}") as bar:
-                for step in run.steps():
-                    append_lines(self.folder / PROBES, step.probes)
-                    self.measured += len(step.probes)
-                    bar.set_description(f"{self.dtype} {source} {step.label}", refresh=False)
-                    bar.update(step.prompt_tokens)
-        shutil.rmtree(self.folder / VAULT / self.dtype)
+            self._measure_steps(run.steps(), run.num_passes * sum(len(call.prompt) for call in run.calls), source)
         trace_mark(self.folder, self.dtype).touch()
+
+    def _turns_run(self, turns: Sequence[Case], done: frozenset[tuple[str, str]]) -> TurnsRun | None:
+        """The passes over a conversation that lack a record, if any."""
+        arms = [arm for arm in POLICIES if any((case.name, arm.name) not in done for case in turns)]
+        if not arms:
+            return None
+        vault = Vault(self.folder / VAULT / self.dtype / f"turns-{turns[0].source}")
+        return TurnsRun(turns, arms, self.plan.text, vault, self.dtype, done)
+
+    def _measure_steps(self, steps: Iterable[Step], cost: int, name: str) -> None:
+        with self._bar(cost, f"{self.dtype} {name}") as bar:
+            for step in steps:
+                append_lines(self.folder / PROBES, step.probes)
+                self.measured += len(step.probes)
+                bar.set_description(f"{self.dtype} {name} {step.label}", refresh=False)
+                bar.update(step.prompt_tokens)
 
     def _is_of_trace(self, probe: Probe) -> bool:
         return probe.experiment is Experiment.TRACE and probe.dtype == self.dtype

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from pic_bench.fidelity.composed import by_skills, composed_table
+from pic_bench.fidelity.drift import by_turn, drift_table
 from pic_bench.fidelity.pictures import DONORS, Picture, by_runs, by_seam, by_shift, scores, trade_offs
 from pic_bench.fidelity.record import Donors, Experiment
-from pic_bench.fidelity.summary import CONTROLS, Cell, Summary
+from pic_bench.fidelity.summary import CONTROLS, Cell, Drift, Summary
 from pic_bench.fidelity.tables import crossed, detail_table, kl_cell, question_table, top1_cell, trace_table
 from pic_bench.report.markdown import Table
 
@@ -39,6 +41,8 @@ def make_sections(summary: Summary) -> list[Section]:
         _passages("How far a run is moved", of[Experiment.SHIFT], "positions moved", (by_shift,)),
         _questions(of[Experiment.QA]),
         _trace(of[Experiment.TRACE], policies.split(",")[0].partition("=")[0]),
+        _composed(of[Experiment.COMPOSE]),
+        _turns(summary.drifts),
     ]
     return [section for section in found if section.tables]
 
@@ -86,6 +90,26 @@ def _trace(cells: Sequence[Cell], first_policy: str) -> Section:
             tables.append(Titled(f"{dtype}, {source}: {which}", trace_table(calls)))
             pictures += trade_offs(calls)
     return Section("Calls of a trace, in order, under each policy", tables, pictures, first_policy)
+
+
+def _composed(cells: Sequence[Cell]) -> Section:
+    tables: list[Titled] = []
+    pictures: list[Picture] = []
+    for (dtype, source), some in _places(cells).items():
+        tables.append(Titled(f"Skills composed: {dtype}, {source}", composed_table(some)))
+        tables.append(Titled(f"All metrics: {dtype}, {source}", detail_table(some, "skills"), folded=True))
+        pictures.append(by_skills(some))
+    return Section("Skills compiled once, composed in other orders", tables, pictures)
+
+
+def _turns(drifts: Sequence[Drift]) -> Section:
+    tables: list[Titled] = []
+    pictures: list[Picture] = []
+    for dtype in dict.fromkeys(drift.dtype for drift in drifts):
+        some = [drift for drift in drifts if drift.dtype == dtype]
+        tables.append(Titled(f"KL from the first turns to the last: {dtype}", drift_table(some)))
+        pictures.append(by_turn(some))
+    return Section("A field that changes at every turn of a conversation", tables, pictures)
 
 
 def _places(cells: Sequence[Cell]) -> dict[tuple[str, str], list[Cell]]:

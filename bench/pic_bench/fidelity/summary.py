@@ -94,6 +94,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     prompt_tokens: int
     prefix_hit_tokens: int
     chunk_hit_tokens: int
+    block_tokens: int = 0
     computed_tokens: int
     against_floor: Contrast | None
 
@@ -118,6 +119,24 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     difference: Estimate
     higher: float
     """Share of prompts on which the first arm's KL is higher."""
+
+
+class Drift(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One conversation under one policy, turn by turn."""
+
+    dtype: str
+    source: str
+    """How the field changes."""
+    arm: str
+    kl: list[float]
+    """Of the first token."""
+    forced_kl: list[float]
+    """Mean over the recorded answer's positions."""
+    prompt_tokens: list[int]
+    chunk_hit_tokens: list[int]
+    computed_tokens: list[int]
+    top1: float
+    """Share of the turns whose likeliest first token is the full prefill's."""
 
 
 class Worst(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -155,6 +174,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     environment: Environment | None
     cells: list[Cell]
     comparisons: list[Comparison]
+    drifts: list[Drift] = []
     worst: list[Worst]
 
 

@@ -154,6 +154,7 @@ def _place(cell: Cell) -> tuple[int, int, int]:
 def _where(cell: Cell) -> str:
     where = [cell.dtype, cell.experiment.value, cell.source]
     where += [plural(cell.num_blocks or 0, "run")] if cell.experiment is Experiment.GRID else []
+    where += [plural(cell.num_blocks or 0, "skill")] if cell.experiment is Experiment.COMPOSE else []
     where += [f"shift {cell.shift:,}"] if cell.shift is not None else []
     where += [f"≥ {cell.min_chunk_hit} chunk-hit"] if cell.min_chunk_hit else []
     where += [cell.donors.value] if cell.donors.value not in ("none", "trace") else []

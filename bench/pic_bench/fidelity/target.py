@@ -86,9 +86,12 @@ class Target:
         self.server.post("/flush_cache", {})
 
     def record(
-        self, prompt: Sequence[int], gold: Sequence[int], arm: Arm, *, key: str, donors_from: str, keys: bool
+        self, prompt: Sequence[int], gold: Sequence[int], arm: Arm, *, key: str, donors_from: str | None, keys: bool
     ) -> Recorded:
         """Serve a prompt with gold tokens behind it, which are computed, and read what was recorded.
+
+        Args:
+            donors_from: the namespace whose rows may be spliced; None for the request's own, with its lane.
 
         Raises:
             BenchError: the server refused the request or recorded nothing.
@@ -150,7 +153,7 @@ def _computed_from(position: int | None) -> dict[str, Any]:
     return {} if position is None else {"return_logprob": True, "logprob_start_len": position}
 
 
-def _options(arm: Arm, donors_from: str) -> dict[str, Any]:
+def _options(arm: Arm, donors_from: str | None) -> dict[str, Any]:
     if arm.is_control:
         return {"mode": "off", "testing": {}}
     return {"testing": {"donors_from": donors_from, "rotate": arm.rotate, "policy": arm.overrides}}

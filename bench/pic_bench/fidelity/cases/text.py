@@ -96,23 +96,31 @@ class ModelText:
         Raises:
             BenchError: the template refuses the conversation, or changes the text around the hole.
         """
-        if self._template is None:
-            self._template = load_chat_template(self._folder)
         hole = "\ue000"  # private use: no data has it, and no template changes it
-        messages = [
-            {"role": "system", "content": system},
-            {"role": "user", "content": f"{user_before}{hole}{user_after}"},
-        ]
-        try:
-            text = self._template.render(messages, None, {}, add_generation_prompt=True)  # type: ignore[arg-type]
-        except TemplateRefusal as error:
-            raise BenchError(
-                f"the chat template of {self._folder} refuses a system and a user message: {error}"
-            ) from error
-        before, found, after = text.partition(hole)
+        before, found, after = self._render(system, [f"{user_before}{hole}{user_after}"]).partition(hole)
         if not found:
             raise BenchError(f"the chat template of {self._folder} does not show the user's message.")
         return self.ids(before), self.ids(after)
+
+    def conversation(self, system: str, turns: Sequence[str]) -> list[int]:
+        """The ids of a conversation up to where the model answers; users and the model take turns.
+
+        Raises:
+            BenchError: the template refuses the conversation.
+        """
+        return self.ids(self._render(system, turns))
+
+    def _render(self, system: str, turns: Sequence[str]) -> str:
+        if self._template is None:
+            self._template = load_chat_template(self._folder)
+        messages = [{"role": "system", "content": system}]
+        messages += [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+        try:
+            return self._template.render(messages, None, {}, add_generation_prompt=True)  # type: ignore[arg-type]
+        except TemplateRefusal as error:
+            raise BenchError(
+                f"the chat template of {self._folder} refuses a conversation with a system message: {error}"
+            ) from error
 
 
 class TextPool:
