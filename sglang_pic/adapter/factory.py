@@ -34,10 +34,10 @@ from sglang_pic.adapter.startup import metrics as startup_metrics
 from sglang_pic.adapter.startup.calibration import calibrate
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.adapter.startup.self_test import log_result, run_self_test
-from sglang_pic.adapter.startup.tokenizer import Tokenizer, delimiters_of, read_tokenizer
+from sglang_pic.adapter.startup.tokenizer import Tokenizer, delimiters_of, read_tokenizer, texts_of
 from sglang_pic.adapter.support import check_support, max_sequences
 from sglang_pic.config import PicConfig, load_config
-from sglang_pic.core import ContentIndex, CostModel
+from sglang_pic.core import ContentIndex, CostModel, Lexicon
 from sglang_pic.runtime.rope import read_geometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import view_pool
@@ -51,6 +51,7 @@ class _LiveModel(NamedTuple):
     splicer: Splicer
     tokenizer: Tokenizer | None
     delimiters: frozenset[int]
+    lexicon: Lexicon | None
     max_sequences: int
     cost: CostModel | None
 
@@ -98,8 +99,13 @@ def _read_model(ctx: BuildContext, config: PicConfig) -> _LiveModel:
     splicer = _checked_splicer(ctx)
     tokenizer = read_tokenizer(ctx.server_args)
     delimiters = frozenset() if tokenizer is None else delimiters_of(tokenizer)
+    texts = None if tokenizer is None else texts_of(tokenizer, delimiters)
     check_alike(
-        {"configurations": msgspec.json.encode(config), "delimiters": msgspec.json.encode(sorted(delimiters))},
+        {
+            "configurations": msgspec.json.encode(config),
+            "delimiters": msgspec.json.encode(sorted(delimiters)),
+            "texts of tokens": msgspec.json.encode(texts),
+        },
         ctx.tp_group,
     )
     sequences = max_sequences(runner)
@@ -107,14 +113,15 @@ def _read_model(ctx: BuildContext, config: PicConfig) -> _LiveModel:
         cost: CostModel | None = config.cost_gate
     else:
         cost = None if config.cost_gate == "off" else calibrate(runner, splicer, sequences, ctx.tp_group)
-    return _LiveModel(splicer, tokenizer, delimiters, sequences, cost)
+    lexicon = None if texts is None else Lexicon(texts)
+    return _LiveModel(splicer, tokenizer, delimiters, lexicon, sequences, cost)
 
 
 def _make_cache(
     ctx: BuildContext, config: PicConfig, model: _LiveModel, auditor: Auditor, labels: dict[str, str] | None
 ) -> PicRadixCache:
     """The tree with all that its constructor and admission find on it."""
-    index = ContentIndex(config.core)
+    index = ContentIndex(config.core, lexicon=model.lexicon)
     planning = Planning(index, config, cost=model.cost, max_sequences=model.max_sequences, auditor=auditor)
     make = partial(
         PicRadixCache,

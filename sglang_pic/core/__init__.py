@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang_pic.core.config import MOST_REUSE, CoreConfig
 from sglang_pic.core.index import ContentIndex, IndexStats
+from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.path import Path
 from sglang_pic.core.plan import Context, CostModel, DropReason, Plan, PlanOptions, Reason, Run
 from sglang_pic.core.planner import Resolver
@@ -19,6 +20,7 @@ __all__ = [
     "CostModel",
     "DropReason",
     "IndexStats",
+    "Lexicon",
     "Path",
     "Plan",
     "PlanOptions",

@@ -8,7 +8,7 @@ Everything here is deterministic: the same calls leave the same state and give t
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from sglang_pic.core.chunker import Chunker, HashFunction, xxh3_name
 from sglang_pic.core.config import CoreConfig
 from sglang_pic.core.donors import DonorTable, TableSize
 from sglang_pic.core.ending_filter import ENDING_LEN, ending_hashes
+from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.plan import Plan, PlanOptions
 from sglang_pic.core.planner import Planner, Resolver
 from sglang_pic.core.spans import Span, intersect_spans, merge_spans, subtract_spans
@@ -68,11 +69,19 @@ class ContentIndex:
 
     Args:
         config: sizes and bounds.
+        lexicon: the texts of the tokens; without it everything behind a changed field is computed.
         hash_function: names a chunk; tests inject weak ones. Equal names never suffice: tokens are compared.
     """
 
-    def __init__(self, config: CoreConfig | None = None, *, hash_function: HashFunction = xxh3_name) -> None:
+    def __init__(
+        self,
+        config: CoreConfig | None = None,
+        *,
+        lexicon: Lexicon | None = None,
+        hash_function: HashFunction = xxh3_name,
+    ) -> None:
         self.config = config or CoreConfig()
+        self._lexicon = lexicon
         self._hash = hash_function
         self._chunker = Chunker(self.config, hash_function)
         self._size = TableSize()
@@ -91,6 +100,7 @@ class ContentIndex:
         computed: Sequence[Span],
         *,
         spliced: Sequence[Span] = (),
+        generations: Sequence[tuple[int, int]] = (),
         delimiters: frozenset[int] = frozenset(),
     ) -> None:
         """Note that the radix tree holds rows for all of `tokens`, a path from position 0.
@@ -101,6 +111,8 @@ class ContentIndex:
             computed: spans whose rows in the tree its request computed at their positions. Their chunks become donors.
             spliced: spans whose rows in the tree came from a splice: no donor points there from now on. Where both
                 name a position, `spliced` holds.
+            generations: `(position, number)`: rows from the position on were computed behind rows that have so many
+                changed fields behind them. What the index knows of the path holds as well.
             delimiters: ids of the tokens that open or close a message; chunks do not reach across them.
 
         Positions in neither keep what was known of them; unknown ones are no donors. NOTE: therefore whoever lets
@@ -115,6 +127,11 @@ class ContentIndex:
         holes = merge_spans(spliced)
         fresh = subtract_spans(intersect_spans(merge_spans(computed), 0, len(tokens)), holes)
         fresh = self._mark(space, path, fresh, holes)
+        for position, number in generations:
+            if number and position < len(tokens):
+                steps = _holder(path, position + 1).generations
+                if (position, number) not in steps:
+                    insort(steps, (position, number))
         if fresh:
             self._add_donors(space, path, tokens, fresh, delimiters)
         space.trie.touch([path[-1]])
@@ -157,6 +174,7 @@ class ContentIndex:
             options,
             trie=space.trie,
             donors=space.donors,
+            lexicon=self._lexicon,
             tokens=tokens[:stop],
             prefix_len=prefix_len,
             resolve=resolve,

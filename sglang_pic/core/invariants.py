@@ -11,8 +11,7 @@ from sglang_pic.core.donors import NONE, DonorTable
 from sglang_pic.core.ending_filter import ENDING_LEN, ending_hashes
 from sglang_pic.core.index import ContentIndex
 from sglang_pic.core.spans import merge_spans
-from sglang_pic.core.tokens import Tokens
-from sglang_pic.core.trie import Node, Trie
+from sglang_pic.core.trie import Node, Trie, tokens_before
 
 
 def check(index: ContentIndex) -> None:
@@ -50,6 +49,9 @@ def _check_trie(trie: Trie) -> list[Node]:
         assert node.eligible == merge_spans(node.eligible), f"{where}: eligible spans not in order: {node.eligible}"
         for start, end in node.eligible:
             assert node.start <= start < end <= node.end, f"{where}: eligible span [{start}, {end}) leaves it"
+        assert node.generations == sorted(set(node.generations)), f"{where}: generations not in order"
+        for position, _ in node.generations:
+            assert node.start <= position < node.end, f"{where}: a generation begins at {position}, outside"
         found.extend(node.children.values())
     return found
 
@@ -96,25 +98,13 @@ def _check_donors(table: DonorTable, nodes: list[Node]) -> None:
             assert 0 <= start <= end - ENDING_LEN, f"{where}: shorter than an ending"
             assert node.start < end <= node.end, f"{where}: its last token lies elsewhere"
             assert node.eligible_around(end - 1) is not None, f"{where}: its last token is not eligible"
-            chunk = _tokens_before(node, end, table.lengths[donor])
+            chunk = tokens_before(node, end, table.lengths[donor])
             assert int(ending_hashes(chunk[-ENDING_LEN:])[0]) == table.endings[donor], f"{where}: its ending is another"
             assert table.hash_function(chunk.data.cast("B")) == table.names[donor], f"{where}: its name is another"
     assert num_held == len(table), f"{len(table)} donors are counted, nodes hold {num_held}"
     num_pointing = sum(1 for node in table.nodes if node is not None)
     assert num_pointing == len(table), f"{len(table)} donors are counted, {num_pointing} have a node"
     assert NONE == -1, "NONE marks the end of a list"
-
-
-def _tokens_before(node: Node, end: int, length: int) -> Tokens:
-    """The `length` tokens before position `end` of the path to `node`."""
-    parts: list[Tokens] = []
-    at = end
-    while at > end - length:
-        parts.append(node.tokens[max(0, end - length - node.start) : at - node.start])
-        at = node.start
-        if node.parent is not None:
-            node = node.parent
-    return np.concatenate(parts[::-1])
 
 
 def _check_sizes(index: ContentIndex, nodes: list[Node]) -> None:

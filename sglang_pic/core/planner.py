@@ -14,8 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from sglang_pic.core.context import ContextRule, compare_contexts
 from sglang_pic.core.donors import DonorTable
+from sglang_pic.core.guard import Guard
+from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.path import Path, PlanPaths
 from sglang_pic.core.plan import DropReason, Plan, PlanOptions, Run
 from sglang_pic.core.policy import ReusePolicy
@@ -78,6 +82,7 @@ class Planner:
         options: what else the request limits; its own policy is not looked at.
         trie: the paths of the prompt's namespace.
         donors: the donors on them.
+        lexicon: the texts of the tokens, for the guard of changed fields.
         tokens: the prompt.
         prefix_len: what the tree matched exactly.
         resolve: asked for every run before it is chosen.
@@ -91,6 +96,7 @@ class Planner:
         *,
         trie: Trie,
         donors: DonorTable,
+        lexicon: Lexicon | None,
         tokens: Tokens,
         prefix_len: int,
         resolve: Resolver,
@@ -109,6 +115,7 @@ class Planner:
             min_spliced=min(policy.min_spliced_tokens, policy.min_run_tokens),
         )
         self._context = ContextRule(policy, last)
+        self._guard = Guard(policy, trie=trie, tokens=tokens, lexicon=lexicon, cost=options.cost)
         # Up to here tokens are served, by the prefix or a run.
         self._served = prefix_len
         self._dropped: Counter[DropReason] = Counter()
@@ -121,18 +128,26 @@ class Planner:
     @property
     def work(self) -> int:
         """Tokens compared so far, and what else was done in their cost."""
-        return self._work + self._paths.work
+        return self._work + self._paths.work + self._guard.work
 
     def plan(self) -> Plan:
         """Choose the runs. Cost O(tokens behind the prefix) in any case."""
-        runs = self._within_limits(self._collect())
+        guarded = self._guard.protect(self._collect())
+        runs = self._within_limits(guarded.runs)
         self._trie.touch(self._used)
-        plan = Plan(prefix_len=self._prefix_len, end=self._end, runs=tuple(runs), dropped=dict(self._dropped))
+        plan = Plan(
+            prefix_len=self._prefix_len,
+            end=self._end,
+            runs=tuple(runs),
+            changed_fields=guarded.changed_fields,
+            guarded=guarded.spans,
+            dropped=self._dropped,
+        )
         cost = self._options.cost
         if cost is not None and runs and cost.saves(plan.num_spliced, len(plan.gaps) - 1) <= cost.request_us:
             self._dropped[DropReason.COST_GATE] += len(runs)
-            plan = Plan(prefix_len=self._prefix_len, end=self._end, dropped=dict(self._dropped))
-        return plan
+            plan = msgspec.structs.replace(plan, runs=())
+        return msgspec.structs.replace(plan, dropped=dict(self._dropped + self._guard.dropped))
 
     def _collect(self) -> list[Run]:
         runs: list[Run] = []
@@ -141,7 +156,7 @@ class Planner:
             return runs
         data = self._tokens.data.cast("B")
         budget = _WORK_FLOOR + _WORK_FACTOR * (self._end - self._prefix_len)
-        heads, paths = self._donors.heads, self._paths
+        heads = self._donors.heads
         while at < self._limits.stop:
             stop = min(at + _BLOCK_TOKENS, self._end)
             places, endings = self._donors.scan(self._tokens, at, stop)
@@ -153,7 +168,7 @@ class Planner:
                         runs.append(run)
                         self._served = run.target_end
                         i = bisect_right(places, self._served, i) - 1
-                    if self._work + paths.work > budget:
+                    if self.work > budget:
                         return runs
                 i += 1
             at = max(stop, self._served)
@@ -177,7 +192,7 @@ class Planner:
             resident = self._resolve(run.donor, donor_end)
             if resident >= donor_end:
                 self._used.append(best.node)
-                return run
+                return self._guard.watch(run, best.node)
             self._dropped[DropReason.DONOR_EVICTED] += 1
             self._forget(best.node, resident)
         return None
@@ -189,6 +204,9 @@ class Planner:
             grown = self._grow(donor, chunk_end)
             if grown is None:
                 continue
+            if not self._guard.admits(grown.node, grown.start, grown.end, grown.shift):
+                self._give_up(grown)
+                continue
             found = self._fit(grown, shift)
             if found is not None and self._is_long_enough(found):
                 candidates.append(found)
@@ -199,6 +217,9 @@ class Planner:
             return None
         if len(candidates) == 1:
             return candidates[0]
+        # Rows that were computed under the same values come first, however short they are.
+        unchanged = [found for found in candidates if not self._guard.is_changed(found.node, found.start, found.shift)]
+        candidates = unchanged or candidates
         longest = max(found.end - found.start for found in candidates)
         # Of spans nearly as long, the one at the last run's shift is best, then the one with the longer equal context.
         tolerated = longest - min(self._limits.min_run, longest // 8)

@@ -22,10 +22,11 @@ class Node:
     """Tokens `[start, end)` of every path through it; the unit of eviction.
 
     `parent` is None for a root, and for a node that has been removed. `eligible` are absolute positions, ascending,
-    disjoint, not touching. `donors` belongs to the donor table: the donors whose last token lies here.
+    disjoint, not touching. `donors` belongs to the donor table: the donors whose last token lies here. `generations`
+    are `(position, number)`, ascending: rows from the position on have at least so many changed fields behind them.
     """
 
-    __slots__ = ("children", "donors", "eligible", "parent", "serial", "start", "tokens", "trie")
+    __slots__ = ("children", "donors", "eligible", "generations", "parent", "serial", "start", "tokens", "trie")
 
     def __init__(self, trie: Trie, serial: int, parent: Node | None, start: int, tokens: Tokens) -> None:
         self.trie = trie
@@ -36,6 +37,7 @@ class Node:
         self.children: dict[int, Node] = {}
         self.eligible: list[Span] = []
         self.donors: list[int] = []
+        self.generations: list[tuple[int, int]] = []
 
     @property
     def end(self) -> int:
@@ -50,6 +52,17 @@ class Node:
             return span if span[0] <= position < span[1] else None
         i = bisect_right(spans, position, key=lambda span: span[0]) - 1
         return spans[i] if i >= 0 and position < spans[i][1] else None
+
+    def generation(self, end: int) -> int:
+        """The changed fields that rows before position `end` of the path have behind them. Cost O(depth)."""
+        most = 0
+        node: Node | None = self
+        while node is not None:
+            for start, number in node.generations:
+                if start < end:
+                    most = max(most, number)
+            node = node.parent
+        return most
 
     def lineage(self) -> list[Node]:
         """The nodes from the root's child to this one."""
@@ -99,6 +112,8 @@ class Trie:
         lower.children = node.children
         for child in lower.children.values():
             child.parent = lower
+        lower.generations = [step for step in node.generations if step[0] >= position]
+        node.generations = [step for step in node.generations if step[0] < position]
         lower.eligible = subtract_spans(node.eligible, [(node.start, position)])
         node.eligible = subtract_spans(node.eligible, [(position, node.end)])
         node.tokens = node.tokens[:head].copy()
@@ -127,6 +142,19 @@ class Trie:
                 at = at.parent
         for node in sorted(touched.values(), key=lambda node: -node.start):
             self._ages.move_to_end(node.serial)
+
+
+def tokens_before(node: Node, end: int, length: int) -> Tokens:
+    """The `length` tokens before position `end` of the path to `node`; there must be as many."""
+    parts: list[Tokens] = []
+    at = end
+    while at > end - length:
+        while node.start >= at:
+            assert node.parent is not None, "a path has no token before position 0"
+            node = node.parent
+        parts.append(node.tokens[max(0, end - length - node.start) : at - node.start])
+        at = node.start
+    return np.concatenate(parts[::-1]) if parts else node.tokens[:0]
 
 
 class Rows(Enum):

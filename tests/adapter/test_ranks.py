@@ -109,6 +109,7 @@ def test_a_rank_without_delimiters_stops_the_start(tmp_path: Path) -> None:
         factory.create_unified_radix_cache = lambda _, cache_class: cache_class.__new__(cache_class)
         factory.read_tokenizer = lambda _: nothing if rank == 0 else None
         factory.delimiters_of = lambda _: frozenset({1, 2})
+        factory.texts_of = lambda *_: ["a", "b"]
         worker = SimpleNamespace(model_runner=runner)
         factory.create_cache(SimpleNamespace(tp_worker=worker, server_args=nothing, tp_group=group))
         return "on"

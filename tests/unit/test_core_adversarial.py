@@ -30,7 +30,7 @@ from sglang_pic.core.invariants import check
 DELIMITER = 1
 DELIMITERS = frozenset({DELIMITER})
 CLOSE = as_tokens([DELIMITER])
-UNBOUNDED = CoreConfig(seam_tokens=1, tail_tokens=0, max_index_tokens=1 << 40, max_index_bytes=1 << 44)
+UNBOUNDED = CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, max_index_tokens=1 << 40, max_index_bytes=1 << 44)
 MAX_PER_ENDING = 32
 # What a plan may do for each token of a prompt, beside a constant.
 MAX_WORK = 34
@@ -90,7 +90,9 @@ LONG: dict[str, Callable[[], Tokens]] = {
 
 # Beside the settings what a plan may do for each token, and how many it may leave: with the defaults the tail too.
 @pytest.mark.parametrize(
-    ("config", "most_work", "most_computed"), [(MOST_REUSE, 8, 200), (CoreConfig(), 10, 400)], ids=["most", "defaults"]
+    ("config", "most_work", "most_computed"),
+    [(MOST_REUSE, 8, 200), (CoreConfig(edit="in_place"), 10, 400)],
+    ids=["most", "defaults"],
 )
 @pytest.mark.parametrize("kind", LONG)
 def test_a_million_tokens_are_linear_work(kind: str, config: CoreConfig, most_work: int, most_computed: int) -> None:
@@ -116,7 +118,7 @@ def test_a_million_tokens_are_linear_work(kind: str, config: CoreConfig, most_wo
 @pytest.mark.parametrize("length", range(4))
 @pytest.mark.parametrize("ids", [[7, 7, 7, 7], [7, 8, 7, 8], [-1, 0, 1, 2]])
 def test_prompts_of_hardly_any_tokens(ids: list[int], length: int) -> None:
-    index = ContentIndex(CoreConfig(seam_tokens=1, tail_tokens=0, sink_tokens=0, min_run_tokens=1))
+    index = ContentIndex(CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, sink_tokens=0, min_run_tokens=1))
     prompt = as_tokens(ids[:length])
     index.publish("a", prompt, [(0, length)], spliced=[(0, 1)], delimiters=frozenset({7}))
     publish_whole(index, np.resize(as_tokens(ids), 200))
@@ -199,7 +201,7 @@ def test_thousands_of_tiny_namespaces() -> None:
 def test_a_hash_that_hardly_tells_anything_serves_no_foreign_tokens(seed: int, num_names: int) -> None:
     """Names collide always, endings often: a vocabulary of three ids."""
     rng = np.random.default_rng(seed)
-    config = CoreConfig(seam_tokens=1, tail_tokens=0, min_run_tokens=8, sink_tokens=4)
+    config = CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, min_run_tokens=8, sink_tokens=4)
     index = ContentIndex(config, hash_function=lambda data: xxh3_name(data) % num_names)
     sources = [as_tokens(rng.integers(0, 3, 200)) for _ in range(4)]
     num_runs = 0
@@ -235,7 +237,9 @@ def test_colliding_endings_serve_no_foreign_tokens(hash_function: HashFunction) 
     assert len(pairs) >= 10
     for known, other in pairs:
         assert known.tolist() != other.tolist()
-        index = ContentIndex(CoreConfig(seam_tokens=1, tail_tokens=0, min_run_tokens=8), hash_function=hash_function)
+        index = ContentIndex(
+            CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, min_run_tokens=8), hash_function=hash_function
+        )
         # Eight tokens between two delimiters are one chunk: its name and its ending are all there is to find it by.
         prompts = [join(text(seed, 70), CLOSE, window, CLOSE, text(9, 20)) for seed, window in ((1, known), (2, other))]
         index.publish("a", prompts[0], [(70, 80)], delimiters=DELIMITERS)
@@ -307,7 +311,7 @@ def test_a_trie_that_branches_at_every_token() -> None:
 @pytest.mark.parametrize("position", [*range(-1, 12), 60, 64, 65, 99, 100, 101, 129, 130, 131, 400])
 def test_forgetting_at_any_position_leaves_the_rest(position: int) -> None:
     stem, left, right = text(0, 65), text(1, 66), text(2, 40)
-    index = ContentIndex(CoreConfig(seam_tokens=1, tail_tokens=0, sink_tokens=0, min_run_tokens=8))
+    index = ContentIndex(CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, sink_tokens=0, min_run_tokens=8))
     path = join(stem, left)
     for tokens in (path, join(stem, right), join(stem[:10], right)):
         publish_whole(index, tokens)
@@ -350,7 +354,7 @@ def test_a_tiny_bound_in_tokens_holds(max_index_tokens: int) -> None:
 
 @pytest.mark.parametrize("max_index_bytes", [1 << 16, 1 << 17, 1 << 19])
 def test_a_tiny_bound_in_bytes_holds(max_index_bytes: int) -> None:
-    index = ContentIndex(CoreConfig(seam_tokens=1, tail_tokens=0, max_index_bytes=max_index_bytes))
+    index = ContentIndex(CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, max_index_bytes=max_index_bytes))
     for i in range(300):
         publish_whole(index, join(text(i % 7, 60), text(10 + i, 200 + 3 * i)), namespace="ab"[i % 2])
         if i % 20 == 0:

@@ -38,7 +38,9 @@ from sglang_pic.core.invariants import check
 from sglang_pic.core.tokens import common_len, common_suffix_len
 
 DELIMITERS = frozenset({1, 2})
+# Random texts are no edits of each other; the guard has tests of its own.
 CONFIG = CoreConfig(
+    edit="in_place",
     sink_tokens=8,
     seam_tokens=1,
     tail_tokens=0,
@@ -383,7 +385,8 @@ import hashlib, numpy as np
 from sglang_pic.core import ContentIndex, CoreConfig
 rng = np.random.default_rng(3)
 sources = [rng.integers(1, 50, 400).astype("<i4") for _ in range(6)]
-index, digest = ContentIndex(CoreConfig(seam_tokens=1, tail_tokens=0, max_index_tokens=5_000)), hashlib.sha256()
+config = CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, max_index_tokens=5_000)
+index, digest = ContentIndex(config), hashlib.sha256()
 for step in range(60):
     parts = [sources[i][: rng.integers(1, 400)] for i in rng.integers(0, 6, 3)]
     tokens, namespace = np.concatenate(parts), "ab"[step % 2]
@@ -461,7 +464,7 @@ def test_of_equal_donors_the_freshest_wins_and_the_next_one_serves_when_it_has_g
 )
 def test_what_is_computed_later_is_eligible_to_the_token(start: int, end: int) -> None:
     """Spans that begin or end with the first or last token of a node."""
-    index = ContentIndex(CoreConfig(seam_tokens=1, tail_tokens=0, sink_tokens=0))
+    index = ContentIndex(CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, sink_tokens=0))
     path = text(0, 300)
     for stored in (100, 200, 300):
         index.publish("a", path[:stored], [])
@@ -489,7 +492,7 @@ def test_turns_of_a_conversation_share_their_tokens() -> None:
 
 
 def test_eviction_takes_the_least_recently_used_leaves_first() -> None:
-    index = ContentIndex(CoreConfig(seam_tokens=1, tail_tokens=0, max_index_tokens=1_000))
+    index = ContentIndex(CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, max_index_tokens=1_000))
     trunk = text(0, 400)
     branches = [np.concatenate([trunk, text(i + 1, 200)]) for i in range(5)]
     for branch in branches[:3]:
@@ -535,7 +538,7 @@ def test_repetitive_text_is_bounded_work(kind: str) -> None:
             num_hashed += 1
             return xxh3_name(data)
 
-        index = ContentIndex(hash_function=counting)
+        index = ContentIndex(CoreConfig(edit="in_place"), hash_function=counting)
         tokens = REPETITIVE[kind](length)
         num_resolved = 0
 
@@ -561,7 +564,7 @@ def test_repetitive_text_is_bounded_work(kind: str) -> None:
 
 @pytest.mark.parametrize("length", range(4))
 def test_tiny_prompts_have_no_runs(length: int) -> None:
-    index = ContentIndex(CoreConfig(seam_tokens=1, tail_tokens=0, sink_tokens=0, min_run_tokens=1))
+    index = ContentIndex(CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, sink_tokens=0, min_run_tokens=1))
     publish_whole(index, text(0, 100))
     publish_whole(index, text(0, length))
     plan = index.plan("a", text(0, length), prefix_len=0, resolve=all_resident)

@@ -22,6 +22,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]: ...
     def convert_ids_to_tokens(self, ids: int) -> str: ...
+    def batch_decode(
+        self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+    ) -> list[str]: ...
+    def __len__(self) -> int: ...
 
 
 def read_tokenizer(server_args: Any) -> Tokenizer | None:
@@ -52,3 +56,19 @@ def delimiters_of(tokenizer: Tokenizer) -> frozenset[int]:
         return frozenset(special)
     written = {token_id for token_id in special if tokenizer.convert_ids_to_tokens(token_id) in template}
     return frozenset(written or special)
+
+
+def texts_of(tokenizer: Tokenizer, delimiters: frozenset[int]) -> list[str]:
+    """The text of every token id, with the spaces that belong to it; delimiters are line breaks."""
+    # Behind another token, because some tokenizers leave out the space at the beginning of a text.
+    (anchor,) = tokenizer.encode("a", add_special_tokens=False)[:1]
+    decoded = tokenizer.batch_decode(
+        [[anchor], *([anchor, token] for token in range(len(tokenizer)))],
+        skip_special_tokens=False,
+        clean_up_tokenization_spaces=False,
+    )
+    texts = [text[len(decoded[0]) :] for text in decoded[1:]]
+    for token in delimiters:
+        if token < len(texts):
+            texts[token] = "\n"
+    return texts

@@ -1,0 +1,164 @@
+"""Aligns a donor's context with the text before its run, and finds the changed fields.
+
+    donor's path  [0, shared)  [field: 18:27]  [equal ...............)  donor
+    prompt        [0, shared)  [field: 18:28]  [equal ...............)  run
+
+The walk begins at the run, where both sides are in step, and goes back. A difference of at most `max_field_tokens` on
+both sides, between equal flanks, is a changed field. Where the two fall out of step for longer, one side may still be
+short: a field changed and a text was added or taken away beside it. Whatever else differs is moved or other text.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sglang_pic.core.plan import Context
+from sglang_pic.core.spans import Span
+from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, common_len
+from sglang_pic.core.trie import ANY, Node, Trie, equal_start, tokens_before
+
+# So many tokens that are equal on both sides put them in step again; fewer are equal by chance.
+_FLANK_TOKENS = 8
+# How far in front of a difference equal text is looked for, in parts of `max_field_tokens`.
+_PROBES = (0.0, 0.05, 0.15, 0.4, 1.0)
+# Beside a text that was added or taken away so much more is looked at than the short side has.
+_BESIDE_TOKENS = 8
+# A context with more differences than this is another text.
+_MAX_FIELDS = 32
+# What a step of the walk costs beside the tokens it compares, in tokens compared.
+_WORK_PER_STEP = 256
+
+
+class Difference(NamedTuple):
+    """A changed field: what stood at `old` of the donor's path stands at `new` of the prompt; one may be empty."""
+
+    old: Tokens
+    before: Tokens
+    """The donor's tokens directly before the field."""
+    new: Span
+
+
+class Alignment(NamedTuple):
+    """How the context of one donor differs from the prompt."""
+
+    context: Context
+    fields: tuple[Difference, ...] = ()
+
+
+_SAME, _MOVED, _OTHER = map(Alignment, (Context.SAME, Context.MOVED, Context.OTHER))
+
+
+class Aligner:
+    """Aligns contexts for one plan.
+
+    Args:
+        trie: the donors' paths.
+        tokens: the prompt.
+        max_field_tokens: longest side of a changed field.
+    """
+
+    def __init__(self, trie: Trie, tokens: Tokens, max_field_tokens: int) -> None:
+        self._tokens, self._most = tokens, max_field_tokens
+        last, self._stored = trie.walk(tokens)
+        self._on_path = {node.serial for node in last.lineage()}
+        self._probes = sorted({round(part * max_field_tokens) for part in _PROBES})
+        # (serial of a node, shift) -> the last alignment there: a run further on often lies on the same path.
+        self._known: dict[tuple[int, int], tuple[int, Alignment]] = {}
+        self.work = 0
+        """Cost so far, in tokens compared."""
+
+    def align(self, node: Node, start: int, shift: int) -> Alignment:
+        """Compare what stood before a donor with what stands before its run.
+
+        Args:
+            node: of the donor's path; it lies at or below the token before the donor.
+            start: where the run starts in the prompt.
+            shift: of the run.
+        """
+        alignment = self._align(node, start, shift)
+        self._known[node.serial, shift] = start, alignment
+        return alignment
+
+    def _align(self, node: Node, start: int, shift: int) -> Alignment:
+        at, shared = start, self._shared_len(node)
+        fields: list[Difference] = []
+        while True:
+            low = max(shared, shared + shift)
+            known_from, known = self._known.get((node.serial, shift), (low, None))
+            if at > low:
+                self.work += _WORK_PER_STEP + at
+                node, at, _ = equal_start(node, at, shift, self._tokens, max(low, min(known_from, at)), ANY)
+                self.work -= at
+            if known is not None and at == known_from:
+                return _join(known, fields)
+            old_len, new_len = at - shift - shared, at - shared
+            if min(old_len, new_len) < 0 or old_len == new_len == 0 or len(fields) == _MAX_FIELDS:
+                return _join(_SAME if shift == 0 else _MOVED, fields)
+            if max(old_len, new_len) > self._most:
+                short = self._fall_in_step(node, at - shift, at, shared)
+                if short is None:
+                    return self._beside(node, at, shift, shared, fields)
+                old_len, new_len = short
+            fields.append(self._difference(node, at - shift, old_len, at, new_len))
+            at, shift = at - new_len, shift + old_len - new_len
+
+    def _shared_len(self, node: Node) -> int:
+        """How many leading tokens the path to `node` shares with the prompt."""
+        while node.serial not in self._on_path:
+            if node.parent is None:
+                return 0
+            node = node.parent
+        return min(node.end, self._stored)
+
+    def _fall_in_step(self, node: Node, old_end: int, new_end: int, shared: int) -> tuple[int, int] | None:
+        """The lengths of a short difference that ends at these places, with equal text in front of it."""
+        most = self._most
+        old = tokens_before(node, old_end, min(most + _FLANK_TOKENS, old_end - shared))
+        new = self._tokens[max(shared, new_end - most - _FLANK_TOKENS) : new_end]
+        haystack = new.tobytes()
+        for skipped in self._probes:
+            flank_end = len(old) - skipped
+            if flank_end < _FLANK_TOKENS:
+                break
+            at = _rfind(haystack, old[flank_end - _FLANK_TOKENS : flank_end])
+            if at is not None:
+                new_at = at + _FLANK_TOKENS
+                more = common_len(old[flank_end:], new[new_at:])
+                return skipped - more, len(new) - new_at - more
+        return None
+
+    def _beside(self, node: Node, at: int, shift: int, shared: int, fields: list[Difference]) -> Alignment:
+        """The two are out of step up to the text that both begin with."""
+        old_len, new_len = at - shift - shared, at - shared
+        short = min(old_len, new_len)
+        if short == 0:
+            return _join(_MOVED, fields)
+        if short > self._most or shared == 0:
+            return _join(_OTHER, fields)
+        # What the longer side has beyond this is the text that was added or taken away.
+        old_end, new_end = (shared + min(length, short + _BESIDE_TOKENS) for length in (old_len, new_len))
+        while node.start >= old_end:
+            assert node.parent is not None, "a path begins at the root"
+            node = node.parent
+        fields.append(self._difference(node, old_end, old_end - shared, new_end, new_end - shared))
+        return _join(_OTHER, fields)
+
+    def _difference(self, node: Node, old_end: int, old_len: int, new_end: int, new_len: int) -> Difference:
+        taken = tokens_before(node, old_end, min(old_end, old_len + _FLANK_TOKENS))
+        split = len(taken) - old_len
+        return Difference(taken[split:], taken[:split], (new_end - new_len, new_end))
+
+
+def _join(rest: Alignment, fields: list[Difference]) -> Alignment:
+    """The alignment of a context that has `fields`, from the last one back, behind what `rest` has."""
+    return Alignment(Context.CHANGED, (*rest.fields, *reversed(fields))) if fields else rest
+
+
+def _rfind(haystack: bytes, tokens: Tokens) -> int | None:
+    """The last place where `tokens` stand, in tokens."""
+    needle, end = tokens.tobytes(), len(haystack)
+    while (at := haystack.rfind(needle, 0, end)) >= 0:
+        if at % TOKEN_BYTES == 0:
+            return at // TOKEN_BYTES
+        end = at + len(needle) - 1
+    return None

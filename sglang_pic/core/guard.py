@@ -1,0 +1,169 @@
+"""The guard of changed fields: no row that may have drawn on a field's old value is spliced behind its new one.
+
+    prompt   [field][seam][ .... ][line that names it][ .... ][end)
+    computed [field][seam]        [line that names it]  [tail of the prompt)
+    spliced               [ .... ]                    [ ]
+
+Rows that were computed behind spliced ones carry what those carried. Each splice behind a field that the text names
+adds one to the rows' generation, and beyond `max_generation` rows are no donors. Where a donor was too old, only clean
+rows are spliced, so that this request makes clean rows again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+import msgspec
+
+from sglang_pic.core.alignment import Aligner, Alignment, Difference
+from sglang_pic.core.lexicon import Lexicon
+from sglang_pic.core.mentions import find_mentions
+from sglang_pic.core.plan import Context, CostModel, DropReason, Run
+from sglang_pic.core.policy import ReusePolicy
+from sglang_pic.core.spans import Span, merge_spans, subtract_spans
+from sglang_pic.core.tokens import Tokens
+from sglang_pic.core.trie import Node, Trie
+
+# Fewer tokens between two spans that must be computed are computed too: a gap costs more.
+_MIN_PIECE_TOKENS = 16
+
+
+_UNKNOWN = Alignment(Context.OTHER)
+
+
+class Guarded(NamedTuple):
+    """What the guard left of a plan's runs."""
+
+    runs: list[Run]
+    changed_fields: tuple[Span, ...]
+    """In the prompt; the place of a value that was removed is an empty span."""
+    spans: tuple[Span, ...]
+    """What it took away."""
+
+
+class Guard:
+    """The guard of one plan.
+
+    Args:
+        policy: `edit` decides what is computed.
+        trie: the donors' paths.
+        tokens: the prompt.
+        lexicon: the texts of the tokens; without it everything behind a changed field is computed.
+        cost: weighs what is left of a run that is cut.
+    """
+
+    def __init__(
+        self,
+        policy: ReusePolicy,
+        *,
+        trie: Trie,
+        tokens: Tokens,
+        lexicon: Lexicon | None,
+        cost: CostModel | None,
+    ) -> None:
+        self._policy, self._tokens, self._lexicon, self._cost = policy, tokens, lexicon, cost
+        self._edit = policy.edit
+        self._aligner = Aligner(trie, tokens, policy.max_field_tokens)
+        self._fields: dict[int, tuple[Difference, ...]] = {}
+        self._refused: list[Span] = []
+        self.dropped: Counter[DropReason] = Counter()
+        """What the guard left out."""
+
+    @property
+    def work(self) -> int:
+        """Cost of the alignments, in tokens compared."""
+        return self._aligner.work
+
+    def admits(self, node: Node, start: int, end: int, shift: int) -> bool:
+        """Whether a donor's rows are clean enough to be spliced at `[start, end)`."""
+        if self._edit == "in_place":
+            return True
+        most = 0 if self._edit == "recompile" else self._policy.max_generation
+        if node.generation(end - shift) <= most:
+            return True
+        self._refused.append((start, end))
+        self.dropped[DropReason.GENERATION] += 1
+        return False
+
+    def is_changed(self, node: Node, start: int, shift: int) -> bool:
+        """Whether a field has another value before the donor of `[start, ...)` than in the prompt, and that matters."""
+        return self._edit != "in_place" and self._align(node, start, shift).context is Context.CHANGED
+
+    def watch(self, run: Run, node: Node) -> Run:
+        """Note what stands before a run that was chosen; the run with its context and its donor's generation."""
+        alignment = self._align(node, run.target_start, run.shift)
+        self._fields[run.target_start] = alignment.fields
+        return msgspec.structs.replace(run, context=alignment.context, generation=node.generation(run.donor_end))
+
+    def protect(self, runs: list[Run]) -> Guarded:
+        """Cut out of the runs what has to be computed."""
+        fields = [field for run in runs for field in self._fields[run.target_start]]
+        if not fields and not self._refused:
+            return Guarded(runs, (), ())
+        named_from, spans = self._must_compute(fields)
+        aged = [self._age(run, named_from) for run in runs]
+        kept = [piece for run in self._renew(aged) for piece in self._cut(run, spans)]
+        before, after = ([(run.target_start, run.target_end) for run in each] for each in (runs, kept))
+        # A span that was removed is empty, and no less a change.
+        changed_fields = tuple(sorted({field.new for field in fields}))
+        return Guarded(kept, changed_fields, tuple(subtract_spans(before, after)))
+
+    def _align(self, node: Node, start: int, shift: int) -> Alignment:
+        if not self._policy.max_field_tokens:
+            return _UNKNOWN
+        return self._aligner.align(node, start, shift)
+
+    def _must_compute(self, fields: list[Difference]) -> tuple[int, list[Span]]:
+        """From where on the fields are named, and the spans of the prompt that have to be computed."""
+        end = len(self._tokens)
+        if not fields:
+            return end, []
+        first = min(field.new[0] for field in fields)
+        if self._edit == "in_place":
+            return first, []
+        if self._edit == "recompile" or self._lexicon is None:
+            return first, [(first, end)]
+        lines = find_mentions(fields, self._tokens, end, self._lexicon)
+        seams = [(field.new[1], field.new[1] + self._policy.seam_tokens) for field in fields]
+        tail = (end - self._policy.edit_tail_tokens, end)
+        return lines[0][0] if lines else end, merge_spans([*seams, *lines, tail])
+
+    def _age(self, run: Run, named_from: int) -> Run:
+        """The run with the generation of its rows where they are spliced: one more behind a field that is named."""
+        if run.context is Context.CHANGED and named_from < run.target_end:
+            return msgspec.structs.replace(run, generation=run.generation + 1)
+        return run
+
+    def _renew(self, runs: list[Run]) -> list[Run]:
+        """The clean runs, if a donor was too old and no other has the text: this request's rows will be clean."""
+        lacking = subtract_spans(merge_spans(self._refused), [(run.target_start, run.target_end) for run in runs])
+        if not lacking:
+            return runs
+        clean = [run for run in runs if run.generation == 0]
+        self.dropped[DropReason.GENERATION] += len(runs) - len(clean)
+        return clean
+
+    def _cut(self, run: Run, spans: list[Span]) -> list[Run]:
+        """What of the run may be spliced."""
+        if run.context is not Context.CHANGED:
+            return [run]
+        pieces = []
+        for start, end in subtract_spans([(run.target_start, run.target_end)], spans):
+            is_cut = start != run.target_start
+            if (is_cut or end != run.target_end) and not self._is_worth_it(end - start, int(is_cut)):
+                continue
+            seam_len = self._policy.seam_tokens if is_cut else run.seam_len
+            donor_start = run.donor_start + start - run.target_start
+            pieces.append(
+                msgspec.structs.replace(
+                    run, target_start=start, target_end=end, donor_start=donor_start, seam_len=seam_len
+                )
+            )
+        self.dropped[DropReason.CHANGED_FIELD] += not pieces
+        return pieces
+
+    def _is_worth_it(self, num_tokens: int, num_gaps: int) -> bool:
+        if num_tokens < _MIN_PIECE_TOKENS:
+            return False
+        return self._cost is None or self._cost.saves(num_tokens, num_gaps) > 0
