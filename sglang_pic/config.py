@@ -50,6 +50,8 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The last audited requests of a namespace that the mean is over."""
     audit_min: Annotated[int, Range(1, 10_000)] = 16
     """Audited requests of a namespace before it can be switched off."""
+    pin_max_percent: Annotated[int, Range(0, 100)] = 25
+    """Largest share of the KV pool, in percent, that pinned prompts may hold; beyond it the oldest are given back."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -21,7 +21,7 @@ from pic_bench.probe_plugin.options import ProbeConfig, RequestProbe
 import sglang_pic
 from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.metrics import Metric
-from sglang_pic.adapter.serve import accounting
+from sglang_pic.adapter.serve import accounting, pins
 from sglang_pic.adapter.serve.fallback import REASONS
 from sglang_pic.adapter.serve.options import SETTINGS
 from sglang_pic.adapter.startup import metrics as startup_metrics
@@ -31,7 +31,7 @@ from sglang_pic.core.settings import Setting, settings_of
 
 PAGE: Final = Path(sglang_pic.__file__).with_name("REFERENCE.md")
 
-_METRICS: Final = (*accounting.METRICS, *startup_metrics.METRICS, *audit_metrics.METRICS)
+_METRICS: Final = (*accounting.METRICS, *pins.METRICS, *startup_metrics.METRICS, *audit_metrics.METRICS)
 _BLOCK: Final = re.compile(r"(?<=<!-- generated: )([a-z-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 

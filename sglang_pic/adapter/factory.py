@@ -23,11 +23,13 @@ from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.ranks import check_alike
 from sglang_pic.adapter.seams import BuildContext
 from sglang_pic.adapter.serve import accounting
+from sglang_pic.adapter.serve import pins as pin_metrics
 from sglang_pic.adapter.serve import scheduler as scheduler_hooks
 from sglang_pic.adapter.serve.accounting import Accounting
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.forward import ForwardPath
+from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.startup import metrics as startup_metrics
@@ -75,8 +77,9 @@ def create_cache(ctx: BuildContext) -> PicRadixCache:
         audit = Audit(runner, config, Series(audit_metrics.METRICS, labels), ctx.tp_group)
         shown["audit"] = audit.report
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
+    shown["pins"] = cache.pins.report
     server_info.install(shown)
-    scheduler_hooks.install(cache.auditor, config.core)
+    scheduler_hooks.install(cache, config.core)
     _install_hooks(model.splicer, audit)
     max_gaps = cache.planning.max_gaps
     tested = run_self_test(
@@ -122,12 +125,15 @@ def _make_cache(
 ) -> PicRadixCache:
     """The tree with all that its constructor and admission find on it."""
     index = ContentIndex(config.core, lexicon=model.lexicon)
-    planning = Planning(index, config, cost=model.cost, max_sequences=model.max_sequences, auditor=auditor)
+    pool_tokens = ctx.tp_worker.model_runner.token_to_kv_pool_allocator.size
+    pins = Pins(pool_tokens * config.pin_max_percent // 100, Series(pin_metrics.METRICS, labels))
+    planning = Planning(index, config, cost=model.cost, max_sequences=model.max_sequences, auditor=auditor, pins=pins)
     make = partial(
         PicRadixCache,
         planning=planning,
         accounting=Accounting(Series(accounting.METRICS, labels)),
         auditor=auditor,
+        pins=pins,
         publication=Publication(index, model.delimiters),
     )
     cache: PicRadixCache = create_unified_radix_cache(ctx, cache_class=make)

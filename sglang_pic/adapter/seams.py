@@ -34,6 +34,7 @@ class Req(Protocol):
     prefix_len: int  # tokens whose rows are there: the exact prefix hit, and the chunks prefilled so far
     extend_end: int  # where the chunk that was admitted last ends
     kv: Any  # `req_pool_idx`: its row in the request pool
+    finished_reason: object | None
     retracted_stain: bool  # it was retracted once: its tokens have been counted
 
     # What decides whether its rows can be reused.

@@ -18,9 +18,11 @@ with warnings.catch_warnings():
 
     from sglang_pic.adapter.serve.admission import PicPrefillAdder
 
+from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.options import RequestOptions
+from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.core import Path, Plan, Run, as_tokens
 
@@ -40,6 +42,7 @@ class Cache:
     def __init__(self, max_sequences: int = 64) -> None:
         self.planning = self.accounting = self
         self.auditor = Auditor()
+        self.pins = Pins(0, Series((), None))
         self.max_sequences, self.place_waits = max_sequences, False
         self.allowed: list[int] = []
         self.num_locked = 0

@@ -27,6 +27,7 @@ from sglang_pic.adapter.serve.accounting import FALLBACKS, METRICS, SPLICED_TOKE
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import REASONS, Fallback
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
+from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.adapter.support import max_sequences
 from sglang_pic.config import PicConfig
@@ -92,6 +93,7 @@ def planning(index: Index) -> Planning:
         cost=None,
         max_sequences=64,
         auditor=Auditor(),
+        pins=Pins(0, Series((), None)),
     )
 
 

@@ -7,5 +7,6 @@ planning, resolver           why it is not reused, or what is spliced from which
 accounting, fallback         what was admitted is counted
 forward, gap_batch           donors' rows are moved, the gaps are computed; observers watch
 cache, publication           the row goes into the tree, and what was computed becomes a donor
+pins                         a prompt's rows stay there under a name
 auditor                      what all of them ask of the live audit
 """

@@ -20,6 +20,7 @@ from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.pins import PinEnd
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState, goes_by_place
 
 _SIGNATURE = inspect.signature(PrefillAdder.__init__)
@@ -56,12 +57,10 @@ class PicPrefillAdder(PrefillAdder):
             return AddReqResult.OTHER
         if self._free_sequences < 1:
             return AddReqResult.OTHER
-        self._plan(req)
-        try:
-            return super().add_one_req(req, has_chunked_req, truncation_align_size)
-        finally:
-            if not self._has_admitted(req):
-                req.pic.drop_plan()
+        result = self._consider(req, has_chunked_req, truncation_align_size)
+        while result is AddReqResult.NO_TOKEN and self._would_wait_for_ever(req):
+            result = self._consider(req, has_chunked_req, truncation_align_size)
+        return result
 
     def add_chunked_req(self, req: Req) -> Req | None:
         """Continue a chunked request: plan what is left of it, cut the next chunk by computed tokens."""
@@ -78,6 +77,19 @@ class PicPrefillAdder(PrefillAdder):
         else:
             req.pic.drop_plan()
         return rest
+
+    def _consider(self, req: Req, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
+        self._plan(req)
+        try:
+            return super().add_one_req(req, has_chunked_req, truncation_align_size)
+        finally:
+            if not self._has_admitted(req):
+                req.pic.drop_plan()
+
+    def _would_wait_for_ever(self, req: Req) -> bool:
+        """Whether pins keep a request out and nobody runs who would leave it slots; then the oldest is given back."""
+        is_alone = not self.can_run_list and not self.running_batch.reqs
+        return is_alone and self.tree_cache.pins.give_back_oldest(self.tree_cache, PinEnd.MEMORY)
 
     def _plan(self, req: Req) -> None:
         """Plan the request, unless the batch cannot be narrowed."""

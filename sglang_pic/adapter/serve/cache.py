@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache import base_prefix_cache as base
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.accounting import Accounting
 from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.pins import PinEnd, Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.state import is_apart
@@ -18,13 +20,20 @@ from sglang_pic.adapter.serve.state import is_apart
 class PicRadixCache(UnifiedRadixCache):
     """SGLang's unified radix cache with a chunk index beside it.
 
-    SGLang hands the tree to admission, so what admission needs hangs here: planning, accounting, the auditor.
+    SGLang hands the tree to admission, so what admission needs hangs here: planning, accounting, the auditor, pins.
     """
 
     def __init__(
-        self, params: Any, *, planning: Planning, accounting: Accounting, auditor: Auditor, publication: Publication
+        self,
+        params: Any,
+        *,
+        planning: Planning,
+        accounting: Accounting,
+        auditor: Auditor,
+        pins: Pins,
+        publication: Publication,
     ) -> None:
-        self.planning, self.accounting, self.auditor = planning, accounting, auditor
+        self.planning, self.accounting, self.auditor, self.pins = planning, accounting, auditor, pins
         self._publication = publication
         self._inserted: list[tuple[base.InsertResult, int]] | None = None
         super().__init__(params)
@@ -32,6 +41,7 @@ class PicRadixCache(UnifiedRadixCache):
     def reset(self) -> None:
         """Forget everything, as the tree does on a flush or a change of weights."""
         super().reset()
+        self.pins.flush()
         self._publication.flush()
         self.auditor.flush()
 
@@ -48,12 +58,15 @@ class PicRadixCache(UnifiedRadixCache):
         return int(super().evictable_size()) + self.auditor.num_slots
 
     def evict_for_alloc(self, params: base.EvictParams, **kwargs: Any) -> base.EvictResult:
-        """Evict as SGLang does; where that is not enough the slots of an audit go back, too."""
+        """Evict as SGLang does; where that is not enough the slots of an audit go back, then pins, oldest first."""
         allocator = self.token_to_kv_pool_allocator
         wanted = allocator.available_size() + params.num_tokens
         result = super().evict_for_alloc(params, **kwargs)
         if self.auditor.num_slots and allocator.available_size() < wanted:
             result.num_tokens_evicted += self.auditor.release_slots()
+        while allocator.available_size() < wanted and self.pins.give_back_oldest(self, PinEnd.MEMORY):
+            missing = base.EvictParams(num_tokens=wanted - allocator.available_size())
+            result.num_tokens_evicted += super().evict_for_alloc(missing).num_tokens_evicted
         return result
 
     def insert(self, params: base.InsertParams) -> base.InsertResult:
@@ -75,6 +88,9 @@ class PicRadixCache(UnifiedRadixCache):
             self._inserted = None
 
     def on_release(self, req: Req, *, checkpointed: bool) -> None:
-        """Forget what the request's row held, and unlock donors that were never copied."""
+        """Pin the prompt if the request asked for it, and forget what its row held."""
         super().on_release(req, checkpointed=checkpointed)
+        is_served = checkpointed and not isinstance(req.finished_reason, FINISH_ABORT | None)
+        if is_served and req.pic.options.names_pins:
+            self.pins.settle(req, self, self.planning.refusal(req))
         req.pic.release_row()

@@ -1,4 +1,4 @@
-"""What a request asks for: `custom_params: {"pic": {"mode": "auto" | "off", "edit": "recompile", "seam_tokens": k}}`.
+"""What a request asks for, in `custom_params: {"pic": {"mode": "off", "seam_tokens": 8, "pin": "a skill"}}`.
 
 The front end parses the options to answer HTTP 400; the scheduler parses them again, because a request can reach it
 another way.
@@ -6,8 +6,10 @@ another way.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum
+from typing import TypeVar
 
 import msgspec
 
@@ -25,12 +27,31 @@ class Mode(Enum):
     OFF = "off"
 
 
+class Skills(Enum):
+    """Where pinned rows may be spliced."""
+
+    FAR = "far"
+    """Where any other rows may."""
+    NEAR = "near"
+    """Anywhere, near the prompt's end too."""
+
+
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The parsed options."""
 
     mode: Mode = Mode.AUTO
     overrides: dict[str, int | str] = {}
     """Settings of the reuse policy that this request sets; the server's hold for the others."""
+    skills: Skills = Skills.FAR
+    pin: str | None = None
+    """The name under which the prompt is pinned when the request has been served."""
+    unpin: str | None = None
+    """The name of a pin that is given back then."""
+
+    @property
+    def names_pins(self) -> bool:
+        """Whether there is something to do for pins when the request has been served."""
+        return self.pin is not None or self.unpin is not None
 
     def policy(self, server: ReusePolicy) -> ReusePolicy:
         """The reuse policy of this request on a server with the policy `server`."""
@@ -42,13 +63,15 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
         return None if edit == server.edit else edit
 
 
-_MODES = ", ".join(repr(mode.value) for mode in Mode)
+_Choice = TypeVar("_Choice", bound=Enum)
+_PIN_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 SETTINGS = {
     name: setting._replace(range=setting.range and setting.range._replace(high=MAX_TOKENS))
     for name, setting in settings_of(ReusePolicy).items()
     if name in ("seam_tokens", "tail_tokens", "edit")
 }
 """The settings of the reuse policy that a request may set, with the bounds that hold for requests."""
+_KEYS = ("mode", *SETTINGS, "skills", "pin", "unpin")
 
 
 def parse_options(custom_params: object) -> RequestOptions:
@@ -62,13 +85,11 @@ def parse_options(custom_params: object) -> RequestOptions:
     options = custom_params["pic"]
     if not isinstance(options, Mapping):
         raise ConfigError(f'custom_params.pic={options!r}: must be an object such as {{"mode": "auto"}}.')
-    unknown = sorted(str(key) for key in options if key not in ("mode", *SETTINGS))
+    unknown = sorted(str(key) for key in options if key not in _KEYS)
     if unknown:
-        allowed = ", ".join(map(repr, ("mode", *SETTINGS)))
-        raise ConfigError(f"custom_params.pic has the unknown key {unknown[0]!r}: allowed are {allowed}.")
-    mode = options.get("mode", Mode.AUTO.value)
-    if mode not in [m.value for m in Mode]:
-        raise ConfigError(f"custom_params.pic.mode={mode!r}: must be one of {_MODES}; 'auto' is the default.")
+        raise ConfigError(
+            f"custom_params.pic has the unknown key {unknown[0]!r}: allowed are {', '.join(map(repr, _KEYS))}."
+        )
     overrides = {name: options[name] for name in SETTINGS if options.get(name) is not None}
     for name, value in overrides.items():
         setting = SETTINGS[name]
@@ -76,4 +97,31 @@ def parse_options(custom_params: object) -> RequestOptions:
             raise ConfigError(
                 f"custom_params.pic.{name}={value!r}: must be {setting.allowed}; leave it out for the server's setting."
             )
-    return RequestOptions(mode=Mode(mode), overrides=overrides)
+    return RequestOptions(
+        mode=_choice(options, "mode", Mode.AUTO),
+        overrides=overrides,
+        skills=_choice(options, "skills", Skills.FAR),
+        pin=_pin_name(options, "pin"),
+        unpin=_pin_name(options, "unpin"),
+    )
+
+
+def _choice(options: Mapping[str, object], key: str, default: _Choice) -> _Choice:
+    allowed = {member.value: member for member in type(default)}
+    value = options.get(key, default.value)
+    if not isinstance(value, str) or value not in allowed:
+        raise ConfigError(
+            f"custom_params.pic.{key}={value!r}: must be one of {', '.join(map(repr, allowed))}; {default.value!r} is "
+            "the default."
+        )
+    return allowed[value]
+
+
+def _pin_name(options: Mapping[str, object], key: str) -> str | None:
+    value = options.get(key)
+    if value is not None and not (isinstance(value, str) and _PIN_NAME.fullmatch(value)):
+        raise ConfigError(
+            f"custom_params.pic.{key}={value!r}: must be a name of 1 to 128 letters, digits, '.', '_' and '-' (ASCII); "
+            "choose another one, or leave it out."
+        )
+    return value

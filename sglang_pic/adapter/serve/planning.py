@@ -10,7 +10,8 @@ from sglang_pic.adapter.namespace import Namespace, without_lane
 from sglang_pic.adapter.seams import Req, Tree
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.options import Mode
+from sglang_pic.adapter.serve.options import Mode, Skills
+from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.resolver import TreeResolver
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.config import PicConfig
@@ -26,12 +27,20 @@ class Planning:
         cost: what computing and splicing cost here, or `None` to take every run that is long enough.
         max_sequences: most virtual sequences of one batch.
         auditor: says where splicing is switched off.
+        pins: say which donors are pinned.
     """
 
     def __init__(
-        self, index: ContentIndex, config: PicConfig, *, cost: CostModel | None, max_sequences: int, auditor: Auditor
+        self,
+        index: ContentIndex,
+        config: PicConfig,
+        *,
+        cost: CostModel | None,
+        max_sequences: int,
+        auditor: Auditor,
+        pins: Pins,
     ) -> None:
-        self._index, self._config, self._cost, self._auditor = index, config, cost, auditor
+        self._index, self._config, self._cost, self._auditor, self._pins = index, config, cost, auditor, pins
         self.max_sequences = max_sequences
         # Each gap is a virtual sequence.
         self.max_gaps = max(2, min(config.max_gaps, max_sequences))
@@ -73,7 +82,8 @@ class Planning:
         state.dropped, state.changed_fields, state.guarded, state.lost_plan = {}, (), (), None
         policy = state.options.policy(self._config.core)
         num_left = len(req.full_untruncated_fill_ids) - req.prefix_len
-        if num_left <= policy.min_run_tokens or self.refusal(req) is not None:
+        # What is pinned is computed: only rows that were not spliced are donors.
+        if num_left <= policy.min_run_tokens or self.refusal(req) is not None or state.options.pin is not None:
             return
         resolver = TreeResolver(tree)
         tokens = as_tokens(req.full_untruncated_fill_ids)
@@ -83,6 +93,7 @@ class Planning:
             max_runs=self._config.max_runs,
             compute_from=_logprob_start(req),
             cost=self._cost,
+            pinned_len=self._pins.pinned_len if state.options.skills is Skills.NEAR else None,
         )
         plans = [
             self._index.plan(namespace, tokens, prefix_len=req.prefix_len, options=options, resolve=resolver)

@@ -1,4 +1,5 @@
-"""The hooks on SGLang's scheduler: options and namespace of a request, our admission, chunk hits in responses."""
+"""The hooks on SGLang's scheduler: options and namespace of a request, our admission, chunk hits in responses, new
+weights."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from sglang_pic.adapter.namespace import OFF_LANE, Namespace, tree_key
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.admission import PicPrefillAdder
 from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, parse_options
+from sglang_pic.adapter.serve.pins import PinEnd
 from sglang_pic.adapter.serve.state import RequestState, is_apart
 from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import ConfigError
@@ -18,21 +21,27 @@ from sglang_pic.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 
-def install(auditor: Auditor, policy: ReusePolicy) -> None:
+def install(tree: PicRadixCache, policy: ReusePolicy) -> None:
     """Register the hooks; SGLang applies them when its registry is applied.
 
     Args:
-        auditor: says where splicing is switched off.
+        tree: asked where splicing is switched off; its pins do not outlive the weights.
         policy: the server's own.
     """
 
     def on_request(_: None, req: Req, *args: object, **kwargs: object) -> None:
-        receive(req, auditor, policy)
+        receive(req, tree.auditor, policy)
+
+    def after_weights(*_: object, **__: object) -> None:
+        tree.pins.give_back_all(tree, PinEnd.WEIGHTS)
 
     streamer = "managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
     hook("after", "managers.schedule_batch.Req.__init__", on_request)
     hook("after", "managers.scheduler.Scheduler.get_prefill_adder_class", _adder_class)
     hook("after", f"{streamer}.get_cached_tokens_details", _details)
+    hook("after", "managers.scheduler.Scheduler.record_weight_version_change", after_weights)
+    updater = "managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+    hook("after", f"{updater}.end_weight_update", after_weights)
 
 
 def receive(req: Req, auditor: Auditor, policy: ReusePolicy) -> None:

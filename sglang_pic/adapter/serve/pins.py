@@ -1,0 +1,222 @@
+"""Pins: prompts whose rows stay in the tree under a name, until they are dropped or the pool needs them.
+
+A pin is a lock of SGLang's own on the node where the prompt ends: the rows are protected, and SGLang accounts for them.
+Everything here happens when a request ends, allocates or is admitted, in the order in which the scheduler does these
+things, which is the same on every tensor-parallel rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Hashable
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+
+from sglang_pic.adapter.metrics import Metric, MetricKind, Series, descriptions
+from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.seams import Req, Tree
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.core import Path, Reason, Tokens, as_tokens, common_len
+
+
+class PinEnd(Reason):
+    """Why a prompt is not pinned any more, or never was."""
+
+    DROPPED = "dropped", "A request dropped it by its name."
+    FLUSHED = "flushed", "The cache was flushed."
+    LIMIT = "limit", "Newer pins needed its share of `pin_max_percent`."
+    MEMORY = "memory", "A request needed its slots."
+    REFUSED = "refused", "Never held: the prompt is longer than all pins may be, or its rows cannot be spliced."
+    REPLACED = "replaced", "Another prompt was pinned under its name."
+    WEIGHTS = "weights", "The weights changed."
+
+
+PINS: Final = Metric("sglang:pic_pins", MetricKind.GAUGE, "Prompts that are pinned.")
+PINNED_TOKENS: Final = Metric(
+    "sglang:pic_pinned_tokens", MetricKind.GAUGE, "KV slots that pins hold; what several pins begin with counts once."
+)
+ENDED: Final = Metric(
+    "sglang:pic_pins_ended_total",
+    MetricKind.COUNTER,
+    "Pins that were given back or refused, by reason.",
+    label="reason",
+    values=descriptions(PinEnd),
+)
+METRICS: Final = (PINS, PINNED_TOKENS, ENDED)
+
+
+class PinInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One pin as `/server_info` shows it."""
+
+    name: str
+    tokens: int
+    """Tokens that are held, in whole pages."""
+    digest: str
+    """Tells this prompt from every other one, and with a `cache_salt` nothing to those who do not know the salt."""
+    extra_key: str | None
+    has_salt: bool
+    """Its namespace has a `cache_salt`, which is not shown."""
+
+
+class PinReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The pins' part of `/server_info`."""
+
+    max_tokens: int
+    num_tokens: int
+    held: list[PinInfo]
+    """Oldest first: in this order they are given back."""
+
+
+class _Pin(NamedTuple):
+    space: Namespace
+    """Where its rows are in the tree."""
+    data: bytes
+    """Its tokens."""
+    lock: object
+    info: PinInfo
+
+
+class Pins:
+    """The pins of one scheduler rank.
+
+    Args:
+        max_tokens: KV slots that all pins together may hold.
+        series: exports `METRICS`.
+    """
+
+    def __init__(self, max_tokens: int, series: Series) -> None:
+        self._max_tokens, self._series = max_tokens, series
+        # Oldest first, by the namespace as the client named it; shrinks when pins end.
+        self._pins: dict[tuple[Namespace, str], _Pin] = {}
+        self._prompts: defaultdict[Hashable, _SortedPrompts] = defaultdict(_SortedPrompts)
+        self.num_tokens = 0
+        """KV slots that pins hold."""
+
+    def settle(self, req: Req, tree: Tree, refusal: Fallback | None) -> None:
+        """Carry out what a request asked for that has ended well: drop a pin, hold its own prompt.
+
+        Args:
+            req: the request; its rows are in the tree.
+            tree: where they are.
+            refusal: why its rows cannot be spliced, if so.
+        """
+        state: RequestState = req.pic
+        options = state.options
+        if options.unpin is not None:
+            self._end((state.namespace, options.unpin), tree, PinEnd.DROPPED)
+        if options.pin is not None:
+            self._hold((state.namespace, options.pin), req, tree, refusal)
+        self._show()
+
+    def give_back_oldest(self, tree: Tree, reason: PinEnd) -> bool:
+        """Give back the oldest pin, if there is one; its rows can be evicted then."""
+        oldest = next(iter(self._pins), None)
+        if oldest is None:
+            return False
+        self._end(oldest, tree, reason)
+        self._show()
+        return True
+
+    def give_back_all(self, tree: Tree, reason: PinEnd) -> None:
+        """Give back every pin."""
+        while self.give_back_oldest(tree, reason):
+            pass
+
+    def flush(self) -> None:
+        """Forget every pin: the tree was emptied, and its locks went with it."""
+        self._series.add(ENDED, len(self._pins), value=PinEnd.FLUSHED.value)
+        self._pins.clear()
+        self._prompts.clear()
+        self.num_tokens = 0
+        self._show()
+
+    def pinned_len(self, path: Path) -> int:
+        """How many leading tokens of a donor's path are pinned, in the donor's own namespace."""
+        prompts = self._prompts.get(path.namespace)
+        return 0 if prompts is None else prompts.shared_len(path.tokens(self._max_tokens))
+
+    def report(self) -> PinReport:
+        """What `/server_info` shows."""
+        held = [pin.info for pin in self._pins.values()]
+        return PinReport(max_tokens=self._max_tokens, num_tokens=self.num_tokens, held=held)
+
+    def _hold(self, key: tuple[Namespace, str], req: Req, tree: Tree, refusal: Fallback | None) -> None:
+        prompt = RadixKey(req.origin_input_ids, req.extra_key, cache_salt=req.cache_salt)
+        length = len(prompt) - len(prompt) % tree.page_size
+        found = tree.match_prefix(MatchPrefixParams(key=prompt))
+        if refusal is not None or not 0 < length <= self._max_tokens or found.device_prefix_len < length:
+            self._series.add(ENDED, value=PinEnd.REFUSED.value)
+            return
+        space, tokens = Namespace(req.extra_key, req.cache_salt), as_tokens(req.origin_input_ids[:length])
+        # NOTE: locked before the older pin of this name goes, so that rows of both are protected all the time.
+        pin = _Pin(space, tokens.tobytes(), tree.lock(found.last_device_node), _describe(key, tokens))
+        self._end(key, tree, PinEnd.REPLACED)
+        self._pins[key] = pin
+        self.num_tokens += self._prompts[space].add(pin.data, tree.page_size)
+        while self.num_tokens > self._max_tokens:
+            self.give_back_oldest(tree, PinEnd.LIMIT)
+
+    def _end(self, key: tuple[Namespace, str], tree: Tree, reason: PinEnd) -> None:
+        pin = self._pins.pop(key, None)
+        if pin is None:
+            return
+        tree.unlock(pin.lock)
+        prompts = self._prompts[pin.space]
+        self.num_tokens -= prompts.remove(pin.data, tree.page_size)
+        if prompts.is_empty:
+            del self._prompts[pin.space]
+        self._series.add(ENDED, value=reason.value)
+
+    def _show(self) -> None:
+        self._series.set(PINS, len(self._pins))
+        self._series.set(PINNED_TOKENS, self.num_tokens)
+
+
+class _SortedPrompts:
+    """Prompts as bytes, in order: of all prompts the neighbours share the longest beginnings."""
+
+    def __init__(self) -> None:
+        self._sorted: list[bytes] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._sorted
+
+    def add(self, data: bytes, page_size: int) -> int:
+        """Add a prompt; how many of its tokens are on pages of its own."""
+        own = self._own_len(data, page_size)
+        insort(self._sorted, data)
+        return own
+
+    def remove(self, data: bytes, page_size: int) -> int:
+        """Remove a prompt that was added; how many of its tokens were on pages of its own."""
+        del self._sorted[bisect_left(self._sorted, data)]
+        return self._own_len(data, page_size)
+
+    def shared_len(self, tokens: Tokens) -> int:
+        """How many leading tokens some prompt shares."""
+        place = bisect_left(self._sorted, tokens.tobytes())
+        near = self._sorted[max(0, place - 1) : place + 1]
+        return max((common_len(tokens, _tokens(data)) for data in near), default=0)
+
+    def _own_len(self, data: bytes, page_size: int) -> int:
+        tokens = _tokens(data)
+        shared = self.shared_len(tokens)
+        return len(tokens) - (shared - shared % page_size)
+
+
+def _tokens(data: bytes) -> Tokens:
+    return np.frombuffer(data, dtype="<i4")
+
+
+def _describe(key: tuple[Namespace, str], tokens: Tokens) -> PinInfo:
+    (extra_key, salt), name = key
+    digest = hashlib.sha256(msgspec.json.encode([extra_key, salt, tokens.tolist()])).hexdigest()[:16]
+    return PinInfo(name=name, tokens=len(tokens), digest=digest, extra_key=extra_key, has_salt=bool(salt))

@@ -1,0 +1,359 @@
+"""Pins over SGLang's own tree and allocator: what is held, what is given back, and that every slot is accounted for."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from array import array
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+with warnings.catch_warnings():
+    # SGLang and what it imports warn about this machine's missing accelerators.
+    warnings.simplefilter("ignore")
+    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
+    from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+    from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+    from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.common import evict_from_tree_cache
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+    from sglang_pic.adapter.serve.admission import PicPrefillAdder
+    from sglang_pic.adapter.serve.cache import PicRadixCache
+
+from sglang_pic.adapter.metrics import Metric, Series
+from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.options import RequestOptions
+from sglang_pic.adapter.serve.pins import ENDED, PINNED_TOKENS, PINS, PinEnd, Pins
+from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.core import Path, as_tokens
+
+POOL = 4096
+MAX_PINNED = 1024
+
+
+class Shown(Series):
+    """Keeps what is counted and set instead of exporting it."""
+
+    def __init__(self) -> None:
+        super().__init__((), None)
+        self.ended: dict[str | None, int] = {}
+        self.levels: dict[str, float] = {}
+
+    def add(self, metric: Metric, amount: float = 1, *, value: str | None = None) -> None:
+        assert metric is ENDED
+        if amount:
+            self.ended[value] = self.ended.get(value, 0) + int(amount)
+
+    def set(self, metric: Metric, amount: float) -> None:
+        self.levels[metric.name] = amount
+
+
+class Server:
+    """SGLang's tree with its allocator, and requests that live and end as SGLang lets them."""
+
+    def __init__(self, page_size: int = 1, *, pool: int = POOL, max_pinned: int = MAX_PINNED) -> None:
+        kind = TokenToKVPoolAllocator if page_size == 1 else PagedTokenToKVPoolAllocator
+        sizes = (pool,) if page_size == 1 else (pool, page_size)
+        self.allocator = kind(*sizes, torch.bfloat16, "cpu", None, False)
+        self.pool, self.page_size, self.series = pool, page_size, Shown()
+        self.pins = Pins(max_pinned, self.series)
+        self.refusal: Fallback | None = None
+        params = CacheInitParams(
+            disable=False,
+            req_to_token_pool=SimpleNamespace(),  # type: ignore[arg-type]
+            token_to_kv_pool_allocator=self.allocator,
+            page_size=page_size,
+            tree_components=(ComponentType.FULL,),
+        )
+        nothing: Any = SimpleNamespace(flush=lambda: None, refusal=lambda _: self.refusal, place_waits=False)
+        self.tree = PicRadixCache(
+            params, planning=nothing, accounting=nothing, auditor=Auditor(), pins=self.pins, publication=nothing
+        )
+        self.running: list[tuple[Any, Any]] = []
+
+    def start(self, tokens: list[int], *, key: str | None = None, salt: str | None = None, **options: Any) -> Any:
+        """A request whose rows are in the tree and locked; it runs."""
+        length = len(tokens) - len(tokens) % self.page_size
+        radix_key = RadixKey(array("q", tokens[:length]), key, cache_salt=salt)
+        found = self.tree.match_prefix(MatchPrefixParams(key=radix_key))
+        missing = length - found.device_prefix_len
+        lock = self.tree.lock(found.last_device_node)
+        evict_from_tree_cache(self.tree, missing)
+        own = self.allocator.alloc(missing) if missing else torch.empty(0, dtype=torch.int64)
+        assert own is not None, "a request fails for lack of memory"
+        slots = torch.cat([self.tree.path_device_indices(found.last_device_node), own])
+        result = self.tree.insert(InsertParams(key=radix_key, value=slots, prev_prefix_len=found.device_prefix_len))
+        self.tree.unlock(lock)
+        req = SimpleNamespace(
+            pic=RequestState(RequestOptions(**options), namespace=Namespace(key, salt)),
+            origin_input_ids=array("q", tokens),
+            extra_key=key,
+            cache_salt=salt,
+            finished_reason=None,
+        )
+        self.running.append((req, self.tree.lock(result.last_device_node)))
+        return req
+
+    def end(self, req: Any, reason: Any = None, *, checkpointed: bool = True) -> None:
+        """The request leaves: served unless there is another reason, or retracted."""
+        (at,) = (i for i, (running, _) in enumerate(self.running) if running is req)
+        req.finished_reason = (reason or FINISH_LENGTH(1)) if checkpointed else None
+        self.tree.unlock(self.running.pop(at)[1])
+        self.tree.on_release(req, checkpointed=checkpointed)
+
+    def serve(self, tokens: list[int], **options: Any) -> None:
+        """A request from its beginning to its end."""
+        self.end(self.start(tokens, **options))
+
+    def evict_all(self) -> None:
+        """Rows that nobody uses leave."""
+        evict_from_tree_cache(self.tree, self.allocator.available_size() + self.tree.evictable_size())
+
+    def resident(self, tokens: list[int], key: str | None = None, salt: str | None = None) -> int:
+        """How much of a text is in the tree."""
+        radix_key = RadixKey(array("q", tokens), key, cache_salt=salt)
+        return int(self.tree.match_prefix(MatchPrefixParams(key=radix_key)).device_prefix_len)
+
+    @property
+    def names(self) -> list[str]:
+        return [pin.name for pin in self.pins.report().held]
+
+    def check(self) -> None:
+        """SGLang's own check at idle, and that what pins hold is what is protected."""
+        free, evictable, protected = (
+            self.allocator.available_size(),
+            self.tree.evictable_size(),
+            self.tree.protected_size(),
+        )
+        assert free + evictable + protected == self.pool
+        if not self.running:
+            assert protected == self.pins.num_tokens <= self.pins.report().max_tokens
+        shown = self.series.levels
+        assert (shown[PINS.name], shown[PINNED_TOKENS.name]) == (len(self.names), self.pins.num_tokens)
+
+
+@pytest.fixture(params=[1, 16])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    made = Server(request.param)
+    yield made
+    made.check()
+
+
+def text(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(50_000) for _ in range(length)]
+
+
+SYSTEM = text(1, 160)
+A, B, C = ([*SYSTEM, *text(seed, 320)] for seed in (2, 3, 4))
+
+
+def test_a_pinned_prompt_survives_what_evicts_everything_else(server: Server) -> None:
+    server.serve(A, pin="a")
+    server.serve(B)
+    server.serve([*A, *text(9, 64)])
+    server.evict_all()
+    assert server.resident([*A, *text(9, 64)]) == len(A)
+    assert server.resident(B) == len(SYSTEM)
+    assert server.pins.num_tokens == len(A)
+    server.serve(text(5, 32), unpin="a")
+    server.evict_all()
+    assert (server.resident(A), server.names, server.series.ended) == (0, [], {"dropped": 1})
+
+
+def test_pins_share_what_they_begin_with(server: Server) -> None:
+    server.serve(A, pin="a")
+    server.serve(B, pin="b")
+    server.serve(SYSTEM, pin="system")
+    assert server.pins.num_tokens == len(SYSTEM) + 2 * 320
+    server.serve(SYSTEM, unpin="a")
+    assert server.pins.num_tokens == len(SYSTEM) + 320
+    server.serve(SYSTEM, unpin="b")
+    assert server.pins.num_tokens == len(SYSTEM)
+
+
+def test_the_same_name_again_replaces_the_older_pin(server: Server) -> None:
+    server.serve(A, pin="a")
+    server.serve(B, pin="b")
+    digest = server.pins.report().held[0].digest
+    server.serve(C, pin="a")
+    assert server.names == ["b", "a"], "it is the youngest then"
+    assert server.pins.report().held[1].digest != digest
+    server.evict_all()
+    assert (server.resident(A), server.resident(C)) == (len(SYSTEM), len(C))
+    assert server.series.ended == {"replaced": 1}
+
+
+def test_beyond_the_share_of_the_pool_the_oldest_go_and_a_prompt_that_is_too_long_is_refused(server: Server) -> None:
+    for name in "abc":
+        server.serve(text(ord(name), 320), pin=name)
+    server.serve(text(20, 96), pin="d")
+    assert server.names == ["b", "c", "d"]
+    server.serve(text(21, MAX_PINNED + 16), pin="e")
+    server.serve(text(22, server.page_size - 1), pin="f")
+    assert server.names == ["b", "c", "d"]
+    assert server.series.ended == {"limit": 1, "refused": 2}
+    server.serve(text(23, MAX_PINNED), pin="b")
+    assert server.names == ["b"]
+
+
+def test_rows_that_cannot_be_spliced_are_not_pinned(server: Server) -> None:
+    server.refusal = Fallback.ADAPTER
+    server.serve(A, pin="a")
+    assert (server.names, server.series.ended) == ([], {"refused": 1})
+
+
+@pytest.mark.parametrize("leave", [{"reason": FINISH_ABORT()}, {"checkpointed": False}])
+def test_a_request_that_was_not_served_changes_nothing(server: Server, leave: dict[str, Any]) -> None:
+    server.serve(A, pin="a")
+    server.end(server.start(B, pin="b", unpin="a"), **leave)
+    assert server.names == ["a"]
+
+
+def test_nothing_crosses_a_namespace(server: Server) -> None:
+    a, b = A[:240], B[:240]
+    server.serve(a, pin="a")
+    server.serve(b, pin="a", key="tenant")
+    server.serve(b, pin="a", salt="secret")
+    server.serve(SYSTEM, unpin="a", key="other")
+    held = server.pins.report().held
+    assert [(pin.extra_key, pin.has_salt) for pin in held] == [(None, False), ("tenant", False), (None, True)]
+    assert held[1].digest != held[2].digest, "who does not know the salt cannot tell what is pinned"
+    assert "secret" not in repr(server.pins.report())
+    for key, salt, pinned in (
+        (None, None, len(SYSTEM)),
+        ("tenant", None, len(b)),
+        (None, "secret", len(b)),
+        ("x", None, 0),
+    ):
+        path = Path(Namespace(key, salt), [as_tokens([*b, 7])])
+        assert server.pins.pinned_len(path) == pinned
+    server.serve(SYSTEM, unpin="a")
+    assert server.pins.pinned_len(Path(Namespace(), [as_tokens(b)])) == 0
+    assert len(server.names) == 2
+
+
+def test_an_allocation_gets_the_slots_of_the_oldest_pins_and_no_more(server: Server) -> None:
+    server.serve(A, pin="a")
+    server.serve(B, pin="b")
+    server.start(text(6, POOL - len(SYSTEM) - 640 + 16))
+    assert (server.names, server.series.ended) == (["b"], {"memory": 1})
+    assert server.resident(B) == len(B)
+    server.start(text(7, 320))
+    assert server.names == []
+
+
+def test_a_flush_forgets_pins_without_unlocking_and_new_weights_unlock_them(server: Server) -> None:
+    server.serve(A, pin="a")
+    server.serve(B, pin="b")
+    server.pins.give_back_all(server.tree, PinEnd.WEIGHTS)
+    server.evict_all()
+    assert (server.resident(A), server.names) == (0, [])
+    server.serve(A, pin="a")
+    server.tree.reset()
+    server.allocator.clear()
+    assert (server.names, server.series.ended) == ([], {"weights": 2, "flushed": 1})
+    server.serve(A, pin="a")
+    assert server.names == ["a"]
+
+
+@pytest.mark.parametrize(("num_running", "admitted"), [(0, True), (1, False)])
+def test_a_request_that_would_wait_for_ever_gets_the_slots_of_pins(
+    monkeypatch: pytest.MonkeyPatch, num_running: int, admitted: bool
+) -> None:
+    """While others run it waits for them; on an idle server nobody else would ever leave it slots."""
+    server = Server(max_pinned=POOL)
+    for name in "abc":
+        server.serve(text(ord(name), 1000), pin=name)
+    tries: list[int] = []
+
+    def add(_: Any, __: Any, *___: object) -> AddReqResult:
+        tries.append(len(server.names))
+        fits = server.allocator.available_size() + server.tree.evictable_size() > 2500
+        return AddReqResult.CONTINUE if fits else AddReqResult.NO_TOKEN
+
+    monkeypatch.setattr(PrefillAdder, "add_one_req", add)
+    made = PicPrefillAdder.__new__(PicPrefillAdder)
+    server.tree.planning = SimpleNamespace(  # type: ignore[assignment]
+        plan=lambda *_, **__: None, max_sequences=64
+    )
+    made.tree_cache, made.num_sequences, made.has_runs, made.goes_by_place = server.tree, 0, False, False
+    made.can_run_list, made.running_batch = [], SimpleNamespace(reqs=[object()] * num_running)
+    req: Any = SimpleNamespace(pic=RequestState(RequestOptions()))
+    result = made.add_one_req(req, False, None)
+    assert (result is AddReqResult.CONTINUE) == admitted
+    assert (tries, server.names) == (([3, 2, 1], ["c"]) if admitted else ([3], ["a", "b", "c"]))
+    server.check()
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_five_hundred_pins_and_drops_among_aborts_flushes_and_retractions(page_size: int) -> None:
+    """Every slot is accounted for after each step, no allocation fails, and a second rank ends up with the same."""
+    ranks = [Server(page_size, max_pinned=POOL // 2) for _ in range(2)]
+    rng = random.Random(page_size)
+    num_pinned = 0
+    while num_pinned < 500:
+        step = _random_step(rng)
+        num_pinned += step.__name__ in ("pin", "drop")
+        for rank in ranks:
+            step(rank)
+            rank.check()
+    assert {"dropped", "flushed", "limit", "memory", "refused", "replaced"} <= set(ranks[0].series.ended)
+    assert ranks[0].pins.report() == ranks[1].pins.report()
+    assert ranks[0].series.ended == ranks[1].series.ended
+    for rank in ranks:
+        while rank.running:
+            rank.end(rank.running[0][0])
+        rank.pins.give_back_all(rank.tree, PinEnd.DROPPED)
+        rank.check()
+        rank.evict_all()
+        assert rank.allocator.available_size() == POOL
+        rank.tree.sanity_check()
+
+
+def _random_step(rng: random.Random) -> Callable[[Server], None]:
+    """What happens next, the same on every rank."""
+    name, other = (f"skill-{rng.randrange(24)}" for _ in range(2))
+    key = rng.choice([None, None, "tenant"])
+    tokens = [*text(rng.randrange(3), 80), *text(rng.randrange(60), rng.randrange(10, 300))]
+    chance, pick = rng.random(), rng.random()
+
+    def pin(server: Server) -> None:
+        server.serve(tokens, key=key, pin=name)
+
+    def drop(server: Server) -> None:
+        server.serve(tokens, key=key, unpin=name, pin=other if pick < 0.2 else None)
+
+    def refuse(server: Server) -> None:
+        server.refusal = Fallback.HIDDEN_STATES
+        server.serve(tokens, key=key, pin=name)
+        server.refusal = None
+
+    def start(server: Server) -> None:
+        # What runs fits into the pool if pins give way, and one more request beside it.
+        if len(server.running) < 5:
+            server.start([*tokens, *text(int(1000 * pick), 300)], key=key, pin=name if pick < 0.5 else None)
+
+    def end(server: Server) -> None:
+        if server.running:
+            req = server.running[int(pick * len(server.running))][0]
+            how: dict[str, Any] = ({}, {"reason": FINISH_ABORT()}, {"checkpointed": False})[int(3 * chance * 100) % 3]
+            server.end(req, **how)
+
+    def flush(server: Server) -> None:
+        if not server.running:
+            server.tree.reset()
+            server.allocator.clear()
+
+    steps = (pin, pin, pin, pin, drop, refuse, start, start, start, end, end, end, flush)
+    return steps[int(chance * len(steps))]
