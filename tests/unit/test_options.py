@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from sglang_pic.adapter.namespace import OFF_LANE, is_strict, tree_key, without_lane
-from sglang_pic.adapter.serve.options import Mode, RequestOptions, parse_options
+from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills, parse_options
 from sglang_pic.core import CoreConfig
 from sglang_pic.errors import ConfigError
 
@@ -24,6 +24,13 @@ def test_options_are_read() -> None:
     assert parse_options({"pic": {"tail_tokens": 64}}).policy(server) == replace(server, tail_tokens=64)
 
 
+def test_pins_and_skills_are_read() -> None:
+    assert parse_options({"pic": {"pin": "A.b_c-9", "skills": "near"}}) == RequestOptions(
+        pin="A.b_c-9", skills=Skills.NEAR
+    )
+    assert parse_options({"pic": {"unpin": "a" * 128, "pin": None, "skills": "far"}}) == RequestOptions(unpin="a" * 128)
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -39,6 +46,14 @@ def test_options_are_read() -> None:
         ({"edit": ["notes"]}, "edit=['notes']"),
         ({"edit": True}, "edit=True"),
         ({"seams": 1}, "'seams'"),
+        ({"skills": "nearer"}, "skills='nearer'"),
+        ({"skills": True}, "skills=True"),
+        ({"pin": ""}, "pin=''"),
+        ({"pin": "a b"}, "pin='a b'"),
+        ({"pin": "a" * 129}, "pin='aaa"),
+        ({"pin": "a\n"}, "pin='a\\n'"),
+        ({"pin": 3}, "pin=3"),
+        ({"unpin": "ä"}, "unpin='ä'"),
     ],
 )
 def test_bad_options_are_named(options: object, named: str) -> None:
