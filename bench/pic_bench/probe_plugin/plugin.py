@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from pic_bench.probe_plugin.options import (
     PROBE_VARIABLE,
     ProbeConfig,
@@ -99,7 +101,8 @@ def _parse_options(original: Callable[..., Any], custom_params: object) -> Any:
     options = original(plain)
     if probe is None:
         return options
-    return ProbedOptions(mode=options.mode, overrides={**probe.policy, **options.overrides}, probe=probe)
+    settings = {**probe.policy, **options.overrides}
+    return ProbedOptions(**msgspec.structs.asdict(options) | {"overrides": settings}, probe=probe)
 
 
 def _plan(original: Callable[..., None], planning: Any, req: Any, *args: Any, **kwargs: Any) -> None:
