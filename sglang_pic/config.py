@@ -42,14 +42,18 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Relative L2 between the keys of those blocks, spliced and computed in full, mean over layers."""
     audit_rate: Annotated[float, Range(0, 1)] = 0.01
     """Share of spliced requests that are computed again in full while no request waits; 0 audits none."""
+    audit_change_rate: Annotated[float, Range(0, 1)] = 0.05
+    """The same share of the requests that were spliced behind a changed field, if it is larger than `audit_rate`; with
+    `audit_rate` 0 none of them is audited either."""
     audit_kl_limit: Annotated[float, Range(0)] = 0.25
-    """Nats: mean KL(full || spliced) of a namespace's audited requests above which splicing is switched off there."""
+    """Nats: mean KL(full || spliced) of a namespace's audited requests above which splicing is switched off there;
+    requests that were spliced behind a changed field have a mean of their own."""
     audit_kl_cap: Annotated[float, Range(0)] = 2.0
     """Nats: what one audited request counts at most in that mean."""
     audit_window: Annotated[int, Range(1, 10_000)] = 32
     """The last audited requests of a namespace that the mean is over."""
     audit_min: Annotated[int, Range(1, 10_000)] = 16
-    """Audited requests of a namespace before it can be switched off."""
+    """Audited requests of a namespace before their mean can switch it off."""
     pin_max_percent: Annotated[int, Range(0, 100)] = 25
     """Largest share of the KV pool, in percent, that pinned prompts may hold; beyond it the oldest are given back."""
 

@@ -79,15 +79,15 @@ class Series:
         if self._children:
             self._children[metric.name, value].inc(amount)
 
-    def set(self, metric: Metric, amount: float) -> None:
+    def set(self, metric: Metric, amount: float, *, value: str | None = None) -> None:
         """Set a gauge."""
         if self._children:
-            self._children[metric.name, None].set(amount)
+            self._children[metric.name, value].set(amount)
 
-    def observe(self, metric: Metric, amount: float) -> None:
+    def observe(self, metric: Metric, amount: float, *, value: str | None = None) -> None:
         """Enter one observation into a histogram."""
         if self._children:
-            self._children[metric.name, None].observe(amount)
+            self._children[metric.name, value].observe(amount)
 
 
 class _Child(Protocol):

@@ -16,18 +16,13 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     factory = pytest.importorskip("sglang.srt.layers.rotary_embedding.factory")
     memory_pool = pytest.importorskip("sglang.srt.mem_cache.memory_pool")
-    batch_info = pytest.importorskip("sglang.srt.model_executor.forward_batch_info")
 
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
 from sglang_pic.runtime.splice import Splicer
 
-
-@pytest.fixture(autouse=True)
-def _no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting unpadded tokens asks for process groups, which only a server has."""
-    monkeypatch.setattr(batch_info.ForwardBatch, "_init_num_token_non_padded", lambda *_, **__: None)
+pytestmark = pytest.mark.usefixtures("no_groups")
 
 
 class RadixAttention(nn.Module):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_pic.adapter.audit.ledger import AuditLedger, Undecided
+from sglang_pic.adapter.audit.ledger import AuditLedger, Undecided, Window
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.config import PicConfig, read_config
 from sglang_pic.errors import ConfigError
@@ -28,9 +28,10 @@ def undecided(kl: float, num_audited: int, num_agreed: int, num_namespaces: int)
     )
 
 
-def enter(ledger: AuditLedger, namespace: Namespace, *kls: float) -> list[int]:
+def enter(ledger: AuditLedger, namespace: Namespace, *kls: float, window: Window = Window.PLAIN) -> list[int]:
     """Enter audited requests of the present generation; the numbers of the suspensions they bring about."""
-    entered = [ledger.observe(namespace, ledger.generation(namespace), kl, agreed=kl < 1) for kl in kls]
+    generation = ledger.generation(namespace)
+    entered = [ledger.observe(namespace, generation, kl, agreed=kl < 1, window=window) for kl in kls]
     return [suspension.number for suspension in entered if suspension is not None]
 
 
@@ -64,6 +65,34 @@ def test_old_requests_leave_the_window() -> None:
     enter(ledger, A, 1.9, *[0.0] * 8)
     assert ledger.worst() == 0
     assert enter(ledger, A, 1.9, 1.9) == [], "two of eight are below the limit; a third, long past, would not be"
+
+
+@pytest.mark.parametrize("window", Window)
+def test_each_window_decides_alone(window: Window) -> None:
+    """Ten times as many good requests of the other window change nothing: rates differ, so no mean is over both."""
+    ledger = AuditLedger(LIMITS)
+    (other,) = set(Window) - {window}
+    assert enter(ledger, A, *[0.0] * 40, window=other) == []
+    assert enter(ledger, A, 3, 3, 3, window=window) == []
+    assert enter(ledger, B, *[0.1] * 4, window=window) == []
+    assert (ledger.worst(window), ledger.worst(other)) == (pytest.approx(0.1), 0)
+    assert enter(ledger, A, 3, window=window) == [1]
+    assert not ledger.is_on(A), "in both windows"
+    assert [suspension.window for suspension in ledger.suspensions] == [window]
+    assert enter(ledger, A, *[3] * 9, window=other) == []
+    ledger.resume(1)
+    for each in Window:
+        assert enter(ledger, A, 3, 3, 3, window=each) == [], "both are empty"
+
+
+def test_a_namespace_judged_in_one_window_is_watched_with_others_in_the_other() -> None:
+    ledger = AuditLedger(LIMITS)
+    for namespace in (A, B):
+        enter(ledger, namespace, 0.1, 0.1)
+        enter(ledger, namespace, 3, window=Window.CHANGED)
+    assert ledger.undecided == undecided((0.1 + 0.1 + 2.0) / 3, 6, 4, 2)
+    enter(ledger, A, 0.1, 0.1)
+    assert ledger.undecided == undecided((0.1 + 0.1 + 2.0) / 3, 4, 2, 2), "of A its changed field is left"
 
 
 def test_on_again_is_another_generation_with_an_empty_window() -> None:

@@ -34,6 +34,12 @@ def samples(registry: object) -> dict[tuple[str, str | None], float]:
     return found
 
 
+def buckets(registry: object, bound: str) -> float:
+    """What the audit's histogram has counted up to a bound, in all windows."""
+    found = [s for family in registry.collect() for s in family.samples if s.name == f"{audit.KL.name}_bucket"]  # type: ignore[attr-defined]
+    return sum(sample.value for sample in found if sample.labels["le"] == bound)
+
+
 def test_every_value_of_a_label_is_exported_from_the_start(registry: object) -> None:
     series = Series(audit.METRICS, LABELS)
     before = samples(registry)
@@ -42,14 +48,16 @@ def test_every_value_of_a_label_is_exported_from_the_start(registry: object) -> 
     assert before[audit.UNDECIDED_KL.name, None] == 0
     series.add(audit.SKIPPED, 3, value="memory")
     series.add(audit.TOKENS, 256)
-    series.set(audit.SUSPENDED, 2)
-    series.observe(audit.KL, 0.02)
+    series.set(audit.UNDECIDED_KL, 0.2)
+    series.set(audit.SUSPENDED, 2, value="changed")
+    series.observe(audit.KL, 0.02, value="plain")
     after = samples(registry)
     assert after[audit.SKIPPED.name, "memory"] == 3
     assert after[audit.TOKENS.name, None] == 256
-    assert after[audit.SUSPENDED.name, None] == 2
-    assert after[f"{audit.KL.name}_bucket", "0.01"] == 0
-    assert after[f"{audit.KL.name}_bucket", "0.03"] == 1
+    assert after[audit.UNDECIDED_KL.name, None] == 0.2
+    assert (after[audit.SUSPENDED.name, "changed"], after[audit.SUSPENDED.name, "plain"]) == (2, 0)
+    assert (after[f"{audit.KL.name}_count", "plain"], after[f"{audit.KL.name}_count", "changed"]) == (1, 0)
+    assert (buckets(registry, "0.01"), buckets(registry, "0.03")) == (0, 1)
 
 
 def test_a_value_that_is_not_declared_is_an_error(registry: object) -> None:

@@ -18,10 +18,10 @@ import torch
 
 from sglang_pic.adapter.audit import metrics
 from sglang_pic.adapter.audit.full_pass import is_too_long
-from sglang_pic.adapter.audit.ledger import AuditLedger
+from sglang_pic.adapter.audit.ledger import AuditLedger, Window
 from sglang_pic.adapter.audit.metrics import AuditSkip
 from sglang_pic.adapter.audit.queue import Drawn, FullQueue
-from sglang_pic.adapter.audit.report import AuditReport, log_resumption, log_suspension, log_undecided
+from sglang_pic.adapter.audit.report import AuditReport, WindowReport, log_resumption, log_suspension, log_undecided
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.ranks import agree_on_largest
@@ -45,8 +45,11 @@ _SEED = 0
 class _Tally:
     num_audited: int = 0
     num_agreed: int = 0
-    num_skipped: int = 0
     sum_kl: float = 0.0
+
+    @property
+    def mean_kl(self) -> float:
+        return self.sum_kl / max(1, self.num_audited)
 
 
 class Audit(Auditor):
@@ -72,7 +75,8 @@ class Audit(Auditor):
         )
         # NOTE: requests are drawn at random, because every n-th one is the same tenant's where tenants take turns.
         self._chance = random.Random(_SEED)
-        self._tally = _Tally()
+        self._tallies = {window: _Tally() for window in Window}
+        self._num_skipped = 0
         self._has_warned = False
         self._num_rounds = 0
 
@@ -93,7 +97,10 @@ class Audit(Auditor):
         ends = req.extend_end == len(req.origin_input_ids) == len(req.full_untruncated_fill_ids)
         if ends and state.num_chunk_hit:
             # NOTE: one number for each spliced request and for nothing else, so that all ranks draw the same requests.
-            state.is_drawn = self._chance.random() < self._config.audit_rate
+            rate = self._config.audit_rate
+            if _window_of(state) is Window.CHANGED:
+                rate = max(rate, self._config.audit_change_rate)
+            state.is_drawn = self._chance.random() < rate
 
     def keep(self, req: Req, logits: torch.Tensor | None) -> None:
         """Keep what a drawn request's pass computed.
@@ -111,7 +118,7 @@ class Audit(Auditor):
             self._skip(AuditSkip.QUEUE_FULL)
         elif self.serves(state):
             tokens = np.array(req.origin_input_ids, dtype=np.int64)
-            self._queue.add(Drawn(state.namespace, state.generation, tokens, logits.clone()))
+            self._queue.add(Drawn(state.namespace, state.generation, _window_of(state), tokens, logits.clone()))
         else:
             self._skip(AuditSkip.SUSPENDED)
 
@@ -154,34 +161,46 @@ class Audit(Auditor):
         """The weights have changed: what was audited does not hold for them, whether or not the tree was emptied."""
         self.abandon()
         self._ledger.renew()
-        self._watch_undecided()
+        self._show_windows()
 
     def flush(self) -> None:
         """The tree was emptied: nothing from before can be served any more."""
         self.abandon()
         self._ledger.flush()
-        self._watch_undecided()
+        self._show_windows()
 
     def resume(self, number: int) -> bool:
         """Switch a namespace on again; whether `number` names one that is off, or is 0."""
         ended = self._ledger.resume(number)
         for suspension in ended:
             log_resumption(suspension)
-        self._series.set(metrics.SUSPENDED, len(self._ledger.suspensions))
+        self._show_windows()
         return bool(ended) or number == 0
 
     def report(self) -> AuditReport:
         """What `/server_info` shows."""
-        tally = self._tally
+        tallies = self._tallies.values()
+        num_audited = sum(tally.num_audited for tally in tallies)
+        windows = {
+            window: WindowReport(
+                num_audited=tally.num_audited,
+                num_agreed=tally.num_agreed,
+                mean_kl=tally.mean_kl,
+                worst_window_kl=self._ledger.worst(window),
+            )
+            for window, tally in self._tallies.items()
+        }
         return AuditReport(
             rate=self._config.audit_rate,
+            change_rate=max(self._config.audit_rate, self._config.audit_change_rate),
             kl_limit=self._config.audit_kl_limit,
-            num_audited=tally.num_audited,
-            num_agreed=tally.num_agreed,
-            num_skipped=tally.num_skipped,
+            num_audited=num_audited,
+            num_agreed=sum(tally.num_agreed for tally in tallies),
+            num_skipped=self._num_skipped,
             num_pending=len(self._queue),
-            mean_kl=tally.sum_kl / max(1, tally.num_audited),
-            worst_window_kl=self._ledger.worst(),
+            mean_kl=sum(tally.sum_kl for tally in tallies) / max(1, num_audited),
+            worst_window_kl=max(report.worst_window_kl for report in windows.values()),
+            windows=windows,
             undecided=self._ledger.undecided,
             suspended=self._ledger.suspensions,
         )
@@ -203,16 +222,23 @@ class Audit(Auditor):
             return
         agreed = not differs
         self._series.add(metrics.AUDITED, value="agree" if agreed else "disagree")
-        self._series.observe(metrics.KL, kl)
-        self._tally.num_audited += 1
-        self._tally.num_agreed += agreed
-        self._tally.sum_kl += min(kl, self._config.audit_kl_cap)
+        self._series.observe(metrics.KL, kl, value=drawn.window.value)
+        tally = self._tallies[drawn.window]
+        tally.num_audited += 1
+        tally.num_agreed += agreed
+        tally.sum_kl += min(kl, self._config.audit_kl_cap)
         logger.debug("sglang_pic: audited %d tokens: KL %.6f, agreed %s", len(drawn.tokens), kl, agreed)
-        suspension = self._ledger.observe(drawn.namespace, drawn.generation, kl, agreed=agreed)
-        if suspension is not None:
-            self._series.set(metrics.SUSPENDED, len(self._ledger.suspensions))
-            if self._is_first_rank:
-                log_suspension(suspension, self._config)
+        suspension = self._ledger.observe(drawn.namespace, drawn.generation, kl, agreed=agreed, window=drawn.window)
+        if suspension is not None and self._is_first_rank:
+            log_suspension(suspension, self._config)
+        self._show_windows()
+
+    def _show_windows(self) -> None:
+        """Export what the windows hold, and watch the one that small namespaces share."""
+        decided = [suspension.window for suspension in self._ledger.suspensions]
+        for window in Window:
+            self._series.set(metrics.SUSPENDED, decided.count(window), value=window.value)
+            self._series.set(metrics.WORST_KL, self._ledger.worst(window), value=window.value)
         self._watch_undecided()
 
     def _watch_undecided(self) -> None:
@@ -235,8 +261,12 @@ class Audit(Auditor):
         return self._tp_group is None or self._tp_group.rank_in_group == 0
 
     def _skip(self, reason: AuditSkip, count: int = 1) -> None:
-        self._tally.num_skipped += count
+        self._num_skipped += count
         self._series.add(metrics.SKIPPED, count, value=reason.value)
+
+
+def _window_of(state: RequestState) -> Window:
+    return Window.CHANGED if state.num_behind_change else Window.PLAIN
 
 
 def _awaits_sampling(scheduler: Scheduler) -> bool:

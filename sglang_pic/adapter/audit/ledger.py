@@ -2,6 +2,10 @@
 
 Values in, values out: no clock, no chance, no device, so that every rank decides alike.
 
+A namespace has two windows: requests that were spliced behind a changed field are drawn more often than others and are
+judged apart. In one mean they would count more than their share, or their faults would drown among requests that are
+well. Each window alone switches the namespace off.
+
 Namespaces of few requests (a salt for each user) may never have enough audits to be judged one by one. Their audits go
 into one more window, over all such namespaces. That window switches nothing off, because it cannot say whose requests
 are bad, and one tenant with many salts could switch off everybody's; it is logged and exported.
@@ -15,6 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 import msgspec
@@ -26,6 +31,15 @@ MAX_NAMESPACES = 1024
 """Namespaces that are remembered; the one audited longest ago is forgotten first, unless it was ever off."""
 
 
+class Window(Enum):
+    """Which of a namespace's audited requests a mean is over."""
+
+    PLAIN = "plain"
+    """Those with no run behind a changed field."""
+    CHANGED = "changed"
+    """Those that were spliced behind a changed field."""
+
+
 class Suspension(msgspec.Struct, frozen=True, kw_only=True):
     """A namespace that is off, and why, as `/server_info` shows it; the salt is a secret, and is not shown."""
 
@@ -33,6 +47,8 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True):
     """By which the operator switches the namespace on again; never given twice."""
     extra_key: str | None
     has_salt: bool
+    window: Window
+    """The window that decided."""
     kl: float
     """Mean of the window in nats, each request counted up to `audit_kl_cap`."""
     num_audited: int
@@ -57,13 +73,14 @@ class _Entry(NamedTuple):
     """One audited request; its KL is capped, so that no single request decides."""
 
     namespace: Namespace
+    window: Window
     kl: float
     agreed: bool
 
 
 @dataclass(slots=True)
 class _Record:
-    window: deque[_Entry]
+    windows: dict[Window, deque[_Entry]]
     generation: int = 0
     suspension: Suspension | None = None
 
@@ -71,6 +88,11 @@ class _Record:
     def is_kept(self) -> bool:
         """Whether rows that must not be served would be served if this record were forgotten."""
         return self.suspension is not None or self.generation > 0
+
+    def clear(self) -> None:
+        """Begin the windows anew."""
+        for entries in self.windows.values():
+            entries.clear()
 
 
 class AuditLedger:
@@ -97,7 +119,9 @@ class AuditLedger:
         record = self._records.get(namespace)
         return 0 if record is None else record.generation
 
-    def observe(self, namespace: Namespace, generation: int, kl: float, *, agreed: bool) -> Suspension | None:
+    def observe(
+        self, namespace: Namespace, generation: int, kl: float, *, agreed: bool, window: Window = Window.PLAIN
+    ) -> Suspension | None:
         """Enter one audited request, and switch its namespace off if its window is above the limit.
 
         Args:
@@ -105,6 +129,7 @@ class AuditLedger:
             generation: in which it was spliced; a request of an earlier generation than the present is not entered.
             kl: KL(full || spliced) of the first token, in nats.
             agreed: whether both had the same likeliest token.
+            window: the one that the request is entered into.
 
         Returns:
             The suspension, if this request caused one.
@@ -112,17 +137,17 @@ class AuditLedger:
         record = self._record(namespace)
         if record is None or record.suspension is not None or record.generation != generation:
             return None
-        window, least = record.window, self._config.audit_min
-        entry = _Entry(namespace, min(kl, self._config.audit_kl_cap), agreed)
-        window.append(entry)
-        if len(window) < least:
+        entries, least = record.windows[window], self._config.audit_min
+        entry = _Entry(namespace, window, min(kl, self._config.audit_kl_cap), agreed)
+        entries.append(entry)
+        if len(entries) < least:
             self._undecided.append(entry)
             return None
-        if len(window) == least:
+        if len(entries) == least:
             # From here on its own window speaks for it.
-            others = [other for other in self._undecided if other.namespace != namespace]
+            others = [other for other in self._undecided if (other.namespace, other.window) != (namespace, window)]
             self._undecided = deque(others, maxlen=self._config.audit_window)
-        mean = _mean(window)
+        mean = _mean(entries)
         if mean <= self._config.audit_kl_limit:
             return None
         self._num_suspensions += 1
@@ -130,14 +155,15 @@ class AuditLedger:
             number=self._num_suspensions,
             extra_key=namespace.extra_key,
             has_salt=namespace.cache_salt is not None,
+            window=window,
             kl=mean,
-            num_audited=len(window),
-            num_agreed=sum(entry.agreed for entry in window),
+            num_audited=len(entries),
+            num_agreed=sum(entry.agreed for entry in entries),
         )
         return record.suspension
 
     def resume(self, number: int) -> list[Suspension]:
-        """Switch a namespace on again, in a new generation and with an empty window.
+        """Switch a namespace on again, in a new generation and with empty windows.
 
         Args:
             number: of its suspension; 0 for every namespace that is off.
@@ -151,13 +177,13 @@ class AuditLedger:
                 ended.append(record.suspension)
                 record.suspension = None
                 record.generation += 1
-                record.window.clear()
+                record.clear()
         return ended
 
     def renew(self) -> None:
         """The weights have changed: windows begin anew; what is off stays off, and generations go on."""
         for namespace, record in list(self._records.items()):
-            record.window.clear()
+            record.clear()
             if not record.is_kept:
                 del self._records[namespace]
         self._undecided.clear()
@@ -174,10 +200,11 @@ class AuditLedger:
         found = [record.suspension for record in self._records.values() if record.suspension is not None]
         return sorted(found, key=lambda suspension: suspension.number)
 
-    def worst(self) -> float:
-        """The largest mean of any window that decides, in nats; 0 where there is none."""
-        windows = [record.window for record in self._records.values() if len(record.window) >= self._config.audit_min]
-        return max(map(_mean, windows), default=0.0)
+    def worst(self, window: Window = Window.PLAIN) -> float:
+        """The largest mean of any namespace's window that decides, in nats; 0 where there is none."""
+        least = self._config.audit_min
+        windows = [record.windows[window] for record in self._records.values()]
+        return max((_mean(entries) for entries in windows if len(entries) >= least), default=0.0)
 
     @property
     def undecided(self) -> Undecided | None:
@@ -203,7 +230,8 @@ class AuditLedger:
                 if oldest is None:
                     return None
                 del self._records[oldest]
-            record = self._records[namespace] = _Record(deque(maxlen=self._config.audit_window))
+            windows = {window: deque[_Entry](maxlen=self._config.audit_window) for window in Window}
+            record = self._records[namespace] = _Record(windows)
         self._records.move_to_end(namespace)
         return record
 

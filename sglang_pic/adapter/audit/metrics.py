@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from sglang_pic.adapter.audit.ledger import Window
 from sglang_pic.adapter.metrics import Metric, MetricKind, descriptions
 from sglang_pic.core import Reason
 
@@ -24,6 +25,10 @@ class AuditSkip(Reason):
     TOO_LONG = "too_long", "The prompt would take more than a quarter of the KV pool, and evict what others reuse."
 
 
+_WINDOWS: Final = {
+    Window.PLAIN.value: "Requests with no run behind a changed field.",
+    Window.CHANGED.value: "Requests that were spliced behind a changed field.",
+}
 AUDITED: Final = Metric(
     "sglang:pic_audited_requests_total",
     MetricKind.COUNTER,
@@ -35,6 +40,8 @@ KL: Final = Metric(
     "sglang:pic_audit_kl_nats",
     MetricKind.HISTOGRAM,
     "KL(full || spliced) of the first token of audited requests, in nats.",
+    label="window",
+    values=_WINDOWS,
     # From rounding alone (.0001) to another text altogether (several nats).
     buckets=(1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
 )
@@ -53,7 +60,17 @@ TOKENS: Final = Metric(
 SUSPENDED: Final = Metric(
     "sglang:pic_audit_suspended_namespaces",
     MetricKind.GAUGE,
-    "Namespaces in which audits have switched splicing off.",
+    "Namespaces in which audits have switched splicing off, by the window that decided.",
+    label="window",
+    values=_WINDOWS,
+)
+WORST_KL: Final = Metric(
+    "sglang:pic_audit_worst_kl_nats",
+    MetricKind.GAUGE,
+    "Largest mean KL of a namespace's last audited requests, each counted up to audit_kl_cap, by window; 0 until a "
+    "namespace has audit_min such requests.",
+    label="window",
+    values=_WINDOWS,
 )
 UNDECIDED_KL: Final = Metric(
     "sglang:pic_audit_undecided_kl_nats",
@@ -62,4 +79,4 @@ UNDECIDED_KL: Final = Metric(
     "audit_kl_cap, without the namespace that adds most; 0 until there are audit_min such requests.",
 )
 
-METRICS: Final = (AUDITED, KL, SKIPPED, TOKENS, SUSPENDED, UNDECIDED_KL)
+METRICS: Final = (AUDITED, KL, SKIPPED, TOKENS, SUSPENDED, WORST_KL, UNDECIDED_KL)

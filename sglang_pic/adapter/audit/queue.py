@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from sglang_pic.adapter.audit.full_pass import FullPass, take_slots
+from sglang_pic.adapter.audit.ledger import Window
 from sglang_pic.adapter.audit.metrics import AuditSkip
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import ModelRunner, Scheduler, Tree
@@ -35,6 +36,8 @@ class Drawn:
 
     namespace: Namespace
     generation: int
+    window: Window
+    """Which of the namespace's windows gets the verdict."""
     tokens: np.ndarray
     """The prompt, `[prompt_len]` int64."""
     logits: torch.Tensor

@@ -6,7 +6,7 @@ import logging
 
 import msgspec
 
-from sglang_pic.adapter.audit.ledger import Suspension, Undecided
+from sglang_pic.adapter.audit.ledger import Suspension, Undecided, Window
 from sglang_pic.config import PicConfig
 
 logger = logging.getLogger(__name__)
@@ -15,10 +15,22 @@ RESUME_KEY = "pic_audit_resume"
 """What `/set_internal_state` takes: the number of a suspension, 0 for all."""
 
 
+class WindowReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The audited requests of one kind, in all namespaces together."""
+
+    num_audited: int
+    num_agreed: int
+    mean_kl: float
+    """In nats, each request counted up to `audit_kl_cap`."""
+    worst_window_kl: float
+    """The largest mean of a single namespace's last ones; 0 until one has `audit_min` of them."""
+
+
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     """The audit's part of `/server_info`."""
 
     rate: float
+    change_rate: float
     kl_limit: float
     num_audited: int
     num_agreed: int
@@ -27,6 +39,8 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     mean_kl: float
     """Of all audited requests, in nats, each counted up to `audit_kl_cap`."""
     worst_window_kl: float
+    """The larger one of both windows'."""
+    windows: dict[Window, WindowReport]
     undecided: Undecided | None
     """`None` until there are `audit_min` such requests."""
     suspended: list[Suspension]
@@ -34,20 +48,23 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def log_suspension(suspension: Suspension, config: PicConfig) -> None:
     """Log that a namespace was switched off, why, and how to switch it on."""
+    is_changed = suspension.window is Window.CHANGED
     logger.error(
-        "sglang_pic: SPLICING IS OFF in namespace %d, %s: over the last %d audited requests KL(full || spliced) of "
+        "sglang_pic: SPLICING IS OFF in namespace %d, %s: over the last %d audited requests %s KL(full || spliced) of "
         "the first token is %.3f nats on average, each counted up to %s; audit_kl_limit is %s; %d of them agree on "
         "the likeliest token. Its requests are computed in full from here on. To switch it on again: POST "
-        '/set_internal_state {"server_args": {"%s": %d}}',
+        '/set_internal_state {"server_args": {"%s": %d}}%s',
         suspension.number,
         _describe(suspension),
         suspension.num_audited,
+        "behind a changed field" if is_changed else "with no changed field",
         suspension.kl,
         config.audit_kl_cap,
         config.audit_kl_limit,
         suspension.num_agreed,
         RESUME_KEY,
         suspension.number,
+        '; to compute everything behind a changed field: core.edit "recompile"' if is_changed else "",
     )
 
 
@@ -57,8 +74,8 @@ def log_undecided(undecided: Undecided, config: PicConfig) -> None:
         "sglang_pic: SPLICES ARE FAR OFF in %d namespaces together: over their last %d audited requests KL(full || "
         "spliced) of the first token is %.3f nats on average even without the worst namespace, each counted up to %s; "
         "audit_kl_limit is %s; %d of them agree on the likeliest token. No single namespace has the %d audited "
-        "requests (audit_min) that decide, so SPLICING STAYS ON. Raise audit_rate or lower audit_min to have each "
-        "judged, or serve without --radix-cache-backend pic.",
+        "requests of a window (audit_min) that decide, so SPLICING STAYS ON. Raise audit_rate or lower audit_min to "
+        "have each judged, or serve without --radix-cache-backend pic.",
         undecided.num_namespaces,
         undecided.num_audited,
         undecided.kl,

@@ -1,0 +1,164 @@
+"""An audit with what is around it in a server: SGLang's own allocator, and a model of few lines."""
+
+from __future__ import annotations
+
+import warnings
+from array import array
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+with warnings.catch_warnings():
+    # SGLang and what it imports warn about this machine's missing accelerators.
+    warnings.simplefilter("ignore")
+    allocators = pytest.importorskip("sglang.srt.mem_cache.allocator")
+
+from sglang_pic.adapter.audit.audit import Audit
+from sglang_pic.adapter.audit.full_pass import STEP_TOKENS
+from sglang_pic.adapter.metrics import Metric, Series
+from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.serve.options import RequestOptions
+from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.config import PicConfig
+
+VOCAB, POOL = 50, 4096
+PROMPT = [7 * i % 1000 for i in range(2 * STEP_TOKENS + 44)]
+
+
+class Runner:
+    """SGLang's model runner; its logits depend on every token that is read through the page table."""
+
+    device = "cpu"
+    spec_algorithm = None
+    lora_manager: Any = None
+    shared_read_done_event: object = None
+
+    def __init__(self) -> None:
+        self.rows = torch.zeros(POOL + 64, dtype=torch.int64)
+        self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros((3, POOL), dtype=torch.int32))
+        self.model_config = SimpleNamespace(vocab_size=VOCAB, model_is_mrope=False)
+        self.kv_index_translator = SimpleNamespace(own_plan=lambda batch: SimpleNamespace(bind=lambda *_: None))
+        self.num_steps = 0
+
+    def forward(self, batch: Any) -> Any:
+        """Write the new rows, read the whole sequence."""
+        self.num_steps += 1
+        self.shared_read_done_event = "of this pass"
+        (row,) = batch.req_pool_indices.tolist()
+        (seq_len,) = batch.seq_lens.tolist()
+        (prefix_len,) = batch.extend_prefix_lens.tolist()
+        table = self.req_to_token_pool.req_to_token[row]
+        assert table[prefix_len:seq_len].tolist() == batch.out_cache_loc.tolist()
+        assert batch.positions.tolist() == list(range(prefix_len, seq_len))
+        assert len(set(table[:seq_len].tolist())) == seq_len, "one slot a token"
+        self.rows[batch.out_cache_loc] = batch.input_ids + 1
+        logits = logits_of((self.rows[table[:seq_len].long()] - 1).tolist())
+        return SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=logits.unsqueeze(0)))
+
+
+class Tree:
+    """The tree as the allocator sees it: some rows that can be evicted."""
+
+    def __init__(self, page_size: int, num_evictable: int) -> None:
+        kind = allocators.TokenToKVPoolAllocator if page_size == 1 else allocators.PagedTokenToKVPoolAllocator
+        sizes = (POOL,) if page_size == 1 else (POOL, page_size)
+        self.token_to_kv_pool_allocator = kind(*sizes, torch.bfloat16, "cpu", None, False)
+        self.evictable = self.token_to_kv_pool_allocator.alloc(num_evictable) if num_evictable else torch.empty(0)
+
+    def supports_prefix_sharing(self) -> bool:
+        return True
+
+    def evictable_size(self) -> int:
+        return len(self.evictable)
+
+    def evict_for_alloc(self, params: Any) -> None:
+        self.token_to_kv_pool_allocator.free(self.evictable[: params.num_tokens])
+        self.evictable = self.evictable[params.num_tokens :]
+
+
+class Scheduler:
+    """What the audit asks of SGLang's scheduler."""
+
+    enable_overlap = True
+    device_module = torch.cpu
+
+    def __init__(self) -> None:
+        self.forward_stream = self.schedule_stream = torch.cpu.Stream()
+        self.forward_stream_ctx = torch.cpu.stream(self.forward_stream)
+        self.waiting_queue: list[object] = []
+        self.chunked_req: object = None
+        self.result_queue: list[tuple[object, Any]] = []
+        self.is_idle = True
+
+    def is_fully_idle(self) -> bool:
+        return self.is_idle
+
+
+class Kept(Series):
+    """Keeps what is counted and set instead of exporting it, by metric."""
+
+    def __init__(self) -> None:
+        super().__init__((), None)
+        self.values: defaultdict[str, list[str | None]] = defaultdict(list)
+        self.levels: defaultdict[str, list[float]] = defaultdict(list)
+
+    def add(self, metric: Metric, amount: float = 1, *, value: str | None = None) -> None:
+        self.values[metric.name] += [value] * int(amount)
+
+    def set(self, metric: Metric, amount: float, *, value: str | None = None) -> None:
+        self.levels[metric.name if value is None else f"{metric.name}:{value}"].append(amount)
+
+
+class Bench:
+    """An audit with everything around it."""
+
+    def __init__(self, *, page_size: int = 1, num_evictable: int = 0, **settings: Any) -> None:
+        self.runner, self.scheduler, self.tree = Runner(), Scheduler(), Tree(page_size, num_evictable)
+        self.scheduler.tree_cache = self.tree
+        self.runner.token_to_kv_pool_allocator = self.tree.token_to_kv_pool_allocator
+        self.config = PicConfig(audit_rate=settings.pop("audit_rate", 1.0), **settings)
+        self.series = Kept()
+        self.audit = Audit(self.runner, self.config, self.series, None)  # type: ignore[arg-type]
+
+    def serve(
+        self,
+        logits: torch.Tensor,
+        *,
+        tokens: list[int] = PROMPT,
+        namespace: str | None = None,
+        num_behind_change: int = 0,
+    ) -> bool:
+        """A spliced request comes by; whether it was drawn."""
+        key = Namespace(namespace)
+        state = RequestState(
+            RequestOptions(),
+            namespace=key,
+            generation=self.audit.generation(key),
+            num_chunk_hit=64,
+            num_behind_change=num_behind_change,
+        )
+        ids = array("q", tokens)
+        req = SimpleNamespace(
+            pic=state, origin_input_ids=ids, full_untruncated_fill_ids=ids, extend_end=len(ids), output_ids=[]
+        )
+        self.audit.draw(req)
+        if state.is_drawn:
+            self.audit.keep(req, logits)
+        return state.is_drawn
+
+    def run(self, rounds: int = 100) -> None:
+        for _ in range(rounds):
+            self.audit.step_if_idle(self.scheduler)
+            self.audit.step_if_idle(self.scheduler)
+
+    @property
+    def free(self) -> int:
+        return int(self.tree.token_to_kv_pool_allocator.available_size())
+
+
+def logits_of(tokens: list[int]) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(hash(tuple(tokens)) % 2**31)
+    return torch.randn(VOCAB, generator=generator)

@@ -1,0 +1,17 @@
+"""What tests of passes that belong to no request share."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+
+@pytest.fixture
+def no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting unpadded tokens asks for process groups, which only a server has."""
+    with warnings.catch_warnings():
+        # SGLang and what it imports warn about this machine's missing accelerators.
+        warnings.simplefilter("ignore")
+        batch_info = pytest.importorskip("sglang.srt.model_executor.forward_batch_info")
+    monkeypatch.setattr(batch_info.ForwardBatch, "_init_num_token_non_padded", lambda *_, **__: None)

@@ -1,0 +1,86 @@
+"""What the audit makes of its verdicts: which requests are drawn, whose windows they enter, what operators see."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from audit_bench import PROMPT, Bench, logits_of
+
+from sglang_pic.adapter.audit.ledger import Window
+from sglang_pic.adapter.audit.metrics import SUSPENDED, UNDECIDED_KL, WORST_KL
+from sglang_pic.adapter.namespace import Namespace
+
+pytestmark = pytest.mark.usefixtures("no_groups")
+
+
+@pytest.mark.parametrize(("rate", "change_rate", "shown"), [(0.1, 0.5, 0.5), (0.5, 0.1, 0.5)])
+def test_requests_behind_a_changed_field_are_drawn_more_often(rate: float, change_rate: float, shown: float) -> None:
+    settings = {"audit_rate": rate, "audit_change_rate": change_rate}
+    bench, other = Bench(**settings), Bench(**settings)
+    behind = [16 * (number % 2) for number in range(1_000)]
+    drawn = [bench.serve(logits_of(PROMPT), num_behind_change=tokens) for tokens in behind]
+    assert abs(sum(drawn[::2]) - 500 * rate) < 50
+    assert abs(sum(drawn[1::2]) - 500 * shown) < 50
+    assert bench.audit.report().change_rate == shown
+    assert drawn == [other.serve(logits_of(PROMPT), num_behind_change=tokens) for tokens in behind], "on every rank"
+
+
+def test_stale_answers_behind_changed_fields_turn_a_namespace_off(caplog: pytest.LogCaptureFixture) -> None:
+    """However many of its other requests are well."""
+    bench, short = Bench(audit_kl_limit=0.2, audit_kl_cap=1.0), PROMPT[:10]
+    for _ in range(bench.config.audit_min):
+        assert bench.audit.is_on(Namespace("a"))
+        for _ in range(3):
+            bench.serve(logits_of(short), tokens=short, namespace="a")
+        bench.serve(logits_of([1]), tokens=short, namespace="a", num_behind_change=16)
+        bench.run(10)
+    assert not bench.audit.is_on(Namespace("a"))
+    report = bench.audit.report()
+    assert [shown.window for shown in report.suspended] == [Window.CHANGED]
+    plain, changed = report.windows[Window.PLAIN], report.windows[Window.CHANGED]
+    assert (plain.num_audited, plain.num_agreed, plain.mean_kl) == (48, 48, 0)
+    assert (changed.num_audited, changed.num_agreed) == (16, 0)
+    assert changed.mean_kl == pytest.approx(changed.worst_window_kl) == pytest.approx(report.worst_window_kl)
+    assert report.mean_kl == pytest.approx(changed.mean_kl / 4)
+    assert bench.series.levels[f"{SUSPENDED.name}:changed"][-1] == 1
+    assert bench.series.levels[f"{SUSPENDED.name}:plain"][-1] == 0
+    assert bench.series.levels[f"{WORST_KL.name}:changed"][-1] == changed.worst_window_kl
+    (record,) = caplog.records
+    for part in ("16 audited requests behind a changed field", '"pic_audit_resume": 1', 'core.edit "recompile"'):
+        assert part in record.getMessage()
+    bench.audit.resume(0)
+    assert bench.series.levels[f"{SUSPENDED.name}:changed"][-1] == 0
+    assert bench.series.levels[f"{WORST_KL.name}:changed"][-1] == 0
+
+
+def test_users_with_a_salt_each_are_watched_together(caplog: pytest.LogCaptureFixture) -> None:
+    """None of them has enough audits to be switched off; whoever watches is told once, and again after it was well."""
+    bench, short = Bench(audit_kl_limit=0.2, audit_kl_cap=1.0), PROMPT[:10]
+    shown = bench.series.levels[UNDECIDED_KL.name]
+
+    def audit(logits: torch.Tensor, users: range) -> None:
+        for user in users:
+            bench.serve(logits, tokens=short, namespace=f"user-{user}")
+            bench.run(3)
+
+    with caplog.at_level(logging.WARNING):
+        audit(logits_of([1]), range(bench.config.audit_min - 1))
+        assert (caplog.records, shown[-1], bench.audit.report().undecided) == ([], 0, None)
+        audit(logits_of([1]), range(100, 110))
+        (record,) = caplog.records
+        assert record.levelno == logging.ERROR
+        for part in ("16 namespaces", "last 16 audited", "No single namespace has the 16", "SPLICING STAYS ON"):
+            assert part in record.getMessage()
+        undecided = bench.audit.report().undecided
+        assert undecided is not None
+        assert (undecided.num_namespaces, undecided.num_audited, undecided.is_above_limit) == (25, 25, True)
+        assert undecided.kl == shown[-1] > 0.2
+        assert all(bench.audit.is_on(Namespace(f"user-{user}")) for user in range(25))
+        audit(logits_of(short), range(200, 240))
+        assert shown[-1] == 0
+        audit(logits_of([1]), range(300, 340))
+        assert len(caplog.records) == 2
+        bench.audit.flush()
+        assert (shown[-1], bench.audit.report().undecided) == (0, None)
