@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from pic_bench.fidelity.cases.case import MIN_HEADER
-from pic_bench.fidelity.cases.templates import Field, Template, TemplateSet, templates
+from pic_bench.fidelity.cases.templates import Field, Template, templates
 from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.fidelity.record import TemplateSet
 
 from sglang_pic.errors import ConfigError
 

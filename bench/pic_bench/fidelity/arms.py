@@ -54,6 +54,11 @@ SHIPPED = Arm(name="default")
 _EVERY_BLOCK = Arm(name="every-block", overrides={"min_spliced_tokens": 8, "tail_tokens": 0})
 """Every block is spliced wherever it stands, except for its seam."""
 NAIVE = msgspec.structs.replace(_EVERY_BLOCK.overriding("naive", seam_tokens=1), rotate=False)
+STALE = Arm(name="stale", donors=Donors.EDITED)
+"""Of EDITS: the prompt with the old values, computed in full: the donor, and what it answers."""
+EDIT_ARMS = tuple(
+    Arm(name=edit, donors=Donors.EDITED, overrides={"edit": edit}) for edit in ("in_place", "notes", "recompile")
+)
 
 RECORDED = "recorded"
 REVERSED = "reversed"
@@ -73,7 +78,7 @@ DEFAULT_POLICIES = (
 _SHUFFLED = re.compile(r"shuffled-[1-9][0-9]{0,3}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SETTINGS = {declared.short_name: declared for declared in settings_of(ReusePolicy).values()}
-_TAKEN = ("full", "retest", "exact", "naive")
+_TAKEN = ("full", "retest", "exact", "naive", "stale")
 
 
 def seam_arm(seam_tokens: int) -> Arm:
@@ -99,11 +104,11 @@ def parse_policy(text: str) -> Arm:
     values: dict[str, int | str] = {}
     for part in settings.split(",") if settings else []:
         key, _, value = part.partition(":")
-        if key not in _SETTINGS or not value.isdigit():
+        if key not in _SETTINGS or not value:
             raise ConfigError(
-                f"--policy {text!r}: {part!r} must be one of {', '.join(_SETTINGS)}, a colon and a number."
+                f"--policy {text!r}: {part!r} must be one of {', '.join(_SETTINGS)}, a colon and its value."
             )
-        values[_SETTINGS[key].name] = int(value)
+        values[_SETTINGS[key].name] = int(value) if value.isdigit() else value
     try:
         msgspec.convert(values, ReusePolicy)
     except msgspec.ValidationError as error:

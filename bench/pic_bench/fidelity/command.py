@@ -14,7 +14,7 @@ import msgspec
 from pic_bench.compare.command import interrupt_on_sigterm
 from pic_bench.fidelity.arms import DEFAULT_POLICIES, RECORDED, parse_policy
 from pic_bench.fidelity.config import DEFAULT_SIZES, QUICK_SIZES, Config
-from pic_bench.fidelity.record import Experiment
+from pic_bench.fidelity.record import Experiment, TemplateSet
 from sglang_pic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ SIZES = {
     "--skill-tokens": ("skill_tokens", "tokens of compose's shortest and longest skill"),
     "--compositions": ("compositions", "prompts of compose for each number of skills"),
     "--turns": ("turns", "turns of each conversation of turns"),
+    "--edits": ("edits", "prompts of edits, from the templates in turn"),
     "--calls": ("calls", "only the first N calls of every trace"),
     "--greedy": ("greedy_prompts", "prompts of each number of blocks after which some arms generate 64 tokens"),
     "--keys": ("key_prompts", "prompts of each number of blocks and of each shift whose keys are compared"),
@@ -60,7 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="grid: seam tokens, number of runs, donors alone or in context; shift: how far a run is moved; qa: "
         "questions over documents in another order; trace: the calls of a trace in order, under policies; compose: "
         "skills compiled alone or together, in other orders; turns: a conversation whose field changes at each turn; "
-        "may repeat (default: all; --quick: all but trace)",
+        "edits: a prompt behind the same prompt with other values in its fields; may repeat (default: all; --quick: "
+        "all but trace)",
     )
     dtypes = f"number format of the server; may repeat (default: {' and '.join(DTYPES)}, one after the other)"
     several("--dtype", metavar="NAME", help=dtypes)
@@ -68,8 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several(
         "--policy",
         metavar="NAME=seam:N,tail:N,...",
-        help="a policy of trace: settings of core.* without their unit (seam, tail, min_spliced, ...), the server's "
-        "where left out; may repeat, and the first says which calls are measured (default: default and variants)",
+        help="a policy of trace and edits: settings of core.* without their unit (seam, tail, edit, ...), the server's "
+        "where left out; may repeat, and the first says which calls of trace are measured (default: default and "
+        "variants; edits always has in_place, notes and recompile)",
     )
     several(
         "--order",
@@ -79,6 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     least = f"trace measures calls with so many chunk-hit tokens under the first policy (default: {MIN_CHUNK_HIT})"
     parser.add_argument("--min-chunk-hit", type=int, default=MIN_CHUNK_HIT, metavar="N", help=least)
+    sets = "templates of edits: those for finding a rule, or those for judging it (default: report)"
+    parser.add_argument("--set", choices=[one.value for one in TemplateSet], default="report", help=sets)
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, with the same arguments")
     parser.add_argument("--force", action="store_true", help="delete an earlier run in --out")
     worse = "exit 1 unless splicing without rotation is measurably worse"
@@ -157,12 +162,12 @@ def _config(args: argparse.Namespace) -> Config:
     for policy in args.policy:
         parse_policy(policy)
     experiments = tuple(Experiment(name) for name in dict.fromkeys(args.experiment or chosen))
-    if args.policy and Experiment.TRACE not in experiments:
-        raise ConfigError(f"--policy {args.policy[0]!r}: only a trace has policies; add --experiment trace.")
+    if args.policy and not {Experiment.TRACE, Experiment.EDITS} & {*experiments}:
+        raise ConfigError(f"--policy {args.policy[0]!r}: only trace and edits have policies; add --experiment trace.")
     asked = {field: getattr(args, field) for field, _ in SIZES.values()}
     sizes = QUICK_SIZES if args.quick else DEFAULT_SIZES
     # A run that has no use for policies can be resumed after the default ones have changed.
-    policies = (tuple(args.policy) or DEFAULT_POLICIES) if Experiment.TRACE in experiments else ()
+    policies = tuple(args.policy) or (DEFAULT_POLICIES if Experiment.TRACE in experiments else ())
     return Config(
         model=args.model,
         data=tuple(args.data),
@@ -173,6 +178,7 @@ def _config(args: argparse.Namespace) -> Config:
         orders=tuple(dict.fromkeys(args.order or [RECORDED])),
         min_chunk_hit=args.min_chunk_hit,
         pool_tokens=args.max_total_tokens,
+        edit_set=TemplateSet(args.set),
         server_args=tuple(word for text in args.server_arg for word in shlex.split(text)),
         seed=args.seed,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pic_bench.fidelity.arms import RECORDED, parse_order
-from pic_bench.fidelity.record import Experiment
+from pic_bench.fidelity.record import Experiment, TemplateSet
 from sglang_pic.errors import ConfigError
 
 KIND = "fidelity"
@@ -28,6 +28,8 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """From each source of questions."""
     calls: int | None
     """Of a trace; None for all."""
+    edits: int = 240
+    """Prompts, over all templates of the set."""
     blocks: tuple[int, ...]
     seams: tuple[int, ...]
     shifts: tuple[int, ...]
@@ -47,7 +49,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The keys of so many prompts of each number of blocks, and of each shift, are compared."""
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "shift_prompts", "questions", "compositions", "turns"):
+        for name in ("prompts", "shift_prompts", "questions", "compositions", "turns", "edits"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be 1 or more.")
         for name, counts in (("blocks", self.blocks), ("skills", self.skills)):
@@ -76,7 +78,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dtypes: tuple[str, ...]
     sizes: Sizes
     policies: tuple[str, ...]
-    """Of TRACE, as on the command line."""
+    """Of TRACE, as on the command line; of EDITS, beside its own."""
     orders: tuple[str, ...] = (RECORDED,)
     """Of TRACE's sessions."""
     min_chunk_hit: int
@@ -84,6 +86,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pool_tokens: int | None
     """Of the server's KV pool; None for what the experiments need, within a limit."""
     server_args: tuple[str, ...]
+    edit_set: TemplateSet = TemplateSet.REPORT
     seed: int
 
     def __post_init__(self) -> None:
@@ -107,6 +110,7 @@ QUICK_SIZES = Sizes(
     shift_prompts=8,
     questions=4,
     calls=12,
+    edits=16,
     blocks=(1, 4),
     seams=(0, 1, 8),
     shifts=(1, 16, 64, 256),

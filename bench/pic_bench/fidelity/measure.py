@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pic_bench.fidelity.arms import EXACT, FULL, Arm
+from pic_bench.fidelity.arms import EXACT, FULL, STALE, Arm
 from pic_bench.fidelity.cases.case import Case, Job, Span
+from pic_bench.fidelity.cases.edits import EditJob
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.metrics import (
     centred_cosine,
@@ -20,7 +21,7 @@ from pic_bench.fidelity.metrics import (
     score_answer,
 )
 from pic_bench.fidelity.record import Donors, Experiment, Probe
-from pic_bench.fidelity.target import Recorded, Target
+from pic_bench.fidelity.target import NOBODY, Recorded, Target
 from pic_bench.report.stats import common_len
 
 _TEXT_TOKENS = 48
@@ -66,6 +67,35 @@ def measure_case(job: Job, target: Target, text: ModelText, *, dtype: str, page_
         generated = target.greedy([case.prompt] * len(chosen), chosen, keys, wants.greedy_tokens)
         for arm, ids in zip(chosen, generated, strict=True):
             probes[arm.label] = add_greedy(probes[arm.label], case, generated[chosen.index(FULL)], ids, text)
+    return list(probes.values())
+
+
+def measure_edit(job: EditJob, target: Target, text: ModelText, *, dtype: str) -> list[Probe]:
+    """One record for each arm; only those of the two full prefills where these say that nothing is to be recovered.
+
+    Raises:
+        Unrealised: a full prefill was served cached tokens.
+        BenchError: the server refused a request or is gone.
+    """
+    case = job.case
+    donors_key = _key(case, STALE)
+    reference: Reference | None = None
+    probes: dict[str, Probe] = {}
+    for arm in job.arms:
+        # The old prompt's rows, computed in a namespace of their own, are the donors of all arms after it.
+        prompt, donors_from = (job.old, NOBODY) if arm == STALE else (case.prompt, donors_key)
+        recorded = target.record(prompt, [], arm, key=_key(case, arm), donors_from=donors_from, keys=False)
+        if arm in (FULL, STALE) and recorded.prefix_hit_tokens + recorded.chunk_hit_tokens:
+            raise Unrealised(f"{arm.name}: a full prefill was served cached tokens")
+        reference = reference or Reference(recorded)
+        found = compare(reference, recorded, arm, case, dtype, text)
+        logits = recorded.logits[0].astype(float)
+        odds = None if job.answers is None else float(logits[job.answers.new] - logits[job.answers.old])
+        # What is stale costs nothing: the old prompt's answer stands for the new one's.
+        free = {"prefix_hit_tokens": found.prompt_tokens} if arm == STALE else {}
+        probes[arm.name] = msgspec.structs.replace(found, edit=job.edit, log_odds=odds, **free)
+        if arm == STALE and job.is_gated_out(probes[FULL.name], probes[STALE.name]):
+            break
     return list(probes.values())
 
 

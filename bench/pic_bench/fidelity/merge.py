@@ -16,7 +16,7 @@ from pic_bench.out_folder import CONFIG, ENVIRONMENT, write_json
 from sglang_pic.errors import BenchError
 
 _UNITED = ("data", "experiments", "dtypes", "policies", "orders")
-_AMOUNTS = ("prompts", "shift_prompts", "questions", "greedy_prompts", "key_prompts")
+_AMOUNTS = ("prompts", "shift_prompts", "questions", "edits", "greedy_prompts", "key_prompts")
 """Of the sizes, those that say how much was measured, not what: every figure stands beside its own number."""
 
 

@@ -19,6 +19,7 @@ from pic_bench.report.stats import Estimate
 WIDTH = 540.0
 KL = "mean KL of the first token, nats"
 RUNS = "runs spliced into the prompt"
+RECOVERY = "mean recovery"
 SCORE = "points of score, arm less full prefill"
 MARKS = "oDs"
 FLOOR = "line-6"
@@ -136,7 +137,7 @@ def plot(
     Args:
         slots: what stands at 0, 1, 2, ... of the horizontal axis; None where it is a share.
     """
-    write = {KL: divergence, SCORE: points}.get(y_title, share)
+    write = {KL: divergence, SCORE: points, RECOVERY: "{:.2f}".format}.get(y_title, share)
     labels = [f"{slot:,}" if isinstance(slot, int) else str(slot) for slot in slots or ()]
     rows = math.ceil((len(series) + len(floor)) / 3)
     height = 344.0 + 18 * rows
@@ -159,7 +160,7 @@ def plot(
             marks.set_urls([f"{name}, {at}: {_says(e, write)}" for at, e in zip(places, found, strict=True)])
         if y_title == KL:
             _log_axis(axes, [estimate for one in series for _, estimate in one.points] + list(floor.values()))
-        else:
+        elif y_title != RECOVERY:
             axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:g}" + (" %" if write is share else ""))
         if slots:
             axes.set(xticks=range(len(labels)), xticklabels=labels, xlim=(-0.45, len(labels) - 0.55))

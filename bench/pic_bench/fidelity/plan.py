@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+import msgspec
 from pic_traces.questions import (
     GENERATED,
     Question,
@@ -15,14 +16,16 @@ from pic_traces.questions import (
     read_questions,
 )
 
+from pic_bench.fidelity.arms import DEFAULT_POLICIES, parse_policy
 from pic_bench.fidelity.cases.case import Case, Job
 from pic_bench.fidelity.cases.compose import compose_jobs
+from pic_bench.fidelity.cases.edits import EditJob, edit_jobs
 from pic_bench.fidelity.cases.passages import PassageJobs
 from pic_bench.fidelity.cases.qa import qa_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
 from pic_bench.fidelity.cases.turns import Change, conversation
 from pic_bench.fidelity.config import Config
-from pic_bench.fidelity.record import Experiment
+from pic_bench.fidelity.record import Donors, Experiment
 from pic_bench.fidelity.trace import TraceCall, distinct_tokens, trace_calls
 
 DEFAULT_TRACE = "sample:opendevin"
@@ -39,7 +42,7 @@ class Plan:
     config: Config
     text: ModelText
     passages: PassageJobs
-    jobs: list[Job]
+    jobs: list[Job | EditJob]
     calls: list[TraceCall]
     conversations: list[list[Case]]
     """Of TURNS: the prompts of each, turn by turn."""
@@ -57,7 +60,7 @@ def make_plan(config: Config, *, quiet: bool) -> Plan:
     text = ModelText(Path(config.model))
     pool = TextPool(*_text_source(config), text)
     passages = PassageJobs(config.sizes, pool, text, config.seed)
-    jobs: list[Job] = []
+    jobs: list[Job | EditJob] = []
     if Experiment.GRID in config.experiments:
         jobs += passages.grid()
     if Experiment.SHIFT in config.experiments:
@@ -69,6 +72,11 @@ def make_plan(config: Config, *, quiet: bool) -> Plan:
     conversations: list[list[Case]] = []
     if Experiment.TURNS in config.experiments:
         conversations = [conversation(change, config.sizes.turns, text, config.seed) for change in Change]
+    if Experiment.EDITS in config.experiments:
+        # The default policies are of TRACE.
+        named = () if config.policies == DEFAULT_POLICIES else config.policies
+        policies = [msgspec.structs.replace(parse_policy(name), donors=Donors.EDITED) for name in named]
+        jobs += edit_jobs(config.edit_set, config.sizes.edits, text, config.seed, policies)
     calls: list[TraceCall] = []
     if Experiment.TRACE in config.experiments:
         # One trace after the other; each has namespaces of its own.

@@ -11,6 +11,9 @@ import msgspec
 from pic_traces.packed import is_written, read_written
 
 T = TypeVar("T")
+MIN_GAP = 0.5
+"""Of EDITS, in nats of log-odds between the two full prefills; where they differ by less, the model does not use the
+field, and there is nothing to recover."""
 
 
 class Experiment(Enum):
@@ -28,6 +31,8 @@ class Experiment(Enum):
     """Skills compiled alone or together, then put together in other orders."""
     TURNS = "turns"
     """A growing conversation with a field that changes at every turn, under a policy for changed fields."""
+    EDITS = "edits"
+    """Prompts served behind the same prompt with other values in its fields."""
 
 
 class Donors(Enum):
@@ -41,6 +46,57 @@ class Donors(Enum):
     """In one request with the other blocks, in another order."""
     TRACE = "trace"
     """Wherever earlier calls of the trace computed them."""
+    EDITED = "edited"
+    """In the same prompt with other values in its fields."""
+
+
+class TemplateSet(Enum):
+    """What a set of templates of EDITS is for; no template is in both."""
+
+    FIND = "find"
+    """Finding a rule."""
+    REPORT = "report"
+    """Judging it."""
+
+
+class Family(Enum):
+    """How the answer to a prompt of EDITS depends on the field."""
+
+    DIRECTORY = "directory"
+    """A line elsewhere says what belongs to the value."""
+    CHAIN = "chain"
+    """Two such lines, one after the other."""
+    OVERWRITE = "overwrite"
+    """The field is a later setting of a key that was set before."""
+    THRESHOLD = "threshold"
+    """The answer depends on which side of a limit the value lies."""
+    NEGATION = "negation"
+    """The values are a statement and its denial."""
+    JSON = "json"
+    """The field stands in a state object, the rule in prose or in another object."""
+    IRRELEVANT = "irrelevant"
+    """The answer does not depend on the field."""
+    CLOCK = "clock"
+    """The field is a time, a counter or an id that nothing else mentions."""
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the answer is meant to change with the field."""
+        return self not in (Family.IRRELEVANT, Family.CLOCK)
+
+
+class Edit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a prompt of EDITS differs from the one that was served before it."""
+
+    template: str
+    family: Family
+    distance: int
+    """Tokens of filler between the fields and the first line that draws on one; about."""
+    old_tokens: int
+    """Of the field that is asked for, what differs."""
+    new_tokens: int
+    num_fields: int
+    """How many fields differ."""
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,8 +111,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     source: str
     """The data it was made of."""
     arm: str
-    """`full`, `retest` (full prefill again), `exact` (exact prefix hit), `naive` (spliced, not rotated), `seam-K`, or a
-    policy's name."""
+    """`full`, `retest` (full prefill again), `exact` (exact prefix hit), `naive` (spliced, not rotated), `seam-K`,
+    `stale` (what the old prompt answers), or a policy's name."""
     num_blocks: int | None
     """Blocks that were meant to be spliced; None for a trace."""
     donors: Donors
@@ -91,6 +147,10 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Relative L2 of the spliced rows' keys against the full prefill's, all layers."""
     text: str | None = None
     """The end of the prompt and both answers, for the list of the worst."""
+    edit: Edit | None = None
+    """In EDITS."""
+    log_odds: float | None = None
+    """In EDITS, where the answer is meant to change: logit of the new answer less logit of the old one."""
 
     @property
     def computed_tokens(self) -> int:
@@ -107,7 +167,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """The unit that intervals draw: records that share text, and so resemble each other, have the same unit.
 
         A trace's session, in whatever order it is served; of questions, the item whose documents they are asked of; of
-        shifts, the passage that is moved; of compositions, the library; else the prompt.
+        shifts, the passage that is moved; of compositions, the library; of edits, the template; else the prompt.
         """
         match self.experiment:
             case Experiment.TRACE:
@@ -116,7 +176,9 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 return self.prompt.rpartition("-")[0]
             case Experiment.SHIFT:
                 return self.prompt.rpartition("-")[2]
-            case Experiment.GRID | Experiment.TURNS:
+            case Experiment.EDITS if self.edit is not None:
+                return self.edit.template
+            case _:
                 return self.prompt
 
 

@@ -12,6 +12,8 @@ from pic_bench.environment import Environment
 from pic_bench.fidelity.cells import make_cells
 from pic_bench.fidelity.comparisons import make_comparisons
 from pic_bench.fidelity.drift import make_drifts
+from pic_bench.fidelity.edit_cells import GATED, gate, make_edit_cases, make_edit_cells, split_edits
+from pic_bench.fidelity.edited import edit_table
 from pic_bench.fidelity.folder import PROBES, read_environment, read_left_out, read_probes
 from pic_bench.fidelity.panels import Panel, make_panels
 from pic_bench.fidelity.record import Experiment, Probe
@@ -64,7 +66,13 @@ def write_report(folder: Path, thresholds: Thresholds | None = None) -> Summary:
 def headline(folder: Path) -> str:
     """The cells of a report that say most, as a person reads them in a terminal."""
     summary = read_json(folder / "summary.json", Summary, "of a fidelity run")
-    return render_text("fidelity_overview.md.j2", summary=summary, table=telling_table(summary.cells), mark=UNDECIDED)
+    return render_text(
+        "fidelity_overview.md.j2",
+        summary=summary,
+        table=telling_table(summary.cells),
+        mark=UNDECIDED,
+        edits=edit_table(summary.edits, GATED),
+    )
 
 
 def summarize(
@@ -76,7 +84,8 @@ def summarize(
     left_out: dict[str, int],
 ) -> Summary:
     """All figures of the records; the same records in the same order give the same figures."""
-    panels, repeated = make_panels(probes, thresholds)
+    others, edits = split_edits(probes)
+    panels, repeated = make_panels(others, thresholds)
     return Summary(
         model=Path(config.get("model", "")).name or "an unnamed model",
         probes=len(probes),
@@ -89,6 +98,9 @@ def summarize(
         comparisons=make_comparisons(panels),
         drifts=make_drifts(panels),
         worst=_worst(panels, thresholds),
+        edits=make_edit_cells(edits),
+        edit_cases=make_edit_cases(edits),
+        edits_gated_out=gate(edits)[1],
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from pic_bench.environment import Environment, capture_environment, joined
 from pic_bench.fidelity.cases.case import Case, Job
+from pic_bench.fidelity.cases.edits import EditJob
 from pic_bench.fidelity.folder import (
     LEFT_OUT,
     PROBES,
@@ -24,7 +25,7 @@ from pic_bench.fidelity.folder import (
     read_probes,
     trace_mark,
 )
-from pic_bench.fidelity.measure import Unrealised, measure_case
+from pic_bench.fidelity.measure import Unrealised, measure_case, measure_edit
 from pic_bench.fidelity.plan import Plan
 from pic_bench.fidelity.record import Experiment, LeftOut, Probe, append_lines
 from pic_bench.fidelity.target import Target, serve_target
@@ -82,11 +83,13 @@ class _FormatRun:
         """Serve what is not measured yet; a server is only started where there is anything."""
         config = self.plan.config
         probes = [probe for probe in read_probes(self.folder) if probe.dtype == self.dtype]
-        done = Counter((p.experiment, p.prompt) for p in probes)
+        done = defaultdict[tuple[Experiment, str], list[Probe]](list)
+        for probe in probes:
+            done[probe.experiment, probe.prompt].append(probe)
         # Served again, they would be left out again.
         left = self._names_left_out()
-        jobs = [*self.plan.jobs, *self.plan.passages.replacing(left)]
-        todo = [j for j in jobs if done[j.case.experiment, j.case.name] < len(j.arms) and j.case.name not in left]
+        jobs: list[Job | EditJob] = [*self.plan.jobs, *self.plan.passages.replacing(left)]
+        todo = [j for j in jobs if not j.is_done(done[j.case.experiment, j.case.name]) and j.case.name not in left]
         self.resumed, self.left_out = len(jobs) - len(todo) - len(left), len(left)
         wants_trace = bool(self.plan.calls) and not trace_mark(self.folder, self.dtype).exists()
         arms = frozenset((probe.prompt, probe.arm) for probe in probes if probe.experiment is Experiment.TURNS)
@@ -117,13 +120,16 @@ class _FormatRun:
                 self._measure_steps(run.steps(target), run.cost, run.turns[0].source)
             shutil.rmtree(self.folder / VAULT / self.dtype, ignore_errors=True)
 
-    def _measure_jobs(self, jobs: Sequence[Job], target: Target) -> None:
+    def _measure_jobs(self, jobs: Sequence[Job | EditJob], target: Target) -> None:
         words = list(self.plan.config.server_args)
         page_size = int(words[words.index("--page-size") + 1]) if "--page-size" in words else 1
         with self._bar(sum(job.cost for job in jobs), self.dtype) as bar:
             for job in jobs:
                 try:
-                    probes = measure_case(job, target, self.plan.text, dtype=self.dtype, page_size=page_size)
+                    if isinstance(job, EditJob):
+                        probes = measure_edit(job, target, self.plan.text, dtype=self.dtype)
+                    else:
+                        probes = measure_case(job, target, self.plan.text, dtype=self.dtype, page_size=page_size)
                     append_lines(self.folder / PROBES, probes)
                     self.measured += 1
                 except Unrealised as error:
@@ -131,7 +137,7 @@ class _FormatRun:
                 bar.set_description(f"{self.dtype} {job.case.name}", refresh=False)
                 bar.update(job.cost)
 
-    def _leave_out(self, job: Job, error: Unrealised) -> None:
+    def _leave_out(self, job: Job | EditJob, error: Unrealised) -> None:
         case = job.case
         left = LeftOut(experiment=case.experiment, dtype=self.dtype, prompt=case.name, reason=str(error))
         append_lines(self.folder / LEFT_OUT, [left])

@@ -7,11 +7,14 @@ from typing import NamedTuple
 
 from pic_bench.fidelity.composed import by_skills, composed_table
 from pic_bench.fidelity.drift import by_turn, drift_table
+from pic_bench.fidelity.edit_cells import GATED, UNAFFECTED
+from pic_bench.fidelity.edited import by_cost, edit_cases_table, edit_groups_table, edit_table, mean_and_p10
 from pic_bench.fidelity.pictures import DONORS, Picture, by_runs, by_seam, by_shift, scores, trade_offs
-from pic_bench.fidelity.record import Donors, Experiment
+from pic_bench.fidelity.record import MIN_GAP, Donors, Experiment
 from pic_bench.fidelity.summary import CONTROLS, Cell, Drift, Summary
 from pic_bench.fidelity.tables import crossed, detail_table, kl_cell, question_table, top1_cell, trace_table
 from pic_bench.report.markdown import Table
+from pic_bench.report.numbers import plural, share
 
 
 class Titled(NamedTuple):
@@ -30,6 +33,7 @@ class Section(NamedTuple):
     pictures: list[Picture]
     first_policy: str = ""
     """The policy that says which calls of a trace were measured."""
+    note: str = ""
 
 
 def make_sections(summary: Summary) -> list[Section]:
@@ -43,6 +47,7 @@ def make_sections(summary: Summary) -> list[Section]:
         _trace(of[Experiment.TRACE], policies.split(",")[0].partition("=")[0]),
         _composed(of[Experiment.COMPOSE]),
         _turns(summary.drifts),
+        _edits(summary),
     ]
     return [section for section in found if section.tables]
 
@@ -110,6 +115,29 @@ def _turns(drifts: Sequence[Drift]) -> Section:
         tables.append(Titled(f"KL from the first turns to the last: {dtype}", drift_table(some)))
         pictures.append(by_turn(some))
     return Section("A field that changes at every turn of a conversation", tables, pictures)
+
+
+def _edits(summary: Summary) -> Section:
+    tables: list[Titled] = []
+    pictures: list[Picture] = []
+    cells = summary.edits
+    if any(cell.group == GATED for cell in cells):
+        tables.append(Titled("Prompts whose answer depends on the field", edit_table(cells, GATED)))
+    if any(cell.group == UNAFFECTED for cell in cells):
+        tables.append(Titled("Prompts whose answer does not depend on it", edit_table(cells, UNAFFECTED)))
+    for dtype in dict.fromkeys(cell.dtype for cell in cells if cell.group == GATED):
+        some = [cell for cell in cells if cell.dtype == dtype and cell.group != UNAFFECTED]
+        pictures.append(by_cost([cell for cell in some if cell.group == GATED]))
+        tables.append(Titled(f"Recovery, mean / 10th percentile: {dtype}", edit_groups_table(some, mean_and_p10)))
+        spliced = edit_groups_table(some, lambda cell: share(cell.spliced_share))
+        tables.append(Titled(f"Share of the prompt that is spliced: {dtype}", spliced, folded=True))
+        cases = [case for case in summary.edit_cases if case.dtype == dtype]
+        for arm in dict.fromkeys(arm for case in cases for arm in case.recovery if arm != "recompile"):
+            title = f"Least recovered under {arm}: {dtype}"
+            tables.append(Titled(title, edit_cases_table(cases, arm), folded=arm != "notes"))
+    number = plural(summary.edits_gated_out, "prompt")
+    note = f"{number} left out: the two full prefills differ by less than {MIN_GAP} nats." if tables else ""
+    return Section("A field changed, the rest of the prompt spliced", tables, pictures, note=note)
 
 
 def _places(cells: Sequence[Cell]) -> dict[tuple[str, str], list[Cell]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pic_bench.environment import Environment
-from pic_bench.fidelity.record import Donors, Experiment
+from pic_bench.fidelity.record import Donors, Edit, Experiment
 from pic_bench.report.stats import Estimate
 
 CONTROLS = ("full", "retest", "exact")
@@ -159,6 +159,44 @@ class Worst(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     text: str | None
 
 
+class EditCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One arm on a group of the prompts of EDITS whose field matters, or on those where it does not."""
+
+    dtype: str
+    group: str
+    """What the prompts were grouped by."""
+    at: str
+    """The group."""
+    arm: str
+    n: int
+    num_templates: int
+    recovery: Estimate | None
+    """Mean of (s - old) / (new - old), of the log-odds of the new answer against the old: 0 acts on the old value, 1 as
+    the full prefill does. None where the answer does not depend on the field."""
+    recovery_median: float | None
+    recovery_p10: float | None
+    kl: Estimate
+    kl_max: float
+    computed_share: float
+    """Of all prompt tokens."""
+    spliced_share: float
+    spliced_of_in_place: float | None
+    """Spliced tokens, of those that `in_place` splices; None where it splices none."""
+
+
+class EditCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One prompt of EDITS under all policies."""
+
+    dtype: str
+    prompt: str
+    edit: Edit
+    gap: float | None
+    """Between the log-odds of the two full prefills, in nats."""
+    recovery: dict[str, float]
+    """By policy."""
+    kl: dict[str, float]
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """summary.json of a fidelity run."""
 
@@ -176,6 +214,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     comparisons: list[Comparison]
     drifts: list[Drift] = []
     worst: list[Worst]
+    edits: list[EditCell] = []
+    edit_cases: list[EditCase] = []
+    edits_gated_out: int = 0
+    """Prompts whose full prefills differ too little for anything to be recovered."""
 
 
 def seam_of(arm: str) -> int | None:

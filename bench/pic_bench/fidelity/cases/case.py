@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from pic_bench.fidelity.arms import Arm
-from pic_bench.fidelity.record import Donors, Experiment
+from pic_bench.fidelity.record import Donors, Experiment, Probe
 from sglang_pic.errors import BenchError
 
 # The attention sink is 32 tokens by default: rows below it are neither donors nor spliced.
@@ -126,6 +126,10 @@ class Job:
                 computed = whole - spliced + (arm.seam_tokens or 0) * len(case.blocks)
             total += computed + _REQUEST_COST
         return total + (self.wants.greedy_tokens * _DECODE_COST if self.wants.greedy_arms else 0)
+
+    def is_done(self, probes: Sequence[Probe]) -> bool:
+        """Whether these records of the prompt, of one number format, are all that is wanted."""
+        return len(probes) >= len(self.arms)
 
 
 def derange(count: int, rng: random.Random) -> list[int]:

@@ -2,7 +2,7 @@
 
 edits/find.toml is for finding a rule, edits/report.toml for judging one: no template is in both. A prompt is
 
-    head | fields | after | filler | rules | filler | question | lead        gold follows it
+    head | fields | after | filler | rules | filler | question | lead        the answer follows
 
 and the old and the new prompt differ in the values of the first fields alone.
 """
@@ -15,42 +15,10 @@ from pathlib import Path
 
 import msgspec
 
+from pic_bench.fidelity.record import Family, TemplateSet
 from sglang_pic.errors import ConfigError
 
 _FOLDER = Path(__file__).with_name("edits")
-
-
-class TemplateSet(Enum):
-    """What a set of templates is for."""
-
-    FIND = "find"
-    REPORT = "report"
-
-
-class Family(Enum):
-    """How the answer depends on the field."""
-
-    DIRECTORY = "directory"
-    """A line elsewhere says what belongs to the value."""
-    CHAIN = "chain"
-    """Two such lines, one after the other."""
-    OVERWRITE = "overwrite"
-    """The field is a later setting of a key that was set before."""
-    THRESHOLD = "threshold"
-    """The answer depends on which side of a limit the value lies."""
-    NEGATION = "negation"
-    """The values are a statement and its denial."""
-    JSON = "json"
-    """The field stands in a state object, the rule in prose or in another object."""
-    IRRELEVANT = "irrelevant"
-    """The answer does not depend on the field."""
-    CLOCK = "clock"
-    """The field is a time, a counter or an id that nothing else mentions."""
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether the answer is meant to change with the field."""
-        return self not in (Family.IRRELEVANT, Family.CLOCK)
 
 
 class Layout(Enum):
@@ -119,6 +87,8 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     filler: str
     """Name of the lines in fillers.toml."""
     rules_title: str = ""
+    reply: str = "Understood."
+    """The model's to the first message, of TURNS."""
     question: str
     lead: str = ""
     """How the answer begins."""

@@ -1,0 +1,208 @@
+"""The experiment EDITS: a prompt is served behind the same prompt with other values in some of its fields.
+
+Prompts come round robin over the templates; every template meets all distances, forms of its values and numbers of
+changed fields in turn.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pic_bench.fidelity.arms import EDIT_ARMS, FULL, STALE, Arm
+from pic_bench.fidelity.cases.case import Case, Ids
+from pic_bench.fidelity.cases.templates import Choice, Layout, Template, fillers, templates
+from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.fidelity.record import MIN_GAP, Edit, Experiment, Probe, TemplateSet
+from pic_bench.report.stats import common_len
+from sglang_pic.errors import BenchError
+
+DISTANCES = (0, 32, 128, 512)
+BEFORE_QUESTION = (64, 128, 256)
+"""Tokens of filler between the rules and the question."""
+UNAFFECTED_TOKENS = 1024
+"""Least length of a prompt whose answer does not depend on the field, for its share of spliced tokens to be told."""
+_REQUEST_COST = 60  # what a request costs beyond its tokens, in tokens computed
+_ALTERNATIVES = re.compile(r"\[([^]|]+(?:\|[^]|]+)+)\]")
+
+
+class Tokens(NamedTuple):
+    """The first tokens by which two answers differ."""
+
+    old: int
+    new: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditJob:
+    """A prompt, the prompt that is served before it, and the arms."""
+
+    case: Case
+    """Its prompt ends where the two answers part."""
+    old: Ids
+    answers: Tokens | None
+    """None where the answer is not meant to change."""
+    edit: Edit
+    arms: tuple[Arm, ...]
+
+    @property
+    def cost(self) -> int:
+        """About what the job takes, in tokens computed; for the estimate of what is left."""
+        return 3 * len(self.case.prompt) + len(self.arms) * _REQUEST_COST
+
+    def is_gated_out(self, full: Probe, stale: Probe) -> bool:
+        """Whether the full prefills of both prompts say that the model does not use the field: nothing to recover."""
+        return self.answers is not None and (full.log_odds or 0.0) - (stale.log_odds or 0.0) < MIN_GAP
+
+    def is_done(self, probes: Sequence[Probe]) -> bool:
+        """Whether these records of the prompt, of one number format, are all that is wanted."""
+        by_arm = {probe.arm: probe for probe in probes}
+        full, stale = by_arm.get(FULL.name), by_arm.get(STALE.name)
+        gated_out = full is not None and stale is not None and self.is_gated_out(full, stale)
+        return gated_out or all(arm.name in by_arm for arm in self.arms)
+
+
+def edit_jobs(of: TemplateSet, num_prompts: int, text: ModelText, seed: int, policies: Sequence[Arm]) -> list[EditJob]:
+    """Prompts from all templates of a set in turn.
+
+    Args:
+        policies: served beside `EDIT_ARMS`; one of the same name takes its place.
+    """
+    chosen = list(templates(of))
+    random.Random(f"edits-{seed}").shuffle(chosen)
+    arms = tuple({arm.name: arm for arm in (FULL, STALE, *EDIT_ARMS, *policies)}.values())
+    return [
+        edit_job(chosen[place], text, arms, DISTANCES[(place + round_) % len(DISTANCES)], round_, seed, of.value)
+        for round_, place in (divmod(number, len(chosen)) for number in range(num_prompts))
+    ]
+
+
+def edit_job(
+    template: Template, text: ModelText, arms: tuple[Arm, ...], distance: int, number: int, seed: int, source: str
+) -> EditJob:
+    """One prompt of a template; the same arguments give the same prompt."""
+    rng = random.Random(f"edits-{seed}-{template.name}-{number}")
+    num_fields = 1 + rng.randrange(len(template.fields))
+    old, new = _values(template, num_fields, rng)
+    write = _Writer(template, text, distance, rng)
+    prompts = [write.prompt(values) for values in (old, new)]
+    asked = template.fields[0].line
+    first, second = (text.ids(asked.replace("{value}", values[0][1])) for values in (old, new))
+    prompts, answers = _extended(prompts, [values[0][0].answer for values in (old, new)], template, text)
+    equal = common_len(first, second)
+    equal += common_len(first[equal:][::-1], second[equal:][::-1])
+    edit = Edit(
+        template=template.name,
+        family=template.family,
+        distance=distance,
+        old_tokens=len(first) - equal,
+        new_tokens=len(second) - equal,
+        num_fields=num_fields,
+    )
+    name = f"edits-{template.name}-{number}"
+    case = Case(experiment=Experiment.EDITS, name=name, source=source, prompt=prompts[1], gold=[])
+    return EditJob(case=case, old=prompts[0], answers=answers, edit=edit, arms=arms)
+
+
+Values = list[tuple[Choice, str]]
+"""Every field's choice, and the form of its value."""
+
+
+def _values(template: Template, num_fields: int, rng: random.Random) -> tuple[Values, Values]:
+    """All fields' values in the old and in the new prompt; the first `num_fields` differ."""
+    old: Values = []
+    new: Values = []
+    for number, field in enumerate(template.fields):
+        before = rng.choice(field.choices)
+        others = [c for c in field.choices if c != before]
+        if number == 0 and template.family.is_gated:
+            others = [choice for choice in others if choice.answer != before.answer]
+        after = rng.choice(others) if number < num_fields else before
+        form = rng.randrange(len(before.values))
+        # Every third changed value is of another length.
+        other = rng.randrange(len(before.values)) if number < num_fields and rng.random() < 1 / 3 else form
+        old.append((before, before.values[form]))
+        new.append((after, after.values[other]))
+    return old, new
+
+
+class _Writer:
+    """Writes the prompts of a case: everything but the fields' values is the same in all of them."""
+
+    def __init__(self, template: Template, text: ModelText, distance: int, rng: random.Random) -> None:
+        self._template, self._text = template, text
+        self._lines = self._shuffled(fillers()[template.filler])
+        self._rng = rng
+        self._rules = "\n".join(filter(None, (template.rules_title, *self._rule_lines())))
+        self._behind_fields = self._filler(distance)
+        self._before_question = self._filler(rng.choice(BEFORE_QUESTION))
+        # With any values: they are short beside the rest.
+        short = self.prompt([(field.choices[0], field.choices[0].name) for field in template.fields])
+        if not template.family.is_gated and len(short) < UNAFFECTED_TOKENS:
+            self._before_question += "\n" + self._filler(UNAFFECTED_TOKENS - len(short))
+
+    def prompt(self, values: Values) -> Ids:
+        """The prompt with these values."""
+        template = self._template
+        pairs = zip(template.fields, values, strict=True)
+        fields = "\n".join([field.line.replace("{value}", value) for field, (_, value) in pairs]) + template.after
+        top = [template.head, fields, self._behind_fields]
+        rules = [self._rules, self._before_question]
+        match template.layout:
+            case Layout.PLAIN:
+                return self._text.ids(_joined(*top, *rules, f"{template.question}\n{template.lead}"))
+            case Layout.SYSTEM:
+                system, turns = _joined(*top, *rules), [template.question]
+            case Layout.USER:
+                system, turns = top[0], [_joined(*top[1:], *rules, template.question)]
+            case Layout.TURNS:
+                system, turns = _joined(*top), [_joined(*rules), template.reply, template.question]
+        return self._text.conversation(system, turns) + self._text.ids(template.lead)
+
+    def _rule_lines(self) -> Iterator[str]:
+        for field in self._template.fields:
+            for rule in field.rules:
+                if not any(slot in rule for slot in ("{name}", "{via}", "{answer}")):
+                    yield rule
+                    continue
+                for choice in self._rng.sample(field.choices, len(field.choices)):
+                    named = rule.replace("{name}", choice.name).replace("{via}", choice.via)
+                    yield named.replace("{answer}", choice.answer)
+
+    def _shuffled(self, lines: Sequence[str]) -> Iterator[str]:
+        """All lines in one order after another, of `[one|two]` one."""
+        while True:
+            for line in self._rng.sample(lines, len(lines)):
+                yield _ALTERNATIVES.sub(lambda found: self._rng.choice(found[1].split("|")), line)
+
+    def _filler(self, num_tokens: int) -> str:
+        lines: list[str] = []
+        while num_tokens > 0:
+            lines.append(next(self._lines))
+            num_tokens -= len(self._text.ids(lines[-1] + "\n"))
+        return "\n".join(lines)
+
+
+def _joined(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)
+
+
+def _extended(
+    prompts: list[Ids], answers: Sequence[str], template: Template, text: ModelText
+) -> tuple[list[Ids], Tokens | None]:
+    """The prompts with what both answers begin with behind them, and the tokens that come next.
+
+    Raises:
+        BenchError: one answer is the beginning of the other.
+    """
+    if not template.family.is_gated:
+        return prompts, None
+    blank = "" if template.lead[-1:] in ("", '"', "'", "`", "\n") else " "
+    old, new = (text.ids(blank + answer) for answer in answers)
+    equal = common_len(old, new)
+    if equal == min(len(old), len(new)):
+        raise BenchError(f"template {template.name}: the answers {answers[0]!r} and {answers[1]!r} begin alike.")
+    return [prompt + new[:equal] for prompt in prompts], Tokens(old[equal], new[equal])
