@@ -99,6 +99,11 @@ class Outcome:
         return sum(end - start for start, end in self.guarded)
 
     @property
+    def num_repeated(self) -> int:
+        """Tokens behind the prefix that were there before: those of runs, and those computed because of a change."""
+        return self.num_chunk_hit + self.num_guarded
+
+    @property
     def stored_len(self) -> int:
         """Leading tokens of the prompt that begin an earlier path: `prefix_len`, or all of them."""
         tokens = self.encoded.tokens

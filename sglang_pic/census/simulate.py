@@ -18,7 +18,7 @@ from sglang_pic.census.changes import changed_fields
 from sglang_pic.census.outcome import CallRef, Outcome, RunSpan
 from sglang_pic.census.prefix_tree import PrefixTree
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ContentIndex, CoreConfig, PlanOptions, Run
+from sglang_pic.core import ContentIndex, CoreConfig, Lexicon, PlanOptions, Run
 
 _NAMESPACE = "census"
 _UNLIMITED = 1 << 40
@@ -57,7 +57,7 @@ def simulate(
     cache: _Cache | None = None
     for file, sessions in files:
         if cache is None or scope is CacheScope.FILE:
-            cache = _Cache(config or CoreConfig(), encoder.delimiters)
+            cache = _Cache(config or CoreConfig(), encoder)
         for session in sessions:
             for call in session.calls():
                 ref = CallRef(next(numbers), file, session.session_id, call.index)
@@ -67,19 +67,21 @@ def simulate(
 class _Cache:
     """The exact prefixes and the chunks of all calls so far."""
 
-    def __init__(self, config: CoreConfig, delimiters: frozenset[int]) -> None:
+    def __init__(self, config: CoreConfig, encoder: Encoder) -> None:
         server = PicConfig()
         options = PlanOptions(max_gaps=server.max_gaps, max_runs=server.max_runs)
         unbounded = msgspec.structs.replace(config, max_index_tokens=_UNLIMITED, max_index_bytes=_UNLIMITED)
-        self._index = ContentIndex(unbounded)
+        self._encoder = encoder
+        self._lexicon = Lexicon()
+        self._index = ContentIndex(unbounded, lexicon=self._lexicon)
         # Nothing is evicted, so every donor is resident.
         self._plan = partial(self._index.plan, _NAMESPACE, resolve=lambda _, end: end, options=options)
-        self._delimiters = delimiters
         self._prefixes = PrefixTree()
         self._refs: dict[int, CallRef] = {}
 
     def serve(self, ref: CallRef, agent: str | None, encoded: EncodedCall) -> Outcome:
         tokens, path = encoded.tokens, encoded.path
+        self._learn()
         match = self._prefixes.match(tokens)
         plan = self._plan(tokens, prefix_len=match.prefix_len)
         runs = tuple(self._span(run) for run in plan.runs)
@@ -90,7 +92,8 @@ class _Cache:
             path,
             [(max(stored, match.prefix_len), len(path))],
             spliced=[(max(run.start, stored), run.end) for run in runs if run.end > stored],
-            delimiters=self._delimiters,
+            generations=[(run.target_start, run.generation) for run in plan.runs if run.generation],
+            delimiters=self._encoder.delimiters,
         )
         self._refs[ref.number] = ref
         return Outcome(
@@ -104,6 +107,12 @@ class _Cache:
             changed_fields=changed_fields(plan, tokens),
             guarded=plan.guarded,
         )
+
+    def _learn(self) -> None:
+        """Tell the lexicon the texts that the encoder has added; what opens or closes a message breaks a line."""
+        texts, delimiters = self._encoder.texts, self._encoder.delimiters
+        known = len(self._lexicon)
+        self._lexicon.extend("\n" if token in delimiters else texts[token] for token in range(known, len(texts)))
 
     def _span(self, run: Run) -> RunSpan:
         donor = self._prefixes.appender(run.donor.tokens(run.donor_end), run.donor_start)

@@ -129,9 +129,9 @@ class Figures(NamedTuple):
     prefix_len: int
     hit_len: int
     num_appending: int
-    """Calls that continue an earlier path, or have none to continue, and have chunk hits all the same."""
+    """Calls that continue an earlier path, or have none to continue, and repeat text all the same."""
     appended_len: int
-    """Their chunk hits: repeats in appended text, which no break caused."""
+    """The repeats in their appended text, which no break caused."""
     num_changed: int
     """Calls with a changed field."""
     behind_change_len: int
@@ -155,7 +155,8 @@ class Payload(_Row, frozen=True, kw_only=True):
 
     def figures(self) -> Figures:
         """What the page's head and the command print."""
-        appended = [call.hit_len for call in self.calls if call.found is None and call.hit_len]
+        repeated = [call.hit_len + call.guarded_len for call in self.calls if call.found is None]
+        appended = [tokens for tokens in repeated if tokens]
         return Figures(
             prompt_len=sum(call.prompt_len for call in self.calls),
             prefix_len=sum(call.prefix_len for call in self.calls),

@@ -190,7 +190,7 @@ class Diagnoser:
             at=at,
             old_len=old_len,
             new_len=new_len,
-            num_lost=place.outcome.num_chunk_hit,
+            num_lost=place.outcome.num_repeated,
             num_behind=end - at,
             before=encoded.text(max(0, at - _CONTEXT_TOKENS), at),
             old=quote(lambda start, stop: self.decode(place.old[start:stop]), 0, num_old, _QUOTE_CHARS),
@@ -214,7 +214,7 @@ class _Place(NamedTuple):
 
 def _shares(place: _Place) -> bool:
     """Whether enough of the text behind the break was there before to speak of a loss."""
-    return place.outcome.num_chunk_hit >= max(_SHARED_TOKENS, _SHARED_SHARE * len(place.new))
+    return place.outcome.num_repeated >= max(_SHARED_TOKENS, _SHARED_SHARE * len(place.new))
 
 
 def _step_by_run(outcome: Outcome, place: _Place) -> Alignment | None:

@@ -66,8 +66,10 @@ def test_json_of_the_sample(capsys: Capture) -> None:
     sample = files[0]
     assert (sample["file"], sample["sessions"], sample["calls"]) == ("sample:opendevin", 6, 36)
     assert sample["prefix_tokens"] > 0.3 * sample["prompt_tokens"]
-    assert sample["chunk_tokens"] > 0.15 * sample["prompt_tokens"]
-    most = counts_of(capsys, "sample:opendevin", "--seam", "1", "--tail", "0")["total"]
+    assert (
+        sample["chunk_tokens"] + sample["detail"]["changed_fields"]["guarded_tokens"] > 0.15 * sample["prompt_tokens"]
+    )
+    most = counts_of(capsys, "sample:opendevin", "--seam", "1", "--tail", "0", "--edit", "in_place")["total"]
     assert most["chunk_tokens"] > 0.2 * most["prompt_tokens"]  # type: ignore[index]
 
 
@@ -75,7 +77,7 @@ def test_table(capsys: Capture) -> None:
     assert main(["census", GEN, "--tail", "0"]) == 0
     out, err = capsys.readouterr()
     assert err == "", "no progress bar where stderr is no terminal"
-    assert out.count(GEN[-20:]) == 3
+    assert out.count(GEN[-20:]) == 4
 
 
 def test_files_are_told_apart_and_a_folder_is_one(tmp_path: Path, capsys: Capture) -> None:
@@ -96,7 +98,7 @@ def test_files_are_told_apart_and_a_folder_is_one(tmp_path: Path, capsys: Captur
 
 def test_options_reach_the_count(capsys: Capture) -> None:
     def chunk_tokens(*words: str) -> int:
-        return counts_of(capsys, "sample:opendevin", *words)["total"]["chunk_tokens"]  # type: ignore[index,no-any-return]
+        return counts_of(capsys, "sample:opendevin", "--edit", "in_place", *words)["total"]["chunk_tokens"]  # type: ignore[index,no-any-return]
 
     usual = chunk_tokens()
     assert chunk_tokens("--min-run", "256") < usual
@@ -105,6 +107,25 @@ def test_options_reach_the_count(capsys: Capture) -> None:
     assert usual < chunk_tokens("--min-spliced", "8")
     assert usual < chunk_tokens("--foreign", "100000", "--unseen", "100") == chunk_tokens("--tail", "0")
     assert counts_of(capsys, "sample:opendevin", "--limit-sessions", "2")["total"]["sessions"] == 2  # type: ignore[index]
+
+
+def test_edit_policies_are_priced(capsys: Capture) -> None:
+    """A field that the text behind it names, and a clock that nothing names."""
+    totals = {
+        (trace, edit): counts_of(capsys, trace, "--edit", edit)["total"]
+        for trace in ("sample:opendevin", "gen:sysvar?sessions=1")
+        for edit in ("in_place", "notes", "recompile")
+    }
+    for trace in ("sample:opendevin", "gen:sysvar?sessions=1"):
+        in_place, notes, recompile = (totals[trace, edit] for edit in ("in_place", "notes", "recompile"))
+        assert in_place["chunk_tokens"] > notes["chunk_tokens"] > recompile["chunk_tokens"]  # type: ignore[index]
+        changes = [each["detail"]["changed_fields"] for each in (in_place, notes, recompile)]  # type: ignore[index]
+        assert all(change["calls"] > 0 and change["fields"] >= change["calls"] for change in changes)
+        assert changes[0]["guarded_tokens"] == 0
+        assert changes[0]["chunk_tokens"] > changes[1]["chunk_tokens"] > 0
+        assert 0 < changes[1]["guarded_tokens"] < changes[2]["guarded_tokens"]
+        assert changes[2]["chunk_tokens"] == 0
+    assert counts_of(capsys, "gen:random?sessions=2")["total"]["detail"]["changed_fields"]["fields"] == 0  # type: ignore[index]
 
 
 def test_block_traces_stand_beside_but_not_in_the_sum(tmp_path: Path, capsys: Capture) -> None:

@@ -56,7 +56,7 @@ def test_losses_add_up() -> None:
     builder, payload = build("sample:opendevin")
     lost = sum(group.num_lost for group in payload.groups)
     figures = payload.figures()
-    assert lost + figures.appended_len == figures.hit_len
+    assert lost + figures.appended_len == figures.hit_len + figures.guarded_len
     assert lost == sum(group.num_lost for group in builder.grouping.ranked())
 
 

@@ -15,6 +15,7 @@ from pic_traces.session import Call
 
 from sglang_pic.census.outcome import ChangedField
 from sglang_pic.census.simulate import simulate
+from sglang_pic.core import CoreConfig
 from sglang_pic.explain.cause import Cause
 from sglang_pic.explain.data import BreakRow, CallRow, CauseRow, Payload, PayloadBuilder, SessionRow, SpanRow
 from sglang_pic.explain.groups import Group
@@ -41,7 +42,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     encoder = load_encoder(None)
     builder = PayloadBuilder(36)
-    for outcome in simulate([("sample:opendevin", load("sample:opendevin"))], encoder):
+    files = [("sample:opendevin", load("sample:opendevin"))]
+    for outcome in simulate(files, encoder, config=CoreConfig(edit="in_place")):
         builder.add(outcome)
     return write(tmp_path_factory, builder.build(encoder.name, is_exact=False))
 

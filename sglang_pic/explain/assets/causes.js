@@ -96,7 +96,7 @@ class CauseList {
   // Repeats in appended text, which no break caused.
   appended() {
     const { appending } = this.model;
-    const tokens = appending.reduce((sum, call) => sum + call.hitLen, 0);
+    const tokens = appending.reduce((sum, call) => sum + call.repeatedLen, 0);
     const text = "The prefix held. What was appended behind it was there before: a file read again, a record looked up twice, a quoted answer.";
     const sum = element("div", "sum", element("b", "", short(tokens)), " tokens", element("small", "", plural(appending.length, "call")));
     const header = element("header", "", element("div", "", element("h3", "", "Nothing broke, but the new text repeats"), element("p", "", text)), sum);

@@ -38,7 +38,7 @@ class Explorer {
   isOfCause(call, cause) {
     if (cause === "lost") return call.lost > 0;
     if (cause === "none") return !call.found;
-    if (cause === "appended") return !call.found && call.hitLen > 0;
+    if (cause === "appended") return !call.found && call.repeatedLen > 0;
     if (cause === "changed") return call.changedFields.length > 0;
     return !cause || Boolean(call.found && call.found.group.cause.key === cause);
   }

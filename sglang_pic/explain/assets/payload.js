@@ -42,11 +42,12 @@ function buildModel({ files, sessions, agents, causes, groups, calls, texts }) {
     for (const field of call.changedFields) {
       for (const name of ["before", "old", "new", "after"]) field[name] = texts[field[name] ?? 0];
     }
-    call.lost = found ? call.hitLen : 0;
+    call.repeatedLen = call.hitLen + call.guardedLen;
+    call.lost = found ? call.repeatedLen : 0;
     session.calls.push(call);
     session.longest = Math.max(session.longest, call.length);
     for (const name of ["promptLen", "prefixLen", "hitLen"]) session[name] += call[name];
   });
   for (const group of groups) group.calls.sort((a, b) => b.lost - a.lost || a.number - b.number);
-  return { sessions, causes, calls, appending: calls.filter((call) => !call.found && call.hitLen) };
+  return { sessions, causes, calls, appending: calls.filter((call) => !call.found && call.repeatedLen) };
 }
