@@ -5,8 +5,8 @@
     spliced               [ .... ]                    [ ]
 
 Rows that were computed behind spliced ones carry what those carried. Each splice behind a field that the text names
-adds one to the rows' generation, and beyond `max_generation` rows are no donors. Where a donor was too old, only clean
-rows are spliced, so that this request makes clean rows again.
+adds one to the rows' generation, and beyond `max_generation` rows are no donors. Where they would have served more than
+the other rows that are not clean, only clean rows are spliced: this request makes clean rows again.
 """
 
 from __future__ import annotations
@@ -136,11 +136,12 @@ class Guard:
         return run
 
     def _renew(self, runs: list[Run]) -> list[Run]:
-        """The clean runs, if a donor was too old and no other has the text: this request's rows will be clean."""
+        """The clean runs alone, where too old donors have more text than the rest: this request renews all of it."""
         lacking = subtract_spans(merge_spans(self._refused), [(run.target_start, run.target_end) for run in runs])
-        if not lacking:
-            return runs
         clean = [run for run in runs if run.generation == 0]
+        num_unclean = sum(run.num_tokens for run in runs) - sum(run.num_tokens for run in clean)
+        if sum(end - start for start, end in lacking) <= num_unclean:
+            return runs
         self.dropped[DropReason.GENERATION] += len(runs) - len(clean)
         return clean
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +83,7 @@ class Lexicon:
                     found[word.group()] = None
         return found
 
-    def find(self, words: Sequence[str], tokens: Tokens) -> dict[str, list[int]]:
+    def find(self, words: Iterable[str], tokens: Tokens) -> dict[str, list[int]]:
         """For each of the folded `words` the places of its first token, ascending; inside longer words it is not found.
 
         Cost O(len(tokens)) in numpy, once, then O(places where one of the words may begin).

@@ -7,7 +7,9 @@ measured for this rule in bench/results/STUDY.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,29 +22,89 @@ from sglang_pic.core.tokens import Tokens
 _TOKENS_BEFORE = 8
 _TOKENS_BEHIND = 24
 _LINE_TOKENS = 48
+# A word of the value that stands in more places says little by itself: it counts where the field's label is near.
+_MOST_PLACES = 8
+# Of a long value, which shares many words with any text, a word must be rarer than that.
+_LONG_VALUE_WORDS = 8
+_MOST_PLACES_OF_LONG = 3
+_NEAR_TOKENS = 24
+# Words of a label: those directly in front of the value, on its line.
+_LABEL_WORDS = 2
+_LABEL_TOKENS = 16
+# English words that any text has. They name a field only where its value has no other word.
+_COMMON_TEXT = """
+a an and are as at be been but by can could did do does for from had has have he her his how i if in into is it its me my
+of on or our she so than that the their them then there these they this those to us was we were what when where which who
+will with would you your
+"""
+_COMMON = frozenset(_COMMON_TEXT.split())
 
 
-def find_mentions(fields: Iterable[Difference], tokens: Tokens, end: int, lexicon: Lexicon) -> list[Span]:
+class _Names(NamedTuple):
+    """The words that name a field."""
+
+    values: list[str]
+    """In the old value only, or in the new one only."""
+    label: list[str]
+    """In front of the value, in order."""
+
+
+def find_mentions(fields: Sequence[Difference], tokens: Tokens, end: int, lexicon: Lexicon) -> list[Span]:
     """Spans of `tokens[:end]` behind the first field, around what names a field's old or new value; ascending."""
-    words: dict[str, None] = {}
-    first = end
-    for field in fields:
-        first = min(first, field.new[1])
-        words |= _value_words(field, tokens, lexicon)
+    names = [_names(field, tokens, lexicon) for field in fields]
+    first = min((field.new[1] for field in fields), default=end)
     behind = tokens[first:end]
-    places = [place for found in lexicon.find(list(words), behind).values() for place in found]
-    return _around(sorted(set(places)), behind, first, lexicon)
+    found = lexicon.find({word for each in names for word in (*each.values, *each.label)}, behind)
+    places = {place for each in names for place in _places(each, found)}
+    return _around(sorted(places), behind, first, lexicon)
 
 
-def _value_words(field: Difference, tokens: Tokens, lexicon: Lexicon) -> dict[str, None]:
-    """The words in which the old and the new value differ."""
+def _names(field: Difference, tokens: Tokens, lexicon: Lexicon) -> _Names:
     start, end = field.new
     flank = len(field.before)
-    after = tokens[end : end + flank]
-    old = lexicon.words(np.concatenate([field.before, field.old, after]), flank, flank + len(field.old))
-    new = lexicon.words(tokens[max(0, start - flank) : end + flank], min(flank, start), min(flank, start) + end - start)
-    differing = {word: None for word in (*old, *new) if (word in old) != (word in new)}
-    return differing or old | new
+    context = np.concatenate([field.before, field.old, tokens[end : end + flank]])
+    old = lexicon.words(context, flank, flank + len(field.old))
+    new = lexicon.words(tokens, start, end)
+    values: list[str] = []
+    for words, others in ((old, new), (new, old)):
+        differing = [word for word in words if word not in others] or list(words)
+        values += [word for word in differing if word not in _COMMON] or differing
+    line = tokens[max(0, start - _LABEL_TOKENS) : start]
+    breaks = np.flatnonzero(lexicon.breaks(line))
+    line_start = start - len(line) + (int(breaks[-1]) + 1 if len(breaks) else 0)
+    before = lexicon.words(tokens, line_start, start)
+    label = [word for word in before if word not in _COMMON and word not in new]
+    return _Names(list(dict.fromkeys(values)), label[-_LABEL_WORDS:])
+
+
+def _places(names: _Names, found: dict[str, list[int]]) -> Iterator[int]:
+    """Where one field is named."""
+    labelled = _label_places(names.label, found)
+    is_long = len(names.values) > _LONG_VALUE_WORDS
+    for word in names.values:
+        places = found[word]
+        if len(places) <= (_MOST_PLACES_OF_LONG if is_long else _MOST_PLACES):
+            yield from places
+        elif not is_long:
+            yield from (place for place in places if _is_near(place, labelled))
+    if len(labelled) <= _MOST_PLACES:
+        yield from labelled
+
+
+def _label_places(label: list[str], found: dict[str, list[int]]) -> list[int]:
+    """Where the words of a label stand together."""
+    if not label:
+        return []
+    places = found[label[-1]]
+    for word in label[:-1]:
+        places = [place for place in places if _is_near(place, found[word], _LABEL_WORDS + 2)]
+    return places
+
+
+def _is_near(place: int, others: list[int], most: int = _NEAR_TOKENS) -> bool:
+    """Whether one of the ascending `others` is at most `most` tokens away."""
+    i = bisect_left(others, place - most)
+    return i < len(others) and others[i] <= place + most
 
 
 def _around(places: list[int], tokens: Tokens, offset: int, lexicon: Lexicon) -> list[Span]:

@@ -103,7 +103,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     seam_len: int
     context: Context = Context.SAME
     generation: int = 0
-    """Changed fields that the donor's rows have behind them."""
+    """Changed fields that the rows have behind them where they are spliced; fields that nothing names do not count."""
 
     @property
     def donor_end(self) -> int:

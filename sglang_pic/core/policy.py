@@ -49,7 +49,7 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     have drawn on the field, `"recompile"` everything, `"in_place"` nothing, which may answer with the old value."""
     max_field_tokens: Annotated[int, Range(0, 4096)] = 128
     """Longest difference between equal flanks that is a changed field; 0 takes no difference for one."""
-    edit_tail_tokens: Annotated[int, Range(0, _MAX_LENGTH)] = 64
+    edit_tail_tokens: Annotated[int, Range(0, _MAX_LENGTH)] = 32
     """Tokens at the end of a prompt that are computed where a field before them changed, with `edit: notes`."""
     max_generation: Annotated[int, Range(0, 1 << 16)] = 2
     """Most changed fields that a donor's rows may have behind them."""
