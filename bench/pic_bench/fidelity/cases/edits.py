@@ -85,7 +85,8 @@ def edit_job(
 ) -> EditJob:
     """One prompt of a template; the same arguments give the same prompt."""
     rng = random.Random(f"edits-{seed}-{template.name}-{number}")
-    num_fields = 1 + rng.randrange(len(template.fields))
+    counts = range(1, 1 + len(template.fields))
+    (num_fields,) = rng.choices(counts, counts)
     old, new = _values(template, num_fields, rng)
     write = _Writer(template, text, distance, rng)
     prompts = [write.prompt(values) for values in (old, new)]
@@ -121,9 +122,10 @@ def _values(template: Template, num_fields: int, rng: random.Random) -> tuple[Va
         if number == 0 and template.family.is_gated:
             others = [choice for choice in others if choice.answer != before.answer]
         after = rng.choice(others) if number < num_fields else before
-        form = rng.randrange(len(before.values))
-        # Every third changed value is of another length.
-        other = rng.randrange(len(before.values)) if number < num_fields and rng.random() < 1 / 3 else form
+        # Most values are short, so that long forms are preferred where there are any.
+        forms = range(len(before.values))
+        form, other = rng.choices(forms, [1 + form for form in forms], k=2)
+        other = other if number < num_fields and rng.random() < 1 / 3 else form
         old.append((before, before.values[form]))
         new.append((after, after.values[other]))
     return old, new
