@@ -257,7 +257,8 @@ def test_policies_are_read_and_refused() -> None:
     plain = parse_policy("default")
     assert (plain.seam_tokens, plain.overrides, plain.rotate) == (None, {}, True)
     assert len({parse_policy(policy).name for policy in DEFAULT_POLICIES}) == len(DEFAULT_POLICIES)
-    for wrong in ("", "full", "a b", "x=seam", "x=seam:-1", "x=width:3", "x=unseen:101"):
+    assert parse_policy("safe=edit:recompile").overrides == {"edit": "recompile"}
+    for wrong in ("", "full", "stale", "a b", "x=seam", "x=seam:-1", "x=width:3", "x=unseen:101", "x=edit:none"):
         with pytest.raises(ConfigError, match="--policy"):
             parse_policy(wrong)
 

@@ -1,21 +1,39 @@
-"""The experiment EDITS: its templates, its prompts, its records and their report."""
+"""EDITS: its templates, that two prompts differ in their fields alone, the gate, and what is recovered at what cost."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
+from fidelity_records import probe
+from pic_bench.fidelity.arms import EDIT_ARMS, FULL, STALE, Arm, parse_policy
 from pic_bench.fidelity.cases.case import MIN_HEADER
+from pic_bench.fidelity.cases.edits import (
+    BEFORE_QUESTION,
+    DISTANCES,
+    UNAFFECTED_TOKENS,
+    EditJob,
+    edit_job,
+    edit_jobs,
+)
 from pic_bench.fidelity.cases.templates import Field, Template, templates
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.record import TemplateSet
+from pic_bench.fidelity.edit_cells import GATED, UNAFFECTED, make_edit_cells
+from pic_bench.fidelity.measure import Unrealised, measure_edit
+from pic_bench.fidelity.record import Donors, Edit, Experiment, Family, Probe, TemplateSet, append_lines
+from pic_bench.fidelity.report import write_report
+from pic_bench.fidelity.target import NOBODY, Recorded
+from pic_bench.report.stats import common_len
 
-from sglang_pic.errors import ConfigError
+from sglang_pic.errors import BenchError, ConfigError
 
 EVERY = list(chain(*map(templates, TemplateSet)))
+ARMS = (FULL, STALE, *EDIT_ARMS)
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +49,58 @@ def texts_of(template: Template) -> set[str]:
 def test_no_text_of_a_template_is_in_both_sets() -> None:
     found, reported = (set[str]().union(*map(texts_of, templates(of))) for of in TemplateSet)
     assert found
-    assert reported
+    assert len(templates(TemplateSet.REPORT)) >= 24
     assert not found & reported
     assert len({template.name for template in EVERY}) == len(EVERY)
 
 
+def job_of(template: Template, text: ModelText, distance: int = 32, number: int = 0) -> EditJob:
+    return edit_job(template, text, ARMS, distance, number, 0, "report")
+
+
 @pytest.mark.parametrize("template", EVERY, ids=lambda template: template.name)
-def test_a_template_s_head_fills_the_sink(template: Template, text: ModelText) -> None:
+def test_the_two_prompts_differ_in_their_fields_alone(template: Template, text: ModelText) -> None:
     assert len(text.ids(template.head)) >= MIN_HEADER
+    for number, distance in enumerate(DISTANCES):
+        job = job_of(template, text, distance, number)
+        assert job == job_of(template, text, distance, number)
+        old, new = (text.text(ids).split("\n") for ids in (job.old, job.case.prompt))
+        changed = [pair for pair in zip(old, new, strict=True) if pair[0] != pair[1]]
+        assert len(changed) == job.edit.num_fields
+        assert common_len(job.old, job.case.prompt) >= MIN_HEADER
+        assert job.edit.old_tokens + job.edit.new_tokens > 0
+        assert template.lead in text.text(job.case.prompt)[-len(template.lead) - 20 :]
+        assert (job.answers is None) is not template.family.is_gated
+        assert job.answers is None or job.answers.old != job.answers.new
+        rules = text.text(job.case.prompt).count(template.rules_title)
+        assert rules == 1, "or the distance is another's"
+        fewest = UNAFFECTED_TOKENS - 64 if job.answers is None else distance + min(BEFORE_QUESTION)
+        assert len(job.case.prompt) >= fewest
 
 
-def test_templates_that_cannot_be_used_are_refused() -> None:
+def test_filler_stands_between_the_fields_and_the_rules(text: ModelText) -> None:
+    template = next(one for one in EVERY if one.name == "tool-router")
+    for distance in DISTANCES:
+        prompt = text.text(job_of(template, text, distance).case.prompt)
+        between = prompt.partition("confidence: ")[2].partition(template.rules_title)[0].partition("\n")[2]
+        assert distance <= len(text.ids(between)) <= distance + 32
+
+
+def test_every_template_meets_every_distance(text: ModelText) -> None:
+    of = templates(TemplateSet.REPORT)
+    jobs = edit_jobs(TemplateSet.REPORT, 4 * len(of), text, 0, [])
+    met = Counter((job.edit.template, job.edit.distance) for job in jobs)
+    assert len(met) == 4 * len(of)
+    assert len({job.case.name for job in jobs}) == len(jobs)
+    assert len({job.edit.template for job in jobs[: len(of)]}) == len(of)
+    assert {job.edit.num_fields for job in jobs} == {1, 2, 3, 4}
+    named = parse_policy("notes=edit:notes,edit_tail:128")
+    (job, *_) = edit_jobs(TemplateSet.REPORT, 1, text, 0, [named, parse_policy("mine=seam:8")])
+    assert [arm.name for arm in job.arms] == ["full", "stale", "in_place", "notes", "recompile", "mine"]
+    assert job.arms[3].overrides == {"edit": "notes", "edit_tail_tokens": 128}
+
+
+def test_templates_that_cannot_be_used_are_refused(text: ModelText) -> None:
     choices = [{"name": "a"}, {"name": "b"}]
     for field, named in (
         ({"line": "none", "choices": choices}, "{value}"),
@@ -50,3 +109,119 @@ def test_templates_that_cannot_be_used_are_refused() -> None:
     ):
         with pytest.raises((ConfigError, msgspec.ValidationError), match=named):
             msgspec.convert(field, Field)
+    good = msgspec.to_builtins(templates(TemplateSet.REPORT)[0])
+    for change, named in (({"filler": "verse"}, "one of prose"), ({"fields": [good["fields"][1]]}, "one answer only")):
+        with pytest.raises((ConfigError, msgspec.ValidationError), match=named):
+            msgspec.convert({**good, **change}, Template)
+    answers = [{"name": "a", "answer": "Ann"}, {"name": "b", "answer": "Ann Lee"}]
+    alike = msgspec.convert({**good, "fields": [{"line": "{value}", "choices": answers}]}, Template)
+    with pytest.raises(BenchError, match="begin alike"):
+        job_of(alike, text)
+
+
+class Server:
+    """Stands for the server: the new answer's logit is what is given for the arm, all others are 0."""
+
+    def __init__(self, job: EditJob, logits: dict[str, float], *, cached: int = 0) -> None:
+        self.job, self.logits, self.cached = job, logits, cached
+        self.asked: list[tuple[str, bool, str, str]] = []
+
+    def record(
+        self, prompt: list[int], gold: list[int], arm: Arm, *, key: str, donors_from: str, keys: bool
+    ) -> Recorded:
+        assert not gold
+        self.asked.append((arm.name, prompt == self.job.old, key, donors_from))
+        logits = np.zeros((1, 49_152), dtype=np.float32)
+        assert self.job.answers is not None
+        logits[0, self.job.answers.new] = self.logits[arm.name]
+        hits = 0 if arm in (FULL, STALE) else 100
+        return Recorded(logits=logits, spliced=[], keys=None, prefix_hit_tokens=self.cached, chunk_hit_tokens=hits)
+
+
+@pytest.fixture
+def job(text: ModelText) -> EditJob:
+    return job_of(templates(TemplateSet.REPORT)[0], text)
+
+
+def test_a_prompt_is_served_under_every_arm_behind_the_old_one(job: EditJob, text: ModelText) -> None:
+    server = Server(job, {"full": 3.0, "stale": 1.0, "in_place": 1.5, "notes": 2.5, "recompile": 3.0})
+    probes = {probe.arm: probe for probe in measure_edit(job, server, text, dtype="float32")}
+    assert list(probes) == [arm.name for arm in ARMS]
+    assert [(name, is_old) for name, is_old, *_ in server.asked if is_old] == [("stale", True)]
+    donors_key = server.asked[1][2]
+    assert server.asked[1][3] == NOBODY
+    assert {donors_from for *_, donors_from in server.asked[2:]} == {donors_key}
+    assert len({key for _, _, key, _ in server.asked}) == len(ARMS), "no arm meets another's rows"
+    assert {name: probe.log_odds for name, probe in probes.items()} == server.logits
+    assert (probes["full"].computed_tokens, probes["stale"].computed_tokens) == (len(job.case.prompt), 0)
+    assert probes["full"].kl == 0 < probes["notes"].kl < probes["stale"].kl
+    assert job.is_done(list(probes.values()))
+    assert not job.is_done([probes[name] for name in ("full", "stale", "in_place")])
+
+
+def test_a_prompt_whose_field_the_model_does_not_use_is_served_no_further(job: EditJob, text: ModelText) -> None:
+    server = Server(job, {"full": 1.4, "stale": 1.0})
+    probes = measure_edit(job, server, text, dtype="float32")
+    assert [probe.arm for probe in probes] == ["full", "stale"]
+    assert job.is_done(probes), "it is not served again"
+    assert not job.is_done(probes[:1])
+    with pytest.raises(Unrealised, match="full: a full prefill was served cached tokens"):
+        measure_edit(job, Server(job, server.logits, cached=7), text, dtype="float32")
+
+
+def records(number: int, s: dict[str, float], family: Family = Family.JSON, **edit: object) -> list[Probe]:
+    """The records of one prompt; half of it is spliced in place, a quarter under notes."""
+    values = {"template": f"t{number % 3}", "family": family, "distance": 32, "old_tokens": 1, "new_tokens": 1}
+    says = msgspec.convert({**values, "num_fields": 1, **edit}, Edit)
+    spliced = {"in_place": 100, "notes": 50}
+    return [
+        probe(
+            experiment=Experiment.EDITS,
+            prompt=f"edits-{number}",
+            arm=arm,
+            num_blocks=None,
+            donors=Donors.NONE if arm == "full" else Donors.EDITED,
+            prompt_tokens=200,
+            prefix_hit_tokens=200 if arm == "stale" else 0,
+            chunk_hit_tokens=spliced.get(arm, 0),
+            log_odds=odds if family.is_gated else None,
+            kl=0.0 if arm == "full" else 0.1,
+            edit=says,
+        )
+        for arm, odds in s.items()
+    ]
+
+
+def test_recovery_is_the_share_of_the_way_from_the_old_answer_to_the_new_one(tmp_path: Path) -> None:
+    s = {"full": 2.0, "stale": -2.0, "in_place": -2.0, "notes": 1.0, "recompile": 2.0}
+    probes = [record for number in range(9) for record in records(number, s, old_tokens=9)]
+    probes += records(9, {**s, "notes": -2.0}, distance=512, num_fields=2)
+    probes += records(10, {"full": 0.4, "stale": 0.0})
+    probes += [record for number in (11, 12) for record in records(number, s, Family.CLOCK)]
+    probes += records(13, {"full": 1.0})
+    cells = {(cell.group, cell.at, cell.arm): cell for cell in make_edit_cells(probes)}
+    notes, in_place = cells[GATED, "all", "notes"], cells[GATED, "all", "in_place"]
+    assert notes.recovery is not None
+    assert (notes.n, notes.num_templates) == (10, 3)
+    assert notes.recovery.value == pytest.approx((9 * 0.75 + 0) / 10)
+    assert notes.recovery_median == 0.75
+    assert notes.recovery_p10 == pytest.approx(np.percentile([0.75] * 9 + [0], 10))
+    assert (notes.computed_share, notes.spliced_share, notes.spliced_of_in_place) == (0.75, 0.25, 0.5)
+    assert in_place.recovery is not None
+    assert (in_place.recovery.value, in_place.spliced_of_in_place) == (0, 1)
+    assert cells["distance", "512", "notes"].recovery_median == 0
+    assert cells["tokens of the edit", "9 to 32", "notes"].n == 9
+    assert cells["old and new value", "as long", "notes"].n == 1
+    assert cells["changed fields", "2", "full"].n == 1
+    clocks = cells[UNAFFECTED, "clock", "notes"]
+    assert (clocks.n, clocks.recovery, clocks.spliced_of_in_place, clocks.kl.value) == (2, None, 0.5, 0.1)
+    append_lines(tmp_path / "probes.jsonl", probes)
+    summary = write_report(tmp_path)
+    assert summary.edits_gated_out == 1
+    written = (tmp_path / "report.md").read_text()
+    assert "1 prompt left out: the two full prefills differ by less than 0.5 nats." in written
+    least = written.partition("Least recovered under notes")[2].splitlines()[4]
+    assert least.startswith("| 9 "), "the worst prompt is named first"
+    drawn = (tmp_path / "plot-recovery-by-cost-float32.svg").read_text()
+    assert "notes, 75.0% computed: 0.68 [" in drawn
+    assert "stale, 0.0% computed: 0.00 [" in drawn

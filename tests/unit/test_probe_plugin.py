@@ -44,6 +44,7 @@ def test_an_experiment_overrides_any_setting_of_the_policy() -> None:
     assert isinstance(options, ProbedOptions)
     assert options.overrides == {"seam_tokens": 8, "max_misfits": 5}
     assert options.probe == RequestProbe(rotate=False, policy={"seam_tokens": 4, "max_misfits": 5})
+    assert parse({"testing": {"policy": {"edit": "recompile"}}}).overrides == {"edit": "recompile"}
     assert parse({"mode": "off", "testing": {}}).mode is Mode.OFF
     assert parse({"seam_tokens": 8}) == RequestOptions(overrides={"seam_tokens": 8})
 
@@ -57,6 +58,7 @@ def test_an_experiment_overrides_any_setting_of_the_policy() -> None:
         ({"rotate": 0}, "bool"),
         ({"policy": {"min_run_tokens": 0}}, "min_run_tokens=0"),
         ({"policy": {"min_run": 1}}, "min_run"),
+        ({"policy": {"edit": "never"}}, "'never'"),
     ],
 )
 def test_bad_experiments_are_named(testing: object, named: str) -> None:
