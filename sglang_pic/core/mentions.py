@@ -33,9 +33,9 @@ _LABEL_WORDS = 2
 _LABEL_TOKENS = 16
 # English words that any text has. They name a field only where its value has no other word.
 _COMMON_TEXT = """
-a an and are as at be been but by can could did do does for from had has have he her his how i if in into is it its me my
-of on or our she so than that the their them then there these they this those to us was we were what when where which who
-will with would you your
+a an and are as at be been but by can could did do does for from had has have he her his how i if in into is it its me
+my of on or our she so than that the their them then there these they this those to us was we were what when where which
+who will with would you your
 """
 _COMMON = frozenset(_COMMON_TEXT.split())
 
