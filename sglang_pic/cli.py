@@ -33,6 +33,7 @@ OWN_PACKAGES = ("sglang_pic", "pic_kernels", "pic_traces", "pic_bench")
 EXTRAS = {
     "bench": ("jinja2", "locust", "markdown_it", "matplotlib", "psutil"),
     "census": ("jinja2", "rich", "tokenizers"),
+    "client": ("httpx",),
 }
 """The extras of this package and the modules that they install; other modules come with SGLang."""
 # Fixed, so that help text is the same in every terminal and in the README.

@@ -4,6 +4,7 @@ PicError
 ├── ConfigError       a setting or a request option is not valid
 ├── ContractError     SGLang differs from what this version was built for
 ├── UnsupportedError  a model, KV pool, backend or topology that cannot be served safely
+├── ServerError       a server that a client called refused, was not there or runs without the plugin
 └── BenchError        a benchmark's server, a comparison or a fidelity run failed
 
 Traces have a family of their own: `pic_traces.errors`.
@@ -26,6 +27,10 @@ class ContractError(PicError):
 
 class UnsupportedError(PicError):
     """A model, KV pool, attention backend or flag that cannot be served safely."""
+
+
+class ServerError(PicError):
+    """A server that a client called refused, could not be reached or runs without the plugin."""
 
 
 class BenchError(PicError):

@@ -26,7 +26,7 @@ from sglang_pic.adapter.namespace import is_strict
 from sglang_pic.adapter.serve.accounting import FALLBACKS, METRICS, SPLICED_TOKENS, Accounting
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import REASONS, Fallback
-from sglang_pic.adapter.serve.options import Mode, RequestOptions
+from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.adapter.support import max_sequences
@@ -159,6 +159,19 @@ def test_what_a_request_sets_is_its_policy(planning: Planning, index: Index) -> 
         plan(planning, request(RequestOptions(overrides={"seam_tokens": 3, "tail_tokens": 5})))
     assert index.options.policy is not None
     assert (index.options.policy.seam_tokens, index.options.policy.tail_tokens) == (3, 5)
+
+
+def test_pinned_rows_go_near_the_end_by_the_requests_consent_only(planning: Planning, index: Index) -> None:
+    for skills, is_asked in ((Skills.FAR, False), (Skills.NEAR, True)):
+        with pytest.raises(Planned):
+            plan(planning, request(RequestOptions(skills=skills)))
+        assert (index.options.pinned_len is not None) == is_asked
+
+
+def test_a_prompt_that_is_pinned_is_computed_and_donates(planning: Planning) -> None:
+    req = request(RequestOptions(pin="a"))
+    plan(planning, req)
+    assert (req.pic.pending, planning.refusal(req)) == (None, None)
 
 
 def received(auditor: Any, custom_params: Any = None, **fields: Any) -> Any:

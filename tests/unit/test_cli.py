@@ -129,6 +129,7 @@ RUNS = {
     "report": (["run"], "[bench]"),
     "census": (["gen:random?sessions=1"], "[census]"),
     "explain": (["gen:random?sessions=1", "--out", "page.html"], "[census]"),
+    "skill": (["list"], "[client]"),
 }
 
 
@@ -154,6 +155,7 @@ WORKERS = {
     "report": "pic_bench.compare.combined, pic_bench.fidelity.report, pic_bench.fidelity.merge",
     "census": "sglang_pic.census.table",
     "explain": "sglang_pic.explain.page",
+    "skill": "sglang_pic.client",
 }
 """What `run` of a verb imports."""
 

@@ -1,0 +1,17 @@
+"""For programs that talk to a server: skills that are compiled once and kept, and messages put together from them.
+
+Neither torch nor SGLang. `Skills` and `AsyncSkills` need httpx, the extra `client`; the rest needs nothing.
+
+    skills = Skills("http://127.0.0.1:30000")
+    skills.compile("refunds", REFUNDS, behind=SYSTEM)
+    client.chat.completions.create(model=..., messages=compose(SYSTEM, [REFUNDS], question), extra_body=NEAR)
+"""
+
+from __future__ import annotations
+
+from sglang_pic.client.edits import edit
+from sglang_pic.client.library import Receipt
+from sglang_pic.client.messages import NEAR, Message, compose
+from sglang_pic.client.skills import AsyncSkills, Pin, Skills
+
+__all__ = ["NEAR", "AsyncSkills", "Message", "Pin", "Receipt", "Skills", "compose", "edit"]

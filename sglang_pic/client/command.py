@@ -1,0 +1,79 @@
+"""The verb `sglang-pic skill`: skills of a running server from the command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from sglang_pic.client import Pin, Receipt, Skills
+from sglang_pic.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--base-url", default="http://127.0.0.1:30000", help="the server (default: %(default)s)")
+    shared.add_argument("--api-key", help="the server's --api-key")
+    shared.add_argument("--model", default="default", help="the model's name, for servers that ask for it")
+    shared.add_argument("--extra-key", help="the namespace of the skills")
+    shared.add_argument("--cache-salt", help="the secret part of the namespace")
+    shared.add_argument(
+        "--library",
+        type=Path,
+        default=Path("skills.json"),
+        metavar="FILE",
+        help="keeps what was compiled, for `ensure` (default: %(default)s)",
+    )
+    shared.add_argument("--json", action="store_true", help="print the result as JSON")
+    compiling = actions.add_parser("compile", parents=[shared], help="compile a text and have it kept under a name")
+    compiling.add_argument("name", metavar="NAME", help="1 to 128 of A-Z a-z 0-9 . _ -")
+    compiling.add_argument(
+        "files", metavar="FILE", nargs="+", type=Path, help="the skill; several are compiled in one pass"
+    )
+    compiling.add_argument("--behind", type=Path, metavar="FILE", help="the system prompt that the skill is used with")
+    actions.add_parser("list", parents=[shared], help="what the server keeps, oldest first")
+    dropping = actions.add_parser("drop", parents=[shared], help="have a skill given back")
+    dropping.add_argument("name", metavar="NAME")
+    actions.add_parser("ensure", parents=[shared], help="compile again what the server has lost")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what is asked; prints the skills that it is about, one a line.
+
+    Returns:
+        0, or 1 where there was nothing to drop.
+    """
+    with Skills(
+        args.base_url,
+        model=args.model,
+        api_key=args.api_key,
+        extra_key=args.extra_key,
+        cache_salt=args.cache_salt,
+        library=args.library,
+    ) as skills:
+        if args.action == "drop":
+            return 0 if skills.drop(args.name) else 1
+        if args.action == "list":
+            found: Sequence[Pin | Receipt] = skills.list()
+        elif args.action == "ensure":
+            found = skills.ensure()
+        else:
+            behind = "" if args.behind is None else _read(args.behind)
+            found = [skills.compile(args.name, [_read(path) for path in args.files], behind=behind)]
+    if args.json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        for skill in found:
+            print(f"{skill.name}  {skill.tokens} tokens  {skill.digest}")
+    return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as text ({error}); name a text file.") from error

@@ -1,0 +1,163 @@
+"""Changes of one field of a prompt that leave as much of the prompt as they can where it is.
+
+Rows that were computed behind a field carry what the model concluded from its value. An erratum at the end of the
+prompt, or the field itself moved there, is text that every model computes: nothing before it changes, and nothing
+behind it was computed under the old value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from sglang_pic.client.messages import Message
+from sglang_pic.errors import ConfigError
+
+
+class _How(Enum):
+    ERRATUM = "erratum"
+    FIELD_AND_ERRATUM = "field+erratum"
+    HOIST = "hoist"
+
+
+def edit(messages: Sequence[Message], field: str, value: str, how: str = "erratum") -> list[Message]:
+    """The messages with another value of a field; `messages` stay as they are, and so do those without the field.
+
+    A field is named by its label, as it stands in the messages: `shelf` names every line `shelf: VALUE` or
+    `shelf = VALUE`, behind a bullet or not, up to the end of the line, and every `"shelf": VALUE` of JSON with a text,
+    a number, `true`, `false` or `null`. Every place is the same field: where earlier turns give it values that are to
+    stay, use `"erratum"`.
+
+    The erratum is one line, `Correction: "shelf" is now "B7".`, at the end of the last message if that is the user's,
+    else in a new message of the user. There is one erratum a field, wherever it was before. Repeating an edit changes
+    nothing.
+
+    Args:
+        messages: OpenAI messages; contents are a text or a list of parts.
+        field: the label.
+        value: one line.
+        how: `"erratum"` appends an erratum. `"field+erratum"` changes the field in place, too. `"hoist"` takes the
+            field's lines and its erratum out, and puts the line `FIELD: VALUE` at the end; not for JSON.
+
+    Raises:
+        ConfigError: the field is not in the messages, or an argument is not what it has to be.
+    """
+    if how not in [each.value for each in _How]:
+        allowed = ", ".join(repr(each.value) for each in _How)
+        raise ConfigError(f"how={how!r}: must be one of {allowed}; 'erratum' is the default.")
+    for name, given in (("field", field), ("value", value)):
+        if given != given.strip() or len(given.splitlines()) != 1:
+            raise ConfigError(f"{name}={given!r}: must be one line without spaces at its ends; edit others by hand.")
+    places = _Field(field)
+    if not any(places.is_in(text) for message in messages for text in _texts(message)):
+        raise ConfigError(
+            f"field={field!r}: the messages must have a line `{field}: VALUE` or a member `{json.dumps(field)}` of "
+            "JSON; name the field as it stands there."
+        )
+    without = _mapped(messages, places.without_erratum)
+    if how == _How.HOIST.value:
+        if any(places.is_member_in(text) for message in messages for text in _texts(message)):
+            raise ConfigError(
+                f"field={field!r}, how='hoist': it is a member of JSON; use 'erratum' or 'field+erratum'."
+            )
+        return _with_line(_mapped(without, places.without_lines), f"{field}: {value}")
+    if how == _How.FIELD_AND_ERRATUM.value:
+        without = _mapped(without, lambda text: places.with_value(text, value))
+    return _with_line(without, places.erratum(value))
+
+
+class _Field:
+    """The places of one field in a text, line by line; errata of any field are no places."""
+
+    def __init__(self, label: str) -> None:
+        self._quoted = json.dumps(label, ensure_ascii=False)
+        self._line = re.compile(rf"([ \t]*(?:[-*][ \t]+)?{re.escape(label)}[ \t]*[:=][ \t]*)(.*)", re.DOTALL)
+        self._member = re.compile(
+            rf'({re.escape(self._quoted)}[ \t]*:[ \t]*)("(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*|true\b|false\b|null\b)'
+        )
+
+    def erratum(self, value: str) -> str:
+        """The line that says what the value is."""
+        # Quoted as in JSON, so that no field's name or value can be read as another's.
+        return f"Correction: {self._quoted} is now {json.dumps(value, ensure_ascii=False)}."
+
+    def without_erratum(self, text: str) -> str:
+        beginning = f"Correction: {self._quoted} is now "
+        return _where(text, lambda line: not line.startswith(beginning))
+
+    def without_lines(self, text: str) -> str:
+        return _where(text, lambda line: not self._is_line(line))
+
+    def with_value(self, text: str, value: str) -> str:
+        return "\n".join(self._changed(line, value) for line in text.split("\n"))
+
+    def is_in(self, text: str) -> bool:
+        return any(self._is_line(line) for line in text.split("\n")) or self.is_member_in(text)
+
+    def is_member_in(self, text: str) -> bool:
+        return any(self._member.search(line) and not _is_erratum(line) for line in text.split("\n"))
+
+    def _is_line(self, line: str) -> bool:
+        return self._line.fullmatch(line) is not None and not _is_erratum(line)
+
+    def _changed(self, line: str, value: str) -> str:
+        if _is_erratum(line):
+            return line
+        if found := self._line.fullmatch(line):
+            return found[1] + value
+        return self._member.sub(lambda found: found[1] + _like(found[2], value), line)
+
+
+def _like(old: str, value: str) -> str:
+    """The value as JSON, a text where the old one was."""
+    is_bare = not old.startswith('"') and re.fullmatch(r"-?\d+(\.\d+)?([eE][+-]?\d+)?|true|false|null", value)
+    return value if is_bare else json.dumps(value, ensure_ascii=False)
+
+
+def _is_erratum(line: str) -> bool:
+    return re.fullmatch(r'Correction: "(?:[^"\\]|\\.)*" is now "(?:[^"\\]|\\.)*"\.', line) is not None
+
+
+def _where(text: str, keep: Callable[[str], bool]) -> str:
+    return "\n".join(line for line in text.split("\n") if keep(line))
+
+
+def _texts(message: Message) -> list[str]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return [content]
+    return [part["text"] for part in content or () if isinstance(part.get("text"), str)]
+
+
+def _mapped(messages: Sequence[Message], change: Callable[[str], str]) -> list[Message]:
+    """The messages with changed texts; a message or a part that loses all of its text leaves."""
+    kept = []
+    for message in messages:
+        content = message.get("content")
+        texts = _texts(message)
+        changed = [change(text) for text in texts]
+        if changed == texts:
+            kept.append(message)
+        elif isinstance(content, str):
+            if changed[0]:
+                kept.append({**message, "content": changed[0]})
+        else:
+            pairs = [
+                (part, {**part, "text": change(part["text"])} if "text" in part else part) for part in content or ()
+            ]
+            if parts := [after for before, after in pairs if after.get("text") != "" or before == after]:
+                kept.append({**message, "content": parts})
+    return kept
+
+
+def _with_line(messages: Sequence[Message], line: str) -> list[Message]:
+    """The messages with one more line at their end."""
+    *before, last = messages or [{}]
+    content = last.get("content")
+    if last.get("role") == "user" and content:
+        if isinstance(content, str):
+            return [*before, {**last, "content": f"{content}\n{line}"}]
+        return [*before, {**last, "content": [*content, {"type": "text", "text": line}]}]
+    return [*messages, {"role": "user", "content": line}]

@@ -1,0 +1,74 @@
+"""What a client has compiled, so that it can be compiled again: in memory, and in a JSON file if there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from sglang_pic.errors import ConfigError
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a server holds of a compiled skill."""
+
+    name: str
+    tokens: int
+    """Of the system prompt and the skill, in whole pages of the server's cache."""
+    digest: str
+    """Of the namespace and the tokens: another text, tokenizer or chat template gives another one."""
+
+
+class CompiledSkill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A skill with all that is needed to compile it again."""
+
+    receipt: Receipt
+    behind: str
+    texts: tuple[str, ...]
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    schema_version: Literal[1] = 1
+    skills: tuple[CompiledSkill, ...] = ()
+
+
+class Library:
+    """The skills that were compiled and not dropped, by name, oldest first.
+
+    Args:
+        path: the file that keeps them; it is written at each change, and need not be there yet.
+
+    Raises:
+        ConfigError: the file is there and is no library.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._skills: dict[str, CompiledSkill] = {}
+        if path is not None and path.exists():
+            try:
+                found = msgspec.json.decode(path.read_bytes(), type=_File)
+            except msgspec.DecodeError as error:
+                raise ConfigError(f"{path}: not a library of skills ({error}); name another file.") from error
+            self._skills = {skill.receipt.name: skill for skill in found.skills}
+
+    def skills(self) -> tuple[CompiledSkill, ...]:
+        """All of them."""
+        return tuple(self._skills.values())
+
+    def add(self, skill: CompiledSkill) -> None:
+        """Keep a skill, instead of the one of its name."""
+        self._skills.pop(skill.receipt.name, None)
+        self._skills[skill.receipt.name] = skill
+        self._write()
+
+    def remove(self, name: str) -> None:
+        """Forget a skill, if it is there."""
+        if self._skills.pop(name, None) is not None:
+            self._write()
+
+    def _write(self) -> None:
+        if self._path is not None:
+            file = _File(skills=self.skills())
+            self._path.write_bytes(msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")

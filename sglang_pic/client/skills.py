@@ -1,0 +1,262 @@
+"""`Skills` and `AsyncSkills`: compile texts on a server, keep them there, drop them, compile again what was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from sglang_pic.client.library import CompiledSkill, Library, Receipt
+from sglang_pic.client.messages import Message, compose
+from sglang_pic.errors import ServerError
+
+if TYPE_CHECKING:
+    import httpx
+
+
+class Pin(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt that a server keeps, as `/server_info` shows it."""
+
+    name: str
+    tokens: int
+    digest: str
+    extra_key: str | None = None
+    has_salt: bool = False
+
+
+class _Call(NamedTuple):
+    method: str
+    path: str
+    body: dict[str, Any] | None = None
+
+
+_T = TypeVar("_T")
+_Http = TypeVar("_Http")
+_Flow = Generator[_Call, bytes, _T]
+"""What one method asks of the server, one call after the other: the same for both clients."""
+
+
+class _Client(Generic[_Http]):
+    """What both clients share: the calls, and what is sent with each."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str = "default",
+        api_key: str | None = None,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+        library: Path | None = None,
+        timeout_s: float = 600.0,
+        http: _Http | None = None,
+    ) -> None:
+        self._url, self._model = url.rstrip("/"), model
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        namespace = {"extra_key": extra_key, "cache_salt": cache_salt}
+        self._namespace = {key: value for key, value in namespace.items() if value is not None}
+        self._library = Library(library)
+        self._http = self._connect(timeout_s) if http is None else http
+
+    @staticmethod
+    def _connect(timeout_s: float) -> _Http:
+        raise NotImplementedError
+
+    def _compile(self, name: str, text: str | Sequence[str], behind: str) -> _Flow[Receipt]:
+        texts = (text,) if isinstance(text, str) else tuple(text)
+        yield self._chat(compose(behind, texts, ""), pin=name)
+        # Its own pin is the youngest: the server lists the oldest first.
+        pins = [pin for pin in (yield from self._list()) if pin.name == name]
+        if not pins:
+            raise ServerError(
+                f"{self._url} did not keep {name!r}: the prompt is longer than the pins may be (`pin_max_percent`), or "
+                "newer pins or requests have taken its place already; `sglang:pic_pins_ended_total` says which."
+            )
+        receipt = Receipt(name=name, tokens=pins[-1].tokens, digest=pins[-1].digest)
+        self._library.add(CompiledSkill(receipt=receipt, behind=behind, texts=texts))
+        return receipt
+
+    def _list(self) -> _Flow[tuple[Pin, ...]]:
+        answer = yield _Call("GET", "/server_info")
+        try:
+            info = msgspec.json.decode(answer, type=_ServerInfo)
+        except msgspec.ValidationError as error:
+            raise ServerError(
+                f"{self._url}/server_info shows no pins ({error}): start the server with --radix-cache-backend pic."
+            ) from error
+        mine = (self._namespace.get("extra_key"), bool(self._namespace.get("cache_salt")))
+        held = [pin for state in info.internal_states for pin in state.pic.pins.held]
+        return tuple(pin for pin in held if (pin.extra_key, pin.has_salt) == mine)
+
+    def _drop(self, name: str) -> _Flow[bool]:
+        found = any(pin.name == name for pin in (yield from self._list()))
+        yield self._chat([{"role": "user", "content": "."}], unpin=name)
+        self._library.remove(name)
+        return found
+
+    def _ensure(self) -> _Flow[tuple[Receipt, ...]]:
+        held = {(pin.name, pin.digest) for pin in (yield from self._list())}
+        compiled = []
+        for skill in self._library.skills():
+            if (skill.receipt.name, skill.receipt.digest) not in held:
+                compiled.append((yield from self._compile(skill.receipt.name, skill.texts, skill.behind)))
+        return tuple(compiled)
+
+    def _chat(self, messages: Sequence[Message], **options: str) -> _Call:
+        body = {"model": self._model, "messages": list(messages), "max_tokens": 1, "custom_params": {"pic": options}}
+        return _Call("POST", "/v1/chat/completions", {**body, **self._namespace})
+
+    def _checked(self, call: _Call, answer: httpx.Response) -> bytes:
+        if answer.is_success:
+            return answer.content
+        raise ServerError(f"{call.method} {self._url}{call.path}: HTTP {answer.status_code}: {answer.text[:1000]}")
+
+    def _unreachable(self, call: _Call, error: Exception) -> ServerError:
+        return ServerError(f"{call.method} {self._url}{call.path}: {error or type(error).__name__}; is the server up?")
+
+
+class Skills(_Client["httpx.Client"]):
+    """Texts that a server compiles once and keeps, for programs that wait for each call.
+
+    A skill is sent behind a system prompt, as `compose` puts it, and its rows stay in the server's cache under a name.
+    Later prompts have them spliced wherever the skill stands. Rows among a prompt's first 32 tokens cannot be spliced:
+    compile behind the system prompt that the skill is used with.
+
+    Args:
+        url: the server, as `http://127.0.0.1:30000`.
+        model: the model's name, for servers that ask for it.
+        api_key: the server's `--api-key`.
+        extra_key: the namespace; the prompts that use the skills must name the same.
+        cache_salt: the secret part of the namespace.
+        library: a JSON file that keeps what was compiled, so that another process can `ensure` it.
+        timeout_s: most seconds of one call.
+        http: what sends the calls; made if left out, and closed by this object in any case.
+
+    Every method raises `ServerError` where the server refuses, cannot be reached or does not run sglang_pic.
+    """
+
+    @staticmethod
+    def _connect(timeout_s: float) -> httpx.Client:
+        import httpx
+
+        return httpx.Client(timeout=timeout_s)
+
+    def compile(self, name: str, text: str | Sequence[str], *, behind: str = "") -> Receipt:
+        """Compile a skill and have it kept under `name`, instead of an older one of that name.
+
+        Args:
+            name: 1 to 128 of `A-Z a-z 0-9 . _ -`.
+            text: the skill. Several texts are compiled in one pass, each behind those before it: closer to a full
+                prefill where they are used together, in any order.
+            behind: the system prompt.
+        """
+        return self._run(self._compile(name, text, behind))
+
+    def list(self) -> tuple[Pin, ...]:
+        """What the server keeps in this namespace, oldest first, by whomever it was compiled."""
+        return self._run(self._list())
+
+    def drop(self, name: str) -> bool:
+        """Have a skill given back, and do not ensure it any more; whether the server had it."""
+        return self._run(self._drop(name))
+
+    def ensure(self) -> tuple[Receipt, ...]:
+        """Compile again what the server has lost, after a restart, a flush, new weights or for lack of memory."""
+        return self._run(self._ensure())
+
+    def close(self) -> None:
+        """Close the connections; what was compiled stays."""
+        self._http.close()
+
+    def __enter__(self) -> Skills:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def _run(self, flow: _Flow[_T]) -> _T:
+        import httpx
+
+        try:
+            call = next(flow)
+            while True:
+                try:
+                    answer = self._http.request(
+                        call.method, self._url + call.path, json=call.body, headers=self._headers
+                    )
+                except httpx.HTTPError as error:
+                    raise self._unreachable(call, error) from error
+                call = flow.send(self._checked(call, answer))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+class AsyncSkills(_Client["httpx.AsyncClient"]):
+    """The same as `Skills`, for asyncio."""
+
+    @staticmethod
+    def _connect(timeout_s: float) -> httpx.AsyncClient:
+        import httpx
+
+        return httpx.AsyncClient(timeout=timeout_s)
+
+    async def compile(self, name: str, text: str | Sequence[str], *, behind: str = "") -> Receipt:
+        """As `Skills.compile`."""
+        return await self._run(self._compile(name, text, behind))
+
+    async def list(self) -> tuple[Pin, ...]:
+        """As `Skills.list`."""
+        return await self._run(self._list())
+
+    async def drop(self, name: str) -> bool:
+        """As `Skills.drop`."""
+        return await self._run(self._drop(name))
+
+    async def ensure(self) -> tuple[Receipt, ...]:
+        """As `Skills.ensure`."""
+        return await self._run(self._ensure())
+
+    async def close(self) -> None:
+        """As `Skills.close`."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> AsyncSkills:
+        return self
+
+    async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        await self.close()
+
+    async def _run(self, flow: _Flow[_T]) -> _T:
+        import httpx
+
+        try:
+            call = next(flow)
+            while True:
+                try:
+                    answer = await self._http.request(
+                        call.method, self._url + call.path, json=call.body, headers=self._headers
+                    )
+                except httpx.HTTPError as error:
+                    raise self._unreachable(call, error) from error
+                call = flow.send(self._checked(call, answer))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+class _Pins(msgspec.Struct):
+    held: list[Pin]
+
+
+class _Plugin(msgspec.Struct):
+    pins: _Pins
+
+
+class _State(msgspec.Struct):
+    pic: _Plugin
+
+
+class _ServerInfo(msgspec.Struct):
+    internal_states: list[_State]
