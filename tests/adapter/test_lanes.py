@@ -21,14 +21,18 @@ with warnings.catch_warnings():
     from sglang_pic.adapter.serve.publication import Publication
     from sglang_pic.adapter.serve.scheduler import receive
 
+from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace, is_strict
 from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ContentIndex, CoreConfig
+from sglang_pic.core import ContentIndex, CoreConfig, DropReason
 
 TEXT = [7 * i % 997 + 1 for i in range(300)]
-BASE = {"tail_tokens": 0, "seam_tokens": 0, "min_spliced_tokens": 8}
+# Another beginning is no changed field here, so that lanes are all that a test sees.
+BASE = {"tail_tokens": 0, "seam_tokens": 0, "min_spliced_tokens": 8, "max_field_tokens": 0}
+IN_PLACE = {"edit": "in_place", "max_field_tokens": 128}
 
 
 class Tree:
@@ -61,7 +65,9 @@ class Server:
     def __init__(self, **core: Any) -> None:
         self.config = PicConfig(core=CoreConfig(**{**BASE, **core}))
         self.index, self.tree = ContentIndex(self.config.core), Tree()
-        self.planning = Planning(self.index, self.config, cost=None, max_sequences=64, auditor=Auditor())
+        self.planning = Planning(
+            self.index, self.config, cost=None, max_sequences=64, auditor=Auditor(), pins=Pins(0, Series((), None))
+        )
         self.publication = Publication(self.index, frozenset())
 
     def receive(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> Any:
@@ -160,6 +166,44 @@ def test_a_namespace_that_was_switched_on_again_has_new_lanes() -> None:
     req.extra_key = "a"
     receive(req, auditor, server.config.core)
     assert is_strict(req.extra_key), "off is off for every lane"
+
+
+def test_rows_behind_stale_ones_serve_no_request_that_wants_all_computed() -> None:
+    """The first request splices behind a changed field; what it computes further on was computed behind stale rows."""
+    clean, more = [*range(5_000, 5_100), 1, *TEXT], list(range(9_000, 9_200))
+    changed = [*clean[:100], 2, *TEXT]
+    for first in (clean, changed):
+        server = Server(**IN_PLACE)
+        server.serve(clean)
+        req = server.receive([*first, *more])
+        server.planning.plan(req, server.tree, max_gaps=64)
+        state: RequestState = req.pic
+        state.admit(0, len(req.origin_input_ids), first_chunk=True)
+        assert state.generations[0][1] == 0
+        assert state.generations[-1][1] == int(first is changed)
+        server.publication.publish(req, len(req.origin_input_ids), adopted_from=0)
+        state.release_row()
+        assert state.generations == []
+        again = server.receive([*range(7_000, 7_040), *more], {"edit": "recompile"})
+        server.planning.plan(again, server.tree, max_gaps=64)
+        assert (again.pic.pending is None) == (first is changed)
+        assert (DropReason.GENERATION in again.pic.dropped) == (first is changed)
+        again.pic.release_row()
+
+
+def test_what_another_request_brought_into_the_tree_does_not_make_ours_clean() -> None:
+    """The tree keeps its own rows of `[0, 350)`, but ours further on were computed behind stale ones."""
+    server = Server(**IN_PLACE)
+    server.serve([*range(5_000, 5_100), 1, *TEXT])
+    prompt = [*range(5_000, 5_100), 2, *TEXT, *range(9_000, 9_200)]
+    req = server.receive(prompt)
+    server.planning.plan(req, server.tree, max_gaps=64)
+    req.pic.admit(0, len(prompt), first_chunk=True)
+    server.publication.publish(req, len(prompt), adopted_from=350)
+    again = server.receive([*range(7_000, 7_040), *prompt[-200:]], {"edit": "recompile"})
+    server.planning.plan(again, server.tree, max_gaps=64)
+    assert again.pic.pending is None
+    assert DropReason.GENERATION in again.pic.dropped
 
 
 def test_an_experiment_takes_the_donors_that_it_names() -> None:

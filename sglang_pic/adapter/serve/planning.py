@@ -99,8 +99,8 @@ class Planning:
             self._index.plan(namespace, tokens, prefix_len=req.prefix_len, options=options, resolve=resolver)
             for namespace in donor_namespaces(req)
         ]
-        # Of equally good ones the first, which is the request's own namespace.
-        plan = max(plans, key=lambda plan: plan.num_spliced)
+        # Where neither splices anything, the one that says why.
+        plan = max(plans, key=lambda plan: (plan.num_spliced, plan.num_guarded, sum(plan.dropped.values())))
         state.dropped, state.changed_fields, state.guarded = plan.dropped, plan.changed_fields, plan.guarded
         slots = [resolver.slots(run.donor, run.donor_start, run.donor_end) for run in plan.runs]
         locks = resolver.keep_locks_of([run.donor for run in plan.runs])

@@ -31,6 +31,8 @@ class Publication:
             as_tokens(req.full_untruncated_fill_ids[:path_len]),
             [(start, path_len)],
             spliced=intersect_spans(state.spliced, start, path_len),
+            # Before `start` the tree may have cleaner rows of another request: ours were computed behind our own.
+            generations=[(max(position, start), number) for position, number in state.generations],
             delimiters=self._delimiters,
         )
 

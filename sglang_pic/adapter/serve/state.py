@@ -76,6 +76,8 @@ class RequestState:
     """The changed fields that were counted."""
     spliced: list[tuple[int, int]] = field(default_factory=list)
     """Spans of the row that hold spliced rows, ascending."""
+    generations: list[tuple[int, int]] = field(default_factory=list)
+    """Where each of them begins, and how many changed fields its rows have behind them."""
 
     def drop_plan(self, reason: Fallback | None = None) -> None:
         """Give the plan up, if there is one, and unlock its donors; `reason` is counted if the request is admitted."""
@@ -93,6 +95,7 @@ class RequestState:
             return None
         self.pending.plan = plan = self.pending.plan.clip(end)
         self.spliced += [(run.target_start, run.target_end) for run in plan.runs]
+        self.generations += [(run.target_start, run.generation) for run in plan.runs]
         return plan
 
     def take_plan(self) -> PendingSplice | None:
@@ -109,6 +112,7 @@ class RequestState:
         self.matched_len = None
         self.is_drawn = False
         self.spliced.clear()
+        self.generations.clear()
 
 
 def is_apart(req: Req) -> bool:
