@@ -37,6 +37,11 @@ class Difference(NamedTuple):
     """The donor's tokens directly before the field."""
     new: Span
 
+    @property
+    def key(self) -> tuple[Span, bytes]:
+        """What tells it from other changed fields of one prompt."""
+        return self.new, self.old.tobytes()
+
 
 class Alignment(NamedTuple):
     """How the context of one donor differs from the prompt."""

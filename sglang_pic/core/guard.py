@@ -18,7 +18,7 @@ import msgspec
 
 from sglang_pic.core.alignment import Aligner, Alignment, Difference
 from sglang_pic.core.lexicon import Lexicon
-from sglang_pic.core.mentions import find_mentions
+from sglang_pic.core.mentions import Mentions, find_mentions
 from sglang_pic.core.plan import Context, CostModel, DropReason, Run
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.spans import Span, merge_spans, subtract_spans
@@ -98,15 +98,16 @@ class Guard:
 
     def protect(self, runs: list[Run]) -> Guarded:
         """Cut out of the runs what has to be computed."""
-        fields = [field for run in runs for field in self._fields[run.target_start]]
+        fields = {field.key: field for run in runs for field in self._fields[run.target_start]}
         if not fields and not self._refused:
             return Guarded(runs, (), ())
-        named_from, spans = self._must_compute(fields)
-        aged = [self._age(run, named_from) for run in runs]
-        kept = [piece for run in self._renew(aged) for piece in self._cut(run, spans)]
+        notes = dict(zip(fields, self._must_compute([*fields.values()]), strict=True))
+        behind = {run.target_start: [notes[field.key] for field in self._fields[run.target_start]] for run in runs}
+        aged = [self._age(run, behind[run.target_start]) for run in runs]
+        kept = [piece for run in self._renew(aged) for piece in self._cut(run, behind[run.target_start])]
         before, after = ([(run.target_start, run.target_end) for run in each] for each in (runs, kept))
         # A span that was removed is empty, and no less a change.
-        changed_fields = tuple(sorted({field.new for field in fields}))
+        changed_fields = tuple(sorted({field.new for field in fields.values()}))
         return Guarded(kept, changed_fields, tuple(subtract_spans(before, after)))
 
     def _align(self, node: Node, start: int, shift: int) -> Alignment:
@@ -114,24 +115,24 @@ class Guard:
             return _UNKNOWN
         return self._aligner.align(node, start, shift)
 
-    def _must_compute(self, fields: list[Difference]) -> tuple[int, list[Span]]:
-        """From where on the fields are named, and the spans of the prompt that have to be computed."""
+    def _must_compute(self, fields: list[Difference]) -> list[Mentions]:
+        """For each field from where on it is named, and what of the prompt has to be computed because of it."""
         end = len(self._tokens)
         if not fields:
-            return end, []
-        first = min(field.new[0] for field in fields)
+            return []
         if self._edit == "in_place":
-            return first, []
+            return [Mentions(field.new[0], []) for field in fields]
         if self._edit == "recompile" or self._lexicon is None:
-            return first, [(first, end)]
-        lines = find_mentions(fields, self._tokens, end, self._lexicon)
-        seams = [(field.new[1], field.new[1] + self._policy.seam_tokens) for field in fields]
-        tail = (end - self._policy.edit_tail_tokens, end)
-        return lines[0][0] if lines else end, merge_spans([*seams, *lines, tail])
+            return [Mentions(field.new[0], [(field.new[0], end)]) for field in fields]
+        seam, tail = self._policy.seam_tokens, (end - self._policy.edit_tail_tokens, end)
+        return [
+            named._replace(spans=[*named.spans, (field.new[1], field.new[1] + seam), tail])
+            for field, named in zip(fields, find_mentions(fields, self._tokens, self._lexicon), strict=True)
+        ]
 
-    def _age(self, run: Run, named_from: int) -> Run:
+    def _age(self, run: Run, behind: list[Mentions]) -> Run:
         """The run with the generation of its rows where they are spliced: one more behind a field that is named."""
-        if run.context is Context.CHANGED and named_from < run.target_end:
+        if any(named.named_from < run.target_end for named in behind):
             return msgspec.structs.replace(run, generation=run.generation + 1)
         return run
 
@@ -145,10 +146,11 @@ class Guard:
         self.dropped[DropReason.GENERATION] += len(runs) - len(clean)
         return clean
 
-    def _cut(self, run: Run, spans: list[Span]) -> list[Run]:
+    def _cut(self, run: Run, behind: list[Mentions]) -> list[Run]:
         """What of the run may be spliced."""
-        if run.context is not Context.CHANGED:
+        if not behind:
             return [run]
+        spans = merge_spans(span for named in behind for span in named.spans)
         pieces = []
         for start, end in subtract_spans([(run.target_start, run.target_end)], spans):
             is_cut = start != run.target_start

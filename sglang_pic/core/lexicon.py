@@ -16,14 +16,15 @@ import numpy.typing as npt
 from sglang_pic.core.tokens import Tokens
 
 _SIGNS = re.compile(r"[\W_]+")
-_WORD = re.compile(r"[^\W_]+")
+_LETTERS = re.compile(r"[^\W\d_]+")
 # Several words that single signs join: 18:27, 2026-01-05, 3.5, job_12, main.py.
 _JOINED = re.compile(r"[^\W_]+(?:[-_.:/@'+,][^\W_]+)*")
 _NUMBER_SIGNS = tuple(".,:-/")
 # Tokens of one word at most; longer ones are cut.
 _WORD_TOKENS = 24
-# Beside the codes of characters.
-_NO_TOKEN, _ANY_CHARACTER = -2, -1
+# Beside the codes of characters: a word that is one token may have anything behind it.
+_ANY_CHARACTER = -1
+_MOST_BITS = 61
 
 
 class Lexicon:
@@ -36,10 +37,11 @@ class Lexicon:
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._texts: list[str] = []
+        # Without the signs in front, folded; and the ids by that.
+        self._words: list[str] = []
+        self._by_word: defaultdict[str, list[int]] = defaultdict(list)
         self._breaks = np.empty(0, dtype=np.bool_)
         self._first = np.empty(0, dtype=np.int32)
-        # Ids by their text without the signs in front, folded.
-        self._by_word: defaultdict[str, list[int]] = defaultdict(list)
         self.extend(texts)
 
     def __len__(self) -> int:
@@ -49,7 +51,9 @@ class Lexicon:
         """Add the texts of the following ids."""
         added = list(texts)
         for token, text in enumerate(added, start=len(self._texts)):
-            if word := _without_signs(text).casefold():
+            word = _without_signs(text).casefold()
+            self._words.append(word)
+            if word:
                 self._by_word[word].append(token)
         self._texts += added
         self._breaks = np.append(self._breaks, ["\n" in text for text in added])
@@ -57,28 +61,39 @@ class Lexicon:
 
     def text(self, tokens: Tokens) -> str:
         """The text of `tokens`; ids that are unknown have none."""
-        texts = self._texts
-        return "".join([texts[token] if 0 <= token < len(texts) else "" for token in tokens.tolist()])
+        return "".join(map(self._text, tokens.tolist()))
 
     def breaks(self, tokens: Tokens) -> npt.NDArray[np.bool_]:
         """Which tokens hold a line break: `[len(tokens)]`."""
         return self._breaks.take(tokens, mode="clip")
 
+    def rank(self, word: str) -> int:
+        """How rare a folded word is in any text: the id of its token, as vocabularies are made of frequent texts first.
+
+        A word of several tokens is rarer than any token.
+        """
+        return min(self._by_word.get(word, ()), default=len(self._texts))
+
     def words(self, tokens: Tokens, start: int, end: int) -> dict[str, None]:
-        """The folded words that have a part in `[start, end)` of `tokens`, in order; joined ones also one by one."""
+        """The folded words that have a part in `[start, end)` of `tokens`, in order.
+
+        Words that signs join are one, and also each by itself where it has letters: a part of a number says nothing.
+        """
         if start >= end:
             return {}
-        first, last = start, end
-        while first > max(0, start - _WORD_TOKENS) and self._is_joined(tokens, first):
+        offset = max(0, start - _WORD_TOKENS)
+        texts = [self._text(token) for token in tokens[offset : end + _WORD_TOKENS].tolist()]
+        first, last = start - offset, end - offset
+        while first > 0 and _are_joined(texts[first - 1], texts[first]):
             first -= 1
-        while last < min(len(tokens), end + _WORD_TOKENS) and self._is_joined(tokens, last):
+        while last < len(texts) and _are_joined(texts[last - 1], texts[last]):
             last += 1
-        text = self.text(tokens[first:last]).casefold()
-        low = len(self.text(tokens[first:start]).casefold())
-        high = low + len(self.text(tokens[start:end]).casefold())
+        text = "".join(texts[first:last]).casefold()
+        low = len("".join(texts[first : start - offset]).casefold())
+        high = low + len("".join(texts[start - offset : end - offset]).casefold())
         found: dict[str, None] = {}
         for joined in _JOINED.finditer(text):
-            for word in (joined, *_WORD.finditer(text, joined.start(), joined.end())):
+            for word in (joined, *_LETTERS.finditer(text, joined.start(), joined.end())):
                 if word.start() < high and word.end() > low:
                     found[word.group()] = None
         return found
@@ -88,46 +103,67 @@ class Lexicon:
 
         Cost O(len(tokens)) in numpy, once, then O(places where one of the words may begin).
         """
+        found: dict[str, list[int]] = {word: [] for word in words}
         starts: defaultdict[int, list[str]] = defaultdict(list)
-        # The character that the next token must begin with: that of a word which is in one token may be any.
-        wanted = np.full(len(self._texts) + 1, _NO_TOKEN, dtype=np.int32)
-        for word in words:
+        following: defaultdict[int, set[int]] = defaultdict(set)
+        for word in found:
             for length in range(1, len(word) + 1):
-                following = ord(word[length]) if length < len(word) else _ANY_CHARACTER
                 for token in self._by_word.get(word[:length], ()):
                     starts[token].append(word)
-                    wanted[token] = following if wanted[token] in (_NO_TOKEN, following) else _ANY_CHARACTER
-        found: dict[str, list[int]] = {word: [] for word in words}
-        asked = wanted.take(tokens, mode="clip")
-        first = self._first.take(tokens[1:], mode="clip")
-        asked[:-1][(asked[:-1] >= 0) & (asked[:-1] != first)] = _NO_TOKEN
-        for place in np.flatnonzero(asked != _NO_TOKEN).tolist():
-            before, text = self._around(tokens, place)
+                    following[token].add(ord(word[length]) if length < len(word) else _ANY_CHARACTER)
+        for place in self._candidates(following, tokens):
+            before = None
             for word in starts[int(tokens[place])]:
-                if text.startswith(word) and _stands_alone(before, word, text[len(word) :]):
-                    found[word].append(place)
+                if self._is_spelled(word, tokens, place):
+                    if before is None:
+                        before = self._before(tokens, place)
+                    if not _goes_on(before[::-1], word[0]):
+                        found[word].append(place)
         return found
 
-    def _around(self, tokens: Tokens, place: int) -> tuple[str, str]:
-        """The text before the word that begins in the token at `place`, and the folded text from the word on."""
-        before = self.text(tokens[max(0, place - 2) : place])
-        text = self.text(tokens[place : place + _WORD_TOKENS])
-        word = _without_signs(text)
-        return before + text[: len(text) - len(word)], word.casefold()
+    def _candidates(self, following: dict[int, set[int]], tokens: Tokens) -> list[int]:
+        """Where one of the tokens `following` stands in front of a token that begins with one of its characters."""
+        characters = sorted({character for each in following.values() for character in each} - {_ANY_CHARACTER})
+        bits = {character: 1 << min(bit, _MOST_BITS) for bit, character in enumerate(characters)}
+        masks = np.zeros(len(self._texts) + 1, dtype=np.int64)
+        for token, each in following.items():
+            masks[token] = -1 if _ANY_CHARACTER in each else sum({bits[character] for character in each})
+        places = np.flatnonzero(masks.take(tokens, mode="clip"))
+        asked = masks[tokens[places]]
+        first = self._first.take(tokens[np.minimum(places + 1, len(tokens) - 1)], mode="clip")
+        known = np.array(characters, dtype=np.int64)
+        at = np.searchsorted(known, first).clip(max=max(0, len(known) - 1))
+        seen = np.where(known[at] == first, 1 << np.minimum(at, _MOST_BITS), 0) if len(known) else np.zeros_like(first)
+        kept: list[int] = places[(asked < 0) | (asked & seen != 0)].tolist()
+        return kept
 
-    def _is_joined(self, tokens: Tokens, place: int) -> bool:
-        """Whether no space parts the token at `place` from the one before."""
-        before, here = self.text(tokens[place - 1 : place]), self.text(tokens[place : place + 1])
-        return bool(before and here) and not before[-1].isspace() and not here[0].isspace()
+    def _is_spelled(self, word: str, tokens: Tokens, place: int) -> bool:
+        """Whether the token at `place` begins `word`, and the word ends where the text's does."""
+        text, wanted = self._words[int(tokens[place])], len(word) + 2
+        for token in tokens[place + 1 : place + _WORD_TOKENS].tolist():
+            if len(text) >= wanted or not (word.startswith(text) or text.startswith(word)):
+                break
+            text += self._text(token).casefold()
+        return text.startswith(word) and not _goes_on(text[len(word) :], word[-1])
+
+    def _before(self, tokens: Tokens, place: int) -> str:
+        """The end of the text in front of the word that begins in the token at `place`."""
+        before = "".join(map(self._text, tokens[max(0, place - 2) : place].tolist()))
+        text = self._text(int(tokens[place]))
+        return before + text[: len(text) - len(_without_signs(text))]
+
+    def _text(self, token: int) -> str:
+        return self._texts[token] if 0 <= token < len(self._texts) else ""
+
+
+def _are_joined(before: str, here: str) -> bool:
+    """Whether no space parts two tokens."""
+    return bool(before and here) and not before[-1].isspace() and not here[0].isspace()
 
 
 def _without_signs(text: str) -> str:
     found = _SIGNS.match(text)
     return text[found.end() :] if found else text
-
-
-def _stands_alone(before: str, word: str, after: str) -> bool:
-    return not _goes_on(before[::-1], word[0]) and not _goes_on(after, word[-1])
 
 
 def _goes_on(rest: str, edge: str) -> bool:
