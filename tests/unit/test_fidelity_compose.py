@@ -11,14 +11,14 @@ import msgspec
 import numpy as np
 import pytest
 from fidelity_records import probe
-from pic_bench.fidelity.arms import EXACT, FULL
-from pic_bench.fidelity.cases.case import MIN_HEADER, Job
+from pic_bench.fidelity.arms import EXACT, FULL, Arm
+from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Job
 from pic_bench.fidelity.cases.compose import ORDERS_PER_LIBRARY, SEAMS, compose_jobs, other_orders
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
 from pic_bench.fidelity.cells import make_cells
 from pic_bench.fidelity.composed import by_skills, composed_table
 from pic_bench.fidelity.config import QUICK_SIZES
-from pic_bench.fidelity.measure import Unrealised, check_realised
+from pic_bench.fidelity.measure import Unrealised, check_realised, measure_case
 from pic_bench.fidelity.panels import make_panels
 from pic_bench.fidelity.record import Donors, Experiment, append_lines
 from pic_bench.fidelity.report import write_report
@@ -111,6 +111,48 @@ def test_a_seam_may_be_left_out_between_skills_and_nothing_else_is_spliced(jobs:
     check_realised(case, arm, Recorded(spliced=[(first, last)], **shape), 1)
     with pytest.raises(Unrealised, match="2 tokens outside"):
         check_realised(case, arm, Recorded(spliced=[(first, last + 2)], **shape), 1)
+
+
+class Server:
+    """Stands for the server: notes what is computed, and splices all skills but for controls."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self.pinned: dict[tuple[str, str], list[int]] = {}
+        self.read_from: set[str] = set()
+
+    def compute(self, tokens: list[int], *, key: str, off: bool = False, pin: str | None = None) -> None:
+        if pin is not None:
+            assert not off
+            self.pinned[key, pin] = tokens
+
+    def record(
+        self, prompt: list[int], gold: list[int], arm: Arm, *, key: str, donors_from: str, keys: bool
+    ) -> Recorded:
+        blocks, hits = self._case.blocks, self._case.warm_len
+        spliced = [] if arm.is_control else [(blocks[0].start, blocks[-1].end)]
+        if not arm.is_control:
+            assert arm.options == {"skills": "near"}
+            self.read_from.add(donors_from)
+        prefix = len(prompt) - 1 if arm == EXACT else hits
+        return Recorded(
+            logits=np.zeros((1, 9), np.float32),
+            spliced=spliced,
+            keys=None,
+            prefix_hit_tokens=prefix,
+            chunk_hit_tokens=sum(end - start for start, end in spliced),
+        )
+
+
+def test_skills_are_pinned_where_the_prompts_of_their_library_find_them(jobs: list[Job], text: ModelText) -> None:
+    first, second = [job for job in jobs if job.case.library == "compose-4-0"][:2]
+    servers = [Server(job.case) for job in (first, second)]
+    for job, server in zip((first, second), servers, strict=True):
+        probes = measure_case(job, server, text, dtype="float32", page_size=1)
+        assert [p.chunk_hit_tokens == p.block_tokens for p in probes] == [not arm.is_control for arm in job.arms]
+        assert server.read_from == {key for key, _ in server.pinned}
+        assert len(server.pinned) == 4 + 1
+    assert servers[0].pinned == servers[1].pinned
 
 
 def test_the_report_says_what_share_of_the_skills_is_spliced(tmp_path: Path) -> None:

@@ -188,8 +188,8 @@ def _inside(recorded: Recorded, block: Span) -> int:
 def _prepare(case: Case, arms: Sequence[Arm], target: Target) -> None:
     """Have the donors computed, and every arm's warm prefix; the hit of the exact arm is on the full prefill's rows."""
     for kind in dict.fromkeys(arm.donors for arm in arms if not arm.is_control):
-        for donor in case.donors[kind]:
-            target.compute(donor, key=_donors_key(case, kind))
+        for number, donor in enumerate(case.donors[kind]):
+            target.compute(donor, key=_donors_key(case, kind), pin=f"skill-{number}" if case.library else None)
     if case.warm_len:
         for arm in arms:
             if arm != EXACT:

@@ -127,4 +127,4 @@ def _jobs(numbers: range, num_skills: int, sizes: Sizes, text: ModelText, pool: 
 
 def _arm(seam_tokens: int) -> Arm:
     """Skills are spliced near the prompt's end too; all else is the server's."""
-    return Arm(name=f"seam-{seam_tokens}", overrides={"seam_tokens": seam_tokens, "tail_tokens": 0})
+    return Arm(name=f"seam-{seam_tokens}", overrides={"seam_tokens": seam_tokens}, options={"skills": "near"})
