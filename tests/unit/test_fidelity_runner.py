@@ -23,7 +23,7 @@ from pic_bench.fidelity.config import DEFAULT_SIZES, Config
 from pic_bench.fidelity.folder import claim_run, read_config, read_environment, read_left_out, read_probes
 from pic_bench.fidelity.measure import Unrealised
 from pic_bench.fidelity.merge import merge_runs
-from pic_bench.fidelity.plan import chosen_questions, make_plan
+from pic_bench.fidelity.plan import chosen_questions, make_plan, named_policies
 from pic_bench.fidelity.record import Experiment, Probe, append_lines
 from pic_bench.fidelity.runner import run_fidelity
 from pic_bench.fidelity.target import Recorded
@@ -53,6 +53,12 @@ def test_arguments_become_a_configuration() -> None:
     assert quick.server_args == ("--page-size", "16")
     assert Experiment.TRACE not in quick.experiments
     assert parse("--experiment", "trace", "--quick").experiments == (Experiment.TRACE,)
+
+
+def test_turns_and_edits_have_the_policies_that_are_named() -> None:
+    assert named_policies(parse()) == []
+    (named,) = named_policies(parse("--experiment", "turns", "--policy", "one=edit:notes,max_generation:1"))
+    assert named.overrides == {"edit": "notes", "max_generation": 1}
 
 
 @pytest.mark.parametrize(

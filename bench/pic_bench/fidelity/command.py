@@ -70,9 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     several(
         "--policy",
         metavar="NAME=seam:N,tail:N,...",
-        help="a policy of trace and edits: settings of core.* without their unit (seam, tail, edit, ...), the server's "
-        "where left out; may repeat, and the first says which calls of trace are measured (default: default and "
-        "variants; edits always has in_place, notes and recompile)",
+        help="a policy of trace, edits and turns: settings of core.* without their unit (seam, tail, edit, ...), "
+        "the server's where left out; may repeat, and the first says which calls of trace are measured (default: "
+        "default and variants; edits always has in_place, notes and recompile, turns where none is named)",
     )
     several(
         "--order",
@@ -162,8 +162,8 @@ def _config(args: argparse.Namespace) -> Config:
     for policy in args.policy:
         parse_policy(policy)
     experiments = tuple(Experiment(name) for name in dict.fromkeys(args.experiment or chosen))
-    if args.policy and not {Experiment.TRACE, Experiment.EDITS} & {*experiments}:
-        raise ConfigError(f"--policy {args.policy[0]!r}: only trace and edits have policies; add --experiment trace.")
+    if args.policy and not {Experiment.TRACE, Experiment.EDITS, Experiment.TURNS} & {*experiments}:
+        raise ConfigError(f"--policy {args.policy[0]!r}: trace, edits and turns have policies; add --experiment trace.")
     asked = {field: getattr(args, field) for field, _ in SIZES.values()}
     sizes = QUICK_SIZES if args.quick else DEFAULT_SIZES
     # A run that has no use for policies can be resumed after the default ones have changed.

@@ -78,7 +78,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dtypes: tuple[str, ...]
     sizes: Sizes
     policies: tuple[str, ...]
-    """Of TRACE, as on the command line; of EDITS, beside its own."""
+    """Of TRACE, as on the command line; of EDITS, beside its own; of TURNS, in place of them."""
     orders: tuple[str, ...] = (RECORDED,)
     """Of TRACE's sessions."""
     min_chunk_hit: int

@@ -16,7 +16,7 @@ from pic_traces.questions import (
     read_questions,
 )
 
-from pic_bench.fidelity.arms import DEFAULT_POLICIES, parse_policy
+from pic_bench.fidelity.arms import DEFAULT_POLICIES, Arm, parse_policy
 from pic_bench.fidelity.cases.case import Case, Job
 from pic_bench.fidelity.cases.compose import compose_jobs
 from pic_bench.fidelity.cases.edits import EditJob, edit_jobs
@@ -73,9 +73,7 @@ def make_plan(config: Config, *, quiet: bool) -> Plan:
     if Experiment.TURNS in config.experiments:
         conversations = [conversation(change, config.sizes.turns, text, config.seed) for change in Change]
     if Experiment.EDITS in config.experiments:
-        # The default policies are of TRACE.
-        named = () if config.policies == DEFAULT_POLICIES else config.policies
-        policies = [msgspec.structs.replace(parse_policy(name), donors=Donors.EDITED) for name in named]
+        policies = [msgspec.structs.replace(arm, donors=Donors.EDITED) for arm in named_policies(config)]
         jobs += edit_jobs(config.edit_set, config.sizes.edits, text, config.seed, policies)
     calls: list[TraceCall] = []
     if Experiment.TRACE in config.experiments:
@@ -84,6 +82,11 @@ def make_plan(config: Config, *, quiet: bool) -> Plan:
             calls += trace_calls(trace, Path(trace).name, text, config.model, config.sizes.calls)
     pool_tokens = config.pool_tokens or _pool_tokens(calls, conversations, quiet=quiet)
     return Plan(config, text, passages, jobs, calls, conversations, pool_tokens)
+
+
+def named_policies(config: Config) -> list[Arm]:
+    """The policies that were asked for; none where they are TRACE's default ones."""
+    return [] if config.policies == DEFAULT_POLICIES else [parse_policy(name) for name in config.policies]
 
 
 def chosen_questions(config: Config) -> list[Question]:

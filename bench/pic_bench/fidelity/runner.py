@@ -26,7 +26,7 @@ from pic_bench.fidelity.folder import (
     trace_mark,
 )
 from pic_bench.fidelity.measure import Unrealised, measure_case, measure_edit
-from pic_bench.fidelity.plan import Plan
+from pic_bench.fidelity.plan import Plan, named_policies
 from pic_bench.fidelity.record import Experiment, LeftOut, Probe, append_lines
 from pic_bench.fidelity.target import Target, serve_target
 from pic_bench.fidelity.trace import Step, TraceRun
@@ -167,7 +167,8 @@ class _FormatRun:
 
     def _turns_run(self, turns: Sequence[Case], done: frozenset[tuple[str, str]]) -> TurnsRun | None:
         """The passes over a conversation that lack a record, if any."""
-        arms = [arm for arm in POLICIES if any((case.name, arm.name) not in done for case in turns)]
+        policies = named_policies(self.plan.config) or POLICIES
+        arms = [arm for arm in policies if any((case.name, arm.name) not in done for case in turns)]
         if not arms:
             return None
         vault = Vault(self.folder / VAULT / self.dtype / f"turns-{turns[0].source}")

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pic_bench.fidelity.arms import FULL, Arm
+import msgspec
+
+from pic_bench.fidelity.arms import EDIT_ARMS, FULL, Arm
 from pic_bench.fidelity.cases.case import Case
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.measure import Reference, compare
@@ -19,9 +21,8 @@ from pic_bench.fidelity.trace import Step
 from pic_bench.fidelity.vault import Vault
 from sglang_pic.errors import BenchError
 
-POLICIES = tuple(
-    Arm(name=edit, donors=Donors.TRACE, overrides={"edit": edit}) for edit in ("in_place", "notes", "recompile")
-)
+POLICIES = tuple(msgspec.structs.replace(arm, donors=Donors.TRACE) for arm in EDIT_ARMS)
+"""Where the command line names none."""
 
 
 @dataclass(slots=True)
