@@ -7,7 +7,7 @@ from pic_bench.probe_plugin import PROBE_VARIABLE, register
 from pic_bench.probe_plugin.options import ProbeConfig, ProbedOptions, RequestProbe, load
 from pic_bench.probe_plugin.plugin import _parse_options
 
-from sglang_pic.adapter.serve.options import Mode, RequestOptions, parse_options
+from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills, parse_options
 from sglang_pic.errors import ConfigError
 
 
@@ -65,6 +65,12 @@ def test_bad_experiments_are_named(testing: object, named: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse({"testing": testing})
     assert named in str(caught.value)
+
+
+def test_an_experiment_keeps_what_else_the_request_asks_for() -> None:
+    options = parse({"skills": "near", "pin": "a", "seam_tokens": 8, "testing": {"policy": {"tail_tokens": 0}}})
+    assert (options.skills, options.pin, options.unpin) == (Skills.NEAR, "a", None)
+    assert options.overrides == {"tail_tokens": 0, "seam_tokens": 8}
 
 
 def test_other_bad_options_are_named_as_ever() -> None:
