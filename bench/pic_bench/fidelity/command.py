@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 DTYPES = ("float32", "bfloat16")
 MIN_CHUNK_HIT = 256
+SLOW = (Experiment.TRACE, Experiment.TURNS)
+"""Not of a quick run, unless they are asked for."""
 SIZES = {
     "--prompts": ("prompts", "prompts of grid for each number of blocks"),
     "--shift-prompts": ("shift_prompts", "prompts for each shift"),
@@ -52,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data",
         metavar="FILE",
         help="a question set (JSON lines with `documents` and `qa`), a recorded trace, request logs or "
-        "sample:opendevin; grid and shift take their text from the first; may repeat (default: what the package "
-        "carries)",
+        "sample:opendevin; grid, shift and compose take their text from the first; may repeat (default: what the "
+        "package carries)",
     )
     several(
         "--experiment",
@@ -62,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "questions over documents in another order; trace: the calls of a trace in order, under policies; compose: "
         "skills compiled alone or together, in other orders; turns: a conversation whose field changes at each turn; "
         "edits: a prompt behind the same prompt with other values in its fields; may repeat (default: all; --quick: "
-        "all but trace)",
+        "all but trace and turns)",
     )
     dtypes = f"number format of the server; may repeat (default: {' and '.join(DTYPES)}, one after the other)"
     several("--dtype", metavar="NAME", help=dtypes)
@@ -158,7 +160,7 @@ def _shown(size: int | tuple[int, ...] | None) -> str:
 
 
 def _config(args: argparse.Namespace) -> Config:
-    chosen = [one.value for one in Experiment if not (args.quick and one is Experiment.TRACE)]
+    chosen = [one.value for one in Experiment if not (args.quick and one in SLOW)]
     for policy in args.policy:
         parse_policy(policy)
     experiments = tuple(Experiment(name) for name in dict.fromkeys(args.experiment or chosen))
