@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pic_bench.fidelity.folder import read_probes
-from pic_bench.fidelity.record import Donors, Experiment, Probe
+from pic_bench.fidelity.record import Donors, Experiment, Family, Probe
 from pic_traces.questions import GENERATED
 from pic_traces.vocabulary import make_text
 
@@ -64,7 +64,22 @@ def test_every_experiment_runs_on_an_mla_model(model_dir: Callable[[str], Path],
     write_trace(trace_file)
     command = ["fidelity", "--model", str(model_dir("tiny-mla")), "--out", str(out), "--dtype", "float32", "--quick"]
     command += ["--experiment", "shift", "--experiment", "qa", "--experiment", "trace", "--data", str(trace_file)]
-    command += ["--shift-prompts", "1", "--shifts", "1,64", "--questions", "1", "--greedy", "1", "--keys", "1"]
+    command += [
+        "--experiment",
+        "edits",
+        "--edits",
+        "2",
+        "--shift-prompts",
+        "1",
+        "--shifts",
+        "1,64",
+        "--questions",
+        "1",
+        "--greedy",
+        "1",
+        "--keys",
+        "1",
+    ]
     command += ["--policy", "default", "--policy", "seam-8=seam:8", "--max-total-tokens", "8000", "--quiet"]
     assert main(command) == 0
     probes = read_probes(out)
@@ -87,6 +102,12 @@ def test_every_experiment_runs_on_an_mla_model(model_dir: Callable[[str], Path],
     assert exact.prefix_hit_tokens == default.prefix_hit_tokens > 0
     assert exact.kl < 1e-6 < default.kl
     assert default.agreed_tokens is not None
+    # The second prompt has a clock, so that it is served under every arm.
+    clock = {p.arm: p for p in probes if p.edit is not None and p.edit.family is Family.CLOCK}
+    assert clock.keys() == {"full", "stale", "in_place", "notes", "recompile", "default", "seam-8"}
+    assert clock["in_place"].chunk_hit_tokens > 512
+    assert clock["recompile"].chunk_hit_tokens == 0
+    assert clock["recompile"].kl < 1e-6 < clock["in_place"].kl
 
 
 def write_trace(path: Path) -> None:

@@ -199,6 +199,7 @@ def test_recovery_is_the_share_of_the_way_from_the_old_answer_to_the_new_one(tmp
     probes += records(10, {"full": 0.4, "stale": 0.0})
     probes += [record for number in (11, 12) for record in records(number, s, Family.CLOCK)]
     probes += records(13, {"full": 1.0})
+    probes += [msgspec.structs.replace(record, chunk_hit_tokens=0) for record in records(14, s)]
     cells = {(cell.group, cell.at, cell.arm): cell for cell in make_edit_cells(probes)}
     notes, in_place = cells[GATED, "all", "notes"], cells[GATED, "all", "in_place"]
     assert notes.recovery is not None
@@ -217,9 +218,9 @@ def test_recovery_is_the_share_of_the_way_from_the_old_answer_to_the_new_one(tmp
     assert (clocks.n, clocks.recovery, clocks.spliced_of_in_place, clocks.kl.value) == (2, None, 0.5, 0.1)
     append_lines(tmp_path / "probes.jsonl", probes)
     summary = write_report(tmp_path)
-    assert summary.edits_gated_out == 1
+    assert (summary.edits_alike, summary.edits_computed) == (1, 1)
     written = (tmp_path / "report.md").read_text()
-    assert "1 prompt left out: the two full prefills differ by less than 0.5 nats." in written
+    assert "1 prompt whose two full prefills differ by less than 0.5 nats, and 1 prompt of which no" in written
     least = written.partition("Least recovered under notes")[2].splitlines()[4]
     assert least.startswith("| 9 "), "the worst prompt is named first"
     drawn = (tmp_path / "plot-recovery-by-cost-float32.svg").read_text()

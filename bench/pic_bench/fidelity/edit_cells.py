@@ -1,7 +1,7 @@
 """Figures of EDITS: how much of the way from the old prompt's answer to the new one's a policy goes, and its cost.
 
-Only prompts whose two full prefills differ count (`MIN_GAP`); those whose answer does not depend on the field stand
-apart. Intervals draw templates: the prompts of one template resemble each other.
+Only prompts whose two full prefills differ count (`MIN_GAP`), and of which an arm splices anything; those whose answer
+does not depend on the field stand apart. Intervals draw templates: the prompts of one template resemble each other.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,23 +45,35 @@ def split_edits(probes: Sequence[Probe]) -> tuple[list[Probe], list[Probe]]:
     return [p for p in probes if p.edit is None], [p for p in probes if p.experiment is Experiment.EDITS and p.edit]
 
 
-def gate(probes: Sequence[Probe]) -> tuple[list[Probe], int]:
-    """Records of the prompts that are measured under every arm, and how many others there are."""
+class Gated(NamedTuple):
+    """The records that count, and how many prompts do not."""
+
+    kept: list[Probe]
+    alike: int
+    """Prompts whose full prefills differ too little for anything to be recovered."""
+    computed: int
+    """Prompts of which no arm splices anything: they say nothing about splicing."""
+
+
+def gate(probes: Sequence[Probe]) -> Gated:
+    """Choose the prompts that say something about the arms."""
     kept: list[Probe] = []
-    gated_out = 0
+    alike = computed = 0
     for arms in _prompts(probes):
         gap = _gap(arms)
-        if gap is None or gap >= MIN_GAP:
-            kept += arms.values()
+        if gap is not None and gap < MIN_GAP:
+            alike += 1
+        elif not any(probe.chunk_hit_tokens for probe in arms.values()):
+            computed += 1
         else:
-            gated_out += 1
-    return kept, gated_out
+            kept += arms.values()
+    return Gated(kept, alike, computed)
 
 
 def make_edit_cells(probes: Sequence[Probe]) -> list[EditCell]:
     """A cell for every number format, group and arm."""
     found: dict[tuple[str, str, str, str], list[_Arm]] = defaultdict(list)
-    for arms in _prompts(gate(probes)[0]):
+    for arms in _prompts(gate(probes).kept):
         for probe in arms.values():
             edit = probe.edit
             assert edit is not None, "records of EDITS say what was edited"
@@ -74,7 +87,7 @@ def make_edit_cells(probes: Sequence[Probe]) -> list[EditCell]:
 def make_edit_cases(probes: Sequence[Probe]) -> list[EditCase]:
     """Every measured prompt with its recoveries."""
     cases = []
-    for arms in _prompts(gate(probes)[0]):
+    for arms in _prompts(gate(probes).kept):
         full = arms["full"]
         assert full.edit is not None, "records of EDITS say what was edited"
         spliced = {name: probe for name, probe in arms.items() if name not in ("full", "stale")}

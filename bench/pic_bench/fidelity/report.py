@@ -100,7 +100,8 @@ def summarize(
         worst=_worst(panels, thresholds),
         edits=make_edit_cells(edits),
         edit_cases=make_edit_cases(edits),
-        edits_gated_out=gate(edits)[1],
+        edits_alike=gate(edits).alike,
+        edits_computed=gate(edits).computed,
     )
 
 

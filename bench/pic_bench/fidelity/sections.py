@@ -135,8 +135,9 @@ def _edits(summary: Summary) -> Section:
         for arm in dict.fromkeys(arm for case in cases for arm in case.recovery if arm != "recompile"):
             title = f"Least recovered under {arm}: {dtype}"
             tables.append(Titled(title, edit_cases_table(cases, arm), folded=arm != "notes"))
-    number = plural(summary.edits_gated_out, "prompt")
-    note = f"{number} left out: the two full prefills differ by less than {MIN_GAP} nats." if tables else ""
+    alike, computed = plural(summary.edits_alike, "prompt"), plural(summary.edits_computed, "prompt")
+    note = f"Left out: {alike} whose two full prefills differ by less than {MIN_GAP} nats, and {computed} of which no "
+    note += "policy splices anything."
     return Section("A field changed, the rest of the prompt spliced", tables, pictures, note=note)
 
 

@@ -216,8 +216,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     worst: list[Worst]
     edits: list[EditCell] = []
     edit_cases: list[EditCase] = []
-    edits_gated_out: int = 0
+    edits_alike: int = 0
     """Prompts whose full prefills differ too little for anything to be recovered."""
+    edits_computed: int = 0
+    """Prompts of which no arm spliced anything."""
 
 
 def seam_of(arm: str) -> int | None:

@@ -21,8 +21,9 @@ from pic_bench.report.stats import common_len
 from sglang_pic.errors import BenchError
 
 DISTANCES = (0, 32, 128, 512)
-BEFORE_QUESTION = (64, 128, 256)
-"""Tokens of filler between the rules and the question."""
+BEFORE_QUESTION = (64, 256, 448)
+"""Tokens of filler between the rules and the question. Of a longer edit the last 256 tokens are computed anyhow: rules
+within them would say nothing."""
 UNAFFECTED_TOKENS = 1024
 """Least length of a prompt whose answer does not depend on the field, for its share of spliced tokens to be told."""
 _REQUEST_COST = 60  # what a request costs beyond its tokens, in tokens computed
