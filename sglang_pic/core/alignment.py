@@ -10,6 +10,8 @@ short: a field changed and a text was added or taken away beside it. Whatever el
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from sglang_pic.core.plan import Context
@@ -19,6 +21,8 @@ from sglang_pic.core.trie import ANY, Node, Trie, equal_start, tokens_before
 
 # So many tokens that are equal on both sides put them in step again; fewer are equal by chance.
 _FLANK_TOKENS = 8
+# So many equal tokens inside a difference make two fields of it.
+_SAME_TOKENS = 4
 # How far in front of a difference equal text is looked for, in parts of `max_field_tokens`.
 _PROBES = (0.0, 0.05, 0.15, 0.4, 1.0)
 # Beside a text that was added or taken away so much more is looked at than the short side has.
@@ -97,14 +101,14 @@ class Aligner:
             if known is not None and at == known_from:
                 return _join(known, fields)
             old_len, new_len = at - shift - shared, at - shared
-            if min(old_len, new_len) < 0 or old_len == new_len == 0 or len(fields) == _MAX_FIELDS:
+            if min(old_len, new_len) < 0 or old_len == new_len == 0 or len(fields) >= _MAX_FIELDS:
                 return _join(_SAME if shift == 0 else _MOVED, fields)
             if max(old_len, new_len) > self._most:
                 short = self._fall_in_step(node, at - shift, at, shared)
                 if short is None:
                     return self._beside(node, at, shift, shared, fields)
                 old_len, new_len = short
-            fields.append(self._difference(node, at - shift, old_len, at, new_len))
+            fields += self._differences(node, at - shift, old_len, at, new_len)
             at, shift = at - new_len, shift + old_len - new_len
 
     def _shared_len(self, node: Node) -> int:
@@ -145,13 +149,32 @@ class Aligner:
         while node.start >= old_end:
             assert node.parent is not None, "a path begins at the root"
             node = node.parent
-        fields.append(self._difference(node, old_end, old_end - shared, new_end, new_end - shared))
+        fields += self._differences(node, old_end, old_end - shared, new_end, new_end - shared)
         return _join(_OTHER, fields)
 
-    def _difference(self, node: Node, old_end: int, old_len: int, new_end: int, new_len: int) -> Difference:
+    def _differences(self, node: Node, old_end: int, old_len: int, new_end: int, new_len: int) -> Iterator[Difference]:
+        """The fields in a difference, from the last one back."""
         taken = tokens_before(node, old_end, min(old_end, old_len + _FLANK_TOKENS))
-        split = len(taken) - old_len
-        return Difference(taken[split:], taken[:split], (new_end - new_len, new_end))
+        flank, new_start = len(taken) - old_len, new_end - new_len
+        parts = [((0, old_len), (0, new_len))]
+        if min(old_len, new_len) > _SAME_TOKENS:
+            parts = _parts(taken[flank:].tolist(), self._tokens[new_start:new_end].tolist())
+        for (old_from, old_to), (new_from, new_to) in reversed(parts):
+            before = taken[max(0, flank + old_from - _FLANK_TOKENS) : flank + old_from]
+            new = new_start + new_from, new_start + new_to
+            yield Difference(taken[flank + old_from : flank + old_to], before, new)
+
+
+def _parts(old: list[int], new: list[int]) -> list[tuple[Span, Span]]:
+    """A difference without the equal tokens inside it."""
+    parts = []
+    old_at = new_at = 0
+    for old_from, new_from, length in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
+        if length >= _SAME_TOKENS or old_from == len(old):
+            if old_at < old_from or new_at < new_from:
+                parts.append(((old_at, old_from), (new_at, new_from)))
+            old_at, new_at = old_from + length, new_from + length
+    return parts
 
 
 def _join(rest: Alignment, fields: list[Difference]) -> Alignment:

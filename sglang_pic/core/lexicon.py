@@ -56,8 +56,9 @@ class Lexicon:
             if word:
                 self._by_word[word].append(token)
         self._texts += added
-        self._breaks = np.append(self._breaks, ["\n" in text for text in added])
-        self._first = np.append(self._first, [ord(text.casefold()[0]) if text else 0 for text in added])
+        first = [ord(text.casefold()[0]) if text else 0 for text in added]
+        self._breaks = np.append(self._breaks, np.array(["\n" in text for text in added], dtype=np.bool_))
+        self._first = np.append(self._first, np.array(first, dtype=np.int32))
 
     def text(self, tokens: Tokens) -> str:
         """The text of `tokens`; ids that are unknown have none."""
@@ -111,14 +112,17 @@ class Lexicon:
                 for token in self._by_word.get(word[:length], ()):
                     starts[token].append(word)
                     following[token].add(ord(word[length]) if length < len(word) else _ANY_CHARACTER)
+        asked = {token: tuple(each) for token, each in starts.items()}
         for place in self._candidates(following, tokens):
-            before = None
-            for word in starts[int(tokens[place])]:
-                if self._is_spelled(word, tokens, place):
-                    if before is None:
-                        before = self._before(tokens, place)
-                    if not _goes_on(before[::-1], word[0]):
-                        found[word].append(place)
+            text = self._word_from(tokens, place)
+            wanted = asked[int(tokens[place])]
+            if not text.startswith(wanted):
+                continue
+            before = self._before(tokens, place)
+            for word in wanted:
+                ends = text.startswith(word) and not _goes_on(text[len(word) :], word[-1])
+                if ends and not _goes_on(before[::-1], word[0]):
+                    found[word].append(place)
         return found
 
     def _candidates(self, following: dict[int, set[int]], tokens: Tokens) -> list[int]:
@@ -137,14 +141,15 @@ class Lexicon:
         kept: list[int] = places[(asked < 0) | (asked & seen != 0)].tolist()
         return kept
 
-    def _is_spelled(self, word: str, tokens: Tokens, place: int) -> bool:
-        """Whether the token at `place` begins `word`, and the word ends where the text's does."""
-        text, wanted = self._words[int(tokens[place])], len(word) + 2
+    def _word_from(self, tokens: Tokens, place: int) -> str:
+        """The folded text from the word in the token at `place` on, up to the next space."""
+        parts = [self._words[int(tokens[place])]]
         for token in tokens[place + 1 : place + _WORD_TOKENS].tolist():
-            if len(text) >= wanted or not (word.startswith(text) or text.startswith(word)):
+            text = self._text(token)
+            if text[:1].isspace():
                 break
-            text += self._text(token).casefold()
-        return text.startswith(word) and not _goes_on(text[len(word) :], word[-1])
+            parts.append(text.casefold())
+        return "".join(parts)
 
     def _before(self, tokens: Tokens, place: int) -> str:
         """The end of the text in front of the word that begins in the token at `place`."""

@@ -18,16 +18,20 @@ from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.spans import Span, merge_spans
 from sglang_pic.core.tokens import Tokens
 
-# Of a field the rarest words name it; a word that stands in more places than this says little by itself.
+# Of a field the rarest words name it; a word that stands in more places than this says little by itself. So many of
+# the words that are rarest in any text are looked for.
 _MOST_WORDS = 4
+_MOST_LOOKED_FOR = 12
 _MOST_PLACES = 8
 # Computed around a word of the value: what stands before it on its line, and what the line says of it.
 _TOKENS_BEFORE = 16
 _TOKENS_BEHIND = 24
-# Computed behind a word of the label.
+# So many words on both sides of the value are its label; what is computed from each of them on.
+_LABEL_LEFT, _LABEL_RIGHT = 6, 3
 _LABEL_BEHIND = 3
 # The field's line is looked at so far on both sides of the value.
 _LINE_TOKENS = 24
+_WORD_BEGINS = 2
 # A frequent word of the value counts where a word of the label is that near.
 _NEAR_TOKENS = 24
 
@@ -37,8 +41,8 @@ class _Place(NamedTuple):
 
     value: dict[str, None]
     """The words of the new value."""
-    label: dict[str, None]
-    """The other words of its line."""
+    label: list[str]
+    """The words of its line that are next to it."""
 
 
 class _Names(NamedTuple):
@@ -67,7 +71,10 @@ def find_mentions(fields: Sequence[Difference], tokens: Tokens, lexicon: Lexicon
     names = [_names(field, places[field.new], tokens, lexicon) for field in fields]
     first = min(field.new[1] for field in fields)
     behind = tokens[first:]
-    found = lexicon.find({word for each in names for side in (*each.sides, each.label) for word in side}, behind)
+    asked = {word: None for each in names for side in (*each.sides, each.label) for word in side}
+    # A field's own words, which may begin a little before what differs, are no mention of it.
+    own = merge_spans((start - first - _WORD_BEGINS, end - first) for start, end in places)
+    found = {word: _outside(at, own) for word, at in lexicon.find(asked, behind).items()}
     return [_mentions(each, found, behind, first, lexicon) for each in names]
 
 
@@ -91,8 +98,9 @@ def _place(new: Span, tokens: Tokens, lexicon: Lexicon) -> _Place:
     breaks = np.flatnonzero(lexicon.breaks(after))
     line_end = end + (int(breaks[0]) if len(breaks) else len(after))
     value = lexicon.words(tokens, start, end)
-    around = lexicon.words(tokens, line_start, start) | lexicon.words(tokens, end, line_end)
-    return _Place(value, {word: None for word in around if word not in value})
+    left, right = lexicon.words(tokens, line_start, start), lexicon.words(tokens, end, line_end)
+    nearest = [*list(left)[-_LABEL_LEFT:], *list(right)[:_LABEL_RIGHT]]
+    return _Place(value, [word for word in dict.fromkeys(nearest) if word not in value])
 
 
 def _names(field: Difference, place: _Place, tokens: Tokens, lexicon: Lexicon) -> _Names:
@@ -100,13 +108,23 @@ def _names(field: Difference, place: _Place, tokens: Tokens, lexicon: Lexicon) -
     context = np.concatenate([field.before, field.old, tokens[end : end + flank]])
     old, new = lexicon.words(context, flank, flank + len(field.old)), place.value
     sides = [word for word in old if word not in new], [word for word in new if word not in old]
-    return _Names(sides if any(sides) else (list(old), list(new)), [word for word in place.label if word not in old])
+    first, second = sides if any(sides) else (list(old), list(new))
+    label = [word for word in place.label if word not in old]
+    return _Names((_unusual(first, lexicon), _unusual(second, lexicon)), label)
+
+
+def _unusual(words: list[str], lexicon: Lexicon) -> list[str]:
+    return sorted(words, key=lexicon.rank, reverse=True)[:_MOST_LOOKED_FOR]
 
 
 def _rarest(words: Sequence[str], found: dict[str, list[int]], lexicon: Lexicon) -> list[str]:
     """The words that stand in the fewest places, and of those the ones that are rarest in any text."""
     told = [word for word in dict.fromkeys(words) if 0 < len(found[word]) <= _MOST_PLACES]
     return sorted(told, key=lambda word: (len(found[word]), -lexicon.rank(word)))[:_MOST_WORDS]
+
+
+def _outside(places: list[int], spans: list[Span]) -> list[int]:
+    return [place for place in places if not any(start <= place < end for start, end in spans)]
 
 
 def _is_near(place: int, others: list[int]) -> bool:

@@ -1,0 +1,249 @@
+"""The guard of changed fields: what is computed behind one, which donors come first, and how often rows are renewed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pytest
+
+from sglang_pic.core import ContentIndex, Context, CoreConfig, DropReason, Lexicon, Plan, PlanOptions, Tokens, as_tokens
+from sglang_pic.core.invariants import check
+
+Edit = Literal["notes", "in_place", "recompile"]
+
+# Ids are words: signs, then fields and their values, then the words of any text.
+SIGNS = ["\n", ":", "."]
+NAMES = [" shelf", " alpha", " beta", " gamma", " delta", " keeper", " 17", " 42"]
+LEXICON = Lexicon([*SIGNS, *NAMES, *(f" w{number}x" for number in range(4_000))])
+NEWLINE, COLON, STOP = range(3)
+SHELF, ALPHA, BETA, GAMMA, DELTA, KEEPER, SEVENTEEN, FORTY_TWO = range(len(SIGNS), len(SIGNS) + len(NAMES))
+FIRST_WORD = len(SIGNS) + len(NAMES)
+# Words from here on stand in no text but where a test puts them.
+FIRST_VALUE = FIRST_WORD + 2_000
+RNG = np.random.default_rng(11)
+CONFIG = CoreConfig(tail_tokens=0)
+TAIL, SEAM = CONFIG.edit_tail_tokens, CONFIG.seam_tokens
+
+
+def filler(length: int, rng: np.random.Generator = RNG) -> list[int]:
+    """Text of lines of twenty words."""
+    words = rng.integers(FIRST_WORD, FIRST_VALUE, length)
+    words[19::20] = NEWLINE
+    return [int(word) for word in words]
+
+
+def served(
+    prompt: list[int], index: ContentIndex, *, edit: Edit = "notes", plan_only: bool = False
+) -> tuple[Plan, Tokens]:
+    """Plan a prompt as a server would, and publish it."""
+    tokens = as_tokens(prompt)
+    policy = CoreConfig(tail_tokens=0, edit=edit)
+    plan = index.plan("a", tokens, prefix_len=0, resolve=lambda _, end: end, options=PlanOptions(policy=policy))
+    if not plan_only:
+        runs = plan.runs
+        index.publish(
+            "a",
+            tokens,
+            [(0, len(tokens))],
+            spliced=[(run.target_start, run.target_end) for run in runs],
+            generations=[(run.target_start, run.generation) for run in runs],
+        )
+        check(index)
+    return plan, tokens
+
+
+HEAD, BODY, MORE = filler(60), filler(300), filler(300)
+QUESTION = filler(40)
+
+
+def prompt_with(value: int, *, mention: int = BETA) -> list[int]:
+    """A shelf's value near the top, a line that names one value in the middle, a question."""
+    line = [NEWLINE, KEEPER, mention, COLON, *filler(6, np.random.default_rng(1)), NEWLINE]
+    return [*HEAD, SHELF, COLON, value, STOP, NEWLINE, *BODY, *line, *MORE, *QUESTION]
+
+
+def is_spliced(plan: Plan, start: int, end: int) -> bool:
+    return any(run.target_start < end and run.target_end > start for run in plan.runs)
+
+
+def two_prompts(edit: Edit, *, mention: int = BETA) -> Plan:
+    index = ContentIndex(CONFIG, lexicon=LEXICON)
+    served(prompt_with(ALPHA, mention=mention), index)
+    return served(prompt_with(BETA, mention=mention), index, edit=edit)[0]
+
+
+FIELD = len(HEAD) + 2
+MENTION = FIELD + 3 + len(BODY) + 2
+END = MENTION + 9 + len(MORE) + len(QUESTION)
+
+
+@pytest.mark.parametrize("mention", [ALPHA, BETA], ids=["old", "new"])
+def test_notes_compute_what_names_the_field_and_splice_the_rest(mention: int) -> None:
+    plan = two_prompts("notes", mention=mention)
+    assert plan.end == END
+    assert plan.changed_fields == ((FIELD, FIELD + 1),)
+    assert not is_spliced(plan, FIELD, FIELD + 1 + SEAM)
+    assert not is_spliced(plan, MENTION - 1, MENTION + 24)
+    assert not is_spliced(plan, END - TAIL, END)
+    assert [(run.target_start, run.target_end) for run in plan.runs] == [
+        (FIELD + 1 + SEAM, MENTION - 1),
+        (MENTION + 24, END - TAIL),
+    ]
+    assert {run.context for run in plan.runs} == {Context.CHANGED}
+    assert plan.num_behind_change == plan.num_spliced
+    assert plan.guarded == ((MENTION - 1, MENTION + 24), (END - TAIL, END - 1))
+
+
+def test_in_place_splices_and_recompile_computes_everything_behind_the_field() -> None:
+    in_place, recompile = two_prompts("in_place"), two_prompts("recompile")
+    assert is_spliced(in_place, MENTION, MENTION + 1)
+    assert in_place.guarded == ()
+    assert in_place.num_behind_change == in_place.num_spliced > 600
+    assert recompile.runs == ()
+    assert recompile.num_guarded == in_place.num_spliced
+    assert recompile.dropped[DropReason.CHANGED_FIELD] == 1
+
+
+def test_without_texts_everything_behind_the_field_is_computed() -> None:
+    index = ContentIndex(CONFIG)
+    served(prompt_with(ALPHA), index)
+    assert served(prompt_with(BETA), index)[0].runs == ()
+
+
+def test_a_label_is_computed_wherever_it_stands_alone() -> None:
+    index = ContentIndex(CONFIG, lexicon=LEXICON)
+    rest = [*BODY, SHELF, *MORE, *QUESTION]
+    served([*HEAD, SHELF, COLON, ALPHA, *rest], index)
+    plan, _ = served([*HEAD, SHELF, COLON, BETA, *rest], index)
+    label = len(HEAD) + 3 + len(BODY)
+    assert not is_spliced(plan, label, label + 3)
+    assert is_spliced(plan, label + 3, label + 4)
+
+
+def test_a_frequent_word_counts_near_the_label_only() -> None:
+    """The values are the words of the text itself; one of the many places is on a line with the label."""
+    often = FIRST_VALUE
+    parts = [[*filler(60), often, *filler(60)] for _ in range(12)]
+    parts[6] += [SHELF, *filler(4), often, *filler(30)]
+    rest = [token for part in parts for token in part] + QUESTION
+    index = ContentIndex(CONFIG, lexicon=LEXICON)
+    served([*HEAD, SHELF, COLON, often + 1, NEWLINE, *rest], index)
+    plan, tokens = served([*HEAD, SHELF, COLON, often, NEWLINE, *rest], index)
+    places = [place for place in np.flatnonzero(tokens == often).tolist() if place > len(HEAD) + 3]
+    labels = [place for place in np.flatnonzero(tokens == SHELF).tolist() if place > len(HEAD) + 3]
+    near = [place for place in places if abs(place - labels[0]) <= 24]
+    assert len(places) == 13
+    assert len(near) == 1
+    assert not is_spliced(plan, near[0], near[0] + 24)
+    assert all(is_spliced(plan, place, place + 1) for place in places if abs(place - near[0]) > 60 and place < 1_300)
+
+
+def test_rows_computed_under_the_same_value_come_first() -> None:
+    """A donor under another value is fresher and longer, and still not taken."""
+    index = ContentIndex(CONFIG, lexicon=LEXICON)
+    block = filler(400)
+    clean = [*HEAD, SHELF, COLON, BETA, NEWLINE, *block[:200]]
+    served([*filler(200), *clean], index)
+    served([*filler(220), *HEAD, SHELF, COLON, ALPHA, NEWLINE, *block], index)
+    plan, _ = served([*filler(240), *HEAD, SHELF, COLON, BETA, NEWLINE, *block, *QUESTION], index, plan_only=True)
+    start = 240 + len(HEAD) + 4
+    covering = [run for run in plan.runs if run.target_start <= start + 100 < run.target_end]
+    assert [run.donor_start - run.target_start for run in covering] == [-40]
+
+
+def test_a_field_that_nothing_names_costs_nothing_but_the_end_and_no_generation() -> None:
+    index = ContentIndex(CONFIG, lexicon=LEXICON)
+    history: list[int] = []
+    for turn in range(12):
+        history += filler(150)
+        clock = FIRST_VALUE + turn
+        plan, _ = served([*HEAD, KEEPER, COLON, clock, NEWLINE, *history, *QUESTION], index)
+        assert plan.num_guarded <= TAIL + 3
+        assert all(run.generation == 0 for run in plan.runs)
+        if turn:
+            assert plan.num_spliced >= len(history) - 150 - SEAM - TAIL - 150
+
+
+@pytest.mark.parametrize("max_generation", [0, 1, 2, 5])
+def test_rows_are_renewed_before_they_have_too_many_changes_behind_them(max_generation: int) -> None:
+    config = CoreConfig(tail_tokens=0, max_generation=max_generation)
+    index = ContentIndex(config, lexicon=LEXICON)
+    history: list[int] = []
+    spliced, oldest = [], 0
+    for turn in range(10 * (max_generation + 1)):
+        value = FIRST_VALUE + turn
+        history += [NEWLINE, SHELF, value, NEWLINE, *filler(150)]
+        tokens = as_tokens([*HEAD, SHELF, COLON, value, NEWLINE, *history, *QUESTION])
+        plan = index.plan("a", tokens, prefix_len=0, resolve=lambda _, end: end)
+        spans = [(run.target_start, run.target_end) for run in plan.runs]
+        steps = [(run.target_start, run.generation) for run in plan.runs]
+        index.publish("a", tokens, [(0, len(tokens))], spliced=spans, generations=steps)
+        check(index)
+        spliced.append(plan.num_spliced)
+        oldest = max([oldest, *(run.generation for run in plan.runs)])
+    assert oldest == max_generation + 1
+    assert sum(spliced) > 0
+    renewed = [turn for turn, (before, now) in enumerate(pairwise(spliced), start=1) if now < before / 2]
+    assert len(renewed) >= 2
+    assert max(later - earlier for earlier, later in pairwise(renewed)) >= max_generation + 1
+
+
+class Planted(NamedTuple):
+    """A prompt whose fields are named at known places."""
+
+    prompts: list[list[int]]
+    mentions: list[int]
+    labels: list[int]
+
+
+def plant(rng: np.random.Generator) -> Planted:
+    """One to three fields of one to eight tokens, each named in up to six lines by a word of its own."""
+    words = iter(rng.permutation(np.arange(FIRST_VALUE, FIRST_VALUE + 2_000)).tolist())
+    lines: list[tuple[str, list[int]]] = [("text", [*filler(20, rng), NEWLINE]) for _ in range(rng.integers(12, 40))]
+    fields = []
+    for _ in range(rng.integers(1, 4)):
+        label, old, new = next(words), next(words), next(words)
+        extra = [[next(words) for _ in range(rng.integers(0, 4))] for _ in range(2)]
+        fields.append((label, [old, *extra[0]], [new, *extra[1]], filler(int(rng.choice([0, 10, 40])), rng)))
+        for _ in range(rng.integers(0, 4)):
+            named = [int(rng.choice([old, new]))]
+            lines.insert(int(rng.integers(len(lines) + 1)), ("mention", [*named, *filler(8, rng), NEWLINE]))
+        if rng.integers(2):
+            lines.insert(int(rng.integers(len(lines) + 1)), ("label", [label, *filler(6, rng), NEWLINE]))
+    prompts: list[list[int]] = []
+    head = filler(int(rng.integers(40, 90)), rng)
+    mentions: list[int] = []
+    labels: list[int] = []
+    for side in (1, 2):
+        prompt = [*head, NEWLINE]
+        for field in fields:
+            prompt += [field[0], COLON, *field[side], NEWLINE, *field[3], NEWLINE]
+        mentions, labels = [], []
+        for kind, line in lines:
+            (mentions if kind == "mention" else labels if kind == "label" else []).append(len(prompt))
+            prompt += line
+        prompts.append(prompt)
+    return Planted(prompts, mentions, labels)
+
+
+def test_no_mention_no_label_and_no_tail_of_a_changed_field_is_ever_spliced() -> None:
+    num_runs = 0
+    for seed in range(10_000):
+        planted = plant(np.random.default_rng(seed))
+        index = ContentIndex(CONFIG, lexicon=LEXICON)
+        old, new = map(as_tokens, planted.prompts)
+        index.publish("a", old, [(0, len(old))])
+        plan = index.plan("a", new, prefix_len=0, resolve=lambda _, end: end)
+        behind = [run for run in plan.runs if run.context is Context.CHANGED]
+        taken = np.zeros(len(new) + 24, dtype=np.bool_)
+        for run in behind:
+            taken[run.target_start : run.target_end] = True
+        for place in planted.mentions:
+            assert not taken[place : place + 24].any(), (seed, place)
+        for place in planted.labels:
+            assert not taken[place : place + 3].any(), (seed, place)
+        assert not behind or not taken[len(new) - TAIL :].any(), seed
+        num_runs += len(behind)
+    assert num_runs > 10_000
