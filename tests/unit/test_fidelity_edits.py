@@ -226,7 +226,7 @@ def test_recovery_is_the_share_of_the_way_from_the_old_answer_to_the_new_one(tmp
     summary = write_report(tmp_path)
     assert (summary.edits_alike, summary.edits_computed) == (1, 1)
     written = (tmp_path / "report.md").read_text()
-    assert "1 prompt whose two full prefills differ by less than 0.5 nats, and 1 prompt of which no" in written
+    assert "1 prompt whose two full prefills differ by less than 0.5 nats, and 1 prompt of which no policy" in written
     least = written.partition("Least recovered under notes")[2].splitlines()[4]
     assert least.startswith("| 9 "), "the worst prompt is named first"
     drawn = (tmp_path / "plot-recovery-by-cost-float32.svg").read_text()

@@ -69,14 +69,14 @@ def mean_and_p10(cell: EditCell) -> str:
 
 def by_cost(cells: Sequence[EditCell]) -> Picture:
     """Recovery against the share of the prompt that is computed, a point a policy; cells of one number format."""
-    kept = [cell for cell in cells if cell.recovery is not None]
-    series = [
-        Curve(arm_name(cell.arm), [(cell.computed_share, cell.recovery)], "none") for cell in kept if cell.recovery
-    ]
-    title = f"Recovery against cost: {kept[0].dtype}"
+    found = [(cell, cell.recovery) for cell in cells if cell.recovery is not None]
+    full = {arm_name(cell.arm): recovery for cell, recovery in found if cell.arm == "full"}
+    series = [Curve(arm_name(c.arm), [(c.computed_share, r)], "none") for c, r in found if c.arm != "full"]
+    dtype = found[0][0].dtype
+    title = f"Recovery against cost: {dtype}"
     note = "Up is closer to the full prefill, left computes less. 95 % intervals over templates."
-    drawn = plot(title, series, {}, "share of the prompt that is computed", y_title=RECOVERY)
-    return Picture(slug("recovery-by-cost", kept[0].dtype), title, note, drawn)
+    drawn = plot(title, series, full, "share of the prompt that is computed", y_title=RECOVERY)
+    return Picture(slug("recovery-by-cost", dtype), title, note, drawn)
 
 
 def _two(value: float) -> str:

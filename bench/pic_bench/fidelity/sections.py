@@ -136,8 +136,11 @@ def _edits(summary: Summary) -> Section:
             title = f"Least recovered under {arm}: {dtype}"
             tables.append(Titled(title, edit_cases_table(cases, arm), folded=arm != "notes"))
     alike, computed = plural(summary.edits_alike, "prompt"), plural(summary.edits_computed, "prompt")
-    note = f"Left out: {alike} whose two full prefills differ by less than {MIN_GAP} nats, and {computed} of which no "
-    note += "policy splices anything."
+    note = (
+        "Each prompt is served behind the same prompt with other values in 1 to 4 of its fields, whose rows are the "
+        f"donors. Left out: {alike} whose two full prefills differ by less than {MIN_GAP} nats, and {computed} of "
+        "which no policy splices anything."
+    )
     return Section("A field changed, the rest of the prompt spliced", tables, pictures, note=note)
 
 
