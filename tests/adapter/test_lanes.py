@@ -217,3 +217,16 @@ def test_an_experiment_takes_the_donors_that_it_names() -> None:
     assert req.pic.pending.plan.num_spliced > 200
     assert {run.donor.namespace for run in req.pic.pending.plan.runs} == {Namespace("theirs")}
     req.pic.release_row()
+
+
+def test_a_rest_too_short_to_be_planned_is_computed_because_of_a_field_that_was_found_before() -> None:
+    server = Server(edit="recompile", max_field_tokens=128)
+    server.serve([*range(5_000, 5_100), 1, *TEXT])
+    req = server.receive([*range(5_000, 5_100), 2, *TEXT])
+    end, found = len(req.origin_input_ids), []
+    for req.prefix_len in (0, end - 100, end - 20):
+        server.planning.plan(req, server.tree, max_gaps=64)
+        found.append(req.pic.guarded)
+    assert [spans[-1][1] for spans in found] == [end - 1] * 3
+    assert found[1] == found[2] != found[0]
+    req.pic.release_row()

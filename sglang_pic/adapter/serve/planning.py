@@ -79,7 +79,8 @@ class Planning:
         """
         state: RequestState = req.pic
         state.drop_plan()
-        state.dropped, state.changed_fields, state.guarded, state.lost_plan = {}, (), (), None
+        # A rest that is too short to be planned is still computed because of what an earlier chunk's plan found.
+        state.dropped, state.lost_plan = {}, None
         policy = state.options.policy(self._config.core)
         num_left = len(req.full_untruncated_fill_ids) - req.prefix_len
         # What is pinned is computed: only rows that were not spliced are donors.

@@ -59,9 +59,9 @@ class RequestState:
     dropped: dict[DropReason, int] = field(default_factory=dict)
     """Candidate runs that the last plan left out, by reason."""
     changed_fields: tuple[Span, ...] = ()
-    """Fields that have another value in the context of a donor that the last plan found."""
+    """Fields that have another value in the context of a donor that the last plan, if one was made, found."""
     guarded: tuple[Span, ...] = ()
-    """What the last plan computes because of them."""
+    """What that plan computes because of them."""
     lost_plan: Fallback | None = None
     """Why the last plan was dropped as a whole."""
     matched_len: int | None = None
