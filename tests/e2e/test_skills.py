@@ -3,8 +3,11 @@ decided alike on every rank. SGLang checks its pools whenever it is idle, and en
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from sglang_pic.client import Skills, compose
 from tests.e2e.servers import on_servers
 from tests.e2e.serving import Client, random_tokens
 
@@ -35,6 +38,11 @@ def test_a_pin_survives_what_evicts_everything_else_and_gives_way_to_a_request(c
     assert held(client) == [("another", 400)]
     client.generate(random_tokens(5, 700), pic={"pin": "too-long"})
     assert client.counters()["pins_ended:refused"] == 1
+    model = json.loads(client.server.get("/server_info"))["model_path"]
+    client.post("/update_weights_from_disk", {"model_path": model, "flush_cache": False})
+    assert held(client) == []
+    assert client.counters()["pins_ended:weights"] == 1
+    client.generate(other, pic={"pin": "another"})
     client.flush()
     assert held(client) == []
     assert client.generate(other).cached_tokens == 0
@@ -58,3 +66,43 @@ def test_ranks_decide_alike(client: Client) -> None:
     assert held(client) == [("long-1", 2000), ("long-2", 2000), ("long-3", 2000)], "a quarter of the pool"
     client.server.check_alive()
     assert client.faults() == ""
+
+
+@on_servers("smollm2")
+def test_a_skill_is_spliced_near_the_end_and_compiled_again_after_a_flush(client: Client) -> None:
+    """A skill of 700 tokens in a prompt of 1,360, at the settings of a server that sets none."""
+    defaults = {"seam_tokens": 32, "tail_tokens": 256}
+
+    def ask(number: int, skills: str) -> int:
+        body = {
+            **{"model": "m", "max_tokens": 1, "temperature": 0, "return_cached_tokens_details": True},
+            **{"messages": compose(_SYSTEM, [_other(number), _SKILL], f"What is entry {number}?")},
+            "custom_params": {"pic": {**defaults, "skills": skills}},
+        }
+        answer = client.post("/v1/chat/completions", body)
+        assert 1300 < answer["usage"]["prompt_tokens"] < 1420
+        return answer["sglext"]["cached_tokens_details"]["pic"]
+
+    with Skills(client.server.base_url) as skills:
+        alone = skills.compile("system", [], behind=_SYSTEM).tokens
+        skill_len = skills.compile("copper", _SKILL, behind=_SYSTEM).tokens - alone
+        assert 680 < skill_len < 740
+        assert ask(3, "far") == 0
+        assert ask(4, "near") >= 0.9 * skill_len
+        client.flush()
+        assert skills.list() == ()
+        assert [receipt.name for receipt in skills.ensure()] == ["system", "copper"]
+        assert ask(5, "near") >= 0.9 * skill_len
+        assert skills.drop("copper")
+        assert [pin.name for pin in skills.list()] == ["system"]
+    client.flush()
+
+
+_SYSTEM = "You are the clerk of a copper mine, and answer in one sentence. " * 4
+_SKILL = "\n".join(f"Entry {i} lists {i * 7 % 31} bars of copper and {i * 13 % 17} of tin." for i in range(40))
+
+
+def _other(number: int) -> str:
+    """What stands between the system prompt and the skill: another text for each number."""
+    places = " ".join(f"Letter {i * number} goes to office {i * i % (number + 7)}." for i in range(53))
+    return f"You work in mail room {number}. {places}"
