@@ -7,7 +7,7 @@ Words are compared without regard to case or to the spaces and signs in front of
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 import numpy as np
@@ -25,6 +25,8 @@ _WORD_TOKENS = 24
 # Beside the codes of characters: a word that is one token may have anything behind it.
 _ANY_CHARACTER = -1
 _MOST_BITS = 61
+# A word whose tokens stand in more places is frequent.
+_FREQUENT = 32
 
 
 class Lexicon:
@@ -99,24 +101,29 @@ class Lexicon:
                     found[word.group()] = None
         return found
 
-    def find(self, words: Iterable[str], tokens: Tokens) -> dict[str, list[int]]:
+    def find(self, words: Iterable[str], tokens: Tokens, *, rare: Iterable[str] = ()) -> dict[str, list[int]]:
         """For each of the folded `words` the places of its first token, ascending; inside longer words it is not found.
 
-        Cost O(len(tokens)) in numpy, once, then O(places where one of the words may begin).
+        Words of `rare` are looked for too, but not found where they are frequent. Cost O(len(tokens)) in numpy, once,
+        then O(places where one of the words may begin).
         """
-        found: dict[str, list[int]] = {word: [] for word in words}
+        found: dict[str, list[int]] = {word: [] for word in (*words, *rare)}
         starts: defaultdict[int, list[str]] = defaultdict(list)
+        # The characters that may follow: any behind a word that is one token.
         following: defaultdict[int, set[int]] = defaultdict(set)
         for word in found:
             for length in range(1, len(word) + 1):
                 for token in self._by_word.get(word[:length], ()):
                     starts[token].append(word)
                     following[token].add(ord(word[length]) if length < len(word) else _ANY_CHARACTER)
-        asked = {token: tuple(each) for token, each in starts.items()}
-        for place in self._candidates(following, tokens):
-            text = self._word_from(tokens, place)
-            wanted = asked[int(tokens[place])]
-            if not text.startswith(wanted):
+        places = self._candidates(following, tokens)
+        begun = tokens[places].tolist()
+        times = Counter(begun)
+        given_up = {word for word in rare if sum(times[token] for token in self._by_word.get(word, ())) > _FREQUENT}
+        asked = {token: tuple(word for word in each if word not in given_up) for token, each in starts.items()}
+        for place, token in zip(places.tolist(), begun, strict=True):
+            wanted = asked[token]
+            if not wanted or not (text := self._word_from(tokens, place)).startswith(wanted):
                 continue
             before = self._before(tokens, place)
             for word in wanted:
@@ -125,7 +132,7 @@ class Lexicon:
                     found[word].append(place)
         return found
 
-    def _candidates(self, following: dict[int, set[int]], tokens: Tokens) -> list[int]:
+    def _candidates(self, following: dict[int, set[int]], tokens: Tokens) -> npt.NDArray[np.int64]:
         """Where one of the tokens `following` stands in front of a token that begins with one of its characters."""
         characters = sorted({character for each in following.values() for character in each} - {_ANY_CHARACTER})
         bits = {character: 1 << min(bit, _MOST_BITS) for bit, character in enumerate(characters)}
@@ -134,12 +141,13 @@ class Lexicon:
             masks[token] = -1 if _ANY_CHARACTER in each else sum({bits[character] for character in each})
         places = np.flatnonzero(masks.take(tokens, mode="clip"))
         asked = masks[tokens[places]]
+        if not characters:
+            return places
         first = self._first.take(tokens[np.minimum(places + 1, len(tokens) - 1)], mode="clip")
         known = np.array(characters, dtype=np.int64)
-        at = np.searchsorted(known, first).clip(max=max(0, len(known) - 1))
-        seen = np.where(known[at] == first, 1 << np.minimum(at, _MOST_BITS), 0) if len(known) else np.zeros_like(first)
-        kept: list[int] = places[(asked < 0) | (asked & seen != 0)].tolist()
-        return kept
+        at = np.searchsorted(known, first).clip(max=len(known) - 1)
+        seen = np.where(known[at] == first, 1 << np.minimum(at, _MOST_BITS), 0)
+        return places[(asked < 0) | (asked & seen != 0)]
 
     def _word_from(self, tokens: Tokens, place: int) -> str:
         """The folded text from the word in the token at `place` on, up to the next space."""

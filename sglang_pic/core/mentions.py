@@ -21,7 +21,8 @@ from sglang_pic.core.tokens import Tokens
 # Of a field the rarest words name it; a word that stands in more places than this says little by itself. So many of
 # the words that are rarest in any text are looked for.
 _MOST_WORDS = 4
-_MOST_LOOKED_FOR = 12
+_MOST_LOOKED_FOR = 8
+_FEW_WORDS = 2
 _MOST_PLACES = 8
 # Computed around a word of the value: what stands before it on its line, and what the line says of it.
 _TOKENS_BEFORE = 16
@@ -71,10 +72,12 @@ def find_mentions(fields: Sequence[Difference], tokens: Tokens, lexicon: Lexicon
     names = [_names(field, places[field.new], tokens, lexicon) for field in fields]
     first = min(field.new[1] for field in fields)
     behind = tokens[first:]
-    asked = {word: None for each in names for side in (*each.sides, each.label) for word in side}
+    # A frequent word tells something only where a value has few words.
+    short = {word: None for each in names for side in each.sides if len(side) <= _FEW_WORDS for word in side}
+    rare = {word: None for each in names for side in (*each.sides, each.label) for word in side if word not in short}
     # A field's own words, which may begin a little before what differs, are no mention of it.
     own = merge_spans((start - first - _WORD_BEGINS, end - first) for start, end in places)
-    found = {word: _outside(at, own) for word, at in lexicon.find(asked, behind).items()}
+    found = {word: _outside(at, own) for word, at in lexicon.find(short, behind, rare=rare).items()}
     return [_mentions(each, found, behind, first, lexicon) for each in names]
 
 
