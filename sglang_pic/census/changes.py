@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 from pic_traces.encode.encoded import Tokens
 
 from sglang_pic.census.outcome import ChangedField
-from sglang_pic.core import Context, Plan, Run
+from sglang_pic.core import Context, Plan
 
 # Text beside a field that is equal on both sides. The planner asks for as many tokens in front of a field.
 _FLANK_TOKENS = 8
@@ -17,21 +19,28 @@ _REACH = 2048
 _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
-def changed_fields(plan: Plan, prompt: Tokens) -> tuple[ChangedField, ...]:
-    """The plan's changed fields, each with its value before the first run behind it whose context it changed."""
+def changed_fields(plan: Plan, prompt: Tokens, expected: Tokens) -> tuple[ChangedField, ...]:
+    """The plan's changed fields, each with its value before the first run behind it whose context it changed.
+
+    Args:
+        plan: of the prompt.
+        prompt: its tokens.
+        expected: how an earlier path goes on behind the prefix; looked at where no run is left behind a field.
+    """
     behind = [run for run in plan.runs if run.context is Context.CHANGED]
+    neighbor = np.concatenate([prompt[: plan.prefix_len], expected])
     found = []
     for start, end in plan.changed_fields:
-        olds = (_old_value(run, prompt, start, end) for run in behind if run.target_start >= end)
+        contexts = ((run.donor.tokens(run.donor_start), run.shift) for run in behind if run.target_start >= end)
+        olds = (_old_value(context, shift, prompt, start, end) for context, shift in chain(contexts, [(neighbor, 0)]))
         found.append(ChangedField(start, end, next((old for old in olds if old is not None), _NO_TOKENS)))
     return tuple(found)
 
 
-def _old_value(run: Run, prompt: Tokens, start: int, end: int) -> Tokens | None:
-    """What stands between the field's flanks in the donor's context; None if they do not stand there."""
-    context = run.donor.tokens(run.donor_start)
+def _old_value(context: Tokens, shift: int, prompt: Tokens, start: int, end: int) -> Tokens | None:
+    """What stands between the field's flanks in another context; None if they do not stand there."""
     before, after = prompt[max(0, start - _FLANK_TOKENS) : start], prompt[end : end + _FLANK_TOKENS]
-    wanted = start - run.shift
+    wanted = start - shift
     starts = _places(before, context, wanted - len(before)) + len(before)
     if len(starts) == 0:
         return None

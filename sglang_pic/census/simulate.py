@@ -104,7 +104,7 @@ class _Cache:
             runs=runs,
             neighbor=None if match.neighbor is None else self._refs[match.neighbor],
             expected=match.expected,
-            changed_fields=changed_fields(plan, tokens),
+            changed_fields=changed_fields(plan, tokens, match.expected),
             guarded=plan.guarded,
         )
 
