@@ -84,7 +84,8 @@ class _Cache:
         self._learn()
         match = self._prefixes.match(tokens)
         plan = self._plan(tokens, prefix_len=match.prefix_len)
-        runs = tuple(self._span(run) for run in plan.runs)
+        served = (match.prefix_len, *(run.target_end for run in plan.runs))
+        runs = tuple(self._span(run, end) for run, end in zip(plan.runs, served, strict=False))
         # As on the server: of what the tree did not have, the runs are spliced and the rest is computed.
         stored = self._prefixes.insert(path, ref.number)
         self._index.publish(
@@ -114,6 +115,9 @@ class _Cache:
         known = len(self._lexicon)
         self._lexicon.extend("\n" if token in delimiters else texts[token] for token in range(known, len(texts)))
 
-    def _span(self, run: Run) -> RunSpan:
+    def _span(self, run: Run, served: int) -> RunSpan:
+        """A run; everything in front of it from `served` on is computed."""
         donor = self._prefixes.appender(run.donor.tokens(run.donor_end), run.donor_start)
-        return RunSpan(run.target_start, run.target_end, run.shift, run.seam_len, self._refs[donor], run.context)
+        # Where the guard cut a run, less than a seam may be computed.
+        seam_len = min(run.seam_len, run.target_start - served)
+        return RunSpan(run.target_start, run.target_end, run.shift, seam_len, self._refs[donor], run.context)

@@ -66,9 +66,7 @@ def test_json_of_the_sample(capsys: Capture) -> None:
     sample = files[0]
     assert (sample["file"], sample["sessions"], sample["calls"]) == ("sample:opendevin", 6, 36)
     assert sample["prefix_tokens"] > 0.3 * sample["prompt_tokens"]
-    assert (
-        sample["chunk_tokens"] + sample["detail"]["changed_fields"]["guarded_tokens"] > 0.15 * sample["prompt_tokens"]
-    )
+    assert sample["chunk_tokens"] > 0.05 * sample["prompt_tokens"]
     most = counts_of(capsys, "sample:opendevin", "--seam", "1", "--tail", "0", "--edit", "in_place")["total"]
     assert most["chunk_tokens"] > 0.2 * most["prompt_tokens"]  # type: ignore[index]
 

@@ -12,6 +12,7 @@ from pic_traces.encode import load_encoder
 from pic_traces.session import Call, Message
 
 from sglang_pic.census.simulate import simulate
+from sglang_pic.core import CoreConfig
 from sglang_pic.explain.cause import Cause
 from sglang_pic.explain.diagnose import Break, Diagnoser
 from sglang_pic.explain.groups import Grouping
@@ -139,7 +140,7 @@ def worst_cause(trace: str) -> Counter[Cause]:
     """Tokens lost by cause, on what census and encoder really give."""
     encoder, lexicon, lost = load_encoder(None), Lexicon(), Counter[Cause]()
     diagnoser = Diagnoser(lexicon.decode)
-    for outcome in simulate([(trace, load(trace))], encoder):
+    for outcome in simulate([(trace, load(trace))], encoder, config=CoreConfig(edit="in_place")):
         if (found := diagnoser.diagnose(outcome)) is not None:
             lost[found.cause] += found.num_lost
             assert "\ufffd" not in found.old
