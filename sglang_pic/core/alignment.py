@@ -4,8 +4,9 @@
     prompt        [0, shared)  [field: 18:28]  [equal ...............)  run
 
 The walk begins at the run, where both sides are in step, and goes back. A difference of at most `max_field_tokens` on
-both sides, between equal flanks, is a changed field. Where the two fall out of step for longer, one side may still be
-short: a field changed and a text was added or taken away beside it. Whatever else differs is moved or other text.
+both sides, between equal flanks, is a changed field; where one side is empty, a quarter of that. Where the two fall out
+of step for longer, one side may still be short: a field changed and a text was added or taken away beside it. Whatever
+else differs is moved or other text.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from sglang_pic.core.trie import ANY, Node, Trie, equal_start, tokens_before
 _FLANK_TOKENS = 8
 # So many equal tokens inside a difference make two fields of it.
 _SAME_TOKENS = 4
+# What was only added or only taken away is a field up to this part of `max_field_tokens`; else it is a text.
+_ONE_SIDED_PART = 4
 # How far in front of a difference equal text is looked for, in parts of `max_field_tokens`.
 _PROBES = (0.0, 0.05, 0.15, 0.4, 1.0)
 # Beside a text that was added or taken away so much more is looked at than the short side has.
@@ -89,7 +92,7 @@ class Aligner:
         return alignment
 
     def _align(self, node: Node, start: int, shift: int) -> Alignment:
-        at, shared = start, self._shared_len(node)
+        at, shared, first_shift = start, self._shared_len(node), shift
         fields: list[Difference] = []
         while True:
             low = max(shared, shared + shift)
@@ -102,13 +105,14 @@ class Aligner:
                 return _join(known, fields)
             old_len, new_len = at - shift - shared, at - shared
             if min(old_len, new_len) < 0 or old_len == new_len == 0 or len(fields) >= _MAX_FIELDS:
-                return _join(_SAME if shift == 0 else _MOVED, fields)
+                return _join(_SAME if shift == first_shift == 0 else _MOVED, fields)
             if max(old_len, new_len) > self._most:
                 short = self._fall_in_step(node, at - shift, at, shared)
                 if short is None:
                     return self._beside(node, at, shift, shared, fields)
                 old_len, new_len = short
-            fields += self._differences(node, at - shift, old_len, at, new_len)
+            if min(old_len, new_len) > 0 or max(old_len, new_len) <= self._most // _ONE_SIDED_PART:
+                fields += self._differences(node, at - shift, old_len, at, new_len)
             at, shift = at - new_len, shift + old_len - new_len
 
     def _shared_len(self, node: Node) -> int:

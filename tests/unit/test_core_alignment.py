@@ -53,7 +53,7 @@ def test_the_same_context_is_no_change() -> None:
     assert align([HEAD, BODY], [HEAD, BODY]) == (Context.SAME, [])
 
 
-@pytest.mark.parametrize("length", [MOST + 1, 400])
+@pytest.mark.parametrize("length", [MOST // 4 + 1, MOST + 1, 400])
 def test_a_long_text_added_or_taken_away_is_moved_text(length: int) -> None:
     assert align([HEAD, BODY], [HEAD, FOREIGN[:length], BODY]) == (Context.MOVED, [])
     assert align([HEAD, FOREIGN[:length], BODY], [HEAD, BODY]) == (Context.MOVED, [])
