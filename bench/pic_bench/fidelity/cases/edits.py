@@ -1,7 +1,7 @@
 """The experiment EDITS: a prompt is served behind the same prompt with other values in some of its fields.
 
-Prompts come round robin over the templates; every template meets all distances, forms of its values and numbers of
-changed fields in turn.
+Prompts come round robin over the templates, and a template meets all distances in turn; values, their forms and the
+number of changed fields are drawn.
 """
 
 from __future__ import annotations
