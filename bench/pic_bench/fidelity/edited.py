@@ -85,3 +85,12 @@ def _two(value: float) -> str:
 
 def _shown(value: float | None, write: Callable[[float], str]) -> str:
     return "-" if value is None else write(value)
+
+
+EDIT_FIGURES: dict[str, Callable[[EditCell], str]] = {
+    "Recovery, mean / 10th percentile": mean_and_p10,
+    "Mean KL": lambda cell: divergence(cell.kl.value),
+    "Computed, of the prompt": lambda cell: share(cell.computed_share),
+    "Spliced, of what in_place splices": lambda cell: _shown(cell.spliced_of_in_place, share),
+}
+"""The figures that are shown by group, with their titles."""

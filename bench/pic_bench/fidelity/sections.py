@@ -8,13 +8,20 @@ from typing import NamedTuple
 from pic_bench.fidelity.composed import by_skills, composed_table
 from pic_bench.fidelity.drift import by_turn, drift_table
 from pic_bench.fidelity.edit_cells import GATED, UNAFFECTED
-from pic_bench.fidelity.edited import by_cost, edit_cases_table, edit_groups_table, edit_table, mean_and_p10
+from pic_bench.fidelity.edited import (
+    EDIT_FIGURES,
+    by_cost,
+    edit_cases_table,
+    edit_groups_table,
+    edit_table,
+    mean_and_p10,
+)
 from pic_bench.fidelity.pictures import DONORS, Picture, by_runs, by_seam, by_shift, scores, trade_offs
 from pic_bench.fidelity.record import MIN_GAP, Donors, Experiment
 from pic_bench.fidelity.summary import CONTROLS, Cell, Drift, Summary
 from pic_bench.fidelity.tables import crossed, detail_table, kl_cell, question_table, top1_cell, trace_table
 from pic_bench.report.markdown import Table
-from pic_bench.report.numbers import plural, share
+from pic_bench.report.numbers import plural
 
 
 class Titled(NamedTuple):
@@ -128,9 +135,10 @@ def _edits(summary: Summary) -> Section:
     for dtype in dict.fromkeys(cell.dtype for cell in cells if cell.group == GATED):
         some = [cell for cell in cells if cell.dtype == dtype and cell.group != UNAFFECTED]
         pictures.append(by_cost([cell for cell in some if cell.group == GATED]))
-        tables.append(Titled(f"Recovery, mean / 10th percentile: {dtype}", edit_groups_table(some, mean_and_p10)))
-        spliced = edit_groups_table(some, lambda cell: share(cell.spliced_share))
-        tables.append(Titled(f"Share of the prompt that is spliced: {dtype}", spliced, folded=True))
+        tables += [
+            Titled(f"{what}: {dtype}", edit_groups_table(some, write), folded=write is not mean_and_p10)
+            for what, write in EDIT_FIGURES.items()
+        ]
         cases = [case for case in summary.edit_cases if case.dtype == dtype]
         for arm in dict.fromkeys(arm for case in cases for arm in case.recovery if arm != "recompile"):
             title = f"Least recovered under {arm}: {dtype}"
