@@ -126,7 +126,7 @@ def _make_cache(
     """The tree with all that its constructor and admission find on it."""
     index = ContentIndex(config.core, lexicon=model.lexicon)
     pool_tokens = ctx.tp_worker.model_runner.token_to_kv_pool_allocator.size
-    pins = Pins(pool_tokens * config.pin_max_percent // 100, Series(pin_metrics.METRICS, labels))
+    pins = Pins(index, pool_tokens * config.pin_max_percent // 100, Series(pin_metrics.METRICS, labels))
     planning = Planning(index, config, cost=model.cost, max_sequences=model.max_sequences, auditor=auditor, pins=pins)
     make = partial(
         PicRadixCache,

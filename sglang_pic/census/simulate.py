@@ -18,7 +18,7 @@ from sglang_pic.census.changes import changed_fields
 from sglang_pic.census.outcome import CallRef, Outcome, RunSpan
 from sglang_pic.census.prefix_tree import PrefixTree
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ContentIndex, CoreConfig, Lexicon, PlanOptions, Run
+from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, PlanOptions, Run
 
 _NAMESPACE = "census"
 _UNLIMITED = 1 << 40
@@ -113,7 +113,9 @@ class _Cache:
         """Tell the lexicon the texts that the encoder has added; what opens or closes a message breaks a line."""
         texts, delimiters = self._encoder.texts, self._encoder.delimiters
         known = len(self._lexicon)
-        self._lexicon.extend("\n" if token in delimiters else texts[token] for token in range(known, len(texts)))
+        self._lexicon.extend(
+            MESSAGE_BREAK if token in delimiters else texts[token] for token in range(known, len(texts))
+        )
 
     def _span(self, run: Run, served: int) -> RunSpan:
         """A run; everything in front of it from `served` on is computed."""

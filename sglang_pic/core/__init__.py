@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_pic.core.config import MOST_REUSE, CoreConfig
 from sglang_pic.core.index import ContentIndex, IndexStats
-from sglang_pic.core.lexicon import Lexicon
+from sglang_pic.core.lexicon import MESSAGE_BREAK, Lexicon
 from sglang_pic.core.path import Path
 from sglang_pic.core.plan import Context, CostModel, DropReason, Plan, PlanOptions, Reason, Run
 from sglang_pic.core.planner import Resolver
@@ -13,6 +13,7 @@ from sglang_pic.core.spans import Span, intersect_spans
 from sglang_pic.core.tokens import Tokens, as_tokens, common_len
 
 __all__ = [
+    "MESSAGE_BREAK",
     "MOST_REUSE",
     "ContentIndex",
     "Context",

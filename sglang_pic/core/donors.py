@@ -42,7 +42,7 @@ class DonorTable:
     """Donors by number; numbers are used again after a removal. Shrinks with `remove_all`.
 
     Args:
-        max_per_name: most donors of chunks with one name; the oldest one leaves for a new one.
+        max_per_name: most donors of chunks with one name; the oldest one leaves for a new one, pinned ones last.
         hash_function: names chunks.
         size: updated with every change.
     """
@@ -72,9 +72,9 @@ class DonorTable:
             if any(self.starts[donor] == start and self.nodes[donor] is node for donor in same):
                 return
             if len(same) >= self.max_per_name:
-                self.remove(same[-1])
+                self.remove(self._least_wanted(same))
             elif len(donors) >= _MAX_DONORS_PER_ENDING:
-                self.remove(donors[-1])
+                self.remove(self._least_wanted(donors))
         head = self.heads.get(ending, NONE)
         if head == NONE:
             self._admit(ending)
@@ -167,6 +167,10 @@ class DonorTable:
         """Take the filter of an empty table out of the sizes, because its namespace goes."""
         assert not self.heads, "a table is closed when it is empty"
         self._size.num_filter_slots -= self.filter.num_slots
+
+    def _least_wanted(self, donors: list[int]) -> int:
+        """The oldest donor that is not pinned, or the oldest of all."""
+        return next((donor for donor in reversed(donors) if not self.node(donor).num_pins), donors[-1])
 
     def _admit(self, ending: int) -> None:
         if not self.filter.add(ending):

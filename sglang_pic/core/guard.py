@@ -113,7 +113,15 @@ class Guard:
     def _align(self, node: Node, start: int, shift: int) -> Alignment:
         if not self._policy.max_field_tokens:
             return _UNKNOWN
-        return self._aligner.align(node, start, shift)
+        found = self._aligner.align(node, start, shift)
+        if self._lexicon is None or not found.fields:
+            return found
+        fields = tuple(field for field in found.fields if not self._holds_messages(field, self._lexicon))
+        return Alignment(Context.CHANGED, fields) if fields else Alignment(Context.MOVED)
+
+    def _holds_messages(self, field: Difference, lexicon: Lexicon) -> bool:
+        """Whether the difference is one of messages, or of their number: other text, not another value of a field."""
+        return lexicon.has_message_break(field.old) or lexicon.has_message_break(self._tokens[slice(*field.new)])
 
     def _must_compute(self, fields: list[Difference]) -> list[Mentions]:
         """For each field from where on it is named, and what of the prompt has to be computed because of it."""

@@ -195,6 +195,25 @@ class ContentIndex:
             self._forget(node, resident_len)
             self._drop_if_empty(space)
 
+    def pin(self, namespace: Hashable, tokens: Tokens) -> None:
+        """Let the donors on a published path be the last to leave for other donors of their chunks."""
+        space = self._namespaces.get(namespace)
+        if space is not None:
+            node, stored = space.trie.walk(tokens)
+            if node.start < stored < node.end:
+                self._split(space, node, stored)
+                # The lower part is the youngest until its path is touched.
+                space.trie.touch([node])
+            for each in node.lineage():
+                each.num_pins += 1
+
+    def unpin(self, namespace: Hashable, tokens: Tokens) -> None:
+        """Undo one `pin` of the path, as far as it is still stored."""
+        space = self._namespaces.get(namespace)
+        if space is not None:
+            for each in space.trie.walk(tokens)[0].lineage():
+                each.num_pins = max(0, each.num_pins - 1)
+
     def flush(self, namespace: Hashable | None = None) -> None:
         """Forget one namespace, or all of them."""
         spaces = list(self._namespaces.values()) if namespace is None else [self._namespaces.get(namespace)]

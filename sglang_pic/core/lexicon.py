@@ -22,6 +22,9 @@ _JOINED = re.compile(r"[^\W_]+(?:[-_.:/@'+,][^\W_]+)*")
 _NUMBER_SIGNS = tuple(".,:-/")
 # Tokens of one word at most; longer ones are cut.
 _WORD_TOKENS = 24
+MESSAGE_BREAK = "\x1e\n"
+"""The text to give to a token that opens or closes a message."""
+
 # Beside the codes of characters: a word that is one token may have anything behind it.
 _ANY_CHARACTER = -1
 _MOST_BITS = 61
@@ -33,8 +36,8 @@ class Lexicon:
     """The texts of a vocabulary.
 
     Args:
-        texts: by token id, with the spaces that belong to a token; a token that opens or closes a message is a line
-            break.
+        texts: by token id, with the spaces that belong to a token; `MESSAGE_BREAK` for one that opens or closes a
+            message.
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
@@ -69,6 +72,10 @@ class Lexicon:
     def breaks(self, tokens: Tokens) -> npt.NDArray[np.bool_]:
         """Which tokens hold a line break: `[len(tokens)]`."""
         return self._breaks.take(tokens, mode="clip")
+
+    def has_message_break(self, tokens: Tokens) -> bool:
+        """Whether a message begins or ends in `tokens`."""
+        return MESSAGE_BREAK in self.text(tokens)
 
     def rank(self, word: str) -> int:
         """How rare a folded word is in any text: the id of its token, as vocabularies are made of frequent texts first.

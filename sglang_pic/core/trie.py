@@ -24,9 +24,21 @@ class Node:
     `parent` is None for a root, and for a node that has been removed. `eligible` are absolute positions, ascending,
     disjoint, not touching. `donors` belongs to the donor table: the donors whose last token lies here. `generations`
     are `(position, number)`, ascending: rows from the position on have at least so many changed fields behind them.
+    `num_pins` counts the pinned paths through it.
     """
 
-    __slots__ = ("children", "donors", "eligible", "generations", "parent", "serial", "start", "tokens", "trie")
+    __slots__ = (
+        "children",
+        "donors",
+        "eligible",
+        "generations",
+        "num_pins",
+        "parent",
+        "serial",
+        "start",
+        "tokens",
+        "trie",
+    )
 
     def __init__(self, trie: Trie, serial: int, parent: Node | None, start: int, tokens: Tokens) -> None:
         self.trie = trie
@@ -38,6 +50,7 @@ class Node:
         self.eligible: list[Span] = []
         self.donors: list[int] = []
         self.generations: list[tuple[int, int]] = []
+        self.num_pins = 0
 
     @property
     def end(self) -> int:
@@ -112,6 +125,7 @@ class Trie:
         lower.children = node.children
         for child in lower.children.values():
             child.parent = lower
+        lower.num_pins = node.num_pins
         lower.generations = [step for step in node.generations if step[0] >= position]
         node.generations = [step for step in node.generations if step[0] < position]
         lower.eligible = subtract_spans(node.eligible, [(node.start, position)])

@@ -24,7 +24,7 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
-from sglang_pic.core import Path, Plan, Run, as_tokens
+from sglang_pic.core import ContentIndex, Path, Plan, Run, as_tokens
 
 DONOR = Path("donor", [as_tokens(range(4000))])
 PAGE = 16
@@ -42,7 +42,7 @@ class Cache:
     def __init__(self, max_sequences: int = 64) -> None:
         self.planning = self.accounting = self
         self.auditor = Auditor()
-        self.pins = Pins(0, Series((), None))
+        self.pins = Pins(ContentIndex(), 0, Series((), None))
         self.max_sequences, self.place_waits = max_sequences, False
         self.allowed: list[int] = []
         self.num_locked = 0

@@ -66,7 +66,12 @@ class Server:
         self.config = PicConfig(core=CoreConfig(**{**BASE, **core}))
         self.index, self.tree = ContentIndex(self.config.core), Tree()
         self.planning = Planning(
-            self.index, self.config, cost=None, max_sequences=64, auditor=Auditor(), pins=Pins(0, Series((), None))
+            self.index,
+            self.config,
+            cost=None,
+            max_sequences=64,
+            auditor=Auditor(),
+            pins=Pins(self.index, 0, Series((), None)),
         )
         self.publication = Publication(self.index, frozenset())
 

@@ -35,7 +35,7 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.pins import ENDED, PINNED_TOKENS, PINS, PinEnd, Pins
 from sglang_pic.adapter.serve.state import RequestState
-from sglang_pic.core import Path, as_tokens
+from sglang_pic.core import ContentIndex, Path, as_tokens
 
 POOL = 4096
 MAX_PINNED = 1024
@@ -66,7 +66,7 @@ class Server:
         sizes = (pool,) if page_size == 1 else (pool, page_size)
         self.allocator = kind(*sizes, torch.bfloat16, "cpu", None, False)
         self.pool, self.page_size, self.series = pool, page_size, Shown()
-        self.pins = Pins(max_pinned, self.series)
+        self.pins = Pins(ContentIndex(), max_pinned, self.series)
         self.refusal: Fallback | None = None
         params = CacheInitParams(
             disable=False,

@@ -31,7 +31,7 @@ from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.adapter.support import max_sequences
 from sglang_pic.config import PicConfig
-from sglang_pic.core import Context, DropReason, Path, Plan, PlanOptions, ReusePolicy, Run, as_tokens
+from sglang_pic.core import ContentIndex, Context, DropReason, Path, Plan, PlanOptions, ReusePolicy, Run, as_tokens
 from sglang_pic.errors import UnsupportedError
 
 DONOR = Path("donor", [as_tokens(range(300))])
@@ -93,7 +93,7 @@ def planning(index: Index) -> Planning:
         cost=None,
         max_sequences=64,
         auditor=Auditor(),
-        pins=Pins(0, Series((), None)),
+        pins=Pins(ContentIndex(), 0, Series((), None)),
     )
 
 

@@ -8,7 +8,18 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pytest
 
-from sglang_pic.core import ContentIndex, Context, CoreConfig, DropReason, Lexicon, Plan, PlanOptions, Tokens, as_tokens
+from sglang_pic.core import (
+    MESSAGE_BREAK,
+    ContentIndex,
+    Context,
+    CoreConfig,
+    DropReason,
+    Lexicon,
+    Plan,
+    PlanOptions,
+    Tokens,
+    as_tokens,
+)
 from sglang_pic.core.invariants import check
 
 Edit = Literal["notes", "in_place", "recompile"]
@@ -16,8 +27,9 @@ Edit = Literal["notes", "in_place", "recompile"]
 # Ids are words: signs, then fields and their values, then the words of any text.
 SIGNS = ["\n", ":", "."]
 NAMES = [" shelf", " alpha", " beta", " gamma", " delta", " keeper", " 17", " 42"]
-LEXICON = Lexicon([*SIGNS, *NAMES, *(f" w{number}x" for number in range(4_000))])
+LEXICON = Lexicon([*SIGNS, *NAMES, *(f" w{number}x" for number in range(4_000)), MESSAGE_BREAK])
 NEWLINE, COLON, STOP = range(3)
+BREAK = len(LEXICON) - 1
 SHELF, ALPHA, BETA, GAMMA, DELTA, KEEPER, SEVENTEEN, FORTY_TWO = range(len(SIGNS), len(SIGNS) + len(NAMES))
 FIRST_WORD = len(SIGNS) + len(NAMES)
 # Words from here on stand in no text but where a test puts them.
@@ -138,6 +150,16 @@ def test_a_frequent_word_counts_near_the_label_only() -> None:
     assert len(near) == 1
     assert not is_spliced(plan, near[0], near[0] + 24)
     assert all(is_spliced(plan, place, place + 1) for place in places if abs(place - near[0]) > 60 and place < 1_300)
+
+
+def test_other_messages_are_no_field() -> None:
+    """One message with another text is; two messages in place of one are not, however short."""
+    rest = [NEWLINE, *BODY, *QUESTION]
+    for old, context in ((filler(9), Context.CHANGED), ([*filler(9), BREAK, *filler(9)], Context.MOVED)):
+        index = ContentIndex(CONFIG, lexicon=LEXICON)
+        served([*HEAD, BREAK, *old, BREAK, *rest], index)
+        plan, _ = served([*HEAD, BREAK, *filler(9), BREAK, *rest], index)
+        assert {run.context for run in plan.runs} == {context}
 
 
 def test_rows_computed_under_the_same_value_come_first() -> None:

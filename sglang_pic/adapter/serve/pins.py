@@ -23,7 +23,7 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req, Tree
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.state import RequestState
-from sglang_pic.core import Path, Reason, Tokens, as_tokens, common_len
+from sglang_pic.core import ContentIndex, Path, Reason, Tokens, as_tokens, common_len
 
 
 class PinEnd(Reason):
@@ -87,12 +87,13 @@ class Pins:
     """The pins of one scheduler rank.
 
     Args:
+        index: keeps the donors of pinned prompts.
         max_tokens: KV slots that all pins together may hold.
         series: exports `METRICS`.
     """
 
-    def __init__(self, max_tokens: int, series: Series) -> None:
-        self._max_tokens, self._series = max_tokens, series
+    def __init__(self, index: ContentIndex, max_tokens: int, series: Series) -> None:
+        self._index, self._max_tokens, self._series = index, max_tokens, series
         # Oldest first, by the namespace as the client named it; shrinks when pins end.
         self._pins: dict[tuple[Namespace, str], _Pin] = {}
         self._prompts: defaultdict[Hashable, _SortedPrompts] = defaultdict(_SortedPrompts)
@@ -159,6 +160,7 @@ class Pins:
         pin = _Pin(space, tokens.tobytes(), tree.lock(found.last_device_node), _describe(key, tokens))
         self._end(key, tree, PinEnd.REPLACED)
         self._pins[key] = pin
+        self._index.pin(space, tokens)
         self.num_tokens += self._prompts[space].add(pin.data, tree.page_size)
         while self.num_tokens > self._max_tokens:
             self.give_back_oldest(tree, PinEnd.LIMIT)
@@ -168,6 +170,7 @@ class Pins:
         if pin is None:
             return
         tree.unlock(pin.lock)
+        self._index.unpin(pin.space, _tokens(pin.data))
         prompts = self._prompts[pin.space]
         self.num_tokens -= prompts.remove(pin.data, tree.page_size)
         if prompts.is_empty:

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from sglang_pic.core import MESSAGE_BREAK
+
 logger = logging.getLogger(__name__)
 
 
@@ -59,7 +61,7 @@ def delimiters_of(tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def texts_of(tokenizer: Tokenizer, delimiters: frozenset[int]) -> list[str]:
-    """The text of every token id, with the spaces that belong to it; delimiters are line breaks."""
+    """The text of every token id, with the spaces that belong to it; delimiters are `MESSAGE_BREAK`."""
     # Behind another token, because some tokenizers leave out the space at the beginning of a text.
     (anchor,) = tokenizer.encode("a", add_special_tokens=False)[:1]
     decoded = tokenizer.batch_decode(
@@ -70,5 +72,5 @@ def texts_of(tokenizer: Tokenizer, delimiters: frozenset[int]) -> list[str]:
     texts = [text[len(decoded[0]) :] for text in decoded[1:]]
     for token in delimiters:
         if token < len(texts):
-            texts[token] = "\n"
+            texts[token] = MESSAGE_BREAK
     return texts
