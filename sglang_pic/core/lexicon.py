@@ -80,8 +80,11 @@ class Lexicon:
     def rank(self, word: str) -> int:
         """How rare a folded word is in any text: the id of its token, as vocabularies are made of frequent texts first.
 
-        A word of several tokens is rarer than any token.
+        A word of several tokens is rarer than any token. So is a number or a single letter, which has a low id
+        whatever it stands for.
         """
+        if len(word) == 1 or any(character.isdigit() for character in word):
+            return len(self._texts)
         return min(self._by_word.get(word, ()), default=len(self._texts))
 
     def words(self, tokens: Tokens, start: int, end: int) -> dict[str, None]:

@@ -22,6 +22,7 @@ from sglang_pic.core.tokens import Tokens
 # the words that are rarest in any text are looked for.
 _MOST_WORDS = 4
 _MOST_LOOKED_FOR = 8
+_PLACES_OF_VALUE = 6
 _FEW_WORDS = 2
 _MOST_PLACES = 8
 # Computed around a word of the value: what stands before it on its line, and what the line says of it.
@@ -83,7 +84,7 @@ def find_mentions(fields: Sequence[Difference], tokens: Tokens, lexicon: Lexicon
 
 def _mentions(names: _Names, found: dict[str, list[int]], tokens: Tokens, offset: int, lexicon: Lexicon) -> Mentions:
     label = sorted(place for word in _rarest(names.label, found, lexicon) for place in found[word])
-    words = _rarest([word for side in names.sides for word in side], found, lexicon)
+    words = _telling(names.sides, found, lexicon)
     places = {place for word in words for place in found[word]}
     for side in names.sides:
         if not any(word in words for word in side):
@@ -118,6 +119,18 @@ def _names(field: Difference, place: _Place, tokens: Tokens, lexicon: Lexicon) -
 
 def _unusual(words: list[str], lexicon: Lexicon) -> list[str]:
     return sorted(words, key=lexicon.rank, reverse=True)[:_MOST_LOOKED_FOR]
+
+
+def _telling(sides: tuple[list[str], list[str]], found: dict[str, list[int]], lexicon: Lexicon) -> list[str]:
+    """The rarest word of each value, and further ones as long as all of them stand in few places."""
+    ranked = [_rarest(side, found, lexicon) for side in sides]
+    told = list(dict.fromkeys(word for side in ranked for word in side[:1]))
+    num_places = sum(len(found[word]) for word in told)
+    for word in _rarest([word for side in ranked for word in side], found, lexicon):
+        if word not in told and num_places + len(found[word]) <= _PLACES_OF_VALUE:
+            told.append(word)
+            num_places += len(found[word])
+    return told
 
 
 def _rarest(words: Sequence[str], found: dict[str, list[int]], lexicon: Lexicon) -> list[str]:
