@@ -87,13 +87,13 @@ class _Cache:
         served = (match.prefix_len, *(run.target_end for run in plan.runs))
         runs = tuple(self._span(run, end) for run, end in zip(plan.runs, served, strict=False))
         # As on the server: of what the tree did not have, the runs are spliced and the rest is computed.
-        stored = self._prefixes.insert(path, ref.number)
+        stored = max(self._prefixes.insert(path, ref.number), match.prefix_len)
         self._index.publish(
             _NAMESPACE,
             path,
-            [(max(stored, match.prefix_len), len(path))],
+            [(stored, len(path))],
             spliced=[(max(run.start, stored), run.end) for run in runs if run.end > stored],
-            generations=[(run.target_start, run.generation) for run in plan.runs if run.generation],
+            generations=[(max(run.target_start, stored), run.generation) for run in plan.runs],
             delimiters=self._encoder.delimiters,
         )
         self._refs[ref.number] = ref
