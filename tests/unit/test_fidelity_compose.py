@@ -161,7 +161,15 @@ def test_the_report_says_what_share_of_the_skills_is_spliced(tmp_path: Path) -> 
     for kind in (Donors.ISOLATED, Donors.CONTEXT):
         arms += [("seam-0", kind, 0.2, 500), ("seam-32", kind, 0.05, 450)]
     probes = [
-        probe(arm=arm, donors=kind, num_blocks=count, prompt=f"c-{count}-{n}-0", kl=kl, chunk_hit_tokens=hit, **common)
+        probe(
+            arm=arm,
+            donors=kind,
+            num_blocks=count,
+            prompt=f"c-{count}-{n % 2}-{n}",
+            kl=kl,
+            chunk_hit_tokens=hit,
+            **common,
+        )
         for count in (2, 16)
         for n in range(4)
         for arm, kind, kl, hit in arms
@@ -170,6 +178,9 @@ def test_the_report_says_what_share_of_the_skills_is_spliced(tmp_path: Path) -> 
     rows = composed_table(cells).rows
     assert [row[:5] for row in rows[:2]] == [["2 skills", w, "32", "4", "90.0 %"] for w in ("alone", "together")]
     assert [row[4] for row in rows] == ["90.0 %"] * 4 + ["100 %"] * 4
+    assert [row[5] for row in rows[:2]] == [".050 [.050, .050]", ".050 [.050, .050]"]
+    one = make_cells(make_panels([p for p in probes if p.unit == "c-16-0"], Thresholds())[0], Thresholds())
+    assert composed_table(one).rows[0][5:] == [".050", ".050", "100 %"], "one library has no interval"
     drawn = by_skills(cells).drawing.body
     assert all(name in drawn for name in ("alone, seam 0", "alone, seam 32", "together, seam 0", "together, seam 32"))
     append_lines(tmp_path / "probes.jsonl", probes)

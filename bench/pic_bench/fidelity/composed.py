@@ -21,7 +21,14 @@ def composed_table(cells: Sequence[Cell]) -> Table:
     for cell in sorted((c for c in cells if c.donors in COMPILED), key=_place):
         spliced = share(cell.chunk_hit_tokens / max(1, cell.block_tokens))
         place = [plural(cell.num_blocks or 0, "skill"), COMPILED[cell.donors], str(seam_of(cell.arm)), f"{cell.n:,}"]
-        rows.append([*place, spliced, kl_cell(cell), divergence(cell.kl_p95), top1_cell(cell)])
+        # Prompts of a single library say nothing about other skills: no interval.
+        one = cell.num_units == 1
+        kl, top1 = (
+            (divergence(cell.kl.value), share(cell.top1.value) + UNDECIDED * cell.undecided)
+            if one
+            else (kl_cell(cell), top1_cell(cell))
+        )
+        rows.append([*place, spliced, kl, divergence(cell.kl_p95), top1])
     return Table(header, rows)
 
 
