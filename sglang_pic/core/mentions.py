@@ -21,7 +21,7 @@ from sglang_pic.core.tokens import Tokens
 # Of a field the rarest words name it; a word that stands in more places than this says little by itself. So many of
 # the words that are rarest in any text are looked for.
 _MOST_WORDS = 4
-_MOST_LOOKED_FOR = 8
+_MOST_LOOKED_FOR = 12
 _PLACES_OF_VALUE = 6
 _FEW_WORDS = 2
 _MOST_PLACES = 8
