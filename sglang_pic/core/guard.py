@@ -159,18 +159,20 @@ class Guard:
         if not behind:
             return [run]
         spans = merge_spans(span for named in behind for span in named.spans)
-        pieces = []
+        pieces: list[Run] = []
         for start, end in subtract_spans([(run.target_start, run.target_end)], spans):
             is_cut = start != run.target_start
             if (is_cut or end != run.target_end) and not self._is_worth_it(end - start, int(is_cut)):
                 continue
-            seam_len = self._policy.seam_tokens if is_cut else run.seam_len
-            donor_start = run.donor_start + start - run.target_start
-            pieces.append(
-                msgspec.structs.replace(
-                    run, target_start=start, target_end=end, donor_start=donor_start, seam_len=seam_len
-                )
+            spliced_to = pieces[-1].target_end if pieces else run.target_start - run.seam_len
+            piece = msgspec.structs.replace(
+                run,
+                target_start=start,
+                target_end=end,
+                donor_start=start - run.shift,
+                seam_len=min(start - spliced_to, self._policy.seam_tokens) if is_cut else run.seam_len,
             )
+            pieces.append(piece)
         self.dropped[DropReason.CHANGED_FIELD] += not pieces
         return pieces
 

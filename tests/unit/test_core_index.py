@@ -585,30 +585,3 @@ def test_a_prompt_may_end_before_its_tokens() -> None:
 def test_a_prefix_or_end_outside_the_prompt_is_refused(prefix_len: int, end: int | None) -> None:
     with pytest.raises(ValueError, match="must lie in order inside 10 tokens"):
         ContentIndex(MOST_REUSE).plan("a", text(0, 10), prefix_len=prefix_len, end=end, resolve=all_resident)
-
-
-def test_donors_of_a_pinned_path_are_the_last_to_leave() -> None:
-    index = ContentIndex(MOST_REUSE)
-    block = text(1, 200)
-    pinned = np.concatenate([text(2, 60), block])
-    publish_whole(index, pinned)
-    index.pin("a", pinned)
-    for seed in range(3, 12):
-        publish_whole(index, np.concatenate([text(seed, 70), block]))
-        check(index)
-
-    def is_served() -> bool:
-        """Whether the pinned path is a donor where no other one is resident."""
-        prompt = np.concatenate([text(99, 90), block, text(98, 9)])
-
-        def resolve(path: Path, end: int) -> int:
-            return end if path.tokens(60).tolist() == pinned[:60].tolist() else 0
-
-        return bool(index.plan("a", prompt, prefix_len=0, resolve=resolve).runs)
-
-    assert is_served()
-    index.unpin("a", pinned)
-    for seed in range(20, 32):
-        publish_whole(index, np.concatenate([text(seed, 70), block]))
-    assert not is_served()
-    assert all(not node.num_pins for node in index._ages.values())
