@@ -14,7 +14,7 @@ import msgspec
 from pic_bench.compare.command import interrupt_on_sigterm
 from pic_bench.fidelity.arms import DEFAULT_POLICIES, RECORDED, parse_policy
 from pic_bench.fidelity.config import DEFAULT_SIZES, QUICK_SIZES, Config
-from pic_bench.fidelity.record import Experiment, TemplateSet
+from pic_bench.fidelity.record import Change, Experiment, TemplateSet
 from sglang_pic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-chunk-hit", type=int, default=MIN_CHUNK_HIT, metavar="N", help=least)
     sets = "templates of edits: those for finding a rule, or those for judging it (default: report)"
     parser.add_argument("--set", choices=[one.value for one in TemplateSet], default="report", help=sets)
+    ways = "how the field of turns goes on; may repeat (default: all)"
+    parser.add_argument("--change", action="append", choices=[one.name.lower() for one in Change], help=ways)
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, with the same arguments")
     parser.add_argument("--force", action="store_true", help="delete an earlier run in --out")
     worse = "exit 1 unless splicing without rotation is measurably worse"
@@ -181,6 +183,7 @@ def _config(args: argparse.Namespace) -> Config:
         min_chunk_hit=args.min_chunk_hit,
         pool_tokens=args.max_total_tokens,
         edit_set=TemplateSet(args.set),
+        changes=tuple(Change[name.upper()] for name in args.change or ()) or tuple(Change),
         server_args=tuple(word for text in args.server_arg for word in shlex.split(text)),
         seed=args.seed,
     )

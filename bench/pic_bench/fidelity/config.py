@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pic_bench.fidelity.arms import RECORDED, parse_order
-from pic_bench.fidelity.record import Experiment, TemplateSet
+from pic_bench.fidelity.record import Change, Experiment, TemplateSet
 from sglang_pic.errors import ConfigError
 
 KIND = "fidelity"
@@ -87,6 +87,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Of the server's KV pool; None for what the experiments need, within a limit."""
     server_args: tuple[str, ...]
     edit_set: TemplateSet = TemplateSet.REPORT
+    changes: tuple[Change, ...] = tuple(Change)
+    """Of TURNS."""
     seed: int
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ from pic_bench.fidelity.cases.edits import EditJob, edit_jobs
 from pic_bench.fidelity.cases.passages import PassageJobs
 from pic_bench.fidelity.cases.qa import qa_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
-from pic_bench.fidelity.cases.turns import Change, conversation
+from pic_bench.fidelity.cases.turns import conversation
 from pic_bench.fidelity.config import Config
 from pic_bench.fidelity.record import Donors, Experiment
 from pic_bench.fidelity.trace import TraceCall, distinct_tokens, trace_calls
@@ -71,7 +71,7 @@ def make_plan(config: Config, *, quiet: bool) -> Plan:
         jobs += compose_jobs(config.sizes, text, pool, config.seed)
     conversations: list[list[Case]] = []
     if Experiment.TURNS in config.experiments:
-        conversations = [conversation(change, config.sizes.turns, text, config.seed) for change in Change]
+        conversations = [conversation(change, config.sizes.turns, text, config.seed) for change in config.changes]
     if Experiment.EDITS in config.experiments:
         policies = [msgspec.structs.replace(arm, donors=Donors.EDITED) for arm in named_policies(config)]
         jobs += edit_jobs(config.edit_set, config.sizes.edits, text, config.seed, policies)

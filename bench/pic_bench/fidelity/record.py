@@ -50,6 +50,19 @@ class Donors(Enum):
     """In the same prompt with other values in its fields."""
 
 
+class Change(Enum):
+    """How the field's value goes on."""
+
+    NEW = "new values"
+    """A value that was never there before."""
+    TOGGLE = "toggle"
+    """Two values in turn."""
+    RETURN = "return"
+    """The first value at every second turn, and a new one between."""
+    CLOCK = "clock"
+    """The time of day, which no other line mentions."""
+
+
 class TemplateSet(Enum):
     """What a set of templates of EDITS is for; no template is in both."""
 

@@ -9,28 +9,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from enum import Enum
 
 from pic_traces.vocabulary import WORDS, make_text
 
 from pic_bench.fidelity.cases.case import Case
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.record import Experiment
+from pic_bench.fidelity.record import Change, Experiment
 from sglang_pic.errors import ConfigError
-
-
-class Change(Enum):
-    """How the field's value goes on."""
-
-    NEW = "new values"
-    """A value that was never there before."""
-    TOGGLE = "toggle"
-    """Two values in turn."""
-    RETURN = "return"
-    """The first value at every second turn, and a new one between."""
-    CLOCK = "clock"
-    """The time of day, which no other line mentions."""
-
 
 _ROOM = 128  # an answer and the generated token
 _REPORT_TOKENS = (20, 60)
