@@ -86,10 +86,18 @@ def _mentions(names: _Names, found: dict[str, list[int]], tokens: Tokens, offset
     label = sorted(place for word in _rarest(names.label, found, lexicon) for place in found[word])
     words = _telling(names.sides, found, lexicon)
     places = {place for word in words for place in found[word]}
+    everywhere: list[int] = []
     for side in names.sides:
         if not any(word in words for word in side):
-            places.update(place for word in side for place in found[word] if _is_near(place, label))
+            frequent = [place for word in side for place in found[word]]
+            near = [place for place in frequent if _is_near(place, label)]
+            places.update(near)
+            # Nothing tells which of the places is meant.
+            everywhere += [] if near or len(side) > _FEW_WORDS else frequent
     spans = _around(sorted(places), label[:_MOST_PLACES], tokens, offset, lexicon)
+    if everywhere:
+        places.add(min(everywhere))
+        spans = merge_spans([*spans, (offset + min(everywhere), offset + len(tokens))])
     return Mentions(offset + min(places, default=len(tokens)), spans)
 
 

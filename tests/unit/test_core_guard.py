@@ -152,6 +152,17 @@ def test_a_frequent_word_counts_near_the_label_only() -> None:
     assert all(is_spliced(plan, place, place + 1) for place in places if abs(place - near[0]) > 60 and place < 1_300)
 
 
+def test_where_a_frequent_word_is_all_there_is_everything_from_its_first_place_on_is_computed() -> None:
+    often = FIRST_VALUE
+    parts = [[*filler(60), often, *filler(60)] for _ in range(12)]
+    rest = [token for part in parts for token in part] + QUESTION
+    index = ContentIndex(CONFIG, lexicon=LEXICON)
+    served([*HEAD, SHELF, COLON, often + 1, NEWLINE, *rest], index)
+    plan, _ = served([*HEAD, SHELF, COLON, often, NEWLINE, *rest], index)
+    first = len(HEAD) + 4 + 60
+    assert max(run.target_end for run in plan.runs) == first
+
+
 def test_other_messages_are_no_field() -> None:
     """One message with another text is; two messages in place of one are not, however short."""
     rest = [NEWLINE, *BODY, *QUESTION]
