@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from difflib import SequenceMatcher
+from functools import cached_property
 from typing import NamedTuple
 
 from sglang_pic.core.plan import Context
@@ -30,7 +31,7 @@ _ONE_SIDED_PART = 4
 _PROBES = (0.0, 0.05, 0.15, 0.4, 1.0)
 # Beside a text that was added or taken away so much more is looked at than the short side has.
 _BESIDE_TOKENS = 8
-# A context with more differences than this is another text.
+# The walk ends after so many differences; what lies before them is not looked at.
 _MAX_FIELDS = 32
 # What a step of the walk costs beside the tokens it compares, in tokens compared.
 _WORK_PER_STEP = 256
@@ -66,13 +67,11 @@ class Aligner:
     Args:
         trie: the donors' paths.
         tokens: the prompt.
-        max_field_tokens: longest side of a changed field.
+        max_field_tokens: longest side of a changed field; with 0 nothing is compared, and every context is other text.
     """
 
     def __init__(self, trie: Trie, tokens: Tokens, max_field_tokens: int) -> None:
-        self._tokens, self._most = tokens, max_field_tokens
-        last, self._stored = trie.walk(tokens)
-        self._on_path = {node.serial for node in last.lineage()}
+        self._trie, self._tokens, self._most = trie, tokens, max_field_tokens
         self._probes = sorted({round(part * max_field_tokens) for part in _PROBES})
         # (serial of a node, shift) -> the last alignment there: a run further on often lies on the same path.
         self._known: dict[tuple[int, int], tuple[int, Alignment]] = {}
@@ -87,6 +86,8 @@ class Aligner:
             start: where the run starts in the prompt.
             shift: of the run.
         """
+        if not self._most:
+            return _OTHER
         alignment = self._align(node, start, shift)
         self._known[node.serial, shift] = start, alignment
         return alignment
@@ -115,13 +116,20 @@ class Aligner:
                 fields += self._differences(node, at - shift, old_len, at, new_len)
             at, shift = at - new_len, shift + old_len - new_len
 
+    @cached_property
+    def _stored(self) -> tuple[set[int], int]:
+        """The nodes on the prompt's own path, by serial, and how many of its tokens are on it; a miss never asks."""
+        last, length = self._trie.walk(self._tokens)
+        return {node.serial for node in last.lineage()}, length
+
     def _shared_len(self, node: Node) -> int:
         """How many leading tokens the path to `node` shares with the prompt."""
-        while node.serial not in self._on_path:
+        on_path, length = self._stored
+        while node.serial not in on_path:
             if node.parent is None:
                 return 0
             node = node.parent
-        return min(node.end, self._stored)
+        return min(node.end, length)
 
     def _fall_in_step(self, node: Node, old_end: int, new_end: int, shared: int) -> tuple[int, int] | None:
         """The lengths of a short difference that ends at these places, with equal text in front of it."""

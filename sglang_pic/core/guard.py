@@ -29,9 +29,6 @@ from sglang_pic.core.trie import Node, Trie
 _MIN_PIECE_TOKENS = 16
 
 
-_UNKNOWN = Alignment(Context.OTHER)
-
-
 class Guarded(NamedTuple):
     """What the guard left of a plan's runs."""
 
@@ -63,7 +60,6 @@ class Guard:
         cost: CostModel | None,
     ) -> None:
         self._policy, self._tokens, self._lexicon, self._cost = policy, tokens, lexicon, cost
-        self._edit = policy.edit
         self._aligner = Aligner(trie, tokens, policy.max_field_tokens)
         self._fields: dict[int, tuple[Difference, ...]] = {}
         self._refused: list[Span] = []
@@ -77,9 +73,9 @@ class Guard:
 
     def admits(self, node: Node, start: int, end: int, shift: int) -> bool:
         """Whether a donor's rows are clean enough to be spliced at `[start, end)`."""
-        if self._edit == "in_place":
+        if self._policy.edit == "in_place":
             return True
-        most = 0 if self._edit == "recompile" else self._policy.max_generation
+        most = 0 if self._policy.edit == "recompile" else self._policy.max_generation
         if node.generation(end - shift) <= most:
             return True
         self._refused.append((start, end))
@@ -88,7 +84,7 @@ class Guard:
 
     def is_changed(self, node: Node, start: int, shift: int) -> bool:
         """Whether a field has another value before the donor of `[start, ...)` than in the prompt, and that matters."""
-        return self._edit != "in_place" and self._align(node, start, shift).context is Context.CHANGED
+        return self._policy.edit != "in_place" and self._align(node, start, shift).context is Context.CHANGED
 
     def watch(self, run: Run, node: Node) -> Run:
         """Note what stands before a run that was chosen; the run with its context and its donor's generation."""
@@ -111,8 +107,6 @@ class Guard:
         return Guarded(kept, changed_fields, tuple(subtract_spans(before, after)))
 
     def _align(self, node: Node, start: int, shift: int) -> Alignment:
-        if not self._policy.max_field_tokens:
-            return _UNKNOWN
         found = self._aligner.align(node, start, shift)
         if self._lexicon is None or not found.fields:
             return found
@@ -128,9 +122,9 @@ class Guard:
         end = len(self._tokens)
         if not fields:
             return []
-        if self._edit == "in_place":
+        if self._policy.edit == "in_place":
             return [Mentions(field.new[0], []) for field in fields]
-        if self._edit == "recompile" or self._lexicon is None:
+        if self._policy.edit == "recompile" or self._lexicon is None:
             return [Mentions(field.new[0], [(field.new[0], end)]) for field in fields]
         seam, tail = self._policy.seam_tokens, (end - self._policy.edit_tail_tokens, end)
         return [
