@@ -16,6 +16,8 @@ from difflib import SequenceMatcher
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from sglang_pic.core.plan import Context
 from sglang_pic.core.spans import Span
 from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, common_len
@@ -23,6 +25,7 @@ from sglang_pic.core.trie import ANY, Node, Trie, equal_start, tokens_before
 
 # So many tokens that are equal on both sides put them in step again; fewer are equal by chance.
 _FLANK_TOKENS = 8
+_FLANK_BYTES = _FLANK_TOKENS * TOKEN_BYTES
 # So many equal tokens inside a difference make two fields of it.
 _SAME_TOKENS = 4
 # What was only added or only taken away is a field up to this part of `max_field_tokens`; else it is a text.
@@ -75,6 +78,7 @@ class Aligner:
         self._probes = sorted({round(part * max_field_tokens) for part in _PROBES})
         # (serial of a node, shift) -> the last alignment there: a run further on often lies on the same path.
         self._known: dict[tuple[int, int], tuple[int, Alignment]] = {}
+        self._parts: dict[tuple[bytes, int, int], list[tuple[Span, Span]]] = {}
         self.work = 0
         """Cost so far, in tokens compared."""
 
@@ -134,18 +138,19 @@ class Aligner:
     def _fall_in_step(self, node: Node, old_end: int, new_end: int, shared: int) -> tuple[int, int] | None:
         """The lengths of a short difference that ends at these places, with equal text in front of it."""
         most = self._most
-        old = tokens_before(node, old_end, min(most + _FLANK_TOKENS, old_end - shared))
-        new = self._tokens[max(shared, new_end - most - _FLANK_TOKENS) : new_end]
-        haystack = new.tobytes()
+        old_len = min(most + _FLANK_TOKENS, old_end - shared)
+        old = tokens_before(node, old_end, old_len).tobytes()
+        new_start = max(shared, new_end - most - _FLANK_TOKENS)
+        new = self._tokens[new_start:new_end].tobytes()
         for skipped in self._probes:
-            flank_end = len(old) - skipped
-            if flank_end < _FLANK_TOKENS:
+            flank_end = TOKEN_BYTES * (old_len - skipped)
+            if flank_end < _FLANK_BYTES:
                 break
-            at = _rfind(haystack, old[flank_end - _FLANK_TOKENS : flank_end])
+            at = _rfind(new, old[flank_end - _FLANK_BYTES : flank_end])
             if at is not None:
-                new_at = at + _FLANK_TOKENS
-                more = common_len(old[flank_end:], new[new_at:])
-                return skipped - more, len(new) - new_at - more
+                new_at = at + _FLANK_BYTES
+                more = common_len(np.frombuffer(old[flank_end:], dtype="<i4"), np.frombuffer(new[new_at:], dtype="<i4"))
+                return skipped - more, new_end - new_start - new_at // TOKEN_BYTES - more
         return None
 
     def _beside(self, node: Node, at: int, shift: int, shared: int, fields: list[Difference]) -> Alignment:
@@ -170,7 +175,10 @@ class Aligner:
         flank, new_start = len(taken) - old_len, new_end - new_len
         parts = [((0, old_len), (0, new_len))]
         if min(old_len, new_len) > _SAME_TOKENS:
-            parts = _parts(taken[flank:].tolist(), self._tokens[new_start:new_end].tolist())
+            # Runs that lie behind the same field on several paths have the same difference before them.
+            key = taken[flank:].tobytes(), new_start, new_end
+            parts = self._parts.get(key) or _parts(taken[flank:].tolist(), self._tokens[new_start:new_end].tolist())
+            self._parts[key] = parts
         for (old_from, old_to), (new_from, new_to) in reversed(parts):
             before = taken[max(0, flank + old_from - _FLANK_TOKENS) : flank + old_from]
             new = new_start + new_from, new_start + new_to
@@ -194,11 +202,11 @@ def _join(rest: Alignment, fields: list[Difference]) -> Alignment:
     return Alignment(Context.CHANGED, (*rest.fields, *reversed(fields))) if fields else rest
 
 
-def _rfind(haystack: bytes, tokens: Tokens) -> int | None:
-    """The last place where `tokens` stand, in tokens."""
-    needle, end = tokens.tobytes(), len(haystack)
+def _rfind(haystack: bytes, needle: bytes) -> int | None:
+    """Where the tokens of `needle` stand for the last time."""
+    end = len(haystack)
     while (at := haystack.rfind(needle, 0, end)) >= 0:
         if at % TOKEN_BYTES == 0:
-            return at // TOKEN_BYTES
+            return at
         end = at + len(needle) - 1
     return None

@@ -21,9 +21,10 @@ EndingHashes = npt.NDArray[np.uint32]
 _TOKEN, _STEP_1, _STEP_2, _STEP_4, _FINAL = map(np.uint32, (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1))
 _SHIFT_TOKEN, _SHIFT_FINAL = np.uint32(15), np.uint32(16)
 
-# A filter has 16 to 64 slots for every ending added to it: 2 to 6 positions in 100 pass by chance and cost a dictionary
-# look-up each, which takes as long as the gather itself.
+# A filter has 16 to 64 slots for every ending added to it, of eight bits each: 2 to 6 positions in 100 meet a slot that
+# is not empty, an eighth of them the right bit. Each of those costs a dictionary look-up.
 _SLOTS_PER_ENDING = 16
+_BIT = 7
 _MIN_BITS = 10
 _MAX_BITS = 28
 
@@ -63,7 +64,7 @@ class EndingFilter:
         """Add one ending hash; False where the filter is full, and `rebuild` is due first."""
         if self._num_added * _SLOTS_PER_ENDING >= len(self._slots) and len(self._slots) < 1 << _MAX_BITS:
             return False
-        self._slots[ending >> self._shift] = True
+        self._slots[ending >> self._shift] |= 1 << (ending & _BIT)
         self._num_added += 1
         return True
 
@@ -74,16 +75,23 @@ class EndingFilter:
     def rebuild(self, endings: npt.NDArray[np.uint32]) -> None:
         """Hold exactly `endings`, with room for as many again. Cost O(len(endings))."""
         self._reset(len(endings))
-        self._slots[(endings >> np.uint32(self._shift)).astype(np.int64)] = True
+        slots = (endings >> np.uint32(self._shift)).astype(np.int64)
+        np.bitwise_or.at(self._slots, slots, _bits(endings))
         self._num_added = len(endings)
 
     def candidates(self, hashes: EndingHashes) -> npt.NDArray[np.int64]:
         """Indices of the hashes that may be in the set, ascending."""
-        indices = (hashes >> np.uint32(self._shift)).astype(np.int64)
-        return np.flatnonzero(self._slots.take(indices))
+        slots = self._slots.take((hashes >> np.uint32(self._shift)).astype(np.int64))
+        places = np.flatnonzero(slots != 0)
+        return places[slots[places] & _bits(hashes[places]) != 0]
 
     def _reset(self, num_endings: int) -> None:
         wanted = (2 * num_endings * _SLOTS_PER_ENDING - 1).bit_length() if num_endings else 0
         bits = min(_MAX_BITS, max(_MIN_BITS, wanted))
         self._shift = 32 - bits
-        self._slots = np.zeros(1 << bits, dtype=bool)
+        self._slots = np.zeros(1 << bits, dtype=np.uint8)
+
+
+def _bits(hashes: EndingHashes) -> npt.NDArray[np.uint8]:
+    """The bit of each hash in its slot; the slot is told by the other end of the hash."""
+    return np.left_shift(1, hashes & np.uint32(_BIT)).astype(np.uint8)

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sglang_pic.core.tokens import Tokens
+
+_T = TypeVar("_T", bound=np.generic)
+_Number = TypeVar("_Number", int, npt.NDArray[np.int64])
 
 _SIGNS = re.compile(r"[\W_]+")
 _LETTERS = re.compile(r"[^\W\d_]+")
@@ -25,9 +29,8 @@ _WORD_TOKENS = 24
 MESSAGE_BREAK = "\x1e\n"
 """The text to give to a token that opens or closes a message."""
 
-# Beside the codes of characters: a word that is one token may have anything behind it.
-_ANY_CHARACTER = -1
-_MOST_BITS = 61
+# A token and the character behind it have one of so many numbers; few pairs share one.
+_PAIRS = 1 << 16
 # A word whose tokens stand in more places is frequent.
 _FREQUENT = 32
 
@@ -45,8 +48,10 @@ class Lexicon:
         # Without the signs in front, folded; and the ids by that.
         self._words: list[str] = []
         self._by_word: defaultdict[str, list[int]] = defaultdict(list)
-        self._breaks = np.empty(0, dtype=np.bool_)
-        self._first = np.empty(0, dtype=np.int32)
+        # Of each token, and at the end of one without text: whether it has a line break or signs in front, begins or
+        # ends inside a word; and its first character.
+        self._breaks, self._signed, self._starts, self._ends = np.zeros((4, 1), dtype=np.bool_)
+        self._first = np.zeros(1, dtype=np.int64)
         self.extend(texts)
 
     def __len__(self) -> int:
@@ -60,10 +65,13 @@ class Lexicon:
             self._words.append(word)
             if word:
                 self._by_word[word].append(token)
+        folded = [text.casefold() for text in added]
         self._texts += added
-        first = [ord(text.casefold()[0]) if text else 0 for text in added]
-        self._breaks = np.append(self._breaks, np.array(["\n" in text for text in added], dtype=np.bool_))
-        self._first = np.append(self._first, np.array(first, dtype=np.int32))
+        self._breaks = _append(self._breaks, ["\n" in text for text in added])
+        self._signed = _append(self._signed, [bool(_SIGNS.match(text)) for text in added])
+        self._starts = _append(self._starts, [text[:1].isalnum() for text in added])
+        self._ends = _append(self._ends, [text[-1:].isalnum() for text in added])
+        self._first = _append(self._first, [ord(text[0]) if text else 0 for text in folded])
 
     def text(self, tokens: Tokens) -> str:
         """The text of `tokens`; ids that are unknown have none."""
@@ -92,18 +100,21 @@ class Lexicon:
 
         Words that signs join are one, and also each by itself where it has letters: a part of a number says nothing.
         """
-        if start >= end:
+        inside = [self._text(token) for token in tokens[start:end].tolist()]
+        if not inside:
             return {}
-        offset = max(0, start - _WORD_TOKENS)
-        texts = [self._text(token) for token in tokens[offset : end + _WORD_TOKENS].tolist()]
-        first, last = start - offset, end - offset
-        while first > 0 and _are_joined(texts[first - 1], texts[first]):
-            first -= 1
-        while last < len(texts) and _are_joined(texts[last - 1], texts[last]):
-            last += 1
-        text = "".join(texts[first:last]).casefold()
-        low = len("".join(texts[first : start - offset]).casefold())
-        high = low + len("".join(texts[start - offset : end - offset]).casefold())
+        left, right = [inside[0]], [inside[-1]]
+        for token in tokens[max(0, start - _WORD_TOKENS) : start][::-1].tolist():
+            if not _are_joined(self._text(token), left[-1]):
+                break
+            left.append(self._text(token))
+        for token in tokens[end : end + _WORD_TOKENS].tolist():
+            if not _are_joined(right[-1], self._text(token)):
+                break
+            right.append(self._text(token))
+        before, here = "".join(left[:0:-1]).casefold(), "".join(inside).casefold()
+        text, low = before + here + "".join(right[1:]).casefold(), len(before)
+        high = low + len(here)
         found: dict[str, None] = {}
         for joined in _JOINED.finditer(text):
             for word in (joined, *_LETTERS.finditer(text, joined.start(), joined.end())):
@@ -118,65 +129,91 @@ class Lexicon:
         then O(places where one of the words may begin).
         """
         found: dict[str, list[int]] = {word: [] for word in (*words, *rare)}
-        starts: defaultdict[int, list[str]] = defaultdict(list)
-        # The characters that may follow: any behind a word that is one token.
-        following: defaultdict[int, set[int]] = defaultdict(set)
-        for word in found:
-            for length in range(1, len(word) + 1):
-                for token in self._by_word.get(word[:length], ()):
-                    starts[token].append(word)
-                    following[token].add(ord(word[length]) if length < len(word) else _ANY_CHARACTER)
-        places = self._candidates(following, tokens)
-        begun = tokens[places].tolist()
-        times = Counter(begun)
+        whole, begun = self._ways_to_write(found)
+        places = np.flatnonzero(self._table([*whole, *begun]).take(tokens, mode="clip"))
+        times = Counter(tokens[places].tolist())
         given_up = {word for word in rare if sum(times[token] for token in self._by_word.get(word, ())) > _FREQUENT}
-        asked = {token: tuple(word for word in each if word not in given_up) for token, each in starts.items()}
-        for place, token in zip(places.tolist(), begun, strict=True):
-            wanted = asked[token]
-            if not wanted or not (text := self._word_from(tokens, place)).startswith(wanted):
-                continue
-            before = self._before(tokens, place)
-            for word in wanted:
-                ends = text.startswith(word) and not _goes_on(text[len(word) :], word[-1])
-                if ends and not _goes_on(before[::-1], word[0]):
+        if given_up:
+            whole, begun = self._ways_to_write(word for word in found if word not in given_up)
+            places = places[self._table([*whole, *begun]).take(tokens[places], mode="clip")]
+        ids = tokens[places]
+        before, after = (tokens.take(places + step, mode="clip") for step in (-1, 1))
+        # Beyond both ends there is no text.
+        before[places == 0] = after[places == len(tokens) - 1] = len(self._texts)
+        is_edge = self._signed.take(ids, mode="clip") | ~self._ends.take(before, mode="clip")
+        is_edge &= ~self._starts.take(after, mode="clip") & self._table([*whole]).take(ids, mode="clip")
+        for place, token in zip(places[is_edge].tolist(), ids[is_edge].tolist(), strict=True):
+            found[whole[token]].append(place)
+        for place, token, following in self._begun_places(begun, places, ids, after):
+            for word, rest in begun[token]:
+                if rest.startswith(following[: len(rest)]) and self._stands_at(word, tokens, place):
                     found[word].append(place)
-        return found
+        return {word: sorted(each) for word, each in found.items()}
 
-    def _candidates(self, following: dict[int, set[int]], tokens: Tokens) -> npt.NDArray[np.int64]:
-        """Where one of the tokens `following` stands in front of a token that begins with one of its characters."""
-        characters = sorted({character for each in following.values() for character in each} - {_ANY_CHARACTER})
-        bits = {character: 1 << min(bit, _MOST_BITS) for bit, character in enumerate(characters)}
-        masks = np.zeros(len(self._texts) + 1, dtype=np.int64)
-        for token, each in following.items():
-            masks[token] = -1 if _ANY_CHARACTER in each else sum({bits[character] for character in each})
-        places = np.flatnonzero(masks.take(tokens, mode="clip"))
-        asked = masks[tokens[places]]
-        if not characters:
-            return places
-        first = self._first.take(tokens[np.minimum(places + 1, len(tokens) - 1)], mode="clip")
-        known = np.array(characters, dtype=np.int64)
-        at = np.searchsorted(known, first).clip(max=len(known) - 1)
-        seen = np.where(known[at] == first, 1 << np.minimum(at, _MOST_BITS), 0)
-        return places[(asked < 0) | (asked & seen != 0)]
+    def _table(self, ids: list[int]) -> npt.NDArray[np.bool_]:
+        """Which tokens are one of `ids`."""
+        table = np.zeros(len(self._texts) + 1, dtype=np.bool_)
+        table[ids] = True
+        return table
 
-    def _word_from(self, tokens: Tokens, place: int) -> str:
-        """The folded text from the word in the token at `place` on, up to the next space."""
-        parts = [self._words[int(tokens[place])]]
+    def _ways_to_write(self, words: Iterable[str]) -> tuple[dict[int, str], dict[int, list[tuple[str, str]]]]:
+        """The tokens that are one of the words; and those that may begin one, each with the rest of the word.
+
+        A number is of the second kind: signs beside it may be part of it, so that the texts around it are looked at.
+        """
+        whole: dict[int, str] = {}
+        begun: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
+        for word in words:
+            for length in range(1, len(word)):
+                for token in self._by_word.get(word[:length], ()):
+                    begun[token].append((word, word[length:]))
+            for token in self._by_word.get(word, ()):
+                if word[0].isdigit() or word[-1].isdigit():
+                    begun[token].append((word, ""))
+                else:
+                    whole[token] = word
+        return whole, begun
+
+    def _begun_places(
+        self, begun: dict[int, list[tuple[str, str]]], places: npt.NDArray[np.int64], ids: Tokens, after: Tokens
+    ) -> Iterator[tuple[int, int, str]]:
+        """The places of tokens that may begin a word, but few that go on otherwise; with the text that follows."""
+        goes_on = np.zeros(_PAIRS, dtype=np.bool_)
+        goes_on[[_pair(token, ord(rest[0])) for token, words in begun.items() for _, rest in words if rest]] = True
+        ended = [token for token, words in begun.items() if any(not rest for _, rest in words)]
+        may_begin = goes_on[_pair(ids, self._first.take(after, mode="clip"))] & self._table([*begun]).take(
+            ids, mode="clip"
+        )
+        may_begin |= self._table(ended).take(ids, mode="clip")
+        for place, token, following in zip(*(each[may_begin].tolist() for each in (places, ids, after)), strict=True):
+            yield place, token, self._text(following).casefold()
+
+    def _stands_at(self, word: str, tokens: Tokens, place: int) -> bool:
+        """Whether the word begins in the token at `place` and is part of no longer one."""
+        text = self._words[int(tokens[place])]
         for token in tokens[place + 1 : place + _WORD_TOKENS].tolist():
-            text = self._text(token)
-            if text[:1].isspace():
+            more = self._text(token)
+            if not more or more[0].isspace() or len(text) > len(word) + 1:
                 break
-            parts.append(text.casefold())
-        return "".join(parts)
-
-    def _before(self, tokens: Tokens, place: int) -> str:
-        """The end of the text in front of the word that begins in the token at `place`."""
+            text += more.casefold()
+        if not text.startswith(word) or _goes_on(text[len(word) :], word[-1]):
+            return False
         before = "".join(map(self._text, tokens[max(0, place - 2) : place].tolist()))
-        text = self._text(int(tokens[place]))
-        return before + text[: len(text) - len(_without_signs(text))]
+        token = int(tokens[place])
+        before += self._texts[token][: len(self._texts[token]) - len(self._words[token])]
+        return not _goes_on(before[::-1], word[0])
 
     def _text(self, token: int) -> str:
         return self._texts[token] if 0 <= token < len(self._texts) else ""
+
+
+def _append(known: npt.NDArray[_T], added: list[Any]) -> npt.NDArray[_T]:
+    """`added` in front of the last entry, which is that of a token without text."""
+    return np.concatenate([known[:-1], np.array(added, dtype=known.dtype), known[-1:]])
+
+
+def _pair(token: _Number, character: _Number) -> _Number:
+    return (token * 31 + character) % _PAIRS
 
 
 def _are_joined(before: str, here: str) -> bool:

@@ -44,6 +44,7 @@ _BLOCK_TOKENS = 16384
 # What looking at a donor costs beside the tokens it shares, and what naming a span costs, in tokens compared (about
 # 20 ns each).
 _WORK_PER_DONOR = 64
+_WORK_PER_ENDING = 16
 _WORK_PER_NAME = 8
 # Tokens of a donor's context that are looked for in the prompt at the cost of comparing one.
 _CONTEXT_PER_WORK = 16
@@ -162,7 +163,7 @@ class Planner:
             places, endings = self._donors.scan(self._tokens, at, stop)
             i = 0
             while i < len(places):
-                if endings[i] in heads:
+                if endings[i] in heads and not self._is_given_up(endings[i], places[i]):
                     run = self._choose(endings[i], data, places[i], runs[-1].shift if runs else None)
                     if run is not None:
                         runs.append(run)
@@ -353,6 +354,18 @@ class Planner:
             self._dropped[DropReason.MAX_GAPS] += len(runs) - len(kept)
             runs = kept
         return runs
+
+    def _is_given_up(self, ending: int, chunk_end: int) -> bool:
+        """Whether every chunk that ends like this lies in a span that was found not to be worth a run."""
+        if not self._short:
+            return False
+        self._work += _WORK_PER_ENDING
+        donors = self._donors
+        for donor in donors.of(ending):
+            place = donors.node(donor).serial, chunk_end - donors.end(donor)
+            if chunk_end > self._short.get(place, 0):
+                return False
+        return True
 
     def _count_drop(self, found: _Candidate | None) -> None:
         if found is None:

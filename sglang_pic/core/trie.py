@@ -166,6 +166,8 @@ def tokens_before(node: Node, end: int, length: int) -> Tokens:
         while node.start >= at:
             assert node.parent is not None, "a path has no token before position 0"
             node = node.parent
+        if node.start <= end - length and not parts:
+            return node.tokens[end - length - node.start : end - node.start]
         parts.append(node.tokens[max(0, end - length - node.start) : at - node.start])
         at = node.start
     return np.concatenate(parts[::-1]) if parts else node.tokens[:0]
