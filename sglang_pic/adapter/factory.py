@@ -19,6 +19,7 @@ from sglang_pic.adapter import server_info
 from sglang_pic.adapter.audit import hooks as audit_hooks
 from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.audit.audit import Audit
+from sglang_pic.adapter.hooks import apply_hooks
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.ranks import check_alike
 from sglang_pic.adapter.seams import BuildContext
@@ -65,22 +66,26 @@ def create_cache(ctx: BuildContext) -> PicRadixCache:
         ConfigError: the configuration is not valid.
         UnsupportedError: the model, its pool, the topology or a flag cannot be served safely, or ranks differ in what
             they read.
-        ContractError: the model's rotation is not what its module says, or its rows do not turn by it.
+        ContractError: the model's rotation is not what its module says, its rows do not turn by it, or a function of
+            SGLang could not be hooked.
     """
     config = load_config()
     check_support(ctx)
-    model = _read_model(ctx, config)
     runner, labels = ctx.tp_worker.model_runner, _labels(ctx)
     shown: dict[str, Callable[[], msgspec.Struct]] = {}
     audit = None
     if config.audit_rate > 0:
         audit = Audit(runner, config, Series(audit_metrics.METRICS, labels), ctx.tp_group)
         shown["audit"] = audit.report
+    model = _read_model(ctx, config, _checked_splicer(ctx, audit))
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
     shown["pins"] = cache.pins.report
     server_info.install(shown)
+    # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
     scheduler_hooks.install(cache, config.core)
-    _install_hooks(model.splicer, audit)
+    if audit is not None:
+        audit_hooks.install(audit)
+    apply_hooks()
     max_gaps = cache.planning.max_gaps
     tested = run_self_test(
         runner, model.splicer, config, tokenizer=model.tokenizer, max_gaps=max_gaps, tp_group=ctx.tp_group
@@ -97,9 +102,8 @@ def create_cache(ctx: BuildContext) -> PicRadixCache:
     return cache
 
 
-def _read_model(ctx: BuildContext, config: PicConfig) -> _LiveModel:
+def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer) -> _LiveModel:
     runner = ctx.tp_worker.model_runner
-    splicer = _checked_splicer(ctx)
     tokenizer = read_tokenizer(ctx.server_args)
     delimiters = frozenset() if tokenizer is None else delimiters_of(tokenizer)
     texts = None if tokenizer is None else texts_of(tokenizer, delimiters)
@@ -140,21 +144,14 @@ def _make_cache(
     return cache
 
 
-def _install_hooks(splicer: Splicer, audit: Audit | None) -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
-    ForwardPath(splicer, [] if audit is None else [audit_hooks.FirstTokens(audit)]).install()
-    if audit is not None:
-        audit_hooks.install(audit)
-    HookRegistry.apply_hooks()
-
-
-def _checked_splicer(ctx: BuildContext) -> Splicer:
-    """The splicer of the live model, its rotation proved on the model's modules and rows."""
+def _checked_splicer(ctx: BuildContext, audit: Audit | None) -> Splicer:
+    """The splicer of the live model, its rotation proved on the model's modules and rows; forward passes use it."""
     runner = ctx.tp_worker.model_runner
     view = view_pool(runner.token_to_kv_pool)
     geometry = read_geometry(runner.model, max_shift=ctx.model_config.context_len)
     splicer = Splicer(view, geometry)
+    ForwardPath(splicer, [] if audit is None else [audit_hooks.FirstTokens(audit)]).install()
+    apply_hooks()
     started_at = time.perf_counter()
     rows = check_rows(runner, splicer, ctx.tp_group)
     logger.info(

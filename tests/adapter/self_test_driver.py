@@ -17,6 +17,7 @@ import msgspec
 import torch
 from pic_kernels import RopeParams
 
+from sglang_pic.adapter.hooks import apply_hooks
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.startup.self_test import run_self_test
 from sglang_pic.config import PicConfig
@@ -57,13 +58,11 @@ def changed(geometry: RopeGeometry, change: Callable[[RopeParams], RopeParams]) 
 
 def run_cases(runner: Any, tokenizer: Any, wanted: Sequence[str]) -> dict[str, SelfTest | bool]:
     """The self-test of each splicer on one runner, with neither of the other start-up checks before it."""
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
     view, geometry = view_pool(runner.token_to_kv_pool), read_geometry(runner.model, max_shift=8_192)
     healthy, default = Splicer(view, geometry), PicConfig()
     path = ForwardPath(healthy)
     path.install()
-    HookRegistry.apply_hooks()
+    apply_hooks()
     table = runner.req_to_token_pool.req_to_token
     before = [buffer.clone() for buffer in (*view.keys, *view.values, table)]
     results: dict[str, SelfTest | bool] = {}

@@ -1,0 +1,89 @@
+"""A hook that SGLang did not put in place must stop the server: SGLang logs the failure and goes on."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+with warnings.catch_warnings():
+    # SGLang and what it imports warn about this machine's missing accelerators.
+    warnings.simplefilter("ignore")
+    registry = pytest.importorskip("sglang.srt.plugins.hook_registry").HookRegistry
+
+from sglang_pic.adapter import hooks
+from sglang_pic.adapter.hooks import apply_hooks, hook
+from sglang_pic.errors import ContractError
+
+
+class Runner:
+    """A class of SGLang."""
+
+    def forward(self) -> str:
+        return "stock"
+
+    @classmethod
+    def init_new(cls) -> str:
+        return "stock"
+
+
+def double(original: Callable[..., str], *args: Any) -> str:
+    return f"hooked {original(*args)}"
+
+
+def annotate(result: str, *_: Any) -> str:
+    return f"{result} hooked"
+
+
+@pytest.fixture(autouse=True)
+def target(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Runner]]:
+    """A module of SGLang with a fresh class, and registries with nothing else in them."""
+    made: Any = type("Runner", (), dict(vars(Runner)))
+    module = ModuleType("sglang.srt.pic_test_target")
+    module.Runner = made  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(hooks, "_registered", [])
+    monkeypatch.setattr(registry, "_hooks", type(registry._hooks)(list))
+    monkeypatch.setattr(registry, "_patched", set())
+    return made
+
+
+def test_hooks_in_place_are_proved(target: Any) -> None:
+    hook("around", "pic_test_target.Runner.forward", double)
+    hook("after", "pic_test_target.Runner.forward", annotate)
+    hook("after", "pic_test_target.Runner.init_new", annotate)
+    apply_hooks()
+    assert (target().forward(), target.init_new()) == ("hooked stock hooked", "stock hooked")
+
+
+@pytest.mark.parametrize("gone", ["Runner.backward", "Walker.forward"])
+def test_a_target_that_is_gone_stops_the_server(gone: str) -> None:
+    hook("around", "pic_test_target.Runner.forward", double)
+    hook("around", f"pic_test_target.{gone}", double)
+    with pytest.raises(ContractError, match=rf"^sglang\.srt\.pic_test_target\.{gone}: not hooked, .*without"):
+        apply_hooks()
+
+
+def test_a_target_that_another_plugin_hooked_first_stops_the_server(target: Any) -> None:
+    """SGLang wraps a target once: hooks that are registered afterwards do nothing, and SGLang says nothing."""
+    registry.register("sglang.srt.pic_test_target.Runner.forward", annotate)
+    registry.apply_hooks()
+    hook("around", "pic_test_target.Runner.forward", double)
+    with pytest.raises(ContractError, match=r"Runner\.forward: not hooked"):
+        apply_hooks()
+    assert target().forward() == "stock hooked"
+
+
+def test_another_plugin_may_wrap_what_we_hooked_but_not_replace_it(target: Any) -> None:
+    hook("around", "pic_test_target.Runner.forward", double)
+    apply_hooks()
+    registry._patched.clear()
+    registry.register("sglang.srt.pic_test_target.Runner.forward", annotate)
+    apply_hooks()
+    target.forward = lambda _: "theirs"
+    with pytest.raises(ContractError, match=r"Runner\.forward: not hooked"):
+        apply_hooks()
