@@ -66,6 +66,11 @@ class Model:
         ]
         self.inputs = torch.randn(NUM_TOKENS, 32, generator=draw)
         self.position_dependent = 0.0
+        self.noise = 0.0
+        """Relative L2 that a layer's output gets, drawn anew in every pass."""
+        self.num_flipped = 0
+        """Tokens whose layer output is another one altogether, others in every pass: they chose another expert."""
+        self._draw = torch.Generator().manual_seed(5)
 
     def compute(self, slots: Tensor, position: int) -> None:
         """The rows of the token sequence from `position` on."""
@@ -84,7 +89,14 @@ class Model:
                     buffer[slots] = rows[:, None].expand(-1, 2, -1).to(self.view.dtype)
                 value, key = (buffer[layer][slots, 0].float() for buffer in (self.view.values, self.view.keys))
             scores = (turned @ key.T + mask).softmax(-1)
-            hidden = torch.nn.functional.pad(scores @ value, (0, 32 - value.shape[1])) + hidden
+            hidden = self._disturb(torch.nn.functional.pad(scores @ value, (0, 32 - value.shape[1])) + hidden)
+
+    def _disturb(self, hidden: Tensor) -> Tensor:
+        other = torch.randn(hidden.shape, generator=self._draw) * hidden.std()
+        flipped = torch.randperm(NUM_TOKENS, generator=self._draw)[: self.num_flipped]
+        hidden = hidden + self.noise * other
+        hidden[flipped] = other[flipped]
+        return hidden
 
     def check(self, geometry: RopeGeometry | None = None, compute: ComputeRows | None = None) -> RowErrors:
         """The whole check, as at start-up."""
@@ -121,6 +133,28 @@ def test_one_wrong_layer_is_named() -> None:
     model = Model(PoolKind.MHA, torch.bfloat16)
     with pytest.raises(ContractError, match=r"^layer 2: keys moved by"):
         model.check(replace_rope(model.geometry, WRONG["linear scaling"], (2,)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("noise", "num_flipped"), [(0.15, 0), (0.6, 0), (0.02, 4), (0.1, 12)])
+def test_what_grows_with_depth_is_reported_and_not_refused(kind: PoolKind, noise: float, num_flipped: int) -> None:
+    """Rounding, other experts in a deep model: keys and the rest of the rows are off alike, the first layer is not."""
+    model = Model(kind, torch.bfloat16)
+    model.noise, model.num_flipped = noise, num_flipped
+    errors = model.check()
+    assert errors.first_keys < ROW_LIMITS[torch.bfloat16].first
+    assert max(errors.keys, errors.rest) > ROW_LIMITS[torch.bfloat16].deeper
+    assert errors.noisy_layers in ((1, 2), (2,))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["layout", "linear scaling", "sign"])
+def test_one_wrong_layer_is_named_among_noisy_ones(kind: PoolKind, name: str) -> None:
+    """What is off in that layer's keys alone does not come from the layers before."""
+    model = Model(kind, torch.bfloat16)
+    model.noise = 0.15
+    with pytest.raises(ContractError, match=r"^layer 2: keys moved by"):
+        model.check(replace_rope(model.geometry, WRONG[name], (2,)))
 
 
 @pytest.mark.parametrize(("kind", "rest"), [(PoolKind.MHA, "values"), (PoolKind.MLA, "latent rows")])
