@@ -29,13 +29,16 @@ OUT := runs/demo
 TRACES :=
 # Test files side by side, those with servers first; each server takes a few GB. 0 for one after the other, in one process.
 JOBS := 2
+# Versions of SGLang that are tested beside the pinned one, and a package in another version for `make test-with`.
+OTHER_SGLANG := 0.5.22
+WITH := sglang==$(OTHER_SGLANG)
 # More arguments for pytest (make test ARGS='-k splice') or for the comparison (make demo ARGS='--sessions 4').
 ARGS :=
 
 .PHONY: help
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '%s\n' '' 'Variables: PYTHON (a Python 3.11), TORCH (path of a CPU wheel of torch $(TORCH_VERSION)), MODEL, TRACE, TRACES, OUT, JOBS, ARGS'
+	@printf '%s\n' '' 'Variables: PYTHON (a Python 3.11), TORCH (path of a CPU wheel of torch $(TORCH_VERSION)), MODEL, TRACE, TRACES, OUT, WITH, JOBS, ARGS'
 
 .PHONY: setup
 setup: $(STAMP) ## make .venv with the pinned CPU environment (quick when it is up to date)
@@ -98,6 +101,20 @@ test: setup ## all tests, those with a real server too
 test-fast: setup ## the tests that start no server
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not e2e' $(ARGS)
 
+# One package in another version, beside .venv and before it on the path: nothing in .venv changes.
+OVERLAY = $(CURDIR)/.versions/$(WITH)
+.versions/%:
+	$(PIP) install -qq --no-deps --target $@ $*
+
+.PHONY: test-with
+test-with: setup .versions/$(WITH) ## tests with another version of one package: WITH=sglang==0.5.22, or triton==3.8.0 ARGS=tests/kernels
+	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+.PHONY: contract
+contract: setup $(foreach version,$(OTHER_SGLANG),.versions/sglang==$(version)) ## digests of the functions of SGLang that the tests ran with
+	$(BIN)/python -m sglang_pic.adapter.contract
+	for other in $(OTHER_SGLANG); do PYTHONPATH=$(CURDIR)/.versions/sglang==$$other $(BIN)/python -m sglang_pic.adapter.contract; done
+
 .PHONY: reference
 reference: setup ## write the tables of sglang_pic/REFERENCE.md from the code
 	$(BIN)/python -m sglang_pic.reference
@@ -158,5 +175,5 @@ clean: ## remove caches and build outputs (not .venv, .models, runs)
 	find sglang_pic kernels traces bench tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: distclean
-distclean: clean ## remove .venv and .models too (not runs)
-	rm -rf .venv .models
+distclean: clean ## remove .venv, .versions and .models too (not runs)
+	rm -rf .venv .versions .models

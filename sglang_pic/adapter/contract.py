@@ -10,15 +10,16 @@ missing or changed symbol must stop the server with one line instead.
 
 from __future__ import annotations
 
-import ast
-import functools
-import importlib.util
+import argparse
 import re
+import sys
 import tomllib
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from sglang_pic.adapter import bodies, source
 from sglang_pic.adapter.seams import SEAMS, members
 from sglang_pic.errors import ContractError
 
@@ -36,21 +37,32 @@ class Symbol(NamedTuple):
     why: str = ""
 
 
-def _read_table() -> tuple[Symbol, ...]:
-    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf8"))["symbols"]
-    listed = (
-        Symbol(row["path"], tuple(row.get("parameters", ())), tuple(row.get("source_has", ())), row["why"])
-        for row in table
-    )
-    used = (Symbol(path, (), members(seam), "members that are read or written") for seam, path in SEAMS.items())
-    return (*listed, *used)
+_TABLE: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf8"))
+_LISTED: Final = tuple(
+    Symbol(row["path"], tuple(row.get("parameters", ())), tuple(row.get("source_has", ())), row["why"])
+    for row in _TABLE["symbols"]
+)
+
+CONTRACT: Final = (
+    *_LISTED,
+    *(Symbol(path, (), members(seam), "members that are read or written") for seam, path in SEAMS.items()),
+)
+
+BODIES: Final = tuple(symbol.path for symbol in _LISTED)
+"""What the table of digests has for every server."""
+
+ATTENTION_BODIES: Final[dict[str, tuple[str, ...]]] = {
+    name: tuple(paths) for name, paths in _TABLE["attention"].items()
+}
+"""By attention backend, what it was admitted for: how its tables are built, and that rows are written before any is
+read. No code of ours uses these names, so they are no part of the contract; their digests are kept."""
 
 
-CONTRACT = _read_table()
-
-
-def check_contract(contract: tuple[Symbol, ...] = CONTRACT) -> None:
+def check_contract(contract: tuple[Symbol, ...] = CONTRACT) -> list[str]:
     """Check every symbol against the installed SGLang.
+
+    Returns:
+        Those of `BODIES` that are not what was tested, whatever they are called and hold.
 
     Raises:
         ContractError: one line that names the first symbol that is missing or changed, and the versions.
@@ -60,92 +72,75 @@ def check_contract(contract: tuple[Symbol, ...] = CONTRACT) -> None:
             problem = _problem(symbol)
             if problem:
                 raise ContractError(
-                    f"{symbol.path} {problem} in the installed SGLang {_installed_version()}; sglang_pic was built for "
+                    f"{symbol.path} {problem} in the installed SGLang {installed_version()}; sglang_pic was built for "
                     f"{BUILT_FOR} and needs it for {symbol.why}. Install "
                     f"sglang=={BUILT_FOR}, or start without --radix-cache-backend pic."
                 )
+        return bodies.changed_bodies(BODIES)
     finally:
         # Syntax trees of SGLang's largest files: needed once, and every process of a server would keep them.
-        _parse.cache_clear()
+        source.forget()
+
+
+def changed_attention(backend: str) -> list[str]:
+    """The functions of an attention backend that are not what was tested; none where none was."""
+    try:
+        return bodies.changed_bodies(ATTENTION_BODIES.get(backend, ()))
+    finally:
+        source.forget()
+
+
+def describe_changes(changed: Sequence[str]) -> str:
+    """One line for the operator about functions whose bodies were never tested."""
+    tested = " or ".join(bodies.tested_versions())
+    names = ", ".join(path.removeprefix("sglang.srt.") for path in changed)
+    return (
+        f"SGLang {installed_version()} is not what was tested: {len(changed)} functions that the cache relies on "
+        f"differ from those of {tested}: {names}. Start-up checks the live model all the same; to have what was "
+        f"tested install sglang=={BUILT_FOR}."
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the digests of the installed SGLang into the table of tested bodies."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sglang_pic.adapter.contract",
+        description="Writes the digests of the installed SGLang into the table of tested bodies. Run the tests first.",
+    )
+    parser.parse_args(argv)
+    check_contract()
+    paths = (*BODIES, *(path for functions in ATTENTION_BODIES.values() for path in functions))
+    count = bodies.add_version(paths, installed_version())
+    print(f"{bodies.TABLE}: {count} digests of SGLang {installed_version()}", file=sys.stderr)
+    return 0
 
 
 def _problem(symbol: Symbol) -> str | None:
-    found = _find(symbol.path)
+    found = source.find(symbol.path)
     if found is None:
         return "is missing"
-    node, source = found
-    lacking = [name for name in symbol.parameters if name not in _parameters(node)]
+    node, text = found
+    lacking = [name for name in symbol.parameters if name not in source.parameters_of(node)]
     if lacking:
         return f"has no parameter {lacking[0]!r}"
-    lacking = [word for word in symbol.source_has if not _holds(source, word)]
+    lacking = [word for word in symbol.source_has if not _holds(text, word)]
     if lacking:
         return f"no longer has {lacking[0]!r}"
     return None
 
 
-def _holds(source: str, text: str) -> bool:
+def _holds(source_text: str, word: str) -> bool:
     # A name must be a whole word; any other text is looked for as it is.
-    return re.search(rf"\b{text}\b", source) is not None if text.isidentifier() else text in source
+    return re.search(rf"\b{word}\b", source_text) is not None if word.isidentifier() else word in source_text
 
 
-def _find(path: str) -> tuple[ast.AST, str] | None:
-    """The definition of a dotted path and its source, without importing the module it is in.
-
-    NOTE: importing every module here would add seconds to each process of a server.
-    """
-    parts = path.split(".")
-    for split in range(len(parts) - 1, 1, -1):
-        module = _parse(".".join(parts[:split]))
-        if module is not None:
-            tree, lines = module
-            node: ast.AST = tree
-            for name in parts[split:]:
-                member = _member(node, name)
-                if member is None:
-                    return None
-                node = member
-            first, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", len(lines))
-            return node, "".join(lines[first - 1 : last])
-    return None
-
-
-@functools.cache
-def _parse(module: str) -> tuple[ast.Module, list[str]] | None:
-    # Looking a submodule up by name would import its parent packages.
-    top, *rest = module.split(".")
-    spec = importlib.util.find_spec(top)
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        for file in (Path(folder, *rest).with_suffix(".py"), Path(folder, *rest, "__init__.py")):
-            if file.is_file():
-                text = file.read_text(encoding="utf8")
-                return ast.parse(text), text.splitlines(keepends=True)
-    return None
-
-
-def _member(node: ast.AST, name: str) -> ast.AST | None:
-    for child in getattr(node, "body", ()):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and child.name == name:
-            return child
-        targets = child.targets if isinstance(child, ast.Assign) else [getattr(child, "target", None)]
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            return child
-    return None
-
-
-def _parameters(node: ast.AST) -> set[str]:
-    """Parameters of a function, or the fields of a class that is made from its annotations."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        arguments = node.args
-        return {arg.arg for arg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
-    init = _member(node, "__init__")
-    if init is not None:
-        return _parameters(init)
-    fields = (child.target for child in getattr(node, "body", ()) if isinstance(child, ast.AnnAssign))
-    return {target.id for target in fields if isinstance(target, ast.Name)}
-
-
-def _installed_version() -> str:
+def installed_version() -> str:
+    """The version of the installed SGLang."""
     try:
         return version("sglang")
     except PackageNotFoundError:
         return "(not installed)"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

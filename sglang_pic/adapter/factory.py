@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from sglang_pic.adapter import server_info
 from sglang_pic.adapter.audit import hooks as audit_hooks
 from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.audit.audit import Audit
+from sglang_pic.adapter.contract import changed_attention, describe_changes
 from sglang_pic.adapter.hooks import apply_hooks
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.ranks import check_alike
@@ -59,8 +60,12 @@ class _LiveModel(NamedTuple):
     cost: CostModel | None
 
 
-def create_cache(ctx: BuildContext) -> PicRadixCache:
+def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> PicRadixCache:
     """Make the cache of one scheduler rank.
+
+    Args:
+        ctx: what SGLang hands over.
+        changed_bodies: functions of SGLang that `check_contract` did not find as they were tested.
 
     Raises:
         ConfigError: the configuration is not valid.
@@ -71,6 +76,7 @@ def create_cache(ctx: BuildContext) -> PicRadixCache:
     """
     config = load_config()
     check_support(ctx)
+    warn_of_changes(ctx, changed_bodies)
     runner, labels = ctx.tp_worker.model_runner, _labels(ctx)
     shown: dict[str, Callable[[], msgspec.Struct]] = {}
     audit = None
@@ -100,6 +106,14 @@ def create_cache(ctx: BuildContext) -> PicRadixCache:
         msgspec.json.encode(config).decode(),
     )
     return cache
+
+
+def warn_of_changes(ctx: BuildContext, changed_bodies: Sequence[str]) -> None:
+    """Name, on one rank, the functions of SGLang that are not what was tested: `changed_bodies` and the backend's."""
+    backend = ctx.tp_worker.model_runner.prefill_attention_backend_str
+    changed = [*changed_bodies, *changed_attention(backend)]
+    if changed and ctx.tp_rank == 0:
+        logger.warning("sglang_pic: %s", describe_changes(changed))
 
 
 def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer) -> _LiveModel:

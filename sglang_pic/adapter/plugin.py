@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +28,7 @@ def register() -> None:
     from sglang_pic.adapter.contract import check_contract
 
     try:
-        check_contract()
+        changed = check_contract()
     except ContractError as error:
         if _is_requested(sys.argv):
             raise SystemExit(f"sglang_pic: {error}") from error
@@ -36,15 +37,15 @@ def register() -> None:
     from sglang.srt.mem_cache.registry import register_radix_cache_backend
 
     frontend.install()
-    register_radix_cache_backend(BACKEND_NAME, _create_cache)
+    register_radix_cache_backend(BACKEND_NAME, partial(_create_cache, changed))
 
 
-def _create_cache(ctx: Any) -> Any:
+def _create_cache(changed: list[str], ctx: Any) -> Any:
     # Imported here: only a scheduler that was asked for the backend pays for torch and the core.
     from sglang_pic.adapter.factory import create_cache
 
     try:
-        return create_cache(ctx)
+        return create_cache(ctx, changed_bodies=changed)
     except PicError as error:
         logger.error("sglang_pic: %s", error)
         raise

@@ -14,4 +14,4 @@ def no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
         # SGLang and what it imports warn about this machine's missing accelerators.
         warnings.simplefilter("ignore")
         batch_info = pytest.importorskip("sglang.srt.model_executor.forward_batch_info")
-    monkeypatch.setattr(batch_info.ForwardBatch, "_init_num_token_non_padded", lambda *_, **__: None)
+    monkeypatch.setattr(batch_info, "enable_num_token_non_padded", lambda: False)

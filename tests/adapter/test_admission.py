@@ -3,6 +3,7 @@ counted happens."""
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -28,6 +29,8 @@ from sglang_pic.core import ContentIndex, Path, Plan, Run, as_tokens
 
 DONOR = Path("donor", [as_tokens(range(4000))])
 PAGE = 16
+# Which fields there are depends on the version of SGLang.
+_NO_ADMISSION = {field.name: 0 for field in dataclasses.fields(_PrefillAdmission)}
 
 
 def plan(end: int, *runs: tuple[int, int], prefix_len: int = 0) -> Plan:
@@ -87,6 +90,11 @@ def adder(budget: int | None, cache: Cache, *, running: tuple[Any, ...] = ()) ->
     return made
 
 
+def admit(extend_len: int) -> _PrefillAdmission:
+    """SGLang's decision to admit so many tokens behind no prefix."""
+    return _PrefillAdmission(**_NO_ADMISSION | {"extend_len": extend_len, "max_new_tokens": 1})
+
+
 @pytest.fixture
 def stock(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """SGLang's own selection, which admits what fits into the chunk; the requests that reach it."""
@@ -97,7 +105,7 @@ def stock(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         if req.no_token:
             req.no_token -= 1
             return AddReqResult.NO_TOKEN
-        return _PrefillAdmission(0, min(req.end, self.rem_chunk_tokens or req.end), 1, False, 0)
+        return admit(min(req.end, self.rem_chunk_tokens or req.end))
 
     monkeypatch.setattr(PrefillAdder, "_select_prefill_admission", select)
     return reached
@@ -113,11 +121,11 @@ def admitting(monkeypatch: pytest.MonkeyPatch) -> None:
         self.rem_input_tokens -= admission.extend_len
 
     def add(self: Any, req: Any, *_: object) -> AddReqResult:
-        self._commit_prefill_admission(req, _PrefillAdmission(0, req.end, 1, False, 0), 0)
+        self._commit_prefill_admission(req, admit(req.end), 0)
         return AddReqResult.CONTINUE
 
     def add_chunked(self: Any, req: Any) -> None:
-        commit(self, req, _PrefillAdmission(0, req.end, 1, False, 0), 0)
+        commit(self, req, admit(req.end), 0)
 
     monkeypatch.setattr(PrefillAdder, "_commit_prefill_admission", commit)
     monkeypatch.setattr(PrefillAdder, "add_one_req", add)

@@ -91,6 +91,8 @@ def trial_batch(
 
 def _prepare(runner: ModelRunner, batch: Any) -> None:
     """What SGLang does to a batch between making it and running it."""
+    from sglang.srt.model_executor import forward_batch_info as info
+
     # Adapters are applied by what was prepared last: this batch has none, the one before may have some.
     if runner.lora_manager is not None:
         batch.lora_ids = [None] * batch.batch_size
@@ -99,4 +101,7 @@ def _prepare(runner: ModelRunner, batch: Any) -> None:
         batch.mrope_positions = batch.positions.unsqueeze(0).expand(3, -1)
     translator = runner.kv_index_translator
     translator.own_plan(batch).bind(batch, translator)
-    batch._init_num_token_non_padded(device=runner.device, is_draft_worker=False)
+    num_tokens = len(batch.input_ids)
+    if info.enable_num_token_non_padded():
+        batch.global_num_token_non_padded = torch.tensor(num_tokens, dtype=torch.int32, device=runner.device)
+    batch.global_num_token_non_padded_cpu = num_tokens
