@@ -48,7 +48,8 @@ class Support(NamedTuple):
     reason: str
     """One clause: why this is admitted or refused, or what was tested."""
     path: str = ""
-    """Where SGLang's `TreeCacheBuildContext` has the value that is checked; empty where the check is elsewhere."""
+    """Where SGLang's `TreeCacheBuildContext` has the value that is checked, a server argument as SGLang resolved it;
+    empty where the check is elsewhere."""
     served: object = False
     """The only value at `path` that is served; `False` serves whatever counts as false."""
     change: str = ""
@@ -65,6 +66,8 @@ def _read_table() -> Iterator[Support]:
                 elif what.startswith("--"):
                     flag = {"path": "server_args." + what.lstrip("-").replace("-", "_"), "change": "remove it"}
                     yield Support(area, level, what, **flag | row)
+                elif area is Area.ATTENTION:
+                    yield Support(area, level, what, **row)
                 else:
                     change = "serve this model without --radix-cache-backend pic"
                     yield Support(area, level, what, change=change, **row)
@@ -101,19 +104,42 @@ def check_support(ctx: BuildContext) -> None:
         UnsupportedError: naming the flag or the property of the model, and what to change.
     """
     for entry in SUPPORT:
-        value = attrgetter(entry.path)(ctx) if entry.path else entry.served
+        value = _value(entry.path, ctx) if entry.path else entry.served
         if (bool(value) if isinstance(entry.served, bool) else value) != entry.served:
             shown = entry.what if isinstance(value, bool) else f"{entry.what} {value}"
             raise UnsupportedError(
                 f"--radix-cache-backend pic does not work with {shown}: {entry.reason}; {entry.change}."
             )
     backend = ctx.tp_worker.model_runner.prefill_attention_backend_str
-    served = [entry.what for entry in SUPPORT if entry.area is Area.ATTENTION and entry.level is not Level.REFUSED]
-    if backend not in served:
-        raise UnsupportedError(
-            f"--radix-cache-backend pic does not work with the prefill attention backend {backend!r}: choose one of "
-            f"{', '.join(served)} with --attention-backend."
-        )
+    refusal = refused_backend(backend)
+    if refusal:
+        raise UnsupportedError(refusal)
+
+
+def refused_backend(backend: str) -> str:
+    """The line that refuses a prefill attention backend and says which flag helps; empty where it is served."""
+    known = {entry.what: entry for entry in SUPPORT if entry.area is Area.ATTENTION}
+    served = [what for what, entry in known.items() if entry.level is not Level.REFUSED]
+    if backend in served:
+        return ""
+    entry = known.get(backend, known["any other"])
+    change = entry.change or f"choose one of {', '.join(served)} with --attention-backend"
+    return (
+        f"--radix-cache-backend pic does not work with the prefill attention backend {backend!r}: {entry.reason}; "
+        f"{change}."
+    )
+
+
+def _value(path: str, ctx: BuildContext) -> object:
+    """What a server has at a path of the table."""
+    from sglang.srt.arg_groups.model_override_base import resolved_view
+
+    owner, _, name = path.rpartition(".")
+    if owner == "server_args":
+        # NOTE: SGLang leaves arguments as they were given, and keeps what it made of them apart: `--dp-size 2
+        # --enable-dp-attention` and `--dwdp-size 2` are both `attn_dp_size=2`.
+        return getattr(resolved_view(ctx.server_args), name)
+    return attrgetter(path)(ctx)
 
 
 def max_sequences(runner: ModelRunner) -> int:

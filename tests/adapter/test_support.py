@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,9 +76,54 @@ def test_values_are_shown_with_their_flags() -> None:
         check_support(ctx)
 
 
-def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UnsupportedError, match=r"backend 'flex': choose one of pic_cpu, torch_native, triton, fa3"):
-        check_support(context("flex"))
+@pytest.mark.parametrize(
+    ("backend", "way_out"),
+    [
+        ("flex", r"; choose one of pic_cpu, torch_native, triton, fa3, .* with --attention-backend\.$"),
+        # What SGLang chooses on Blackwell for DeepSeek-V3.
+        ("trtllm_mla", r"; start with --attention-backend flashinfer\.$"),
+    ],
+)
+def test_a_backend_that_is_refused_comes_with_the_flag_that_helps(backend: str, way_out: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"the prefill attention backend '{backend}': .*{way_out}"):
+        check_support(context(backend))
+
+
+@pytest.mark.parametrize(
+    ("flags", "refused"),
+    [
+        ("--tp-size 2 --dp-size 1", None),
+        ("--dp-size 2", None),
+        ("--tp-size 2 --attn-dp-size 2", "--attn-dp-size 2"),
+        ("--tp-size 2 --attention-data-parallel-size 2", "--attn-dp-size 2"),
+        ("--tp-size 2 --dp-size 2 --enable-dp-attention", "--attn-dp-size 2"),
+        ("--tp 4 --attn-dp-size 2 --enable-dp-attention", "--attn-dp-size 2"),
+        ("--tp-size 2 --dwdp-size 2", "--attn-dp-size 2"),
+        ("--tp-size 2 --attn-cp-size 2", "--attn-cp-size 2"),
+        ("--tp-size 2 --attention-context-parallel-size 2", "--attn-cp-size 2"),
+        ("--enable-prefill-cp --cp-strategy zigzag", "--enable-prefill-cp"),
+        ("--tp-size 2 --attn-cp-size 2 --enable-prefill-cp --cp-strategy zigzag", "--attn-cp-size 2"),
+        ("--tp-size 2 --dcp-size 2", "--dcp-size 2"),
+        ("--tp-size 2 --decode-context-parallel-size 2", "--dcp-size 2"),
+        ("--pipeline-parallel-size 2", "--pp-size 2"),
+    ],
+)
+def test_every_spelling_is_read_as_sglang_resolves_it(
+    flags: str, refused: str | None, model_dir: Callable[[str], Path]
+) -> None:
+    """SGLang's own arguments, as they reach the scheduler's process: as given, with what it made of them apart."""
+    model = "tiny-mla" if "dwdp" in flags else "tiny-gqa"
+    args = server_args.prepare_server_args(
+        ["--model-path", str(model_dir(model)), "--device", "cpu", "--radix-cache-backend", "pic", *flags.split()]
+    )
+    args.resolve_once()
+    ctx = context()
+    ctx.server_args = pickle.loads(pickle.dumps(args))
+    if refused is None:
+        check_support(ctx)
+        return
+    with pytest.raises(UnsupportedError, match=rf"does not work with {refused}: "):
+        check_support(ctx)
 
 
 def test_every_refused_flag_is_sglangs_and_off_by_default() -> None:
