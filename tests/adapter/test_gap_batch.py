@@ -46,6 +46,12 @@ def test_mixed_batch_layout() -> None:
     assert sorted(released) == ["a", "b", "c"], "each donor is unlocked once"
 
 
+def test_a_batch_without_runs_is_laid_out_as_it_is() -> None:
+    gap = build_gap_batch([None, None], [4, 0], [3, 2], [3, 2], [], torch.device("cpu"))
+    assert (gap.prefix_lens, gap.seq_lens, gap.kept.tolist()) == ([4, 0], [7, 2], [0, 1, 2, 3, 4])
+    assert all(each.numel() == 0 for each in (gap.splice.src, gap.splice.dst, gap.splice.shifts))
+
+
 def test_adapters_and_media_go_with_the_tokens_that_are_computed() -> None:
     """A request with an adapter beside a spliced one: SGLang prepared adapters for the batch as it was before."""
     spliced = PendingSplice(plan(0, 20, (6, 12, -3)), [torch.arange(900, 906)])

@@ -9,6 +9,9 @@ gap sees the earlier gaps of that layer and the spliced runs between them: one p
     [P, a)      gap               computed: virtual sequence 0
     [a, b)      run               spliced before the pass
     [b, end)    gap               computed: virtual sequence 1, its last token gives the logits
+
+Nothing here waits for the device: what it has to be told goes there in one copy when the batch is laid out, and the
+rest is derived there.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner
@@ -36,6 +40,21 @@ class Splice:
     shifts: torch.Tensor
 
 
+class _Tables(NamedTuple):
+    """What the device is told of a gap batch; int64 where it is an index, else int32."""
+
+    owners: torch.Tensor
+    """`[num_sequences]`, as `GapBatch.owners`; likewise the next two."""
+    prefix_lens: torch.Tensor
+    seq_lens: torch.Tensor
+    computed_lens: torch.Tensor
+    """`[num_requests]`."""
+    kept: torch.Tensor
+    """`[num_computed]`."""
+    shifts: torch.Tensor
+    """`[num_spliced]`, int64."""
+
+
 @dataclass(slots=True)
 class GapBatch:
     """How a batch is narrowed to its gaps, and how it is seen again request by request for the logits."""
@@ -45,14 +64,18 @@ class GapBatch:
     """Per virtual sequence, the index of its request in the batch."""
     prefix_lens: list[int]
     seq_lens: list[int]
-    kept: torch.Tensor
-    """Which tokens of the flat extend are computed, `[num_computed]`, int64, on the model's device."""
+    tables: _Tables
     computed_lens: list[int]
     """Per request, how many tokens it computes."""
     start_lens: list[int]
     """Per request, `extend_logprob_start_len` counted in computed tokens."""
     locks: ExitStack = field(default_factory=ExitStack)
     """Keeps the donors' rows in the tree until whoever executes the splice closes it."""
+
+    @property
+    def kept(self) -> torch.Tensor:
+        """Which tokens of the flat extend are computed, `[num_computed]`, int64, on the model's device."""
+        return self.tables.kept
 
     @contextmanager
     def narrowed(self, forward_batch: ForwardBatch, model_runner: ModelRunner) -> Iterator[None]:
@@ -81,37 +104,32 @@ class GapBatch:
         `forward_batch` may be the runner's own copy of the narrowed batch; it is not changed.
         """
         view = copy.copy(forward_batch)
-        view.extend_seq_lens = torch.tensor(
-            self.computed_lens, dtype=forward_batch.extend_seq_lens.dtype, device=forward_batch.extend_seq_lens.device
-        )
+        view.extend_seq_lens = self.tables.computed_lens.to(forward_batch.extend_seq_lens.dtype)
         view.extend_seq_lens_cpu = list(self.computed_lens)
         view.extend_logprob_start_lens_cpu = list(self.start_lens)
         return view
 
     def _narrow_fields(self, fb: ForwardBatch) -> dict[str, Any]:
-        device = fb.seq_lens.device
+        tables = self.tables
         owners = torch.tensor(self.owners, dtype=torch.int64)
-        rows = owners.to(device, non_blocking=True)
-        extend_lens = [end - start for start, end in zip(self.prefix_lens, self.seq_lens, strict=True)]
-        starts = np.concatenate(([0], np.cumsum(extend_lens)[:-1]))
-        total = sum(extend_lens)
-        int32: dict[str, Any] = {"dtype": torch.int32, "device": device}
+        extend_lens = tables.seq_lens - tables.prefix_lens
+        total = tables.kept.numel()
         fields: dict[str, Any] = {
             "batch_size": len(self.owners),
-            "seq_lens": torch.tensor(self.seq_lens, dtype=fb.seq_lens.dtype, device=device),
+            "seq_lens": tables.seq_lens.to(fb.seq_lens.dtype),
             "seq_lens_cpu": torch.tensor(self.seq_lens, dtype=torch.int64),
             "seq_lens_sum": sum(self.seq_lens),
             "extend_num_tokens": total,
-            "extend_seq_lens": torch.tensor(extend_lens, **int32),
-            "extend_seq_lens_cpu": extend_lens,
-            "extend_prefix_lens": torch.tensor(self.prefix_lens, **int32),
+            "extend_seq_lens": extend_lens,
+            "extend_seq_lens_cpu": [end - start for start, end in zip(self.prefix_lens, self.seq_lens, strict=True)],
+            "extend_prefix_lens": tables.prefix_lens,
             "extend_prefix_lens_cpu": list(self.prefix_lens),
-            "extend_start_loc": torch.tensor(starts, **int32),
+            "extend_start_loc": torch.cumsum(extend_lens, 0, dtype=torch.int32) - extend_lens,
             "global_num_token_non_padded_cpu": total,
         }
         for name, index in (
             *((name, self.kept) for name in ("input_ids", "positions", "out_cache_loc", "mm_token_modalities")),
-            *((name, rows) for name in ("req_pool_indices", "orig_seq_lens")),
+            *((name, tables.owners) for name in ("req_pool_indices", "orig_seq_lens")),
             ("req_pool_indices_cpu", owners),
             ("mrope_positions", (slice(None), self.kept)),
         ):
@@ -153,7 +171,7 @@ def build_gap_batch(
     Returns:
         The layout; its splice covers every run of every request.
     """
-    owners, starts, ends, kept, computed, logprob_starts = [], [], [], [], [], []
+    owners, starts, ends, firsts, computed, logprob_starts = [], [], [], [], [], []
     moves: list[_Move] = []
     locks = ExitStack()
     offset = 0
@@ -163,7 +181,7 @@ def build_gap_batch(
             owners.append(i)
             starts.append(start)
             ends.append(end)
-            kept.append(np.arange(offset + start - prefix_len, offset + end - prefix_len))
+            firsts.append(offset + start - prefix_len)
         computed.append(sum(end - start for start, end in gaps))
         # Everything from the first wanted logprob on is computed: as many tokens as in the whole extend.
         logprob_starts.append(computed[-1] - (extend_len - start_lens[i]))
@@ -172,12 +190,19 @@ def build_gap_batch(
             moves += [_Move(run, slots, rows[i]) for run, slots in splice.sources]
             locks.push(splice.locks)
         offset += extend_len
+    shifts, run_lens = (
+        np.array(each, dtype=np.int64)
+        for each in ([move.run.shift for move in moves], [move.run.num_tokens for move in moves])
+    )
+    numbers = [np.array(each, dtype=np.int32) for each in (starts, ends, computed)]
+    kept = _spans(firsts, np.subtract(ends, starts))
+    tables = _Tables(*_stage([np.array(owners, dtype=np.int64), *numbers, kept, np.repeat(shifts, run_lens)], device))
     return GapBatch(
-        splice=_gather_splice(moves, device),
+        splice=_gather_splice(moves, tables.shifts),
         owners=owners,
         prefix_lens=starts,
         seq_lens=ends,
-        kept=torch.from_numpy(np.concatenate(kept)).to(device, non_blocking=True),
+        tables=tables,
         computed_lens=computed,
         start_lens=logprob_starts,
         locks=locks,
@@ -192,14 +217,40 @@ class _Move(NamedTuple):
     row: torch.Tensor
 
 
-def _gather_splice(moves: Sequence[_Move], device: torch.device) -> Splice:
+def _gather_splice(moves: Sequence[_Move], shifts: torch.Tensor) -> Splice:
     if not moves:
-        empty = torch.empty(0, dtype=torch.int64, device=device)
-        return Splice(empty, empty, empty)
-    lens = np.array([run.num_tokens for run, _, _ in moves])
-    shifts = np.repeat(np.array([run.shift for run, _, _ in moves], dtype=np.int64), lens)
+        return Splice(shifts, shifts, shifts)
     return Splice(
         src=torch.cat([slots for _, slots, _ in moves]),
         dst=torch.cat([row[run.target_start : run.target_end] for run, _, row in moves]).to(torch.int64),
-        shifts=torch.from_numpy(shifts).to(device, non_blocking=True),
+        shifts=shifts,
     )
+
+
+def _spans(firsts: Sequence[int], lens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The numbers of spans of `lens` that begin at `firsts`, one span after the other."""
+    before = np.cumsum(lens) - lens
+    return np.arange(lens.sum()) + np.repeat(np.subtract(firsts, before), lens)
+
+
+def _stage(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
+    """The arrays on `device`, by one copy that is queued on the current stream.
+
+    NOTE: only a copy from pinned memory does not make the host wait, and each of `torch.tensor(..., device=device)`
+    waits for all that is queued. Torch keeps the pinned memory until the copy is done.
+    """
+    host = torch.empty(
+        sum(_aligned(array.nbytes) for array in arrays), dtype=torch.uint8, pin_memory=device.type != "cpu"
+    )
+    filled, parts, at = host.numpy(), [], 0
+    for array in arrays:
+        filled[at : at + array.nbytes] = array.view(np.uint8)
+        parts.append((slice(at, at + array.nbytes), torch.from_numpy(array).dtype))
+        at += _aligned(array.nbytes)
+    there = host.to(device, non_blocking=True)
+    return [there[part].view(dtype) for part, dtype in parts]
+
+
+def _aligned(num_bytes: int) -> int:
+    """A place behind so many bytes where every dtype may begin."""
+    return -(-num_bytes // 8) * 8
