@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sglang_pic.core.tokens import Tokens
 
 _T = TypeVar("_T", bound=np.generic)
-_Number = TypeVar("_Number", int, npt.NDArray[np.int64])
+_Number = int | npt.NDArray[np.integer[Any]]
 
 _SIGNS = re.compile(r"[\W_]+")
 _LETTERS = re.compile(r"[^\W\d_]+")
@@ -212,7 +212,7 @@ def _append(known: npt.NDArray[_T], added: list[Any]) -> npt.NDArray[_T]:
     return np.concatenate([known[:-1], np.array(added, dtype=known.dtype), known[-1:]])
 
 
-def _pair(token: _Number, character: _Number) -> _Number:
+def _pair(token: _Number, character: _Number) -> Any:
     return (token * 31 + character) % _PAIRS
 
 
