@@ -21,7 +21,8 @@ from sglang_pic.adapter.serve.state import RequestState, goes_by_place
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_flashinfer_reads_pages_while_a_gap_batch_runs_beside_another_decode_backend_too(hybrid: bool) -> None:
     """Its ragged path reads the prefix before the layer's own keys are written: a gap would see rows of before."""
-    flashinfer = SimpleNamespace(use_paged=False)
+    # SGLang's class keeps the name of a kernel where a hybrid backend has its backend for prefill.
+    flashinfer = SimpleNamespace(use_paged=False, prefill_backend="fa2", decode_backend="fa2")
     backend = SimpleNamespace(prefill_backend=flashinfer, decode_backend=object()) if hybrid else flashinfer
     runner = SimpleNamespace(attn_backend=backend, prefill_cuda_graph_runner="captured")
     with _eager_prefill(runner):

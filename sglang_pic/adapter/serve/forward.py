@@ -131,16 +131,19 @@ def _eager_prefill(runner: ModelRunner) -> Iterator[None]:
     from sglang.srt.environ import envs
 
     captured = runner.prefill_cuda_graph_runner
-    backend = getattr(runner.attn_backend, "prefill_backend", runner.attn_backend)
-    paged = getattr(backend, "use_paged", None)
+    # Under `prefill_backend` a hybrid backend has its backend for prefill, FlashInfer the name of a kernel.
+    served = runner.attn_backend
+    candidates = (served, getattr(served, "prefill_backend", None))
+    flashinfer = next((backend for backend in candidates if hasattr(backend, "use_paged")), None)
+    paged = getattr(flashinfer, "use_paged", None)
     runner.prefill_cuda_graph_runner = None
-    if paged is not None:
-        backend.use_paged = True
+    if flashinfer is not None:
+        flashinfer.use_paged = True
     try:
         # The runner's static input buffers are sized for requests, not for virtual sequences.
         with envs.SGLANG_EAGER_INPUT_NO_COPY.override(True):
             yield
     finally:
         runner.prefill_cuda_graph_runner = captured
-        if paged is not None:
-            backend.use_paged = paged
+        if flashinfer is not None:
+            flashinfer.use_paged = paged
