@@ -1,0 +1,408 @@
+"""Plain torch in the place of the compiled attention kernels, each with the arguments of the one that it stands for.
+
+Each reads exactly what it is told: the page table, the lengths and the offsets that SGLang's backend made. An argument
+that would change the result and is not computed here raises.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+
+
+def attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, *, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of one sequence; the causal mask is aligned to the lower right, as in every kernel here.
+
+    Args:
+        query: `[num_queries, heads, key_dim]`.
+        keys: `[num_keys, kv_heads, key_dim]`.
+        values: `[num_keys, kv_heads, value_dim]`.
+        scale: factor of the scores.
+        causal: whether query `i` sees the keys up to `num_keys - num_queries + i` only.
+
+    Returns:
+        `[num_queries, heads, value_dim]` in the query's dtype, and the logarithm of each softmax's sum, `[num_queries,
+        heads]` float32.
+    """
+    group = query.shape[1] // keys.shape[1]
+    wide = keys.float().repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", query.float(), wide) * scale
+    if causal:
+        first = len(keys) - len(query)
+        later = torch.arange(len(keys))[None, :] > torch.arange(first, first + len(query))[:, None]
+        scores.masked_fill_(later, float("-inf"))
+    out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values.float().repeat_interleave(group, 1))
+    return out.to(query.dtype), scores.logsumexp(-1).T
+
+
+def refuse(**options: object) -> None:
+    """Raise for an argument that is set and not computed here."""
+    given = [name for name, value in options.items() if value not in (None, False, 0, 1.0, -1, (-1, -1))]
+    if given:
+        raise NotImplementedError(f"the reference kernel cannot compute {', '.join(given)}")
+
+
+def _int32(**tensors: torch.Tensor) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.int32 or tensor.stride(-1) != 1:
+            raise TypeError(f"{name} must be int32 and contiguous in its last dimension, is {tensor.dtype}")
+
+
+def _spans(offsets: torch.Tensor) -> Iterator[slice]:
+    return (slice(start, end) for start, end in itertools.pairwise(offsets.tolist()))
+
+
+def _paged(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
+    """The first rows of one sequence out of `[pages, page_size, heads, dim]`."""
+    num_pages = -(-length // cache.shape[1])
+    return cache[table[:num_pages].long()].flatten(0, 1)[:length]
+
+
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *positional: Any,
+    **named: Any,
+) -> Any:
+    """`sgl_kernel.flash_attn.flash_attn_with_kvcache` over a paged cache that has all keys already.
+
+    With `qv` the query and the key are in two parts, the second of which is also the value (MLA).
+    """
+    given = dict(zip(_FLASH_ATTENTION, positional, strict=False)) | named
+    # These change how the kernel works, not what it computes; it reads `cu_seqlens_k_new` for new keys only.
+    for name in ("num_splits", "pack_gqa", "sm_margin", "scheduler_metadata", "cu_seqlens_k_new", "max_seqlen_k"):
+        given.pop(name, None)
+    given.pop("rotary_interleaved", None)
+    qv, table, lengths, offsets, longest, scale, causal, wants_sums, out = (
+        given.pop(name, None)
+        for name in (
+            "qv",
+            "page_table",
+            "cache_seqlens",
+            "cu_seqlens_q",
+            "max_seqlen_q",
+            "softmax_scale",
+            "causal",
+            "return_softmax_lse",
+            "out",
+        )
+    )
+    refuse(**given)
+    _int32(page_table=table, cache_seqlens=lengths, cu_seqlens_q=offsets)
+    query = q if qv is None else torch.cat([q, qv], dim=-1)
+    result = query.new_full((*q.shape[:2], v_cache.shape[-1]), float("nan"))
+    sums = torch.full(q.shape[:2], float("nan"))
+    for pages, length, span in zip(table, lengths.tolist(), _spans(offsets), strict=True):
+        if longest is not None and span.stop - span.start > longest:
+            raise ValueError(f"a sequence of {span.stop - span.start} queries, but max_seqlen_q={longest}")
+        keys, values = _paged(k_cache, pages, length), _paged(v_cache, pages, length)
+        if qv is not None:
+            keys = torch.cat([keys, values], dim=-1)
+        result[span], sums[span] = attend(query[span], keys, values, scale, causal=causal)
+    if out is not None:
+        result = out.copy_(result)
+    return (result, sums.T) if wants_sums else result
+
+
+# What SGLang passes by position behind the caches.
+_FLASH_ATTENTION: Final = [
+    "k",
+    "v",
+    "qv",
+    "rotary_cos",
+    "rotary_sin",
+    "cache_seqlens",
+    "cache_batch_idx",
+    "cache_leftpad",
+    "page_table",
+    "cu_seqlens_q",
+    "cu_seqlens_k_new",
+    "max_seqlen_q",
+    "rotary_seqlens",
+    "q_descale",
+    "k_descale",
+    "v_descale",
+    "softmax_scale",
+    "causal",
+    "window_size",
+    "attention_chunk",
+    "softcap",
+    "rotary_interleaved",
+    "scheduler_metadata",
+    "num_splits",
+    "pack_gqa",
+]
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    return_softmax_lse: bool = False,
+    out: torch.Tensor | None = None,
+    num_splits: int = 1,
+    pack_gqa: Any = None,
+    sm_margin: int = 0,
+    **others: Any,
+) -> Any:
+    """`sgl_kernel.flash_attn.flash_attn_varlen_func`: keys and values are given, not cached."""
+    refuse(**others)
+    _int32(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    scale = softmax_scale if softmax_scale is not None else q.shape[-1] ** -0.5
+    result = q.new_full((*q.shape[:2], v.shape[-1]), float("nan"))
+    sums = torch.full(q.shape[:2], float("nan"))
+    for span, key_span in zip(_spans(cu_seqlens_q), _spans(cu_seqlens_k), strict=True):
+        result[span], sums[span] = attend(q[span], k[key_span], v[key_span], scale, causal=causal)
+    if out is not None:
+        result = out.copy_(result)
+    return (result, sums.T) if return_softmax_lse else result
+
+
+class _Wrapper:
+    """What the wrappers of FlashInfer have in common: `plan` keeps what `run` reads."""
+
+    is_cuda_graph_enabled = False
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self._plan: dict[str, torch.Tensor] = {}
+
+    def _keep(self, **tensors: torch.Tensor) -> None:
+        _int32(**tensors)
+        # FlashInfer copies them, and SGLang overwrites its buffers for the next batch.
+        self._plan = {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def _keys_of(self, i: int) -> torch.Tensor:
+        span = slice(*self._plan["kv_indptr"][i : i + 2].tolist())
+        return self._plan["kv_indices"][span].long()
+
+
+class PagedPrefill(_Wrapper):
+    """`flashinfer.BatchPrefillWithPagedKVCacheWrapper`; SGLang plans pages of one token."""
+
+    def begin_forward(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        kv_indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        q_data_type: Any = None,
+        kv_data_type: Any = None,
+        non_blocking: bool = True,
+        **others: Any,
+    ) -> None:
+        """Keep the offsets."""
+        refuse(**others)
+        assert page_size == 1
+        assert (last_page_len == 1).all()
+        assert len(last_page_len) == len(qo_indptr) - 1
+        self._keep(qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices)
+
+    def forward_return_lse(
+        self, q: torch.Tensor, kv: Any, causal: bool = True, sm_scale: float | None = None, **others: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention and the logarithms of its sums."""
+        refuse(**others)
+        keys, values = kv
+        result = q.new_full((*q.shape[:2], values.shape[-1]), float("nan"))
+        sums = torch.full(q.shape[:2], float("nan"))
+        for i, span in enumerate(_spans(self._plan["qo_indptr"])):
+            slots = self._keys_of(i)
+            if len(slots) == 0:
+                result[span], sums[span] = 0.0, float("-inf")
+                continue
+            scale = sm_scale if sm_scale is not None else q.shape[-1] ** -0.5
+            result[span], sums[span] = attend(q[span], keys[slots], values[slots], scale, causal=causal)
+        return result, sums
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Attention."""
+        return self.forward_return_lse(*args, **kwargs)[0]
+
+
+class RaggedPrefill(_Wrapper):
+    """`flashinfer.BatchPrefillWithRaggedKVCacheWrapper`: keys and values are given, not cached."""
+
+    def begin_forward(self, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, *_: Any, **options: Any) -> None:
+        """Keep the offsets."""
+        self._keep(qo_indptr=qo_indptr, kv_indptr=kv_indptr)
+
+    def forward_return_lse(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, sm_scale: float, **others: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention and the logarithms of its sums."""
+        refuse(**others)
+        result = q.new_full((*q.shape[:2], v.shape[-1]), float("nan"))
+        sums = torch.full(q.shape[:2], float("nan"))
+        for span, key_span in zip(_spans(self._plan["qo_indptr"]), _spans(self._plan["kv_indptr"]), strict=True):
+            result[span], sums[span] = attend(q[span], k[key_span], v[key_span], sm_scale, causal=causal)
+        return result, sums
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Attention."""
+        return self.forward_return_lse(*args, **kwargs)[0]
+
+
+class PagedDecode(_Wrapper):
+    """`flashinfer.BatchDecodeWithPagedKVCacheWrapper`."""
+
+    def begin_forward(
+        self, kv_indptr: torch.Tensor, kv_indices: torch.Tensor, last_page_len: torch.Tensor, *_: Any, **__: Any
+    ) -> None:
+        """Keep the offsets."""
+        assert (last_page_len == 1).all()
+        self._keep(kv_indptr=kv_indptr, kv_indices=kv_indices)
+
+    def forward(self, q: torch.Tensor, kv: Any, sm_scale: float, **others: Any) -> torch.Tensor:
+        """Attention of one query a sequence."""
+        refuse(**others)
+        rows = [self._keys_of(i) for i in range(len(q))]
+        return torch.cat(
+            [attend(q[i : i + 1], kv[0][s], kv[1][s], sm_scale, causal=False)[0] for i, s in enumerate(rows)]
+        )
+
+
+class PagedMla(_Wrapper):
+    """`flashinfer.BatchMLAPagedAttentionWrapper`."""
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        kv_indices: torch.Tensor,
+        kv_len_arr: torch.Tensor,
+        num_heads: int,
+        head_dim_ckv: int,
+        head_dim_kpe: int,
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: Any,
+        kv_data_type: Any,
+    ) -> None:
+        """Keep the offsets."""
+        assert page_size == 1
+        assert (kv_indptr[1:] - kv_indptr[:-1]).tolist() == kv_len_arr.tolist()
+        self._causal, self._scale = causal, sm_scale
+        self._keep(qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices)
+
+    def run(
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        ckv: torch.Tensor,
+        kpe: torch.Tensor,
+        out: torch.Tensor,
+        return_lse: bool = False,
+    ) -> torch.Tensor:
+        """Attention over the latent rows, which are their own values."""
+        refuse(return_lse=return_lse)
+        query, out[:] = torch.cat([q_nope, q_pe], dim=-1), float("nan")
+        for i, span in enumerate(_spans(self._plan["qo_indptr"])):
+            slots = self._keys_of(i)
+            keys = torch.cat([ckv[slots], kpe[slots]], dim=-1)
+            out[span] = attend(query[span], keys, ckv[slots], self._scale, causal=self._causal)[0]
+        return out
+
+
+def trtllm_context(
+    *,
+    query: torch.Tensor,
+    kv_cache: Any,
+    workspace_buffer: Any,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_q_len: int,
+    max_kv_len: int,
+    bmm1_scale: float,
+    bmm2_scale: float,
+    batch_size: int,
+    cum_seq_lens_q: torch.Tensor,
+    cum_seq_lens_kv: torch.Tensor,
+    out: torch.Tensor | None = None,
+    out_dtype: Any = None,
+    causal: bool = True,
+    **others: Any,
+) -> torch.Tensor:
+    """`flashinfer.prefill.trtllm_batch_context_with_kv_cache`: pages of `[heads, page_size, dim]`."""
+    refuse(bmm2_scale=bmm2_scale, **others)
+    if batch_size != len(seq_lens) or (cum_seq_lens_kv[1:] - cum_seq_lens_kv[:-1]).tolist() != seq_lens.tolist():
+        raise ValueError("the lengths of the keys do not agree")
+    if int(seq_lens.max()) > max_kv_len:
+        raise ValueError(f"{int(seq_lens.max())} keys, but max_kv_len={max_kv_len}")
+    keys, values = (cache.transpose(1, 2) for cache in kv_cache)
+    return flash_attn_with_kvcache(
+        query,
+        keys,
+        values,
+        cache_seqlens=seq_lens,
+        page_table=block_tables,
+        cu_seqlens_q=cum_seq_lens_q,
+        max_seqlen_q=max_q_len,
+        softmax_scale=bmm1_scale,
+        causal=causal,
+        out=out,
+    )
+
+
+def trtllm_decode(
+    *,
+    query: torch.Tensor,
+    kv_cache: Any,
+    workspace_buffer: Any,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_seq_len: int,
+    bmm1_scale: float,
+    bmm2_scale: float,
+    out: torch.Tensor | None = None,
+    out_dtype: Any = None,
+    multi_ctas_kv_counter_buffer: Any = None,
+    **others: Any,
+) -> torch.Tensor:
+    """`flashinfer.decode.trtllm_batch_decode_with_kv_cache`: one query a sequence."""
+    offsets = torch.arange(len(seq_lens) + 1, dtype=torch.int32)
+    return trtllm_context(
+        query=query,
+        kv_cache=kv_cache,
+        workspace_buffer=workspace_buffer,
+        block_tables=block_tables,
+        seq_lens=seq_lens,
+        max_q_len=1,
+        max_kv_len=max_seq_len,
+        bmm1_scale=bmm1_scale,
+        bmm2_scale=bmm2_scale,
+        batch_size=len(seq_lens),
+        cum_seq_lens_q=offsets,
+        cum_seq_lens_kv=torch.nn.functional.pad(seq_lens.cumsum(0, dtype=torch.int32), (1, 0)),
+        out=out,
+        **others,
+    )
+
+
+FLASHINFER = SimpleNamespace(
+    prefill=SimpleNamespace(trtllm_batch_context_with_kv_cache=trtllm_context),
+    decode=SimpleNamespace(trtllm_batch_decode_with_kv_cache=trtllm_decode),
+    utils=SimpleNamespace(
+        get_device_sm_count=lambda device: 148,
+        get_trtllm_gen_multi_ctas_kv_counter_bytes=lambda batch_size, heads, sm_count: 4 * batch_size * heads,
+    ),
+)
+"""What `trtllm_mha` uses of the module `flashinfer`."""

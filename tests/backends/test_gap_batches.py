@@ -1,0 +1,116 @@
+"""SGLang's production attention backends on gap batches: their own classes and metadata, without their kernels.
+
+A worker process has the classes over plain PyTorch in the place of the compiled kernels, and Triton's kernels in the
+interpreter. Each answer is compared with dense causal attention in float64, and a decode pass follows on the same rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.backends.cases import CASES, MUTATIONS
+from tests.conftest import ROOT
+
+pytest.importorskip("sglang")
+
+
+class Subject(NamedTuple):
+    """A backend, and what it is compared on."""
+
+    backend: str
+    shape: str
+    dtype: str = "float32"
+    pages: tuple[int, ...] = (1, 16, 64)
+    cases: tuple[str, ...] = tuple(CASES)
+
+    @property
+    def tolerance(self) -> float:
+        """Largest absolute difference of outputs that are about 1."""
+        return {"float32": 5e-6, "bfloat16": 2e-2}[self.dtype]
+
+    def __str__(self) -> str:
+        return f"{self.backend}-{self.shape}-{self.dtype}"
+
+
+_UNMIXED = tuple(name for name, case in CASES.items() if not case.is_mixed)
+# A program of the interpreter takes a millisecond.
+_SHORT = ("gap_of_one", "beside_plain", "beside_decode")
+
+SUBJECTS = [
+    Subject("fa3", "gqa"),
+    Subject("fa3", "gqa", "bfloat16"),
+    Subject("fa3", "mla"),
+    Subject("fa4", "gqa"),
+    Subject("fa4", "mla"),
+    Subject("flashinfer", "gqa"),
+    Subject("flashinfer@mla", "mla"),
+    # SGLang's class has no mixed batches.
+    Subject("flashmla", "mla", cases=_UNMIXED),
+    Subject("triton", "gqa", cases=_SHORT),
+    Subject("triton", "gqa", pages=(16,), cases=("many_gaps",)),
+    Subject("triton", "mla", pages=(1, 16), cases=("gap_of_one", "beside_decode")),
+    Subject("trtllm_mha", "gqa"),
+    # In half precision trailing gaps of one token go through the kernel for decoding.
+    Subject("trtllm_mha", "gqa", "bfloat16"),
+]
+
+Ask = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Ask]:
+    """Has the worker make one comparison."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-m", "tests.backends.worker"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as worker:
+        questions, answers = worker.stdin, worker.stdout
+        assert questions is not None
+        assert answers is not None
+
+        def compare(**question: object) -> dict[str, Any]:
+            questions.write(json.dumps(question) + "\n")
+            questions.flush()
+            answer: dict[str, Any] = json.loads(answers.readline() or '{"failure": "the worker has ended"}')
+            assert "failure" not in answer, answer["failure"]
+            return answer
+
+        yield compare
+        worker.kill()
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=str)
+def test_gap_batches_are_dense_attention(ask: Ask, subject: Subject) -> None:
+    """Several requests, with runs and without, prefixes and gaps of any length, before and beside decoding."""
+    for page_size in subject.pages:
+        for case in subject.cases:
+            answer = ask(
+                backend=subject.backend, shape=subject.shape, dtype=subject.dtype, page_size=page_size, case=case
+            )
+            assert answer["error"] <= subject.tolerance, (case, page_size, answer)
+            assert answer["decode_error"] <= subject.tolerance, (case, page_size, answer)
+            assert answer["sequences"] >= CASES[case].num_gaps
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.parametrize("subject", [subject for subject in SUBJECTS if subject.cases != ("many_gaps",)], ids=str)
+def test_a_wrong_gap_batch_is_noticed(ask: Ask, subject: Subject, mutation: str) -> None:
+    """By far: no rounding looks like it."""
+    case = "beside_plain" if "beside_plain" in subject.cases else "beside_decode"
+    answer = ask(
+        backend=subject.backend,
+        shape=subject.shape,
+        dtype=subject.dtype,
+        page_size=16,
+        case=case,
+        mutation=mutation,
+    )
+    assert answer["error"] > 2 * subject.tolerance, answer

@@ -1,0 +1,269 @@
+"""One attention layer of a server without the server: real pools, SGLang's batch, and the plugin's narrowing.
+
+A world has requests whose true keys and values are known. The prefix, the runs and the tokens that a decoding request
+has are in the pool; what the gap batch computes is not, and every slot that nobody owns holds NaN. A backend is given
+the narrowed batch, writes the new rows, and must give what dense attention over the true rows gives.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from sglang.srt.configs.model_config import AttentionArch
+from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.runtime_context import get_server_args
+from transformers import LlamaConfig
+
+from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
+from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.core import Path, Plan, Run, as_tokens
+from tests.backends.cases import Case, Request, Shape
+
+CONTEXT_LEN = 256
+ROWS = 48
+"""Of the request pool: room for as many virtual sequences in backends with tables."""
+DTYPE = torch.float32
+LAYERS = 2
+
+
+class World:
+    """The pools of a server with the requests of one case, and their true keys and values.
+
+    Args:
+        case: the batch.
+        shape: of the attention layers.
+        page_size: of the KV pool, in tokens.
+        dtype: of rows and queries.
+    """
+
+    def __init__(self, case: Case, shape: Shape, page_size: int, dtype: torch.dtype = DTYPE) -> None:
+        self.case, self.shape, self.page_size, self.dtype = case, shape, page_size, dtype
+        self._random = torch.Generator().manual_seed(7)
+        self.rows = ReqToTokenPool(size=ROWS, max_context_len=CONTEXT_LEN, device="cpu", enable_memory_saver=False)
+        num_pages = sum(-(-request.end // page_size) for request in case.requests) + 4
+        self.pool = self._make_pool(num_pages * page_size)
+        self.row_ids = [3 * i + 2 for i in range(len(case.requests))]
+        self._give_slots(num_pages)
+        self.keys = [self._draw(LAYERS, request.end, shape.kv_heads, shape.dim) for request in case.requests]
+        self.values = [
+            keys[..., : shape.value_dim]
+            if shape.is_mla
+            else self._draw(LAYERS, keys.shape[1], shape.kv_heads, shape.value_dim)
+            for keys in self.keys
+        ]
+        self.queries = [self._draw(LAYERS, request.end, shape.heads, shape.dim) for request in case.requests]
+        self.runner = self._make_runner()
+        self.layers = [
+            RadixAttention(
+                shape.heads, shape.dim, shape.dim**-0.5, shape.kv_heads, layer_id=i, v_head_dim=shape.value_dim
+            )
+            for i in range(LAYERS)
+        ]
+
+    def slots(self, index: int) -> torch.Tensor:
+        """The slots of a request's tokens."""
+        return self.rows.req_to_token[self.row_ids[index], : self.case.requests[index].end].long()
+
+    def fill_pool(self, *, skip_runs: bool = False) -> None:
+        """Every slot NaN but those of prefixes and runs, as the splice leaves them."""
+        for layer in range(LAYERS):
+            for buffer in self._buffers(layer):
+                buffer.fill_(float("nan"))
+            for i, request in enumerate(self.case.requests):
+                spans = [(0, request.prefix_len), *(() if skip_runs else request.runs)]
+                for start, end in spans:
+                    for buffer, true in zip(self._buffers(layer), (self.keys, self.values), strict=False):
+                        buffer[self.slots(i)[start:end]] = true[i][layer, start:end]
+                if skip_runs:
+                    for start, end in request.runs:
+                        for buffer in self._buffers(layer):
+                            buffer[self.slots(i)[start:end]] = 0.25
+
+    def whole_batch(self) -> ForwardBatch:
+        """The batch as SGLang makes it: one extend per request."""
+        requests = self.case.requests
+        lens, prefix_lens = [r.end - r.prefix_len for r in requests], [r.prefix_len for r in requests]
+        return self._batch(
+            ForwardMode.MIXED if self.case.is_mixed else ForwardMode.EXTEND,
+            extend_num_tokens=sum(lens),
+            extend_seq_lens=torch.tensor(lens, dtype=torch.int32),
+            extend_seq_lens_cpu=lens,
+            extend_prefix_lens=torch.tensor(prefix_lens, dtype=torch.int32),
+            extend_prefix_lens_cpu=prefix_lens,
+            extend_start_loc=torch.tensor([sum(lens[:i]) for i in range(len(lens))], dtype=torch.int32),
+            extend_logprob_start_lens_cpu=lens,
+            positions=torch.cat([torch.arange(r.prefix_len, r.end) for r in requests]),
+            out_cache_loc=torch.cat([self.slots(i)[r.prefix_len :] for i, r in enumerate(requests)]),
+        )
+
+    def decode_batch(self) -> ForwardBatch:
+        """The last token of every request, as the next pass decodes it."""
+        ends = [request.end for request in self.case.requests]
+        return self._batch(
+            ForwardMode.DECODE,
+            positions=torch.tensor(ends) - 1,
+            out_cache_loc=torch.stack([self.slots(i)[-1] for i in range(len(ends))]),
+        )
+
+    def gap_batch(self) -> GapBatch:
+        """The layout that the plugin makes of the case."""
+        requests = self.case.requests
+        lens = [r.end - r.prefix_len for r in requests]
+        table = self.rows.req_to_token
+        return build_gap_batch(
+            [_pending(request) if request.runs else None for request in requests],
+            [request.prefix_len for request in requests],
+            lens,
+            lens,
+            [table[row] for row in self.row_ids],
+            torch.device("cpu"),
+        )
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        """What the case computes, as `(request, start, end)` in the order of the batch."""
+        spans = []
+        for i, request in enumerate(self.case.requests):
+            position = request.prefix_len
+            for start, end in (*request.runs, (request.end, request.end)):
+                if start > position:
+                    spans.append((i, position, start))
+                position = end
+        return spans
+
+    def expected(self, layer: int, spans: list[tuple[int, int, int]]) -> torch.Tensor:
+        """Dense causal attention in float64, `[num_tokens, heads, value_dim]`."""
+        shape, out = self.shape, []
+        group = shape.heads // shape.kv_heads
+        for i, start, end in spans:
+            keys = self.keys[i][layer, :end].double().repeat_interleave(group, 1)
+            values = self.values[i][layer, :end].double().repeat_interleave(group, 1)
+            scores = torch.einsum("qhd,khd->hqk", self.queries[i][layer, start:end].double(), keys) * shape.dim**-0.5
+            later = torch.arange(end)[None, :] > torch.arange(start, end)[:, None]
+            out.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(later, float("-inf")).softmax(-1), values))
+        return torch.cat(out)
+
+    def _batch(self, mode: ForwardMode, **fields: Any) -> ForwardBatch:
+        ends = [request.end for request in self.case.requests]
+        batch = ForwardBatch(
+            forward_mode=mode,
+            batch_size=len(ends),
+            input_ids=torch.zeros_like(fields["positions"]),
+            req_pool_indices=torch.tensor(self.row_ids),
+            req_pool_indices_cpu=torch.tensor(self.row_ids),
+            seq_lens=torch.tensor(ends),
+            seq_lens_cpu=torch.tensor(ends),
+            seq_lens_sum=sum(ends),
+            orig_seq_lens=torch.tensor(ends, dtype=torch.int32),
+            global_num_token_non_padded_cpu=len(fields["positions"]),
+            capture_hidden_mode=CaptureHiddenMode.NULL,
+            **fields,
+        )
+        translator = self.runner.kv_index_translator
+        translator.own_plan(batch).bind(batch, translator)
+        return batch
+
+    def _draw(self, *size: int) -> torch.Tensor:
+        return torch.randn(size, generator=self._random).to(self.dtype)
+
+    def _make_pool(self, size: int) -> Any:
+        common: dict[str, Any] = {
+            "size": size,
+            "page_size": self.page_size,
+            "dtype": self.dtype,
+            "layer_num": LAYERS,
+            "device": "cpu",
+            "enable_memory_saver": False,
+        }
+        if self.shape.is_mla:
+            return MLATokenToKVPool(kv_lora_rank=self.shape.value_dim, qk_rope_head_dim=self.shape.rope_dim, **common)
+        return MHATokenToKVPool(head_num=self.shape.kv_heads, head_dim=self.shape.dim, **common)
+
+    def _buffers(self, layer: int) -> list[torch.Tensor]:
+        keys = self.pool.get_key_buffer(layer)
+        return [keys] if self.shape.is_mla else [keys, self.pool.get_value_buffer(layer)]
+
+    def _give_slots(self, num_pages: int) -> None:
+        """Scattered pages; behind a row's end the table names a slot that nobody owns."""
+        order = torch.randperm(num_pages - 1, generator=self._random) + 1
+        self.rows.req_to_token.fill_(int(order[-1]) * self.page_size)
+        taken = 0
+        for row, request in zip(self.row_ids, self.case.requests, strict=True):
+            count = -(-request.end // self.page_size)
+            first = order[taken : taken + count, None] * self.page_size
+            slots = (first + torch.arange(self.page_size)).flatten()[: request.end]
+            self.rows.req_to_token[row, : request.end] = slots.int()
+            taken += count
+
+    def _make_runner(self) -> Any:
+        """What the backends' constructors read of SGLang's model runner."""
+        shape = self.shape
+        text_config = LlamaConfig(architectures=["LlamaForCausalLM"], num_attention_heads=shape.heads)
+        config = SimpleNamespace(
+            context_len=CONTEXT_LEN,
+            head_dim=shape.dim,
+            v_head_dim=shape.value_dim,
+            swa_v_head_dim=shape.value_dim,
+            hidden_size=shape.heads * shape.dim,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            kv_lora_rank=shape.value_dim,
+            qk_nope_head_dim=shape.value_dim,
+            qk_rope_head_dim=shape.rope_dim,
+            scaling=shape.dim**-0.5,
+            attention_arch=AttentionArch.MLA if shape.is_mla else AttentionArch.MHA,
+            is_encoder_decoder=False,
+            is_multimodal=False,
+            is_local_attention_model=False,
+            linear_attn_registry_result=None,
+            hf_config=text_config,
+            hf_text_config=text_config,
+            get_num_kv_heads=lambda *_: shape.kv_heads,
+            get_max_num_attention_heads=lambda: shape.heads,
+        )
+        allocator = SimpleNamespace(get_kvcache=lambda: self.pool, page_size=self.page_size)
+        return SimpleNamespace(
+            model_config=config,
+            model=torch.nn.Module(),
+            device="cpu",
+            gpu_id=0,
+            dtype=self.dtype,
+            kv_cache_dtype=self.dtype,
+            kv_cache_dtype_str="auto",
+            page_size=self.page_size,
+            sliding_window_size=None,
+            is_draft_worker=False,
+            spec_algorithm=None,
+            server_args=get_server_args(),
+            lora_manager=None,
+            init_new_workspace=False,
+            max_running_requests=ROWS,
+            use_mla_backend=shape.is_mla,
+            decode_num_tokens_per_req=lambda: 1,
+            req_to_token_pool=self.rows,
+            token_to_kv_pool=self.pool,
+            token_to_kv_pool_allocator=allocator,
+            kv_index_translator=KVIndexTranslator(
+                req_to_token=self.rows.req_to_token,
+                token_to_kv_pool_allocator=allocator,
+                token_to_kv_pool=self.pool,
+                page_size=self.page_size,
+                device="cpu",
+            ),
+            prefill_attention_backend_str="",
+            decode_attention_backend_str="",
+            prefill_cuda_graph_runner=None,
+        )
+
+
+_DONOR = Path("donor", [as_tokens(range(2 * CONTEXT_LEN))])
+
+
+def _pending(request: Request) -> PendingSplice:
+    runs = [Run(target_start=a, target_end=b, donor_start=a, donor=_DONOR, seam_len=0) for a, b in request.runs]
+    plan = Plan(prefix_len=request.prefix_len, end=request.end, runs=tuple(runs))
+    return PendingSplice(plan, [torch.arange(b - a) for a, b in request.runs])
