@@ -81,6 +81,18 @@ class Lexicon:
         """Which tokens hold a line break: `[len(tokens)]`."""
         return self._breaks.take(tokens, mode="clip")
 
+    def line_start(self, tokens: Tokens, place: int, most: int) -> int:
+        """Where the line of `place` begins, at most `most` tokens before it."""
+        low = max(0, place - most)
+        breaks = np.flatnonzero(self.breaks(tokens[low:place]))
+        return low + int(breaks[-1]) + 1 if len(breaks) else low
+
+    def line_end(self, tokens: Tokens, place: int, most: int) -> int:
+        """The line break from `place` on, at most `most` tokens behind it."""
+        high = min(len(tokens), place + most)
+        breaks = np.flatnonzero(self.breaks(tokens[place:high]))
+        return place + int(breaks[0]) if len(breaks) else high
+
     def has_message_break(self, tokens: Tokens) -> bool:
         """Whether a message begins or ends in `tokens`."""
         return MESSAGE_BREAK in self.text(tokens)

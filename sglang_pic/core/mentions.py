@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sglang_pic.core.alignment import Difference
+from sglang_pic.core.conclusions import Named, find_conclusions
 from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.spans import Span, merge_spans
 from sglang_pic.core.tokens import Tokens
@@ -79,10 +80,17 @@ def find_mentions(fields: Sequence[Difference], tokens: Tokens, lexicon: Lexicon
     # A field's own words, which may begin a little before what differs, are no mention of it.
     own = merge_spans((start - first - _WORD_BEGINS, end - first) for start, end in places)
     found = {word: _outside(at, own) for word, at in lexicon.find(short, behind, rare=rare).items()}
-    return [_mentions(each, found, behind, first, lexicon) for each in names]
+    named = [_mentions(each, found, behind, lexicon) for each in names]
+    concluded = find_conclusions(named, behind, lexicon)
+    return [
+        Mentions(
+            first + each.named_from, [(first + start, first + end) for start, end in merge_spans(each.spans + more)]
+        )
+        for each, more in zip(named, concluded, strict=True)
+    ]
 
 
-def _mentions(names: _Names, found: dict[str, list[int]], tokens: Tokens, offset: int, lexicon: Lexicon) -> Mentions:
+def _mentions(names: _Names, found: dict[str, list[int]], tokens: Tokens, lexicon: Lexicon) -> Named:
     label = sorted(place for word in _rarest(names.label, found, lexicon) for place in found[word])
     words = _telling(names.sides, found, lexicon)
     places = {place for word in words for place in found[word]}
@@ -94,21 +102,21 @@ def _mentions(names: _Names, found: dict[str, list[int]], tokens: Tokens, offset
             places.update(near)
             # Nothing tells which of the places is meant.
             everywhere += [] if near or len(side) > _FEW_WORDS else frequent
-    spans = _around(sorted(places), label[:_MOST_PLACES], tokens, offset, lexicon)
+    spans = [(place, place + _LABEL_BEHIND) for place in label[:_MOST_PLACES]]
+    spans += [(lexicon.line_start(tokens, place, _TOKENS_BEFORE), place + _TOKENS_BEHIND) for place in places]
     if everywhere:
-        places.add(min(everywhere))
-        spans = merge_spans([*spans, (offset + min(everywhere), offset + len(tokens))])
-    return Mentions(offset + min(places, default=len(tokens)), spans)
+        spans.append((min(everywhere), len(tokens)))
+    return Named(
+        named_from=min([*places, *everywhere], default=len(tokens)),
+        places=[] if everywhere else sorted(places),
+        words={*names.label, *names.sides[0], *names.sides[1]},
+        spans=merge_spans((start, min(end, len(tokens))) for start, end in spans),
+    )
 
 
 def _place(new: Span, tokens: Tokens, lexicon: Lexicon) -> _Place:
     start, end = new
-    before = tokens[max(0, start - _LINE_TOKENS) : start]
-    after = tokens[end : end + _LINE_TOKENS]
-    breaks = np.flatnonzero(lexicon.breaks(before))
-    line_start = start - len(before) + (int(breaks[-1]) + 1 if len(breaks) else 0)
-    breaks = np.flatnonzero(lexicon.breaks(after))
-    line_end = end + (int(breaks[0]) if len(breaks) else len(after))
+    line_start, line_end = lexicon.line_start(tokens, start, _LINE_TOKENS), lexicon.line_end(tokens, end, _LINE_TOKENS)
     value = lexicon.words(tokens, start, end)
     left, right = lexicon.words(tokens, line_start, start), lexicon.words(tokens, end, line_end)
     nearest = [*list(left)[-_LABEL_LEFT:], *list(right)[:_LABEL_RIGHT]]
@@ -155,14 +163,3 @@ def _is_near(place: int, others: list[int]) -> bool:
     """Whether one of the ascending `others` is near."""
     i = bisect_left(others, place - _NEAR_TOKENS)
     return i < len(others) and others[i] <= place + _NEAR_TOKENS
-
-
-def _around(values: list[int], labels: list[int], tokens: Tokens, offset: int, lexicon: Lexicon) -> list[Span]:
-    """What is computed around the places, as spans of the prompt."""
-    spans = [(offset + place, offset + place + _LABEL_BEHIND) for place in labels]
-    for place in values:
-        low = max(0, place - _TOKENS_BEFORE)
-        breaks = np.flatnonzero(lexicon.breaks(tokens[low:place]))
-        start = low + (int(breaks[-1]) + 1 if len(breaks) else 0)
-        spans.append((offset + start, offset + place + _TOKENS_BEHIND))
-    return merge_spans((start, min(end, offset + len(tokens))) for start, end in spans)

@@ -134,6 +134,37 @@ def test_a_label_is_computed_wherever_it_stands_alone() -> None:
     assert is_spliced(plan, label + 3, label + 4)
 
 
+HALL, YARD, STORED = range(FIRST_VALUE + 10, FIRST_VALUE + 13)
+
+
+def chain(value: int, *, again: list[int]) -> list[int]:
+    """Two lines that name a value each and a word that follows from it; further on other lines."""
+    lines = [NEWLINE, ALPHA, STORED, YARD, NEWLINE, BETA, STORED, HALL, NEWLINE]
+    return [*HEAD, SHELF, COLON, value, STOP, NEWLINE, *BODY, *lines, *MORE, NEWLINE, *again, NEWLINE, *BODY, *QUESTION]
+
+
+@pytest.mark.parametrize(
+    ("again", "is_computed"),
+    [
+        ([KEEPER, HALL, STOP], True),
+        ([KEEPER, YARD, STOP], True),
+        ([KEEPER, STORED, STOP], False),
+        ([*[KEEPER, HALL, *filler(30), NEWLINE] * 3, KEEPER, HALL, STOP], False),
+        ([KEEPER, STOP], False),
+    ],
+    ids=["new", "old", "on both lines", "in many places", "nothing"],
+)
+def test_what_a_line_concludes_from_a_value_is_computed_where_it_stands_again(
+    again: list[int], is_computed: bool
+) -> None:
+    index = ContentIndex(CONFIG, lexicon=LEXICON)
+    served(chain(ALPHA, again=again), index)
+    plan, _ = served(chain(BETA, again=again), index)
+    keeper = FIELD + 3 + len(BODY) + 9 + len(MORE) + 1
+    assert is_spliced(plan, keeper - 8, keeper - 4)
+    assert is_spliced(plan, keeper, keeper + 2) is not is_computed
+
+
 def test_a_frequent_word_counts_near_the_label_only() -> None:
     """The values are the words of the text itself; one of the many places is on a line with the label."""
     often = FIRST_VALUE
