@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
-from sglang.srt.runtime_context import get_serving
+from sglang.srt.runtime_context import get_schedule, get_serving
 
 from sglang_pic.adapter import server_info
 from sglang_pic.adapter.audit import hooks as audit_hooks
@@ -35,7 +35,7 @@ from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.startup import metrics as startup_metrics
-from sglang_pic.adapter.startup.calibration import calibrate
+from sglang_pic.adapter.startup.calibration import calibrate, report
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.adapter.startup.self_test import log_result, run_self_test
 from sglang_pic.adapter.startup.tokenizer import Tokenizer, delimiters_of, read_tokenizer, texts_of
@@ -130,12 +130,29 @@ def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer) -> _Live
         ctx.tp_group,
     )
     sequences = max_sequences(runner)
-    if isinstance(config.cost_gate, CostModel):
-        cost: CostModel | None = config.cost_gate
-    else:
-        cost = None if config.cost_gate == "off" else calibrate(runner, splicer, sequences, ctx.tp_group)
+    cost = _read_costs(ctx, config, splicer, sequences)
     lexicon = None if texts is None else Lexicon(texts)
     return _LiveModel(splicer, tokenizer, delimiters, lexicon, sequences, cost)
+
+
+def _read_costs(ctx: BuildContext, config: PicConfig, splicer: Splicer, max_sequences: int) -> CostModel | None:
+    """What the cost gate goes by, measured if the operator gives no costs; `None` where it is off."""
+    if config.cost_gate == "off":
+        return None
+    if isinstance(config.cost_gate, CostModel):
+        cost = config.cost_gate
+    else:
+        schedule = get_schedule()
+        chunk = schedule.chunked_prefill_size or 0
+        cost = calibrate(
+            ctx.tp_worker.model_runner,
+            splicer,
+            max_sequences=max_sequences,
+            max_tokens=chunk if chunk > 0 else schedule.max_prefill_tokens,
+            tp_group=ctx.tp_group,
+        )
+    report(cost, ctx.model_config.context_len)
+    return cost
 
 
 def _make_cache(

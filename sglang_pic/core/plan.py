@@ -5,6 +5,7 @@ A plan stays valid as a value whatever happens to the index that made it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from enum import Enum
 from typing import Annotated
@@ -58,16 +59,59 @@ class Context(Enum):
 
 
 class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A linear cost model of one machine and model, in microseconds."""
+    """What prefill passes cost on one machine and model, in microseconds.
+
+    A pass over `n` tokens takes `max(floor_us, n * computed_token_us)`: many tokens wait for arithmetic, few for
+    launches or for the weights.
+    """
 
     computed_token_us: float
+    """A computed token, where there are many."""
     spliced_token_us: float
     gap_us: float
+    """A gap more in a pass."""
     request_us: float = 0.0
+    """Laying out a pass with gaps and starting its copy, whatever it computes."""
+    floor_us: float = 0.0
+    """The shortest pass without gaps."""
+    gap_floor_us: float = 0.0
+    """The shortest pass with gaps, less `request_us`, where that is more than `floor_us`: without a captured graph."""
 
     def saves(self, num_tokens: int, num_gaps: int) -> float:
-        """What splicing `num_tokens` saves, less the gaps that it adds to the one that every request has."""
+        """What splicing `num_tokens` more saves in a pass that stays long, less the gaps that it adds."""
         return num_tokens * (self.computed_token_us - self.spliced_token_us) - num_gaps * self.gap_us
+
+    def request_saves(self, *, num_computed: int, num_spliced: int, num_gaps: int, num_before: int = 0) -> float:
+        """What a request saves as a whole; 0 and less where computing all of it is as quick.
+
+        Args:
+            num_computed: tokens that it computes in any case.
+            num_spliced: tokens that it splices, or computes.
+            num_gaps: gaps that splicing adds to the one that every request has.
+            num_before: tokens that others compute in the same pass.
+        """
+        least = num_before + num_computed
+        whole = max(self.floor_us, self.computed_token_us * (least + num_spliced))
+        rest = max(self.floor_us, self.gap_floor_us, self.computed_token_us * least)
+        return whole - rest - num_spliced * self.spliced_token_us - num_gaps * self.gap_us - self.request_us
+
+    def shortest_run(self, num_tokens: int) -> int | None:
+        """The fewest tokens worth splicing where `num_tokens` are left of a prompt and the run adds one gap.
+
+        `None` where no run of that prompt is.
+        """
+
+        def saves(num_spliced: int) -> bool:
+            computed = num_tokens - num_spliced
+            return self.request_saves(num_computed=computed, num_spliced=num_spliced, num_gaps=1) > 0
+
+        # A longer run saves more until its pass is as short as passes get.
+        floor_us = max(self.floor_us, self.gap_floor_us)
+        fewest = int(floor_us / self.computed_token_us) if self.computed_token_us > 0 else 0
+        longest = max(1, num_tokens - max(1, fewest))
+        if not saves(longest):
+            return None
+        return bisect_left(range(1, longest + 1), True, key=saves) + 1
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,6 +126,8 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     compute_from: Annotated[int | None, Range(0, 1 << 40)] = None
     """Every token from this position on is computed: where input logprobs are wanted."""
     cost: CostModel | None = None
+    num_before: Annotated[int, Range(0, 1 << 40)] = 0
+    """Tokens that other requests compute in the same pass."""
     pinned_len: Callable[[Path], int] | None = None
     """How many leading tokens of a donor's path are pinned, if this request wants pinned rows spliced wherever they
     stand: the context rule does not hold for them."""

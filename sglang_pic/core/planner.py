@@ -144,11 +144,22 @@ class Planner:
             guarded=guarded.spans,
             dropped=self._dropped,
         )
-        cost = self._options.cost
-        if cost is not None and runs and cost.saves(plan.num_spliced, len(plan.gaps) - 1) <= cost.request_us:
+        if runs and not self._saves(plan):
             self._dropped[DropReason.COST_GATE] += len(runs)
             plan = msgspec.structs.replace(plan, runs=())
         return msgspec.structs.replace(plan, dropped=dict(self._dropped + self._guard.dropped))
+
+    def _saves(self, plan: Plan) -> bool:
+        cost = self._options.cost
+        if cost is None:
+            return True
+        saved_us = cost.request_saves(
+            num_computed=plan.num_computed,
+            num_spliced=plan.num_spliced,
+            num_gaps=len(plan.gaps) - 1,
+            num_before=self._options.num_before,
+        )
+        return saved_us > 0
 
     def _collect(self) -> list[Run]:
         runs: list[Run] = []

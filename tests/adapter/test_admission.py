@@ -48,13 +48,15 @@ class Cache:
         self.pins = Pins(ContentIndex(), 0, Series((), None))
         self.max_sequences, self.place_waits = max_sequences, False
         self.allowed: list[int] = []
+        self.before: list[int] = []
         self.num_locked = 0
         self.counted: list[tuple[int, Fallback | None]] = []
         """Per admitted chunk, its spliced tokens and why its plan was lost."""
 
-    def plan(self, req: Any, tree: Cache, *, max_gaps: int) -> None:
+    def plan(self, req: Any, tree: Cache, *, max_gaps: int, num_before: int) -> None:
         assert tree is self
         self.allowed.append(max_gaps)
+        self.before.append(num_before)
         req.pic.drop_plan()
         req.pic.lost_plan = None
         if req.plan is not None:
@@ -119,6 +121,7 @@ def admitting(monkeypatch: pytest.MonkeyPatch) -> None:
         req.extend_end = admission.prefix_len + admission.extend_len
         self.can_run_list.append(req)
         self.rem_input_tokens -= admission.extend_len
+        self.log_input_tokens += admission.extend_len
 
     def add(self: Any, req: Any, *_: object) -> AddReqResult:
         self._commit_prefill_admission(req, admit(req.end), 0)
@@ -198,6 +201,7 @@ def test_a_batch_has_no_more_virtual_sequences_than_there_are_rows(admitting: No
     for _ in range(3):
         assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.CONTINUE
     assert cache.allowed == [6, 3, 2, 1]
+    assert cache.before == [0, 180, 580, 980], "what the batch computes already"
     assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.OTHER
     assert len(made.can_run_list) == 4
 

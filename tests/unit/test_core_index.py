@@ -91,7 +91,10 @@ options = st.builds(
         spliced_token_us=st.just(0.5),
         gap_us=st.sampled_from([0.0, 10.0, 60.0]),
         request_us=st.sampled_from([0.0, 100.0]),
+        floor_us=st.sampled_from([0.0, 200.0]),
+        gap_floor_us=st.sampled_from([0.0, 300.0]),
     ),
+    num_before=st.sampled_from([0, 0, 150]),
 )
 
 Row = tuple[object, bytes]
@@ -271,7 +274,13 @@ class IndexMachine(RuleBasedStateMachine):
         assert plan.prefix_len == len(tokens) or plan.gaps[-1][1] == len(tokens), "the last token is computed"
         assert chosen.compute_from is None or all(run.target_end <= chosen.compute_from for run in plan.runs)
         if chosen.cost is not None and plan.runs:
-            assert chosen.cost.saves(plan.num_spliced, len(plan.gaps) - 1) > chosen.cost.request_us
+            saved_us = chosen.cost.request_saves(
+                num_computed=plan.num_computed,
+                num_spliced=plan.num_spliced,
+                num_gaps=len(plan.gaps) - 1,
+                num_before=chosen.num_before,
+            )
+            assert saved_us > 0
         assert chosen.max_runs is None or len(plan.runs) <= chosen.max_runs
         assert chosen.max_gaps is None or len(plan.gaps) <= chosen.max_gaps
         last = len(tokens) if chosen.compute_from is None else min(len(tokens), chosen.compute_from + 1)

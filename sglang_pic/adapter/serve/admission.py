@@ -94,7 +94,8 @@ class PicPrefillAdder(PrefillAdder):
     def _plan(self, req: Req) -> None:
         """Plan the request, unless the batch cannot be narrowed."""
         cache = self.tree_cache
-        cache.planning.plan(req, cache, max_gaps=self._free_sequences)
+        # SGLang counts what it admitted, and what runs cover was taken off (`_settle`).
+        cache.planning.plan(req, cache, max_gaps=self._free_sequences, num_before=max(0, self.log_input_tokens))
         if self.goes_by_place:
             req.pic.drop_plan(Fallback.BATCH)
 

@@ -69,13 +69,14 @@ class Planning:
                 return reason
         return None
 
-    def plan(self, req: Req, tree: Tree, *, max_gaps: int) -> None:
+    def plan(self, req: Req, tree: Tree, *, max_gaps: int, num_before: int = 0) -> None:
         """Plan what the request's row still lacks, and lock the donors; the plan waits in `req.pic.pending`.
 
         Args:
             req: the request; a plan that it has already is replaced.
             tree: where the donors' rows are.
             max_gaps: virtual sequences that the batch has room for.
+            num_before: tokens that the batch computes already.
         """
         state: RequestState = req.pic
         state.drop_plan()
@@ -94,6 +95,7 @@ class Planning:
             max_runs=self._config.max_runs,
             compute_from=_logprob_start(req),
             cost=self._cost,
+            num_before=num_before,
             pinned_len=self._pins.pinned_len if state.options.skills is Skills.NEAR else None,
         )
         plans = [

@@ -1,0 +1,221 @@
+"""The cost gate on machines whose cost is known: what it learns from the passes it times, and what it then takes."""
+
+from __future__ import annotations
+
+import logging
+import random
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+with warnings.catch_warnings():
+    # SGLang and what it imports warn about this machine's missing accelerators.
+    warnings.simplefilter("ignore")
+    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
+
+from sglang_pic.adapter.serve.forward import ForwardPath
+from sglang_pic.adapter.startup.calibration import calibrate, report
+from sglang_pic.core import CostModel
+
+pytestmark = pytest.mark.usefixtures("no_groups")
+
+
+class Machine:
+    """A runner and a splicer whose work only moves a clock on, in microseconds."""
+
+    device = "cpu"
+    spec_algorithm = None
+    lora_manager = None
+    shared_read_done_event = None
+    prefill_cuda_graph_runner = None
+    attn_backend = SimpleNamespace()
+    model_config = SimpleNamespace(vocab_size=1_000, model_is_mrope=False)
+    kv_index_translator = SimpleNamespace(own_plan=lambda batch: SimpleNamespace(bind=lambda *_: None))
+
+    def __init__(
+        self,
+        *,
+        floor: float,
+        token: float,
+        gap_floor: float = 0.0,
+        gap: float = 0.0,
+        splice: float = 0.0,
+        noise: float = 0.0,
+    ) -> None:
+        self.floor, self.token, self.gap_floor, self.gap, self.launch = floor, token, gap_floor, gap, splice
+        self._noise, self._random, self.now_us = noise, random.Random(0), 0.0
+        self.passes: list[tuple[int, int, bool]] = []
+        self.geometry = SimpleNamespace(max_shift=8_192)
+        self.view = SimpleNamespace(device=torch.device("cpu"), page_size=1, num_slots=65_536, fill=lambda *_: None)
+        self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros((3, 32_768), dtype=torch.int32))
+        self.token_to_kv_pool_allocator = SimpleNamespace(size=65_535)
+        self.path = ForwardPath(self)  # type: ignore[arg-type]
+
+    def forward(self, batch: Any) -> Any:
+        """SGLang's, with our hook around it."""
+        return self.path._forward(lambda _runner, inner: self._compute(inner), self, batch)
+
+    def _compute(self, batch: Any) -> None:
+        spliced = self.path._running is not None
+        num_tokens = int(batch.extend_num_tokens)
+        assert num_tokens == len(batch.input_ids) == sum(batch.extend_seq_lens_cpu)
+        self.passes.append((num_tokens, batch.batch_size, spliced))
+        floor = max(self.floor, self.gap_floor) if spliced else self.floor
+        self._spend(max(floor, self.token * num_tokens) + self.gap * (batch.batch_size - 1))
+
+    def splice(self, src: torch.Tensor, dst: torch.Tensor, shifts: torch.Tensor) -> None:
+        """A copy at 100 rows a microsecond."""
+        assert len(src) == len(dst) == len(shifts)
+        self._spend(self.launch + 0.01 * len(src))
+
+    def _spend(self, us: float) -> None:
+        self.now_us += us * (1 + self._noise * self._random.expovariate(1.0))
+
+    def learn(self, *, max_sequences: int = 1_000, max_tokens: int = 8_192) -> CostModel:
+        """What the gate learns of this machine."""
+        return calibrate(
+            self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            max_sequences=max_sequences,
+            max_tokens=max_tokens,
+            tp_group=None,
+            clock=lambda: self.now_us / 1e6,
+        )
+
+    def saved_us(self, prompt_len: int, run_len: int) -> float:
+        """What a run saves in truth, in the middle of a prompt that is served alone."""
+        rest = max(self.floor, self.gap_floor, self.token * (prompt_len - run_len))
+        whole = max(self.floor, self.token * prompt_len)
+        return whole - rest - self.gap - self.launch - 0.01 * run_len
+
+
+def learnt_us(cost: CostModel, prompt_len: int, run_len: int) -> float:
+    return cost.request_saves(num_computed=prompt_len - run_len, num_spliced=run_len, num_gaps=1)
+
+
+MACHINES = {
+    # About SmolLM2, Llama-3.2-1B, Llama-3.1-8B on one H100; 70B on four; a CPU.
+    "launches": {"floor": 4_000.0, "token": 0.8, "gap_floor": 6_000.0},
+    "launches and arithmetic": {"floor": 2_500.0, "token": 4.0, "gap_floor": 4_000.0},
+    "arithmetic": {"floor": 6_000.0, "token": 32.0, "gap_floor": 8_000.0},
+    "weights": {"floor": 14_000.0, "token": 75.0, "gap_floor": 14_000.0},
+    "no floor": {"floor": 0.0, "token": 1_000.0},
+}
+OVERHEAD = {"gap": 30.0, "splice": 200.0}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_a_run_is_taken_where_it_saves(name: str, noise: float) -> None:
+    """Also where few tokens take as long as hundreds, which hides what computing costs from short passes."""
+    machine = Machine(**MACHINES[name], **OVERHEAD, noise=noise)
+    cost = machine.learn()
+    wrong = {}
+    for prompt_len in (256, 512, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768):
+        for run_len in (64, 128, 256, 1_000, 4_000, 16_000):
+            # What saves or costs less than a tenth of a pass may go either way.
+            saved = machine.saved_us(prompt_len, run_len)
+            clear = abs(saved) > 0.1 * max(machine.floor, machine.token * prompt_len)
+            if run_len < prompt_len and clear and (learnt_us(cost, prompt_len, run_len) > 0) != (saved > 0):
+                wrong[prompt_len, run_len] = saved
+    assert not wrong
+    assert cost.shortest_run(32_768) is not None
+
+
+def test_a_run_of_a_thousand_tokens_saves_on_a_gpu_whose_short_passes_wait() -> None:
+    machine = Machine(floor=8_000.0, token=10.0, **OVERHEAD)
+    cost = machine.learn()
+    assert learnt_us(cost, 2_000, 1_000) == pytest.approx(machine.saved_us(2_000, 1_000), rel=0.05)
+    assert learnt_us(cost, 2_000, 1_000) > 8_000
+    assert learnt_us(cost, 600, 400) < 0, "both passes wait for the same"
+    busy = cost.request_saves(num_computed=200, num_spliced=400, num_gaps=1, num_before=4_000)
+    assert busy > 3_000, "a pass that others fill is as long as its tokens"
+
+
+def test_what_a_splice_costs_is_timed_on_the_way_of_gap_batches() -> None:
+    """Which may be slower than that of other prefills: a captured graph may not take them."""
+    machine = Machine(floor=2_000.0, token=5.0, gap_floor=7_000.0, gap=50.0, splice=300.0)
+    cost = machine.learn()
+    assert {spliced for _, _, spliced in machine.passes} == {False, True}
+    assert {(n, sequences) for n, sequences, spliced in machine.passes if spliced} == {(16, 1), (16, 8)}
+    assert cost.computed_token_us == pytest.approx(5.0)
+    assert cost.gap_us == pytest.approx(50.0)
+    assert cost.request_us == pytest.approx(300.0, rel=0.01)
+    assert cost.floor_us == pytest.approx(2_000.0, rel=0.05)
+    assert cost.gap_floor_us == pytest.approx(7_000.0, rel=0.02)
+    assert cost.spliced_token_us == pytest.approx(0.01)
+
+
+def test_a_slope_within_noise_is_not_trusted_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Computing is not free: a long prompt takes as many passes as hold its tokens."""
+    machine = Machine(floor=4_000.0, token=0.0, **OVERHEAD, noise=0.01)
+    with caplog.at_level(logging.WARNING):
+        cost = machine.learn()
+    (record,) = caplog.records
+    assert "within noise: 4096 tokens take 4" in record.getMessage()
+    assert "8192 take 4" in record.getMessage()
+    assert cost.computed_token_us == pytest.approx(4_000 / 8_192, rel=0.05)
+    assert learnt_us(cost, 32_768, 16_384) > 0, "two passes of four"
+
+
+def test_a_clear_slope_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    machine = Machine(floor=6_000.0, token=32.0, **OVERHEAD, noise=0.02)
+    with caplog.at_level(logging.INFO):
+        report(machine.learn(), context_len=8_192)
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert "shortest run worth splicing alone" in record.getMessage()
+
+
+def test_a_gate_that_takes_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    cost = CostModel(computed_token_us=0.5, spliced_token_us=0.1, gap_us=0.0, request_us=900.0, floor_us=4_000.0)
+    with caplog.at_level(logging.INFO):
+        report(cost, context_len=8_192)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    message = record.getMessage()
+    assert "will reject every run, up to the context's 8192 tokens" in message
+    assert "a computed token takes 0.5 us" in message
+    assert "the shortest pass 4000" in message
+    assert 'cost_gate to "off"' in message
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        report(cost, context_len=32_768)
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
+
+
+@pytest.mark.parametrize("max_sequences", [2, 3, 1_000])
+@pytest.mark.parametrize("max_tokens", [16, 100, 2_048])
+def test_no_pass_is_larger_than_the_server_computes(max_sequences: int, max_tokens: int) -> None:
+    machine = Machine(floor=500.0, token=5.0, gap=50.0, splice=300.0)
+    cost = machine.learn(max_sequences=max_sequences, max_tokens=max_tokens)
+    assert max(n for n, _, _ in machine.passes) == max(32, max_tokens)
+    assert max(sequences for _, sequences, _ in machine.passes) == min(8, max_sequences)
+    assert cost.gap_us == pytest.approx(50.0)
+
+
+def test_a_slow_machine_is_not_kept_waiting() -> None:
+    """2.4 s of passes at a millisecond a token."""
+    machine = Machine(floor=0.0, token=1_000.0, gap=500.0, splice=100.0)
+    cost = machine.learn()
+    assert max(n for n, _, _ in machine.passes) == 256
+    assert machine.now_us < 2.6e6
+    assert cost.computed_token_us == pytest.approx(1_000.0)
+
+
+def test_the_shortest_run_is_the_first_that_saves() -> None:
+    for floor, gap_floor in ((0.0, 0.0), (900.0, 0.0), (900.0, 1_500.0)):
+        cost = CostModel(
+            computed_token_us=3.0,
+            spliced_token_us=0.5,
+            gap_us=70.0,
+            request_us=200.0,
+            floor_us=floor,
+            gap_floor_us=gap_floor,
+        )
+        for prompt_len in (2, 100, 500, 600, 1_000, 5_000):
+            saving = [n for n in range(1, prompt_len) if learnt_us(cost, prompt_len, n) > 0]
+            assert cost.shortest_run(prompt_len) == (saving[0] if saving else None), (floor, gap_floor, prompt_len)
