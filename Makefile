@@ -139,6 +139,11 @@ bench-kernel-code: setup ## what Triton compiles for a GPU that need not be here
 bench-prefill: setup ## gap prefill, TTFT and energy by run length, random weights: for a GPU; ARGS='--model tiny-gqa-dims' for a look
 	$(BIN)/python -m pic_bench.gpu_prefill $(ARGS)
 
+# NOTE: needs no setup, for a GPU machine has a torch of its own: PYTHON, or .venv's, or the one on PATH.
+.PHONY: gpu
+gpu: ## everything to check and measure on a GPU, in order; PYTHON=python3 for the Python that has torch, ARGS=--dry-run for a CPU
+	env PYTHONPATH=.:kernels:traces:bench $(or $(PYTHON),$(if $(wildcard $(BIN)/python),$(BIN)/python,python3)) -m pic_bench.gpu $(ARGS)
+
 .PHONY: bench-overhead
 bench-overhead: setup $(MODEL)/config.json ## nothing to reuse: stock and patched servers side by side
 	$(BIN)/python -m pic_bench.idle_overhead --model $(MODEL) $(ARGS)

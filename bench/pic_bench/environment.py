@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-import psutil
 from pic_traces.machine import cpu_name, git_output, gpu_names, package_version
 
 from sglang_pic.errors import BenchError
@@ -60,8 +59,8 @@ def capture_environment() -> Environment:
         system=platform.platform(),
         cpu=cpu_name(),
         num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_bytes=psutil.virtual_memory().total,
-        load_1min=psutil.getloadavg()[0],
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        load_1min=os.getloadavg()[0],
         gpus=gpu_names(),
         versions={name: found for name in PACKAGES if (found := package_version(name)) is not None},
         commit=commit,

@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from pic_bench import kernels
-from pic_bench.gpu import kernel_pool
+from pic_bench.gpu import bandwidth, kernel_pool
 
 SMALL = ["--model", "rows of 128 B", "--tokens", "16", "--repeats", "3"]
 
@@ -16,15 +15,15 @@ SMALL = ["--model", "rows of 128 B", "--tokens", "16", "--repeats", "3"]
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """No warm cache to escape from, and `--backend` sets a variable of this process."""
-    monkeypatch.setattr(kernels, "_MOVED_BYTES", 1)
+    monkeypatch.setattr(bandwidth, "_MOVED_BYTES", 1)
     monkeypatch.setenv("SGLANG_PIC_KERNELS", "auto")
 
 
 @pytest.mark.parametrize("backend", ["host", "device", "reference"])
 def test_writes_samples_table_and_headline(backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "kernels.json"
-    assert kernels.main([*SMALL, "--slots", "pages", "--backend", backend, "--out", str(out)]) == 0
-    result = msgspec.json.decode(out.read_bytes(), type=kernels.KernelResult)
+    assert bandwidth.main([*SMALL, "--slots", "pages", "--backend", backend, "--out", str(out)]) == 0
+    result = msgspec.json.decode(out.read_bytes(), type=bandwidth.KernelResult)
     (timing,) = result.timings
     assert (timing.model, timing.slots, timing.tokens) == ("rows of 128 B", "pages", 16)
     assert timing.backend.startswith(backend)
@@ -54,8 +53,8 @@ def test_every_way_moves_the_same_rows(model: str) -> None:
 def test_layers_are_left_out_to_fit_and_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "kernels.json"
     arguments = ["--model", "DeepSeek-V3", "--tokens", "16", "--tokens", "8192", "--repeats", "1", "--slots", "run"]
-    assert kernels.main([*arguments, "--memory-gib", "0.001", "--out", str(out)]) == 0
-    result = msgspec.json.decode(out.read_bytes(), type=kernels.KernelResult)
+    assert bandwidth.main([*arguments, "--memory-gib", "0.001", "--out", str(out)]) == 0
+    result = msgspec.json.decode(out.read_bytes(), type=bandwidth.KernelResult)
     assert [(timing.tokens, timing.layers, timing.layers_of_model) for timing in result.timings] == [(16, 14, 61)]
     assert len(result.left_out) == 1
     assert "left out: DeepSeek-V3, 8192 tokens" in capsys.readouterr().out
@@ -63,7 +62,7 @@ def test_layers_are_left_out_to_fit_and_said_so(tmp_path: Path, capsys: pytest.C
 
 def test_wrong_rows_are_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(kernel_pool, "splice_mha", lambda *operands: None)
-    assert kernels.main([*SMALL, "--slots", "run"]) == 1
+    assert bandwidth.main([*SMALL, "--slots", "run"]) == 1
     captured = capsys.readouterr()
     assert "nothing was timed" in captured.err
     assert captured.out == ""
@@ -71,4 +70,4 @@ def test_wrong_rows_are_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_bad_lengths_are_usage_errors() -> None:
     with pytest.raises(SystemExit, match="2"):
-        kernels.main(["--tokens", "20"])
+        bandwidth.main(["--tokens", "20"])

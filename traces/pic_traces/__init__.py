@@ -5,7 +5,20 @@ Knows neither torch nor SGLang. Importing it starts nothing; locust is only impo
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pic_traces.session import Call, CallSpec, Message, Session
-from pic_traces.source import limit, load
+
+if TYPE_CHECKING:
+    from pic_traces.source import limit, load
 
 __all__ = ["Call", "CallSpec", "Message", "Session", "limit", "load"]
+
+
+def __getattr__(name: str) -> object:
+    """`limit` and `load` bring every format and generator, which `pic_traces.machine` has no use for."""
+    if name not in ("limit", "load"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pic_traces import source
+
+    return getattr(source, name)

@@ -138,6 +138,11 @@ def _planted(donor: Tokens, num_tokens: int, shift: int) -> Plan:
     return plan
 
 
+def share_of_allowed(check: Check, dtype: torch.dtype = torch.bfloat16) -> float:
+    """The error of the gaps' logits over what it may be beside an exact prefix hit."""
+    return check.errors["gaps"] / max(_TIMES_PREFIX_HIT * check.errors["hit"], _LOGITS_REL_L2[dtype])
+
+
 def _judge(check: Check, dtype: torch.dtype) -> None:
     hit, gaps, wrong, moved_keys = (check.errors[name] for name in ("hit", "gaps", "wrong", "moved keys"))
     allowed = max(_TIMES_PREFIX_HIT * hit, _LOGITS_REL_L2[dtype])

@@ -48,6 +48,11 @@ class PrefillTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     energy: dict[str, Energy] = {}
 
     @property
+    def share(self) -> float:
+        """The share of the prompt that is spliced."""
+        return self.spliced_tokens / self.prompt_tokens
+
+    @property
     def speedup(self) -> float:
         """Median time of the full prefill over that of the gaps."""
         return self.ways["full"].p50_ms / self.ways["gaps"].p50_ms

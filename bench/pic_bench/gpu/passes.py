@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from sglang_pic.adapter.serve.gap_batch import Splice, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
-from sglang_pic.core import MOST_REUSE, ContentIndex, Path, Plan, Run, Tokens
+from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Path, Plan, Run, Tokens
 
 SHIFT: Final = 37
 """Donor position less target position."""
@@ -21,6 +22,9 @@ _NAMESPACE: Final = "bench"
 _HEADER_TOKENS: Final = 64
 _QUESTION_TOKENS: Final = 32
 _DOCUMENT_TOKENS: Final = 32_000
+# Ids that no random text holds: they stand around the donor's text, as the delimiters of a message do.
+_OPEN, _CLOSE = 1, 2
+_DELIMITERS: Final = frozenset((_OPEN, _CLOSE))
 
 
 class Extend(NamedTuple):
@@ -107,20 +111,36 @@ class Lookup(NamedTuple):
         """The server's plan when the request is admitted."""
         return self.known.plan(_NAMESPACE, self.prompt, prefix_len=0, resolve=lambda _path, end: end)
 
+    def publish(self, plan: Plan) -> None:
+        """Cut and hash what the plan computes, as the server does when the request is done; into an index of its own,
+        for a second time would find everything known."""
+        ContentIndex(self.known.config).publish(_NAMESPACE, self.prompt, plan.gaps)
 
-def make_lookup(rng: np.random.Generator, run_tokens: int, vocab: int, index_tokens: int) -> Lookup:
-    """A header, `run_tokens` of text that another prompt held behind a longer header, and a question.
 
-    The index also holds `index_tokens` of other documents.
+def make_lookup(
+    rng: np.random.Generator,
+    run_tokens: int,
+    vocab: int,
+    index_tokens: int,
+    *,
+    header_tokens: int = _HEADER_TOKENS,
+    policy: CoreConfig = MOST_REUSE,
+) -> Lookup:
+    """A header, `run_tokens` of text that another prompt held as a message behind a longer header, and a question.
+
+    The index also holds `index_tokens` of other documents. Shorter text than the policy's shortest run is one too.
     """
-    index = ContentIndex(MOST_REUSE)
+    if run_tokens < policy.min_run_tokens:
+        policy = msgspec.structs.replace(policy, min_run_tokens=run_tokens)
+    index = ContentIndex(policy)
     for start in range(0, index_tokens, _DOCUMENT_TOKENS):
         document = random_tokens(rng, min(_DOCUMENT_TOKENS, index_tokens - start), vocab)
         index.publish(_NAMESPACE, document, [(0, len(document))])
     text = random_tokens(rng, run_tokens, vocab)
-    prompt, donor = (
-        np.concatenate([random_tokens(rng, header, vocab), text, random_tokens(rng, _QUESTION_TOKENS, vocab)])
-        for header in (_HEADER_TOKENS, _HEADER_TOKENS + SHIFT)
-    )
-    index.publish(_NAMESPACE, donor, [(0, len(donor))])
+    header, earlier = (random_tokens(rng, num, vocab) for num in (header_tokens, header_tokens + SHIFT - 1))
+    question, then = (random_tokens(rng, _QUESTION_TOKENS, vocab) for _ in range(2))
+    opened, closed = (np.array([token], dtype=np.int32) for token in (_OPEN, _CLOSE))
+    prompt = np.concatenate((header, text, question))
+    donor = np.concatenate((earlier, opened, text, closed, then))
+    index.publish(_NAMESPACE, donor, [(0, len(donor))], delimiters=_DELIMITERS)
     return Lookup(prompt, donor, index)

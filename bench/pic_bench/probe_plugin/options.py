@@ -28,6 +28,11 @@ class ProbeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Check the whole chunk index after every publication (slow)."""
     request_options: bool = False
     """Take `custom_params.pic.testing`, the options of `RequestProbe`."""
+    sharp_dummy: bool = False
+    """Scale SGLang's dummy weights, which are so small that an answer hardly depends on the KV, to those of a model
+    whose attention chooses. Of a stock server too."""
+    sync_debug: bool = False
+    """Have torch warn of every operation that makes the host wait for the GPU, from the first gap batch on."""
     record_dir: str | None = None
     """Folder for what requests with `testing.record` computed: logits, spliced spans, keys."""
 

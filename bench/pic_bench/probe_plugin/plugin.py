@@ -1,9 +1,10 @@
 """The hooks of experiments on the serving path.
 
+SGLang's dummy weights             wider
 SGLang's create_tree_cache         in a scheduler that makes our cache: everything below, and a warning
 options.parse_options              the request's own options
 Planning.plan                      donors of another namespace
-ForwardPath.lay_out, .move_rows    keys left unrotated, rows corrupted
+ForwardPath.lay_out, .move_rows    keys left unrotated, rows corrupted; torch warns of waits from now on
 ForwardPath.__init__               the recorder among the observers
 PicRadixCache.match_prefix         no exact prefix hits
 ContentIndex.publish               the index's invariants
@@ -36,11 +37,15 @@ logger = logging.getLogger(__name__)
 
 _LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor._get_logits"
 _CREATE = "sglang.srt.mem_cache.registry.create_tree_cache"
+_DUMMY = "sglang.srt.model_loader.loader.initialize_dummy_weights"
 _CONTRACT = (
     Symbol(_LOGITS, ("hidden_states", "lm_head", "logits_metadata"), why="what is recorded"),
     Symbol(_CREATE, ("ctx",), ("get_radix_cache_factory(",), why="the moment to hook the serving path"),
 )
 _SERVE = "sglang_pic.adapter.serve"
+# Of SGLang's dummy weights, uniform in [-1e-3, 1e-3).
+_DUMMY_STD = 1e-3 / 3**0.5
+_GAINS = {"q_proj": 2.0, "k_proj": 2.0, "qkv_proj": 2.0, "kv_a_proj": 2.0, "lm_head": 3.0}
 
 
 def register() -> None:
@@ -61,6 +66,8 @@ def register() -> None:
 
     if config.request_options:
         HookRegistry.register(f"{_SERVE}.options.parse_options", _parse_options, HookType.AROUND)
+    if config.sharp_dummy:
+        HookRegistry.register(_DUMMY, _sharpen, HookType.AFTER)
     HookRegistry.register(_CREATE, _hook_scheduler(config), HookType.BEFORE)
 
 
@@ -77,6 +84,8 @@ def _hook_scheduler(config: ProbeConfig) -> Callable[..., None]:
             HookRegistry.register(f"{_SERVE}.planning.Planning.plan", _plan, HookType.AROUND)
             HookRegistry.register(f"{_SERVE}.forward.ForwardPath.lay_out", faults.lay_out, HookType.AFTER)
             HookRegistry.register(f"{_SERVE}.forward.ForwardPath.move_rows", faults.move_rows, HookType.AFTER)
+        if config.sync_debug:
+            HookRegistry.register(f"{_SERVE}.forward.ForwardPath.lay_out", _warn_of_waits, HookType.BEFORE)
         # Ranks compute the same logits, so only the first one records; keys are those of its own heads.
         if config.record_dir is not None and ctx.tp_rank == 0:
             HookRegistry.register(
@@ -155,6 +164,33 @@ def _add_recorder(folder: Path) -> Callable[..., Any]:
         return (path, splicer, [*observers, recorder]), {}
 
     return add
+
+
+def _sharpen(_result: None, model: Any, *_args: object, **_kwargs: object) -> None:
+    """Uniform numbers of the standard deviation that a matrix needs to keep its input's; ones in the place of vectors.
+
+    Queries and keys are wider, so that attention chooses, and so is the head, so that some tokens are likely.
+    """
+    import torch
+
+    for name, weight in model.named_parameters():
+        if not weight.is_floating_point():
+            continue
+        with torch.no_grad():
+            if weight.dim() < 2:
+                weight.fill_(0.0 if name.endswith("bias") else 1.0)
+                continue
+            gain = next((gain for part, gain in _GAINS.items() if part in name), 1.0)
+            fan_in = 1 if "embed_tokens" in name else weight.shape[-1]
+            weight.mul_(gain * fan_in**-0.5 / _DUMMY_STD)
+
+
+def _warn_of_waits(*_args: object, **_kwargs: object) -> None:
+    """What start-up waits for is not the serving path's, so the first gap batch switches it on; on a CPU nothing."""
+    import torch
+
+    if torch.cuda.is_available() and not torch.cuda.get_sync_debug_mode():
+        torch.cuda.set_sync_debug_mode("warn")
 
 
 def _ignore_prefix(original: Callable[..., Any], cache: Any, params: Any) -> Any:

@@ -1,0 +1,253 @@
+"""Time of a splice, by model shape, length and slot order, beside a plain copy of as many bytes and SGLang's own ops.
+
+Correctness first: a case with a wrong row is not timed and fails the run. Ways are timed in turns, so that a noisy
+machine is unfair to all of them alike; the pool is larger than the caches and every call moves other rows. Bytes are
+those read plus those written. SGLang's ops are `move_kv_cache`'s copy of every buffer, then a RoPE per layer,
+FlashInfer's where there is one. On a CPU set OMP_WAIT_POLICY=PASSIVE where other programs run on the same cores, as the
+CPU platform does for servers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import msgspec
+import numpy as np
+import torch
+from pic_kernels import Backend, host_native
+from tqdm import tqdm
+
+from pic_bench.environment import Environment, capture_environment
+from pic_bench.gpu.kernel_pool import PAGE_SIZE, ROW_SHAPES, SHAPES, SLOT_ORDERS, Pool, Shape, Window, make_window
+from pic_bench.gpu.kernel_prefill import PrefillTiming, time_prefill
+from pic_bench.gpu.timing import Timing, device_seconds, host_seconds, take_turns
+from pic_bench.out_folder import write_json
+from pic_bench.report.markdown import Table, markdown_table
+from sglang_pic.errors import BenchError
+
+_SWITCH: Final = "SGLANG_PIC_KERNELS"
+_TOKENS: Final = (16, 128, 512, 1_504, 8_192, 32_768)
+_TOKENS_OF_ROWS: Final = 8_192
+_ALL_ORDERS_AT: Final = 1_504
+_END_TO_END_TOKENS: Final = 128
+_MOVED_BYTES: Final = 1 << 28
+_MAX_WINDOWS: Final = 8
+_SLOW_WAYS_S: Final = 1.0
+
+
+class KernelTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One shape, length and slot order. Times on a GPU are the device's own, by events; `call_ms` is the host's."""
+
+    model: str
+    slots: str
+    tokens: int
+    layers: int
+    layers_of_model: int
+    dtype: str = "bfloat16"
+    backend: str
+    backend_reason: str
+    rope: str
+    """Whose RoPE `move_then_rope` applies."""
+    bytes_moved: int
+    rel_l2: float
+    """Largest error of a layer's keys against the float32 reference; copied bytes are equal, or nothing is timed."""
+    splice: Timing
+    copy: Timing
+    move_then_rope: Timing
+    call_ms: float
+    """Median time from a call on an idle device until it is idle again."""
+
+    @property
+    def share_of_copy(self) -> float:
+        """Bandwidth of the splice over that of the copy: the median of the ratios of neighbouring samples."""
+        return median(c / s for c, s in zip(self.copy.samples_ms, self.splice.samples_ms, strict=True))
+
+    def gb_s(self, way: Timing) -> float:
+        """Bytes read plus written a second, at the median."""
+        return self.bytes_moved / way.p50_ms / 1e6
+
+
+class KernelResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the benchmark writes with `--out`."""
+
+    schema_version: int = 3
+    environment: Environment
+    device: str
+    threads: int
+    timings: list[KernelTiming]
+    left_out: list[str]
+    prefill: PrefillTiming | None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark: a table, and one JSON line at the end, on stdout."""
+    args = _parse(argv)
+    if args.backend:
+        os.environ[_SWITCH] = args.backend
+    device = torch.device(args.device)
+    budget = int(args.memory_gib * (1 << 30)) if args.memory_gib else _free_bytes(device) // 3
+    timings: list[KernelTiming] = []
+    left_out: list[str] = []
+    try:
+        for model, order, num_tokens in tqdm(_cases(args, device), "kernels", file=sys.stderr):
+            timing = _measure(model, order, num_tokens, args.repeats, device, budget)
+            if timing is None:
+                left_out.append(f"{model}, {num_tokens} tokens: one layer does not fit {budget / 2**30:.1f} GiB")
+            else:
+                timings.append(timing)
+        prefill = time_prefill(args.prefill, device) if args.prefill else None
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(markdown_table(_table(timings)))
+    for note in left_out:
+        print(f"left out: {note}")
+    if prefill:
+        computed_ms, spliced_ms = prefill.prefill.p50_ms, prefill.splice.p50_ms
+        print(f"\n{prefill.model}, {prefill.tokens:,} tokens: computed in {computed_ms:.0f} ms, ", end="")
+        print(f"spliced in {spliced_ms:.1f} ms: {prefill.share:.2%}.")
+    if args.out:
+        result = KernelResult(
+            environment=capture_environment(),
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            threads=torch.get_num_threads(),
+            timings=timings,
+            left_out=left_out,
+            prefill=prefill,
+        )
+        write_json(args.out, result)
+    print(msgspec.json.encode(_headline(timings, prefill)).decode())
+    return 0
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m pic_bench.kernels", description=__doc__.splitlines()[0])
+    add, orders = parser.add_argument, f"order of the slots (default: pages; all at {_ALL_ORDERS_AT} tokens, for rows)"
+    names = (*SHAPES, *ROW_SHAPES)
+    add("--model", choices=names, action="append", help="shape to time (default: all; rows on a CPU only)")
+    add("--slots", choices=SLOT_ORDERS, action="append", help=orders)
+    add("--tokens", type=int, action="append", metavar="N", help=f"tokens per splice, a multiple of {PAGE_SIZE}")
+    add("--repeats", type=int, default=15, metavar="N", help="timed calls per case (default: 15)")
+    add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
+    add("--backend", choices=[backend.value for backend in Backend], help="implementation (default: automatic)")
+    add("--memory-gib", type=float, metavar="GIB", help="most memory of a pool, in fewer layers (default: a third)")
+    add("--prefill", type=Path, metavar="FOLDER", help="also splice 1,500 tokens of this model beside computing them")
+    add("--out", type=Path, metavar="FILE", help="write the result with the environment as JSON")
+    args = parser.parse_args(argv)
+    if args.repeats < 1 or any(n < PAGE_SIZE or n % PAGE_SIZE for n in args.tokens or ()):
+        parser.error(f"--tokens {args.tokens}: multiples of {PAGE_SIZE}; --repeats {args.repeats}: 1 or more")
+    return args
+
+
+def _cases(args: argparse.Namespace, device: torch.device) -> list[tuple[str, str, int]]:
+    cases = []
+    for model in args.model or [*SHAPES, *(ROW_SHAPES if device.type == "cpu" else ())]:
+        for n in args.tokens or ([_TOKENS_OF_ROWS] if model in ROW_SHAPES else _TOKENS):
+            every_order = n == _ALL_ORDERS_AT or model in ROW_SHAPES
+            cases += [(model, order, n) for order in args.slots or (SLOT_ORDERS if every_order else ("pages",))]
+    return cases
+
+
+def _measure(
+    model: str, order: str, num_tokens: int, repeats: int, device: torch.device, budget: int
+) -> KernelTiming | None:
+    """Check, then time, one case; `None` if not even one layer fits `budget`."""
+    torch.manual_seed(0)
+    shape = SHAPES.get(model) or ROW_SHAPES[model]
+    layers, num_windows = _fit(shape, num_tokens, budget)
+    if not layers:
+        return None
+    # A window is a source and a target of twice the tokens, so that scattered slots have gaps.
+    pool = Pool(shape, layers, 4 * num_tokens * num_windows, device)
+    windows = [make_window(pool, order, num_tokens, 4 * num_tokens * index) for index in range(num_windows)]
+    choice = pool.choice()
+    rel_l2 = pool.check(windows[0], f"{model}, {order}, {num_tokens} tokens, {choice.backend.value}")
+    # Never the window that the call before has just moved.
+    upcoming = cycle(windows)
+
+    def on_next(way: Callable[[Window], None]) -> Callable[[], None]:
+        return lambda: way(next(upcoming))
+
+    ways = [on_next(way) for way in (pool.splice, pool.copy, pool.move_then_rope)]
+    splice, copy, move_then_rope = take_turns(
+        ways, repeats, device, limit_s=_SLOW_WAYS_S, unlimited=2, clock=device_seconds
+    )
+    return KernelTiming(
+        model=model,
+        slots=order,
+        tokens=num_tokens,
+        layers=layers,
+        layers_of_model=shape.layers,
+        backend=_backend_name(choice.backend),
+        backend_reason=choice.reason,
+        rope=pool.rope_name,
+        bytes_moved=2 * num_tokens * pool.token_bytes,
+        rel_l2=rel_l2,
+        splice=splice,
+        copy=copy,
+        move_then_rope=move_then_rope,
+        call_ms=1e3 * median(host_seconds(ways[0], device) for _ in range(repeats)),
+    )
+
+
+def _fit(shape: Shape, num_tokens: int, budget: int) -> tuple[int, int]:
+    """Layers and windows that fit; several windows where one is small enough to stay in a cache."""
+    slot_bytes = 4 * num_tokens * shape.layer_bytes
+    layers = min(shape.layers, budget // slot_bytes)
+    if not layers:
+        return 0, 0
+    window_bytes = slot_bytes * layers
+    wanted = -(-_MOVED_BYTES // (window_bytes // 4))
+    return layers, max(1, min(_MAX_WINDOWS, wanted, budget // window_bytes))
+
+
+def _backend_name(backend: Backend) -> str:
+    if backend is Backend.HOST:
+        return "host, torch" if host_native.load() is None else "host, compiled"
+    return backend.value
+
+
+def _table(timings: list[KernelTiming]) -> Table:
+    header = ["shape", "slots", "tokens", "layers", "splice ms", "p90", "GB/s", "copy GB/s", "of copy"]
+    rows = [
+        [
+            *(t.model, t.slots, f"{t.tokens:,}", f"{t.layers}/{t.layers_of_model}", f"{t.splice.p50_ms:.3f}"),
+            *(f"{np.percentile(t.splice.samples_ms, 90):.3f}", f"{t.gb_s(t.splice):.1f}", f"{t.gb_s(t.copy):.1f}"),
+            *(f"{t.share_of_copy:.0%}", f"{t.move_then_rope.p50_ms / t.splice.p50_ms:.1f} x", f"{t.call_ms:.3f}"),
+            *(f"{t.rel_l2:.0e}", t.backend),
+        ]
+        for t in timings
+    ]
+    return Table([*header, "move, rope", "call ms", "rel L2", "backend"], rows)
+
+
+def _headline(timings: list[KernelTiming], prefill: PrefillTiming | None) -> dict[str, float]:
+    """The figures that the project's limits are about."""
+    models = [t for t in timings if t.model in SHAPES]
+    calls = [t.call_ms for t in timings if t.tokens == _END_TO_END_TOKENS and t.layers == t.layers_of_model]
+    found = {
+        "least_share_of_copy_models_512_up": [t.share_of_copy for t in models if t.tokens >= 512],
+        "least_share_of_copy_rows": [t.share_of_copy for t in timings if t.model in ROW_SHAPES],
+        "worst_call_us_128_tokens": [1e3 * call_ms for call_ms in calls],
+        "least_speedup_over_move_then_rope": [t.move_then_rope.p50_ms / t.splice.p50_ms for t in timings],
+        "worst_rel_l2": [t.rel_l2 for t in timings],
+        "splice_over_prefill": [prefill.share] if prefill else [],
+    }
+    line = {name: (min if name.startswith("least") else max)(values) for name, values in found.items() if values}
+    return {name: float(f"{value:.4g}") for name, value in line.items()}
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    import psutil
+
+    return psutil.virtual_memory().available

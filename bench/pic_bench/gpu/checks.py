@@ -1,0 +1,131 @@
+"""Is a server right? Prompts served again by their own chunks, beside exact prefix hits and beside rows made wrong.
+
+The probe throws prefix hits away, so that a prompt sent twice is spliced at shift 0 and must give what it gave cold, as
+closely as an exact prefix hit does (`mode: off` keeps these). A control turns the signs of every spliced row, and must
+be seen. Text that moved is measured and not judged: how much a model takes is no question of correctness.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Final
+
+import numpy as np
+
+from pic_bench.compare.server import Server
+from pic_bench.gpu.record import Found, Work
+from pic_bench.gpu.servers import Answer, Model, dummy_model, generate, serving, small_model
+from pic_bench.report.stats import top_k_kl
+from sglang_pic.errors import BenchError, PicError
+
+_OFF: Final = {"mode": "off"}
+_WRONG: Final = {"testing": {"flip_donors": True}}
+PROBE: Final = {"ignore_prefix": True, "request_options": True}
+"""What `compare` needs of a server."""
+_CONFIG: Final = {
+    "cost_gate": "off",
+    "self_test": "refuse",
+    "audit_rate": 0.0,
+    "core": {"seam_tokens": 1, "min_spliced_tokens": 8, "tail_tokens": 0, "edit": "in_place"},
+}
+# Random weights take no splice from another context; whether the splice itself is exact is refused on in any case.
+_ANY_TOLERANCE: Final = {"self_test_kl_limit": 100.0, "self_test_key_limit": 100.0}
+_CHECK_SLOTS: Final = {"SGLANG_PIC_CHECK_SLOTS": "1"}
+_LEAST_SPLICED: Final = 0.8
+# Beside an exact hit: room for six prompts' luck, and never more than a twentieth of what wrong rows do.
+_TIMES_HIT: Final = 2.0
+_ROOM: Final = 1e-3
+_SHARE_OF_WRONG: Final = 0.05
+_HEADER_TOKENS: Final = 200
+BACKENDS: Final[dict[str, tuple[str, ...]]] = {
+    "triton": ("--attention-backend", "triton"),
+    "flashinfer": ("--attention-backend", "flashinfer"),
+    "page64": ("--attention-backend", "fa3", "--page-size", "64"),
+}
+FA3: Final = ("--attention-backend", "fa3")
+
+
+def run_fa3(work: Work) -> Found:
+    """A small model on fa3."""
+    return _check_each(work, small_model(work), {"fa3": () if work.is_dry else FA3}, _CONFIG | _small(work))
+
+
+def run_backends(work: Work) -> Found:
+    """The same on other backends and pages, one server after the other."""
+    flags: dict[str, tuple[str, ...]] = {"page64": ("--page-size", "64")} if work.is_dry else BACKENDS
+    return _check_each(work, small_model(work), flags, _CONFIG | _small(work))
+
+
+def run_mla(work: Work) -> Found:
+    """DeepSeek-V2-Lite's dimensions, on the backend that SGLang chooses."""
+    return _check_each(work, dummy_model(work, "DeepSeek-V2-Lite"), {"mla": ()}, _CONFIG | _ANY_TOLERANCE)
+
+
+def _small(work: Work) -> dict[str, float]:
+    """A dry run's small model has random weights."""
+    return _ANY_TOLERANCE if work.is_dry else {}
+
+
+def _check_each(work: Work, model: Model, flags: dict[str, tuple[str, ...]], config: dict[str, object]) -> Found:
+    """One server for each name; what is wrong with one does not stop the next."""
+    figures: dict[str, float] = {}
+    failures, raw = [], {}
+    for name, words in flags.items():
+        try:
+            with serving(work, name, "pic", model, words, config=config, probe=PROBE, env=_CHECK_SLOTS) as server:
+                raw[name] = compare(server, model, *((2, 300) if work.is_dry else (6, 700)))
+        except PicError as error:
+            failures.append(f"{name}: {error}")
+            continue
+        figures[f"{name}_kl"], wrong = judge(raw[name])
+        failures += [f"{name}: {each}" for each in wrong]
+    return Found(figures=figures, failures=failures, raw=raw)
+
+
+def compare(server: Server, model: Model, count: int, num_tokens: int) -> dict[str, Any]:
+    """Mean KL in nats of the first token, by how a prompt was served; `count` prompts of `num_tokens`.
+
+    Raises:
+        BenchError: an equal prompt was not spliced, or not served from the prefix with `mode: off`.
+    """
+    draw = random.Random(11)
+    kls: dict[str, list[float]] = {"spliced": [], "hit": [], "moved": [], "wrong": []}
+    same = 0
+    for _ in range(count):
+        prompt, header = model.tokens(draw, num_tokens), model.tokens(draw, _HEADER_TOKENS)
+        cold, again = generate(server, prompt), generate(server, prompt)
+        _require("an equal prompt was not spliced", again.spliced_tokens, again)
+        strict, hit = generate(server, prompt, _OFF), generate(server, prompt, _OFF)
+        _require("with `mode: off` an equal prompt was no prefix hit", hit.cached_tokens, hit)
+        full = generate(server, header + prompt, _OFF)
+        moved, wrong = generate(server, header + prompt), generate(server, header[1:] + prompt, _WRONG)
+        full_of_wrong = generate(server, header[1:] + prompt, _OFF)
+        pairs = {
+            "spliced": (cold, again),
+            "hit": (strict, hit),
+            "moved": (full, moved),
+            "wrong": (full_of_wrong, wrong),
+        }
+        for name, (one, other) in pairs.items():
+            kl = top_k_kl(one.first, other.first)
+            assert kl is not None, "top_logprobs_num asks for a list"
+            kls[name].append(kl)
+        same += cold.ids == again.ids
+    return {name: float(np.mean(found)) for name, found in kls.items()} | {"same_answers": same, "prompts": count}
+
+
+def judge(found: dict[str, Any]) -> tuple[float, list[str]]:
+    """The KL at shift 0 over what is allowed, and what is wrong."""
+    allowed = _TIMES_HIT * found["hit"] + min(_ROOM, _SHARE_OF_WRONG * found["wrong"])
+    share = found["spliced"] / allowed if allowed else 0.0 if not found["spliced"] else float("inf")
+    failures = []
+    if not share <= 1:
+        failures.append(f"KL {found['spliced']:.2g} at shift 0, an exact hit has {found['hit']:.2g}")
+    if not found["wrong"] > 3 * found["spliced"]:
+        failures.append(f"rows made wrong have KL {found['wrong']:.2g} only: the comparison does not see them")
+    return share, failures
+
+
+def _require(what: str, served: int, answer: Answer) -> None:
+    if served < _LEAST_SPLICED * answer.prompt_tokens:
+        raise BenchError(f"{what}: {served} of {answer.prompt_tokens} tokens.")

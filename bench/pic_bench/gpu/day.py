@@ -1,0 +1,211 @@
+"""`make gpu`: runs the items one after the other, each as a process of its own with a time limit, and shows the tables.
+
+An item that fails, dies or takes too long does not stop the next one. Records, logs and tables go into one folder; a
+second run of some items writes these again and keeps the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from pic_bench.environment import capture_environment
+from pic_bench.gpu import stand_ins
+from pic_bench.gpu.items import FIGURES, ITEMS, LIMIT_S, Item, Need
+from pic_bench.gpu.record import Found, Record, Work, figure_table, file_name, item_table, read_records, render
+from pic_bench.out_folder import write_json
+from pic_bench.report.markdown import markdown_table
+from sglang_pic.errors import PicError
+
+# An item that is asked to end stops its servers, which may take as long as this.
+_GRACE_S: Final = 45.0
+_ROOT: Final = Path(__file__).resolve().parents[3]
+_PAGE: Final = _ROOT / "bench" / "results" / "README.md"
+_RESULTS: Final = _PAGE.parent / "gpu"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is asked for; 0 where nothing failed, 1 where something did, 2 for a usage error."""
+    args = _parse(argv)
+    if args.page:
+        _PAGE.write_text(render(_PAGE.read_text("utf8"), read_records(_RESULTS)), "utf8")
+        return 0
+    if args.one:
+        return _work(args)
+    if reason := _unable(args):
+        print(f"gpu: {reason}", file=sys.stderr)
+        return 2
+    args.out.mkdir(parents=True, exist_ok=True)
+    has_sglang = not args.bare and find_spec("sglang") is not None
+    wanted = [item for item in ITEMS if not args.item or item.name in args.item]
+    print(f"gpu: {len(wanted)} items, {'with SGLang' if has_sglang else 'torch and triton only'}, into {args.out}")
+    for number, item in enumerate(wanted, 1):
+        print(f"[{number}/{len(wanted)}] {item.name}: {item.what} ... ", end="", flush=True)
+        record = _run(item, args) if has_sglang or item.need is Need.TORCH else _left_out(item, args)
+        write_json(args.out / file_name(item.name), record)
+        print(f"{record.status}, {record.wall_s:.0f} s", flush=True)
+        for failure in record.found.failures:
+            print(f"    {failure}", flush=True)
+    return _show(args.out, [item.name for item in wanted])
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    names = [item.name for item in ITEMS]
+    parser = argparse.ArgumentParser(prog="make gpu", description="Everything to check and measure on a GPU, in order.")
+    add = parser.add_argument
+    add("--item", nargs="+", choices=names, metavar="NAME", help=f"only these: {', '.join(names)}")
+    add("--dry-run", action="store_true", help="tiny sizes on a CPU, Triton interpreted: does everything run?")
+    add("--bare", action="store_true", help="only what needs torch and triton, also where SGLang is installed")
+    add("--model", metavar="FOLDER", help="an 8B model for `defaults` and `latency` (default: dummy weights)")
+    add("--commit", help="the commit to record where the checkout has no git")
+    add("--limit-s", type=float, default=LIMIT_S, help="seconds an item may take (default: %(default)s)")
+    add("--out", type=Path, default=Path("runs/gpu"), help="folder of records and logs (default: %(default)s)")
+    add("--page", action="store_true", help=f"write the table of {_PAGE.relative_to(_ROOT)} from {_RESULTS.name}/")
+    add("--one", choices=names, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.limit_s <= 0:
+        parser.error(f"--limit-s {args.limit_s}: seconds, more than 0")
+    return args
+
+
+def _unable(args: argparse.Namespace) -> str:
+    """Why nothing can be run here; empty where something can."""
+    missing = [name for name in ("torch", "triton", "numpy") if find_spec(name) is None]
+    if missing:
+        return f"{', '.join(missing)} not installed: needs torch 2.10 or later, triton and numpy."
+    import torch
+
+    if not args.dry_run and not torch.cuda.is_available():
+        return "torch finds no GPU; ARGS=--dry-run runs every item with tiny sizes on the CPU."
+    return ""
+
+
+def _run(item: Item, args: argparse.Namespace) -> Record:
+    """One item as a process; its own record, or one that says how it ended."""
+    path = args.out / file_name(item.name)
+    path.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pic_bench.gpu", "--one", item.name, "--out", str(args.out)]
+    command += ["--limit-s", str(args.limit_s)]
+    for name, value in (("--model", args.model), ("--commit", args.commit)):
+        command += [name, value] if value else []
+    command += ["--dry-run"] if args.dry_run else []
+    log_path = path.with_suffix(".log")
+    started = time.monotonic()
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command, env=_environment(item, args), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            process.wait(args.limit_s)
+            ending = "died"
+        except subprocess.TimeoutExpired:
+            ending = "stopped"
+        finally:
+            _end(process)
+    wall_s = time.monotonic() - started
+    if path.exists():
+        return msgspec.json.decode(path.read_bytes(), type=Record)
+    lines = log_path.read_text("utf8", errors="replace").splitlines()[-5:]
+    how = f"after {args.limit_s:.0f} s" if ending == "stopped" else f"with exit status {process.returncode}"
+    said = f"{ending} {how}; {log_path}: {' / '.join(lines)[-400:]}"
+    return _record(item, args, ending, Found(failures=[said]), wall_s)
+
+
+def _environment(item: Item, args: argparse.Namespace) -> dict[str, str]:
+    """A dry run has Triton interpreted, from the start of the process, and one thread, for tiny tensors."""
+    folders = [str(_ROOT / name) for name in (".", "kernels", "traces", "bench")]
+    inherited = os.environ.get("PYTHONPATH")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*([inherited] if inherited else []), *folders])}
+    if args.dry_run:
+        env["OMP_NUM_THREADS"] = "1"
+        if item.need is Need.TORCH:
+            env["TRITON_INTERPRET"] = "1"
+    return env
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask an item to end, which stops its servers, then kill what is left of its group."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _work(args: argparse.Namespace) -> int:
+    """The item's own process: do the work and write the record, whatever happens."""
+    (item,) = (item for item in ITEMS if item.name == args.one)
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    # Like Ctrl-C, so that servers are stopped on the way out; also where a shell left SIGINT ignored.
+    signal.signal(signal.SIGTERM, interrupt)
+    started = time.monotonic()
+    module, _, function = item.work.partition(":")
+    try:
+        run = getattr(import_module(f"pic_bench.gpu.{module}"), function)
+        found: Found = run(Work(args.dry_run, args.out, args.limit_s, args.model))
+    except PicError as error:
+        traceback.print_exc()
+        found = Found(failures=[str(error)])
+    except Exception as error:
+        # Compilers and drivers raise anything.
+        traceback.print_exc()
+        found = Found(failures=[f"{type(error).__name__}: {str(error)[:1_000]}"])
+    status = "failed" if found.failures else "ok"
+    record = _record(item, args, status, found, time.monotonic() - started)
+    write_json(args.out / file_name(item.name), record)
+    return 1 if found.failures else 0
+
+
+def _record(item: Item, args: argparse.Namespace, status: str, found: Found, wall_s: float) -> Record:
+    from pic_bench.gpu.versions import card_of
+
+    environment = capture_environment()
+    if args.commit:
+        environment = msgspec.structs.replace(environment, commit=args.commit)
+    return Record(
+        item=item.name,
+        status=status,
+        is_dry=args.dry_run,
+        wall_s=wall_s,
+        limit_s=args.limit_s,
+        card={} if args.dry_run else card_of("cuda"),
+        stand_ins=stand_ins.installed(),
+        environment=environment,
+        found=found,
+    )
+
+
+def _left_out(item: Item, args: argparse.Namespace) -> Record:
+    return _record(item, args, "left out", Found(notes=[f"needs {item.need.value}"]), 0.0)
+
+
+def _show(folder: Path, names: Sequence[str]) -> int:
+    records = read_records(folder)
+    tables = [markdown_table(item_table(records)), markdown_table(figure_table(records))]
+    text = "\n\n".join(tables)
+    if any(record.is_dry for record in records.values()):
+        text += "\n\nA dry run fills nothing: its sizes are tiny and its numbers mean nothing."
+    (folder / "table.md").write_text(text + "\n", "utf8")
+    print(f"\n{text}")
+    left = sum(1 for figure in FIGURES if figure.item not in records or records[figure.item].is_dry)
+    print(f"\n{len(FIGURES) - left} of {len(FIGURES)} figures' items have run on a card; records in {folder}")
+    return 1 if any(records[name].status not in ("ok", "left out") for name in names) else 0

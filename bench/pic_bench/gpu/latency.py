@@ -1,0 +1,178 @@
+"""First tokens and the time between tokens beside decoding streams: stock SGLang and ours, the same prompts.
+
+Nine tenths of a prompt were computed before behind another header, so that stock finds no prefix of it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from pic_bench.compare.server import Server
+from pic_bench.gpu.record import Found, Work
+from pic_bench.gpu.servers import Model, dummy_model, plugin_state, serving
+from sglang_pic.errors import BenchError
+
+NO_PREFILL_GRAPHS: Final = ("--cuda-graph-config", '{"prefill": {"backend": "disabled"}}')
+# The text is spliced wherever it stands, as nine tenths are wanted; the cost gate decides as by default.
+_CONFIG: Final = {"self_test": "off", "audit_rate": 0.0, "core": {"tail_tokens": 0, "edit": "in_place"}}
+_HIT_SHARE: Final = 0.9
+_LENGTHS: Final = {"2k": 2_048, "8k": 8_192, "32k": 32_768}
+_DRY_LENGTHS: Final = {"2k": 256, "8k": 512, "32k": 1_024}
+_STREAM_PROMPT, _STREAM_TOKENS = 256, 4_000
+_TIMEOUT_S: Final = 120.0
+_OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def run(work: Work) -> Found:
+    """Both arms as users start them."""
+    return _run(work, "latency", ())
+
+
+def run_eager(work: Work) -> Found:
+    """Both arms with prefill graphs disabled, to part them from the splice."""
+    return _run(work, "latency-eager", NO_PREFILL_GRAPHS)
+
+
+def _run(work: Work, item: str, flags: Sequence[str]) -> Found:
+    model = dummy_model(work, "Llama-3.1-8B")
+    lengths, streams, repeats = (_DRY_LENGTHS, 2, 2) if work.is_dry else (_LENGTHS, 16, 7)
+    raw: dict[str, Any] = {}
+    for arm in ("stock", "pic"):
+        config = _CONFIG if arm == "pic" else None
+        with serving(work, f"{item}-{arm}", arm, model, flags, config=config) as server:
+            raw[arm] = measure(server, model, lengths, streams, repeats)
+            if arm == "pic":
+                raw["state"] = plugin_state(server)
+    stock, ours = raw["stock"], raw["pic"]
+    figures = {f"{item}_ttft_{name}": median(stock["ttft_s"][name]) / median(ours["ttft_s"][name]) for name in lengths}
+    figures[f"{item}_itl"] = np.percentile(ours["between_s"], 99) / np.percentile(stock["between_s"], 99)
+    notes = [
+        f"{tokens:,} tokens: {share:.0%} came from the cache, wanted {_HIT_SHARE:.0%}"
+        for (name, tokens), share in zip(lengths.items(), ours["cached"].values(), strict=True)
+        if share < _HIT_SHARE - 0.05
+    ]
+    return Found(figures={name: float(value) for name, value in figures.items()}, notes=notes, raw=raw)
+
+
+def measure(server: Server, model: Model, lengths: dict[str, int], streams: int, repeats: int) -> dict[str, Any]:
+    """TTFT by length, tokens from the cache by length, and all times between two tokens of a stream meanwhile."""
+    draw = random.Random(5)
+    first: dict[str, list[float]] = {name: [] for name in lengths}
+    cached: dict[str, float] = {}
+    with Streams(server, model, streams) as running:
+        for name, num_tokens in lengths.items():
+            text = model.tokens(draw, round(_HIT_SHARE * num_tokens))
+            shares = []
+            # The first one computes the text that the others find; its own time does not count.
+            for number in range(repeats + 1):
+                header = model.tokens(draw, (num_tokens - len(text)) // 2 + 3 * (number - repeats // 2))
+                question = model.tokens(draw, num_tokens - len(text) - len(header))
+                if number == 1:
+                    running.begin()
+                seconds, share = _ttft(server, header + text + question)
+                if number:
+                    first[name].append(seconds)
+                    shares.append(share)
+            running.pause()
+            cached[name] = median(shares)
+    return {"ttft_s": first, "cached": cached, "between_s": running.between}
+
+
+class Streams:
+    """Requests that decode in the background; one that ends is followed by another."""
+
+    def __init__(self, server: Server, model: Model, count: int) -> None:
+        """Start them when the block is entered."""
+        draw = random.Random(6)
+        self._server, self._over = server, threading.Event()
+        self._counting = threading.Event()
+        prompts = [model.tokens(draw, _STREAM_PROMPT) for _ in range(count)]
+        self._started = threading.Semaphore(0)
+        self._errors: list[Exception] = []
+        self._threads = [threading.Thread(target=self._decode, args=(p,), daemon=True) for p in prompts]
+        self.between: list[float] = []
+        """Seconds between two tokens of one stream, while they count."""
+
+    def __enter__(self) -> Streams:
+        for thread in self._threads:
+            thread.start()
+        for _ in self._threads:
+            if not self._started.acquire(timeout=_TIMEOUT_S) or self._errors:
+                self._stop()
+                raise BenchError(f"a stream did not begin within {_TIMEOUT_S:.0f} s: {self._errors}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+        if self._errors:
+            raise BenchError(f"a stream broke off: {self._errors[0]}")
+
+    def begin(self) -> None:
+        """From now on times count."""
+        self._counting.set()
+
+    def pause(self) -> None:
+        """No longer."""
+        self._counting.clear()
+
+    def _stop(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(_TIMEOUT_S)
+
+    def _decode(self, prompt: list[int]) -> None:
+        try:
+            while not self._over.is_set():
+                last = None
+                for _ in _events(self._server, prompt, _STREAM_TOKENS):
+                    now = time.perf_counter()
+                    if last is None:
+                        self._started.release()
+                    elif self._counting.is_set():
+                        self.between.append(now - last)
+                    last = now
+                    if self._over.is_set():
+                        break
+        except (OSError, BenchError) as error:
+            self._errors.append(error)
+            self._started.release()
+
+
+def _events(server: Server, prompt: Sequence[int], max_new_tokens: int) -> Iterator[dict[str, Any]]:
+    """The events of a streamed generation, as they come; closed, it is aborted.
+
+    Raises:
+        BenchError: the server answered with an error.
+    """
+    sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+    body = msgspec.json.encode({"input_ids": list(prompt), "stream": True, "sampling_params": sampling})
+    request = urllib.request.Request(server.base_url + "/generate", body, {"Content-Type": "application/json"})
+    with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
+        for line in answer:
+            if line.startswith(b"data: {"):
+                event = msgspec.json.decode(line[6:])
+                if "error" in event:
+                    raise BenchError(f"/generate: {event['error']}")
+                yield event
+
+
+def _ttft(server: Server, prompt: Sequence[int]) -> tuple[float, float]:
+    """Seconds to the first event of one request, and the share of its prompt that came from the cache."""
+    started, elapsed, meta = time.perf_counter(), None, {}
+    for event in _events(server, prompt, 1):
+        if elapsed is None:
+            elapsed = time.perf_counter() - started
+        meta = event["meta_info"]
+    if elapsed is None:
+        raise BenchError("/generate: the stream ended without a token")
+    return elapsed, meta["cached_tokens"] / meta["prompt_tokens"]

@@ -1,0 +1,192 @@
+"""The second item: rows that a splice moved against float64, on the device, for every dtype and layout.
+
+Also a layer of more than 2^31 elements, where 32-bit addresses would wrap, and one small case under compute-sanitizer
+where that is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import torch
+from pic_kernels import Backend, LayerBuffers, RopeParams, choose_mha, choose_mla, splice_mha, splice_mla
+from pic_kernels.numerics import ROTATE_REL_L2, relative_l2
+from pic_kernels.operands import SUPPORTED_DTYPES
+from torch import Tensor
+
+from pic_bench.gpu.record import Found, Work
+from sglang_pic.errors import BenchError
+
+_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+_SHIFTS: Final = (1_021, 0, -37, 131_072, 1)
+_SANITIZER_S: Final = 150
+_SMALL: Final = (
+    "from pic_bench.gpu import stand_ins; stand_ins.install(); from pic_bench.gpu.moves import check_small; "
+)
+
+
+class Layout(NamedTuple):
+    """How a row is laid out; with a latent, values are in the keys' rows."""
+
+    name: str
+    heads: int
+    dim: int
+    rotary_dim: int
+    is_neox: bool
+    latent: int = 0
+
+
+LAYOUTS: Final = (
+    Layout("NeoX", 8, 128, 128, True),
+    Layout("interleaved", 8, 128, 128, False),
+    Layout("partial NeoX", 8, 128, 64, True),
+    Layout("partial interleaved", 2, 128, 64, False),
+    Layout("MLA", 1, 576, 64, False, 512),
+)
+
+
+def run(work: Work) -> Found:
+    """Every dtype and layout, then the large layer, then the sanitizer."""
+    if work.is_dry:
+        os.environ["SGLANG_PIC_KERNELS"] = "triton"
+    device, num_tokens = torch.device(work.device), 7 if work.is_dry else 1_504
+    errors: dict[str, float] = {}
+    failures, notes = [], []
+    for name, layout, dtype, num_slots in _cases(num_tokens):
+        if device.type == "cuda" and (reason := _refused(layout, dtype, num_slots, device)):
+            notes.append(f"{name}: {reason}")
+            continue
+        try:
+            errors[name] = check_moves(layout, dtype, num_slots, num_tokens, device)
+        except BenchError as error:
+            failures.append(f"{name}: {error}")
+    said = _sanitize(work)
+    (failures if said.startswith("memory") else notes).extend([said] if said else [])
+    figures = {"move_error": max(errors.values())} if errors else {}
+    return Found(figures=figures, notes=notes, failures=failures, raw={"errors": errors, "tokens": num_tokens})
+
+
+def _cases(num_tokens: int) -> Iterator[tuple[str, Layout, torch.dtype, int]]:
+    for dtype in SUPPORTED_DTYPES:
+        for layout in LAYOUTS:
+            yield f"{layout.name}, {dtype}", layout, dtype, 3 * num_tokens
+    # FP8 halves the memory that the elements take: 2.1 GB of latents.
+    latent = LAYOUTS[-1]
+    fp8 = torch.float8_e4m3fn
+    yield "MLA beyond 2^31 elements", latent, fp8, (1 << 31) // latent.dim + 3 * num_tokens
+
+
+def check_moves(layout: Layout, dtype: torch.dtype, num_slots: int, num_tokens: int, device: torch.device) -> float:
+    """Move rows between slots spread over the whole pool; the largest error as a share of what `dtype` allows.
+
+    Raises:
+        BenchError: a key is further off, a copied or an untouched byte differs, or another kernel than the fused one
+            would serve these rows.
+    """
+    random = torch.Generator().manual_seed(5)
+    # The last rows of the pool lie beyond 2^31 elements, where it is that large; three groups of slots that differ.
+    places = torch.randperm(3 * num_tokens, generator=random)
+    slots = (places * (num_slots // (3 * num_tokens)) + num_slots % (3 * num_tokens)).to(device)
+    src, dst, other = slots.split(num_tokens)
+    shifts = torch.tensor(_SHIFTS).repeat_interleave(-(-num_tokens // len(_SHIFTS)))[:num_tokens].to(device)
+    half = torch.arange(0, layout.rotary_dim, 2, dtype=torch.float32, device=device)
+    rope = RopeParams(1e4 ** -(half / layout.rotary_dim), layout.rotary_dim, layout.is_neox)
+    count = 1 if layout.latent else 2
+    buffers = [torch.empty(num_slots, layout.heads, layout.dim, dtype=dtype, device=device) for _ in range(count)]
+    bits = [buffer.view(_BITS[dtype.itemsize]) for buffer in buffers]
+    for buffer, raw in zip(buffers, bits, strict=True):
+        rows = torch.randn(3 * num_tokens, layout.heads, layout.dim, generator=random).to(dtype).to(device)
+        raw[slots] = rows.view(raw.dtype)
+        assert buffer.data_ptr() == raw.data_ptr()
+    before = [(raw[src].clone(), raw[other].clone()) for raw in bits]
+    keys = LayerBuffers([buffers[0]])
+    if layout.latent:
+        choice = choose_mla(keys, rope, rope_offset=layout.latent)
+        splice_mla(keys, src, dst, shifts, rope, rope_offset=layout.latent)
+    else:
+        values = LayerBuffers([buffers[1]])
+        choice = choose_mha(keys, values, rope)
+        splice_mha(keys, values, src, dst, shifts, rope)
+    if choice.backend is not Backend.TRITON:
+        raise BenchError(f"served by {choice.backend.value}, not by the fused kernel: {choice.reason}")
+    return _compare(layout, dtype, bits, before, dst, other, shifts, rope)
+
+
+def _compare(
+    layout: Layout,
+    dtype: torch.dtype,
+    bits: list[Tensor],
+    before: list[tuple[Tensor, Tensor]],
+    dst: Tensor,
+    other: Tensor,
+    shifts: Tensor,
+    rope: RopeParams,
+) -> float:
+    turned = slice(layout.latent, layout.latent + layout.rotary_dim)
+    still = shifts == 0
+    for index, (raw, (old, untouched)) in enumerate(zip(bits, before, strict=True)):
+        new = raw[dst]
+        if not torch.equal(raw[other], untouched):
+            raise BenchError("rows that are not part of the splice have changed")
+        same = torch.ones_like(new, dtype=torch.bool)
+        if index == 0:
+            same[..., turned] = still.view(-1, 1, 1)
+        if not torch.equal(new[same], old[same]):
+            raise BenchError(f"bytes that are only copied differ in buffer {index}")
+    moved, donors = (part[~still].view(dtype)[..., turned] for part in (bits[0][dst], before[0][0]))
+    error = relative_l2(moved, exact_turn(donors, shifts[~still], rope)) / ROTATE_REL_L2[dtype]
+    if not error <= 1:
+        raise BenchError(f"moved keys are off by {error:.3g} times what is allowed")
+    return error
+
+
+def exact_turn(rows: Tensor, shifts: Tensor, rope: RopeParams) -> Tensor:
+    """`rows` `[n, heads, rotary_dim]` turned in float64, as complex numbers: independent of the kernels."""
+    wide = rows.to(torch.float64)
+    angles = shifts.to(torch.float64)[:, None, None] * rope.inv_freq.to(torch.float64)
+    turn = torch.polar(torch.ones_like(angles), angles)
+    if rope.is_neox_style:
+        half = rope.rotary_dim // 2
+        turned = torch.complex(wide[..., :half].contiguous(), wide[..., half:].contiguous()) * turn
+        return torch.cat((turned.real, turned.imag), dim=-1)
+    return torch.view_as_real(torch.view_as_complex(wide.unflatten(-1, (-1, 2)).contiguous()) * turn).flatten(-2)
+
+
+def check_small(device: str) -> None:
+    """One small case of either op, for the sanitizer."""
+    for layout in (LAYOUTS[0], LAYOUTS[-1]):
+        check_moves(layout, torch.bfloat16, 120, 40 if device == "cuda" else 5, torch.device(device))
+
+
+def _refused(layout: Layout, dtype: torch.dtype, num_slots: int, device: torch.device) -> str:
+    """Why a case cannot run on this card; empty where it can."""
+    if dtype == torch.float8_e4m3fn and (here := torch.cuda.get_device_capability(device)) < (8, 9):
+        return f"FP8 needs compute capability 8.9, this is {here[0]}.{here[1]}"
+    needed = num_slots * layout.heads * layout.dim * dtype.itemsize
+    free = torch.cuda.mem_get_info(device)[0]
+    return "" if 2.5 * needed < free else f"needs {needed / 2**30:.0f} GiB, {free / 2**30:.0f} are free"
+
+
+def _sanitize(work: Work) -> str:
+    """What the sanitizer found: nothing, that it could not look, or a sentence that begins with `memory`."""
+    command = [sys.executable, "-c", _SMALL + f"check_small({work.device!r})"]
+    tool = shutil.which("compute-sanitizer")
+    if not work.is_dry:
+        if tool is None:
+            return "compute-sanitizer is not on PATH: memory accesses were not checked"
+        command = [tool, "--tool", "memcheck", "--error-exitcode", "99", *command]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SANITIZER_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"compute-sanitizer took more than {_SANITIZER_S} s"
+    if not done.returncode:
+        return ""
+    tail = (done.stdout + done.stderr).strip()[-1_000:]
+    if work.is_dry or (done.returncode == 99 and "Device not supported" not in tail):
+        return f"memory checks failed: {tail}"
+    return f"compute-sanitizer could not check here (exit status {done.returncode}): {tail}"

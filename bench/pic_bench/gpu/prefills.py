@@ -1,0 +1,179 @@
+"""The items that time prefills and splices with no server: gaps, runs, bandwidth, energy.
+
+Decoders of published dimensions with random weights, the server's own planner, layout of gaps and splicer. On a CPU
+the dimensions are tiny, and joules are seconds of the processor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+
+from pic_bench.gpu import bandwidth, command
+from pic_bench.gpu.check import share_of_allowed
+from pic_bench.gpu.energy import Energy, JouleCounter, measure_energy, open_counter
+from pic_bench.gpu.measure import Bench
+from pic_bench.gpu.model import MODELS, Pool, Skeleton
+from pic_bench.gpu.passes import gap_extend, make_lookup, whole_extend
+from pic_bench.gpu.record import Found, Work
+from pic_bench.gpu.result import PrefillResult, break_even
+from pic_bench.gpu.timing import Deadline
+from sglang_pic.core import MOST_REUSE
+from sglang_pic.errors import BenchError, UnsupportedError
+
+_SPARE_S: Final = 60.0
+_LENGTHS: Final = (16, 32, 48, 63, 100, 200, 500, 1_000, 1_500, 3_000, 6_000)
+_MLA, _GQA = "DeepSeek-V2-Lite", "Llama-3.1-8B"
+_REUSED: Final = 0.95
+_SEAM: Final = 32
+_DRY_MODELS: Final = {_MLA: "tiny-mla-dims", _GQA: "tiny-gqa-dims"}
+
+
+def run_gaps(work: Work) -> Found:
+    """Both models: checks, then prefills by share of hits. What is wrong is not timed."""
+    # Tens of seconds go into each model's weights and checks.
+    budget = (work.limit_s - _SPARE_S) / 2
+    prompts = ["--prompt", "512"] if work.is_dry else []
+    results = [
+        _measure(work, name, ["--item", "gaps", *prompts, "--repeats", "3" if work.is_dry else "7"], budget)
+        for name in (_GQA, _MLA)
+    ]
+    figures = {}
+    if shares := [share_of_allowed(check) for result in results for check in result.checks]:
+        figures["gap_error"] = max(shares)
+    longest = 512 if work.is_dry else 32_768
+    for name, result in zip(("gaps_8b", "gaps_mla"), results, strict=True):
+        for timing in result.timings:
+            if (timing.prompt_tokens, timing.runs) == (longest, 2 if work.is_dry else 8) and timing.share > 0.85:
+                figures[name] = timing.speedup
+    return _found(figures, results)
+
+
+def run_runs(work: Work) -> Found:
+    """First tokens of requests with one run, by its length."""
+    lengths = ["32", "100", "300"] if work.is_dry else [str(length) for length in _LENGTHS]
+    options = ["--item", "runs", "--length", *lengths, "--energy-s", "0"]
+    if work.is_dry:
+        options += ["--index-tokens", "2000", "--repeats", "3"]
+    result = _measure(work, _MLA, options, work.limit_s - _SPARE_S)
+    figures = {f"run_{t.repeated_tokens}": t.speedup for t in result.timings if t.repeated_tokens in (3_000, 6_000)}
+    found = _found(figures, [result])
+    if len(result.timings) < len(lengths):
+        return found
+    least = break_even(result.timings)
+    if least is None:
+        return msgspec.structs.replace(found, notes=[*found.notes, "no length of a run pays"])
+    return msgspec.structs.replace(found, figures=figures | {"break_even": least})
+
+
+def run_bandwidth(work: Work) -> Found:
+    """`bandwidth` on the device: the bytes of every model's rows, spliced and copied."""
+    out = work.folder / "kernels.json"
+    options = ["--device", work.device, "--out", str(out)]
+    if work.is_dry:
+        os.environ["SGLANG_PIC_KERNELS"] = "auto"
+        options += ["--model", "SmolLM2-135M", "--tokens", "512", "--memory-gib", "0.1", "--repeats", "3"]
+    _call(bandwidth.main, options)
+    result = msgspec.json.decode(out.read_bytes(), type=bandwidth.KernelResult)
+    shares = [each.share_of_copy for each in result.timings if each.tokens >= 512]
+    served = {each.backend for each in result.timings}
+    failures = [f"served by {name}, not by the fused kernel" for name in served - {"triton"} if not work.is_dry]
+    return Found(
+        figures={"share_of_copy": min(shares)} if shares else {},
+        notes=result.left_out,
+        failures=failures,
+        raw=msgspec.to_builtins(result),
+    )
+
+
+def run_energy(work: Work) -> Found:
+    """Joules of a prompt computed in full and with 95 % of it spliced, everything that the reuse costs included."""
+    device = torch.device(work.device)
+    joules: JouleCounter = time.process_time
+    if not work.is_dry:
+        try:
+            joules = open_counter(device)
+        except UnsupportedError as error:
+            return Found(notes=[str(error)])
+    seconds, repeats = (0.1, 1) if work.is_dry else (6.0, 3)
+    idle = measure_energy(lambda: time.sleep(0.1), joules, seconds).watts
+    figures: dict[str, float] = {}
+    raw: dict[str, Any] = {"idle_watts": idle, "dry joules are seconds of the processor": work.is_dry}
+    for figure, name in (("energy_mla", _MLA), ("energy_8b", _GQA)):
+        pairs = _energy_pairs(_DRY_MODELS[name] if work.is_dry else name, device, joules, seconds, repeats, work.is_dry)
+        figures[figure] = 1 - median(spliced.joules_each / full.joules_each for full, spliced in pairs)
+        raw[name] = msgspec.to_builtins([{"full": full, "spliced": spliced} for full, spliced in pairs])
+    return Found(figures=figures, raw=raw)
+
+
+def _energy_pairs(
+    name: str, device: torch.device, joules: JouleCounter, seconds: float, repeats: int, is_dry: bool
+) -> list[tuple[Energy, Energy]]:
+    """Full and spliced in turns, so that a card that warms up is unfair to both alike."""
+    num_tokens = 2_048 if is_dry else 8_192
+    run_tokens = int(num_tokens * _REUSED) + _SEAM
+    dims, dtype = MODELS[name], torch.bfloat16
+    policy = msgspec.structs.replace(MOST_REUSE, seam_tokens=_SEAM)
+    # The question takes 32 tokens, and the seam is repaired: computed is one token in twenty, with both.
+    lookup = make_lookup(
+        np.random.default_rng(2), run_tokens, dims.vocab, 2_000 if is_dry else 200_000,
+        header_tokens=num_tokens - run_tokens - 32, policy=policy,
+    )  # fmt: skip
+    slots = torch.randperm(2 * num_tokens + 256, generator=torch.Generator().manual_seed(2)).to(device)
+    row, donor_row, _ = slots.tensor_split((num_tokens, num_tokens + len(lookup.donor)))
+    model, pool = Skeleton(dims, dtype, device), Pool(dims, len(slots), dtype, device)
+    backend = command.make_backend("torch" if is_dry else "triton")
+    bench = Bench(name, model, pool, slots, backend, repeats, 2, Deadline(seconds))
+    bench.first_token(whole_extend(model.to_device(lookup.donor), donor_row, 0))
+    plan = lookup.plan()
+    if not (_REUSED - 0.01 <= plan.num_spliced / num_tokens <= _REUSED + 0.01 and plan.end == num_tokens):
+        raise BenchError(f"{name}: {plan.num_spliced} of {plan.end} tokens are spliced, wanted {_REUSED:.0%}.")
+
+    def full() -> None:
+        bench.first_token(whole_extend(model.to_device(lookup.prompt), row, 0))
+
+    def spliced() -> None:
+        made = lookup.plan()
+        bench.first_token(gap_extend(model.to_device(lookup.prompt), row, made, donor_row))
+        lookup.publish(made)
+
+    return [(measure_energy(full, joules, seconds), measure_energy(spliced, joules, seconds)) for _ in range(repeats)]
+
+
+def _measure(work: Work, name: str, options: Sequence[str], budget_s: float) -> PrefillResult:
+    """`gpu_prefill` for one model; its failures are in the result."""
+    out = work.folder / f"prefill-{options[1]}-{name}.json"
+    out.unlink(missing_ok=True)
+    model = _DRY_MODELS[name] if work.is_dry else name
+    options = ["--model", model, "--device", work.device, "--budget-s", str(budget_s), "--out", str(out), *options]
+    if work.is_dry:
+        options += ["--share", "0", "0.9", "--runs", "2", "--backend", "torch"]
+    _call(command.run, options)
+    if not out.exists():
+        raise BenchError(f"{name}: nothing was measured; the log says why.")
+    return msgspec.json.decode(out.read_bytes(), type=PrefillResult)
+
+
+def _call(main: Callable[[list[str]], int], options: Sequence[str]) -> None:
+    """A benchmark's command line; its tables go to the log."""
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        main(list(options))
+    print(shown.getvalue())
+
+
+def _found(figures: dict[str, float], results: Sequence[PrefillResult]) -> Found:
+    return Found(
+        figures=figures,
+        notes=[note for result in results for note in result.left_out],
+        failures=[note for result in results for note in result.failures],
+        raw={"results": msgspec.to_builtins(list(results))},
+    )

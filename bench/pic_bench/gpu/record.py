@@ -1,0 +1,131 @@
+"""The record of one item on disk, and the tables that a terminal and the page of results show of all records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from pic_bench.environment import Environment
+from pic_bench.gpu.items import FIGURES, ITEMS, Figure
+from pic_bench.report.markdown import Table, markdown_table
+from sglang_pic.errors import BenchError
+
+MARKS: Final = ("<!-- gpu: begin -->", "<!-- gpu: end -->")
+"""Around the table of the page."""
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an item's work gives."""
+
+    figures: dict[str, float] = {}
+    notes: list[str] = []
+    """What was left out, and why."""
+    failures: list[str] = []
+    """What was wrong; a wrong thing is not timed."""
+    raw: dict[str, Any] = {}
+    """Everything measured, as JSON."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One item, as it is written to `NN-NAME.json`."""
+
+    schema_version: int = 1
+    item: str
+    status: str
+    """`ok`, `failed`, `left out`, `stopped` at the time limit, or `died`."""
+    is_dry: bool
+    """Tiny sizes on a CPU: the numbers mean nothing."""
+    wall_s: float
+    limit_s: float
+    card: dict[str, str]
+    """What the driver says of the device; empty without one."""
+    stand_ins: list[str]
+    """Packages that were replaced because they are not installed."""
+    environment: Environment
+    found: Found
+
+
+class Work(NamedTuple):
+    """What an item's work is told."""
+
+    is_dry: bool
+    folder: Path
+    """For logs, models and whatever else it writes."""
+    limit_s: float
+    """Seconds that it may take; past them it is stopped."""
+    model: str | None = None
+    """A model folder for the 8B items, in place of dummy weights."""
+
+    @property
+    def device(self) -> str:
+        """Where to run, as torch names it."""
+        return "cpu" if self.is_dry else "cuda"
+
+
+def file_name(item: str) -> str:
+    """The name of an item's record; numbers keep a listing in order."""
+    (number,) = (number for number, each in enumerate(ITEMS, 1) if each.name == item)
+    return f"{number:02}-{item}.json"
+
+
+def read_records(folder: Path) -> dict[str, Record]:
+    """The records in a folder, by item.
+
+    Raises:
+        BenchError: a file is no record.
+    """
+    records = {}
+    for item in ITEMS:
+        path = folder / file_name(item.name)
+        if path.exists():
+            try:
+                records[item.name] = msgspec.json.decode(path.read_bytes(), type=Record)
+            except (ValueError, TypeError, msgspec.DecodeError) as error:
+                raise BenchError(f"{path}: not a record of `make gpu` ({error}).") from error
+    return records
+
+
+def item_table(records: Mapping[str, Record]) -> Table:
+    """What became of every item."""
+    rows = []
+    for item in ITEMS:
+        record = records.get(item.name)
+        said = [*record.found.failures, *record.found.notes] if record else []
+        first = said[0].partition("\n")[0][:100] if said else ""
+        rows.append(
+            [item.name, record.status if record else "not run", f"{record.wall_s:.0f}" if record else "", first]
+        )
+    return Table(["item", "status", "s", "first of what it says"], rows)
+
+
+def figure_table(records: Mapping[str, Record]) -> Table:
+    """Every figure that needs a GPU: its aim, and its value or the command that fills it. Dry runs fill nothing."""
+    rows = []
+    for figure in FIGURES:
+        record = records.get(figure.item)
+        value = None if record is None or record.is_dry else record.found.figures.get(figure.name)
+        command = f"`make gpu ARGS='--item {figure.item}'`"
+        rows.append([figure.what, figure.aim, _shown(figure, value), command])
+    return Table(["figure", "aim", "measured", "command"], rows)
+
+
+def _shown(figure: Figure, value: float | None) -> str:
+    if value is None:
+        return "open"
+    return figure.form.format(value) + ("" if not figure.aim else ", met" if figure.is_met(value) else ", missed")
+
+
+def render(page: str, records: Mapping[str, Record]) -> str:
+    """The page with its table of figures written anew.
+
+    Raises:
+        BenchError: the page has no place for it.
+    """
+    before, begin, rest = page.partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not (begin and end):
+        raise BenchError(f"the page has no table between {MARKS[0]} and {MARKS[1]}.")
+    return f"{before}{begin}\n{markdown_table(figure_table(records))}\n{end}{after}"

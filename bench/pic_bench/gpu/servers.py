@@ -1,0 +1,198 @@
+"""Servers of the items that need SGLang: which model, which flags, and the calls to a running one."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from pic_bench.compare.arms import build_arms
+from pic_bench.compare.server import Server, free_port, launch_command
+from pic_bench.gpu.model import MODELS, Dims
+from pic_bench.gpu.record import Work
+from pic_bench.probe_plugin import PROBE_PLUGIN, PROBE_VARIABLE
+from sglang_pic.errors import BenchError
+from sglang_pic.models import prepare
+from sglang_pic.models.checkpoint import DEEPSEEK_V2, yarn
+
+_ROOT: Final = Path(__file__).resolve().parents[3]
+_START_S: Final = 240.0
+_CONTEXT_LEN: Final = 65_536
+# Below lie the special tokens of the usual vocabularies.
+_FIRST_ID: Final = 1_000
+_FAULTS: Final = re.compile(r"Traceback|device-side assert|CUDA error|illegal memory access", re.IGNORECASE)
+
+
+class Model(NamedTuple):
+    """What a server is started with, and how many token ids it knows."""
+
+    folder: Path
+    flags: tuple[str, ...]
+    vocab: int
+    is_dummy: bool = False
+    """Without weights of its own: SGLang's dummy weights, sharpened by the probe, in either arm."""
+
+    def tokens(self, random: random.Random, count: int) -> list[int]:
+        """Token ids that repeat nothing."""
+        return [random.randrange(min(_FIRST_ID, self.vocab // 2), min(self.vocab, 30_000)) for _ in range(count)]
+
+
+def small_model(work: Work) -> Model:
+    """SmolLM2, whose weights come with a package; random weights in a dry run, which are drawn in a second.
+
+    Raises:
+        ConfigError: the package is not installed; the message says how to get it.
+    """
+    name = "tiny-gqa" if work.is_dry else "smollm2"
+    folder = prepare(name, _ROOT / ".models" / name, progress=print)
+    return Model(folder, _pool(work), 49_152)
+
+
+def dummy_model(work: Work, name: str) -> Model:
+    """A model of the dimensions called `name`, with SGLang's dummy weights and no tokenizer."""
+    if work.model is not None and not MODELS[name].latent:
+        folder = Path(work.model)
+        try:
+            vocab = json.loads((folder / "config.json").read_text("utf8"))["vocab_size"]
+        except (OSError, ValueError, KeyError) as error:
+            raise BenchError(
+                f"--model {work.model!r}: no model folder with vocab_size in config.json: {error}"
+            ) from error
+        return Model(folder, (), vocab)
+    if work.is_dry:
+        name = "tiny-mla-dims" if MODELS[name].latent else "tiny-gqa-dims"
+    folder = work.folder / "models" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(_config(MODELS[name]), indent=2) + "\n")
+    flags = ("--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16", *_pool(work))
+    return Model(folder, flags, MODELS[name].vocab, is_dummy=True)
+
+
+def _pool(work: Work) -> tuple[str, ...]:
+    return ("--max-total-tokens", "24000") if work.is_dry else ()
+
+
+def _config(dims: Dims) -> dict[str, object]:
+    """The Hugging Face `config.json` of some dimensions."""
+    common = {
+        "hidden_size": dims.hidden,
+        "intermediate_size": dims.ffn,
+        "num_attention_heads": dims.heads,
+        "num_hidden_layers": dims.layers,
+        "vocab_size": dims.vocab,
+        "rope_theta": dims.rope_theta,
+        "v_head_dim": dims.v_dim,
+        "max_position_embeddings": _CONTEXT_LEN,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    if not dims.latent:
+        del common["v_head_dim"]
+        return common | {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "head_dim": dims.v_dim,
+            "num_key_value_heads": dims.kv_heads,
+        }
+    return (
+        {**DEEPSEEK_V2}
+        | common
+        | {
+            "first_k_dense_replace": dims.dense_layers,
+            "kv_lora_rank": dims.latent,
+            "moe_intermediate_size": dims.expert_ffn,
+            "n_routed_experts": dims.experts,
+            "n_shared_experts": dims.shared_experts,
+            "num_experts_per_tok": dims.top_k,
+            "num_key_value_heads": dims.heads,
+            "qk_nope_head_dim": dims.nope_dim,
+            "qk_rope_head_dim": dims.rope_dim,
+            "rope_scaling": yarn(factor=_CONTEXT_LEN / 4_096, original_len=4_096, mscale=0.707),
+        }
+    )
+
+
+def launch(
+    arm: str, model: Model, flags: Sequence[str], config: Mapping[str, object] | None, port: int
+) -> tuple[list[str], dict[str, str | None]]:
+    """The command of a stock server or of ours (`pic`), and its variables."""
+    text = None if config is None else json.dumps(config)
+    (built,) = build_arms([arm], server_args=[*model.flags, *flags], pic_config=text)
+    return launch_command(str(model.folder), port, built.server_args), dict(built.env)
+
+
+@contextmanager
+def serving(
+    work: Work,
+    name: str,
+    arm: str,
+    model: Model,
+    flags: Sequence[str] = (),
+    *,
+    config: Mapping[str, object] | None = None,
+    probe: Mapping[str, object] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """A server until the block ends; `name` is its log's.
+
+    Raises:
+        BenchError: it does not start, ends by itself or has logged a fault.
+    """
+    port = free_port()
+    command, variables = launch(arm, model, flags, config, port)
+    switches = {**(probe or {}), **({"sharp_dummy": True} if model.is_dummy else {})}
+    variables |= {PROBE_VARIABLE: json.dumps(switches) if switches else None, **(env or {})}
+    if plugins := variables.get("SGLANG_PLUGINS"):
+        # A stock server loads none of this project's plugins, but for the one that makes its weights the same.
+        variables["SGLANG_PLUGINS"] = f"{plugins},{PROBE_PLUGIN}" if model.is_dummy else plugins
+    log = work.folder / f"server-{name}.log"
+    print(f"starting {name}: {' '.join(command)}", flush=True)
+    with Server(command, port=port, log_path=log, env=variables, start_timeout_s=_START_S) as server, server.watch():
+        print(f"{name} is healthy after {server.ready_after_s:.0f} s", flush=True)
+        yield server
+        text = log.read_text("utf8", errors="replace")
+        if found := _FAULTS.search(text):
+            raise BenchError(f"{name}: the server logged a fault, see {log}: {text[found.start() :][:300]}")
+
+
+class Answer(NamedTuple):
+    """A greedy answer, with the top 20 of its first token."""
+
+    ids: list[int]
+    first: dict[str, float]
+    prompt_tokens: int
+    cached_tokens: int
+    spliced_tokens: int
+
+
+def generate(server: Server, prompt: Sequence[int], pic: Mapping[str, object] | None = None) -> Answer:
+    """Eight tokens after token ids; `pic` are the request's options."""
+    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+    if pic is not None:
+        sampling["custom_params"] = {"pic": pic}
+    body = {"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True, "top_logprobs_num": 20}
+    answer = server.post("/generate", body)
+    meta = answer["meta_info"]
+    return Answer(
+        ids=[entry[1] for entry in meta["output_token_logprobs"]],
+        first={str(entry[1]): entry[0] for entry in meta["output_top_logprobs"][0]},
+        prompt_tokens=meta["prompt_tokens"],
+        cached_tokens=meta["cached_tokens"],
+        spliced_tokens=(meta.get("cached_tokens_details") or {}).get("pic", 0),
+    )
+
+
+def plugin_state(server: Server) -> dict[str, Any]:
+    """The plugin's part of `/server_info`."""
+    state, *_ = msgspec.json.decode(server.get("/server_info").encode())["internal_states"]
+    return state["pic"]
