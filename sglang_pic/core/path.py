@@ -22,12 +22,14 @@ class Path:
     it, so that a resolver may keep locks by path.
     """
 
-    __slots__ = ("_end", "_joined", "_parts", "namespace")
+    __slots__ = ("_end", "_hash", "_joined", "_parts", "namespace")
 
     def __init__(self, namespace: Hashable, parts: Sequence[Tokens]) -> None:
         self.namespace = namespace
         self._parts = tuple(parts)
         self._end = sum(map(len, parts))
+        # Looked up several times for each run.
+        self._hash = hash((namespace, self._end, int(parts[-1][-1])))
         # As many leading parts as were asked for: the path may go on far beyond.
         self._joined = self._parts[0]
         self._joined.flags.writeable = False
@@ -49,7 +51,7 @@ class Path:
         return same_kind and np.array_equal(self.tokens(), other.tokens())
 
     def __hash__(self) -> int:
-        return hash((self.namespace, self._end, int(self._parts[-1][-1])))
+        return self._hash
 
     def _join(self, wanted: int) -> Tokens:
         num_parts = length = 0

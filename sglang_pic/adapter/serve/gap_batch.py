@@ -17,18 +17,19 @@ rest is derived there.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import Run
+
+_C = TypeVar("_C")
 
 
 @dataclass(slots=True)
@@ -40,19 +41,22 @@ class Splice:
     shifts: torch.Tensor
 
 
-class _Tables(NamedTuple):
-    """What the device is told of a gap batch; int64 where it is an index, else int32."""
+class _Columns(NamedTuple, Generic[_C]):
+    """What the device is told of a gap batch."""
 
-    owners: torch.Tensor
-    """`[num_sequences]`, as `GapBatch.owners`; likewise the next two."""
-    prefix_lens: torch.Tensor
-    seq_lens: torch.Tensor
-    computed_lens: torch.Tensor
-    """`[num_requests]`."""
-    kept: torch.Tensor
-    """`[num_computed]`."""
-    shifts: torch.Tensor
-    """`[num_spliced]`, int64."""
+    owners: _C
+    """Per virtual sequence, as in `GapBatch`; likewise the next two."""
+    prefix_lens: _C
+    seq_lens: _C
+    lens: _C
+    """Per virtual sequence its tokens, where it begins in the flat extend, and where in the narrowed one."""
+    firsts: _C
+    places: _C
+    run_lens: _C
+    """Per run, tokens and shift."""
+    shifts: _C
+    computed_lens: _C
+    """Per request."""
 
 
 @dataclass(slots=True)
@@ -64,18 +68,18 @@ class GapBatch:
     """Per virtual sequence, the index of its request in the batch."""
     prefix_lens: list[int]
     seq_lens: list[int]
-    tables: _Tables
+    kept: torch.Tensor
+    """Which tokens of the flat extend are computed, `[num_computed]`, int64, on the model's device."""
+    wide: _Columns[torch.Tensor]
+    """On the model's device, int64."""
+    narrow: _Columns[torch.Tensor]
+    """The same in int32."""
     computed_lens: list[int]
     """Per request, how many tokens it computes."""
     start_lens: list[int]
     """Per request, `extend_logprob_start_len` counted in computed tokens."""
     locks: ExitStack = field(default_factory=ExitStack)
     """Keeps the donors' rows in the tree until whoever executes the splice closes it."""
-
-    @property
-    def kept(self) -> torch.Tensor:
-        """Which tokens of the flat extend are computed, `[num_computed]`, int64, on the model's device."""
-        return self.tables.kept
 
     @contextmanager
     def narrowed(self, forward_batch: ForwardBatch, model_runner: ModelRunner) -> Iterator[None]:
@@ -104,32 +108,30 @@ class GapBatch:
         `forward_batch` may be the runner's own copy of the narrowed batch; it is not changed.
         """
         view = copy.copy(forward_batch)
-        view.extend_seq_lens = self.tables.computed_lens.to(forward_batch.extend_seq_lens.dtype)
+        view.extend_seq_lens = self.narrow.computed_lens
         view.extend_seq_lens_cpu = list(self.computed_lens)
         view.extend_logprob_start_lens_cpu = list(self.start_lens)
         return view
 
     def _narrow_fields(self, fb: ForwardBatch) -> dict[str, Any]:
-        tables = self.tables
         owners = torch.tensor(self.owners, dtype=torch.int64)
-        extend_lens = tables.seq_lens - tables.prefix_lens
-        total = tables.kept.numel()
+        total = self.kept.numel()
         fields: dict[str, Any] = {
             "batch_size": len(self.owners),
-            "seq_lens": tables.seq_lens.to(fb.seq_lens.dtype),
+            "seq_lens": self.wide.seq_lens,
             "seq_lens_cpu": torch.tensor(self.seq_lens, dtype=torch.int64),
             "seq_lens_sum": sum(self.seq_lens),
             "extend_num_tokens": total,
-            "extend_seq_lens": extend_lens,
+            "extend_seq_lens": self.narrow.lens,
             "extend_seq_lens_cpu": [end - start for start, end in zip(self.prefix_lens, self.seq_lens, strict=True)],
-            "extend_prefix_lens": tables.prefix_lens,
+            "extend_prefix_lens": self.narrow.prefix_lens,
             "extend_prefix_lens_cpu": list(self.prefix_lens),
-            "extend_start_loc": torch.cumsum(extend_lens, 0, dtype=torch.int32) - extend_lens,
+            "extend_start_loc": self.narrow.places,
             "global_num_token_non_padded_cpu": total,
         }
         for name, index in (
             *((name, self.kept) for name in ("input_ids", "positions", "out_cache_loc", "mm_token_modalities")),
-            *((name, tables.owners) for name in ("req_pool_indices", "orig_seq_lens")),
+            *((name, self.wide.owners) for name in ("req_pool_indices", "orig_seq_lens")),
             ("req_pool_indices_cpu", owners),
             ("mrope_positions", (slice(None), self.kept)),
         ):
@@ -190,19 +192,18 @@ def build_gap_batch(
             moves += [_Move(run, slots, rows[i]) for run, slots in splice.sources]
             locks.push(splice.locks)
         offset += extend_len
-    shifts, run_lens = (
-        np.array(each, dtype=np.int64)
-        for each in ([move.run.shift for move in moves], [move.run.num_tokens for move in moves])
-    )
-    numbers = [np.array(each, dtype=np.int32) for each in (starts, ends, computed)]
-    kept = _spans(firsts, np.subtract(ends, starts))
-    tables = _Tables(*_stage([np.array(owners, dtype=np.int64), *numbers, kept, np.repeat(shifts, run_lens)], device))
+    lens = [end - start for start, end in zip(starts, ends, strict=True)]
+    places = [0, *itertools.accumulate(lens[:-1])]
+    runs = [move.run.num_tokens for move in moves], [move.run.shift for move in moves]
+    wide, narrow = _stage(_Columns(owners, starts, ends, lens, firsts, places, *runs, computed), device)
     return GapBatch(
-        splice=_gather_splice(moves, tables.shifts),
+        splice=_gather_splice(moves, wide),
         owners=owners,
         prefix_lens=starts,
         seq_lens=ends,
-        tables=tables,
+        kept=_kept(wide, sum(computed)),
+        wide=wide,
+        narrow=narrow,
         computed_lens=computed,
         start_lens=logprob_starts,
         locks=locks,
@@ -217,40 +218,29 @@ class _Move(NamedTuple):
     row: torch.Tensor
 
 
-def _gather_splice(moves: Sequence[_Move], shifts: torch.Tensor) -> Splice:
+# NOTE: without `output_size` torch reads back how long the result of `repeat_interleave` is.
+def _kept(columns: _Columns[torch.Tensor], num_computed: int) -> torch.Tensor:
+    moved_by = torch.repeat_interleave(columns.firsts - columns.places, columns.lens, output_size=num_computed)
+    return moved_by + torch.arange(num_computed, device=moved_by.device)
+
+
+def _gather_splice(moves: Sequence[_Move], columns: _Columns[torch.Tensor]) -> Splice:
     if not moves:
-        return Splice(shifts, shifts, shifts)
+        return Splice(columns.shifts, columns.shifts, columns.shifts)
+    num_spliced = sum(move.run.num_tokens for move in moves)
     return Splice(
         src=torch.cat([slots for _, slots, _ in moves]),
         dst=torch.cat([row[run.target_start : run.target_end] for run, _, row in moves]).to(torch.int64),
-        shifts=shifts,
+        shifts=torch.repeat_interleave(columns.shifts, columns.run_lens, output_size=num_spliced),
     )
 
 
-def _spans(firsts: Sequence[int], lens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The numbers of spans of `lens` that begin at `firsts`, one span after the other."""
-    before = np.cumsum(lens) - lens
-    return np.arange(lens.sum()) + np.repeat(np.subtract(firsts, before), lens)
-
-
-def _stage(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
-    """The arrays on `device`, by one copy that is queued on the current stream.
+def _stage(columns: _Columns[list[int]], device: torch.device) -> tuple[_Columns[torch.Tensor], _Columns[torch.Tensor]]:
+    """The columns on `device` in int64, and in int32, by one copy that is queued on the current stream.
 
     NOTE: only a copy from pinned memory does not make the host wait, and each of `torch.tensor(..., device=device)`
     waits for all that is queued. Torch keeps the pinned memory until the copy is done.
     """
-    host = torch.empty(
-        sum(_aligned(array.nbytes) for array in arrays), dtype=torch.uint8, pin_memory=device.type != "cpu"
-    )
-    filled, parts, at = host.numpy(), [], 0
-    for array in arrays:
-        filled[at : at + array.nbytes] = array.view(np.uint8)
-        parts.append((slice(at, at + array.nbytes), torch.from_numpy(array).dtype))
-        at += _aligned(array.nbytes)
-    there = host.to(device, non_blocking=True)
-    return [there[part].view(dtype) for part, dtype in parts]
-
-
-def _aligned(num_bytes: int) -> int:
-    """A place behind so many bytes where every dtype may begin."""
-    return -(-num_bytes // 8) * 8
+    host = torch.tensor([*itertools.chain.from_iterable(columns)], dtype=torch.int64, pin_memory=device.type != "cpu")
+    there, lens = host.to(device, non_blocking=True), [*map(len, columns)]
+    return _Columns(*there.split(lens)), _Columns(*there.to(torch.int32).split(lens))

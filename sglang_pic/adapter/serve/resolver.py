@@ -20,8 +20,9 @@ from sglang_pic.core import Path
 
 
 class _Resident(NamedTuple):
-    """A path that was found: its slots from position 0, and the lock on it."""
+    """A path that was found: how far, its slots from position 0, and the lock on it."""
 
+    length: int
     slots: torch.Tensor
     lock: object
 
@@ -36,29 +37,30 @@ class TreeResolver:
     def __call__(self, path: Path, end: int) -> int:
         """How many leading tokens of `path` are resident; what lies beyond `end` need not be looked at."""
         known = self._found.get(path)
-        if known is not None and len(known.slots) >= end:
-            return len(known.slots)
+        if known is not None and known.length >= end:
+            return known.length
         # The tree matches whole pages: ask for the page that holds the last token. A path that is asked for again
         # carries several runs: it is matched to its end, once.
         page_size = self._tree.page_size
         tokens = path.tokens(min(-(-end // page_size) * page_size, len(path)) if known is None else None)
         namespace = path.namespace
         assert isinstance(namespace, Namespace), "publication.py names namespaces"
-        key = RadixKey(
-            array("q", tokens.astype(np.int64).tobytes()), namespace.extra_key, cache_salt=namespace.cache_salt
-        )
+        token_ids = array("q")
+        token_ids.frombytes(tokens.astype(np.int64).data.cast("B"))
+        key = RadixKey(token_ids, namespace.extra_key, cache_salt=namespace.cache_salt)
         result = self._tree.match_prefix(MatchPrefixParams(key=key))
         if known is not None:
             self._tree.unlock(known.lock)
         slots = self._tree.path_device_indices(result.last_device_node)[: result.device_prefix_len]
-        self._found[path] = _Resident(slots, self._tree.lock(result.last_device_node))
-        return len(slots)
+        found = _Resident(slots.shape[0], slots, self._tree.lock(result.last_device_node))
+        self._found[path] = found
+        return found.length
 
     def slots(self, path: Path, start: int, end: int) -> torch.Tensor:
         """The slots of `[start, end)` on a path that was resolved up to `end`: `[end - start]`, int64."""
-        slots = self._found[path].slots[start:end]
-        assert len(slots) == end - start, (len(slots), start, end)
-        return slots.to(torch.int64)
+        found = self._found[path]
+        assert end <= found.length, (found.length, start, end)
+        return found.slots[start:end].to(torch.int64)
 
     def keep_locks_of(self, paths: list[Path]) -> ExitStack:
         """The locks of `paths`, each once, which the caller closes; every other lock is given back."""
