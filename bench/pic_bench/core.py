@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--plans={args.plans}: must be 1 or more")
     rng = np.random.default_rng(args.seed)
     config = CoreConfig()
-    index, documents = _fill(config, rng)
+    index, documents = fill_index(config, rng)
     stats = index.stats()
     print(f"index: {stats.num_donors:,} chunks, {stats.num_tokens:,} tokens\n")
     timings = [_time(index, documents, case, args.plans, rng) for case in tqdm(CASES, "plan", file=sys.stderr)]
@@ -133,15 +133,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _fill(config: CoreConfig, rng: np.random.Generator) -> tuple[ContentIndex, list[Tokens]]:
+def fill_index(
+    config: CoreConfig, rng: np.random.Generator, *, namespace: Hashable = _NAMESPACE, num_chunks: int = _CHUNKS
+) -> tuple[ContentIndex, list[Tokens]]:
+    """An index of `num_chunks` chunks or a few more, and the documents in it."""
     index = ContentIndex(config)
     documents: list[Tokens] = []
-    with tqdm(total=_CHUNKS, desc="index", unit="chunk", file=sys.stderr) as bar:
-        while (num_chunks := index.stats().num_donors) < _CHUNKS:
+    with tqdm(total=num_chunks, desc="index", unit="chunk", file=sys.stderr) as bar:
+        while (known := index.stats().num_donors) < num_chunks:
             document = _random(rng, _DOCUMENT_TOKENS)
-            index.publish(_NAMESPACE, document, [(0, len(document))])
+            index.publish(namespace, document, [(0, len(document))])
             documents.append(document)
-            bar.update(index.stats().num_donors - num_chunks)
+            bar.update(index.stats().num_donors - known)
     return index, documents
 
 
@@ -151,7 +154,7 @@ def _time(
     plan = partial(index.plan, _NAMESPACE, prefix_len=0, resolve=lambda _path, end: end)
     times, recovered, names, cuts = [], [], [], []
     for _ in range(_WARMUP + num_plans):
-        prompt, num_planted = _make_prompt(rng, documents, case)
+        prompt, num_planted = make_prompt(rng, documents, case)
         seconds, planned = _timed(plan, prompt)
         whole = plan(prompt, options=_MOST_REUSE)
         for each in (planned, whole):
@@ -174,7 +177,8 @@ def _time(
     )
 
 
-def _make_prompt(rng: np.random.Generator, documents: list[Tokens], case: Case) -> tuple[Tokens, int]:
+def make_prompt(rng: np.random.Generator, documents: list[Tokens], case: Case) -> tuple[Tokens, int]:
+    """A prompt of `case`, and how many of its tokens are repeats."""
     if not case.num_runs:
         return _random(rng, case.num_tokens), 0
     run_len = int(case.num_tokens * _REPEAT_SHARE) // case.num_runs

@@ -1,0 +1,361 @@
+"""Host time of one spliced request, step by step, from its plan to the publication of its rows.
+
+The plan comes from the server's own planning over SGLang's own radix tree, and the batch from the server's own code;
+the model and the splice are left out, because a device computes them. Every plan is checked: each row that is to be
+moved must be that of an equal token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from tqdm import tqdm
+
+from pic_bench.core import CASES, fill_index, make_prompt
+from pic_bench.environment import Environment, capture_environment
+from pic_bench.out_folder import write_json
+from pic_bench.report.markdown import Table, markdown_table
+from sglang_pic.adapter.metrics import Series
+from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.serve import accounting
+from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
+from sglang_pic.adapter.serve.options import RequestOptions
+from sglang_pic.adapter.serve.pins import Pins
+from sglang_pic.adapter.serve.planning import Planning
+from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.config import PicConfig
+from sglang_pic.core import ContentIndex, Tokens
+from sglang_pic.errors import BenchError
+
+_DONORS: Final = Namespace()
+# Rows of the measured requests are published here, and forgotten after each.
+_PUBLISHED: Final = Namespace("published")
+# Cases, and in how many documents the runs of a prompt stand; each is a path of 32,000 tokens in the tree.
+_MEASURED: Final = {
+    "32k, no hit": (1,),
+    "32k, 1 run": (1,),
+    "32k, 8 runs": (1, 8),
+    "32k, 32 runs": (1, 4, 32),
+    "128k, 128 runs": (4,),
+}
+_WARMUP: Final = 3
+STEPS: Final = {
+    "plan": "scan the prompt, choose the runs",
+    "tree": "match the donors' paths, take and drop locks, gather slots",
+    "admit": "clip the plan, count it",
+    "lay out": "build the gap batch",
+    "narrow": "narrow the forward batch, and put it back",
+    "view": "see it request by request, for the logits",
+    "unlock": "give the donors' locks back",
+    "publish": "cut what was computed, make donors of it",
+}
+BEFORE_LOGITS: Final = tuple(step for step in STEPS if step != "publish")
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One step of one case; microseconds of processor time of the thread, as other work on the machine shows less."""
+
+    p50_us: float
+    min_us: float
+    operators: int
+    """Torch operators that are no views: on a GPU each is a kernel that the host launches."""
+
+
+class HostTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One case."""
+
+    case: str
+    """With the number of documents that the runs stand in."""
+    tokens: int
+    num_runs: int
+    """That the plan takes; the server's settings limit them."""
+    num_spliced: int
+    requests: int
+    steps: dict[str, Step]
+    total_p50_us: float
+    """Of all steps up to the logits, request by request."""
+    total_min_us: float
+
+
+class HostResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the benchmark writes with `--out`."""
+
+    schema_version: int = 1
+    environment: Environment
+    index_chunks: int
+    timings: list[HostTiming]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark: a table on stdout."""
+    parser = argparse.ArgumentParser(prog="python -m pic_bench.host", description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=60, metavar="N", help="timed requests a case (default: 60)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of documents and prompts (default: 1)")
+    parser.add_argument("--chunks", type=int, default=100_000, metavar="N", help="in the index (default: 100000)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result with the environment as JSON")
+    args = parser.parse_args(argv)
+    if args.requests < 1 or args.chunks < 1:
+        parser.error("--requests and --chunks must be 1 or more")
+    # What a device computes in a server is not to be timed as work of many threads here.
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(args.seed)
+    config = PicConfig()
+    index, documents = fill_index(config.core, rng, namespace=_DONORS, num_chunks=args.chunks)
+    host = _Host(index, documents, config)
+    timings = []
+    for case in CASES:
+        for num_documents in _MEASURED.get(case.name, ()):
+            chosen = [rng.permutation(len(documents))[:num_documents] for _ in range(_WARMUP + args.requests)]
+            prompts = [make_prompt(rng, [documents[i] for i in each], case)[0] for each in chosen]
+            name = f"{case.name} of {num_documents}" if case.num_runs > 1 else case.name
+            timings.append(_time(host, name, prompts))
+    print(markdown_table(_table(timings)))
+    if args.out:
+        chunks = index.stats().num_donors
+        write_json(args.out, HostResult(environment=capture_environment(), index_chunks=chunks, timings=timings))
+    return 0
+
+
+class _Host:
+    """What a scheduler rank has of ours, over SGLang's tree with the rows of `documents`, in their order."""
+
+    def __init__(self, index: ContentIndex, documents: list[Tokens], config: PicConfig) -> None:
+        self.index, self.tokens = index, np.concatenate(documents)
+        longest = max(case.num_tokens for case in CASES)
+        num_slots = len(self.tokens) + longest
+        parameters = CacheInitParams(
+            disable=False,
+            req_to_token_pool=SimpleNamespace(),  # type: ignore[arg-type]
+            token_to_kv_pool_allocator=TokenToKVPoolAllocator(num_slots, torch.bfloat16, "cpu", None, False),
+            page_size=1,
+            tree_components=(ComponentType.FULL,),
+        )
+        self.tree = _TimedTree(UnifiedRadixCache(parameters))
+        at = 0
+        for document in documents:
+            key = RadixKey(array("q", document.astype(np.int64).tobytes()), None, cache_salt=None)
+            self.tree.insert(InsertParams(key=key, value=torch.arange(at, at + len(document)), prev_prefix_len=0))
+            at += len(document)
+        self.table = torch.arange(at, at + longest, dtype=torch.int32).unsqueeze(0)
+        pins = Pins(index, 0, Series((), None))
+        self.planning = Planning(index, config, cost=None, max_sequences=4096, auditor=Auditor(), pins=pins)
+        self.accounting = accounting.Accounting(Series(accounting.METRICS, None))
+        self.publication = Publication(index, frozenset())
+        self.runner: Any = SimpleNamespace(
+            lora_manager=None,
+            kv_index_translator=KVIndexTranslator(
+                req_to_token=self.table,
+                token_to_kv_pool_allocator=None,
+                token_to_kv_pool=None,
+                page_size=1,
+                device="cpu",
+            ),
+        )
+
+    def serve(self, prompt: Tokens, clock: _Clock) -> Any:
+        """One request, its steps timed by `clock`; its request, for the caller to look at."""
+        req, total = _request(prompt), len(prompt)
+        self.tree.seconds = 0.0
+        with clock.step("plan"):
+            self.planning.plan(req, self.tree, max_gaps=4096)
+        clock.move("plan", "tree", self.tree.seconds)
+        with clock.step("admit"):
+            plan = req.pic.admit(0, total, first_chunk=True)
+            self.accounting.count_admitted(req, plan, self.planning.refusal(req), first_chunk=True)
+            pending = req.pic.take_plan()
+        if pending is not None:
+            batch = _forward_batch(prompt, self.table)
+            with clock.step("lay out"):
+                gap = build_gap_batch([pending], [0], [total], [total], [self.table[0]], self.table.device)
+            self._check(gap, prompt)
+            with clock.step("unlock"):
+                gap.locks.close()
+            with clock.step("narrow"), gap.narrowed(batch, self.runner):
+                start = time.thread_time()
+                gap.per_request_view(batch)
+                seconds = time.thread_time() - start
+            clock.move("narrow", "view", seconds)
+        req.extra_key = _PUBLISHED.extra_key
+        with clock.step("publish"):
+            self.publication.publish(req, total, adopted_from=0)
+        self.index.flush(_PUBLISHED)
+        return req
+
+    def _check(self, gap: GapBatch, prompt: Tokens) -> None:
+        src, dst = gap.splice.src.numpy(), gap.splice.dst.numpy() - int(self.table[0, 0])
+        if not np.array_equal(self.tokens[src], prompt[dst]) or len(src) + len(gap.kept) != len(prompt):
+            raise BenchError("a row that is to be moved is not that of an equal token: no time is shown.")
+
+
+class _TimedTree:
+    """SGLang's tree, and the time that was spent in it."""
+
+    def __init__(self, tree: Any) -> None:
+        self.seconds = 0.0
+        self.page_size, self.insert = tree.page_size, tree.insert
+        self.token_to_kv_pool_allocator, self.evictable_size = tree.token_to_kv_pool_allocator, tree.evictable_size
+        self.match_prefix, self.path_device_indices = map(self._timed, (tree.match_prefix, tree.path_device_indices))
+        self.lock, self.unlock = map(self._timed, (tree.lock, tree.unlock))
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            start = time.thread_time()
+            result = call(*args)
+            self.seconds += time.thread_time() - start
+            return result
+
+        return timed
+
+
+class _Clock:
+    """The times of steps, request by request; or, where it counts, their torch operators."""
+
+    def __init__(self, counter: _Operators | None = None) -> None:
+        self.times: list[dict[str, float]] = []
+        self._counter = counter
+
+    def begin(self) -> None:
+        """A request comes."""
+        self.times.append(dict.fromkeys(STEPS, 0.0))
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time what is done inside; the times of one step of a request add up."""
+        start = self._now()
+        yield
+        self.times[-1][name] += self._now() - start
+
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """Of what `source` took so much was `target`."""
+        if self._counter is None:
+            self.times[-1][source] -= seconds
+            self.times[-1][target] += seconds
+
+    def _now(self) -> float:
+        return time.thread_time() if self._counter is None else self._counter.num
+
+
+class _Operators(TorchDispatchMode):
+    """Counts torch operators that are no views."""
+
+    num = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += not op.is_view
+        return op(*args, **(kwargs or {}))
+
+
+def _time(host: _Host, name: str, prompts: list[Tokens]) -> HostTiming:
+    clock, reqs = _Clock(), []
+    for prompt in tqdm(prompts, name, file=sys.stderr, leave=False):
+        clock.begin()
+        reqs.append(host.serve(prompt, clock))
+    with _Operators() as counter:
+        counted = _Clock(counter)
+        counted.begin()
+        host.serve(prompts[-1], counted)
+    times = clock.times[_WARMUP:]
+    totals = [sum(each[step] for step in BEFORE_LOGITS) for each in times]
+    steps = {
+        step: Step(p50_us=_us(each, 50), min_us=_us(each, 0), operators=int(counted.times[0][step]))
+        for step in STEPS
+        for each in [[request[step] for request in times]]
+    }
+    spans = reqs[-1].pic.spliced
+    return HostTiming(
+        case=name,
+        tokens=len(prompts[-1]),
+        num_runs=len(spans),
+        num_spliced=sum(end - start for start, end in spans),
+        requests=len(times),
+        steps=steps,
+        total_p50_us=_us(totals, 50),
+        total_min_us=_us(totals, 0),
+    )
+
+
+def _request(prompt: Tokens) -> Any:
+    ids = array("q", prompt.astype(np.int64).tobytes())
+    return SimpleNamespace(
+        **dict.fromkeys(("input_embeds", "positional_embed_overrides", "multimodal_inputs", "lora_id", "session")),
+        **dict.fromkeys(("multi_item_delimiter_indices", "token_indices_to_pool", "extra_key", "cache_salt")),
+        **dict.fromkeys(("return_logprob", "return_hidden_states", "retracted_stain"), False),
+        pic=RequestState(RequestOptions()),
+        logprob_start_len=-1,
+        origin_input_ids=ids,
+        full_untruncated_fill_ids=ids,
+        prefix_len=0,
+        extend_end=len(ids),
+        cached_tokens=0,
+    )
+
+
+def _forward_batch(prompt: Tokens, table: torch.Tensor) -> ForwardBatch:
+    """What SGLang makes of a batch of one whole prompt."""
+    total = len(prompt)
+    numbers = torch.tensor([total, 0], dtype=torch.int32)
+    return ForwardBatch(
+        forward_mode=ForwardMode.EXTEND,
+        batch_size=1,
+        input_ids=torch.from_numpy(prompt.astype(np.int64)),
+        req_pool_indices=torch.tensor([0]),
+        req_pool_indices_cpu=torch.tensor([0]),
+        seq_lens=torch.tensor([total]),
+        seq_lens_cpu=torch.tensor([total]),
+        orig_seq_lens=numbers[:1],
+        out_cache_loc=table[0, :total].to(torch.int64),
+        seq_lens_sum=total,
+        positions=torch.arange(total),
+        extend_num_tokens=total,
+        extend_seq_lens=numbers[:1],
+        extend_seq_lens_cpu=[total],
+        extend_prefix_lens=numbers[1:],
+        extend_prefix_lens_cpu=[0],
+        extend_start_loc=numbers[1:],
+        extend_logprob_start_lens_cpu=[total],
+        capture_hidden_mode=CaptureHiddenMode.NULL,
+        rids=["r"],
+        lora_ids=[None],
+    )
+
+
+def _table(timings: list[HostTiming]) -> Table:
+    rows = [
+        [
+            *(t.case, str(t.num_runs)),
+            *(f"{step.p50_us:.0f} ({step.operators})" for step in t.steps.values()),
+            *(f"{t.total_p50_us:.0f}", f"{t.total_min_us:.0f}"),
+        ]
+        for t in timings
+    ]
+    return Table(["prompt", "runs", *STEPS, "p50 to the logits, us", "least"], rows)
+
+
+def _us(seconds: list[float], percentile: int) -> float:
+    return float(np.percentile(seconds, percentile)) * 1e6
+
+
+if __name__ == "__main__":
+    sys.exit(main())
