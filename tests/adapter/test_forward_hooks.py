@@ -12,6 +12,10 @@ with warnings.catch_warnings():
     # SGLang and what it imports warn about this machine's missing accelerators.
     warnings.simplefilter("ignore")
     pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang.srt.models import deepseek_v2
+    from sglang.srt.runtime_context import get_context
+
     from sglang_pic.adapter.serve.forward import ForwardPath, _eager_prefill
 
 from sglang_pic.adapter.serve.options import RequestOptions
@@ -70,3 +74,34 @@ def test_observers_are_told_of_the_passes_they_watch() -> None:
 
     assert [run("a"), run("b"), run("c"), run("a", prefills=False)] == [f"output of {rid}" for rid in "abca"]
     assert (first.told, second.told) == (["output of a"], ["output of b"])
+
+
+def test_the_layer_of_a_gap_batch_knows_the_backend_that_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It prepares queries and keys as that backend takes them, and the pass before may have been of another."""
+    backend = SimpleNamespace(prefill_attention_backend_str="fa3", decode_attention_backend_str="flashmla")
+    monkeypatch.setattr(deepseek_v2, "get_attn_backend", lambda: backend)
+    layer = SimpleNamespace(
+        current_attention_backend=None,
+        chunked_prefix_cache_threshold=0,
+        disable_chunked_prefix_cache=True,
+        flashinfer_mla_disable_ragged=False,
+        qk_rope_head_dim=64,
+    )
+    dispatch = deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method
+    path = ForwardPath(None)  # type: ignore[arg-type]
+
+    def choose(mode: Any, prefix_lens: list[int]) -> str:
+        batch = SimpleNamespace(
+            forward_mode=mode,
+            extend_prefix_lens_cpu=prefix_lens,
+            seq_lens_cpu=[100],
+            attn_cp_metadata=None,
+            get_max_chunk_capacity=lambda: 1000,
+        )
+        return str(path._mla_method(dispatch, layer, batch).name)  # type: ignore[arg-type]
+
+    with get_context().override_server_args(device="cpu"):
+        assert (choose(ForwardMode.EXTEND, [0]), layer.current_attention_backend) == ("MHA_ONE_SHOT", "fa3")
+        assert (choose(ForwardMode.DECODE, []), layer.current_attention_backend) == ("MLA", "flashmla")
+        path._running = SimpleNamespace()  # type: ignore[assignment]
+        assert (choose(ForwardMode.EXTEND, [0]), layer.current_attention_backend) == ("MLA", "fa3")

@@ -112,8 +112,10 @@ class ForwardPath:
         return original(cls, forward_batch if gap is None else gap.per_request_view(forward_batch))
 
     def _mla_method(self, original: Callable[..., Any], attention: Any, forward_batch: ForwardBatch) -> Any:
+        # In any case: SGLang's layer notes here which backend it calls, and how it calls it depends on that.
+        method = original(attention, forward_batch)
         if self._running is None:
-            return original(attention, forward_batch)
+            return method
         from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
 
         # The MHA paths of DeepSeek re-project a sequence's whole prefix; a gap batch has it in the pool already.
