@@ -144,6 +144,9 @@ def request(plan: Plan | None, end: int = 0, no_token: int = 0, **fields: Any) -
         pic=RequestState(RequestOptions()),
         plan=plan,
         end=end,
+        full_untruncated_fill_ids=range(max(end, 1)),
+        origin_input_ids=range(end),
+        output_ids=(),
         prefix_len=0,
         extend_end=end,
         no_token=no_token,
@@ -204,6 +207,25 @@ def test_a_batch_has_no_more_virtual_sequences_than_there_are_rows(admitting: No
     assert cache.before == [0, 180, 580, 980], "what the batch computes already"
     assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.OTHER
     assert len(made.can_run_list) == 4
+
+
+def test_a_gap_batch_has_a_page_table_of_a_bounded_size(admitting: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of it is as long as the longest sequence: many gaps of one long prompt, or of a short one beside it."""
+    monkeypatch.setattr("sglang_pic.adapter.serve.admission._MAX_TABLE_LEN", 4000, raising=False)
+    cache, spliced = Cache(), plan(400, (40, 100), (140, 300))
+    made = adder(None, cache)
+    assert made.add_one_req(request(spliced), False, None) is AddReqResult.CONTINUE
+    assert made.add_one_req(request(spliced), False, None) is AddReqResult.CONTINUE
+    assert cache.allowed == [10, 7]
+    assert made.add_one_req(request(None, end=600), False, None) is AddReqResult.OTHER, "7 rows of 600 are 4,200"
+    assert made.num_sequences * made.longest == 2400
+    # Beside a decoding request of 1,000 tokens there is room for 3 sequences; without runs SGLang decides.
+    made = adder(None, cache, running=(request(None, end=1000),))
+    assert made.add_one_req(request(plan(400, (40, 100))), False, None) is AddReqResult.CONTINUE
+    assert cache.allowed[-1] == 3
+    made = adder(None, cache)
+    for _ in range(12):
+        assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.CONTINUE
 
 
 def test_decodes_that_are_mixed_in_count_as_sequences() -> None:

@@ -27,6 +27,9 @@ _SIGNATURE = inspect.signature(PrefillAdder.__init__)
 # Larger than any budget: a limit that must not bind.
 _NO_LIMIT = 1 << 40
 
+_MAX_TABLE_LEN = 1 << 24
+"""Entries of a gap batch's page table, which has a row as long as the longest sequence for each of them: 64 MiB."""
+
 
 class PicPrefillAdder(PrefillAdder):
     """One prefill pass of the scheduler, with splices."""
@@ -42,6 +45,9 @@ class PicPrefillAdder(PrefillAdder):
         mixed = _SIGNATURE.bind(self, *args, **kwargs).arguments.get("num_mixed_decode_tokens", 0)
         self.num_sequences = int(mixed)
         """Virtual sequences of the batch so far."""
+        decoding = self.running_batch.reqs if mixed else ()
+        self.longest = max((len(req.origin_input_ids) + len(req.output_ids) for req in decoding), default=0)
+        """Tokens of its longest sequence."""
         self.has_runs = False
         """Whether the batch is going to be narrowed."""
         planning = self.tree_cache.planning
@@ -55,7 +61,8 @@ class PicPrefillAdder(PrefillAdder):
             # In the next batch nothing is spliced, whoever comes before this request.
             self.tree_cache.planning.place_waits = True
             return AddReqResult.OTHER
-        if self._free_sequences < 1:
+        # What SGLang would compute in one pass is no business of ours.
+        if self._free_sequences < 1 or (self.has_runs and self._room_for(req) < 1):
             return AddReqResult.OTHER
         result = self._consider(req, has_chunked_req, truncation_align_size)
         while result is AddReqResult.NO_TOKEN and self._would_wait_for_ever(req):
@@ -95,7 +102,7 @@ class PicPrefillAdder(PrefillAdder):
         """Plan the request, unless the batch cannot be narrowed."""
         cache = self.tree_cache
         # SGLang counts what it admitted, and what runs cover was taken off (`_settle`).
-        cache.planning.plan(req, cache, max_gaps=self._free_sequences, num_before=max(0, self.log_input_tokens))
+        cache.planning.plan(req, cache, max_gaps=self._room_for(req), num_before=max(0, self.log_input_tokens))
         if self.goes_by_place:
             req.pic.drop_plan(Fallback.BATCH)
 
@@ -152,6 +159,7 @@ class PicPrefillAdder(PrefillAdder):
         plan = state.admit(req.prefix_len, req.extend_end, first_chunk=first_chunk)
         self.goes_by_place |= goes_by_place(req)
         self.num_sequences += 1
+        self.longest = max(self.longest, req.extend_end)
         if plan is not None:
             self.has_runs |= bool(plan.runs)
             self.num_sequences += len(plan.gaps) - 1
@@ -172,6 +180,11 @@ class PicPrefillAdder(PrefillAdder):
     def _free_sequences(self) -> int:
         """How many more virtual sequences the attention backends' tables have room for."""
         return self.tree_cache.planning.max_sequences - self.num_sequences
+
+    def _room_for(self, req: Req) -> int:
+        """How many virtual sequences of a request the batch has room for, with a page table of a bounded size."""
+        longest = max(self.longest, len(req.full_untruncated_fill_ids))
+        return min(self._free_sequences, _MAX_TABLE_LEN // longest - self.num_sequences)
 
     @contextmanager
     def _budgets(self, *, chunk: int, spliced: int, request_limit: int | None = None) -> Iterator[None]:
