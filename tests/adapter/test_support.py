@@ -79,7 +79,7 @@ def test_values_are_shown_with_their_flags() -> None:
 @pytest.mark.parametrize(
     ("backend", "way_out"),
     [
-        ("flex", r"; choose one of pic_cpu, torch_native, triton, fa3, .* with --attention-backend\.$"),
+        ("flex", r"; choose one of pic_cpu, fa3, flashinfer, triton, .* with --attention-backend\.$"),
         # What SGLang chooses on Blackwell for DeepSeek-V3.
         ("trtllm_mla", r"; start with --attention-backend flashinfer\.$"),
     ],

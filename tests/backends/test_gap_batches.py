@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -98,6 +101,20 @@ def test_gap_batches_are_dense_attention(ask: Ask, subject: Subject) -> None:
             assert answer["error"] <= subject.tolerance, (case, page_size, answer)
             assert answer["decode_error"] <= subject.tolerance, (case, page_size, answer)
             assert answer["sequences"] >= CASES[case].num_gaps
+
+
+def test_the_matrix_says_how_many_gap_batches_ran() -> None:
+    """For every backend that start-up admits and that is compared here."""
+    ran: Counter[str] = Counter()
+    for subject in SUBJECTS:
+        ran[subject.backend.partition("@")[0]] += len(subject.pages) * len(subject.cases)
+    table = tomllib.loads((ROOT / "sglang_pic/adapter/support.toml").read_text())
+    said = {
+        name: int(found[1])
+        for name, reason in table["tested"]["attention"].items()
+        if (found := re.match(r"(\d+) gap batches", reason))
+    }
+    assert said == {name: ran[name] for name in ("fa3", "flashinfer", "triton")}
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
