@@ -123,6 +123,10 @@ reference: setup ## write the tables of sglang_pic/REFERENCE.md from the code
 bench-core: setup ## time of a plan and memory of the index, beside FastCDC and xxHash alone
 	$(BIN)/python -m pic_bench.core $(ARGS)
 
+.PHONY: bench-host
+bench-host: setup ## the host's work for a spliced request, by step
+	$(BIN)/python -m pic_bench.host $(ARGS)
+
 .PHONY: bench-recall
 bench-recall: setup ## what the cache recovers of what repeats; TRACES='FILE ...' for recorded sessions of your own
 	$(BIN)/python -m pic_bench.recall $(TRACES) $(ARGS)
