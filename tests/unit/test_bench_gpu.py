@@ -175,11 +175,14 @@ def test_what_the_planner_would_not_plan_is_not_planted() -> None:
     assert plant(donor, 2_048, 0, 0.98, 1) is not None
 
 
-def test_the_planner_finds_the_run() -> None:
-    lookup = make_lookup(np.random.default_rng(0), 300, 1_000, 40_000)
-    (run,) = lookup.plan().runs
-    assert run.shift == -SHIFT
-    assert 300 - 1 <= run.num_tokens + run.seam_len <= 300 + 1
+@pytest.mark.parametrize("length", [16, 32, 48, 63, 100, 300])
+def test_the_planner_finds_the_run(length: int) -> None:
+    """A message of any length, in another prompt."""
+    for seed in range(5):
+        lookup = make_lookup(np.random.default_rng(seed), length, 1_000, 40_000 if not seed else 0)
+        (run,) = lookup.plan().runs
+        assert run.shift == -SHIFT
+        assert run.num_tokens + run.seam_len == length
 
 
 def test_energy_is_what_the_counter_gained() -> None:

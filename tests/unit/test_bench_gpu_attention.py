@@ -69,6 +69,19 @@ def test_tiles_cover_every_query_once(block: int) -> None:
     assert np.all(np.diff(tiles[:, 2]) <= 0)
 
 
+@pytest.mark.parametrize("model", ["Llama-3.1-8B", "DeepSeek-V2-Lite"])
+def test_it_compiles_for_hopper_within_its_shared_memory(model: str) -> None:
+    """At the dimensions that are timed, in every way that they attend; a Hopper program may have 227 KiB."""
+    pytest.importorskip("triton")
+    from pic_bench.gpu.attention_triton import compile_for
+    from triton.backends.compiler import GPUTarget
+
+    skeleton = Skeleton(msgspec.structs.replace(MODELS[model], layers=0, vocab=8), torch.bfloat16, CPU)
+    for is_absorbed in {False, skeleton.dims.latent > 0}:
+        compiled = compile_for(skeleton.shape(is_absorbed=is_absorbed), GPUTarget("cuda", 90, 32))
+        assert 0 < compiled.metadata.shared <= 227 * 1024
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_backend_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     if find_spec("triton") is not None:

@@ -201,9 +201,9 @@ def test_waits_are_places_as_torch_warns_of_them(tmp_path: Path) -> None:
 
 
 def test_the_gate_is_read_from_what_the_server_shows() -> None:
-    costs = msgspec.to_builtins(CostModel(computed_token_us=3.0, spliced_token_us=0.1, gap_us=40.0))
+    costs = msgspec.to_builtins(CostModel(computed_token_us=3.0, spliced_token_us=0.1, gap_us=40.0, floor_us=9.0))
     log = f"x\nsglang_pic: 3 delimiters, cost {msgspec.json.encode(costs).decode()}, config {{}}\n"
-    assert gate_figures(log) == {"gate_computed_us": 3.0, "gate_gap_us": 40.0}
+    assert gate_figures(log) == {"gate_computed_us": 3.0, "gate_gap_us": 40.0, "gate_floor_us": 9.0}
     assert gate_figures("sglang_pic: 3 delimiters, cost off, config {}") == {}
 
 

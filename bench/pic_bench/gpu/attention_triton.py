@@ -21,6 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompiledKernel
+from triton.runtime import JITFunction
 
 from pic_bench.gpu.attention import Attend, AttentionBackend, AttentionShape
 from pic_bench.gpu.passes import Extend
@@ -69,20 +72,43 @@ def _plan(extend: Extend, slots: Tensor, shape: AttentionShape) -> Attend:
     rest = shape.qk_dim - main
     if any(size & (size - 1) for size in (group, main, rest, shape.v_dim)):
         raise UnsupportedError(f"attention backend triton: {shape}: heads and widths must be powers of two.")
-    block_tokens, block_keys, warps, stages = _tiling(shape)
+    block_tokens, _, warps, stages = _tiling(shape)
     tiles = torch.from_numpy(tile_queries(extend.prefix_lens, extend.seq_lens, block_tokens)).to(device)
-    scale, precision = shape.scale * math.log2(math.e), "ieee" if shape.dtype == torch.float32 else "tf32"
-    constants = (shape.heads, shape.kv_heads, group, main, rest, shape.v_dim, shape.latent > 0, precision)
+    scale, constants = shape.scale * math.log2(math.e), _constants(shape)
 
     def attend(query: Tensor, keys: Tensor, values: Tensor | None) -> Tensor:
         out = query.new_empty(query.shape[0], shape.heads, shape.v_dim)
         buffers = (query, keys, keys if values is None else values, out, slots, tiles)
-        _extend_kernel[(len(tiles), shape.kv_heads)](
-            *buffers, scale, *constants, block_tokens, block_keys, num_warps=warps, num_stages=stages
-        )
+        _extend_kernel[(len(tiles), shape.kv_heads)](*buffers, scale, *constants, num_warps=warps, num_stages=stages)
         return out
 
     return attend
+
+
+def _constants(shape: AttentionShape) -> tuple[int | str, ...]:
+    """The compile-time parameters of the kernel, in its order."""
+    group, main = shape.heads // shape.kv_heads, shape.latent or shape.v_dim
+    precision = "ieee" if shape.dtype == torch.float32 else "tf32"
+    sizes = (shape.heads, shape.kv_heads, group, main, shape.qk_dim - main, shape.v_dim, shape.latent > 0)
+    return (*sizes, precision, *_tiling(shape)[:2])
+
+
+def compile_for(shape: AttentionShape, target: GPUTarget) -> CompiledKernel:
+    """The kernel as a launch compiles it for bf16 rows on `target`; no device is needed.
+
+    Raises:
+        TypeError: the kernel is interpreted in this process.
+    """
+    if not isinstance(_extend_kernel, JITFunction):
+        raise TypeError("the attention kernel is interpreted: unset TRITON_INTERPRET to compile it.")
+    constants, names = _constants(shape), _extend_kernel.arg_names
+    run_time, compile_time = names[: -len(constants)], names[-len(constants) :]
+    kinds = {"slots": "*i64", "tiles": "*i32", "scale": "fp32"}
+    signature = {name: kinds.get(name, "*bf16") for name in run_time} | dict.fromkeys(compile_time, "constexpr")
+    aligned = {(index,): [["tt.divisibility", 16]] for index, name in enumerate(run_time) if name != "scale"}
+    source = ASTSource(_extend_kernel, signature, dict(zip(compile_time, constants, strict=True)), aligned)
+    _, _, warps, stages = _tiling(shape)
+    return triton.compile(source, target=target, options={"num_warps": warps, "num_stages": stages})
 
 
 TRITON: Final = AttentionBackend("triton", _plan)

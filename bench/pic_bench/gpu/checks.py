@@ -90,6 +90,7 @@ def compare(server: Server, model: Model, count: int, num_tokens: int) -> dict[s
     """
     draw = random.Random(11)
     kls: dict[str, list[float]] = {"spliced": [], "hit": [], "moved": [], "wrong": []}
+    moved_share: list[float] = []
     same = 0
     for _ in range(count):
         prompt, header = model.tokens(draw, num_tokens), model.tokens(draw, _HEADER_TOKENS)
@@ -97,21 +98,18 @@ def compare(server: Server, model: Model, count: int, num_tokens: int) -> dict[s
         _require("an equal prompt was not spliced", again.spliced_tokens, again)
         strict, hit = generate(server, prompt, _OFF), generate(server, prompt, _OFF)
         _require("with `mode: off` an equal prompt was no prefix hit", hit.cached_tokens, hit)
-        full = generate(server, header + prompt, _OFF)
-        moved, wrong = generate(server, header + prompt), generate(server, header[1:] + prompt, _WRONG)
-        full_of_wrong = generate(server, header[1:] + prompt, _OFF)
-        pairs = {
-            "spliced": (cold, again),
-            "hit": (strict, hit),
-            "moved": (full, moved),
-            "wrong": (full_of_wrong, wrong),
-        }
-        for name, (one, other) in pairs.items():
+        full, moved = generate(server, header + prompt, _OFF), generate(server, header + prompt)
+        moved_share.append(moved.spliced_tokens / moved.prompt_tokens)
+        wrong = generate(server, prompt, _WRONG)
+        _require("a prompt whose rows are made wrong was not spliced", wrong.spliced_tokens, wrong)
+        pairs = (("spliced", cold, again), ("hit", strict, hit), ("moved", full, moved), ("wrong", cold, wrong))
+        for name, one, other in pairs:
             kl = top_k_kl(one.first, other.first)
             assert kl is not None, "top_logprobs_num asks for a list"
             kls[name].append(kl)
         same += cold.ids == again.ids
-    return {name: float(np.mean(found)) for name, found in kls.items()} | {"same_answers": same, "prompts": count}
+    means = {name: float(np.mean(found)) for name, found in kls.items()}
+    return means | {"same_answers": same, "prompts": count, "moved_share": float(np.mean(moved_share))}
 
 
 def judge(found: dict[str, Any]) -> tuple[float, list[str]]:

@@ -23,6 +23,8 @@ from sglang_pic.models.checkpoint import DEEPSEEK_V2, yarn
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
 _START_S: Final = 240.0
+# Of a dry run, on a CPU that may be busy.
+_DRY_START_S: Final = 900.0
 _CONTEXT_LEN: Final = 65_536
 # Below lie the special tokens of the usual vocabularies.
 _FIRST_ID: Final = 1_000
@@ -123,12 +125,22 @@ def _config(dims: Dims) -> dict[str, object]:
 
 
 def launch(
-    arm: str, model: Model, flags: Sequence[str], config: Mapping[str, object] | None, port: int
+    arm: str,
+    model: Model,
+    flags: Sequence[str],
+    config: Mapping[str, object] | None,
+    port: int,
+    probe: Mapping[str, object] | None = None,
 ) -> tuple[list[str], dict[str, str | None]]:
     """The command of a stock server or of ours (`pic`), and its variables."""
     text = None if config is None else json.dumps(config)
     (built,) = build_arms([arm], server_args=[*model.flags, *flags], pic_config=text)
-    return launch_command(str(model.folder), port, built.server_args), dict(built.env)
+    switches = {**(probe or {}), **({"sharp_dummy": True} if model.is_dummy else {})}
+    variables = dict(built.env) | {PROBE_VARIABLE: json.dumps(switches) if switches else None}
+    if model.is_dummy and (plugins := variables.get("SGLANG_PLUGINS")):
+        # A stock server loads none of this project's plugins, but for the one that makes its weights the same.
+        variables["SGLANG_PLUGINS"] = f"{plugins},{PROBE_PLUGIN}"
+    return launch_command(str(model.folder), port, built.server_args), variables
 
 
 @contextmanager
@@ -149,15 +161,12 @@ def serving(
         BenchError: it does not start, ends by itself or has logged a fault.
     """
     port = free_port()
-    command, variables = launch(arm, model, flags, config, port)
-    switches = {**(probe or {}), **({"sharp_dummy": True} if model.is_dummy else {})}
-    variables |= {PROBE_VARIABLE: json.dumps(switches) if switches else None, **(env or {})}
-    if plugins := variables.get("SGLANG_PLUGINS"):
-        # A stock server loads none of this project's plugins, but for the one that makes its weights the same.
-        variables["SGLANG_PLUGINS"] = f"{plugins},{PROBE_PLUGIN}" if model.is_dummy else plugins
+    command, variables = launch(arm, model, flags, config, port, probe)
+    variables |= env or {}
     log = work.folder / f"server-{name}.log"
     print(f"starting {name}: {' '.join(command)}", flush=True)
-    with Server(command, port=port, log_path=log, env=variables, start_timeout_s=_START_S) as server, server.watch():
+    start_s = _DRY_START_S if work.is_dry else _START_S
+    with Server(command, port=port, log_path=log, env=variables, start_timeout_s=start_s) as server, server.watch():
         print(f"{name} is healthy after {server.ready_after_s:.0f} s", flush=True)
         yield server
         text = log.read_text("utf8", errors="replace")

@@ -13,6 +13,7 @@ ContentIndex.publish               the index's invariants
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -190,7 +191,10 @@ def _warn_of_waits(*_args: object, **_kwargs: object) -> None:
     import torch
 
     if torch.cuda.is_available() and not torch.cuda.get_sync_debug_mode():
+        warnings.filterwarnings("default", message="called a synchronizing")
         torch.cuda.set_sync_debug_mode("warn")
+        # A wait on purpose: whoever reads the log sees that warnings arrive.
+        torch.ones(1, device="cuda").item()
 
 
 def _ignore_prefix(original: Callable[..., Any], cache: Any, params: Any) -> Any:

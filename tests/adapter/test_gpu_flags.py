@@ -1,0 +1,88 @@
+"""The servers of `make gpu`: SGLang's own parser takes every flag, and dummy models are configured as it reads them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sglang")
+from pic_bench.gpu.checks import BACKENDS, FA3, PROBE
+from pic_bench.gpu.latency import NO_PREFILL_GRAPHS
+from pic_bench.gpu.record import Work
+from pic_bench.gpu.servers import Model, dummy_model, launch
+from pic_bench.probe_plugin import PROBE_PLUGIN, PROBE_VARIABLE
+from pic_bench.probe_plugin.options import load
+
+from sglang_pic.errors import BenchError
+
+
+@pytest.fixture(scope="module")
+def parser() -> argparse.ArgumentParser:
+    """SGLang's, of `sglang.launch_server`."""
+    from sglang.srt.server_args import ServerArgs
+
+    made = argparse.ArgumentParser(exit_on_error=False)
+    ServerArgs.add_cli_args(made)
+    return made
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> dict[str, Model]:
+    """Dummy models of real dimensions."""
+    work = Work(is_dry=False, folder=tmp_path, limit_s=1.0)
+    return {name: dummy_model(work, name) for name in ("Llama-3.1-8B", "DeepSeek-V2-Lite")}
+
+
+@pytest.mark.parametrize("flags", [(), FA3, *BACKENDS.values(), NO_PREFILL_GRAPHS], ids=" ".join)
+@pytest.mark.parametrize("arm", ["stock", "pic"])
+def test_every_flag_is_one_of_sglangs(
+    flags: tuple[str, ...], arm: str, parser: argparse.ArgumentParser, models: dict[str, Model]
+) -> None:
+    for model in models.values():
+        command, _ = launch(arm, model, flags, None, 30_000)
+        args = parser.parse_args(command[3:])
+        assert args.load_format == "dummy"
+        assert args.radix_cache_backend == ("pic" if arm == "pic" else None)
+        if "--attention-backend" in flags:
+            assert args.attention_backend == flags[1]
+    if flags == NO_PREFILL_GRAPHS:
+        assert args.cuda_graph_config == {"prefill": {"backend": "disabled"}}
+
+
+def test_configurations_are_read_by_transformers(models: dict[str, Model]) -> None:
+    from transformers import AutoConfig
+
+    llama, deepseek = (AutoConfig.from_pretrained(models[name].folder) for name in models)
+    assert (llama.num_key_value_heads, llama.head_dim, llama.num_hidden_layers) == (8, 128, 32)
+    assert (deepseek.kv_lora_rank, deepseek.qk_rope_head_dim, deepseek.n_routed_experts) == (512, 64, 64)
+
+
+def test_both_arms_of_a_dummy_model_have_the_same_weights(
+    models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stock server loads the probe for its weights, and no cache of ours."""
+    for arm in ("stock", "pic"):
+        _, variables = launch(arm, models["Llama-3.1-8B"], (), None, 30_000)
+        monkeypatch.setenv(PROBE_VARIABLE, variables[PROBE_VARIABLE] or "")
+        config = load()
+        assert config is not None
+        assert config.names_on == ["sharp_dummy"]
+        if arm == "stock":
+            names = (variables["SGLANG_PLUGINS"] or "").split(",")
+            assert PROBE_PLUGIN in names
+            assert "pic" not in names
+    _, variables = launch("pic", models["Llama-3.1-8B"], (), None, 30_000, PROBE)
+    assert json.loads(variables[PROBE_VARIABLE] or "") == {**PROBE, "sharp_dummy": True}
+
+
+def test_a_model_of_ones_own_keeps_its_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 1000}')
+    model = dummy_model(Work(is_dry=False, folder=tmp_path, limit_s=1.0, model=str(tmp_path)), "Llama-3.1-8B")
+    assert (model.flags, model.vocab, model.is_dummy) == ((), 1_000, False)
+    _, variables = launch("pic", model, (), None, 30_000)
+    assert variables[PROBE_VARIABLE] is None
+    with pytest.raises(BenchError, match="--model '/nowhere': no model folder"):
+        dummy_model(Work(is_dry=False, folder=tmp_path, limit_s=1.0, model="/nowhere"), "Llama-3.1-8B")
