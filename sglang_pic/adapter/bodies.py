@@ -33,7 +33,7 @@ def read_table(file: Path) -> dict[str, dict[str, tuple[str, ...]]]:
 TESTED_BODIES: Mapping[str, Mapping[str, tuple[str, ...]]] = read_table(TABLE)
 
 
-def tested_versions() -> tuple[str, ...]:
+def known_versions() -> tuple[str, ...]:
     """The versions of SGLang with digests in the table, the latest first."""
     versions = {one for digests in TESTED_BODIES.values() for found in digests.values() for one in found}
     return tuple(sorted(versions, key=lambda version: [int(part) for part in version.split(".")], reverse=True))

@@ -92,11 +92,12 @@ def changed_attention(backend: str) -> list[str]:
 
 def describe_changes(changed: Sequence[str]) -> str:
     """One line for the operator about functions whose bodies were never tested."""
-    tested = " or ".join(bodies.tested_versions())
+    tested = " or ".join(bodies.known_versions())
     names = ", ".join(path.removeprefix("sglang.srt.") for path in changed)
+    counted = "1 function" if len(changed) == 1 else f"{len(changed)} functions"
     return (
-        f"SGLang {installed_version()} is not what was tested: {len(changed)} functions that the cache relies on "
-        f"differ from those of {tested}: {names}. Start-up checks the live model all the same; to have what was "
+        f"SGLang {installed_version()} is not what was tested: {counted} that the cache relies on, other than in "
+        f"{tested}: {names}. Start-up checks the live model all the same; to have what was "
         f"tested install sglang=={BUILT_FOR}."
     )
 

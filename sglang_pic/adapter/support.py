@@ -12,6 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from sglang_pic.adapter.bodies import known_versions
 from sglang_pic.adapter.contract import BUILT_FOR
 from sglang_pic.adapter.seams import BuildContext, ModelRunner
 from sglang_pic.errors import UnsupportedError
@@ -23,6 +24,7 @@ class Area(Enum):
     """What an entry of the matrix is about."""
 
     SGLANG = "SGLang"
+    PACKAGE = "packages"
     MODEL = "models"
     EMBEDDING = "rotary embeddings"
     ATTENTION = "prefill attention backends"
@@ -66,7 +68,7 @@ def _read_table() -> Iterator[Support]:
                 elif what.startswith("--"):
                     flag = {"path": "server_args." + what.lstrip("-").replace("-", "_"), "change": "remove it"}
                     yield Support(area, level, what, **flag | row)
-                elif area is Area.ATTENTION:
+                elif "path" not in row:
                     yield Support(area, level, what, **row)
                 else:
                     change = "serve this model without --radix-cache-backend pic"
@@ -74,7 +76,9 @@ def _read_table() -> Iterator[Support]:
 
 
 def _read_runtime() -> Iterator[Support]:
-    yield Support(Area.SGLANG, Level.TESTED, BUILT_FOR, "every test runs on it")
+    for version in known_versions():
+        reason = "every test runs on it" if version == BUILT_FOR else "the tests run on it with `make test-with`"
+        yield Support(Area.SGLANG, Level.TESTED, version, reason)
     for name in KNOWN_EMBEDDINGS:
         if name in ("DeepseekScalingRotaryEmbedding", "RotaryEmbedding"):
             yield Support(Area.EMBEDDING, Level.TESTED, name, "on servers")
@@ -103,17 +107,25 @@ def check_support(ctx: BuildContext) -> None:
     Raises:
         UnsupportedError: naming the flag or the property of the model, and what to change.
     """
+    for refusal in refusals(ctx):
+        raise UnsupportedError(refusal)
+
+
+def refusals(ctx: BuildContext) -> Iterator[str]:
+    """A line for each thing that is refused, naming the flag or the property of the model, and what to change."""
     for entry in SUPPORT:
         value = _value(entry.path, ctx) if entry.path else entry.served
         if (bool(value) if isinstance(entry.served, bool) else value) != entry.served:
             shown = entry.what if isinstance(value, bool) else f"{entry.what} {value}"
-            raise UnsupportedError(
-                f"--radix-cache-backend pic does not work with {shown}: {entry.reason}; {entry.change}."
-            )
-    backend = ctx.tp_worker.model_runner.prefill_attention_backend_str
-    refusal = refused_backend(backend)
+            yield f"--radix-cache-backend pic does not work with {shown}: {entry.reason}; {entry.change}."
+    refusal = refused_backend(ctx.tp_worker.model_runner.prefill_attention_backend_str)
     if refusal:
-        raise UnsupportedError(refusal)
+        yield refusal
+
+
+def find(area: Area, what: str) -> Support | None:
+    """The entry of the matrix for `what`; None where the matrix does not name it."""
+    return next((entry for entry in SUPPORT if entry.area is area and entry.what == what), None)
 
 
 def refused_backend(backend: str) -> str:

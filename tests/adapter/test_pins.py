@@ -289,7 +289,8 @@ def test_a_request_that_would_wait_for_ever_gets_the_slots_of_pins(
     )
     made.tree_cache, made.num_sequences, made.has_runs, made.goes_by_place = server.tree, 0, False, False
     made.can_run_list, made.running_batch = [], SimpleNamespace(reqs=[object()] * num_running)
-    req: Any = SimpleNamespace(pic=RequestState(RequestOptions()))
+    made.log_input_tokens = made.longest = 0
+    req: Any = SimpleNamespace(pic=RequestState(RequestOptions()), full_untruncated_fill_ids=[1])
     result = made.add_one_req(req, False, None)
     assert (result is AddReqResult.CONTINUE) == admitted
     assert (tries, server.names) == (([3, 2, 1], ["c"]) if admitted else ([3], ["a", "b", "c"]))

@@ -99,19 +99,21 @@ def test_a_rank_without_a_tokenizer_stops_the_self_test_before_any_pass(tmp_path
 def test_a_rank_without_delimiters_stops_the_start(tmp_path: Path) -> None:
     """It would cut, and so donate, otherwise than the others."""
     from sglang_pic.adapter import factory
+    from sglang_pic.config import PicConfig
 
-    runner, nothing = SimpleNamespace(), SimpleNamespace()
+    runner, nothing = SimpleNamespace(prefill_attention_backend_str="triton"), SimpleNamespace(enable_metrics=False)
 
     def work(rank: int, group: Any) -> str:
         # In a process of its own: nothing of this is put back. All that comes before and needs a live model.
         factory.check_support = lambda _: None
-        factory._checked_splicer = lambda _: nothing
+        factory.load_config = lambda: PicConfig(audit_rate=0)
+        factory._checked_splicer = lambda *_: nothing
         factory.create_unified_radix_cache = lambda _, cache_class: cache_class.__new__(cache_class)
         factory.read_tokenizer = lambda _: nothing if rank == 0 else None
         factory.delimiters_of = lambda _: frozenset({1, 2})
         factory.texts_of = lambda *_: ["a", "b"]
         worker = SimpleNamespace(model_runner=runner)
-        factory.create_cache(SimpleNamespace(tp_worker=worker, server_args=nothing, tp_group=group))
+        factory.create_cache(SimpleNamespace(tp_worker=worker, server_args=nothing, tp_group=group, tp_rank=rank))
         return "on"
 
     answers = on_each_rank(2, tmp_path / "store", work)

@@ -133,8 +133,8 @@ RUNS = {
 }
 
 
-# `model` needs SGLang's own packages only.
-@pytest.mark.parametrize("name", sorted(set(VERBS) - {"model"}))
+# `model` and `doctor` need SGLang and its own packages only.
+@pytest.mark.parametrize("name", sorted(set(VERBS) - {"model", "doctor"}))
 def test_verb_without_its_extra_names_the_one_to_install(name: str, tmp_path: Path) -> None:
     """Without any extra a verb ends in one line, not in a traceback."""
     words, extra = RUNS[name]

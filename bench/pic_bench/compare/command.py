@@ -6,13 +6,15 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from pic_traces.source import TRACE_HELP
+
+from sglang_pic.arguments import collect_after_dashes
 
 if TYPE_CHECKING:
     from pic_bench.compare.compare import Settings
@@ -59,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     parser.add_argument("--json", action="store_true", help="print summary.json instead of the table")
     parser.set_defaults(server_args=[])
-    _collect_after_dashes(parser)
+    collect_after_dashes(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -141,23 +143,3 @@ def _settings(args: argparse.Namespace) -> Settings:
         start_timeout_s=args.start_timeout,
         quiet=args.quiet,
     )
-
-
-def _collect_after_dashes(parser: argparse.ArgumentParser) -> None:
-    """Put whatever follows a lone `--` into `server_args`, unread.
-
-    NOTE: argparse cannot say this: a positional of any number that follows another one is matched, with nothing, as
-    soon as the first is seen (Python 3.11), and the words after `--` are then an error.
-    """
-    parse = parser.parse_known_args
-
-    def parse_known_args(  # type: ignore[no-untyped-def]
-        args: Sequence[str] | None = None, namespace=None
-    ):
-        words = list(sys.argv[1:] if args is None else args)
-        cut = words.index("--") if "--" in words else len(words)
-        known, unknown = parse(words[:cut], namespace)
-        known.server_args = words[cut + 1 :]
-        return known, unknown
-
-    parser.parse_known_args = parse_known_args  # type: ignore[method-assign,assignment]

@@ -1,0 +1,65 @@
+"""Graphics cards as SGLang's argument resolution sees them, so that a machine without one can answer for one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+from sglang_pic.errors import UnsupportedError
+
+CARDS: Final = {"a100": (8, 0), "l40s": (8, 9), "h100": (9, 0), "h200": (9, 0), "b200": (10, 0)}
+"""CUDA's compute capability by name: what SGLang goes by when it chooses a backend."""
+
+
+@contextmanager
+def pretend(name: str | None) -> Iterator[None]:
+    """Let SGLang resolve arguments as on a card; on this machine where none is named.
+
+    NOTE: for a process of its own. SGLang finds its platform once, when it is first asked for.
+
+    Raises:
+        UnsupportedError: SGLang has found its platform already.
+    """
+    if name is None:
+        yield
+        return
+    from sglang_pic.platform import torchvision_shim
+
+    # What the CPU platform would have done first, where it is the one that would have been found.
+    torchvision_shim.install()
+    from sglang.srt import platforms
+
+    if "sglang.srt.server_args" in sys.modules and not platforms.current_platform.is_cuda():
+        raise UnsupportedError(f"--card {name}: SGLang runs in this process already, on another platform.")
+    from sglang.srt.platforms.cuda import CudaSRTPlatform
+
+    platforms.current_platform = CudaSRTPlatform()
+    from sglang.srt.runtime_context import override_platform
+
+    with ExitStack() as stack:
+        stack.enter_context(override_platform(**_facts(*CARDS[name])))
+        yield
+
+
+def _facts(major: int, minor: int) -> dict[str, object]:
+    """Every fact that SGLang asks its platform for, as on a machine with CUDA 12.3 or later and all of its packages."""
+    return {
+        "is_cuda": True,
+        "is_hip": False,
+        "is_npu": False,
+        "is_xpu": False,
+        "is_musa": False,
+        "is_mps": False,
+        "has_flashinfer": True,
+        "device_capability": (major, minor),
+        "device_sm": 10 * major + minor,
+        "is_sm90": major == 9,
+        "is_hopper_with_cuda_12_3": major == 9,
+        "is_sm100": major == 10,
+        "is_sm100_or_sm110": major in (10, 11),
+        "is_sm110": major == 11,
+        "is_sm120": major == 12,
+        "is_blackwell": major in (10, 11, 12),
+    }

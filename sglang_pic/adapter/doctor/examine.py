@@ -1,0 +1,150 @@
+"""Asks of a server that was not started what start-up asks of one that is: the same tables, every refusal at once."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from sglang_pic.adapter.contract import (
+    BODIES,
+    CONTRACT,
+    changed_attention,
+    check_contract,
+    describe_changes,
+    installed_version,
+)
+from sglang_pic.adapter.doctor.findings import Finding, Findings
+from sglang_pic.adapter.doctor.server import Resolved, resolve
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.support import SUPPORT, Area, Level, Support, find, max_sequences, refusals
+from sglang_pic.config import load_config
+from sglang_pic.errors import ConfigError, ContractError, UnsupportedError
+
+_FLAGS: Final = {
+    Fallback.ADAPTER: ("enable_lora", "lora_paths"),
+    Fallback.HIDDEN_STATES: ("enable_return_hidden_states",),
+    Fallback.SESSION: ("enable_streaming_session",),
+}
+"""Reasons that only a server with one of these arguments gives."""
+_ALWAYS: Final = (Fallback.INPUT_LOGPROBS, Fallback.SCORING, Fallback.OFF, Fallback.AUDIT)
+
+
+def examine(model: str | None, flags: Sequence[str], *, card: str | None) -> Findings:
+    """What start-up would find, as far as the arguments and the model's configuration tell.
+
+    Args:
+        model: as `sglang serve` takes it; without one only what is installed is looked at.
+        flags: further flags of the server.
+        card: a key of `CARDS` to answer for; this machine if None.
+
+    Raises:
+        ConfigError: the model cannot be read, or a flag is none of SGLang's.
+    """
+    if model is None and flags:
+        raise ConfigError(f"server flags {shlex.join(flags)!r}: name a MODEL before `--`; flags alone say too little.")
+    found, refused = [*_packages()], [*_refused_by(load_config)]
+    computed: list[str] = []
+    changed: list[str] = []
+    contract, machine = "", card or "this machine"
+    try:
+        changed += check_contract()
+        if model is not None:
+            resolved = resolve(model, flags, card=card)
+            machine = card or f"this machine, --device {resolved.view.device}"
+            changed += changed_attention(resolved.attention)
+            found += _server(resolved)
+            computed += _computed(resolved)
+            refused += _refusals(resolved)
+    except ContractError as error:
+        contract = "broken"
+        refused.append(str(error))
+    except UnsupportedError as error:
+        refused.append(str(error))
+    return Findings(
+        command=shlex.join(["sglang", "serve", model or "MODEL", "--radix-cache-backend", "pic", *flags]),
+        machine=machine,
+        findings=found,
+        contract=contract or _contract_state(changed),
+        computed=computed,
+        refused=refused,
+    )
+
+
+def _refused_by(check: Callable[[], object]) -> Iterator[str]:
+    """The line with which a check refuses, if it does."""
+    try:
+        check()
+    except (ConfigError, UnsupportedError) as error:
+        yield str(error)
+
+
+def _refusals(resolved: Resolved) -> Iterator[str]:
+    """Everything that start-up would refuse at once, but one after the other."""
+    yield from refusals(resolved.context)
+    yield from _refused_by(lambda: max_sequences(resolved.context.tp_worker.model_runner))
+    for judged in (_embedding(resolved), _rows(resolved)):
+        if judged.level is Level.REFUSED:
+            change = judged.change or "serve this model without --radix-cache-backend pic"
+            yield f"--radix-cache-backend pic does not work with {judged.what}: {judged.reason}; {change}."
+
+
+def _contract_state(changed: Sequence[str]) -> str:
+    if changed:
+        return describe_changes(changed)
+    return f"{len(CONTRACT)} symbols of SGLang are there, and {len(BODIES)} functions and classes are what was tested"
+
+
+def _packages() -> Iterator[Finding]:
+    yield _finding(_judge(Area.SGLANG, installed_version()))
+    for package in ("torch", "triton"):
+        try:
+            # Without the build: `2.13.0+cpu`.
+            yield _finding(_judge(Area.PACKAGE, f"{package} {version(package).partition('+')[0]}"))
+        except PackageNotFoundError:
+            yield _finding(Support(Area.PACKAGE, Level.ADMITTED, f"{package} (not installed)", "SGLang brings it"))
+
+
+def _server(resolved: Resolved) -> Iterator[Finding]:
+    view = resolved.view
+    yield _finding(_judge(Area.MODEL, resolved.architecture))
+    yield _finding(_embedding(resolved))
+    yield _finding(_judge(Area.ATTENTION, resolved.attention, others="any other"))
+    yield _finding(_rows(resolved))
+    yield _finding(_judge(Area.POOL, f"pages of {view.page_size}", others="pages of any other size"))
+    yield _finding(_judge(Area.TOPOLOGY, f"tensor parallelism of {view.tp_size}"))
+
+
+def _embedding(resolved: Resolved) -> Support:
+    if resolved.embedding is None:
+        return Support(Area.EMBEDDING, Level.ADMITTED, "not told by the configuration", "start-up reads it")
+    return _judge(Area.EMBEDDING, f"{resolved.embedding}", others="any other")
+
+
+def _rows(resolved: Resolved) -> Support:
+    return _judge(Area.POOL, f"rows of {str(resolved.dtype).removeprefix('torch.')}", others="rows of any other dtype")
+
+
+def _judge(area: Area, what: str, *, others: str | None = None) -> Support:
+    """The matrix's entry for `what`; where there is none, that of `others`, or of all that the area admits untested."""
+    entry = find(area, what) or (None if others is None else find(area, others))
+    if entry is None:
+        entry = [entry for entry in SUPPORT if entry.area is area and entry.level is Level.ADMITTED][-1]
+    return entry._replace(what=what)
+
+
+def _finding(judged: Support) -> Finding:
+    return Finding(area=judged.area.value, what=judged.what, level=judged.level.name.lower(), reason=judged.reason)
+
+
+def _computed(resolved: Resolved) -> Iterator[str]:
+    if resolved.context.model_config.is_multimodal:
+        yield f"{Fallback.EMBEDDINGS.description} (this model takes media)"
+    for reason, arguments in _FLAGS.items():
+        given = [name for name in arguments if getattr(resolved.view, name)]
+        if given:
+            yield f"{reason.description} (--{given[0].replace('_', '-')})"
+    if resolved.view.skip_tokenizer_init:
+        yield "Everything behind a changed field: without a tokenizer (--skip-tokenizer-init) `notes` is `recompile`."
+    yield from (reason.description for reason in _ALWAYS)

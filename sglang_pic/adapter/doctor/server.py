@@ -1,0 +1,176 @@
+"""A server's arguments and model as SGLang resolves them, with neither weights nor processes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+
+from sglang_pic.adapter.doctor.cards import pretend
+from sglang_pic.adapter.serve.frontend import BACKEND_NAME
+from sglang_pic.errors import ConfigError, UnsupportedError
+
+
+class Resolved(NamedTuple):
+    """A server that was not started."""
+
+    context: Any
+    """What stands for SGLang's `TreeCacheBuildContext`, as far as refusals read it."""
+    view: Any
+    """The server's arguments as SGLang resolved them."""
+    dtype: torch.dtype
+    """Of the KV rows."""
+    embedding: str | None
+    """Class of the rotary embedding; None where it is known only when the model is built."""
+
+    @property
+    def architecture(self) -> str:
+        """The model's class."""
+        return str(self.context.model_config.hf_config.architectures[0])
+
+    @property
+    def attention(self) -> str:
+        """The prefill attention backend."""
+        return str(self.context.tp_worker.model_runner.prefill_attention_backend_str)
+
+
+def resolve(model: str, flags: Sequence[str], *, card: str | None) -> Resolved:
+    """What `sglang serve model --radix-cache-backend pic flags` makes of its arguments.
+
+    Raises:
+        ConfigError: there is no such model, or a flag is none of SGLang's.
+        UnsupportedError: SGLang itself refuses the arguments, or it does not know the plugin.
+    """
+    _check_model(model)
+    with pretend(card), _quiet():
+        from sglang.srt.plugins import load_plugins
+
+        load_plugins()
+        from sglang.srt.mem_cache.registry import registered_radix_cache_backends
+
+        if BACKEND_NAME not in registered_radix_cache_backends():
+            raise UnsupportedError(
+                "SGLang does not know the plugin: it finds plugins by their entry points. Install the package "
+                "(`pip install .` in the repository) into the environment that SGLang runs in, and leave "
+                f"SGLANG_PLATFORM unset (it is {os.environ.get('SGLANG_PLATFORM', '')!r})."
+            )
+        device = ["--device", "cuda"] if card is not None else []
+        args = _parse(["--model-path", model, "--radix-cache-backend", BACKEND_NAME, *device, *flags])
+        return _read(args)
+
+
+def _check_model(model: str) -> None:
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"model={model!r}: the folder has no config.json; name the folder of a checkpoint.")
+    elif model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise ConfigError(
+            f"model={model!r}: no such folder; name the folder of a checkpoint, or owner/name on the hub."
+        )
+
+
+def _parse(argv: list[str]) -> Any:
+    from sglang.srt.server_args import prepare_server_args
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return prepare_server_args(argv)
+    except SystemExit as stop:
+        # argparse ends the process with its usage and one line that says what is wrong.
+        line = said.getvalue().strip().splitlines()[-1] if said.getvalue().strip() else f"exit code {stop.code}"
+        raise ConfigError(f"server flags: {line.removeprefix('sglang serve: error: ')}") from stop
+
+
+def _read(args: Any) -> Resolved:
+    from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of, resolved_view
+    from sglang.srt.configs.model_config import is_deepseek_dsa
+    from sglang.srt.mem_cache.kv_cache_builder import uses_ssm_state
+    from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
+
+    try:
+        args.resolve_once()
+        model_config = model_config_of(args)
+    except (ValueError, AssertionError, NotImplementedError, ImportError, OSError) as error:
+        # A bare assertion says something by its line only.
+        text = " ".join(str(error).split()) or traceback.extract_tb(error.__traceback__)[-1].line
+        raise UnsupportedError(f"SGLang itself refuses these arguments: {text}") from error
+    view = resolved_view(args)
+    _, dtype = configure_kv_cache_dtype(
+        server_args_kv_cache_dtype=view.kv_cache_dtype,
+        model=None,
+        model_dtype=model_config.dtype,
+        is_draft_worker=False,
+        is_dflash=False,
+        speculative_draft_attention_backend="",
+    )
+    runner = SimpleNamespace(
+        prefill_attention_backend_str=attention_backends_of(view)[0],
+        # Where no flag says it, SGLang makes the pool as large as memory allows.
+        req_to_token_pool=SimpleNamespace(size=view.max_running_requests or 1 << 10),
+    )
+    context = SimpleNamespace(
+        server_args=args,
+        model_config=model_config,
+        tp_worker=SimpleNamespace(model_runner=runner),
+        is_hybrid_swa=model_config.is_hybrid_swa,
+        is_hybrid_ssm=uses_ssm_state(model_config),
+        is_dsa=is_deepseek_dsa(model_config.hf_config),
+        disable_radix_cache=view.disable_radix_cache,
+        enable_hierarchical_cache=view.enable_hierarchical_cache,
+    )
+    return Resolved(context, view, dtype, _embedding_of(model_config))
+
+
+class _Found(Exception):
+    """The class of a rotary embedding, raised where its table would be made: kernels may be missing here."""
+
+
+def _embedding_of(model_config: Any) -> str | None:
+    """The class that SGLang's models ask for by the configuration's scaling of rotary frequencies."""
+    from sglang.srt.layers.rotary_embedding import RotaryEmbedding, get_rope
+    from sglang.srt.utils.hf_transformers.common import get_rope_config
+
+    def found(self: object, *_: object, **__: object) -> None:
+        raise _Found(type(self).__name__)
+
+    config = model_config.hf_text_config
+    theta, scaling = get_rope_config(config)
+    head_dim = getattr(config, "qk_rope_head_dim", None) or model_config.head_dim
+    if scaling and scaling.get("rope_type", scaling.get("type")) == "yarn" and hasattr(config, "kv_lora_rank"):
+        scaling = {**scaling, "rope_type": "deepseek_yarn"}  # as its models rename it
+    dual_chunk = getattr(config, "dual_chunk_attention_config", None)
+    original, RotaryEmbedding.__init__ = RotaryEmbedding.__init__, found
+    try:
+        rotary = get_rope(
+            *(head_dim, head_dim, model_config.context_len, theta),
+            rope_scaling=scaling or None,
+            dual_chunk_attention_config=dual_chunk,
+        )
+        return type(rotary).__name__
+    except _Found as found_class:
+        return str(found_class)
+    except (ImportError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
+        return None
+    finally:
+        RotaryEmbedding.__init__ = original
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what SGLang logs on its way: warnings of a server that is not started."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

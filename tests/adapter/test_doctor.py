@@ -1,0 +1,241 @@
+"""`sglang-pic doctor` says before a server is started what start-up would say, from the same tables."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang.srt.server_args")
+
+from sglang_pic.adapter.bodies import known_versions
+from sglang_pic.adapter.contract import BUILT_FOR
+from sglang_pic.adapter.doctor.findings import Finding, Findings, render
+from sglang_pic.adapter.support import Area, find
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+# One process answers for every card: importing SGLang is most of the time.
+_DRIVER = """
+import contextlib, io, json, os, sys
+from sglang_pic.cli import main
+answers = {}
+for name, (words, config) in json.loads(sys.argv[1]).items():
+    os.environ.update({"SGLANG_PIC_CONFIG": config})
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["doctor", *words])
+    answers[name] = (code, out.getvalue(), err.getvalue())
+json.dump(answers, sys.stdout)
+"""
+
+
+class Answer:
+    """What one call printed."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """The JSON object."""
+        return dict(json.loads(self.out))
+
+    def level(self, area: Area, what: str) -> str:
+        """How far something was tested."""
+        return str(
+            next(one["level"] for one in self.found["findings"] if (one["area"], one["what"]) == (area.value, what))
+        )
+
+
+def ask(cases: dict[str, tuple[list[str], str]]) -> dict[str, Answer]:
+    """The answers to several calls of the verb, from one process."""
+    command = [sys.executable, "-W", "ignore", "-c", _DRIVER, json.dumps(cases)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return {name: Answer(*answer) for name, answer in json.loads(done.stdout.splitlines()[-1]).items()}
+
+
+@pytest.fixture(scope="module")
+def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+    """Servers on cards that are not here, of models without weights."""
+    folder = tmp_path_factory.mktemp("models")
+
+    def without_weights(name: str, **changes: object) -> str:
+        copy = folder / f"{name}-{len(list(folder.iterdir()))}"
+        shutil.copytree(model_dir(name), copy, ignore=shutil.ignore_patterns("*.safetensors"))
+        config = json.loads((copy / "config.json").read_text()) | changes
+        (copy / "config.json").write_text(json.dumps(config))
+        return str(copy)
+
+    gqa, mla = without_weights("tiny-gqa"), without_weights("tiny-mla")
+    long = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    dynamic = without_weights("tiny-gqa", rope_scaling=long, rope_parameters=long)
+    (folder / "empty").mkdir()
+    dp = ["--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"]
+    lora = ["--enable-lora", "--lora-paths", "a=b", "--max-lora-rank", "8", "--lora-target-modules", "all"]
+
+    def on(card: str, model: str, *flags: str, config: str = "") -> tuple[list[str], str]:
+        return [model, "--json", "--card", card, "--", *flags], config
+
+    return ask(
+        {
+            "hopper": on("h100", gqa),
+            "blackwell": on("b200", gqa),
+            "refused": on("b200", mla, *dp, "--kv-cache-dtype", "fp8_e5m2", "--page-size", "64"),
+            "rotary": on("h100", dynamic),
+            "config": on("h100", gqa, config='{"audit_rate": 7}'),
+            "sglang": on("h100", gqa, "--enable-prefill-cp"),
+            "computed": on("a100", gqa, "--enable-return-hidden-states", "--skip-tokenizer-init"),
+            "lora": on("h100", gqa, *lora),
+            "few rows": on("a100", gqa, "--max-running-requests", "1"),
+            "bad flag": on("h100", gqa, "--no-such-flag", "3"),
+            "no folder": on("h100", str(folder / "nowhere")),
+            "empty folder": on("h100", str(folder / "empty")),
+            "no model": (["--json"], ""),
+            "only flags": (["--json", "--", "--page-size", "64"], ""),
+            "text": ([gqa, "--card", "h100"], ""),
+        }
+    )
+
+
+def test_a_plain_server_would_start(answers: dict[str, Answer]) -> None:
+    """There are no weights in the folder: nothing of them is read."""
+    answer = answers["hopper"]
+    assert (answer.code, answer.found["refused"]) == (0, [])
+    assert answer.found["machine"] == "h100"
+    backend = find(Area.ATTENTION, "fa3")
+    assert backend is not None
+    assert answer.level(Area.ATTENTION, "fa3") == backend.level.name.lower(), "Hopper's default"
+    assert answer.level(Area.MODEL, "LlamaForCausalLM") == "tested"
+    assert answer.level(Area.EMBEDDING, "RotaryEmbedding") == "tested"
+    assert answer.level(Area.POOL, "rows of bfloat16") == "tested"
+    assert answer.level(Area.POOL, "pages of 1") == "tested"
+    assert answer.level(Area.TOPOLOGY, "tensor parallelism of 1") == "tested"
+    assert "functions and classes are what was tested" in answer.found["contract"]
+
+
+def test_another_card_has_another_backend(answers: dict[str, Answer]) -> None:
+    """SGLang chooses by the card; what it chooses on Blackwell is judged by the table, whatever stands there."""
+    backend = find(Area.ATTENTION, "trtllm_mha")
+    answer = answers["blackwell"]
+    level = "refused" if backend is None else backend.level.name.lower()
+    assert answer.level(Area.ATTENTION, "trtllm_mha") == level
+    assert answer.level(Area.POOL, "pages of 64") == "admitted"
+    assert answer.code == (level == "refused")
+    if level == "refused":
+        assert re.fullmatch(r".*'trtllm_mha': .*--attention-backend flashinfer\.", *answer.found["refused"])
+
+
+def test_everything_that_is_refused_is_said_at_once(answers: dict[str, Answer]) -> None:
+    refused = answers["refused"].found["refused"]
+    assert answers["refused"].code == 1
+    assert [line.split(": ")[0].removeprefix("--radix-cache-backend pic does not work with ") for line in refused] == [
+        "--attn-dp-size 2",
+        "rows of float8_e5m2",
+    ]
+    assert refused[1].endswith("start with --kv-cache-dtype auto or fp8_e4m3.")
+    assert answers["refused"].level(Area.EMBEDDING, "DeepseekScalingRotaryEmbedding") == "tested"
+
+
+@pytest.mark.parametrize(
+    ("case", "line"),
+    [
+        (
+            "rotary",
+            r"--radix-cache-backend pic does not work with DynamicNTK\w+: its frequencies change .*; serve .*\.",
+        ),
+        ("config", r"SGLANG_PIC_CONFIG: audit_rate=7.*"),
+        ("sglang", r"SGLang itself refuses these arguments: --cp-strategy must be set .*"),
+        ("few rows", r"--radix-cache-backend pic does not work with --max-running-requests 1 .*: allow 2 or more\."),
+    ],
+)
+def test_a_refusal_is_one_line_and_a_failed_check(case: str, line: str, answers: dict[str, Answer]) -> None:
+    answer = answers[case]
+    assert answer.code == 1
+    assert len(answer.found["refused"]) == 1
+    assert re.fullmatch(line, answer.found["refused"][0])
+
+
+@pytest.mark.parametrize(
+    ("case", "line"),
+    [
+        ("bad flag", r"server flags: unrecognized arguments: --no-such-flag 3"),
+        ("no folder", r"model='.*nowhere': no such folder; .*"),
+        ("empty folder", r"model='.*empty': the folder has no config\.json; .*"),
+        ("only flags", r"server flags '--page-size 64': name a MODEL before `--`; .*"),
+    ],
+)
+def test_what_cannot_be_read_is_a_usage_error(case: str, line: str, answers: dict[str, Answer]) -> None:
+    answer = answers[case]
+    assert (answer.code, answer.out) == (2, "")
+    assert re.fullmatch(f"sglang-pic: error: {line}", answer.err.splitlines()[-1])
+
+
+def test_what_would_be_computed_follows_from_the_flags(answers: dict[str, Answer]) -> None:
+    computed = "\n".join(answers["computed"].found["computed"])
+    assert "hidden states of its prompt. (--enable-return-hidden-states)" in computed
+    assert "(--skip-tokenizer-init) `notes` is `recompile`" in computed
+    assert "LoRA" not in computed
+    assert "The request uses a LoRA adapter" in "\n".join(answers["lora"].found["computed"])
+    assert answers["hopper"].found["computed"], "requests opt out on every server"
+
+
+def test_without_a_model_only_what_is_installed_is_looked_at(answers: dict[str, Answer]) -> None:
+    found = answers["no model"].found
+    assert {one["area"] for one in found["findings"]} == {Area.SGLANG.value, Area.PACKAGE.value}
+    assert (answers["no model"].code, found["refused"], found["computed"]) == (0, [], [])
+
+
+def test_text_says_the_same_as_the_object(answers: dict[str, Answer]) -> None:
+    lines = answers["text"].out.splitlines()
+    assert lines[1] == "on h100"
+    assert lines[-1].startswith("would start; only a server can tell")
+    for one in answers["hopper"].found["findings"]:
+        assert any(re.match(rf"  {one['level']} .*: {re.escape(one['what'])} ", line) for line in lines)
+
+
+def test_this_machine_answers_for_itself(model_dir: Callable[[str], Path]) -> None:
+    """Here that is a CPU, with the platform that comes with the plugin."""
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    model = str(model_dir("tiny-gqa"))
+    answers = ask({"here": ([model, "--json"], ""), "late": ([model, "--json", "--card", "h100"], "")})
+    assert answers["here"].found["machine"] == "this machine, --device cpu"
+    assert answers["here"].level(Area.ATTENTION, "pic_cpu") == "tested"
+    assert answers["late"].found["refused"] == [
+        "--card h100: SGLang runs in this process already, on another platform."
+    ]
+
+
+def test_refusals_are_said_last() -> None:
+    finding = Finding(area="topology", what="tensor parallelism of 4", level="admitted", reason="ranks agree")
+    found = Findings(command="sglang serve M", machine="h100", findings=[finding], contract="", computed=[], refused=[])
+    assert "  admitted topology: tensor parallelism of 4  ranks agree\n" in render(found)
+    text = render(Findings(command="c", machine="m", findings=[], contract="", computed=["a"], refused=["b", "c"]))
+    assert text.endswith("computed, not spliced:\n  a\n\nwould not start, 2 refused:\n  b\n  c\n")
+
+
+def test_the_matrix_names_the_versions_that_are_pinned() -> None:
+    """And SGLang in every version that has digests."""
+    pins = dict(line.split("==") for line in (ROOT / "requirements-cpu.txt").read_text().split() if "==" in line)
+    torch = re.search(r"^TORCH_VERSION := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert torch is not None
+    for area, what in (
+        (Area.PACKAGE, f"triton {pins['triton']}"),
+        (Area.PACKAGE, f"torch {torch[1]}"),
+        *((Area.SGLANG, version) for version in known_versions()),
+    ):
+        entry = find(area, what)
+        assert entry is not None, what
+        assert entry.level.name == "TESTED"
+    assert pins["sglang"] == BUILT_FOR
