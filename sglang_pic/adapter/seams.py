@@ -113,7 +113,7 @@ class ModelRunner(Protocol):
     lora_manager: Any | None
     attn_backend: Any
     prefill_attention_backend_str: str
-    prefill_cuda_graph_runner: object | None  # None: prefill is computed eagerly
+    prefill_cuda_graph_runner: object | None  # `prefill_backend_name`, `max_bs`; None: prefill is computed eagerly
     shared_read_done_event: object | None
     spec_algorithm: object
 

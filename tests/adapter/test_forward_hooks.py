@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     from sglang.srt.models import deepseek_v2
     from sglang.srt.runtime_context import get_context
 
-    from sglang_pic.adapter.serve.forward import ForwardPath, _eager_prefill
+    from sglang_pic.adapter.serve.forward import ForwardPath, _prefill_path, replays_gaps
 
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import RequestState, goes_by_place
@@ -29,7 +29,7 @@ def test_flashinfer_reads_pages_while_a_gap_batch_runs_beside_another_decode_bac
     flashinfer = SimpleNamespace(use_paged=False, prefill_backend="fa2", decode_backend="fa2")
     backend = SimpleNamespace(prefill_backend=flashinfer, decode_backend=object()) if hybrid else flashinfer
     runner = SimpleNamespace(attn_backend=backend, prefill_cuda_graph_runner="captured")
-    with _eager_prefill(runner):
+    with _prefill_path(runner, replays=False):
         assert flashinfer.use_paged
         assert runner.prefill_cuda_graph_runner is None
     assert not flashinfer.use_paged
@@ -105,3 +105,30 @@ def test_the_layer_of_a_gap_batch_knows_the_backend_that_computes_it(monkeypatch
         assert (choose(ForwardMode.DECODE, []), layer.current_attention_backend) == ("MLA", "flashmla")
         path._running = SimpleNamespace()  # type: ignore[assignment]
         assert (choose(ForwardMode.EXTEND, [0]), layer.current_attention_backend) == ("MLA", "fa3")
+
+
+def test_graphs_that_cannot_replay_gaps_are_left_out() -> None:
+    def replays(num_sequences: int = 8, *, is_latent: bool = False, **changed: Any) -> bool:
+        graphs = SimpleNamespace(
+            prefill_backend_name=changed.pop("graph", "breakable"), max_bs=changed.pop("max_bs", 8)
+        )
+        fields = {"lora_manager": None, "prefill_attention_backend_str": "fa3", "prefill_cuda_graph_runner": graphs}
+        runner = SimpleNamespace(**{**fields, **changed})
+        return replays_gaps(runner, num_sequences, is_latent=is_latent)
+
+    assert replays()
+    assert replays(is_latent=True)
+    assert not replays(9), "one sequence more than the runner's buffers have places"
+    assert not replays(graph="full"), "the number of sequences is captured"
+    assert not replays(lora_manager=object())
+    assert not replays(is_latent=True, prefill_attention_backend_str="fa4"), "captured with expanded keys"
+    assert not replays(prefill_cuda_graph_runner=None)
+    assert not replays(prefill_cuda_graph_runner=object()), "SGLang's eager runner stands there without graphs"
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_graphs_that_replay_gaps_stay_in_place(kept: bool) -> None:
+    runner = SimpleNamespace(attn_backend=object(), prefill_cuda_graph_runner="captured")
+    with _prefill_path(runner, replays=kept):
+        assert runner.prefill_cuda_graph_runner == ("captured" if kept else None)
+    assert runner.prefill_cuda_graph_runner == "captured"

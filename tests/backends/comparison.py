@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from sglang.srt.models.deepseek_common.utils import FORWARD_ABSORB_CORE_ATTENTION_BACKENDS
 
-from sglang_pic.adapter.serve.forward import _eager_prefill
+from sglang_pic.adapter.serve.forward import _prefill_path
 from tests.backends.backends import make, ready
 from tests.backends.cases import CASES, SHAPES
 from tests.backends.world import LAYERS, World
@@ -35,7 +35,7 @@ def compare(
         world.fill_pool(skip_runs=mutation == "stale_run")
         batch, gap, spans = world.whole_batch(), world.gap_batch(), world.spans()
         assert len(gap.owners) == len(spans)
-        with _eager_prefill(world.runner), gap.narrowed(batch, world.runner):
+        with _prefill_path(world.runner, replays=False), gap.narrowed(batch, world.runner):
             if mutation is not None:
                 _break(mutation, world, batch, spans)
             error = _run(world, attention, batch, spans)

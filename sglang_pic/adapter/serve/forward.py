@@ -19,8 +19,11 @@ from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, RunnerOutput, Sc
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice, goes_by_place
 from sglang_pic.runtime.splice import Splicer
+from sglang_pic.runtime.views import PoolKind
 
 _ATTRIBUTE = "pic_pass"
+# Attention backends for which DeepSeek's attention is captured with the absorbed query, whatever the batch.
+_CAPTURED_ABSORBED = ("fa3", "flashinfer", "flashmla", "triton")
 
 
 class Observer(Protocol):
@@ -87,7 +90,9 @@ class ForwardPath:
         with ExitStack() as stack:
             if planned.gap is not None:
                 self.move_rows(planned.gap)
-                stack.enter_context(_eager_prefill(runner))
+                is_latent = self.splicer.view.kind is PoolKind.MLA
+                replays = replays_gaps(runner, len(planned.gap.owners), is_latent=is_latent)
+                stack.enter_context(_prefill_path(runner, replays=replays))
                 stack.enter_context(planned.gap.narrowed(batch, runner))
                 self._running = planned.gap
                 stack.callback(setattr, self, "_running", None)
@@ -127,9 +132,32 @@ def hand_over(forward_batch: ForwardBatch, gap: GapBatch) -> None:
     setattr(forward_batch, _ATTRIBUTE, _Pass(gap))
 
 
+def replays_gaps(runner: ModelRunner, num_sequences: int, *, is_latent: bool) -> bool:
+    """Whether the runner's captured prefill graphs compute a gap batch rightly, if they take as many tokens.
+
+    A breakable graph runs attention eagerly, on metadata of the batch at hand, and what it captured does not know of
+    sequences. A full graph has the number of sequences in it.
+
+    Args:
+        runner: SGLang's model runner.
+        num_sequences: of the gap batch.
+        is_latent: MLA; captured with the absorbed query, as a gap batch needs it, by some backends only.
+    """
+    captured: Any = runner.prefill_cuda_graph_runner
+    return (
+        getattr(captured, "prefill_backend_name", None) == "breakable"
+        # The runner's static buffers have a place for each row of the request pool.
+        and num_sequences <= captured.max_bs
+        # Adapters of a gap batch are laid out for other lengths than those of its sequences.
+        and runner.lora_manager is None
+        and (not is_latent or runner.prefill_attention_backend_str in _CAPTURED_ABSORBED)
+    )
+
+
 @contextmanager
-def _eager_prefill(runner: ModelRunner) -> Iterator[None]:
-    """Run eagerly and, with FlashInfer, over paged KV: the captured and ragged paths assume whole extends."""
+def _prefill_path(runner: ModelRunner, *, replays: bool) -> Iterator[None]:
+    """Run eagerly unless captured graphs replay gaps, and with FlashInfer over paged KV: its ragged path assumes whole
+    extends."""
     from sglang.srt.environ import envs
 
     captured = runner.prefill_cuda_graph_runner
@@ -138,7 +166,8 @@ def _eager_prefill(runner: ModelRunner) -> Iterator[None]:
     candidates = (served, getattr(served, "prefill_backend", None))
     flashinfer = next((backend for backend in candidates if hasattr(backend, "use_paged")), None)
     paged = getattr(flashinfer, "use_paged", None)
-    runner.prefill_cuda_graph_runner = None
+    if not replays:
+        runner.prefill_cuda_graph_runner = None
     if flashinfer is not None:
         flashinfer.use_paged = True
     try:

@@ -1,0 +1,125 @@
+"""Gap batches through SGLang's own runner of breakable prefill graphs, in a process of its own; no device.
+
+A replay computes again what was captured, with the batch of the capture, and only what a breakable graph leaves out of
+its segments (attention) sees the batch at hand, as on a device. Not a test: `test_prefill_graph.py` starts it. Prints
+one JSON object.
+
+    python -m tests.adapter.prefill_graph_driver MODEL
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import torch
+
+from sglang_pic.adapter.serve import forward
+from sglang_pic.adapter.startup.self_test import run_self_test
+from sglang_pic.config import PicConfig
+from sglang_pic.runtime import read_geometry, view_pool
+from sglang_pic.runtime.splice import Splicer
+
+BUCKETS = [32, 64, 128, 256, 512]
+
+
+def capturing_runner(runner: Any) -> Any:
+    """SGLang's `PrefillCudaGraphRunner` for `runner`, with a backend that replays without CUDA."""
+    from sglang.srt.model_executor.runner import prefill_cuda_graph_runner as module
+    from sglang.srt.runtime_context import get_exec
+
+    class Replays(module.BreakableCudaGraphBackend):  # type: ignore[misc, name-defined]
+        """Keeps the captured batches; `served` are the tokens of each replay."""
+
+        def __init__(self, graphs: Any) -> None:
+            self._graphs_of, self.batches, self.served = graphs, {}, []
+
+        @contextmanager
+        def capture_session(self, stream: object) -> Iterator[None]:
+            with self.replay_session():
+                yield
+
+        def capture_one(self, shape_key: Any, forward_fn: Callable[[], object], **_: object) -> None:
+            self.batches[shape_key] = inspect.getclosurevars(forward_fn).nonlocals["forward_batch"]
+            forward_fn()
+
+        def can_run(self, _: object, shape_key: Any) -> bool:
+            return shape_key in self.batches
+
+        def replay(self, shape_key: Any, static_forward_batch: Any, **_: object) -> Any:
+            captured = self.batches[shape_key]
+            self.served.append((static_forward_batch.extend_num_tokens, static_forward_batch.batch_size))
+            body = self._graphs_of.layer_model
+            return type(body).forward(body, captured.input_ids, captured.positions, captured)
+
+    module.resolve_prefill_backend = Replays
+    module.graph_capture = lambda **_: _context(SimpleNamespace(stream=None))
+    module.get_or_create_global_graph_capture_stream = lambda: None
+    module.PrefillCudaGraphRunner.warmup = lambda _: None
+    # What only the compiled backend looks at.
+    for layers in ("attention_layers", "mha_companion_layers", "moe_layers", "moe_fusions"):
+        setattr(runner, layers, [])
+    # On a device the logits have a place of their own.
+    runner.graph_shared_output = SimpleNamespace(
+        max_rows=512, get_logits_buffer=lambda vocabulary, rows: torch.full((rows, vocabulary), torch.nan)
+    )
+    prefill = get_exec().graph.cuda_graph_config.prefill
+    prefill.backend, prefill.bs = "breakable", BUCKETS
+    return module.PrefillCudaGraphRunner(runner)
+
+
+@contextmanager
+def _context(value: object) -> Iterator[object]:
+    yield value
+
+
+def run_cases(runner: Any) -> dict[str, object]:
+    """The self-test, with graphs that take its gap batches and with graphs that do not, and what was replayed."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    view, geometry = view_pool(runner.token_to_kv_pool), read_geometry(runner.model, max_shift=8_192)
+    splicer = Splicer(view, geometry)
+    forward.ForwardPath(splicer).install()
+    HookRegistry.apply_hooks()
+
+    def test() -> object:
+        with torch.no_grad():
+            return run_self_test(runner, splicer, PicConfig(), tokenizer=None, max_gaps=32, tp_group=None)
+
+    runner.prefill_cuda_graph_runner = graphs = capturing_runner(runner)
+    results: dict[str, object] = {}
+    for name, most in (("replayed", graphs.max_bs), ("too many sequences", 1)):
+        graphs.max_bs = most
+        graphs.backend.served.clear()
+        results[name] = {"test": test(), "replays": list(graphs.backend.served)}
+    return results
+
+
+def main(model: str) -> None:
+    """Load the model as SGLang's own benchmark of one batch does, and run the cases in its place."""
+    from sglang.benchmark import one_batch
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import ServerArgs
+
+    load_plugins()
+    load_model = one_batch.load_model
+
+    def run(*args: Any) -> None:
+        bench_runner, _ = load_model(*args)
+        print(msgspec.json.encode(run_cases(bench_runner.torch_runner)).decode(), flush=True)
+        raise SystemExit(0)
+
+    one_batch.load_model = run
+    args = ServerArgs(
+        model_path=model, device="cpu", dtype="float32", page_size=1, max_total_tokens=1_600, max_running_requests=8
+    )
+    one_batch.main(args, one_batch.BenchArgs())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
