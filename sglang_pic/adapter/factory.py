@@ -35,13 +35,13 @@ from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.startup import metrics as startup_metrics
-from sglang_pic.adapter.startup.calibration import calibrate, report
+from sglang_pic.adapter.startup.calibration import calibrate
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.adapter.startup.self_test import log_result, run_self_test
 from sglang_pic.adapter.startup.tokenizer import Tokenizer, delimiters_of, read_tokenizer, texts_of
 from sglang_pic.adapter.support import check_support, max_sequences
 from sglang_pic.config import PicConfig, load_config
-from sglang_pic.core import ContentIndex, CostModel, Lexicon
+from sglang_pic.core import ContentIndex, CostModel, Lexicon, costs
 from sglang_pic.runtime.rope import read_geometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import view_pool
@@ -151,7 +151,7 @@ def _read_costs(ctx: BuildContext, config: PicConfig, splicer: Splicer, max_sequ
             max_tokens=chunk if chunk > 0 else schedule.max_prefill_tokens,
             tp_group=ctx.tp_group,
         )
-    report(cost, ctx.model_config.context_len)
+    costs.report(cost, ctx.model_config.context_len)
     return cost
 
 

@@ -17,8 +17,9 @@ with warnings.catch_warnings():
     pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
 
 from sglang_pic.adapter.serve.forward import ForwardPath
-from sglang_pic.adapter.startup.calibration import calibrate, report
+from sglang_pic.adapter.startup.calibration import calibrate
 from sglang_pic.core import CostModel
+from sglang_pic.core.costs import report
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
@@ -49,7 +50,9 @@ class Machine:
         self._noise, self._random, self.now_us = noise, random.Random(0), 0.0
         self.passes: list[tuple[int, int, bool]] = []
         self.geometry = SimpleNamespace(max_shift=8_192)
-        self.view = SimpleNamespace(device=torch.device("cpu"), page_size=1, num_slots=65_536, fill=lambda *_: None)
+        self.view = SimpleNamespace(
+            device=torch.device("cpu"), kind=None, page_size=1, num_slots=65_536, fill=lambda *_: None
+        )
         self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros((3, 32_768), dtype=torch.int32))
         self.token_to_kv_pool_allocator = SimpleNamespace(size=65_535)
         self.path = ForwardPath(self)  # type: ignore[arg-type]

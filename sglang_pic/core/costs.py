@@ -1,0 +1,142 @@
+"""What the cost gate learns from timed passes, and which passes it asks for; whoever owns the model times them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from sglang_pic.core.plan import CostModel
+
+logger = logging.getLogger(__name__)
+
+FEW_TOKENS = 16
+"""Tokens that the shortest passes compute."""
+_GROWTH = 4
+_LONG_ENOUGH_US = 100_000.0
+"""No longer pass is tried after one like this: a CPU gets there with 64 to 256 tokens, an H100 with thousands."""
+_MOST = 8_192
+_SEQUENCES = 8
+"""Gaps of a pass with many."""
+_ROWS = (256, 2_048)
+
+
+class Timing(NamedTuple):
+    """The shortest of several times, and how far the middle one is above it, in microseconds."""
+
+    us: float
+    noise_us: float
+
+    @classmethod
+    def of(cls, times_us: Sequence[float]) -> Timing:
+        """Whatever else runs on a machine only adds to a time."""
+        ordered = sorted(times_us)
+        return cls(ordered[0], ordered[len(ordered) // 2] - ordered[0])
+
+    def exceeds(self, other: Timing) -> bool:
+        """Whether it is longer by more than noise can make it."""
+        return self.us - other.us > 2 * max(self.noise_us, other.noise_us)
+
+
+class GapTimings(NamedTuple):
+    """A pass with one gap, one with more, both over `FEW_TOKENS`, and what goes on around the first."""
+
+    one: Timing
+    many: Timing
+    around: Timing
+
+
+class Stopwatch(Protocol):
+    """Times work of the live model; ranks that must plan alike give the same answers."""
+
+    def prefill(self, num_tokens: int) -> Timing:
+        """A prefill of `num_tokens` without splices."""
+
+    def splice(self, num_rows: int) -> Timing:
+        """A copy of `num_rows` rows."""
+
+    def gaps(self, num_gaps: int) -> GapTimings:
+        """Passes with one gap and with `num_gaps`, on the way of gap batches."""
+
+
+def learn_costs(stopwatch: Stopwatch, *, max_tokens: int, max_rows: int, max_gaps: int) -> CostModel:
+    """Learn what passes cost.
+
+    Args:
+        stopwatch: times them.
+        max_tokens: most tokens of one pass.
+        max_rows: most rows of one copy.
+        max_gaps: most gaps of one pass, 2 or more.
+    """
+    passes = _time_passes(stopwatch, max_tokens)
+    computed_token_us = _token_cost(passes, what="computed token")
+    few, shortest = passes[0]
+    rows = [(num_rows, stopwatch.splice(num_rows)) for num_rows in sorted({min(n, max_rows) for n in _ROWS})]
+    num_gaps = min(_SEQUENCES, max_gaps)
+    one, many, around = stopwatch.gaps(num_gaps)
+    floor_us = max(0.0, shortest.us - few * computed_token_us)
+    return CostModel(
+        computed_token_us=computed_token_us,
+        spliced_token_us=_token_cost(rows),
+        gap_us=max(0.0, many.us - one.us) / (num_gaps - 1),
+        request_us=around.us,
+        floor_us=floor_us,
+        gap_floor_us=max(floor_us, one.us - around.us - few * computed_token_us),
+    )
+
+
+def report(cost: CostModel, context_len: int) -> None:
+    """Log from how many tokens on a run is taken, and warn where none ever is."""
+    costs = (
+        f"a computed token takes {cost.computed_token_us:.3g} us, a spliced one {cost.spliced_token_us:.3g}, a gap "
+        f"{cost.gap_us:.3g}, a splice {cost.request_us:.3g}, the shortest pass {cost.floor_us:.4g} and with gaps "
+        f"{cost.gap_floor_us:.4g}"
+    )
+    if cost.shortest_run(context_len) is None:
+        logger.warning(
+            "sglang_pic: the cost gate will reject every run, up to the context's %d tokens: %s. Nothing will be "
+            'spliced; set cost_gate to "off", or to costs of your own, to splice all the same.',
+            context_len,
+            costs,
+        )
+        return
+    shortest = {n: cost.shortest_run(n) for n in (512, 2_048, 8_192, 32_768) if n <= context_len}
+    taken = ", ".join(f"{'none' if run is None else run} of {n}" for n, run in shortest.items())
+    logger.info("sglang_pic: cost gate: %s; shortest run worth splicing alone, in tokens: %s", costs, taken)
+
+
+def _time_passes(stopwatch: Stopwatch, max_tokens: int) -> list[tuple[int, Timing]]:
+    """Prefills of ever more tokens, until a pass is long or has as many as the server computes at once."""
+    most = max(2 * FEW_TOKENS, min(max_tokens, _MOST))
+    passes = [(FEW_TOKENS, stopwatch.prefill(FEW_TOKENS))]
+    while passes[-1][0] < most and (len(passes) < 2 or passes[-1][1].us < _LONG_ENOUGH_US):
+        num_tokens = min(passes[-1][0] * _GROWTH, most)
+        passes.append((num_tokens, stopwatch.prefill(num_tokens)))
+    return passes
+
+
+def _token_cost(timings: Sequence[tuple[int, Timing]], *, what: str = "") -> float:
+    """What a token more costs where there are many; warns, if `what` is given, where that is within noise."""
+    many, longest = timings[-1]
+    mean_us = longest.us / many
+    if len(timings) < 2:
+        return mean_us
+    fewer, long = timings[-2]
+    if not longest.exceeds(long):
+        if what:
+            logger.warning(
+                "sglang_pic: the cost of a %s is within noise: %d tokens take %.3g ms, %d take %.3g, give or take "
+                "%.2g. The cost gate counts %.3g us, the mean of the longer pass.",
+                what,
+                fewer,
+                long.us / 1e3,
+                many,
+                longest.us / 1e3,
+                2e-3 * max(long.noise_us, longest.noise_us),
+                mean_us,
+            )
+        return mean_us
+    if len(timings) > 2 and not long.exceeds(timings[0][1]):
+        # The shorter pass waits for launches or weights, so the line through both is too flat.
+        return mean_us
+    return (longest.us - long.us) / (many - fewer)
