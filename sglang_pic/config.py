@@ -33,7 +33,8 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     (with `"request_us"`, `"floor_us"` and `"gap_floor_us"` where they are not 0)."""
     self_test: Literal["warn", "off", "refuse"] = "warn"
     """What happens at start-up if the model does not take splices of built-in prompts: `"warn"` logs it, `"refuse"`
-    stops the server, `"off"` does not test."""
+    stops the server, `"off"` does not test. A splice that is wrong, whatever the model makes of it, stops the server in
+    any case: rows and a gap batch are checked with `"off"`, too."""
     # SmolLM2 measures KL 0.03 and keys 0.18, with keys left unrotated 1.3 and 1.0, with a base a tenth off 0.8 and 0.7
     # (bf16). Random weights take no splice from another context: 1.6 to 2.7 and 0.63 to 0.65.
     self_test_kl_limit: Annotated[float, Range(0)] = 0.25

@@ -184,16 +184,19 @@ def _checked_splicer(ctx: BuildContext, audit: Audit | None) -> Splicer:
     ForwardPath(splicer, [] if audit is None else [audit_hooks.FirstTokens(audit)]).install()
     apply_hooks()
     started_at = time.perf_counter()
-    rows = check_rows(runner, splicer, ctx.tp_group)
+    rows, gaps = check_rows(runner, splicer, max_sequences(runner), ctx.tp_group)
     logger.info(
         "sglang_pic: %s pool, %d layers: moved rows differ from computed ones by a relative L2 of %.1e (keys of the "
-        "first layer), %.1e (keys of any layer; unmoved %.1e), %.1e (values and latent rows); checked in %.0f ms",
+        "first layer), %.1e (keys of any layer; unmoved %.1e), %.1e (values and latent rows), those of a gap batch by "
+        "%.1e (first layer) and behind splices by %.3f of what splices do there; checked in %.0f ms",
         view.kind.value,
         view.num_layers,
         rows.first_keys,
         rows.keys,
         rows.unmoved_keys,
         rows.rest,
+        gaps.first,
+        gaps.unread,
         1e3 * (time.perf_counter() - started_at),
     )
     if rows.noisy_layers:

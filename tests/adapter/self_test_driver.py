@@ -18,13 +18,14 @@ import torch
 from pic_kernels import RopeParams
 
 from sglang_pic.adapter.hooks import apply_hooks
-from sglang_pic.adapter.serve.forward import ForwardPath
+from sglang_pic.adapter.serve.forward import ForwardPath, hand_over
+from sglang_pic.adapter.startup import self_test
 from sglang_pic.adapter.startup.self_test import run_self_test
 from sglang_pic.config import PicConfig
 from sglang_pic.core import CoreConfig
 from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
-from sglang_pic.runtime.checks.spliced_prompts import SelfTest
 from sglang_pic.runtime.splice import Splicer
+from sglang_pic.runtime.views import PoolView
 
 MSCALE = 0.1 * torch.tensor(4.0).log().item() + 1
 """YaRN's magnitude for a context four times as long, as Qwen3 and others set it: 1.139."""
@@ -56,7 +57,22 @@ def changed(geometry: RopeGeometry, change: Callable[[RopeParams], RopeParams]) 
     return dataclasses.replace(geometry, params=tuple(change(rope) for rope in geometry.params))
 
 
-def run_cases(runner: Any, tokenizer: Any, wanted: Sequence[str]) -> dict[str, SelfTest | bool]:
+class PageEnds:
+    """Looks behind the prompt of every pass of the self-test, to the end of its last page: a kernel may read there."""
+
+    def __init__(self, view: PoolView, table: torch.Tensor) -> None:
+        self.view, self.table, self.forward = view, table, self_test.trial_forward
+        self.num_read = self.num_nan = 0
+
+    def __call__(self, runner: Any, batch: Any) -> Any:
+        last, size = int(self.table[0, int(batch.seq_lens[-1]) - 1]), self.view.page_size
+        behind = torch.arange(last + 1, last - last % size + size)
+        self.num_read += len(behind)
+        self.num_nan += int(sum(self.view.read(keys, behind).isnan().sum() for keys in self.view.keys))
+        return self.forward(runner, batch)
+
+
+def run_cases(runner: Any, tokenizer: Any, wanted: Sequence[str]) -> dict[str, Any]:
     """The self-test of each splicer on one runner, with neither of the other start-up checks before it."""
     view, geometry = view_pool(runner.token_to_kv_pool), read_geometry(runner.model, max_shift=8_192)
     healthy, default = Splicer(view, geometry), PicConfig()
@@ -65,7 +81,8 @@ def run_cases(runner: Any, tokenizer: Any, wanted: Sequence[str]) -> dict[str, S
     apply_hooks()
     table = runner.req_to_token_pool.req_to_token
     before = [buffer.clone() for buffer in (*view.keys, *view.values, table)]
-    results: dict[str, SelfTest | bool] = {}
+    results: dict[str, Any] = {}
+    ends = self_test.trial_forward = PageEnds(view, table)  # type: ignore[assignment]
     for name, splicer, config, words in (
         ("healthy", healthy, default, tokenizer),
         ("no tokenizer", healthy, default, None),
@@ -79,12 +96,18 @@ def run_cases(runner: Any, tokenizer: Any, wanted: Sequence[str]) -> dict[str, S
             continue
         path.splicer = splicer
         results[name] = run_self_test(runner, splicer, config, tokenizer=words, max_gaps=32, tp_group=None)
+    if not wanted or "not hooked" in wanted:
+        # What a server without our wrapper of the forward pass would do: the prompt is computed as it is given.
+        self_test.hand_over = lambda *_: None
+        results["not hooked"] = run_self_test(runner, healthy, default, tokenizer=None, max_gaps=32, tp_group=None)
+        self_test.hand_over = hand_over
     if not wanted or "small pool" in wanted:
         small = dataclasses.replace(view, num_slots=view.page_size + 512)
         results["small pool"] = run_self_test(
             runner, Splicer(small, geometry), default, tokenizer=tokenizer, max_gaps=32, tp_group=None
         )
     after = (*view.keys, *view.values, table)
+    results["page ends"] = {"read": ends.num_read, "nan": ends.num_nan}
     results["left as found"] = all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
     return results
 

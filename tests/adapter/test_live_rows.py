@@ -1,4 +1,5 @@
-"""The start-up check of real rows through SGLang's own batch: what the runner is asked for, and what is left."""
+"""The start-up checks of real rows through SGLang's own batch: what the runner is asked for, what is left, and what a
+runner that does not compute gap batches is told."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ with warnings.catch_warnings():
     factory = pytest.importorskip("sglang.srt.layers.rotary_embedding.factory")
     memory_pool = pytest.importorskip("sglang.srt.mem_cache.memory_pool")
 
+from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
@@ -28,16 +30,21 @@ pytestmark = pytest.mark.usefixtures("no_groups")
 class RadixAttention(nn.Module):
     """SGLang's is recognised by this name; the real one needs a running server."""
 
-    layer_id = 0
+    def __init__(self, layer_id: int) -> None:
+        super().__init__()
+        self.layer_id = layer_id
 
 
 class Runner:
-    """SGLang's model runner with one layer, whose rows depend on token and position."""
+    """SGLang's model runner with two layers of attention that follows the page table, a splice path around it."""
 
     device = "cpu"
     spec_algorithm = None
     lora_manager = None
     shared_read_done_event = None
+    prefill_cuda_graph_runner = None
+    attn_backend = None
+    prefill_attention_backend_str = "by hand"
 
     def __init__(self, page_size: int = 1, size: int = 256) -> None:
         self.token_to_kv_pool = memory_pool.MHATokenToKVPool(
@@ -46,7 +53,7 @@ class Runner:
             dtype=torch.bfloat16,
             head_num=2,
             head_dim=64,
-            layer_num=1,
+            layer_num=2,
             device="cpu",
             enable_memory_saver=False,
         )
@@ -55,22 +62,54 @@ class Runner:
         self.kv_index_translator = SimpleNamespace(own_plan=lambda batch: SimpleNamespace(bind=lambda *_: None))
         self.rotary = factory.get_rope(64, 64, 9_000, 10_000, True, None, dtype=torch.float32)
         self.embedding = torch.randn((1_000, 2, 64), generator=torch.Generator().manual_seed(0))
-        self.model = nn.Module()
-        self.model.rotary_emb, self.model.attn = self.rotary, RadixAttention()
+        self.model = nn.ModuleList(
+            nn.ModuleDict({"rotary_emb": self.rotary, "attn": RadixAttention(layer)}) for layer in range(2)
+        )
         self.positions: list[int] = []
+        self.path: ForwardPath | None = None
+        self.reads_prefix = True
 
-    def forward(self, batch: Any) -> None:
-        """Write the rows; the page table must name the slots that are written."""
-        slots = batch.out_cache_loc
-        (row,) = batch.req_pool_indices.tolist()
-        assert self.req_to_token_pool.req_to_token[row, : len(slots)].tolist() == slots.tolist()
-        assert batch.extend_prefix_lens.tolist() == [0]
-        assert batch.seq_lens.tolist() == [len(slots)]
+    def forward(self, batch: Any) -> Any:
+        if self.path is None:
+            return self.compute(batch)
+        return self.path._forward(lambda _, batch: self.compute(batch), self, batch)  # type: ignore[arg-type]
+
+    def compute(self, batch: Any) -> Any:
+        """Write the rows of both layers; the second one's come from the first one's attention."""
+        table, slots, pool = self.req_to_token_pool.req_to_token, batch.out_cache_loc, self.token_to_kv_pool
         self.positions.append(int(batch.positions[0]))
-        raw = self.embedding[batch.input_ids]
-        _, keys = self.rotary.forward_native(batch.positions, raw.clone(), raw.clone())
-        self.token_to_kv_pool.k_buffer[0][slots] = keys.view_as(raw).bfloat16()
-        self.token_to_kv_pool.v_buffer[0][slots] = raw.bfloat16()
+        hidden = self.embedding[batch.input_ids]
+        for layer in range(2):
+            _, keys = self.rotary.forward_native(batch.positions, hidden.clone(), hidden.clone())
+            queries, keys = keys.view_as(hidden), keys.view_as(hidden)
+            pool.k_buffer[layer][slots], pool.v_buffer[layer][slots] = keys.bfloat16(), hidden.bfloat16()
+            outputs, first = [], 0
+            for row, prefix, new in zip(
+                batch.req_pool_indices.tolist(),
+                batch.extend_prefix_lens.tolist(),
+                batch.extend_seq_lens.tolist(),
+                strict=True,
+            ):
+                seen = table[row, : prefix + new].long()
+                assert seen[prefix:].tolist() == slots[first : first + new].tolist(), (
+                    "the page table names what is written"
+                )
+                k, v = pool.k_buffer[layer][seen].float(), pool.v_buffer[layer][seen].float()
+                mask = torch.full((new, prefix + new), -torch.inf).triu(prefix + 1)
+                if not self.reads_prefix:
+                    mask[:, :prefix] = -torch.inf
+                scores = torch.einsum("qhd,khd->hqk", queries[first : first + new], k) / 8 + mask
+                outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
+                first += new
+            hidden = hidden + torch.cat(outputs)
+        logits = torch.zeros(batch.batch_size if self.path is None else 1, 4)
+        return SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=logits))
+
+    def splicer(self, geometry: RopeGeometry | None = None) -> Splicer:
+        """As a server has it, in the path of its forward passes."""
+        splicer = Splicer(view_pool(self.token_to_kv_pool), geometry or geometry_of(self))
+        self.path = ForwardPath(splicer)
+        return splicer
 
 
 def geometry_of(runner: Runner) -> RopeGeometry:
@@ -78,15 +117,17 @@ def geometry_of(runner: Runner) -> RopeGeometry:
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_passes_and_leaves_nothing_behind(page_size: int) -> None:
+@pytest.mark.parametrize("max_sequences", [2, 48])
+def test_passes_and_leaves_nothing_behind(page_size: int, max_sequences: int) -> None:
     runner = Runner(page_size)
     pool, table = runner.token_to_kv_pool, runner.req_to_token_pool.req_to_token
     before = [buffer.clone() for buffer in (*pool.k_buffer, *pool.v_buffer, table)]
-    errors = check_rows(runner, Splicer(view_pool(pool), geometry_of(runner)), None)
-    assert errors.keys < 5e-3
-    assert errors.rest == 0
+    errors, gaps = check_rows(runner, runner.splicer(), max_sequences, None)
+    assert errors.first_keys < 5e-3
     assert errors.unmoved_keys > 0.5
-    assert runner.positions == [0, 1, 17, 1_000, 8_000, 8_000]
+    assert (gaps.first < 5e-3, gaps.unread < 0.1) == (True, True)
+    # Moved rows, then a gap batch, its donors and the same in full with the right tokens and with wrong ones.
+    assert runner.positions == [0, 1, 17, 1_000, 8_000, 8_000, 0, 8_000, 0, 0]
     for buffer, old in zip((*pool.k_buffer, *pool.v_buffer, table), before, strict=True):
         assert torch.equal(buffer, old)
 
@@ -95,15 +136,51 @@ def test_a_wrong_rotation_stops_and_leaves_nothing_behind() -> None:
     runner = Runner()
     pool, geometry = runner.token_to_kv_pool, geometry_of(runner)
     before = pool.k_buffer[0].clone()
-    (rope,) = geometry.params
-    wrong = dataclasses.replace(geometry, params=(dataclasses.replace(rope, inv_freq=rope.inv_freq * 1.02),))
+    wrong = dataclasses.replace(
+        geometry,
+        params=tuple(dataclasses.replace(rope, inv_freq=rope.inv_freq * 1.02) for rope in geometry.params),
+    )
     with pytest.raises(ContractError, match=r"^layer 0: keys moved by"):
-        check_rows(runner, Splicer(view_pool(pool), wrong), None)
+        check_rows(runner, runner.splicer(wrong), 48, None)
     assert torch.equal(pool.k_buffer[0], before)
     assert not runner.req_to_token_pool.req_to_token.any()
+
+
+def test_a_forward_pass_that_does_not_splice_stops() -> None:
+    """It computes the whole batch from the tokens that it is given, and nothing else shows that rows were not moved."""
+    runner = Runner()
+    splicer = runner.splicer()
+    runner.path = None
+    with pytest.raises(ContractError, match=r"^layer 0: rows of a gap batch .* does not execute splices here"):
+        check_rows(runner, splicer, 48, None)
+
+
+def test_rows_that_are_not_moved_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner()
+    splicer = runner.splicer()
+    monkeypatch.setattr(runner.path, "move_rows", lambda gap: gap.locks.close())
+    with pytest.raises(ContractError, match=r"^layer 0: rows of a gap batch .* L2 of inf"):
+        check_rows(runner, splicer, 48, None)
+
+
+def test_a_backend_that_does_not_read_what_was_spliced_is_refused() -> None:
+    """Its rows of the first layer are right: they depend on their own tokens."""
+    runner = Runner()
+    runner.reads_prefix = False
+    with pytest.raises(UnsupportedError, match=r"backend 'by hand' .*tokens behind a splice do not read its rows"):
+        check_rows(runner, runner.splicer(), 48, None)
+
+
+def test_logits_of_every_gap_instead_of_every_request_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner()
+    logits = SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=torch.zeros(3, 4)))
+    compute = runner.compute
+    monkeypatch.setattr(runner, "compute", lambda batch: (compute(batch), logits)[1])
+    with pytest.raises(ContractError, match=r"gap batch of one request gave 3 rows of logits"):
+        check_rows(runner, runner.splicer(), 48, None)
 
 
 def test_a_pool_too_small_says_how_large_it_must_be() -> None:
     runner = Runner(page_size=64, size=128)
     with pytest.raises(UnsupportedError, match=r"KV pool of 128 tokens .*--max-total-tokens 192 or more"):
-        check_rows(runner, Splicer(view_pool(runner.token_to_kv_pool), geometry_of(runner)), None)
+        check_rows(runner, runner.splicer(), 48, None)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # Model, dtype, page size.
 _SETUPS = [("tiny-gqa", "float32", 16), ("tiny-gqa", "bfloat16", 1), ("tiny-mla", "bfloat16", 16)]
 _FAULTS = ["wrong base", "wrong layout", "mscale twice"]
-_CASES = ["healthy", "no tokenizer", *_FAULTS, "nothing to splice", "small pool"]
+_CASES = ["healthy", "no tokenizer", *_FAULTS, "not hooked", "nothing to splice", "small pool"]
 
 
 def drive(model: Path, dtype: str, page_size: int, *wanted: str) -> dict[str, Any]:
@@ -47,6 +47,7 @@ def test_a_right_splicer_is_exact_and_leaves_nothing_behind(results: dict[str, A
         assert measured["moved"]["key_error"] < 0.03
         assert measured["naive"]["first_key_error"] > 0.5
         assert measured["reordered"]["kl_nats"] < 0.7 * measured["naive"]["kl_nats"]
+        assert results[case]["is_exact"]
     assert all("reordered" in reason for reason in results["healthy"]["reasons"])
     assert results["left as found"]
 
@@ -57,6 +58,12 @@ def test_a_wrong_splicer_is_caught(results: dict[str, Any], fault: str) -> None:
     assert results[fault]["verdict"] == "failed"
     assert results[fault]["reasons"][0].startswith("first-layer keys of moved prompts")
     assert "Rows are not moved as this model needs it" in results[fault]["reasons"][0]
+    assert not results[fault]["is_exact"]
+
+
+def test_a_pass_that_does_not_splice_is_no_exact_splice(results: dict[str, Any]) -> None:
+    """It computes the whole prompt, which would be right if it were given the prompt."""
+    assert (results["not hooked"]["verdict"], results["not hooked"]["is_exact"]) == ("failed", False)
 
 
 def test_a_prompt_of_which_the_settings_leave_nothing_is_skipped_with_the_reason(results: dict[str, Any]) -> None:
@@ -72,12 +79,16 @@ def test_a_pool_too_small_is_skipped_with_the_size_it_needs(results: dict[str, A
 
 
 def test_a_trained_model_takes_splices_from_another_context(model_dir: Callable[[str], Path]) -> None:
-    results = drive(model_dir("smollm2"), "bfloat16", 1, "healthy", "tight limits", "mscale twice")
+    results = drive(model_dir("smollm2"), "bfloat16", 16, "healthy", "tight limits", "mscale twice")
     healthy = results["healthy"]
     assert healthy["verdict"] == "passed", healthy["reasons"]
     assert healthy["measured"]["reordered"]["same_top1"] == 3
     assert healthy["measured"]["naive"]["kl_nats"] > 10 * healthy["measured"]["reordered"]["kl_nats"]
     assert results["tight limits"]["verdict"] == "failed"
     assert all("reordered" in reason for reason in results["tight limits"]["reasons"])
+    assert results["tight limits"]["is_exact"], "a matter of tolerance"
     # The smallest of the faults; the tiny models show the others.
     assert results["mscale twice"]["verdict"] == "failed"
+    assert not results["mscale twice"]["is_exact"]
+    assert results["page ends"]["read"] > 0, "prompts that end inside a page"
+    assert results["page ends"]["nan"] == 0

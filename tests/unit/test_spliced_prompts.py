@@ -11,13 +11,14 @@ import rope_models as models
 import torch
 
 from sglang_pic.config import PicConfig, read_config
-from sglang_pic.errors import ConfigError
+from sglang_pic.errors import ConfigError, UnsupportedError
 from sglang_pic.runtime import read_geometry, view_pool
 from sglang_pic.runtime.checks.spliced_prompts import (
     MOVED_KL_LIMITS,
     OperatorLimits,
     Outcome,
     PromptPass,
+    SelfTest,
     judge_prompts,
     measure_prompt,
 )
@@ -28,9 +29,11 @@ GOOD = (0.001, 0.0, 0.001, 0.002)
 NAIVE = (3.0, 1.0, 1.4, 1.4)
 
 
-def verdict(moved: tuple[float, ...] = GOOD, reordered: tuple[float, ...] = GOOD, naive: tuple[float, ...] = NAIVE):
+def verdict(
+    moved: tuple[float, ...] = GOOD, reordered: tuple[float, ...] = GOOD, elsewhere: tuple[float, ...] = GOOD
+) -> SelfTest:
     """Of two prompts that measured the same."""
-    measured = torch.tensor([[moved, reordered, naive]] * 2, dtype=torch.float64)
+    measured = torch.tensor([[moved, reordered, NAIVE, elsewhere]] * 2, dtype=torch.float64)
     return judge_prompts(measured, LIMITS, dtype=torch.bfloat16, seconds=0.5)
 
 
@@ -48,7 +51,6 @@ def test_within_all_limits_it_passes_whatever_the_naive_splice_did() -> None:
     ("moved", "reordered", "reason"),
     [
         ((0.001, 0, 0.03, 0.03), GOOD, "first-layer keys of moved prompts: relative L2 0.03, allowed is 0.02 for bf"),
-        ((0.001, 0, 0.001, 0.3), GOOD, "keys of moved prompts: relative L2 0.3, allowed is 0.25 for bf"),
         ((0.2, 0, 0.001, 0.001), GOOD, "moved prompts: KL of the first token 0.2, allowed is 0.1 for bf"),
         (GOOD, (0.001, 0, 0.03, 0.03), "first-layer keys of reordered blocks: relative L2 0.03, allowed is 0.02 for"),
         (GOOD, (0.001, 0, 0.001, 0.6), "keys of reordered blocks: relative L2 0.6, allowed is 0.5 (unrotated 1.4)"),
@@ -60,12 +62,39 @@ def test_each_measure_has_its_limit(moved: tuple[float, ...], reordered: tuple[f
     assert result.verdict is Outcome.FAILED
     (found,) = result.reasons
     assert found.startswith(reason)
+    assert result.is_exact == ("unrotated" in reason), "the other limits are the operator's"
     assert "--radix-cache-backend pic" in found, "a line says what to do"
+
+
+def test_a_deep_model_is_not_refused_for_what_it_does_between_positions() -> None:
+    """Keys of deeper layers say nothing about a splice; the first token's distribution is measured against itself."""
+    assert verdict(moved=(0.3, 0, 0.001, 0.6), elsewhere=(0.2, 0, 0, 0)).passed
+    for moved_kl, elsewhere_kl in ((0.3, 0.05), (1.2, 0.9), (1e9, 1e9)):
+        result = verdict(moved=(moved_kl, 0, 0.001, 0.6), elsewhere=(elsewhere_kl, 0, 0, 0))
+        assert not result.is_exact
+        assert result.reasons[0].startswith("moved prompts: KL of the first token")
+
+
+@pytest.mark.parametrize("setting", ["warn", "refuse"])
+def test_a_splice_that_is_not_exact_stops_the_server_whatever_the_setting(setting: str) -> None:
+    pytest.importorskip("sglang")
+    from sglang_pic.adapter.startup.self_test import log_result
+
+    config = read_config(f'{{"self_test": "{setting}"}}')
+    log_result(verdict(), config)
+    with pytest.raises(UnsupportedError, match=r"^self-test failed: first-layer keys of moved prompts"):
+        log_result(verdict(moved=(0.001, 0, 0.03, 0.03)), config)
+    not_taken = verdict(reordered=(1.5, 1, 0.001, 0.4))
+    if setting == "refuse":
+        with pytest.raises(UnsupportedError, match=r"^self-test failed: reordered blocks"):
+            log_result(not_taken, config)
+    else:
+        log_result(not_taken, config)
 
 
 def test_one_bad_prompt_is_enough_for_keys_and_the_mean_counts_for_kl() -> None:
     bad = [(1.5, 1.0, 0.001, 0.6)]
-    rows = torch.tensor([[GOOD, GOOD, NAIVE], [GOOD, *bad, NAIVE]], dtype=torch.float64)
+    rows = torch.tensor([[GOOD, GOOD, NAIVE, GOOD], [GOOD, *bad, NAIVE, GOOD]], dtype=torch.float64)
     result = judge_prompts(rows, LIMITS, dtype=torch.bfloat16, seconds=0.0)
     assert len(result.reasons) == 1
     assert result.reasons[0].startswith("keys of reordered blocks")
@@ -73,7 +102,7 @@ def test_one_bad_prompt_is_enough_for_keys_and_the_mean_counts_for_kl() -> None:
 
 def test_every_dtype_of_rows_has_limits() -> None:
     for dtype in MOVED_KL_LIMITS:
-        measured = torch.tensor([[GOOD, GOOD, NAIVE]], dtype=torch.float64) / 10
+        measured = torch.tensor([[GOOD, GOOD, NAIVE, GOOD]], dtype=torch.float64) / 10
         assert judge_prompts(measured, LIMITS, dtype=dtype, seconds=0.0).passed
 
 
@@ -126,7 +155,7 @@ def test_what_is_not_a_number_fails_and_is_still_json() -> None:
     """Rows that nothing wrote are NaN; `/server_info` must say so without breaking."""
     rows = Rows()
     rows.splicer.view.keys[2][20:30] = math.nan
-    measured = torch.tensor([[rows.measure(torch.full((50,), math.nan)), GOOD, NAIVE]], dtype=torch.float64)
+    measured = torch.tensor([[rows.measure(torch.full((50,), math.nan)), GOOD, NAIVE, GOOD]], dtype=torch.float64)
     result = judge_prompts(measured, LIMITS, dtype=torch.float32, seconds=0.0)
     assert result.verdict is Outcome.FAILED
     json.dumps(msgspec.to_builtins(result), allow_nan=False)

@@ -5,7 +5,7 @@ another position: a splice of it must equal a full prefill, whatever the model i
 another order behind another header: how far a splice of it is off shows whether the model takes splices.
 
     prompt    [0, n)   header       | first block  | second block | question, answered by a block
-    moved     [p, ...) header       | first block  | second block
+    moved     [p, ...) header       | first block  | second block | question
     reordered [q, ...) other header | second block | first block
 """
 
@@ -100,7 +100,7 @@ def _assemble(text: _Text, encode: _Encode, context_len: int) -> SelfTestPrompt 
     return SelfTestPrompt(
         tokens=tokens,
         # One run, because the donor's blocks have the same context as the prompt's.
-        moved=Donor(tokens[:end], min(text.moved_by, room), ((0, end, 0),)),
+        moved=Donor(tokens, min(text.moved_by, room), ((0, end, 0),)),
         reordered=Donor(
             [*other, *second, *first],
             min(text.donor_position, room),

@@ -1,4 +1,7 @@
-"""Runs the live model for the start-up check of moved rows (`runtime.checks.moved_rows`), before the first request.
+"""Runs the live model for the start-up checks of rows (`runtime.checks`), before the first request.
+
+Moved rows are compared with computed ones, then a gap batch with a full prefill, on the way that requests take. No
+setting switches that off.
 
 NOTE: every tensor-parallel rank runs the same passes, because each pass is a collective, and gets the same verdict, so
 that no rank waits for one that stopped.
@@ -6,44 +9,115 @@ that no rank waits for one that stopped.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
 import torch
 
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
 from sglang_pic.adapter.probe.ranks import agree_on_largest
 from sglang_pic.adapter.probe.slots import borrow_slots
-from sglang_pic.adapter.seams import ModelRunner, TpGroup
+from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, RunnerOutput, TpGroup
+from sglang_pic.adapter.serve.forward import hand_over
+from sglang_pic.adapter.serve.gap_batch import build_gap_batch
+from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.core import Path, Plan, Run
+from sglang_pic.errors import ContractError
+from sglang_pic.runtime.checks.gap_rows import GapErrors, GapRows, judge_gaps, measure_gaps, read_rows
 from sglang_pic.runtime.checks.moved_rows import RowErrors, RowSlots, checked_shifts, judge_rows, measure_rows
 from sglang_pic.runtime.splice import Splicer
 
-_NUM_TOKENS = 32
+_NUM_TOKENS: Final = 32
+# [0, 6) gap | [6, 14) run | [14, 17) gap | [17, 27) run | [27, 32) gap
+_RUNS: Final = ((6, 14), (17, 27))
 
 
-def check_rows(runner: ModelRunner, splicer: Splicer, tp_group: TpGroup | None) -> RowErrors:
+def check_rows(
+    runner: ModelRunner, splicer: Splicer, max_sequences: int, tp_group: TpGroup | None
+) -> tuple[RowErrors, GapErrors]:
     """Compare moved rows with rows that the live model computes; all ranks of `tp_group` must call this together.
 
-    Half a dozen passes over 32 tokens. The pool must hold nobody's rows yet, and is left empty.
+    Less than a dozen passes over 32 tokens. The pool must hold nobody's rows yet, and is left empty.
 
     Args:
-        runner: SGLang's model runner.
-        splicer: moves rows of the runner's KV pool by the rotation read from its model.
+        runner: SGLang's model runner, the forward hooks applied.
+        splicer: the one that the forward hooks use; moves rows of the runner's KV pool by the rotation read from its
+            model.
+        max_sequences: most sequences of one batch, 2 or more.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
 
     Raises:
-        ContractError: the keys' rotation is not the one that was read from the model.
-        UnsupportedError: the rows depend on the position in another way, too, or the pool is too small for the check.
+        ContractError: the keys' rotation is not the one that was read from the model, or the forward pass does not
+            execute splices.
+        UnsupportedError: the rows depend on the position in another way, too, the attention backend does not read
+            spliced rows, or the pool is too small for the check.
     """
     view = splicer.view
     shifts = checked_shifts(splicer.geometry.max_shift, _NUM_TOKENS)
     # Any tokens do, as long as they differ: equal ones would have equal values whatever attention does.
     vocabulary = int(runner.model_config.vocab_size)
-    tokens = (torch.arange(_NUM_TOKENS, dtype=torch.int64, device=view.device) * 7_919 + 13) % vocabulary
+    tokens, wrong = (
+        (torch.arange(_NUM_TOKENS, dtype=torch.int64, device=view.device) * 7_919 + first) % vocabulary
+        for first in (13, 14)
+    )
     row = runner.req_to_token_pool.req_to_token[PADDING_ROW]
-
-    def compute(written: torch.Tensor, position: int) -> None:
-        row[:_NUM_TOKENS] = written.to(row.dtype)
-        batch = trial_batch(runner, [_NUM_TOKENS], first_position=position, input_ids=tokens, slots=written)
-        trial_forward(runner, batch)
-
     with borrow_slots(view, 3, _NUM_TOKENS, row) as slots, torch.no_grad():
-        errors = measure_rows(splicer, compute, RowSlots(*slots), shifts)
-    return judge_rows(agree_on_largest(errors, tp_group), view, shifts)
+        bench = _Bench(runner, splicer, row, RowSlots(*slots), tokens)
+        errors = measure_rows(splicer, bench.compute, bench.slots, shifts)
+        moved = judge_rows(agree_on_largest(errors, tp_group), view, shifts)
+        shares = bench.measure_gap_batch(wrong, _RUNS[: max_sequences - 1], max(shifts))
+        gaps = judge_gaps(agree_on_largest(shares, tp_group), view, runner.prefill_attention_backend_str)
+    return moved, gaps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Bench:
+    """The live model, the page-table row and the slots that may be written, and what is computed."""
+
+    runner: ModelRunner
+    splicer: Splicer
+    row: torch.Tensor
+    slots: RowSlots
+    tokens: torch.Tensor
+
+    def compute(self, written: torch.Tensor, position: int) -> None:
+        """Write the rows of the tokens, the first one at `position`."""
+        self._forward(self._batch(self.tokens, written, position))
+
+    def measure_gap_batch(self, wrong: torch.Tensor, spans: tuple[tuple[int, int], ...], position: int) -> torch.Tensor:
+        """`measure_gaps` with `spans` spliced from the same tokens at `position`, and `wrong` ones given there."""
+        view, (here, there, written) = self.splicer.view, self.slots
+        given = self.tokens.clone()
+        for start, end in spans:
+            given[start:end] = wrong[start:end]
+        self.compute(here, 0)
+        self.compute(there, position)
+        self._forward(self._batch(given, written, 0))
+        misled = read_rows(view, written)
+        # NaN in every dtype, so that a row which neither the splice nor the pass writes shows in all that reads it.
+        view.fill(written, 0xFF)
+        donor = Path("row check", [np.zeros(position + _NUM_TOKENS, np.int32)])
+        runs = tuple(
+            Run(target_start=start, target_end=end, donor_start=position + start, donor=donor, seam_len=0)
+            for start, end in spans
+        )
+        pending = PendingSplice(Plan(prefix_len=0, end=_NUM_TOKENS, runs=runs), [there[a:b] for a, b in spans])
+        batch = self._batch(given, written, 0)
+        hand_over(batch, build_gap_batch([pending], [0], [_NUM_TOKENS], [_NUM_TOKENS], [self.row], view.device))
+        logits = self._forward(batch).logits_output.next_token_logits
+        if len(logits) != 1:
+            raise ContractError(
+                f"a gap batch of one request gave {len(logits)} rows of logits: SGLang does not see it request by "
+                "request; serve without --radix-cache-backend pic."
+            )
+        rows = zip(read_rows(view, here), read_rows(view, written), misled, strict=True)
+        behind = [at for at in range(spans[0][1], _NUM_TOKENS) if not any(start <= at < end for start, end in spans)]
+        return measure_gaps([GapRows(*layer) for layer in rows], behind)
+
+    def _batch(self, tokens: torch.Tensor, written: torch.Tensor, position: int) -> ForwardBatch:
+        self.row[:_NUM_TOKENS] = written.to(self.row.dtype)
+        return trial_batch(self.runner, [_NUM_TOKENS], first_position=position, input_ids=tokens, slots=written)
+
+    def _forward(self, batch: ForwardBatch) -> RunnerOutput:
+        return trial_forward(self.runner, batch)

@@ -44,7 +44,7 @@ def log_result(result: SelfTest, config: PicConfig) -> None:
     """Log what the self-test found.
 
     Raises:
-        UnsupportedError: the model does not take splices and `config.self_test` is `refuse`.
+        UnsupportedError: splices are not exact, or the model does not take splices and `config.self_test` is `refuse`.
     """
     if result.measured is not None:
         rows = {"moved": result.measured.moved, "reordered": result.measured.reordered, "naive": result.measured.naive}
@@ -56,7 +56,7 @@ def log_result(result: SelfTest, config: PicConfig) -> None:
         logger.info("sglang_pic: self-test %s in %.1f s: %s", result.verdict.value, result.seconds, table)
     if result.reasons:
         line = f"self-test {result.verdict.value}: {result.reasons[0]}"
-        if result.verdict is Outcome.FAILED and config.self_test == "refuse":
+        if not result.is_exact or (result.verdict is Outcome.FAILED and config.self_test == "refuse"):
             raise UnsupportedError(line)
         logger.warning("sglang_pic: %s", line)
 
@@ -109,7 +109,7 @@ class _SkippedError(Exception):
 def _measure(
     prompts: list[SelfTestPrompt], runner: ModelRunner, splicer: Splicer, config: PicConfig, max_gaps: int
 ) -> torch.Tensor:
-    """`[num_prompts, 3, 4]`."""
+    """`[num_prompts, 4, 4]`."""
     if not prompts:
         raise _SkippedError(f"no built-in prompt fits a context of {splicer.geometry.max_shift} tokens.")
     donors = [(len(prompt.tokens), donor) for prompt in prompts for donor in (prompt.moved, prompt.reordered)]
@@ -139,23 +139,31 @@ class _Bench:
     spliced: torch.Tensor
 
     def try_prompt(self, prompt: SelfTestPrompt) -> torch.Tensor:
-        """`[3, 4]`: the measures moved, reordered and naive."""
+        """`[4, 4]`: the measures moved, reordered, naive and in full elsewhere."""
         logits = self._forward(self._batch(prompt.tokens, self.full))
-        self._forward(self._batch(prompt.moved.tokens, self.donor, prompt.moved.position))
+        logits_elsewhere = self._forward(self._batch(prompt.moved.tokens, self.donor, prompt.moved.position))
+        elsewhere = measure_prompt(
+            self.splicer, PromptPass(logits, self.full[:1]), PromptPass(logits_elsewhere, self.full[:1])
+        )
         moved = self._compare(prompt, prompt.moved, logits, rotate=True)
         self._forward(self._batch(prompt.reordered.tokens, self.donor, prompt.reordered.position))
         reordered, naive = (self._compare(prompt, prompt.reordered, logits, rotate=rotate) for rotate in (True, False))
-        return torch.stack((moved, reordered, naive))
+        return torch.stack((moved, reordered, naive, elsewhere))
 
     def _compare(self, prompt: SelfTestPrompt, donor: Donor, logits: torch.Tensor, *, rotate: bool) -> torch.Tensor:
         """The measures of one splice from `donor`, whose rows are there."""
         plan = donor.plan(len(prompt.tokens), self.config.core, max_gaps=self.max_gaps)
         starts = [run.donor_start - donor.position for run in plan.runs]
         rows = [self.donor[start : start + run.num_tokens] for start, run in zip(starts, plan.runs, strict=True)]
-        # NaN in every dtype, so that a row which neither the splice nor the pass writes shows in all that reads it.
-        self.splicer.view.fill(self.spliced, 0xFF)
-        batch = self._batch(prompt.tokens, self.spliced)
         total = len(prompt.tokens)
+        # NaN in every dtype, so that a row which neither the splice nor the pass writes shows in all that reads it. Not
+        # beyond the prompt: kernels that read whole pages multiply what they find there by 0.
+        self.splicer.view.fill(self.spliced[:total], 0xFF)
+        # A pass that computed the runs would be wrong too: what it is given there is another text.
+        given = torch.tensor(prompt.tokens)
+        for run in plan.runs:
+            given[run.target_start : run.target_end] += 1
+        batch = self._batch((given % self.runner.model_config.vocab_size).tolist(), self.spliced)
         gap = build_gap_batch([PendingSplice(plan, rows)], [0], [total], [total], [self.row], batch.input_ids.device)
         if not rotate:
             gap.splice.shifts.zero_()

@@ -1,0 +1,97 @@
+"""The start-up check of a gap batch: what a pass writes around and behind splices must be what it writes in full.
+
+The tokens that the batch is given at its runs are wrong ones, so only a pass that splices, computes the gaps alone and
+lets them read the spliced rows comes out right. The caller runs the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import torch
+from pic_kernels.numerics import relative_l2
+from torch import Tensor
+
+from sglang_pic.errors import ContractError, UnsupportedError
+from sglang_pic.runtime.checks.moved_rows import ROW_LIMITS
+from sglang_pic.runtime.views import PoolView
+
+_UNREAD: Final = 0.5
+"""Rows that come no nearer than this to the right ones, of the way to those behind the wrong tokens, did not read the
+spliced rows."""
+
+
+class GapErrors(NamedTuple):
+    """How far the rows of a gap batch are from those of a full prefill."""
+
+    first: float
+    """Relative L2 of the first layer's rows, spliced and computed ones."""
+    unread: float
+    """Of the computed rows behind splices: the distance from the right rows in units of the distance between the right
+    ones and those behind the wrong tokens. Median over tokens, the smallest of the layers behind the first; 0 with one
+    layer. Rounding and depth blur the last layers at most, a splice that is not read is 1 in all of them."""
+
+
+class GapRows(NamedTuple):
+    """The rows of one layer at every position, `[num_tokens, width]` float64: keys and values, or latent rows."""
+
+    full: Tensor
+    """Computed in full."""
+    spliced: Tensor
+    """Spliced and computed by the gap batch."""
+    misled: Tensor
+    """Computed in full with the wrong tokens at the runs."""
+
+
+def read_rows(view: PoolView, slots: Tensor) -> list[Tensor]:
+    """The rows of `slots`, one `[num_tokens, width]` float64 for each layer."""
+    layers = zip(view.keys, view.values, strict=True) if view.values else ((keys,) for keys in view.keys)
+    return [torch.cat([view.read(buffer, slots).flatten(1) for buffer in layer], dim=1) for layer in layers]
+
+
+def measure_gaps(rows: Sequence[GapRows], behind: Sequence[int]) -> Tensor:
+    """Compare the rows of a gap batch, layer by layer; waits for the device.
+
+    Args:
+        rows: of each layer.
+        behind: the positions that are computed behind a splice.
+
+    Returns:
+        `[num_layers]` float64 on the CPU: `GapErrors.first`, then what `GapErrors.unread` is the smallest of.
+    """
+    errors = [relative_l2(rows[0].spliced, rows[0].full)]
+    for layer in rows[1:]:
+        full, spliced, misled = (part[list(behind)] for part in layer)
+        share = (spliced - full).norm(dim=1) / (misled - full).norm(dim=1)
+        errors.append(float(share.median()))
+    return torch.tensor(errors, dtype=torch.float64).nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def judge_gaps(errors: Tensor, view: PoolView, backend: str) -> GapErrors:
+    """Refuse a server whose gap batches are not what a full prefill is.
+
+    Args:
+        errors: what `measure_gaps` returned, the worst of all ranks.
+        view: the pool they were measured on.
+        backend: the prefill attention backend.
+
+    Raises:
+        ContractError: rows are not spliced, or gaps not computed, where they should be.
+        UnsupportedError: what is computed behind splices does not depend on them.
+    """
+    first, limit = float(errors[0]), ROW_LIMITS[view.dtype].first
+    if first > limit:
+        raise ContractError(
+            f"layer {view.start_layer}: rows of a gap batch differ from those of a full prefill by a relative L2 of "
+            f"{first:.2g}; allowed is {limit:.2g} for {view.dtype} rows. The forward pass does not execute splices "
+            "here: serve without --radix-cache-backend pic."
+        )
+    unread = float(errors[1:].min()) if len(errors) > 1 else 0.0
+    if unread > _UNREAD:
+        raise UnsupportedError(
+            f"--radix-cache-backend pic does not work with the prefill attention backend {backend!r} on this model: "
+            f"tokens behind a splice do not read its rows ({unread:.2g} of the way to what they are without them; "
+            f"allowed is {_UNREAD}). Choose another one with --attention-backend."
+        )
+    return GapErrors(first, unread)
