@@ -96,8 +96,8 @@ def _read_runtime() -> Iterator[Support]:
 SUPPORT: Final = (*_read_table(), *_read_runtime())
 """Everything that is tested, admitted or refused."""
 
-_WITH_SEQUENCE_TABLES: Final = ("triton", "flashinfer")
-"""Attention backends with tables for as many sequences as the request pool has rows."""
+_WITH_SEQUENCE_TABLES: Final = ("triton", "flashinfer", "trtllm_mha")
+"""Attention backends with tables, or counters, for as many sequences as the request pool has rows."""
 _UNBOUNDED: Final = 1 << 20
 
 

@@ -49,8 +49,10 @@ def put(ctx: Any, refusal: Support, value: object) -> None:
     setattr(ctx, name, value)
 
 
-def test_a_plain_server_is_admitted() -> None:
-    check_support(context())
+# What SGLang chooses on Ampere, Hopper and Blackwell.
+@pytest.mark.parametrize("backend", ["triton", "flashinfer", "fa3", "trtllm_mha"])
+def test_a_plain_server_is_admitted(backend: str) -> None:
+    check_support(context(backend))
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.what)
