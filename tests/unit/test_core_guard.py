@@ -72,7 +72,8 @@ QUESTION = filler(40)
 
 def prompt_with(value: int, *, mention: int = BETA) -> list[int]:
     """A shelf's value near the top, a line that names one value in the middle, a question."""
-    line = [NEWLINE, KEEPER, mention, COLON, *filler(6, np.random.default_rng(1)), NEWLINE]
+    # Its other words stand nowhere else: nothing is concluded from it.
+    line = [NEWLINE, KEEPER, mention, COLON, *range(FIRST_VALUE + 200, FIRST_VALUE + 206), NEWLINE]
     return [*HEAD, SHELF, COLON, value, STOP, NEWLINE, *BODY, *line, *MORE, *QUESTION]
 
 
@@ -169,7 +170,9 @@ def test_a_frequent_word_counts_near_the_label_only() -> None:
     """The values are the words of the text itself; one of the many places is on a line with the label."""
     often = FIRST_VALUE
     parts = [[*filler(60), often, *filler(60)] for _ in range(12)]
-    parts[6] += [SHELF, *filler(4), often, *filler(30)]
+    # Words that stand nowhere else: nothing is concluded from this line.
+    own = range(FIRST_VALUE + 100, FIRST_VALUE + 134)
+    parts[6] += [NEWLINE, SHELF, *own[:4], often, *own[4:]]
     rest = [token for part in parts for token in part] + QUESTION
     index = ContentIndex(CONFIG, lexicon=LEXICON)
     served([*HEAD, SHELF, COLON, often + 1, NEWLINE, *rest], index)
