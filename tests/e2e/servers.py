@@ -6,13 +6,15 @@ and at most one shared server runs in a process. Each test begins with an empty 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
 
+from tests.backends import server_plugin
 from tests.e2e.serving import Client, serve
 
 __all__ = ["SERVERS", "OneServer", "on_each_server", "on_servers"]
@@ -26,6 +28,8 @@ class SharedServer(NamedTuple):
     config: dict[str, Any]
     probe: dict[str, Any] | None
     """What of the benchmarks' probe plugin is on; `None` for a server as users run it."""
+    env: Mapping[str, str] = MappingProxyType({})
+    """Beyond this process's environment."""
 
 
 _TAKE_EVERY_RUN = {"cost_gate": "off"}
@@ -53,6 +57,10 @@ SERVERS = {
         *("gqa", *_SMALL_POOL, "--page-size", "16"), config={**_TAKE_EVERY_RUN, "audit_rate": 0.0}, probe=_CHECKED
     ),
     "gqa_page16": _tiny("gqa", "--page-size", "16", config=_AUDITED, probe=_AT_SHIFT_ZERO),
+    # SGLang's attention backend over a reference kernel.
+    "gqa_page16.fa3": _tiny(
+        *("gqa", "--page-size", "16", "--attention-backend", "fa3"), config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO
+    )._replace(env=server_plugin.ENVIRONMENT),
     "gqa_page1.small_pool": _tiny("gqa", *_SMALL_POOL, "--page-size", "1", config=_AUDITED, probe=_CHECKED),
     # No splice from another context is as close as this limit, so a model fails whose rows are moved rightly.
     "gqa_page1_tp2": _tiny(
@@ -98,7 +106,14 @@ class OneServer:
             self.stop()
             spec = SERVERS[name]
             self._client = self._running.enter_context(
-                serve(self._model_dir(spec.model), self._log_dir, *spec.args, config=spec.config, probe=spec.probe)
+                serve(
+                    self._model_dir(spec.model),
+                    self._log_dir,
+                    *spec.args,
+                    config=spec.config,
+                    probe=spec.probe,
+                    env=spec.env,
+                )
             )
             self._name = name
         return self._client

@@ -7,7 +7,7 @@ import math
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -132,12 +132,13 @@ def serve(
     backend: str | None = "pic",
     config: dict[str, Any] | None = None,
     probe: dict[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Client]:
     """A server of `model`, patched unless `backend` is None, until the block ends.
 
     The server runs no self-test unless `config` asks for one, because the self-test takes seconds. Of each run it
     computes one token, and nothing more near the prompt's end, because the prompts of the tests are short.
-    `probe` switches on what only experiments need.
+    `probe` switches on what only experiments need, `env` is added to the server's environment.
     """
     config = config or {}
     config = {"self_test": "off", **config, "core": {**_CORE, **config.get("core", {})}}
@@ -152,6 +153,7 @@ def serve(
             CONFIG_VARIABLE: json.dumps(config),
             PROBE_VARIABLE: None if probe is None else json.dumps(probe),
             "OMP_NUM_THREADS": "1",
+            **(env or {}),
         },
         start_timeout_s=300,
     )

@@ -1,0 +1,36 @@
+"""A plugin of SGLang for whole servers on a production attention backend without its kernels.
+
+A server loads it where `tests/backends/plugin` is on its `PYTHONPATH`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from tests.conftest import ROOT
+
+ENVIRONMENT: Final = {
+    "PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parent / "plugin", ROOT, *filter(None, sys.path)))),
+    "TRITON_INTERPRET": "1",
+}
+"""What such a server is started with."""
+
+
+def register() -> None:
+    """Have the model runner make its backends as `backends.py` does; nothing is imported before."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(
+        "sglang.srt.model_executor.model_runner.ModelRunner.init_attention_backends", _replace, HookType.BEFORE
+    )
+
+
+def _replace(*_: object) -> None:
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+    from tests.backends.backends import BACKENDS
+
+    ATTENTION_BACKENDS.update((name, BACKENDS[name]) for name in ("fa3", "triton"))
