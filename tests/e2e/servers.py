@@ -49,6 +49,12 @@ def _tiny(model: str, *args: str, config: dict[str, Any], probe: dict[str, Any])
     return SharedServer(f"tiny-{model}", (*_SMALL_CHUNKS, *args), config, probe)
 
 
+def _on_fa3(model: str, *args: str) -> SharedServer:
+    """On SGLang's attention backend over a reference kernel."""
+    server = _tiny(model, *args, "--attention-backend", "fa3", config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO)
+    return server._replace(env=server_plugin.ENVIRONMENT)
+
+
 # By name. Servers whose names begin with the same word are used by one process, one after the other in this order.
 SERVERS = {
     "smollm2": SharedServer("smollm2", ("--enable-return-hidden-states",), _TAKE_EVERY_RUN, None),
@@ -57,10 +63,7 @@ SERVERS = {
         *("gqa", *_SMALL_POOL, "--page-size", "16"), config={**_TAKE_EVERY_RUN, "audit_rate": 0.0}, probe=_CHECKED
     ),
     "gqa_page16": _tiny("gqa", "--page-size", "16", config=_AUDITED, probe=_AT_SHIFT_ZERO),
-    # SGLang's attention backend over a reference kernel.
-    "gqa_page16.fa3": _tiny(
-        *("gqa", "--page-size", "16", "--attention-backend", "fa3"), config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO
-    )._replace(env=server_plugin.ENVIRONMENT),
+    "gqa_page16.fa3": _on_fa3("gqa", "--page-size", "16"),
     "gqa_page1.small_pool": _tiny("gqa", *_SMALL_POOL, "--page-size", "1", config=_AUDITED, probe=_CHECKED),
     # No splice from another context is as close as this limit, so a model fails whose rows are moved rightly.
     "gqa_page1_tp2": _tiny(
@@ -69,6 +72,7 @@ SERVERS = {
         probe=_AT_SHIFT_ZERO,
     ),
     "mla_page1": _tiny("mla", "--page-size", "1", config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO),
+    "mla_page1.fa3": _on_fa3("mla", "--page-size", "1"),
     "mla_page16_tp2": _tiny(
         *("mla", "--page-size", "16", "--tp-size", "2"), config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO
     ),

@@ -15,7 +15,17 @@ pytestmark = pytest.mark.e2e
 @on_servers("gqa_page16", "gqa_page16.fa3")
 def test_fa3_answers_as_the_cpu_backend_does(client_of: Callable[[str], Client]) -> None:
     """In float32, at shift 0, shifted, and with prompts longer than a prefill chunk."""
-    reference, answers = (_serve(client_of(name)) for name in ("gqa_page16", "gqa_page16.fa3"))
+    _compare(client_of, "gqa_page16")
+
+
+@on_servers("mla_page1", "mla_page1.fa3")
+def test_fa3_answers_as_the_cpu_backend_does_with_mla(client_of: Callable[[str], Client]) -> None:
+    _compare(client_of, "mla_page1")
+
+
+def _compare(client_of: Callable[[str], Client], name: str) -> None:
+    # One server after the other.
+    reference, answers = (_serve(client_of(server)) for server in (name, f"{name}.fa3"))
     hits = [answer.chunk_hit_tokens for answer in answers]
     assert hits == [answer.chunk_hit_tokens for answer in reference]
     assert all(count > 0 for count in hits[1::2])
