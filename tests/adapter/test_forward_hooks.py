@@ -16,6 +16,8 @@ with warnings.catch_warnings():
     from sglang.srt.models import deepseek_v2
     from sglang.srt.runtime_context import get_context
 
+    from sglang_pic.adapter.contract import BUILT_FOR
+    from sglang_pic.adapter.serve import forward
     from sglang_pic.adapter.serve.forward import ForwardPath, _prefill_path, replays_gaps
 
 from sglang_pic.adapter.serve.options import RequestOptions
@@ -107,7 +109,9 @@ def test_the_layer_of_a_gap_batch_knows_the_backend_that_computes_it(monkeypatch
         assert (choose(ForwardMode.EXTEND, [0]), layer.current_attention_backend) == ("MLA", "fa3")
 
 
-def test_graphs_that_cannot_replay_gaps_are_left_out() -> None:
+def test_graphs_that_cannot_replay_gaps_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "version", lambda _: BUILT_FOR)
+
     def replays(num_sequences: int = 8, *, is_latent: bool = False, **changed: Any) -> bool:
         graphs = SimpleNamespace(
             prefill_backend_name=changed.pop("graph", "breakable"), max_bs=changed.pop("max_bs", 8)
@@ -124,6 +128,8 @@ def test_graphs_that_cannot_replay_gaps_are_left_out() -> None:
     assert not replays(is_latent=True, prefill_attention_backend_str="fa4"), "captured with expanded keys"
     assert not replays(prefill_cuda_graph_runner=None)
     assert not replays(prefill_cuda_graph_runner=object()), "SGLang's eager runner stands there without graphs"
+    monkeypatch.setattr(forward, "version", lambda _: "0.5.22")
+    assert not replays(), "tested with another version"
 
 
 @pytest.mark.parametrize("kept", [False, True])

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from typing import Any, NamedTuple, Protocol
 
+from sglang_pic.adapter.contract import BUILT_FOR
 from sglang_pic.adapter.hooks import hook
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, RunnerOutput, ScheduleBatch
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
@@ -136,7 +138,7 @@ def replays_gaps(runner: ModelRunner, num_sequences: int, *, is_latent: bool) ->
     """Whether the runner's captured prefill graphs compute a gap batch rightly, if they take as many tokens.
 
     A breakable graph runs attention eagerly, on metadata of the batch at hand, and what it captured does not know of
-    sequences. A full graph has the number of sequences in it.
+    sequences. A full graph has the number of sequences in it. Of SGLang's other versions it is not tested.
 
     Args:
         runner: SGLang's model runner.
@@ -145,7 +147,8 @@ def replays_gaps(runner: ModelRunner, num_sequences: int, *, is_latent: bool) ->
     """
     captured: Any = runner.prefill_cuda_graph_runner
     return (
-        getattr(captured, "prefill_backend_name", None) == "breakable"
+        version("sglang") == BUILT_FOR
+        and getattr(captured, "prefill_backend_name", None) == "breakable"
         # The runner's static buffers have a place for each row of the request pool.
         and num_sequences <= captured.max_bs
         # Adapters of a gap batch are laid out for other lengths than those of its sequences.
