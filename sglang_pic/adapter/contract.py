@@ -11,6 +11,7 @@ missing or changed symbol must stop the server with one line instead.
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import sys
 import tomllib
@@ -135,8 +136,9 @@ def _holds(source_text: str, word: str) -> bool:
     return re.search(rf"\b{word}\b", source_text) is not None if word.isidentifier() else word in source_text
 
 
+@functools.cache
 def installed_version() -> str:
-    """The version of the installed SGLang."""
+    """The version of the installed SGLang; read once, as a package's metadata are files."""
     try:
         return version("sglang")
     except PackageNotFoundError:

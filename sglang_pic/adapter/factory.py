@@ -110,9 +110,11 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Pi
 
 def warn_of_changes(ctx: BuildContext, changed_bodies: Sequence[str]) -> None:
     """Name, on one rank, the functions of SGLang that are not what was tested: `changed_bodies` and the backend's."""
+    if ctx.tp_rank != 0:
+        return
     backend = ctx.tp_worker.model_runner.prefill_attention_backend_str
     changed = [*changed_bodies, *changed_attention(backend)]
-    if changed and ctx.tp_rank == 0:
+    if changed:
         logger.warning("sglang_pic: %s", describe_changes(changed))
 
 

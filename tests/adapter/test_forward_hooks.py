@@ -110,7 +110,7 @@ def test_the_layer_of_a_gap_batch_knows_the_backend_that_computes_it(monkeypatch
 
 
 def test_graphs_that_cannot_replay_gaps_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "version", lambda _: BUILT_FOR)
+    monkeypatch.setattr(forward, "installed_version", lambda: BUILT_FOR)
 
     def replays(num_sequences: int = 8, *, is_latent: bool = False, **changed: Any) -> bool:
         graphs = SimpleNamespace(
@@ -128,7 +128,7 @@ def test_graphs_that_cannot_replay_gaps_are_left_out(monkeypatch: pytest.MonkeyP
     assert not replays(is_latent=True, prefill_attention_backend_str="fa4"), "captured with expanded keys"
     assert not replays(prefill_cuda_graph_runner=None)
     assert not replays(prefill_cuda_graph_runner=object()), "SGLang's eager runner stands there without graphs"
-    monkeypatch.setattr(forward, "version", lambda _: "0.5.22")
+    monkeypatch.setattr(forward, "installed_version", lambda: "0.5.22")
     assert not replays(), "tested with another version"
 
 

@@ -17,6 +17,12 @@ PADDING_ROW = 0
 """The row of the request pool that belongs to no request."""
 
 
+def different_tokens(runner: ModelRunner, num_tokens: int, device: torch.device, *, first: int = 13) -> torch.Tensor:
+    """`[num_tokens]` int64: equal tokens would have equal values whatever attention does, and the same experts."""
+    index = torch.arange(num_tokens, dtype=torch.int64, device=device)
+    return (index * 7_919 + first) % int(runner.model_config.vocab_size)
+
+
 def trial_forward(runner: ModelRunner, batch: ForwardBatch) -> RunnerOutput:
     """The forward pass of a `batch` of `trial_batch`."""
     from sglang.srt.environ import envs

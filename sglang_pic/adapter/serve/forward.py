@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.metadata import version
 from typing import Any, NamedTuple, Protocol
 
-from sglang_pic.adapter.contract import BUILT_FOR
+from sglang_pic.adapter.contract import BUILT_FOR, installed_version
 from sglang_pic.adapter.hooks import hook
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, RunnerOutput, ScheduleBatch
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
@@ -147,7 +146,7 @@ def replays_gaps(runner: ModelRunner, num_sequences: int, *, is_latent: bool) ->
     """
     captured: Any = runner.prefill_cuda_graph_runner
     return (
-        version("sglang") == BUILT_FOR
+        installed_version() == BUILT_FOR
         and getattr(captured, "prefill_backend_name", None) == "breakable"
         # The runner's static buffers have a place for each row of the request pool.
         and num_sequences <= captured.max_bs

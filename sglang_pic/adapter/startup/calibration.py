@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
+from sglang_pic.adapter.probe.extend import PADDING_ROW, different_tokens, trial_batch, trial_forward
 from sglang_pic.adapter.probe.ranks import agree_on_largest
 from sglang_pic.adapter.probe.slots import borrow_slots
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, TpGroup
@@ -73,7 +73,7 @@ class _Stopwatch:
 
     def prefill(self, num_tokens: int) -> Timing:
         """As requests without splices run it."""
-        input_ids = self._input_ids(num_tokens)
+        input_ids = different_tokens(self.runner, num_tokens, self.splicer.view.device)
         return self._time(
             lambda: trial_forward(self.runner, trial_batch(self.runner, [num_tokens], input_ids=input_ids))
         )
@@ -93,7 +93,7 @@ class _Stopwatch:
         starts = [gap + (gap + _RUN) * i for i in range(num_runs)]
         many = Plan(prefix_len=0, end=total, runs=tuple(_run(start, start + _RUN) for start in starts))
         row = self.runner.req_to_token_pool.req_to_token[PADDING_ROW]
-        input_ids = self._input_ids(total)
+        input_ids = different_tokens(self.runner, total, self.splicer.view.device)
         with borrow_slots(self.splicer.view, 2, total, row) as (donor, target):
             row[:total] = target.to(row.dtype)
 
@@ -131,11 +131,6 @@ class _Stopwatch:
             times.append(1e6 * (self.clock() - started_at))
         measured = torch.tensor(Timing.of(times), dtype=torch.float64)
         return Timing(*agree_on_largest(measured, self.tp_group).tolist())
-
-    def _input_ids(self, num_tokens: int) -> torch.Tensor:
-        # Different tokens, because equal ones would all go to the same experts.
-        index = torch.arange(num_tokens, dtype=torch.int64, device=self.splicer.view.device)
-        return (index * 7_919 + 13) % int(self.runner.model_config.vocab_size)
 
 
 def _run(start: int, end: int) -> Run:

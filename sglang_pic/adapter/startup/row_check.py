@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
+from sglang_pic.adapter.probe.extend import PADDING_ROW, different_tokens, trial_batch, trial_forward
 from sglang_pic.adapter.probe.ranks import agree_on_largest
 from sglang_pic.adapter.probe.slots import borrow_slots
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, RunnerOutput, TpGroup
@@ -55,12 +55,7 @@ def check_rows(
     """
     view = splicer.view
     shifts = checked_shifts(splicer.geometry.max_shift, _NUM_TOKENS)
-    # Any tokens do, as long as they differ: equal ones would have equal values whatever attention does.
-    vocabulary = int(runner.model_config.vocab_size)
-    tokens, wrong = (
-        (torch.arange(_NUM_TOKENS, dtype=torch.int64, device=view.device) * 7_919 + first) % vocabulary
-        for first in (13, 14)
-    )
+    tokens, wrong = (different_tokens(runner, _NUM_TOKENS, view.device, first=first) for first in (13, 14))
     row = runner.req_to_token_pool.req_to_token[PADDING_ROW]
     with borrow_slots(view, 3, _NUM_TOKENS, row) as slots, torch.no_grad():
         bench = _Bench(runner, splicer, row, RowSlots(*slots), tokens)
