@@ -16,8 +16,6 @@ from difflib import SequenceMatcher
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
-
 from sglang_pic.core.plan import Context
 from sglang_pic.core.spans import Span
 from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, common_len
@@ -78,7 +76,7 @@ class Aligner:
         self._probes = sorted({round(part * max_field_tokens) for part in _PROBES})
         # (serial of a node, shift) -> the last alignment there: a run further on often lies on the same path.
         self._known: dict[tuple[int, int], tuple[int, Alignment]] = {}
-        self._parts: dict[tuple[bytes, int, int], list[tuple[Span, Span]]] = {}
+        self._known_parts: dict[tuple[bytes, int, int], list[tuple[Span, Span]]] = {}
         self.work = 0
         """Cost so far, in tokens compared."""
 
@@ -138,19 +136,20 @@ class Aligner:
     def _fall_in_step(self, node: Node, old_end: int, new_end: int, shared: int) -> tuple[int, int] | None:
         """The lengths of a short difference that ends at these places, with equal text in front of it."""
         most = self._most
-        old_len = min(most + _FLANK_TOKENS, old_end - shared)
-        old = tokens_before(node, old_end, old_len).tobytes()
-        new_start = max(shared, new_end - most - _FLANK_TOKENS)
-        new = self._tokens[new_start:new_end].tobytes()
+        old = tokens_before(node, old_end, min(most + _FLANK_TOKENS, old_end - shared))
+        new = self._tokens[max(shared, new_end - most - _FLANK_TOKENS) : new_end]
+        # A slice of bytes costs a fraction of a slice of an array.
+        needles, haystack = old.tobytes(), new.tobytes()
         for skipped in self._probes:
-            flank_end = TOKEN_BYTES * (old_len - skipped)
-            if flank_end < _FLANK_BYTES:
+            flank_end = len(old) - skipped
+            if flank_end < _FLANK_TOKENS:
                 break
-            at = _rfind(new, old[flank_end - _FLANK_BYTES : flank_end])
+            end = TOKEN_BYTES * flank_end
+            at = _rfind(haystack, needles[end - _FLANK_BYTES : end])
             if at is not None:
-                new_at = at + _FLANK_BYTES
-                more = common_len(np.frombuffer(old[flank_end:], dtype="<i4"), np.frombuffer(new[new_at:], dtype="<i4"))
-                return skipped - more, new_end - new_start - new_at // TOKEN_BYTES - more
+                new_at = at + _FLANK_TOKENS
+                more = common_len(old[flank_end:], new[new_at:])
+                return skipped - more, len(new) - new_at - more
         return None
 
     def _beside(self, node: Node, at: int, shift: int, shared: int, fields: list[Difference]) -> Alignment:
@@ -177,8 +176,10 @@ class Aligner:
         if min(old_len, new_len) > _SAME_TOKENS:
             # Runs that lie behind the same field on several paths have the same difference before them.
             key = taken[flank:].tobytes(), new_start, new_end
-            parts = self._parts.get(key) or _parts(taken[flank:].tolist(), self._tokens[new_start:new_end].tolist())
-            self._parts[key] = parts
+            parts = self._known_parts.get(key) or _parts(
+                taken[flank:].tolist(), self._tokens[new_start:new_end].tolist()
+            )
+            self._known_parts[key] = parts
         for (old_from, old_to), (new_from, new_to) in reversed(parts):
             before = taken[max(0, flank + old_from - _FLANK_TOKENS) : flank + old_from]
             new = new_start + new_from, new_start + new_to
@@ -203,10 +204,10 @@ def _join(rest: Alignment, fields: list[Difference]) -> Alignment:
 
 
 def _rfind(haystack: bytes, needle: bytes) -> int | None:
-    """Where the tokens of `needle` stand for the last time."""
+    """The last place where the tokens of `needle` stand, in tokens."""
     end = len(haystack)
     while (at := haystack.rfind(needle, 0, end)) >= 0:
         if at % TOKEN_BYTES == 0:
-            return at
+            return at // TOKEN_BYTES
         end = at + len(needle) - 1
     return None

@@ -19,9 +19,9 @@ from sglang_pic.core.tokens import Tokens
 
 # A value that is named in more places is followed no further.
 _MOST_PLACES = 6
-# The line of a place, and what is computed around the word that is concluded there.
-_TOKENS_BEFORE = 16
-_TOKENS_BEHIND = 24
+# Beside a word that names a value: what stands before it on its line, and what the line says of it.
+TOKENS_BEFORE, TOKENS_BEHIND = 16, 24
+# Behind the word that is concluded there less is computed.
 _COMPUTED_BEHIND = 8
 # Words that are as frequent as this in any text are concluded nowhere, nor are words that stand in more places.
 _FREQUENT_RANK = 1000
@@ -61,8 +61,8 @@ def _words_beside(field: Named, tokens: Tokens, lexicon: Lexicon) -> list[list[s
         return []
     lines: dict[int, list[str]] = {}
     for place in field.places:
-        end = lexicon.line_end(tokens, place, _TOKENS_BEHIND)
-        words = lexicon.words(tokens, lexicon.line_start(tokens, place, _TOKENS_BEFORE), end)
+        end = lexicon.line_end(tokens, place, TOKENS_BEHIND)
+        words = lexicon.words(tokens, lexicon.line_start(tokens, place, TOKENS_BEFORE), end)
         lines[end] = [word for word in words if word not in field.words and lexicon.rank(word) > _FREQUENT_RANK]
     times = Counter(word for line in lines.values() for word in line)
     return [[word for word in line if times[word] == 1] for line in lines.values()]
@@ -82,7 +82,7 @@ def _spans_of(
     rarest = min(few, key=lambda word: (len(elsewhere[word]), -lexicon.rank(word)))
     return [
         (
-            lexicon.line_start(tokens, place, _TOKENS_BEFORE),
+            lexicon.line_start(tokens, place, TOKENS_BEFORE),
             min(lexicon.line_end(tokens, place, _COMPUTED_BEHIND) + 1, len(tokens)),
         )
         for place in elsewhere[rarest]

@@ -60,15 +60,18 @@ class Lexicon:
     def extend(self, texts: Iterable[str]) -> None:
         """Add the texts of the following ids."""
         added = list(texts)
+        signed = []
         for token, text in enumerate(added, start=len(self._texts)):
-            word = _without_signs(text).casefold()
+            bare = _without_signs(text)
+            signed.append(len(bare) < len(text))
+            word = bare.casefold()
             self._words.append(word)
             if word:
                 self._by_word[word].append(token)
         folded = [text.casefold() for text in added]
         self._texts += added
         self._breaks = _append(self._breaks, ["\n" in text for text in added])
-        self._signed = _append(self._signed, [bool(_SIGNS.match(text)) for text in added])
+        self._signed = _append(self._signed, signed)
         self._starts = _append(self._starts, [text[:1].isalnum() for text in added])
         self._ends = _append(self._ends, [text[-1:].isalnum() for text in added])
         self._first = _append(self._first, [ord(text[0]) if text else 0 for text in folded])

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sglang_pic.core.alignment import Difference
-from sglang_pic.core.conclusions import Named, find_conclusions
+from sglang_pic.core.conclusions import TOKENS_BEFORE, TOKENS_BEHIND, Named, find_conclusions
 from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.spans import Span, merge_spans
 from sglang_pic.core.tokens import Tokens
@@ -26,9 +26,6 @@ _MOST_LOOKED_FOR = 12
 _PLACES_OF_VALUE = 6
 _FEW_WORDS = 2
 _MOST_PLACES = 8
-# Computed around a word of the value: what stands before it on its line, and what the line says of it.
-_TOKENS_BEFORE = 16
-_TOKENS_BEHIND = 24
 # So many words on both sides of the value are its label; what is computed from each of them on.
 _LABEL_LEFT, _LABEL_RIGHT = 6, 3
 _LABEL_BEHIND = 3
@@ -103,7 +100,7 @@ def _mentions(names: _Names, found: dict[str, list[int]], tokens: Tokens, lexico
             # Nothing tells which of the places is meant.
             everywhere += [] if near or len(side) > _FEW_WORDS else frequent
     spans = [(place, place + _LABEL_BEHIND) for place in label[:_MOST_PLACES]]
-    spans += [(lexicon.line_start(tokens, place, _TOKENS_BEFORE), place + _TOKENS_BEHIND) for place in places]
+    spans += [(lexicon.line_start(tokens, place, TOKENS_BEFORE), place + TOKENS_BEHIND) for place in places]
     if everywhere:
         spans.append((min(everywhere), len(tokens)))
     return Named(

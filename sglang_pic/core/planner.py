@@ -41,8 +41,8 @@ _WORK_FACTOR = 32
 _WORK_FLOOR = 1 << 16
 # The prompt is scanned in blocks, so that the inside of a long run need not be scanned.
 _BLOCK_TOKENS = 16384
-# What looking at a donor costs beside the tokens it shares, and what naming a span costs, in tokens compared (about
-# 20 ns each).
+# What looking at a donor costs beside the tokens it shares, asking for the donors of an ending, and naming a span, in
+# tokens compared (about 20 ns each).
 _WORK_PER_DONOR = 64
 _WORK_PER_ENDING = 16
 _WORK_PER_NAME = 8

@@ -18,7 +18,7 @@ from pic_bench.gpu.servers import Answer, Model, dummy_model, generate, serving,
 from pic_bench.report.stats import top_k_kl
 from sglang_pic.errors import BenchError, PicError
 
-_OFF: Final = {"mode": "off"}
+OFF: Final = {"mode": "off"}
 _WRONG: Final = {"testing": {"flip_donors": True}}
 PROBE: Final = {"ignore_prefix": True, "request_options": True}
 """What `compare` needs of a server."""
@@ -96,9 +96,9 @@ def compare(server: Server, model: Model, count: int, num_tokens: int) -> dict[s
         prompt, header = model.tokens(draw, num_tokens), model.tokens(draw, _HEADER_TOKENS)
         cold, again = generate(server, prompt), generate(server, prompt)
         _require("an equal prompt was not spliced", again.spliced_tokens, again)
-        strict, hit = generate(server, prompt, _OFF), generate(server, prompt, _OFF)
+        strict, hit = generate(server, prompt, OFF), generate(server, prompt, OFF)
         _require("with `mode: off` an equal prompt was no prefix hit", hit.cached_tokens, hit)
-        full, moved = generate(server, header + prompt, _OFF), generate(server, header + prompt)
+        full, moved = generate(server, header + prompt, OFF), generate(server, header + prompt)
         moved_share.append(moved.spliced_tokens / moved.prompt_tokens)
         wrong = generate(server, prompt, _WRONG)
         _require("a prompt whose rows are made wrong was not spliced", wrong.spliced_tokens, wrong)
