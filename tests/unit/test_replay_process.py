@@ -12,14 +12,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pic_traces
 import pytest
 from pic_traces.errors import OptionError, ReplayError
+from pic_traces.pace import Pace
 from pic_traces.records import RequestRecord, Status, load_records, load_summary
 from pic_traces.replay import ReplayOptions, run_replay
+from pic_traces.source import load
 
 import sglang_pic
 
@@ -271,6 +274,22 @@ def test_sessions_run_side_by_side(fake: FakeServer, tmp_path: Path) -> None:
     out = run_replay(ReplayOptions(trace=trace, base_url=fake.url, out=str(tmp_path / "run"), sessions=3, quiet=True))
     assert load_summary(out).completed == 6
     assert fake.most_running == 3
+
+
+def test_sessions_start_and_pause_as_the_pace_says(fake: FakeServer, tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", {name: ["one", "two", "three"] for name in "abcd"})
+    options = ReplayOptions(
+        trace=trace, base_url=fake.url, out=str(tmp_path / "run"), spread_s=1.5, pause_s=0.2, pace_seed=3, quiet=True
+    )
+    records = by_call(load_records(run_replay(options)))
+    assert len(records) == 12
+    for session in load(trace):
+        start, *pauses = Pace(1.5, 0.2, 3).times(session)
+        calls = [records[session.session_id, number] for number in range(3)]
+        assert calls[0].scheduled_at == pytest.approx(start, abs=0.01)
+        for (before, after), pause in zip(pairwise(calls), pauses, strict=True):
+            assert after.scheduled_at - before.finished_at == pytest.approx(pause, abs=0.05)
+        assert all(record.sent_at is not None and record.sent_at >= record.scheduled_at for record in calls)
 
 
 def test_failed_and_too_long_requests_are_counted_and_the_session_goes_on(fake: FakeServer, tmp_path: Path) -> None:

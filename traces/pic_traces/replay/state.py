@@ -53,13 +53,14 @@ class Replay:
         self.records: list[RequestRecord] = []
         self.stopped: str | None = None
         self.planned = sum(session.num_calls for session in sessions)
+        self.pace = target.options.pace
+        self.clock_zero = 0.0
         self._target = target
         self._waiting = deque(sessions)
         self._unfinished = len(sessions)
         self._refused = 0
         self._file = records_file
         self._progress_file = progress_file
-        self._clock_zero = 0.0
         self._bar: tqdm[object] | None = None
         self._on_end: Callable[[], None] = lambda: None
 
@@ -77,7 +78,7 @@ class Replay:
             if reply.error is not None:
                 raise ReplayError(f"the server refused the warm-up request (HTTP {reply.status}): {reply.error}")
             done.append((asked, reply, time.monotonic()))
-        self._clock_zero = time.monotonic()
+        self.clock_zero = time.monotonic()
         for asked, reply, finished_at in done:
             self._keep(asked, reply, Verdict(Status.OK), finished_at)
         self._bar = tqdm(
@@ -168,7 +169,7 @@ class Replay:
             asked,
             reply,
             verdict.status,
-            clock_zero=self._clock_zero,
+            clock_zero=self.clock_zero,
             finished_at=finished_at,
             is_sglang=self._target.info.is_sglang,
             reason=verdict.reason,
