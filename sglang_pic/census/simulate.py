@@ -1,6 +1,6 @@
-"""Serves recorded calls from an unlimited cache as the server would: match the prefix, plan, publish.
+"""Serves recorded calls from a cache as the server would: match the prefix, plan, publish; without a cost gate.
 
-Sessions are served one after the other and their calls in order. Nothing is evicted, and no cost gate weighs the runs.
+`simulate` serves sessions one after the other and their calls in order, and evicts nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sglang_pic.census.changes import changed_fields
 from sglang_pic.census.outcome import CallRef, Outcome, RunSpan
 from sglang_pic.census.prefix_tree import PrefixTree
 from sglang_pic.config import PicConfig
-from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, PlanOptions, Run
+from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, Path, PlanOptions, Run
 
 _NAMESPACE = "census"
 _UNLIMITED = 1 << 40
@@ -54,32 +54,45 @@ def simulate(
     Memory grows with distinct tokens, not with prompt tokens.
     """
     numbers = itertools.count()
-    cache: _Cache | None = None
+    cache: Cache | None = None
     for file, sessions in files:
         if cache is None or scope is CacheScope.FILE:
-            cache = _Cache(config or CoreConfig(), encoder)
+            cache = Cache(config or CoreConfig(), encoder)
         for session in sessions:
             for call in session.calls():
                 ref = CallRef(next(numbers), file, session.session_id, call.index)
                 yield cache.serve(ref, call.agent, encoder.encode(call))
 
 
-class _Cache:
-    """The exact prefixes and the chunks of all calls so far."""
+class Cache:
+    """The exact prefixes and the chunks of all calls so far.
 
-    def __init__(self, config: CoreConfig, encoder: Encoder) -> None:
+    Args:
+        config: the server's settings.
+        encoder: made the calls' tokens.
+        pool_tokens: evict what is beyond the pool, and keep the index within its bounds; None does neither.
+    """
+
+    def __init__(self, config: CoreConfig, encoder: Encoder, pool_tokens: int | None = None) -> None:
         server = PicConfig()
         options = PlanOptions(max_gaps=server.max_gaps, max_runs=server.max_runs)
-        unbounded = msgspec.structs.replace(config, max_index_tokens=_UNLIMITED, max_index_bytes=_UNLIMITED)
+        if pool_tokens is None:
+            config = msgspec.structs.replace(config, max_index_tokens=_UNLIMITED, max_index_bytes=_UNLIMITED)
         self._encoder = encoder
         self._lexicon = Lexicon()
-        self._index = ContentIndex(unbounded, lexicon=self._lexicon)
-        # Nothing is evicted, so every donor is resident.
-        self._plan = partial(self._index.plan, _NAMESPACE, resolve=lambda _, end: end, options=options)
-        self._prefixes = PrefixTree()
+        self._index = ContentIndex(config, lexicon=self._lexicon)
+        self._prefixes = PrefixTree(pool_tokens)
+        resolve = _resident if pool_tokens is None else self._resolve
+        self._plan = partial(self._index.plan, _NAMESPACE, resolve=resolve, options=options)
         self._refs: dict[int, CallRef] = {}
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose rows are there."""
+        return self._prefixes.num_tokens
+
     def serve(self, ref: CallRef, agent: str | None, encoded: EncodedCall) -> Outcome:
+        """Serve one call; what became of it."""
         tokens, path = encoded.tokens, encoded.path
         self._learn()
         match = self._prefixes.match(tokens)
@@ -109,6 +122,9 @@ class _Cache:
             guarded=plan.guarded,
         )
 
+    def _resolve(self, path: Path, end: int) -> int:
+        return self._prefixes.resident_len(path.tokens(end))
+
     def _learn(self) -> None:
         """Tell the lexicon the texts that the encoder has added; what opens or closes a message breaks a line."""
         texts, delimiters = self._encoder.texts, self._encoder.delimiters
@@ -123,3 +139,8 @@ class _Cache:
         # Where the guard cut a run, less than a seam may be computed.
         seam_len = min(run.seam_len, run.target_start - served)
         return RunSpan(run.target_start, run.target_end, run.shift, seam_len, self._refs[donor], run.context)
+
+
+def _resident(_: Path, end: int) -> int:
+    """Nothing was evicted."""
+    return end

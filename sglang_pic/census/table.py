@@ -9,7 +9,9 @@ from pic_traces.source import short_name
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from sglang_pic.census.lasting import Lasting, Window
 from sglang_pic.census.tally import Census, ChangedFields, Counts, RunLengths
+from sglang_pic.census.trend import Trend
 from sglang_pic.census.windows import WINDOW_LEN
 from sglang_pic.core import CoreConfig
 
@@ -84,6 +86,54 @@ def render(census: Census, config: CoreConfig) -> str:
         title = f"Upper bound outside the prefix: windows of {WINDOW_LEN} tokens seen before, at every alignment"
         parts += _table(title, told, _BOUND)
     return as_text(*parts, *_notes(census), *_words(told, config))
+
+
+def render_lasting(result: Lasting) -> str:
+    """The windows as a table, and below it whether the gain lasts."""
+    table = Table(box=None, pad_edge=False)
+    headers = ("minutes", "calls", "tokens", "prefix", "chunk", "recovered", "of unlimited")
+    for header in headers:
+        table.add_column(header, justify="right")
+    for number, window in enumerate(result.windows):
+        table.add_row(f"{number * result.window_s / 60:g}", *_window_cells(window))
+    trends = result.trends
+    told = [_trend("recovered", trends.recovered), _trend("of unlimited", trends.kept)]
+    return as_text(
+        f"{result.sessions:,} sessions start within {result.hours:g} h and pause {result.pause_s:g} s between calls. "
+        f"Of {_tokens(result.distinct_tokens)} distinct tokens the pool holds {_tokens(result.pool_tokens)}.",
+        "",
+        table,
+        "",
+        *told,
+        "",
+        "The first window, in which the cache fills, does not count for a trend. recovered: chunk / (chunk + new), the "
+        "share of stock SGLang's computed tokens that is saved. of unlimited: prefix + chunk, of what a cache without "
+        "limit serves. Intervals: 95 %, by resampling windows.",
+    )
+
+
+def _window_cells(window: Window) -> list[str]:
+    served = window.prefix_tokens + window.chunk_tokens
+    return [
+        f"{window.calls:,}",
+        _tokens(window.prompt_tokens),
+        _percent(_ratio(window.prefix_tokens, window.prompt_tokens)),
+        _percent(_ratio(window.chunk_tokens, window.prompt_tokens)),
+        _percent(_ratio(window.chunk_tokens, window.prompt_tokens - window.prefix_tokens)),
+        _percent(_ratio(served, window.unlimited_prefix_tokens + window.unlimited_chunk_tokens)),
+    ]
+
+
+def _trend(name: str, trend: Trend | None) -> str:
+    if trend is None:
+        return f"{name}: too few windows with calls for a trend"
+    change, slope = trend.change, trend.slope_per_hour
+    return (
+        f"{name}: {trend.first_half:.1%} in the first half, {trend.second_half:.1%} in the second "
+        f"({100 * change.value:+.1f} points, {100 * change.low:+.1f} to {100 * change.high:+.1f}); "
+        f"{100 * slope.value:+.2f} points an hour ({100 * slope.low:+.2f} to {100 * slope.high:+.2f}): "
+        f"{'it falls' if trend.decays else 'it does not fall'}"
+    )
 
 
 def as_text(*parts: RenderableType) -> str:

@@ -1,0 +1,160 @@
+"""Windows of simulated time, and trends over them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+from census_fakes import Ids, IdsEncoder, session
+from hypothesis import given
+from hypothesis import strategies as st
+from pic_traces.pace import Pace
+from pic_traces.session import Session
+
+from sglang_pic.census.command import add_arguments, run
+from sglang_pic.census.lasting import Lasting, Setup, pace_calls, simulate_lasting
+from sglang_pic.census.prefix_tree import PrefixTree
+from sglang_pic.census.trend import fit_trend
+from sglang_pic.cli import main
+from sglang_pic.core import CoreConfig
+from sglang_pic.errors import ConfigError
+
+PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=25)
+
+
+class LruModel:
+    """SGLang's tree as a dictionary: every path that begins a node's end, with its length and when it was used."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens, self.now = max_tokens, 0
+        self.ends: dict[tuple[int, ...], int] = {}
+
+    def reach(self, path: tuple[int, ...]) -> int:
+        self.now += 1
+        stored = max((at for at in range(len(path) + 1) if any(e[:at] == path[:at] for e in self.ends)), default=0)
+        if stored and path[:stored] not in self.ends:
+            # A node is cut here: the part above was used as lately as what lies below.
+            below = min((e for e in self.ends if e[:stored] == path[:stored]), key=len)
+            self.ends[path[:stored]] = self.ends[below]
+        for end in self.ends:
+            if path[:stored][: len(end)] == end:
+                self.ends[end] = self.now
+        return stored
+
+    def insert(self, path: tuple[int, ...]) -> None:
+        self.reach(path)
+        self.ends.setdefault(path, self.now)
+        while self.ends and self.num_tokens > self.max_tokens:
+            leaves = [e for e in self.ends if not any(o != e and o[: len(e)] == e for o in self.ends)]
+            oldest = min(self.ends[e] for e in leaves)
+            (leaf,) = [e for e in leaves if self.ends[e] == oldest]
+            del self.ends[leaf]
+
+    @property
+    def num_tokens(self) -> int:
+        return len({end[:at] for end in self.ends for at in range(1, len(end) + 1)})
+
+
+@given(PATHS, st.integers(1, 30))
+def test_a_bounded_tree_evicts_the_leaf_that_was_not_used_for_longest(paths: list[Ids], max_tokens: int) -> None:
+    tree, model = PrefixTree(max_tokens), LruModel(max_tokens)
+    for call, path in enumerate(paths):
+        prompt = np.array(path[: (len(path) + 1) // 2], dtype=np.int32)
+        assert tree.resident_len(prompt) == model.reach(tuple(prompt.tolist()))
+        tree.insert(np.array(path, dtype=np.int32), call)
+        model.insert(tuple(path))
+        assert tree.num_tokens == model.num_tokens <= max_tokens
+    for path in paths:
+        assert tree.resident_len(np.array(path, dtype=np.int32)) == model.reach(tuple(path))
+
+
+def _sessions(num: int, seed: int) -> list[tuple[str, Session]]:
+    """Each session sends one text of its own again and again, behind another header."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for number in range(num):
+        text = rng.integers(2, 5000, 200).tolist()
+        calls = [([rng.integers(2, 5000, 80).tolist(), text, [7, 7]], [9]) for _ in range(6)]
+        made.append(("f", session(f"s{number}", calls)))
+    return made
+
+
+def _simulate(sessions: list[tuple[str, Session]], pool_share: float) -> Lasting:
+    config = CoreConfig(seam_tokens=1, tail_tokens=0, min_run_tokens=16, sink_tokens=4, edit="in_place")
+    setup = Setup(Pace(3600.0, 20.0, 1), 300.0, pool_share)
+    *_, result = simulate_lasting(sessions, IdsEncoder(), config, setup)
+    assert isinstance(result, Lasting)
+    return result
+
+
+def test_calls_come_in_order_of_time_and_sessions_keep_theirs() -> None:
+    sessions = _sessions(8, 3)
+    paced = list(pace_calls(sessions, Pace(100.0, 30.0, 2)))
+    assert [call.at_s for call in paced] == sorted(call.at_s for call in paced)
+    for number in range(8):
+        assert [each.call.index for each in paced if each.call.session_id == f"s{number}"] == list(range(6))
+    assert list(pace_calls(sessions, Pace(100.0, 30.0, 2))) == paced
+    assert [p.at_s for p in pace_calls(sessions, Pace(100.0, 30.0, 3))] != [p.at_s for p in paced]
+
+
+def test_a_pool_for_everything_keeps_everything_and_a_small_one_less() -> None:
+    sessions = _sessions(40, 4)
+    whole, small = _simulate(sessions, 1.0), _simulate(sessions, 0.02)
+    for window in whole.windows:
+        assert window.prefix_tokens == window.unlimited_prefix_tokens
+        assert window.chunk_tokens == window.unlimited_chunk_tokens
+    assert small.pool_tokens == round(0.02 * whole.distinct_tokens)
+    assert sum(w.calls for w in small.windows) == sum(w.calls for w in whole.windows) > 150
+    lost = [w.unlimited_chunk_tokens - w.chunk_tokens for w in small.windows]
+    assert sum(lost) > 0
+    assert whole.trends.kept is not None
+    assert whole.trends.kept.change.value == 0
+
+
+def test_a_share_that_falls_is_told_from_one_that_does_not() -> None:
+    rng = np.random.default_rng(5)
+    wholes = rng.integers(500, 1500, 36).tolist()
+    level = [round(whole * (0.4 + rng.normal(0, 0.05))) for whole in wholes]
+    falling = [round(part * (1 - 0.01 * number)) for number, part in enumerate(level)]
+    flat, trend = fit_trend(level, wholes, 600.0), fit_trend(falling, wholes, 600.0)
+    assert flat is not None
+    assert not flat.decays
+    assert trend is not None
+    assert trend.decays
+    assert trend.slope_per_hour.high < 0
+    assert trend.change.high < 0
+    assert fit_trend([1, 1, 1, 0], [2, 2, 2, 0], 600.0) is None
+
+
+def test_the_command_prints_windows_and_trends(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = "gen:agent_meta?header=50&calls=4&sessions=30&body=300"
+    words = ["census", trace, "--hours", "0.1", "--windows", "1", "--pause-s", "3", "--pool-share", "0.5"]
+    assert main([*words, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert len(result["windows"]) == 6
+    assert 0 < result["pool_tokens"] <= result["distinct_tokens"] // 2 + 1
+    assert main(words) == 0
+    printed = capsys.readouterr().out.replace("\n", " ")
+    assert "30 sessions start within 0.1 h and pause 3 s between calls" in printed
+    assert printed.count("points an hour") == 2
+    assert main([*words, "--limit-sessions", "1"]) == 0
+    assert "recovered: too few windows with calls for a trend" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--hours", "0"], r"--hours=0\.0: must be more than 0"),
+        (["--hours", "1", "--windows", "20"], r"--hours=1\.0: must hold 5 or more windows of 20 minutes"),
+        (["--hours", "1", "--pool-share", "1.5"], r"--pool-share=1\.5: must be more than 0 and at most 1"),
+        (["--hours", "1", "--pause-s", "-1"], r"--pause-s=-1\.0: must be 0 or more seconds"),
+        (["--hours", "1", "--upper-bound"], "have no meaning with --hours"),
+    ],
+)
+def test_bad_values_are_refused(words: list[str], message: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(ConfigError, match=message):
+        run(parser.parse_args(["sample:agents", *words]))
