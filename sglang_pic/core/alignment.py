@@ -11,9 +11,9 @@ else differs is moved or other text.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from difflib import SequenceMatcher
-from functools import cached_property
 from typing import NamedTuple
 
 from sglang_pic.core.plan import Context
@@ -34,8 +34,16 @@ _PROBES = (0.0, 0.05, 0.15, 0.4, 1.0)
 _BESIDE_TOKENS = 8
 # The walk ends after so many differences; what lies before them is not looked at.
 _MAX_FIELDS = 32
-# What a step of the walk costs beside the tokens it compares, in tokens compared.
+MAX_ALIGNED_FIELDS = 256
+"""A context with more changed fields is not told apart: what lies behind it is computed."""
+# A difference with more pairs of equal tokens, one on each side, is one field: a text of few words differs everywhere.
+_MAX_PAIRS = 2048
+# What a step of the walk costs beside the tokens it compares, a node on the way to the root, a field that was known
+# before, and a pair of tokens of a difference, in tokens compared.
 _WORK_PER_STEP = 256
+_WORK_PER_NODE = 4
+_WORK_PER_FIELD = 4
+_WORK_PER_PAIR = 16
 
 
 class Difference(NamedTuple):
@@ -77,6 +85,8 @@ class Aligner:
         # (serial of a node, shift) -> the last alignment there: a run further on often lies on the same path.
         self._known: dict[tuple[int, int], tuple[int, Alignment]] = {}
         self._known_parts: dict[tuple[bytes, int, int], list[tuple[Span, Span]]] = {}
+        # Serial of a node -> how many leading tokens its path shares with the prompt; and of the root.
+        self._shared: dict[int, int] = {}
         self.work = 0
         """Cost so far, in tokens compared."""
 
@@ -91,6 +101,7 @@ class Aligner:
         if not self._most:
             return _OTHER
         alignment = self._align(node, start, shift)
+        self.work += _WORK_PER_FIELD * len(alignment.fields)
         self._known[node.serial, shift] = start, alignment
         return alignment
 
@@ -118,20 +129,20 @@ class Aligner:
                 fields += self._differences(node, at - shift, old_len, at, new_len)
             at, shift = at - new_len, shift + old_len - new_len
 
-    @cached_property
-    def _stored(self) -> tuple[set[int], int]:
-        """The nodes on the prompt's own path, by serial, and how many of its tokens are on it; a miss never asks."""
-        last, length = self._trie.walk(self._tokens)
-        return {node.serial for node in last.lineage()}, length
-
     def _shared_len(self, node: Node) -> int:
         """How many leading tokens the path to `node` shares with the prompt."""
-        on_path, length = self._stored
-        while node.serial not in on_path:
-            if node.parent is None:
-                return 0
+        if not self._shared:
+            # The prompt's own path; a miss never asks.
+            last, length = self._trie.walk(self._tokens)
+            self._shared = {each.serial: min(each.end, length) for each in (self._trie.root, *last.lineage())}
+        line: list[int] = []
+        while node.serial not in self._shared and node.parent is not None:
+            line.append(node.serial)
             node = node.parent
-        return min(node.end, length)
+        shared = self._shared.get(node.serial, 0)
+        self._shared.update(dict.fromkeys(line, shared))
+        self.work += _WORK_PER_NODE * len(line)
+        return shared
 
     def _fall_in_step(self, node: Node, old_end: int, new_end: int, shared: int) -> tuple[int, int] | None:
         """The lengths of a short difference that ends at these places, with equal text in front of it."""
@@ -176,31 +187,38 @@ class Aligner:
         if min(old_len, new_len) > _SAME_TOKENS:
             # Runs that lie behind the same field on several paths have the same difference before them.
             key = taken[flank:].tobytes(), new_start, new_end
-            parts = self._known_parts.get(key) or _parts(
-                taken[flank:].tolist(), self._tokens[new_start:new_end].tolist()
-            )
-            self._known_parts[key] = parts
+            known = self._known_parts.get(key)
+            if known is None:
+                known = self._parts(taken[flank:].tolist(), self._tokens[new_start:new_end].tolist())
+                self._known_parts[key] = known
+            parts = known
         for (old_from, old_to), (new_from, new_to) in reversed(parts):
             before = taken[max(0, flank + old_from - _FLANK_TOKENS) : flank + old_from]
             new = new_start + new_from, new_start + new_to
             yield Difference(taken[flank + old_from : flank + old_to], before, new)
 
-
-def _parts(old: list[int], new: list[int]) -> list[tuple[Span, Span]]:
-    """A difference without the equal tokens inside it."""
-    parts = []
-    old_at = new_at = 0
-    for old_from, new_from, length in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
-        if length >= _SAME_TOKENS or old_from == len(old):
-            if old_at < old_from or new_at < new_from:
-                parts.append(((old_at, old_from), (new_at, new_from)))
-            old_at, new_at = old_from + length, new_from + length
-    return parts
+    def _parts(self, old: list[int], new: list[int]) -> list[tuple[Span, Span]]:
+        """A difference without the equal tokens inside it."""
+        times = Counter(old)
+        num_pairs = sum(times[token] for token in new)
+        if num_pairs > _MAX_PAIRS:
+            return [((0, len(old)), (0, len(new)))]
+        self.work += _WORK_PER_PAIR * num_pairs
+        parts = []
+        old_at = new_at = 0
+        for old_from, new_from, length in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
+            if length >= _SAME_TOKENS or old_from == len(old):
+                if old_at < old_from or new_at < new_from:
+                    parts.append(((old_at, old_from), (new_at, new_from)))
+                old_at, new_at = old_from + length, new_from + length
+        return parts
 
 
 def _join(rest: Alignment, fields: list[Difference]) -> Alignment:
     """The alignment of a context that has `fields`, from the last one back, behind what `rest` has."""
-    return Alignment(Context.CHANGED, (*rest.fields, *reversed(fields))) if fields else rest
+    if not fields:
+        return rest
+    return Alignment(Context.CHANGED, (*rest.fields, *reversed(fields))[: MAX_ALIGNED_FIELDS + 1])
 
 
 def _rfind(haystack: bytes, needle: bytes) -> int | None:

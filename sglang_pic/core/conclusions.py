@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sglang_pic.core.lexicon import Lexicon
-from sglang_pic.core.spans import Span
+from sglang_pic.core.spans import Span, intersect_spans
 from sglang_pic.core.tokens import Tokens
 
 # A value that is named in more places is followed no further.
@@ -26,6 +26,8 @@ _COMPUTED_BEHIND = 8
 # Words that are as frequent as this in any text are concluded nowhere, nor are words that stand in more places.
 _FREQUENT_RANK = 1000
 _FEW_PLACES = 3
+# More places than a field's own spans hold, and these.
+_TOO_MANY_PLACES = 4096
 
 
 class Named(NamedTuple):
@@ -41,14 +43,16 @@ class Named(NamedTuple):
     """What is computed because of it, ascending."""
 
 
-def find_conclusions(fields: Sequence[Named], tokens: Tokens, lexicon: Lexicon) -> list[list[Span]]:
-    """For each field what has to be computed beside its own spans.
+def find_conclusions(fields: Sequence[Named], tokens: Tokens, lexicon: Lexicon) -> list[list[Span]] | None:
+    """For each field what has to be computed beside its own spans; `None` where that would take too long to tell.
 
     Of each line that names a value the rarest word counts that no other of these lines has; cost as `Lexicon.find`.
     """
     lines = [_words_beside(field, tokens, lexicon) for field in fields]
     asked = {word: None for each in lines for line in each for word in line}
     found = lexicon.find((), tokens, rare=asked) if asked else {}
+    if found is None:
+        return None
     return [
         [span for line in each for span in _spans_of(line, field, found, tokens, lexicon)]
         for field, each in zip(fields, lines, strict=True)
@@ -73,10 +77,11 @@ def _spans_of(
 ) -> list[Span]:
     """What is computed around the rarest word of a line, where that stands elsewhere in a few places."""
     elsewhere = {
-        word: [place for place in found[word] if not any(start <= place < end for start, end in field.spans)]
+        word: [place for place in found[word] if not intersect_spans(field.spans, place, place + 1)]
         for word in line
+        if len(found[word]) <= _TOO_MANY_PLACES
     }
-    few = [word for word in line if 0 < len(elsewhere[word]) <= _FEW_PLACES]
+    few = [word for word, places in elsewhere.items() if 0 < len(places) <= _FEW_PLACES]
     if not few:
         return []
     rarest = min(few, key=lambda word: (len(elsewhere[word]), -lexicon.rank(word)))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sglang_pic.core.alignment import Aligner, Alignment, Difference
+from sglang_pic.core.alignment import MAX_ALIGNED_FIELDS, Aligner, Alignment, Difference
 from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.mentions import Mentions, find_mentions
 from sglang_pic.core.plan import Context, CostModel, DropReason, Run
@@ -27,6 +27,12 @@ from sglang_pic.core.trie import Node, Trie
 
 # Fewer tokens between two spans that must be computed are computed too: a gap costs more.
 _MIN_PIECE_TOKENS = 16
+# Recorded sessions have at most 21 changed fields in a plan, and 27 runs. Runs behind more fields than these are
+# computed: fields of one plan, and, counted once for each run behind it, fields of all runs.
+_MAX_FIELDS = 512
+_MAX_FIELDS_BEHIND = 8192
+# A node on the way to the root, in tokens compared.
+_WORK_PER_NODE = 4
 
 
 class Guarded(NamedTuple):
@@ -62,21 +68,26 @@ class Guard:
         self._policy, self._tokens, self._lexicon, self._cost = policy, tokens, lexicon, cost
         self._aligner = Aligner(trie, tokens, policy.max_field_tokens)
         self._fields: dict[int, tuple[Difference, ...]] = {}
+        # Serial of a node -> the generation that the nodes above it say; id of a field -> the field, and whether it is
+        # one of messages.
+        self._above: dict[int, int] = {}
+        self._judged: dict[int, tuple[Difference, bool]] = {}
+        self._work = 0
         self._refused: list[Span] = []
         self.dropped: Counter[DropReason] = Counter()
         """What the guard left out."""
 
     @property
     def work(self) -> int:
-        """Cost of the alignments, in tokens compared."""
-        return self._aligner.work
+        """Cost of looking for changed fields, in tokens compared."""
+        return self._work + self._aligner.work
 
     def admits(self, node: Node, start: int, end: int, shift: int) -> bool:
         """Whether a donor's rows are clean enough to be spliced at `[start, end)`."""
         if self._policy.edit == "in_place":
             return True
         most = 0 if self._policy.edit == "recompile" else self._policy.max_generation
-        if node.generation(end - shift) <= most:
+        if self._generation(node, end - shift) <= most:
             return True
         self._refused.append((start, end))
         self.dropped[DropReason.GENERATION] += 1
@@ -86,36 +97,75 @@ class Guard:
         """Whether a field has another value before the donor of `[start, ...)` than in the prompt, and that matters."""
         return self._policy.edit != "in_place" and self._align(node, start, shift).context is Context.CHANGED
 
-    def watch(self, run: Run, node: Node) -> Run:
-        """Note what stands before a run that was chosen; the run with its context and its donor's generation."""
+    def watch(self, run: Run, node: Node) -> Run | None:
+        """Note what stands before a run that was chosen; the run with its context and its donor's generation.
+
+        `None`, counted, where too many fields before it have another value.
+        """
         alignment = self._align(node, run.target_start, run.shift)
+        if len(alignment.fields) > MAX_ALIGNED_FIELDS:
+            self.dropped[DropReason.BUDGET] += 1
+            return None
         self._fields[run.target_start] = alignment.fields
-        return msgspec.structs.replace(run, context=alignment.context, generation=node.generation(run.donor_end))
+        generation = self._generation(node, run.donor_end)
+        return msgspec.structs.replace(run, context=alignment.context, generation=generation)
 
     def protect(self, runs: list[Run]) -> Guarded:
         """Cut out of the runs what has to be computed."""
-        fields = {field.key: field for run in runs for field in self._fields[run.target_start]}
-        if not fields and not self._refused:
+        fields, watched = self._within_budget(runs)
+        if not fields and not self._refused and len(watched) == len(runs):
             return Guarded(runs, (), ())
         notes = dict(zip(fields, self._must_compute([*fields.values()]), strict=True))
-        behind = {run.target_start: [notes[field.key] for field in self._fields[run.target_start]] for run in runs}
-        aged = [self._age(run, behind[run.target_start]) for run in runs]
+        behind = {run.target_start: [notes[field.key] for field in self._fields[run.target_start]] for run in watched}
+        aged = [self._age(run, behind[run.target_start]) for run in watched]
         kept = [piece for run in self._renew(aged) for piece in self._cut(run, behind[run.target_start])]
         before, after = ([(run.target_start, run.target_end) for run in each] for each in (runs, kept))
         # A span that was removed is empty, and no less a change.
         changed_fields = tuple(sorted({field.new for field in fields.values()}))
         return Guarded(kept, changed_fields, tuple(subtract_spans(before, after)))
 
+    def _within_budget(self, runs: list[Run]) -> tuple[dict[tuple[Span, bytes], Difference], list[Run]]:
+        """The fields before the runs by their keys, and the runs behind no more of them than a plan may have."""
+        fields: dict[tuple[Span, bytes], Difference] = {}
+        watched, num_behind = [], 0
+        for run in runs:
+            before = self._fields[run.target_start]
+            added = {field.key: field for field in before} if num_behind + len(before) <= _MAX_FIELDS_BEHIND else None
+            if added is None or len(fields) + sum(key not in fields for key in added) > _MAX_FIELDS:
+                self.dropped[DropReason.BUDGET] += 1
+                continue
+            fields.update(added)
+            num_behind += len(before)
+            watched.append(run)
+        return fields, watched
+
+    def _generation(self, node: Node, end: int) -> int:
+        """The changed fields that rows before position `end` of the path to `node` have behind them."""
+        line, at = [], node
+        while at.serial not in self._above and at.parent is not None:
+            line.append(at)
+            at = at.parent
+        above = self._above.get(at.serial, 0)
+        for each in reversed(line):
+            above = self._above[each.serial] = max(above, at.generation(each.start))
+            at = each
+        self._work += _WORK_PER_NODE * len(line)
+        return max(above, node.generation(end))
+
     def _align(self, node: Node, start: int, shift: int) -> Alignment:
         found = self._aligner.align(node, start, shift)
-        if self._lexicon is None or not found.fields:
+        if self._lexicon is None or not 0 < len(found.fields) <= MAX_ALIGNED_FIELDS:
             return found
         fields = tuple(field for field in found.fields if not self._holds_messages(field, self._lexicon))
         return Alignment(Context.CHANGED, fields) if fields else Alignment(Context.MOVED)
 
     def _holds_messages(self, field: Difference, lexicon: Lexicon) -> bool:
         """Whether the difference is one of messages, or of their number: other text, not another value of a field."""
-        return lexicon.has_message_break(field.old) or lexicon.has_message_break(self._tokens[slice(*field.new)])
+        known = self._judged.get(id(field))
+        if known is None:
+            sides = field.old, self._tokens[slice(*field.new)]
+            known = self._judged[id(field)] = field, any(map(lexicon.has_message_break, sides))
+        return known[1]
 
     def _must_compute(self, fields: list[Difference]) -> list[Mentions]:
         """For each field from where on it is named, and what of the prompt has to be computed because of it."""
@@ -127,9 +177,13 @@ class Guard:
         if self._policy.edit == "recompile" or self._lexicon is None:
             return [Mentions(field.new[0], [(field.new[0], end)]) for field in fields]
         seam, tail = self._policy.seam_tokens, (end - self._policy.edit_tail_tokens, end)
+        found = find_mentions(fields, self._tokens, self._lexicon)
+        if found is None:
+            self.dropped[DropReason.BUDGET] += 1
+            return [Mentions(field.new[0], [(field.new[0], end)]) for field in fields]
         return [
             named._replace(spans=[*named.spans, (field.new[1], field.new[1] + seam), tail])
-            for field, named in zip(fields, find_mentions(fields, self._tokens, self._lexicon), strict=True)
+            for field, named in zip(fields, found, strict=True)
         ]
 
     def _age(self, run: Run, behind: list[Mentions]) -> Run:

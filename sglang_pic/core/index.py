@@ -8,7 +8,7 @@ Everything here is deterministic: the same calls leave the same state and give t
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -129,9 +129,7 @@ class ContentIndex:
         fresh = self._mark(space, path, fresh, holes)
         for position, number in generations:
             if number and position < len(tokens):
-                steps = _holder(path, position + 1).generations
-                if (position, number) not in steps:
-                    insort(steps, (position, number))
+                _holder(path, position + 1).add_generation(position, number)
         if fresh:
             self._add_donors(space, path, tokens, fresh, delimiters)
         space.trie.touch([path[-1]])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,6 +33,10 @@ MESSAGE_BREAK = "\x1e\n"
 _PAIRS = 1 << 16
 # A word whose tokens stand in more places is frequent.
 _FREQUENT = 32
+# Places where a word of several tokens may begin, times such words, that are looked at; for each token of a text too.
+# The plans of recorded sessions look at up to 251.
+_MOST_TRIES = 1 << 15
+_TRIES_PER_TOKEN = 1
 
 
 class Lexicon:
@@ -48,6 +52,7 @@ class Lexicon:
         # Without the signs in front, folded; and the ids by that.
         self._words: list[str] = []
         self._by_word: defaultdict[str, list[int]] = defaultdict(list)
+        self._longest = 0
         # Of each token, and at the end of one without text: whether it has a line break or signs in front, begins or
         # ends inside a word; and its first character.
         self._breaks, self._signed, self._starts, self._ends = np.zeros((4, 1), dtype=np.bool_)
@@ -68,6 +73,7 @@ class Lexicon:
             self._words.append(word)
             if word:
                 self._by_word[word].append(token)
+                self._longest = max(self._longest, len(word))
         folded = [text.casefold() for text in added]
         self._texts += added
         self._breaks = _append(self._breaks, ["\n" in text for text in added])
@@ -137,11 +143,11 @@ class Lexicon:
                     found[word.group()] = None
         return found
 
-    def find(self, words: Iterable[str], tokens: Tokens, *, rare: Iterable[str] = ()) -> dict[str, list[int]]:
+    def find(self, words: Iterable[str], tokens: Tokens, *, rare: Iterable[str] = ()) -> dict[str, list[int]] | None:
         """For each of the folded `words` the places of its first token, ascending; inside longer words it is not found.
 
         Words of `rare` are looked for too, but not found where they are frequent. Cost O(len(tokens)) in numpy, once,
-        then O(places where one of the words may begin).
+        then O(places where one of the words may begin); `None` where these are too many.
         """
         found: dict[str, list[int]] = {word: [] for word in (*words, *rare)}
         whole, begun = self._ways_to_write(found)
@@ -159,7 +165,12 @@ class Lexicon:
         is_edge &= ~self._starts.take(after, mode="clip") & self._table([*whole]).take(ids, mode="clip")
         for place, token in zip(places[is_edge].tolist(), ids[is_edge].tolist(), strict=True):
             found[whole[token]].append(place)
-        for place, token, following in self._begun_places(begun, places, ids, after):
+        may_begin = self._may_begin(begun, ids, after)
+        starts = ids[may_begin].tolist()
+        if sum(len(begun[token]) for token in starts) > _MOST_TRIES + _TRIES_PER_TOKEN * len(tokens):
+            return None
+        for place, token, next_token in zip(places[may_begin].tolist(), starts, after[may_begin].tolist(), strict=True):
+            following = self._text(next_token).casefold()
             for word, rest in begun[token]:
                 if rest.startswith(following[: len(rest)]) and self._stands_at(word, tokens, place):
                     found[word].append(place)
@@ -179,7 +190,7 @@ class Lexicon:
         whole: dict[int, str] = {}
         begun: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
         for word in words:
-            for length in range(1, len(word)):
+            for length in range(1, min(len(word), self._longest + 1)):
                 for token in self._by_word.get(word[:length], ()):
                     begun[token].append((word, word[length:]))
             for token in self._by_word.get(word, ()):
@@ -189,19 +200,15 @@ class Lexicon:
                     whole[token] = word
         return whole, begun
 
-    def _begun_places(
-        self, begun: dict[int, list[tuple[str, str]]], places: npt.NDArray[np.int64], ids: Tokens, after: Tokens
-    ) -> Iterator[tuple[int, int, str]]:
-        """The places of tokens that may begin a word, but few that go on otherwise; with the text that follows."""
+    def _may_begin(self, begun: dict[int, list[tuple[str, str]]], ids: Tokens, after: Tokens) -> npt.NDArray[np.bool_]:
+        """Which of the tokens `ids` may begin a word, but few that go on otherwise in the tokens `after` them."""
         goes_on = np.zeros(_PAIRS, dtype=np.bool_)
         goes_on[[_pair(token, ord(rest[0])) for token, words in begun.items() for _, rest in words if rest]] = True
         ended = [token for token, words in begun.items() if any(not rest for _, rest in words)]
-        may_begin = goes_on[_pair(ids, self._first.take(after, mode="clip"))] & self._table([*begun]).take(
-            ids, mode="clip"
-        )
+        may_begin: npt.NDArray[np.bool_] = goes_on[_pair(ids, self._first.take(after, mode="clip"))]
+        may_begin &= self._table([*begun]).take(ids, mode="clip")
         may_begin |= self._table(ended).take(ids, mode="clip")
-        for place, token, following in zip(*(each[may_begin].tolist() for each in (places, ids, after)), strict=True):
-            yield place, token, self._text(following).casefold()
+        return may_begin
 
     def _stands_at(self, word: str, tokens: Tokens, place: int) -> bool:
         """Whether the word begins in the token at `place` and is part of no longer one."""

@@ -7,8 +7,8 @@ rule was found on one set of templates and is judged on another (bench/results/S
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from sglang_pic.core.alignment import Difference
 from sglang_pic.core.conclusions import TOKENS_BEFORE, TOKENS_BEHIND, Named, find_conclusions
 from sglang_pic.core.lexicon import Lexicon
-from sglang_pic.core.spans import Span, merge_spans
+from sglang_pic.core.spans import Span, intersect_spans, merge_spans
 from sglang_pic.core.tokens import Tokens
 
 # Of a field the rarest words name it; a word that stands in more places than this says little by itself. So many of
@@ -62,8 +62,8 @@ class Mentions(NamedTuple):
     """What is computed around the places, ascending."""
 
 
-def find_mentions(fields: Sequence[Difference], tokens: Tokens, lexicon: Lexicon) -> list[Mentions]:
-    """Find what names each of `fields`, which are one or more."""
+def find_mentions(fields: Sequence[Difference], tokens: Tokens, lexicon: Lexicon) -> list[Mentions] | None:
+    """Find what names each of `fields`, which are one or more; `None` where that would take too long to tell."""
     places: dict[Span, _Place] = {}
     for field in fields:
         if field.new not in places:
@@ -76,9 +76,14 @@ def find_mentions(fields: Sequence[Difference], tokens: Tokens, lexicon: Lexicon
     rare = {word: None for each in names for side in (*each.sides, each.label) for word in side if word not in short}
     # A field's own words, which may begin a little before what differs, are no mention of it.
     own = merge_spans((start - first - _WORD_BEGINS, end - first) for start, end in places)
-    found = {word: _outside(at, own) for word, at in lexicon.find(short, behind, rare=rare).items()}
+    places_of = lexicon.find(short, behind, rare=rare)
+    if places_of is None:
+        return None
+    found = {word: _outside(at, own) for word, at in places_of.items()}
     named = [_mentions(each, found, behind, lexicon) for each in names]
     concluded = find_conclusions(named, behind, lexicon)
+    if concluded is None:
+        return None
     return [
         Mentions(
             first + each.named_from, [(first + start, first + end) for start, end in merge_spans(each.spans + more)]
@@ -94,11 +99,10 @@ def _mentions(names: _Names, found: dict[str, list[int]], tokens: Tokens, lexico
     everywhere: list[int] = []
     for side in names.sides:
         if not any(word in words for word in side):
-            frequent = [place for word in side for place in found[word]]
-            near = [place for place in frequent if _is_near(place, label)]
+            near = {place for word in side for place in _near(found[word], label)}
             places.update(near)
             # Nothing tells which of the places is meant.
-            everywhere += [] if near or len(side) > _FEW_WORDS else frequent
+            everywhere += [] if near or len(side) > _FEW_WORDS else [at for word in side for at in found[word][:1]]
     spans = [(place, place + _LABEL_BEHIND) for place in label[:_MOST_PLACES]]
     spans += [(lexicon.line_start(tokens, place, TOKENS_BEFORE), place + TOKENS_BEHIND) for place in places]
     if everywhere:
@@ -153,10 +157,10 @@ def _rarest(words: Sequence[str], found: dict[str, list[int]], lexicon: Lexicon)
 
 
 def _outside(places: list[int], spans: list[Span]) -> list[int]:
-    return [place for place in places if not any(start <= place < end for start, end in spans)]
+    return [place for place in places if not intersect_spans(spans, place, place + 1)]
 
 
-def _is_near(place: int, others: list[int]) -> bool:
-    """Whether one of the ascending `others` is near."""
-    i = bisect_left(others, place - _NEAR_TOKENS)
-    return i < len(others) and others[i] <= place + _NEAR_TOKENS
+def _near(places: list[int], others: list[int]) -> Iterator[int]:
+    """Which of the ascending `places` are near one of the others."""
+    for other in others:
+        yield from places[bisect_left(places, other - _NEAR_TOKENS) : bisect_right(places, other + _NEAR_TOKENS)]

@@ -35,6 +35,7 @@ class DropReason(Reason):
     """Why the planner left out a candidate run."""
 
     BELOW_MIN_RUN = "below_min_run", "The equal text is shorter than the minimum run."
+    BUDGET = "budget", "Planning further would have taken too long for a prompt of that length."
     CHANGED_FIELD = "changed_field", "A field before the run has another value than it had before the donor."
     COST_GATE = "cost_gate", "Splicing would have cost more than computing."
     DONOR_EVICTED = "donor_evicted", "The donor's rows had left the radix tree."

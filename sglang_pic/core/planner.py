@@ -46,6 +46,8 @@ _BLOCK_TOKENS = 16384
 _WORK_PER_DONOR = 64
 _WORK_PER_ENDING = 16
 _WORK_PER_NAME = 8
+# A node more that a comparison goes over.
+_WORK_PER_STEP = 16
 # Tokens of a donor's context that are looked for in the prompt at the cost of comparing one.
 _CONTEXT_PER_WORK = 16
 
@@ -124,12 +126,12 @@ class Planner:
         self._paths = PlanPaths(tokens)
         # (serial of a node, shift) -> end of an equal span that is not worth a run; its other chunks lead to it too.
         self._short: dict[tuple[int, int], int] = {}
-        self._work = 0
+        self._work = -_WORK_PER_STEP * trie.num_steps
 
     @property
     def work(self) -> int:
         """Tokens compared so far, and what else was done in their cost."""
-        return self._work + self._paths.work + self._guard.work
+        return self._work + _WORK_PER_STEP * self._trie.num_steps + self._paths.work + self._guard.work
 
     def plan(self) -> Plan:
         """Choose the runs. Cost O(tokens behind the prefix) in any case."""
@@ -181,6 +183,7 @@ class Planner:
                         self._served = run.target_end
                         i = bisect_right(places, self._served, i) - 1
                     if self.work > budget:
+                        self._dropped[DropReason.BUDGET] += 1
                         return runs
                 i += 1
             at = max(stop, self._served)
@@ -203,8 +206,12 @@ class Planner:
             donor_end = best.end - best.shift
             resident = self._resolve(run.donor, donor_end)
             if resident >= donor_end:
-                self._used.append(best.node)
-                return self._guard.watch(run, best.node)
+                watched = self._guard.watch(run, best.node)
+                if watched is None:
+                    self._give_up(best)
+                else:
+                    self._used.append(best.node)
+                return watched
             self._dropped[DropReason.DONOR_EVICTED] += 1
             self._forget(best.node, resident)
         return None

@@ -6,7 +6,7 @@ be donated.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from enum import Enum
@@ -23,8 +23,8 @@ class Node:
 
     `parent` is None for a root, and for a node that has been removed. `eligible` are absolute positions, ascending,
     disjoint, not touching. `donors` belongs to the donor table: the donors whose last token lies here. `generations`
-    are `(position, number)`, ascending: rows from the position on have at least so many changed fields behind them.
-    `num_pins` counts the pinned paths through it.
+    are `(position, number)`, both ascending: rows from the position on have at least so many changed fields behind
+    them. `num_pins` counts the pinned paths through it.
     """
 
     __slots__ = (
@@ -67,15 +67,16 @@ class Node:
         return spans[i] if i >= 0 and position < spans[i][1] else None
 
     def generation(self, end: int) -> int:
-        """The changed fields that rows before position `end` of the path have behind them. Cost O(depth)."""
-        most = 0
-        node: Node | None = self
-        while node is not None:
-            for start, number in node.generations:
-                if start < end:
-                    most = max(most, number)
-            node = node.parent
-        return most
+        """The changed fields that rows of this node before position `end` have behind them, as far as it says."""
+        steps = bisect_left(self.generations, (end, 0))
+        return self.generations[steps - 1][1] if steps else 0
+
+    def add_generation(self, position: int, number: int) -> None:
+        """Rows from `position` on have at least `number` changed fields behind them; what this implies is left out."""
+        if number > self.generation(position + 1):
+            steps = [step for step in self.generations if step[0] < position or step[1] > number]
+            insort(steps, (position, number))
+            self.generations = steps
 
     def lineage(self) -> list[Node]:
         """The nodes from the root's child to this one."""
@@ -102,6 +103,8 @@ class Trie:
         self._ages = ages
         self._serials = iter(serials)
         self.root = Node(self, -1, None, 0, np.empty(0, dtype="<i4"))
+        self.num_steps = 0
+        """Nodes that comparisons have gone over; for the work of plans."""
 
     def walk(self, tokens: Tokens) -> tuple[Node, int]:
         """The deepest node on the path of `tokens`, and how many leading tokens are stored."""
@@ -197,6 +200,7 @@ def equal_start(node: Node, end: int, shift: int, tokens: Tokens, low: int, rows
         while at - shift <= node.start:
             assert node.parent is not None
             node = node.parent
+            node.trie.num_steps += 1
         first = node.start
         if rows is ELIGIBLE:
             span = node.eligible_around(at - shift - 1)
@@ -230,6 +234,7 @@ def equal_end(node: Node, start: int, shift: int, tokens: Tokens, stop: int, row
                 break
             last = span[1]
         node = following
+        node.trie.num_steps += 1
         limit, offset = min(stop, last + shift), shift + node.start
         at += common_len(node.tokens[at - offset : limit - offset], tokens[at:limit])
         if at < limit:
