@@ -110,6 +110,16 @@ OVERLAY = $(CURDIR)/.versions/$(WITH)
 test-with: setup .versions/$(WITH) ## tests with another version of one package: WITH=sglang==0.5.22, or triton==3.8.0 ARGS=tests/kernels
 	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+.versions/fuzz:
+	$(PIP) install -qq --target $@ 'atheris>=3'
+
+# Seconds for each of six readers and two kinds of input.
+FUZZ_SECONDS := 60
+
+.PHONY: fuzz
+fuzz: setup .versions/fuzz ## fuzz the readers of traces, streams, options and settings: FUZZ_SECONDS=60 for each of 12
+	PYTHONPATH=$(CURDIR)/.versions/fuzz $(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --out runs/fuzz
+
 .PHONY: contract
 contract: setup $(foreach version,$(OTHER_SGLANG),.versions/sglang==$(version)) ## digests of the functions of SGLang that the tests ran with
 	$(BIN)/python -m sglang_pic.adapter.contract

@@ -88,11 +88,13 @@ def read_config(text: str) -> PicConfig:
                 f"{CONFIG_VARIABLE}={source!r}: neither a JSON object nor a readable file ({error.strerror}); "
                 f'give {{"core": {{"seam_tokens": 1}}}} or the path of such a file.'
             ) from error
+        except ValueError as error:
+            raise ConfigError(f"{CONFIG_VARIABLE}={source!r}: not a text in UTF-8 ({error}); write it anew.") from error
     try:
         return msgspec.json.decode(text, type=PicConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{CONFIG_VARIABLE}: {error} (in {source}).") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ConfigError(f"{CONFIG_VARIABLE}: {source} is not valid JSON: {error}.") from error
 
 

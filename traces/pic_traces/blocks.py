@@ -21,6 +21,8 @@ from pic_traces.session import Spans, spans_of
 
 _MOONCAKE_BLOCK = 512
 _PEEK_BYTES = 4096
+# A few bytes of a trace can claim any number of blocks; no context that is served has as many.
+_MAX_BLOCKS = 1 << 20
 
 
 class BlockFormat(Enum):
@@ -253,5 +255,7 @@ def _flatten_weka(
 
 def _check_len(line: Line, input_len: int, num_blocks: int, block_size: int) -> None:
     """Refuses ids of another block size: hits would be counted in wrong units."""
+    if num_blocks > _MAX_BLOCKS:
+        raise line.error(f"a prompt of {num_blocks} blocks; at most {_MAX_BLOCKS} are read")
     if input_len < 0 or abs(num_blocks * block_size - input_len) >= block_size:
         raise line.error(f"{num_blocks} blocks of {block_size} tokens do not fit a prompt of {input_len} tokens")

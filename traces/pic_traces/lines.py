@@ -21,7 +21,8 @@ JSON_SUFFIXES = (".json", ".json.gz")
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)
+# msgspec gives up on JSON that is nested hundreds of levels deep.
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Line(NamedTuple):
@@ -40,7 +41,7 @@ class Line(NamedTuple):
         """The object as a struct; raises a `TraceError` that names this place where it is none."""
         try:
             return msgspec.convert(self.value, kind)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, RecursionError) as error:
             raise self.error(f"not a {what}: {error}") from error
 
 

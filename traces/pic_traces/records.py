@@ -194,7 +194,7 @@ def load_records(folder: Path) -> list[RequestRecord]:
     for line in lines:
         try:
             records.append(msgspec.json.decode(line, type=RequestRecord))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ReplayError(f"{path}:{len(records) + 1}: not a record of a replay: {error}") from error
     return records
 
@@ -208,7 +208,7 @@ def load_summary(folder: Path) -> ReplaySummary:
     path = folder / "summary.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=ReplaySummary)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ReplayError(f"{path}: no summary of a replay: {error}") from error
 
 

@@ -123,7 +123,7 @@ def error_message(text: str) -> str:
 def _json_or_none(raw: bytes) -> JsonValue:
     try:
         value: JsonValue = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return value
 

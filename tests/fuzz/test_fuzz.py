@@ -1,0 +1,55 @@
+"""A little of what `make fuzz` does for minutes, and the inputs that were found with it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.documents import documents
+from tests.fuzz.readers import TARGETS
+
+DEEP = 5_000
+FOUND: dict[str, list[bytes]] = {
+    "trace": [
+        b"[" * DEEP,
+        b"\x00" + b'{"messages":' + b"[" * DEEP + b"]" * DEEP + b"}\n",
+        b"\x01" + b'{"messages":[{"role":"user"}],"tools":' + b"[" * DEEP,
+    ],
+    "blocks": [
+        # A line that claims more blocks than can be counted in a lifetime.
+        b'{"id":"a","block_size":64,"requests":[{"in":64000000000000,"hash_ranges":[[0,1000000000000]]}]}',
+        b'{"id":"a","block_size":64,"requests":[' + b'{"requests":[' * 450 + b"]}" * 450 + b"]}",
+    ],
+    "records": [b"[" * DEEP],
+    "stream": [b"data: " + b"[" * DEEP + b"\n\n", b'{"error":' * DEEP],
+    "options": [],
+    "config": [b"\xff\xfe", b'{"core":' * DEEP],
+}
+"""Inputs that once ended in another error than the documented one, or in none in time."""
+
+
+@pytest.mark.parametrize(("target", "data"), [(name, data) for name, all_of in FOUND.items() for data in all_of])
+def test_what_was_found_is_mended(target: str, data: bytes) -> None:
+    begun = time.process_time()
+    TARGETS[target](data)
+    assert time.process_time() - begun < 5
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_nearly_right_documents_end_in_documented_errors(target: str) -> None:
+    @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+    @given(documents(target))
+    def run(data: bytes) -> None:
+        TARGETS[target](data)
+
+    run()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@settings(max_examples=50)
+@given(data=st.binary(max_size=200))
+def test_any_bytes_end_in_documented_errors(target: str, data: bytes) -> None:
+    TARGETS[target](data)
