@@ -32,6 +32,9 @@ _CONFIG: Final = {
 _ANY_TOLERANCE: Final = {"self_test_kl_limit": 100.0, "self_test_key_limit": 100.0}
 _CHECK_SLOTS: Final = {"SGLANG_PIC_CHECK_SLOTS": "1"}
 _LEAST_SPLICED: Final = 0.8
+# How many prompts, and tokens of each. Only whole pages of 64 are kept, and the sink is computed.
+_PROMPTS: Final = 6, 700
+_DRY_PROMPTS: Final = 2, 330
 # Beside an exact hit: room for six prompts' luck, and never more than a twentieth of what wrong rows do.
 _TIMES_HIT: Final = 2.0
 _ROOM: Final = 1e-3
@@ -73,7 +76,7 @@ def _check_each(work: Work, model: Model, flags: dict[str, tuple[str, ...]], con
     for name, words in flags.items():
         try:
             with serving(work, name, "pic", model, words, config=config, probe=PROBE, env=_CHECK_SLOTS) as server:
-                raw[name] = compare(server, model, *((2, 300) if work.is_dry else (6, 700)))
+                raw[name] = compare(server, model, *(_DRY_PROMPTS if work.is_dry else _PROMPTS))
         except PicError as error:
             failures.append(f"{name}: {error}")
             continue
