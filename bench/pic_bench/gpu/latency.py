@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+from pic_traces.replay.client import read_events
 
 from pic_bench.compare.server import Server
 from pic_bench.gpu.record import Found, Work
@@ -158,12 +159,13 @@ def _events(server: Server, prompt: Sequence[int], max_new_tokens: int) -> Itera
     body = msgspec.json.encode({"input_ids": list(prompt), "stream": True, "sampling_params": sampling})
     request = urllib.request.Request(server.base_url + "/generate", body, {"Content-Type": "application/json"})
     with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
-        for line in answer:
-            if line.startswith(b"data: {"):
-                event = msgspec.json.decode(line[6:])
-                if "error" in event:
-                    raise BenchError(f"/generate: {event['error']}")
-                yield event
+        for data in read_events(answer):
+            if data == b"[DONE]":
+                break
+            event = msgspec.json.decode(data)
+            if "error" in event:
+                raise BenchError(f"/generate: {event['error']}")
+            yield event
 
 
 def _ttft(server: Server, prompt: Sequence[int]) -> tuple[float, float]:

@@ -95,7 +95,7 @@ class Endpoint:
                 reply.error = error_message(response.read().decode("utf-8", "replace"))
                 return
             finished = False
-            for data in _events(response):
+            for data in read_events(response):
                 if data == b"[DONE]":
                     finished = True
                     break
@@ -106,6 +106,20 @@ class Endpoint:
     def _connect(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._tls else http.client.HTTPConnection
         return kind(self._host, self._port, timeout=self._timeout_s)
+
+
+def read_events(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """The data of each server-sent event; an event of several `data:` lines is joined by newlines."""
+    lines: list[bytes] = []
+    while line := response.readline():
+        line = line.rstrip(b"\r\n")
+        if line.startswith(b"data:"):
+            lines.append(line[5:].removeprefix(b" "))
+        elif not line and lines:
+            yield b"\n".join(lines)
+            lines = []
+    if lines:
+        yield b"\n".join(lines)
 
 
 def error_message(text: str) -> str:
@@ -126,20 +140,6 @@ def _json_or_none(raw: bytes) -> JsonValue:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return value
-
-
-def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """The data of each server-sent event; an event of several `data:` lines is joined by newlines."""
-    lines: list[bytes] = []
-    while line := response.readline():
-        line = line.rstrip(b"\r\n")
-        if line.startswith(b"data:"):
-            lines.append(line[5:].removeprefix(b" "))
-        elif not line and lines:
-            yield b"\n".join(lines)
-            lines = []
-    if lines:
-        yield b"\n".join(lines)
 
 
 def _take_event(reply: StreamReply, data: bytes, now: float) -> None:
