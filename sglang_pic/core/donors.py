@@ -90,15 +90,16 @@ class DonorTable:
         node.donors.append(donor)
         self._size.num_donors += 1
 
-    def scan(self, tokens: Tokens, start: int, end: int) -> tuple[list[int], list[int]]:
+    def scan(self, tokens: Tokens, start: int, end: int) -> tuple[memoryview, memoryview]:
         """Where in `(start, end]` a known chunk may end, ascending, and the ending hash of each place.
 
-        A few places are there by chance: their ending is not in `heads`. Cost O(end - start) in numpy.
+        A few places are there by chance: their ending is not in `heads`. Cost O(end - start) in numpy. The integers are
+        not made into a list, because most of them lie inside a run and are passed over.
         """
         first = max(0, start + 1 - ENDING_LEN)
         hashes = ending_hashes(tokens[first:end])
         places = self.filter.candidates(hashes)
-        return (places + (first + ENDING_LEN)).tolist(), hashes[places].tolist()
+        return (places + (first + ENDING_LEN)).data, hashes[places].data
 
     def ending_at(self, ending: int, data: memoryview, end: int) -> tuple[list[int], int]:
         """The donors of chunks that end at `end` of the tokens with the bytes `data`, freshest first, found by name.

@@ -350,7 +350,7 @@ def test_a_scan_finds_every_known_ending_in_its_range(tokens: Tokens, data: st.D
     }
     for ending in sorted(known):
         table.add(ending, 1, node, 0, 80)
-    places, endings = table.scan(tokens, start, end)
+    places, endings = map(list, table.scan(tokens, start, end))
     everywhere = range(max(start + 1, ENDING_LEN), end + 1)
     hashes = {place: naive_ending(tokens[place - ENDING_LEN : place].tolist()) for place in everywhere}
     assert endings == [hashes[place] for place in places]

@@ -20,7 +20,7 @@ from sglang_pic.core import Path
 
 
 class _Resident(NamedTuple):
-    """A path that was found: how far, its slots from position 0, and the lock on it."""
+    """A path that was found: how far, its slots from position 0 in int64, and the lock on it."""
 
     length: int
     slots: torch.Tensor
@@ -51,7 +51,7 @@ class TreeResolver:
         result = self._tree.match_prefix(MatchPrefixParams(key=key))
         if known is not None:
             self._tree.unlock(known.lock)
-        slots = self._tree.path_device_indices(result.last_device_node)[: result.device_prefix_len]
+        slots = self._tree.path_device_indices(result.last_device_node)[: result.device_prefix_len].to(torch.int64)
         found = _Resident(slots.shape[0], slots, self._tree.lock(result.last_device_node))
         self._found[path] = found
         return found.length
@@ -60,7 +60,7 @@ class TreeResolver:
         """The slots of `[start, end)` on a path that was resolved up to `end`: `[end - start]`, int64."""
         found = self._found[path]
         assert end <= found.length, (found.length, start, end)
-        return found.slots[start:end].to(torch.int64)
+        return found.slots[start:end]
 
     def keep_locks_of(self, paths: list[Path]) -> ExitStack:
         """The locks of `paths`, each once, which the caller closes; every other lock is given back."""
