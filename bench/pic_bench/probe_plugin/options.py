@@ -33,6 +33,8 @@ class ProbeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     whose attention chooses. Of a stock server too."""
     sync_debug: bool = False
     """Have torch warn of every operation that makes the host wait for the GPU, from the first gap batch on."""
+    watch_rows: bool = False
+    """Watch every KV row and account for every slot and lock: the part `books` of `/server_info` (slow, on a CPU)."""
     record_dir: str | None = None
     """Folder for what requests with `testing.record` computed: logits, spliced spans, keys."""
 
@@ -53,6 +55,8 @@ class RequestProbe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     flip_donors: bool = False
     """Turn the signs of every spliced row: a corruption for the audit to find. (Rows in another order would be none: a
     key carries its position with it.)"""
+    unlock_donors: bool = False
+    """Give the donors' locks back as soon as the request is planned: a fault for `watch_rows` to find."""
     policy: dict[str, int | str] = {}
     """Settings of the reuse policy for this request alone, any of them and within the bounds of the configuration."""
     record: str | None = None

@@ -3,11 +3,12 @@
 SGLang's dummy weights             wider
 SGLang's create_tree_cache         in a scheduler that makes our cache: everything below, and a warning
 options.parse_options              the request's own options
-Planning.plan                      donors of another namespace
+Planning.plan                      donors of another namespace, or unlocked too early
 ForwardPath.lay_out, .move_rows    keys left unrotated, rows corrupted; torch warns of waits from now on
 ForwardPath.__init__               the recorder among the observers
 PicRadixCache.match_prefix         no exact prefix hits
 ContentIndex.publish               the index's invariants
+_watch_rows names more             every row, slot and lock
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ def _hook_scheduler(config: ProbeConfig) -> Callable[..., None]:
             HookRegistry.register(f"{_SERVE}.cache.PicRadixCache.match_prefix", _ignore_prefix, HookType.AROUND)
         if config.check_invariants:
             HookRegistry.register("sglang_pic.core.index.ContentIndex.publish", _check_invariants, HookType.AFTER)
+        if config.watch_rows:
+            _watch_rows(ctx.tp_worker.model_runner)
         HookRegistry.apply_hooks()
         logger.warning(
             "sglang_pic: this server is for experiments only: %s switches on %s",
@@ -117,12 +120,41 @@ def _parse_options(original: Callable[..., Any], custom_params: object) -> Any:
 
 def _plan(original: Callable[..., None], planning: Any, req: Any, *args: Any, **kwargs: Any) -> None:
     """Plan under the key of the donors' namespace; publication and the tree see the request's own."""
-    own, donors_from = req.extra_key, probe_of(req).donors_from
-    req.extra_key = own if donors_from is None else donors_from
+    own, probe = req.extra_key, probe_of(req)
+    req.extra_key = own if probe.donors_from is None else probe.donors_from
     try:
         original(planning, req, *args, **kwargs)
     finally:
         req.extra_key = own
+    if probe.unlock_donors and req.pic.pending is not None:
+        req.pic.pending.locks.close()
+
+
+def _watch_rows(runner: Any) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from pic_bench.probe_plugin.books import Bookkeeper
+    from pic_bench.probe_plugin.row_watch import RowWatch
+    from sglang_pic.runtime.views import view_pool
+
+    watch = RowWatch(view_pool(runner.token_to_kv_pool), runner)
+    keeper = Bookkeeper(runner, watch)
+    memory, path = "sglang.srt.mem_cache", f"{_SERVE}.forward.ForwardPath"
+    allocator = type(runner.token_to_kv_pool_allocator)
+    for name in ("alloc", "alloc_extend", "alloc_decode"):
+        if hasattr(allocator, name):
+            HookRegistry.register(f"{allocator.__module__}.{allocator.__name__}.{name}", watch.on_alloc, HookType.AFTER)
+    HookRegistry.register(f"{allocator.__module__}.{allocator.__name__}.clear", watch.on_clear, HookType.AFTER)
+    HookRegistry.register(f"{path}.lay_out", watch.lay_out, HookType.AFTER)
+    HookRegistry.register(f"{path}._prepare", watch.prepare, HookType.AFTER)
+    HookRegistry.register(f"{path}._forward", watch.forward, HookType.AROUND)
+    HookRegistry.register(f"{path}.move_rows", watch.move_rows, HookType.AROUND)
+    HookRegistry.register(f"{_SERVE}.cache.PicRadixCache.__init__", keeper.on_tree, HookType.AFTER)
+    HookRegistry.register(f"{_SERVE}.cache.PicRadixCache.reset", keeper.on_reset, HookType.AFTER)
+    HookRegistry.register(f"{memory}.unified_radix_cache.UnifiedRadixCache.lock", keeper.on_lock, HookType.AFTER)
+    HookRegistry.register(f"{memory}.unified_radix_cache.UnifiedRadixCache.unlock", keeper.on_unlock, HookType.BEFORE)
+    HookRegistry.register(f"{memory}.unified_radix_cache.UnifiedRadixCache._evict", keeper.on_evict, HookType.AFTER)
+    HookRegistry.register("sglang_pic.adapter.server_info.install", keeper.add_part, HookType.BEFORE)
 
 
 class _Faults:

@@ -1,0 +1,198 @@
+"""Accounts for every slot, lock and index entry of an idle server, as the part `books` of `/server_info`."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from pic_bench.probe_plugin.row_watch import RowWatch
+from sglang_pic.adapter.seams import ModelRunner
+from sglang_pic.core.invariants import check
+from sglang_pic.core.trie import Node
+
+
+class Books(msgspec.Struct, frozen=True, kw_only=True):
+    """What is where, and what is wrong with it."""
+
+    is_idle: bool
+    """No request has a row. Only then everything is accounted for."""
+    problems: list[str]
+    """What is lost, held or wrong, in words."""
+    wrong_rows: dict[str, int]
+    """Rows that a pass, a splice or this account found wrong since the start, by what is wrong with them."""
+    num_spliced_rows: int
+    """Spliced rows that were checked."""
+    num_read_rows: int
+    """Rows of requests that were checked before a pass read them."""
+    num_evicted_tokens: int
+    """Slots that the tree gave up."""
+    num_locks: int
+    num_pins: int
+    num_borrowed_slots: int
+    num_free_slots: int
+    num_tree_slots: int
+    num_index_tokens: int
+    num_index_bytes: int
+    num_index_donors: int
+    num_index_evicted_tokens: int
+    num_resident_tokens: int
+    """Of the index's tokens, those whose rows are in the tree."""
+
+
+class Bookkeeper:
+    """Counts what the tree locks and evicts, and reads the books."""
+
+    def __init__(self, runner: ModelRunner, watch: RowWatch) -> None:
+        self._runner: Any = runner
+        self._watch = watch
+        self._tree: Any = None
+        # By identity; shrinks when the tree unlocks, and when it is emptied.
+        self._locks: dict[int, object] = {}
+        self._num_evicted = 0
+
+    def on_tree(self, _result: None, tree: object, *_: object, **__: object) -> None:
+        """After the tree was made."""
+        self._tree = tree
+
+    def on_lock(self, lock: object, *_: object, **__: object) -> None:
+        """After the tree has locked a path."""
+        if lock is not None:
+            self._locks[id(lock)] = lock
+
+    def on_unlock(self, _tree: object, lock: object, *_: object) -> None:
+        """Before the tree unlocks a path."""
+        self._locks.pop(id(lock), None)
+
+    def on_reset(self, *_: object) -> None:
+        """After the tree was emptied: its locks went with it."""
+        self._locks.clear()
+
+    def on_evict(self, result: Any, *_: object, **__: object) -> None:
+        """After the tree has evicted."""
+        self._num_evicted += result.num_tokens_evicted
+
+    def add_part(self, parts: dict[str, Any]) -> None:
+        """Before the plugin shows its part of `/server_info`."""
+        parts["books"] = self.read
+
+    def read(self) -> Books:
+        """The books; on the scheduler's thread."""
+        tree, runner, watch = self._tree, self._runner, self._watch
+        rows = runner.req_to_token_pool
+        is_idle = len(rows.free_slots) == rows.size
+        walk = tree.tree_core.walk_for_kv_canary(unlocked_only=False, swa_resident_only=False)
+        index = tree.planning._index
+        stats = index.stats()
+        problems: list[str] = []
+        num_resident = 0
+        if is_idle:
+            problems += self._check_slots(walk.slot_indices, walk.positions)
+            problems += self._check_locks()
+            num_resident, found = self._check_index(index)
+            problems += found
+        return Books(
+            is_idle=is_idle,
+            problems=problems,
+            wrong_rows=dict(watch.found),
+            num_spliced_rows=watch.num_spliced,
+            num_read_rows=watch.num_read,
+            num_evicted_tokens=self._num_evicted,
+            num_locks=len(self._locks),
+            num_pins=len(tree.pins.report().held),
+            num_borrowed_slots=tree.auditor.num_slots,
+            num_free_slots=int(runner.token_to_kv_pool_allocator.available_size()),
+            num_tree_slots=len(walk.slot_indices),
+            num_index_tokens=stats.num_tokens,
+            num_index_bytes=stats.num_bytes,
+            num_index_donors=stats.num_donors,
+            num_index_evicted_tokens=stats.num_evicted_tokens,
+            num_resident_tokens=num_resident,
+        )
+
+    def _check_slots(self, slots: torch.Tensor, positions: torch.Tensor) -> Iterator[str]:
+        """Every slot is free, borrowed, or in the tree once with the row that was written for its place."""
+        allocator = self._runner.token_to_kv_pool_allocator
+        free, borrowed = int(allocator.available_size()), self._tree.auditor.num_slots
+        pages = allocator.get_all_free_pages()
+        if len(pages.unique()) != len(pages):
+            yield f"{len(pages) - len(pages.unique())} pages are free twice"
+        if len(slots.unique()) != len(slots):
+            yield f"{len(slots) - len(slots.unique())} slots are in the tree twice"
+        if both := int(torch.isin(slots // allocator.page_size, pages).sum()):
+            yield f"{both} slots are in the tree and free"
+        if free + borrowed + len(slots) != allocator.size:
+            yield f"{free} slots free, {borrowed} borrowed, {len(slots)} in the tree: not the pool's {allocator.size}"
+        if wrong := self._watch.check_slots(slots, None, positions):
+            yield f"{wrong} slots of the tree hold other rows than were written for them"
+
+    def _check_locks(self) -> Iterator[str]:
+        """Nothing but pins holds a lock, and what they lock is what they say."""
+        tree = self._tree
+        pins = tree.pins.report()
+        if len(self._locks) != len(pins.held):
+            yield f"{len(self._locks)} locks are held, {len(pins.held)} of them by pins"
+        if (protected := int(tree.protected_size())) != pins.num_tokens:
+            yield f"{protected} slots of the tree are locked, pins hold {pins.num_tokens}"
+        if not pins.held:
+            try:
+                tree.sanity_check()
+            except AssertionError as error:
+                yield f"SGLang's check of its tree: {error}"
+
+    def _check_index(self, index: Any) -> tuple[int, list[str]]:
+        """How many of the index's tokens are resident, and what is wrong with those or with the index itself.
+
+        NOTE: matching a path makes it young in the tree, which only changes what is evicted next.
+        """
+        problems = []
+        try:
+            check(index)
+        except AssertionError as error:
+            problems.append(f"the chunk index: {error}")
+        counted: set[int] = set()
+        num_resident = num_wrong = num_spliced = 0
+        for namespace, space in index._namespaces.items():
+            for leaf in _leaves(space.trie.root):
+                line = leaf.lineage()
+                tokens = np.concatenate([node.tokens for node in line]).astype(np.int64)
+                slots = self._resident(namespace, tokens)
+                num_wrong += self._watch.check_slots(
+                    slots, torch.from_numpy(tokens[: len(slots)]), torch.arange(len(slots))
+                )
+                computed = self._watch.is_computed(slots)
+                for node in line:
+                    if node.serial not in counted:
+                        counted.add(node.serial)
+                        num_resident += max(0, min(node.end, len(slots)) - node.start)
+                        num_spliced += sum(int((~computed[start:end]).sum()) for start, end in node.eligible)
+        if num_wrong:
+            problems.append(f"{num_wrong} resident tokens of the index have other rows")
+        if num_spliced:
+            problems.append(f"{num_spliced} rows that came from a splice may be donors")
+        return num_resident, problems
+
+    def _resident(self, namespace: Any, tokens: np.ndarray) -> torch.Tensor:
+        """The slots of as much of a path as is in the tree."""
+        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        token_ids = array("q")
+        token_ids.frombytes(tokens.data.cast("B"))
+        key = RadixKey(token_ids, namespace.extra_key, cache_salt=namespace.cache_salt)
+        result = self._tree.match_prefix(MatchPrefixParams(key=key))
+        slots = self._tree.path_device_indices(result.last_device_node)[: result.device_prefix_len]
+        return slots.to(torch.int64)
+
+
+def _leaves(root: Node) -> Iterator[Node]:
+    waiting = list(root.children.values())
+    while waiting:
+        node = waiting.pop()
+        waiting += node.children.values()
+        if not node.children:
+            yield node

@@ -1,0 +1,206 @@
+"""Watches every KV row of a server: which token it was computed for, and that splices read and write the right ones.
+
+A table beside the pool has a line for each slot. A pass writes it, in the order of the stream; the allocator empties
+it when it hands the slot out. SGLang's own KV canary cannot do this: it chains each row to the row before it in the
+pass that wrote it, so every spliced row is a violation, and it walks no subclass of SGLang's radix tree.
+
+    token, position   for which the row was computed or spliced; -1 for a slot that was handed out and not yet written
+    content           a hash of what a splice copies unchanged: the values, or MLA's latent
+    is_computed       False for a row that came from a splice
+
+What is found wrong is counted and logged, never raised.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sglang_pic.runtime.views import PoolView
+
+if TYPE_CHECKING:
+    from sglang_pic.adapter.seams import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+_ATTRIBUTE = "pic_watched"
+_MAX_LOGGED = 20
+# Decoding reads the same rows again and again.
+_CONTENT_EVERY = 8
+
+
+@dataclass(slots=True)
+class _Claim:
+    """What the plans of a batch say of the rows that are spliced: `[num_spliced]` int64 each."""
+
+    tokens: Tensor
+    source_positions: Tensor
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A batch of requests between the two hooks: which tokens the slots of each row hold, and what is spliced."""
+
+    rows: list[tuple[int, Tensor]]
+    claim: _Claim | None
+    is_extend: bool
+
+
+class RowWatch:
+    """The table of one scheduler rank; its methods are hooks."""
+
+    def __init__(self, view: PoolView, runner: ModelRunner) -> None:
+        self._view, self._runner = view, runner
+        self._token = torch.full((view.num_slots,), -1, dtype=torch.int64)
+        self._position = self._token.clone()
+        self._content = torch.zeros(view.num_slots, dtype=torch.int64)
+        self._is_computed = torch.zeros(view.num_slots, dtype=torch.bool)
+        # What of a row a splice copies unchanged, each layer as integers `[num_slots, width]`, and a factor for each.
+        as_integers = {4: torch.int32, 2: torch.int16, 1: torch.uint8}[view.dtype.itemsize]
+        parts = view.values or [keys[..., : view.rope_offset] for keys in view.keys]
+        self._parts = [part.view(as_integers).flatten(1) for part in parts]
+        random = torch.Generator().manual_seed(0)
+        shape = (len(self._parts), self._parts[0].shape[1])
+        self._factors = torch.randint(1, 1 << 62, shape, generator=random, dtype=torch.int64) * 2 + 1
+        self._laid_out: _Claim | None = None
+        self._claim: _Claim | None = None
+        self._num_passes = 0
+        self.found: Counter[str] = Counter()
+        """Rows that are wrong, by what is wrong with them."""
+        self.num_spliced = 0
+        """Spliced rows that were checked."""
+        self.num_read = 0
+        """Rows of requests that were checked before a pass read them."""
+
+    def on_alloc(self, slots: Tensor | None, *_: object, **__: object) -> None:
+        """After the allocator has handed out slots."""
+        if slots is not None:
+            self._token[slots.to(torch.int64)] = -1
+
+    def on_clear(self, *_: object, **__: object) -> None:
+        """After the pool was emptied."""
+        self._token.fill_(-1)
+
+    def lay_out(self, _gap: object, _path: object, plans: Sequence[Any], batch: Any, *_: object) -> None:
+        """After the splices of a batch were laid out: what their plans claim, in the order of the splice."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        for req, plan in zip(batch.reqs, plans, strict=True):
+            for run, _slots in plan.sources if plan is not None else ():
+                tokens += req.full_untruncated_fill_ids[run.target_start : run.target_end]
+                positions += range(run.donor_start, run.donor_end)
+        self._laid_out = _Claim(torch.tensor(tokens), torch.tensor(positions))
+
+    def prepare(
+        self, _result: None, _path: object, forward_batch: Any, _cls: object, batch: Any, *_: object, **__: object
+    ) -> None:
+        """After a batch of requests was made for its pass."""
+        claim, self._laid_out = self._laid_out, None
+        is_extend = batch.forward_mode.is_extend()
+        if not is_extend and not batch.forward_mode.is_decode():
+            return
+        lens = batch.prefix_lens if is_extend else [n - 1 for n in forward_batch.seq_lens_cpu.tolist()]
+        rows = []
+        for req, num_tokens in zip(batch.reqs, lens, strict=True):
+            # The last token of an answer may still be on the device only.
+            known = [*req.origin_input_ids, *req.output_ids][:num_tokens]
+            rows.append((int(req.kv.req_pool_idx), torch.tensor(known, dtype=torch.int64)))
+        setattr(forward_batch, _ATTRIBUTE, _Watched(rows, claim, is_extend))
+
+    def forward(
+        self, original: Callable[..., Any], path: Any, inner: Any, runner: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Around a pass: what it reads is right, what it writes was handed out for it."""
+        watched: _Watched | None = getattr(batch, _ATTRIBUTE, None)
+        self._claim = None
+        slots = batch.out_cache_loc.to(torch.int64)
+        if watched is not None:
+            delattr(batch, _ATTRIBUTE)
+            self._num_passes += 1
+            self._check_rows(watched)
+            self._report("written while owned by others", (self._token[slots] != -1) | self._is_free(slots), slots)
+            self._claim = watched.claim
+        output = original(path, inner, runner, batch, *args, **kwargs)
+        fresh = slots if self._claim is None else slots[self._token[slots] == -1]
+        kept = slice(None) if self._claim is None else self._token[slots] == -1
+        self._token[fresh], self._position[fresh] = (
+            batch.input_ids[kept].to(torch.int64),
+            batch.positions[kept].to(torch.int64),
+        )
+        self._content[fresh], self._is_computed[fresh] = self._hash(fresh), True
+        self._claim = None
+        return output
+
+    def move_rows(self, original: Callable[..., None], path: Any, gap: Any) -> None:
+        """Around a splice: its sources are the rows that the plans mean, and its targets get their content."""
+        claim, src, dst = self._claim, gap.splice.src, gap.splice.dst
+        if claim is None or not src.numel():
+            original(path, gap)
+            return
+        content = self._hash(src)
+        self.num_spliced += src.numel()
+        is_free = self._is_free(src)
+        other = (self._token[src] != claim.tokens) | (self._position[src] != claim.source_positions)
+        self._report("spliced from a freed slot", is_free, src)
+        self._report("spliced from another token's row", other & ~is_free, src)
+        self._report("spliced from a row that changed", (self._content[src] != content) & ~other & ~is_free, src)
+        self._report("spliced from a spliced row", ~self._is_computed[src] & ~other & ~is_free, src)
+        original(path, gap)
+        self._token[dst], self._position[dst] = claim.tokens, claim.source_positions + gap.splice.shifts.to(torch.int64)
+        self._content[dst], self._is_computed[dst] = self._hash(dst), False
+        self._report("copied wrongly", self._content[dst] != content, dst)
+
+    def check_slots(self, slots: Tensor, tokens: Tensor | None, positions: Tensor) -> int:
+        """How many of `slots` do not hold what was written for `tokens` at `positions`; counted as found, too."""
+        wrong = self._position[slots] != positions
+        if tokens is not None:
+            wrong |= self._token[slots] != tokens
+        changed = (self._content[slots] != self._hash(slots)) & ~wrong
+        self._report("in the tree for another token", wrong, slots)
+        self._report("in the tree and changed", changed, slots)
+        return int((wrong | changed).sum())
+
+    def is_computed(self, slots: Tensor) -> Tensor:
+        """Which of `slots` hold rows that were not spliced."""
+        return self._is_computed[slots]
+
+    def _check_rows(self, watched: _Watched) -> None:
+        table = self._runner.req_to_token_pool.req_to_token
+        with_content = watched.is_extend or self._num_passes % _CONTENT_EVERY == 0
+        for row, tokens in watched.rows:
+            slots = table[row, : len(tokens)].to(torch.int64)
+            self.num_read += len(tokens)
+            wrong = (self._token[slots] != tokens) | (self._position[slots] != torch.arange(len(tokens)))
+            self._report("read for another token", wrong, slots)
+            self._report("read from a freed slot", self._is_free(slots) & ~wrong, slots)
+            if with_content:
+                self._report("read after it changed", (self._content[slots] != self._hash(slots)) & ~wrong, slots)
+
+    def _is_free(self, slots: Tensor) -> Tensor:
+        allocator: Any = self._runner.token_to_kv_pool_allocator
+        free = allocator.get_all_free_pages()
+        pages = slots // self._view.page_size
+        is_free = torch.isin(pages, free)
+        for group in allocator.free_group or ():
+            is_free |= torch.isin(pages, group // self._view.page_size)
+        return is_free
+
+    def _hash(self, slots: Tensor) -> Tensor:
+        total = torch.zeros(len(slots), dtype=torch.int64)
+        for part, factors in zip(self._parts, self._factors, strict=True):
+            total += (part[slots].to(torch.int64) * factors).sum(1)
+        return total
+
+    def _report(self, what: str, wrong: Tensor, slots: Tensor) -> None:
+        count = int(wrong.sum())
+        if not count:
+            return
+        if self.found.total() < _MAX_LOGGED:
+            logger.error("sglang_pic: %d rows %s, the first in slot %d", count, what, int(slots[wrong][0]))
+        self.found[what] += count

@@ -1,0 +1,184 @@
+"""The soak's table of rows: what is spliced, read and written rightly is not found, and what is not is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pic_bench.probe_plugin.row_watch import RowWatch
+
+from sglang_pic.core import Path, Run, as_tokens
+from sglang_pic.runtime.views import PoolKind, PoolView
+
+DONOR, READER, END = list(range(100, 112)), list(range(500, 504)), [7, 8]
+"""Tokens of a donor, and what a prompt has before and behind them."""
+DONOR_SLOTS, READER_SLOTS = torch.arange(1, 13), torch.arange(15, 31)
+EXTEND = SimpleNamespace(is_extend=lambda: True, is_decode=lambda: False)
+DECODE = SimpleNamespace(is_extend=lambda: False, is_decode=lambda: True)
+
+
+class Server:
+    """A pool of 63 slots and a model that writes rows of its own for every token."""
+
+    def __init__(self) -> None:
+        keys, values = torch.zeros(64, 1, 4), torch.zeros(64, 1, 4)
+        self.view = PoolView(PoolKind.MHA, (keys,), (values,), torch.float32, 64, 1, 0, 4, 0)
+        self.table = torch.zeros(4, 32, dtype=torch.int32)
+        self.allocator = SimpleNamespace(free_group=None, free=torch.arange(31, 64))
+        self.allocator.get_all_free_pages = lambda: self.allocator.free
+        runner: Any = SimpleNamespace(
+            token_to_kv_pool_allocator=self.allocator, req_to_token_pool=SimpleNamespace(req_to_token=self.table)
+        )
+        self.watch = RowWatch(self.view, runner)
+
+    def compute(
+        self, row: int, tokens: list[int], slots: torch.Tensor, splice: tuple[Run, torch.Tensor] | None = None
+    ) -> None:
+        """Prefill a request whose row has those slots, with at most one run."""
+        self.watch.on_alloc(slots, None)
+        self.table[row, : len(tokens)] = slots.to(torch.int32)
+        req = SimpleNamespace(
+            origin_input_ids=tokens,
+            output_ids=[],
+            full_untruncated_fill_ids=tokens,
+            kv=SimpleNamespace(req_pool_idx=row),
+        )
+        batch = SimpleNamespace(reqs=[req], prefix_lens=[0], forward_mode=EXTEND)
+        fields = {"out_cache_loc": slots, "input_ids": torch.tensor(tokens), "positions": torch.arange(len(tokens))}
+        forward_batch = SimpleNamespace(**fields)
+        gap = None
+        if splice is not None:
+            run, src = splice
+            dst = slots[run.target_start : run.target_end]
+            gap = SimpleNamespace(splice=SimpleNamespace(src=src, dst=dst, shifts=torch.full_like(dst, run.shift)))
+            self.watch.lay_out(gap, None, [SimpleNamespace(sources=[splice])], batch, None)
+        self.watch.prepare(None, None, forward_batch, None, batch, None)
+        self.watch.forward(self._forward, gap, None, None, forward_batch)
+
+    def decode(self, row: int, tokens: list[int], slot: int) -> None:
+        """Compute the row of one more token behind `tokens`."""
+        slots = torch.tensor([slot])
+        self.watch.on_alloc(slots, None)
+        self.table[row, len(tokens)] = slot
+        req = SimpleNamespace(origin_input_ids=tokens, output_ids=[], kv=SimpleNamespace(req_pool_idx=row))
+        batch = SimpleNamespace(reqs=[req], forward_mode=DECODE)
+        position = torch.tensor([len(tokens)])
+        forward_batch = SimpleNamespace(
+            out_cache_loc=slots, input_ids=torch.tensor([5]), positions=position, seq_lens_cpu=position + 1
+        )
+        self.watch.prepare(None, None, forward_batch, None, batch, None)
+        self.watch.forward(self._forward, None, None, None, forward_batch)
+
+    def _forward(self, gap: Any, _inner: object, _runner: object, batch: Any) -> None:
+        computed = batch.out_cache_loc
+        if gap is not None:
+            self.watch.move_rows(self._move, None, gap)
+            computed = computed[~torch.isin(computed, gap.splice.dst)]
+        self.view.values[0][computed] = torch.rand(len(computed), 1, 4)
+
+    def _move(self, _path: object, gap: Any) -> None:
+        self.view.values[0][gap.splice.dst] = self.view.values[0][gap.splice.src]
+
+
+def run(start: int, end: int, *, donor_start: int) -> Run:
+    """A run into the target span `[start, end)`."""
+    return Run(
+        target_start=start,
+        target_end=end,
+        donor_start=donor_start,
+        donor=Path("donor", [as_tokens(DONOR)]),
+        seam_len=0,
+    )
+
+
+def free_donor(server: Server) -> None:
+    server.allocator.free = torch.cat([server.allocator.free, DONOR_SLOTS])
+
+
+def rewrite_donor(server: Server) -> None:
+    server.compute(3, [9] * 12, DONOR_SLOTS)
+
+
+def hand_out_donor(server: Server) -> None:
+    server.watch.on_alloc(DONOR_SLOTS, None)
+
+
+def damage_donor(server: Server) -> None:
+    server.view.values[0][DONOR_SLOTS[5]] += 1
+
+
+def move_donor(server: Server) -> None:
+    """The donor's tokens stand a place further than the plan says."""
+    server.compute(3, [1, *DONOR[:11]], DONOR_SLOTS)
+
+
+def splice_donor(server: Server) -> None:
+    """The donor's rows came from a splice themselves."""
+    other = torch.arange(44, 56)
+    server.compute(2, DONOR, other)
+    server.compute(3, DONOR, DONOR_SLOTS, (run(2, 12, donor_start=2), other[2:]))
+
+
+def keep_target(server: Server) -> None:
+    """The slots of the prompt belong to somebody else, and the allocator did not hand them out."""
+    server.compute(3, [9] * 16, READER_SLOTS)
+    server.watch.on_alloc = lambda *_: None  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        (None, {}),
+        (free_donor, {"spliced from a freed slot": 10}),
+        (rewrite_donor, {"spliced from another token's row": 10}),
+        (hand_out_donor, {"spliced from another token's row": 10}),
+        (move_donor, {"spliced from another token's row": 10}),
+        (damage_donor, {"spliced from a row that changed": 1}),
+        (splice_donor, {"spliced from a spliced row": 10}),
+        (keep_target, {"written while owned by others": 16}),
+    ],
+)
+def test_a_splice_reads_and_writes_its_own_rows(fault: Callable[[Server], None] | None, found: dict[str, int]) -> None:
+    server = Server()
+    server.compute(1, DONOR, DONOR_SLOTS)
+    assert not server.watch.found
+    if fault is not None:
+        fault(server)
+        server.watch.found.clear()
+    spliced = (run(4, 14, donor_start=2), DONOR_SLOTS[2:])
+    server.compute(2, [*READER, *DONOR[2:], *END], READER_SLOTS, spliced)
+    assert dict(server.watch.found) == found
+    assert server.watch.is_computed(READER_SLOTS).tolist() == [True] * 4 + [False] * 10 + [True] * 2
+
+
+def test_a_copy_that_brings_other_rows_is_found() -> None:
+    server = Server()
+    server.compute(1, DONOR, DONOR_SLOTS)
+    server._move = lambda *_: None  # type: ignore[method-assign]
+    spliced = (run(4, 14, donor_start=2), DONOR_SLOTS[2:])
+    server.compute(2, [*READER, *DONOR[2:], *END], READER_SLOTS, spliced)
+    assert dict(server.watch.found) == {"copied wrongly": 10}
+
+
+def test_the_next_pass_reads_the_rows_of_its_request() -> None:
+    server = Server()
+    server.compute(1, DONOR, DONOR_SLOTS)
+    server.decode(1, DONOR, 13)
+    assert not server.watch.found
+    server.table[1, 3] = 5
+    server.decode(1, [*DONOR, 5], 14)
+    assert dict(server.watch.found) == {"read for another token": 1}
+
+
+def test_rows_in_the_tree_are_those_that_were_written() -> None:
+    server = Server()
+    server.compute(1, DONOR, DONOR_SLOTS)
+    assert server.watch.check_slots(DONOR_SLOTS, torch.tensor(DONOR), torch.arange(12)) == 0
+    assert server.watch.check_slots(DONOR_SLOTS, torch.tensor(DONOR), torch.arange(12) + 1) == 12
+    damage_donor(server)
+    assert server.watch.check_slots(DONOR_SLOTS, None, torch.arange(12)) == 1
+    server.watch.on_clear()
+    assert server.watch.check_slots(DONOR_SLOTS, torch.tensor(DONOR), torch.arange(12)) == 12
