@@ -27,6 +27,8 @@ MODEL := .models/smollm2
 TRACE := clock:sample:agents sample:agents
 OUT := runs/demo
 TRACES :=
+# How long a soak sends requests.
+SECONDS := 600
 # Test files side by side, those with servers first; each server takes a few GB. 0 for one after the other, in one process.
 JOBS := 2
 # Versions of SGLang that are tested beside the pinned one, and a package in another version for `make test-with`.
@@ -38,7 +40,7 @@ ARGS :=
 .PHONY: help
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '%s\n' '' 'Variables: PYTHON (a Python 3.11), TORCH (path of a CPU wheel of torch $(TORCH_VERSION)), MODEL, TRACE, TRACES, OUT, WITH, JOBS, ARGS'
+	@printf '%s\n' '' 'Variables: PYTHON (a Python 3.11), TORCH (path of a CPU wheel of torch $(TORCH_VERSION)), MODEL, TRACE, TRACES, OUT, SECONDS, WITH, JOBS, ARGS'
 
 .PHONY: setup
 setup: $(STAMP) ## make .venv with the pinned CPU environment (quick when it is up to date)
@@ -170,6 +172,11 @@ bench-shift-zero: setup $(MODEL)/config.json ## the splice's own error against s
 bench-fidelity: setup ## how far spliced answers are from a full prefill, in runs/fidelity, going on where it stopped; ARGS='--quick' for a look
 	$(if $(filter .models/smollm2,$(MODEL)),$(BIN)/sglang-pic model smollm2 $(MODEL))
 	$(BIN)/sglang-pic fidelity --model $(MODEL) --out runs/fidelity --resume $(ARGS)
+
+.PHONY: soak
+soak: setup ## SECONDS=600 of overload and faults: nothing lost, leaked, stale or unlike stock; ends with a line of counts
+	$(BIN)/sglang-pic model tiny-gqa .models/tiny-gqa
+	$(BIN)/python -m pic_bench.soak --model .models/tiny-gqa --seconds $(SECONDS) $(ARGS)
 
 .PHONY: lint
 lint: setup ## ruff, mypy, import-linter, codespell

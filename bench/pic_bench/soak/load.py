@@ -1,0 +1,172 @@
+"""The requests of a soak: sessions of the packaged traces and the seeded generators, with options and faults by chance.
+
+The same seed gives the same requests; which of them meet in a batch is up to the clock.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from pic_traces.encode.encoded import Encoder
+from pic_traces.source import load
+
+_TRACES = (
+    "clock:{seed}@sample:agents",
+    "clock:{seed}@sample:opendevin",
+    "gen:agent_meta?header=40&body=250&turn=20&answer=20&calls=6&sessions=3&seed={seed}",
+    "gen:sysvar?before=120&after=200&calls=6&sessions=3&seed={seed}",
+    "gen:compact?every=3&keep=1&system=120&turn=20&answer=30&summary=40&calls=8&sessions=3&seed={seed}",
+    "gen:rerank?documents=5&document=60&system=60&calls=5&sessions=3&seed={seed}",
+    "gen:tool_variants?tools=4&tool=80&system=60&calls=6&sessions=3&seed={seed}",
+    "gen:reorder?count=4&length=80&system=60&calls=5&sessions=3&seed={seed}",
+    "gen:skills?library=5&skill=100&pasted=2&system=60&calls=6&sessions=3&seed={seed}",
+    "gen:tool_aging?after=2&result=80&task=40&system=60&calls=6&sessions=3&seed={seed}",
+    "gen:subagents?subagents=2&code=60&findings=30&system=60&sub_system=50&calls=6&sessions=2&seed={seed}",
+    "gen:random?prompt=200&sessions=4&seed={seed}",
+)
+_MAX_CALLS = 4
+_SHORTEST, _LONGEST = 120, 420
+"""Tokens that prompts of a session are cut to; real ones have thousands, and a soak wants many."""
+_HEAD = 40
+_TALKATIVE_EVERY, _NUM_TALKATIVE = 60, 10
+"""Of so many sessions in a row, the last ones get long answers."""
+# (cache_salt, extra_key), the first of them for most sessions.
+_NAMESPACES = ((None, None), (None, None), (None, None), ("salt-a", None), ("salt-b", None), (None, "key-a"))
+_INVALID: tuple[object, ...] = (
+    {"mode": "sometimes"},
+    {"mode": 1},
+    {"seam_tokens": -1},
+    {"tail_tokens": 10**9},
+    {"edit": "maybe"},
+    {"pin": "no spaces"},
+    {"skills": []},
+    {"unknown": 1},
+    "off",
+    [],
+)
+
+
+class Fault(Enum):
+    """What is done to a request."""
+
+    NONE = "none"
+    ABORT = "abort"
+    """`/abort_request` at some moment of its life."""
+    DISCONNECT = "disconnect"
+    """The client goes away in the middle of the stream."""
+    INVALID = "invalid"
+    """Its options are wrong: HTTP 400 is the answer."""
+
+
+class Request(NamedTuple):
+    """One request and what happens to it."""
+
+    rid: str
+    prompt: list[int]
+    new_tokens: int
+    pic: object
+    cache_salt: str | None
+    extra_key: str | None
+    logprob_start: int | None
+    fault: Fault
+    moment: float
+    """In `[0, 1)`: when in its life the fault happens."""
+    is_compared: bool
+    """Its answer is that of a stock server."""
+
+    @property
+    def body(self) -> dict[str, object]:
+        """What `/generate` gets."""
+        sampling: dict[str, object] = {"temperature": 0, "max_new_tokens": self.new_tokens, "ignore_eos": True}
+        if self.pic is not None:
+            sampling["custom_params"] = {"pic": self.pic}
+        body: dict[str, object] = {"rid": self.rid, "input_ids": self.prompt, "sampling_params": sampling}
+        if self.fault is Fault.DISCONNECT:
+            body["stream"] = True
+        if self.is_compared:
+            body |= {"return_logprob": True, "top_logprobs_num": 20}
+        if self.logprob_start is not None:
+            body |= {"return_logprob": True, "logprob_start_len": self.logprob_start}
+        named = {"cache_salt": self.cache_salt, "extra_key": self.extra_key}
+        return body | {name: value for name, value in named.items() if value is not None}
+
+
+class Session(NamedTuple):
+    """Prompts that one client sends one after the other."""
+
+    name: str
+    prompts: list[list[int]]
+
+
+def sessions(encoder: Encoder, seed: int) -> Iterator[Session]:
+    """Sessions without end; after all of them have come they come again behind other clocks and with other texts."""
+    rng = random.Random(seed)
+    while True:
+        epoch = rng.randrange(1, 1 << 30)
+        # Sessions of one trace meet, because they have text in common.
+        traces = rng.sample(_TRACES, len(_TRACES))
+        for session in (session for trace in traces for session in load(trace.format(seed=epoch))):
+            calls = list(session.calls())
+            first = rng.randrange(max(1, len(calls) - _MAX_CALLS + 1))
+            length, keeps_end = rng.randint(_SHORTEST, _LONGEST), rng.random() < 0.5
+            prompts = [
+                _cut(encoder.encode(call).tokens.tolist(), length, keeps_end=keeps_end)
+                for call in calls[first : first + _MAX_CALLS]
+            ]
+            yield Session(f"{epoch}-{session.session_id}", prompts)
+
+
+def requests(session: Session, number: int, seed: int) -> list[Request]:
+    """The requests of a session, which is the `number`-th of its soak."""
+    rng = random.Random(f"{seed}/{number}")
+    cache_salt, extra_key = rng.choice(_NAMESPACES)
+    # Sessions that follow each other run side by side: long answers of all of them do not fit into the pool.
+    is_talkative = number % _TALKATIVE_EVERY >= _TALKATIVE_EVERY - _NUM_TALKATIVE
+    found = []
+    for call, prompt in enumerate(session.prompts):
+        pic, logprob_start = _options(rng, len(prompt))
+        fault = rng.choices((Fault.NONE, Fault.ABORT, Fault.DISCONNECT, Fault.INVALID), (74, 12, 10, 4))[0]
+        is_off = isinstance(pic, Mapping) and pic.get("mode") == "off"
+        found.append(
+            Request(
+                rid=f"soak-{seed}-{number}-{call}",
+                prompt=prompt,
+                new_tokens=64 if is_talkative else rng.choice((1, 1, 2, 4, 8, 16)),
+                pic=rng.choice(_INVALID) if fault is Fault.INVALID else pic,
+                cache_salt=cache_salt,
+                extra_key=extra_key,
+                logprob_start=logprob_start,
+                fault=fault,
+                moment=rng.random(),
+                is_compared=is_off and fault is Fault.NONE and rng.random() < 0.4,
+            )
+        )
+    return found
+
+
+def _options(rng: random.Random, prompt_len: int) -> tuple[object, int | None]:
+    """`custom_params.pic`, and from where on logprobs of the prompt are wanted."""
+    pin = f"pin-{rng.randrange(6)}"
+    pic = rng.choices(
+        (
+            None,
+            {"mode": "auto", "seam_tokens": rng.choice((0, 1, 8, 64)), "tail_tokens": rng.choice((0, 32, 256))},
+            {"mode": "off"},
+            {"edit": rng.choice(("recompile", "in_place", "notes"))},
+            {"pin": pin},
+            {"unpin": pin},
+            {"skills": "near"},
+        ),
+        (40, 12, 22, 12, 5, 4, 5),
+    )[0]
+    return pic, rng.randrange(prompt_len) if rng.random() < 0.03 and pic is None else None
+
+
+def _cut(tokens: Sequence[int], length: int, *, keeps_end: bool) -> list[int]:
+    """At most `length` tokens: the first ones, or the very first and the last ones, so that turns move the text."""
+    if len(tokens) <= length:
+        return list(tokens)
+    return [*tokens[:_HEAD], *tokens[_HEAD - length :]] if keeps_end else list(tokens[:length])

@@ -1,0 +1,280 @@
+"""Two controls, then rounds of load with faults and an idle point with a full account after each."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import count, islice
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from pic_traces.encode import load_encoder
+from tqdm import tqdm
+
+from pic_bench.compare.arms import Arm, build_arms
+from pic_bench.compare.server import Server, free_port, launch_command
+from pic_bench.environment import capture_environment
+from pic_bench.probe_plugin import PROBE_VARIABLE
+from pic_bench.soak.client import Outcomes, send
+from pic_bench.soak.judge import Judge
+from pic_bench.soak.load import Fault, Request, Session, requests, sessions
+from pic_bench.soak.patient import Patient
+from pic_bench.soak.record import Control, Soak
+from sglang_pic.errors import BenchError
+
+_SAMPLE_S = 0.5
+_PAUSE_S = 3.0
+_MAX_WORDS = 20
+_NUM_MISMATCHES = 8
+# Most runs are taken, in namespaces that audits do not switch off: random weights take no splice from another context.
+# The index is small enough to be full.
+_CONFIG = {
+    "self_test": "off",
+    "cost_gate": "off",
+    "audit_rate": 0.1,
+    "audit_kl_limit": 1e6,
+    "audit_kl_cap": 1e7,
+    "core": {"seam_tokens": 1, "min_spliced_tokens": 8, "tail_tokens": 0, "max_index_tokens": 5_000},
+}
+_PROBE = {"watch_rows": True, "request_options": True}
+# SGLang's own checks of its pools, in every round of its scheduler. One thread: two servers share a small machine.
+_ENVIRONMENT = {
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+class Settings(NamedTuple):
+    """What a soak is asked for."""
+
+    model: str
+    seconds: float
+    seed: int
+    page_size: int
+    pool_tokens: int
+    side_by_side: int
+    """Sessions at a time."""
+    server_args: Sequence[str]
+    logs: Path
+    quiet: bool
+
+
+@dataclass(slots=True)
+class _Run:
+    """What the rounds of a soak share."""
+
+    settings: Settings
+    patient: Patient
+    judge: Judge
+    control: Control | None
+    stale_before: Counter[str]
+    """Wrong rows that the control made."""
+    started_at: float
+    outcomes: Outcomes = field(default_factory=Outcomes)
+    num_sessions: int = 0
+    num_flushes: int = 0
+    told: set[str] = field(default_factory=set)
+
+    @property
+    def deadline(self) -> float:
+        """When no further request is sent."""
+        return self.started_at + self.settings.seconds
+
+    def play(self, session: Session, number: int) -> None:
+        """Send the requests of a session, one after the other."""
+        for request in requests(session, number, self.settings.seed):
+            if time.monotonic() > self.deadline:
+                return
+            self.patient.note_pin(request)
+            answer = send(self.patient.server, request, self.outcomes)
+            if answer is not None and request.is_compared:
+                self.judge.consider(request, answer)
+
+    def round(self, played: Sequence[tuple[int, Session]], rng: random.Random) -> None:
+        """Play sessions side by side, then let the server come to rest and account for everything."""
+        with ThreadPoolExecutor(len(played)) as pool:
+            waiting = {pool.submit(self.play, session, number) for number, session in played}
+            flush_in = rng.randrange(8)
+            for tick in count():
+                done, waiting = wait(waiting, timeout=_SAMPLE_S)
+                for future in done:
+                    future.result()
+                self.patient.server.check_alive()
+                self.patient.sample_memory()
+                if not waiting:
+                    break
+                if tick == flush_in:
+                    self._flush_while_busy()
+        self.num_sessions += len(played)
+        self.patient.wait_idle()
+        if rng.random() < 0.15:
+            time.sleep(_PAUSE_S)
+            self.patient.wait_idle()
+        if rng.random() < 0.9:
+            self.patient.flush()
+            self.num_flushes += 1
+
+    def news(self) -> list[str]:
+        """What was found wrong since the last call."""
+        found = [*self.judge.mismatches, *self.patient.leaks, *self.outcomes.failures]
+        news = [problem for problem in found if problem not in self.told]
+        self.told.update(news)
+        return news
+
+    def account(self) -> Soak:
+        """The counts so far; at an idle point."""
+        patient, judge, settings = self.patient, self.judge, self.settings
+        books, counters, stale = patient.wait_idle(), patient.counters(), patient.stale_rows() - self.stale_before
+        failures = [*self.outcomes.failures, *patient.log_faults()]
+        fallbacks, tokens = (_by_label(counters, name) for name in ("fallbacks", "tokens"))
+        words = [*judge.mismatches, *patient.leaks, *(f"{n} rows {what}" for what, n in stale.items()), *failures]
+        return Soak(
+            environment=capture_environment(),
+            model=Path(settings.model).name,
+            seed=settings.seed,
+            page_size=settings.page_size,
+            pool_tokens=settings.pool_tokens,
+            seconds=round(time.monotonic() - self.started_at, 1),
+            sessions=self.num_sessions,
+            requests=self.outcomes.num_requests + len(self.outcomes.failures),
+            outcomes=dict(sorted(self.outcomes.counts.items())),
+            faults=dict(sorted(self.outcomes.faults.items())),
+            idle_points=patient.num_idle_points,
+            flushes=self.num_flushes,
+            tokens=tokens,
+            evicted_tokens=books["num_evicted_tokens"],
+            index_evicted_tokens=books["num_index_evicted_tokens"],
+            retractions=counters["retractions"],
+            donors_vanished=fallbacks.get("donor_evicted", 0),
+            fallbacks={reason: number for reason, number in fallbacks.items() if number},
+            audited=patient.num_audited(),
+            spliced_rows_checked=books["num_spliced_rows"],
+            read_rows_checked=books["num_read_rows"],
+            compared=judge.num_compared,
+            ties=judge.num_ties,
+            largest_logprob_difference=judge.largest,
+            mismatches=len(judge.mismatches),
+            leaks=len(patient.leaks),
+            stale_rows=stale.total(),
+            failures=len(failures),
+            what=words[:_MAX_WORDS],
+            memory=patient.memory(self.started_at),
+            control=self.control,
+        )
+
+    def _flush_while_busy(self) -> None:
+        """A flush that SGLang refuses, unless no request runs at that moment."""
+        try:
+            self.patient.server.post("/flush_cache", {})
+        except BenchError:
+            self.outcomes.inject("flush while busy")
+        else:
+            self.num_flushes += 1
+
+
+def soak(settings: Settings, tell: Callable[[Soak], None]) -> Soak:
+    """Run a soak; `tell` gets the counts so far after every round. Raises `BenchError` where a server ends."""
+    encoder = load_encoder(settings.model)
+    with _servers(settings) as (stock, pic), Judge(stock) as judge:
+        patient = Patient(pic)
+        control = _control(settings, patient, judge) if settings.page_size == 1 else None
+        run = _Run(settings, patient, judge, control, patient.stale_rows(), time.monotonic())
+        waiting = enumerate(sessions(encoder, settings.seed))
+        rng = random.Random(settings.seed)
+        interval = 0.5 if sys.stderr.isatty() else 30.0
+        told = {"disable": settings.quiet, "mininterval": interval, "file": sys.stderr}
+        with tqdm(total=round(settings.seconds), unit="s", desc="soak", **told) as bar:
+            while time.monotonic() < run.deadline:
+                run.round(list(islice(waiting, settings.side_by_side)), rng)
+                tell(run.account())
+                for problem in run.news():
+                    bar.write(problem, file=sys.stderr)
+                bar.set_postfix(requests=run.outcomes.num_requests, refresh=False)
+                bar.update(round(min(time.monotonic() - run.started_at, settings.seconds)) - bar.n)
+        judge.finish()
+        return run.account()
+
+
+def _control(settings: Settings, patient: Patient, judge: Judge) -> Control:
+    """Unlock donors too early, and ask for other prompts' answers: both must be found.
+
+    The donors' request and the one that is spliced fit into the pool together only where the donors are given up. The
+    slots that they leave are then the last ones that the second request gets: in its prompt's end, which is computed.
+    """
+    patient.flush()
+    before = patient.stale_rows()
+    rng = random.Random(settings.seed)
+    document, end = _random_tokens(rng, (settings.pool_tokens - 70) // 2), _random_tokens(rng, 250)
+    for prompt, pic in (
+        (document, None),
+        ([*_random_tokens(rng, 40), *document, *end], {"testing": {"unlock_donors": True}}),
+    ):
+        send(patient.server, _request("control", prompt, pic), Outcomes())
+    stale = patient.stale_rows() - before
+    prompts = [
+        _request(f"control-{seed}", _random_tokens(rng, 400), {"mode": "off"}) for seed in range(_NUM_MISMATCHES)
+    ]
+    found = sum(judge.control(request, seed) for seed, request in enumerate(prompts))
+    return Control(stale_rows=stale.total(), mismatches=found, num_mismatches=_NUM_MISMATCHES)
+
+
+def _by_label(counters: Mapping[str, int], name: str) -> dict[str, int]:
+    """A labelled counter's numbers by label."""
+    beginning = f"{name}_total{{"
+    return {key.split("=")[1].rstrip("}"): value for key, value in counters.items() if key.startswith(beginning)}
+
+
+def _request(rid: str, prompt: list[int], pic: object) -> Request:
+    return Request(rid, prompt, 4, pic, None, None, None, Fault.NONE, 0.0, is_compared=True)
+
+
+def _random_tokens(rng: random.Random, number: int) -> list[int]:
+    return [rng.randrange(1000, 40_000) for _ in range(number)]
+
+
+@contextmanager
+def _servers(settings: Settings) -> Iterator[tuple[Server, Server]]:
+    """The stock and the patched server, started side by side."""
+    flags = (
+        *("--dtype", "float32", "--chunked-prefill-size", "128", "--page-size", str(settings.page_size)),
+        *("--enable-mixed-chunk", "--skip-server-warmup", "--enable-metrics", "--enable-cache-report"),
+        # A line for every pass and request would be most of what the servers do.
+        *("--log-level", "warning", "--log-level-http", "warning"),
+        *settings.server_args,
+    )
+    tight = (
+        "--max-total-tokens",
+        str(settings.pool_tokens),
+        "--max-running-requests",
+        "8",
+        "--schedule-conservativeness",
+        "0.1",
+    )
+    stock, pic = build_arms(["stock", "pic"], server_args=flags, pic_config=msgspec.json.encode(_CONFIG).decode())
+    probe = {PROBE_VARIABLE: msgspec.json.encode(_PROBE).decode(), **_ENVIRONMENT}
+    servers = [
+        _server(settings, stock, ("--max-total-tokens", "8000"), {"OMP_NUM_THREADS": "1"}),
+        _server(settings, pic, tight, probe),
+    ]
+    with ExitStack() as stack:
+        with ThreadPoolExecutor(len(servers)) as pool:
+            starting = [pool.submit(server.__enter__) for server in servers]
+            for server in servers:
+                stack.push(server)
+        for started in starting:
+            started.result()
+        yield servers[0], servers[1]
+
+
+def _server(settings: Settings, arm: Arm, flags: Sequence[str], env: dict[str, str]) -> Server:
+    port = free_port()
+    command = launch_command(settings.model, port, [*arm.server_args, *flags])
+    return Server(command, port=port, log_path=settings.logs / f"{arm.name}.log", env={**arm.env, **env})

@@ -1,0 +1,81 @@
+"""The soak's requests are the same for a seed, and its judge tells rounding from another answer."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import pytest
+from pic_bench.environment import capture_environment
+from pic_bench.soak.judge import TOLERANCE, compare
+from pic_bench.soak.load import Fault, requests, sessions
+from pic_bench.soak.record import Control, Memory, Soak
+from pic_traces.encode import load_encoder
+
+TOP = ({1: -0.5, 2: -0.5001, 3: -4.0}, {4: -0.1, 5: -3.0})
+
+
+def answer(tokens: list[int], tops: tuple[dict[int, float], ...]) -> dict[str, Any]:
+    """As `/generate` has it."""
+    places = [[[value, token, None] for token, value in top.items()] for top in tops]
+    chosen = [[top.get(token, -9.0), token, None] for token, top in zip(tokens, tops, strict=True)]
+    return {"meta_info": {"output_token_logprobs": chosen, "output_top_logprobs": places}}
+
+
+def shifted(top: dict[int, float], token: int, by: float) -> dict[int, float]:
+    return {**top, token: top[token] + by}
+
+
+@pytest.mark.parametrize(
+    ("found", "says", "is_tie"),
+    [
+        (answer([1, 4], TOP), None, False),
+        (answer([1, 4], (shifted(TOP[0], 3, TOLERANCE / 2), TOP[1])), None, False),
+        (answer([2, 9], (TOP[0], {9: -0.1, 8: -1.0})), None, True),
+        (answer([3, 9], (TOP[0], {9: -0.1, 8: -1.0})), "3 instead of 1", False),
+        (answer([1, 4], (TOP[0], shifted(TOP[1], 5, 2 * TOLERANCE))), "token 1: log-probability of 5", False),
+        (answer([1, 4], (TOP[0], {4: -0.1, 6: -2.9})), "token 1: log-probability of", False),
+        (answer([1, 4], (shifted(TOP[0], 3, float("nan")), TOP[1])), "token 0: log-probability of 3", False),
+        (answer([1], TOP[:1]), "1 tokens, stock has 2", False),
+    ],
+)
+def test_rounding_is_told_from_another_answer(found: dict[str, Any], says: str | None, is_tie: bool) -> None:
+    difference, largest, tied = compare(answer([1, 4], TOP), found)
+    assert (difference is None) == (says is None), difference
+    assert says is None or (difference is not None and says in difference)
+    assert tied == is_tie
+    assert largest <= TOLERANCE
+
+
+def test_a_seed_gives_the_same_requests_and_all_of_their_kinds() -> None:
+    encoder = load_encoder(None)
+    played = list(islice(sessions(encoder, 5), 50))
+    drawn = [request for number, session in enumerate(played) for request in requests(session, number, 5)]
+    again = [
+        request
+        for number, session in enumerate(islice(sessions(encoder, 5), 50))
+        for request in requests(session, number, 5)
+    ]
+    assert drawn == again
+    assert {request.fault for request in drawn} == set(Fault)
+    assert any(request.is_compared for request in drawn)
+    assert {(request.cache_salt, request.extra_key) for request in drawn} > {(None, None), (None, "key-a")}
+    assert all(request.rid.count("-") == 3 for request in drawn)
+    assert len({request.rid for request in drawn}) == len(drawn)
+
+
+def test_a_soak_is_clean_where_nothing_is_wrong_and_the_controls_were_found() -> None:
+    fields: dict[str, Any] = dict.fromkeys(Soak.__struct_fields__, 0) | {
+        "environment": capture_environment(),
+        "memory": Memory(after_warm_up=100.0, at_end=101.0),
+        "control": Control(stale_rows=5, mismatches=8, num_mismatches=8),
+    }
+    assert Soak(**fields).is_clean
+    for name in ("mismatches", "leaks", "stale_rows", "failures"):
+        assert not Soak(**{**fields, name: 1}).is_clean
+    for control in (
+        Control(stale_rows=0, mismatches=8, num_mismatches=8),
+        Control(stale_rows=5, mismatches=7, num_mismatches=8),
+    ):
+        assert not Soak(**{**fields, "control": control}).is_clean
+    assert Memory(after_warm_up=100.0, at_end=101.0).growth == pytest.approx(0.01)
