@@ -1,0 +1,111 @@
+"""What clients put into `extra_key` and `cache_salt` never makes one namespace of two, and nothing crosses them."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+with warnings.catch_warnings():
+    # SGLang and what it imports warn about this machine's missing accelerators.
+    warnings.simplefilter("ignore")
+    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
+    from planning_server import Server
+
+    from sglang_pic.adapter.serve.fallback import Fallback
+    from sglang_pic.adapter.serve.frontend import _validate
+    from sglang_pic.adapter.serve.planning import donor_namespaces, tree_namespace
+
+from sglang_pic.adapter.namespace import KEY_MARK, Namespace
+from sglang_pic.errors import ConfigError
+
+TEXT = [7 * i % 997 + 1 for i in range(300)]
+LANES = (None, "off", "in_place", "recompile")
+KEYS = st.none() | st.text(max_size=6) | st.sampled_from(["pic:off", "\x1f", "pic:1", "a\x1fpic", "off", "recompile"])
+
+
+def is_let_through(extra_key: str | None, cache_salt: str | None) -> bool:
+    """Whether the front end takes a request."""
+    manager = SimpleNamespace(server_args=SimpleNamespace(radix_cache_backend="pic"))
+    try:
+        _validate(manager, SimpleNamespace(sampling_params={}, extra_key=extra_key, cache_salt=cache_salt))
+    except ConfigError:
+        return False
+    return True
+
+
+def options(lane: str | None) -> dict[str, str]:
+    return {} if lane is None else {"mode": "off"} if lane == "off" else {"edit": lane}
+
+
+@given(st.lists(st.tuples(KEYS, KEYS, st.sampled_from(LANES)), min_size=2, max_size=6))
+def test_keys_of_requests_are_equal_only_where_their_namespaces_and_lanes_are(
+    asked: list[tuple[str | None, str | None, str | None]],
+) -> None:
+    """The marks of lanes are put into a text that clients write: nothing that is let through may look like one."""
+    server = Server()
+    keys: dict[Namespace, tuple[str, str | None, str | None]] = {}
+    for extra_key, salt, lane in asked:
+        if not is_let_through(extra_key, salt):
+            assert extra_key is not None
+            assert KEY_MARK in extra_key
+            continue
+        req = server.receive(TEXT, options(lane), extra_key=extra_key, cache_salt=salt)
+        # An empty key is none; SGLang makes None of it for both fields.
+        wanted = extra_key or "", salt, lane
+        assert keys.setdefault(tree_namespace(req)._replace(extra_key=req.extra_key or ""), wanted) == wanted
+        for donor in donor_namespaces(req):
+            assert donor.cache_salt == salt
+            assert (donor.extra_key or "").partition(KEY_MARK)[0] == (extra_key or "")
+
+
+def test_a_key_that_looks_like_ours_is_refused_and_changes_nothing() -> None:
+    for key in (KEY_MARK, f"a{KEY_MARK}off", f"{KEY_MARK}1"):
+        assert not is_let_through(key, None)
+    # Salts stand beside the key and are never searched for marks.
+    server = Server()
+    server.serve([*range(20_000, 20_040), *TEXT], extra_key="a")
+    assert server.serve([*range(21_000, 21_040), *TEXT], extra_key="a", cache_salt=f"{KEY_MARK}off") == 0
+    assert server.serve([*range(22_000, 22_040), *TEXT], extra_key="a") > 200
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [{"cache_salt": "s"}, {"extra_key": "k"}, {"extra_key": "k", "cache_salt": "s"}, {"lora_id": "l"}, {}],
+    ids=["salt", "key", "both", "adapter", "none"],
+)
+@pytest.mark.parametrize(
+    "mine",
+    [{"cache_salt": "t"}, {"extra_key": "m"}, {"extra_key": "k", "cache_salt": "t"}, {"extra_key": "s"}],
+    ids=["salt", "key", "half", "swapped"],
+)
+def test_a_namespace_is_served_as_if_it_were_alone(theirs: dict[str, str], mine: dict[str, str]) -> None:
+    """Spliced tokens, work of the plans, and what the tree is asked for: all that could be seen in a time."""
+    shared, alone = Server(), Server()
+    for i in range(6):
+        shared.serve([*range(20_000 + 50 * i, 20_040 + 50 * i), *TEXT], **theirs)
+    work_before = shared.index.stats().num_work
+    for i in range(4):
+        prompt = [*range(30_000 + 50 * i, 30_040 + 50 * i), *TEXT]
+        shared.tree.asked.clear()
+        alone.tree.asked.clear()
+        spliced = [server.serve(prompt, **mine) for server in (shared, alone)]
+        assert spliced[0] == spliced[1]
+        assert (spliced[0] > 200) == (i > 0), "nothing of theirs, and its own"
+        assert shared.tree.asked == alone.tree.asked
+    assert shared.index.stats().num_work - work_before == alone.index.stats().num_work
+
+
+def test_a_request_with_an_adapter_neither_takes_nor_gives() -> None:
+    """Who publishes asks `refusal` first. SGLang makes the adapter's id a part of the key, so donors may be there."""
+    server = Server()
+    server.serve([*range(20_000, 20_040), *TEXT], extra_key="l")
+    req = server.receive([*range(21_000, 21_040), *TEXT], extra_key="l", lora_id="l")
+    assert server.planning.refusal(req) is Fallback.ADAPTER
+    work = server.index.stats().num_work
+    server.planning.plan(req, server.tree, max_gaps=64)
+    assert req.pic.pending is None
+    assert server.index.stats().num_work == work, "it is not even planned"

@@ -1,0 +1,149 @@
+"""Nothing crosses a namespace of the index, and no hash decides what is served: tokens do.
+
+The weakest hashes that could be injected stand in for collisions: of names, of endings, of the filter.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_pic.core import ContentIndex, CoreConfig, Path, Plan, Tokens, as_tokens
+from sglang_pic.core.chunker import HashFunction, xxh3_name
+from sglang_pic.core.ending_filter import EndingHashes, ending_hashes
+from sglang_pic.core.invariants import check
+
+CONFIG = CoreConfig(
+    edit="in_place", seam_tokens=0, tail_tokens=0, sink_tokens=2, min_run_tokens=8, min_spliced_tokens=8
+)
+DELIMITERS = frozenset({1})
+NAMESPACES = ("", "a", "a\x1f", "b", None, ("a", "b"), ("a", None))
+
+
+def text(seed: int, length: int) -> Tokens:
+    return as_tokens(np.random.default_rng(seed).integers(3, 50_000, length))
+
+
+def plan_of(index: ContentIndex, namespace: object, prompt: Tokens) -> Plan:
+    def resolve(path: Path, end: int) -> int:
+        assert path.namespace == namespace, "no path of another namespace is even asked for"
+        return end
+
+    return index.plan(namespace, prompt, prefix_len=0, resolve=resolve)
+
+
+def four_bits(data: memoryview) -> int:
+    return xxh3_name(data) & 15
+
+
+def constant(data: memoryview) -> int:
+    return 0
+
+
+def weak_endings(bits: int) -> Callable[[Tokens], EndingHashes]:
+    """Ending hashes of so many bits, spread over all of the filter's slots."""
+
+    def hashes(tokens: Tokens) -> EndingHashes:
+        return (ending_hashes(tokens) & np.uint32((1 << bits) - 1)) * np.uint32(0x9E3779B1)
+
+    return hashes
+
+
+@pytest.fixture(params=[32, 4, 0], ids=lambda bits: f"{bits}_bits")
+def endings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hash of endings, in the whole index: 4 bits, or none, in place of 32."""
+    if request.param < 32:
+        for module in ("index", "donors", "invariants"):
+            monkeypatch.setattr(f"sglang_pic.core.{module}.ending_hashes", weak_endings(request.param))
+
+
+@pytest.mark.usefixtures("endings")
+@pytest.mark.parametrize("hash_function", [xxh3_name, four_bits, constant])
+def test_colliding_hashes_serve_only_equal_tokens_of_the_namespace(hash_function: HashFunction) -> None:
+    """Against a plain model: each run is a place in what this namespace computed, and equals it token by token."""
+
+    @settings(max_examples=25)
+    @given(st.lists(st.tuples(st.sampled_from(NAMESPACES), st.lists(st.integers(0, 5), max_size=6)), max_size=14))
+    def run(calls: list[tuple[object, list[int]]]) -> None:
+        index = ContentIndex(CONFIG, hash_function=hash_function)
+        computed: defaultdict[object, list[tuple[Tokens, np.ndarray]]] = defaultdict(list)
+        for number, (namespace, parts) in enumerate(calls):
+            prompt = np.concatenate([text(100 + number, 5), *(np.append(text(part, 30), 1) for part in parts)])
+            prompt = as_tokens(prompt)
+            plan = plan_of(index, namespace, prompt)
+            for found in plan.runs:
+                donor = found.donor.tokens(found.donor_end)
+                assert np.array_equal(donor[found.donor_start :], prompt[found.target_start : found.target_end])
+                assert any(
+                    np.array_equal(tokens[: found.donor_end], donor)
+                    and is_own[found.donor_start : found.donor_end].all()
+                    for tokens, is_own in computed[namespace]
+                ), "the donor's rows were computed by a request of this namespace, behind these very tokens"
+            spliced = [(found.target_start, found.target_end) for found in plan.runs]
+            index.publish(namespace, prompt, plan.gaps, spliced=spliced, delimiters=DELIMITERS)
+            is_own = np.ones(len(prompt), dtype=np.bool_)
+            for start, end in spliced:
+                is_own[start:end] = False
+            computed[namespace].append((prompt, is_own))
+        check(index)
+
+    run()
+
+
+def test_the_weakest_hashes_still_find_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the test above would show nothing: of many chunks in one list the last ones are still found."""
+    for module in ("index", "donors", "invariants"):
+        monkeypatch.setattr(f"sglang_pic.core.{module}.ending_hashes", weak_endings(4))
+    index = ContentIndex(CONFIG, hash_function=four_bits)
+    body = text(1, 400)
+    index.publish("a", np.concatenate([text(2, 20), body]), [(0, 420)])
+    assert plan_of(index, "a", np.concatenate([text(3, 30), body, text(4, 5)])).num_spliced >= 390
+    assert not plan_of(index, "b", np.concatenate([text(3, 30), body, text(4, 5)])).runs
+
+
+@pytest.mark.parametrize("edit", ["in_place", "notes", "recompile"])
+def test_a_namespace_plans_as_if_it_were_alone(edit: str) -> None:
+    """The same plans for the same work: what others computed can be told neither by tokens nor by time."""
+    config = CoreConfig(edit=edit, tail_tokens=0)
+    alone, shared, num_spliced = ContentIndex(config), ContentIndex(config), 0
+    for i in range(30):
+        shared.publish("theirs", np.concatenate([text(500 + i, 40), text(i % 6, 400)]), [(0, 440)])
+    for i in range(12):
+        prompt = np.concatenate([text(900 + i, 50), text(i % 6, 400), text(i % 4, 300)])
+        work = [index.stats().num_work for index in (alone, shared)]
+        plans = [plan_of(index, "mine", prompt) for index in (alone, shared)]
+        assert i >= 4 or not plans[0].runs, "what others computed is not found"
+        num_spliced += plans[0].num_spliced
+        assert [(run.target_start, run.target_end, run.donor_start) for run in plans[0].runs] == [
+            (run.target_start, run.target_end, run.donor_start) for run in plans[1].runs
+        ]
+        assert plans[0].dropped == plans[1].dropped
+        grown = [index.stats().num_work - before for index, before in zip((alone, shared), work, strict=True)]
+        assert grown[0] == grown[1]
+        for index, plan in zip((alone, shared), plans, strict=True):
+            spliced = [(run.target_start, run.target_end) for run in plan.runs]
+            index.publish("mine", prompt, plan.gaps, spliced=spliced)
+    assert num_spliced > 500, "its own is"
+
+
+def test_a_hundred_thousand_tiny_requests_stay_within_the_bounds() -> None:
+    """Of one tenant, in one namespace and in thousands; what another one plans then costs what it did before."""
+    config = CoreConfig(max_index_bytes=1 << 20)
+    index = ContentIndex(config)
+    rng = np.random.default_rng(0)
+    ids = rng.integers(3, 50_000, 400_000).astype("<i4")
+    for i in range(100_000):
+        index.publish(i % 3_000 if i % 2 else "one", ids[4 * i : 4 * i + 4], [(0, 4)])
+        if i % 25_000 == 0:
+            assert index.stats().num_bytes <= config.max_index_bytes
+            check(index)
+    assert index.stats().num_bytes <= config.max_index_bytes
+    before = index.stats().num_work
+    plan = plan_of(index, "one", text(7, 4_000))
+    assert not plan.runs
+    assert index.stats().num_work - before <= 4_000
