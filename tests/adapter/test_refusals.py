@@ -17,6 +17,7 @@ with warnings.catch_warnings():
     pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 
+    from sglang_pic.adapter.serve import scheduler
     from sglang_pic.adapter.serve.cache import PicRadixCache, UnifiedRadixCache
     from sglang_pic.adapter.serve.planning import Planning
     from sglang_pic.adapter.serve.scheduler import _details, receive
@@ -102,6 +103,14 @@ def plan(planning: Planning, req: Any) -> None:
     planning.plan(req, tree, max_gaps=64)
 
 
+@pytest.mark.feature(
+    "LoRA adapters",
+    "requests with media",
+    "hidden states",
+    "streaming sessions",
+    "logprobs of the whole prompt",
+    "scoring in the middle of a prompt",
+)
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -197,6 +206,41 @@ def test_every_turn_of_a_streaming_session_is_kept_apart_from_spliced_rows(monke
     cache.auditor = SimpleNamespace(serves=lambda _: False)  # type: ignore[assignment]
     for req, found in ((streaming, "a hit"), (opted_out, "a hit"), (ordinary, "a miss"), (None, "a hit")):
         assert cache.match_prefix(MatchPrefixParams(key=None, req=req)) == found
+
+
+@pytest.mark.feature("new weights")
+def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was on its way when they changed: its rows are of both."""
+    published: list[Any] = []
+
+    def hand_over(cache: Any, *_: object, **__: object) -> None:
+        cache._inserted.append((SimpleNamespace(prefix_len=0), 300))
+
+    monkeypatch.setattr(UnifiedRadixCache, "checkpoint_into_tree", hand_over)
+    cache: Any = PicRadixCache.__new__(PicRadixCache)
+    cache.num_weights, cache.planning, cache.auditor = 0, SimpleNamespace(refusal=lambda _: None), Auditor()
+    cache.pins = SimpleNamespace(give_back_all=lambda *_: None)
+    cache._publication = SimpleNamespace(flush=published.clear, publish=lambda req, *_, **__: published.append(req))
+    hooks: dict[str, Any] = {}
+    monkeypatch.setattr(scheduler, "hook", lambda _, target, hooked: hooks.update({target: hooked}))
+    scheduler.install(cache, ReusePolicy())
+
+    def new_request() -> Any:
+        sampling = SimpleNamespace(custom_params=None)
+        req = SimpleNamespace(**vars(request(RequestOptions())), sampling_params=sampling, rid="r")
+        hooks["managers.schedule_batch.Req.__init__"](None, req)
+        return req
+
+    before = new_request()
+    cache.checkpoint_into_tree(before, up_to=200)
+    assert published == [before]
+    hooks["managers.scheduler.Scheduler.record_weight_version_change"](None)
+    assert published == [], "donors are forgotten, whether or not SGLang keeps their rows"
+    cache.checkpoint_into_tree(before, up_to=300)
+    assert published == []
+    after = new_request()
+    cache.checkpoint_into_tree(after, up_to=300)
+    assert published == [after]
 
 
 def test_options_that_the_front_end_did_not_see_are_served_exactly() -> None:

@@ -35,6 +35,8 @@ class PicRadixCache(UnifiedRadixCache):
     ) -> None:
         self.planning, self.accounting, self.auditor, self.pins = planning, accounting, auditor, pins
         self._publication = publication
+        self.num_weights = 0
+        """How often the weights changed."""
         self._inserted: list[tuple[base.InsertResult, int]] | None = None
         super().__init__(params)
 
@@ -44,6 +46,13 @@ class PicRadixCache(UnifiedRadixCache):
         self.pins.flush()
         self._publication.flush()
         self.auditor.flush()
+
+    def change_weights(self) -> None:
+        """Give pins back and forget donors: their rows are those of other weights, whether or not SGLang keeps them as
+        prefixes."""
+        self.num_weights += 1
+        self.pins.give_back_all(self, PinEnd.WEIGHTS)
+        self._publication.flush()
 
     def match_prefix(self, params: base.MatchPrefixParams) -> base.MatchResult:
         """Match as SGLang does, but nothing for a request whose namespace was switched off after it was received."""
@@ -81,7 +90,8 @@ class PicRadixCache(UnifiedRadixCache):
         self._inserted = []
         try:
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
-            if self._inserted and self.planning.refusal(req) is None:
+            is_current = req.pic.num_weights == self.num_weights
+            if self._inserted and is_current and self.planning.refusal(req) is None:
                 result, path_len = self._inserted[0]
                 self._publication.publish(req, path_len, adopted_from=result.prefix_len)
         finally:

@@ -13,7 +13,6 @@ from sglang_pic.adapter.serve.admission import PicPrefillAdder
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, parse_options
-from sglang_pic.adapter.serve.pins import PinEnd
 from sglang_pic.adapter.serve.state import RequestState, is_apart
 from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import ConfigError
@@ -25,15 +24,16 @@ def install(tree: PicRadixCache, policy: ReusePolicy) -> None:
     """Register the hooks; SGLang applies them when its registry is applied.
 
     Args:
-        tree: asked where splicing is switched off; its pins do not outlive the weights.
+        tree: asked where splicing is switched off; its donors and pins do not outlive the weights.
         policy: the server's own.
     """
 
     def on_request(_: None, req: Req, *args: object, **kwargs: object) -> None:
         receive(req, tree.auditor, policy)
+        req.pic.num_weights = tree.num_weights
 
     def after_weights(*_: object, **__: object) -> None:
-        tree.pins.give_back_all(tree, PinEnd.WEIGHTS)
+        tree.change_weights()
 
     streamer = "managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
     hook("after", "managers.schedule_batch.Req.__init__", on_request)

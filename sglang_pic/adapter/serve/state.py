@@ -48,6 +48,8 @@ class RequestState:
     """As the client named it, without our marks."""
     generation: int = 0
     """How often the namespace had been switched on again when the request was received."""
+    num_weights: int = 0
+    """How often the weights had changed when the request was received: rows of more than one set donate nothing."""
     lane: str | None = None
     """Where in its namespace its rows are, as `tree_key` takes it."""
     is_diverted: bool = False

@@ -1,0 +1,42 @@
+"""What the tests of each entry of the matrix came to: `make matrix` writes it, the reference page shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+FILE: Final = Path(__file__).with_suffix(".json")
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One test, with all of its parameters."""
+
+    features: list[str]
+    """The entries of the matrix that it shows."""
+    outcome: str
+    """`passed`, or `failed` or `skipped` if that befell one of its parameters."""
+
+
+class Outcomes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of `FILE`."""
+
+    sglang: str
+    """The version of SGLang that they ran with."""
+    tests: dict[str, Outcome]
+    """By `path::function`."""
+
+    def showing(self, feature: str) -> list[str]:
+        """The tests that show an entry of the matrix."""
+        return [test for test, outcome in self.tests.items() if feature in outcome.features]
+
+
+def read() -> Outcomes:
+    """What is on record."""
+    return msgspec.json.decode(FILE.read_bytes(), type=Outcomes)
+
+
+def write(outcomes: Outcomes) -> None:
+    """Replace what is on record."""
+    FILE.write_bytes(msgspec.json.format(msgspec.json.encode(outcomes)) + b"\n")
