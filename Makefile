@@ -131,6 +131,11 @@ contract: setup $(foreach version,$(OTHER_SGLANG),.versions/sglang==$(version)) 
 reference: setup ## write the tables of sglang_pic/REFERENCE.md from the code
 	$(BIN)/python -m sglang_pic.reference
 
+.PHONY: matrix
+matrix: setup ## run the tests that show the matrix of what is supported, and write their outcomes into it
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -p tests.e2e.matrix -m feature $(ARGS)
+	$(BIN)/python -m sglang_pic.reference
+
 .PHONY: bench-core
 bench-core: setup ## time of a plan and memory of the index, beside FastCDC and xxHash alone
 	$(BIN)/python -m pic_bench.core $(ARGS)

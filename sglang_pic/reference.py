@@ -1,4 +1,4 @@
-"""Writes the tables of `sglang_pic/REFERENCE.md` from the code: options, metrics, fall-back reasons, what is supported.
+"""Writes the tables of `sglang_pic/REFERENCE.md`, and the README's line on features, from the code.
 
 `python -m sglang_pic.reference` (`make reference`). The text around the tables stands in the page itself; a table
 begins at `<!-- generated: NAME -->` and ends at `<!-- end -->`.
@@ -13,34 +13,39 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 from typing import Final
 
 import msgspec
 from pic_bench.probe_plugin.options import ProbeConfig, RequestProbe
 
 import sglang_pic
+from sglang_pic import outcomes
 from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.metrics import Metric
 from sglang_pic.adapter.serve import accounting, pins
 from sglang_pic.adapter.serve.fallback import REASONS
 from sglang_pic.adapter.serve.options import SETTINGS
 from sglang_pic.adapter.startup import metrics as startup_metrics
-from sglang_pic.adapter.support import SUPPORT
+from sglang_pic.adapter.support import SUPPORT, Level, Support
 from sglang_pic.config import PicConfig
 from sglang_pic.core.settings import Setting, settings_of
 
 PAGE: Final = Path(sglang_pic.__file__).with_name("REFERENCE.md")
+README: Final = PAGE.parent.parent / "README.md"
+_MATRIX: Final = "sglang_pic/REFERENCE.md#what-is-tested-admitted-and-refused"
 
 _METRICS: Final = (*accounting.METRICS, *pins.METRICS, *startup_metrics.METRICS, *audit_metrics.METRICS)
 _BLOCK: Final = re.compile(r"(?<=<!-- generated: )([a-z-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the page's tables anew."""
+    """Write the pages' tables anew."""
     parser = argparse.ArgumentParser(prog="python -m sglang_pic.reference", description=__doc__.splitlines()[0])
     parser.parse_args(argv)
-    PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(PAGE, file=sys.stderr)
+    for page in (PAGE, README):
+        page.write_text(render(page.read_text(encoding="utf-8")), encoding="utf-8")
+        print(page, file=sys.stderr)
     return 0
 
 
@@ -93,11 +98,45 @@ def _reasons() -> str:
 
 def _support() -> str:
     entries = sorted(SUPPORT, key=lambda entry: _position(entry.area) * 10 + _position(entry.level))
+    recorded = outcomes.read()
+    numbers = {test: str(number) for number, test in enumerate(recorded.tests, 1)}
     parts = []
     for area, found in groupby(entries, key=lambda entry: entry.area):
-        rows = [(entry.level.name.lower(), _code(entry.what), entry.reason) for entry in found]
-        parts.append(f"### {area.value[:1].upper()}{area.value[1:]}\n\n{_table(('status', 'what', 'why'), rows)}")
+        rows = [
+            (
+                *(entry.level.shown, _named(entry), _why(entry)),
+                ", ".join(numbers[test] for test in recorded.showing(entry.what)),
+            )
+            for entry in found
+        ]
+        columns = 4 if any(tests for *_, tests in rows) else 3
+        table = _table(("status", "what", "why", "tests")[:columns], [row[:columns] for row in rows])
+        parts.append(f"### {area.value[:1].upper()}{area.value[1:]}\n\n{table}")
+    tests = "".join(f"{numbers[test]}. `{test}`: {outcome.outcome}\n" for test, outcome in recorded.tests.items())
+    parts.append(f"### Tests by number\n\nWhat they came to with SGLang {recorded.sglang}:\n\n{tests}")
     return "\n".join(parts)
+
+
+def _features() -> str:
+    """What of the matrix limits users of stock SGLang, in a few lines for the README."""
+    named: dict[Level, dict[str, None]] = {level: {} for level in Level}
+    for entry in SUPPORT:
+        if entry.feature or (entry.fallback and entry.path):
+            named[entry.level][entry.feature or entry.what] = None
+    _, falls_back, admitted, refused = (", ".join(names) for names in named.values())
+    bullet = (
+        f"- Computed as usual, and counted by reason: {falls_back}. Refused at start-up: {refused}. Not run: "
+        f"{admitted}. [The matrix]({_MATRIX}) has what works, and the tests that show it."
+    )
+    return fill(bullet, 160, subsequent_indent="  ", break_on_hyphens=False) + "\n"
+
+
+def _named(entry: Support) -> str:
+    return f"{entry.feature}: `{entry.what}`" if entry.feature and entry.what.startswith("--") else _code(entry.what)
+
+
+def _why(entry: Support) -> str:
+    return f"{entry.reason.rstrip('.')} (`{entry.fallback}`)" if entry.fallback else entry.reason
 
 
 def _code(what: str) -> str:
@@ -127,6 +166,7 @@ _TABLES: Final[dict[str, Callable[[], str]]] = {
     "labels": _labels,
     "reasons": _reasons,
     "support": _support,
+    "features": _features,
 }
 
 

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from sglang_pic.adapter.bodies import known_versions
 from sglang_pic.adapter.contract import BUILT_FOR
 from sglang_pic.adapter.seams import BuildContext, ModelRunner
+from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime.rope import KNOWN_EMBEDDINGS, REFUSED_EMBEDDINGS
 from sglang_pic.runtime.views import KNOWN_POOLS, PLAIN_LAYOUT, REFUSED_POOLS
@@ -37,8 +38,14 @@ class Level(Enum):
     """How far something is supported."""
 
     TESTED = "tested with every commit, on CPUs"
+    FALLS_BACK = "computed as stock SGLang computes it, and counted by reason"
     ADMITTED = "admitted by its sources, not run yet"
     REFUSED = "refused when the server starts"
+
+    @property
+    def shown(self) -> str:
+        """What tables call it."""
+        return self.name.lower().replace("_", " ")
 
 
 class Support(NamedTuple):
@@ -50,21 +57,30 @@ class Support(NamedTuple):
     reason: str
     """One clause: why this is admitted or refused, or what was tested."""
     path: str = ""
-    """Where SGLang's `TreeCacheBuildContext` has the value that is checked, a server argument as SGLang resolved it;
-    empty where the check is elsewhere."""
+    """Where SGLang's `TreeCacheBuildContext` has the value that tells whether a server has this, a server argument as
+    SGLang resolved it; empty where it is found otherwise, or where every server has it. A space parts several."""
     served: object = False
-    """The only value at `path` that is served; `False` serves whatever counts as false."""
+    """The value at `path` of a server without it; `False` stands for whatever counts as false."""
     change: str = ""
     """What to do about a refusal."""
+    feature: str = ""
+    """What the README calls it; empty where it goes by `what`, or is left to the reference page."""
+    fallback: str = ""
+    """Under which reason requests are counted that fall back."""
 
 
 def _read_table() -> Iterator[Support]:
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf8"))
     for level in Level:
         for area in Area:
-            for what, row in table[level.name.lower()].get(area.name.lower(), {}).items():
+            for what, row in table.get(level.name.lower(), {}).get(area.name.lower(), {}).items():
                 if isinstance(row, str):
                     yield Support(area, level, what, row)
+                elif level is Level.FALLS_BACK:
+                    (reason,) = (each.description for each in Fallback if each.value == row["fallback"])
+                    yield Support(area, level, what, **{"reason": reason} | row)
+                elif level is not Level.REFUSED:
+                    yield Support(area, level, what, **row)
                 elif what.startswith("--"):
                     flag = {"path": "server_args." + what.lstrip("-").replace("-", "_"), "change": "remove it"}
                     yield Support(area, level, what, **flag | row)
@@ -113,14 +129,22 @@ def check_support(ctx: BuildContext) -> None:
 
 def refusals(ctx: BuildContext) -> Iterator[str]:
     """A line for each thing that is refused, naming the flag or the property of the model, and what to change."""
-    for entry in SUPPORT:
-        value = _value(entry.path, ctx) if entry.path else entry.served
-        if (bool(value) if isinstance(entry.served, bool) else value) != entry.served:
-            shown = entry.what if isinstance(value, bool) else f"{entry.what} {value}"
-            yield f"--radix-cache-backend pic does not work with {shown}: {entry.reason}; {entry.change}."
+    for entry in present(ctx, Level.REFUSED):
+        value = _value(entry.path, ctx)
+        shown = entry.what if isinstance(value, bool) else f"{entry.what} {value}"
+        yield f"--radix-cache-backend pic does not work with {shown}: {entry.reason}; {entry.change}."
     refusal = refused_backend(ctx.tp_worker.model_runner.prefill_attention_backend_str)
     if refusal:
         yield refusal
+
+
+def present(ctx: BuildContext, *levels: Level) -> Iterator[Support]:
+    """The entries of some levels that a server has by a flag or by its model: those with a `path`."""
+    for entry in SUPPORT:
+        if entry.level in levels:
+            values = [_value(path, ctx) for path in entry.path.split()]
+            if any((bool(value) if isinstance(entry.served, bool) else value) != entry.served for value in values):
+                yield entry
 
 
 def find(area: Area, what: str) -> Support | None:

@@ -390,6 +390,7 @@ def test_what_waits_is_bounded() -> None:
     assert (report.num_pending, report.num_skipped) == (16, 24)
 
 
+@pytest.mark.feature("namespaces that the audit switched off")
 def test_corruption_turns_its_namespace_off_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(audit_kl_limit=0.2, audit_kl_cap=1.0)
     short = PROMPT[:10]

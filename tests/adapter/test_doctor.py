@@ -37,6 +37,11 @@ json.dump(answers, sys.stdout)
 """
 
 
+_DRAFT = ("--speculative-algorithm", "NGRAM")
+_SCHEDULED = ("--enable-mixed-chunk", "--enable-priority-scheduling", "--dp-size", "2")
+_PREFILL = ("--disaggregation-mode", "prefill")
+
+
 class Answer:
     """What one call printed."""
 
@@ -78,9 +83,13 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
     gqa, mla = without_weights("tiny-gqa"), without_weights("tiny-mla")
     long = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     dynamic = without_weights("tiny-gqa", rope_scaling=long, rope_parameters=long)
+    windows = ["sliding_attention", "full_attention"] * 2
+    gemma3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "layer_types": windows}
+    gemma = without_weights("tiny-gqa", **gemma3)
+    hybrid = without_weights("tiny-gqa", architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next")
     (folder / "empty").mkdir()
     dp = ["--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"]
-    lora = ["--enable-lora", "--lora-paths", "a=b", "--max-lora-rank", "8", "--lora-target-modules", "all"]
+    lora = ["--lora-paths", "a=b", "--max-lora-rank", "8", "--lora-target-modules", "all"]
 
     def on(card: str, model: str, *flags: str, config: str = "") -> tuple[list[str], str]:
         return [model, "--json", "--card", card, "--", *flags], config
@@ -91,9 +100,13 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
             "blackwell": on("b200", gqa),
             "refused": on("b200", mla, *dp, "--kv-cache-dtype", "fp8_e5m2", "--page-size", "64"),
             "rotary": on("h100", dynamic),
+            "draft, host, transfer": on("h100", gqa, *_DRAFT, "--enable-hierarchical-cache", *_PREFILL),
+            "no tree": on("h100", gqa, "--disable-radix-cache", "--enable-deterministic-inference"),
+            "windows": on("h100", gemma),
+            "states": on("h100", hybrid),
             "config": on("h100", gqa, config='{"audit_rate": 7}'),
             "sglang": on("h100", gqa, "--enable-prefill-cp"),
-            "computed": on("a100", gqa, "--enable-return-hidden-states", "--skip-tokenizer-init"),
+            "computed": on("a100", gqa, "--enable-return-hidden-states", "--skip-tokenizer-init", *_SCHEDULED),
             "lora": on("h100", gqa, *lora),
             "few rows": on("a100", gqa, "--max-running-requests", "1"),
             "bad flag": on("h100", gqa, "--no-such-flag", "3"),
@@ -143,6 +156,35 @@ def test_everything_that_is_refused_is_said_at_once(answers: dict[str, Answer]) 
     ]
     assert refused[1].endswith("start with --kv-cache-dtype auto or fp8_e4m3.")
     assert answers["refused"].level(Area.EMBEDDING, "DeepseekScalingRotaryEmbedding") == "tested"
+
+
+@pytest.mark.feature("--speculative-algorithm", "--enable-hierarchical-cache", "--disaggregation-mode")
+@pytest.mark.feature("--disable-radix-cache", "--enable-deterministic-inference", "--attn-dp-size")
+@pytest.mark.feature("a model with sliding-window layers", "a model with state-space layers")
+@pytest.mark.parametrize(
+    ("case", "refused"),
+    [
+        ("draft, host, transfer", ["--disaggregation-mode", "--enable-hierarchical-cache", "--speculative-algorithm"]),
+        ("no tree", ["--disable-radix-cache", "--enable-deterministic-inference"]),
+        ("windows", ["a model with sliding-window layers"]),
+        ("states", ["a model with state-space layers"]),
+        ("refused", ["--attn-dp-size", "rows of float8_e5m2"]),
+    ],
+)
+def test_features_that_are_refused(case: str, refused: list[str], answers: dict[str, Answer]) -> None:
+    """With the flags as users give them, and configurations of such models."""
+    lines = answers[case].found["refused"]
+    assert answers[case].code == 1
+    for line, what in zip(lines, refused, strict=True):
+        assert re.match(rf"--radix-cache-backend pic does not work with {what}[ :]", line)
+
+
+def test_features_that_flags_switch_on_are_judged(answers: dict[str, Answer]) -> None:
+    answer = answers["computed"]
+    assert answer.code == 0
+    assert answer.level(Area.FEATURE, "mixed chunks") == "tested"
+    assert answer.level(Area.FEATURE, "priority scheduling") == "admitted"
+    assert answer.level(Area.TOPOLOGY, "data parallelism") == "admitted"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from sglang_pic.adapter.contract import BUILT_FOR, installed_version
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+@pytest.mark.feature("prefill CUDA graphs")
 @pytest.mark.skipif(installed_version() != BUILT_FOR, reason="graphs of other versions are not replayed")
 def test_a_breakable_graph_replays_gap_batches_as_exactly_as_they_run_eagerly(
     model_dir: Callable[[str], Path],

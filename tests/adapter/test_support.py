@@ -22,7 +22,7 @@ with warnings.catch_warnings():
 from sglang_pic.adapter.support import SUPPORT, Level, Support, check_support
 from sglang_pic.errors import UnsupportedError
 
-REFUSALS = [entry for entry in SUPPORT if entry.path]
+REFUSALS = [entry for entry in SUPPORT if entry.path and entry.level is Level.REFUSED]
 
 
 def other(served: object) -> object:
@@ -55,6 +55,7 @@ def test_a_plain_server_is_admitted(backend: str) -> None:
     check_support(context(backend))
 
 
+@pytest.mark.feature(*(refusal.what for refusal in REFUSALS))
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.what)
 def test_each_refusal_is_one_line_that_names_it_and_says_what_to_change(refusal: Support) -> None:
     ctx = context()
@@ -78,6 +79,7 @@ def test_values_are_shown_with_their_flags() -> None:
         check_support(ctx)
 
 
+@pytest.mark.feature("trtllm_mla")
 @pytest.mark.parametrize(
     ("backend", "way_out"),
     [

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.backends import server_plugin
+from tests.e2e import lora_plugin
 from tests.e2e.serving import Client, serve
 
 __all__ = ["SERVERS", "OneServer", "on_each_server", "on_servers"]
@@ -40,6 +41,11 @@ _SMALL_POOL = (
     *("--max-total-tokens", "2600", "--max-running-requests", "6"),
     *("--enable-mixed-chunk", "--schedule-conservativeness", "0.1"),
 )
+# Adapters are loaded by the tests that want them.
+_LORA = (
+    *("--enable-lora", "--lora-backend", "torch_native", "--max-lora-rank", "8", "--max-loras-per-batch", "2"),
+    *("--lora-target-modules", "q_proj", "v_proj"),
+)
 _CHECKED = {"check_invariants": True}
 # A prompt that is repeated is spliced from its own chunks at shift 0.
 _AT_SHIFT_ZERO = {"ignore_prefix": True, **_CHECKED}
@@ -57,12 +63,19 @@ def _on_fa3(model: str, *args: str) -> SharedServer:
 
 # By name. Servers whose names begin with the same word are used by one process, one after the other in this order.
 SERVERS = {
-    "smollm2": SharedServer("smollm2", ("--enable-return-hidden-states",), _TAKE_EVERY_RUN, None),
+    "smollm2": SharedServer(
+        "smollm2", ("--enable-return-hidden-states", "--enable-streaming-session"), _TAKE_EVERY_RUN, None
+    ),
     "smollm2_probed": SharedServer("smollm2", (), _AUDITED, {"request_options": True}),
     "gqa_page16.small_pool": _tiny(
-        *("gqa", *_SMALL_POOL, "--page-size", "16"), config={**_TAKE_EVERY_RUN, "audit_rate": 0.0}, probe=_CHECKED
+        *("gqa", *_SMALL_POOL, "--page-size", "16", "--disable-overlap-schedule"),
+        config={**_TAKE_EVERY_RUN, "audit_rate": 0.0},
+        probe=_CHECKED,
     ),
     "gqa_page16": _tiny("gqa", "--page-size", "16", config=_AUDITED, probe=_AT_SHIFT_ZERO),
+    "gqa_page16.lora": _tiny("gqa", "--page-size", "16", *_LORA, config=_AUDITED, probe=_AT_SHIFT_ZERO)._replace(
+        env=lora_plugin.ENVIRONMENT
+    ),
     "gqa_page16.fa3": _on_fa3("gqa", "--page-size", "16"),
     "gqa_page1.small_pool": _tiny("gqa", *_SMALL_POOL, "--page-size", "1", config=_AUDITED, probe=_CHECKED),
     # No splice from another context is as close as this limit, so a model fails whose rows are moved rightly.

@@ -33,6 +33,7 @@ def test_bad_options_are_http_400(client: Client, options: object, named: str) -
         assert named in str(caught.value)
 
 
+@pytest.mark.feature("streamed answers")
 def test_shifted_text_is_a_chunk_hit_in_every_response(client: Client) -> None:
     client.post("/v1/chat/completions", _chat("It is noon. " + _BODY))
     answer = client.post("/v1/chat/completions", _chat("It is one minute past noon. " + _BODY))
@@ -88,6 +89,7 @@ def test_tail_tokens_of_a_request(client: Client) -> None:
     assert hits[0] - hits[1] == 49, "the last token is computed in any case"
 
 
+@pytest.mark.feature("requests that opt out")
 def test_strict_requests_never_meet_spliced_rows(client: Client) -> None:
     """A row that was spliced is an ordinary prefix for later turns, but a strict request computes it anew."""
     donor = random_tokens(5, 300)
@@ -103,6 +105,7 @@ def test_strict_requests_never_meet_spliced_rows(client: Client) -> None:
     assert client.generate(again, pic={"mode": "off"}).cached_tokens == len(again) - 1, "strict rows serve strict ones"
 
 
+@pytest.mark.feature("logprobs of the whole prompt")
 def test_input_logprobs_are_computed(client: Client) -> None:
     prompt = random_tokens(8, 300)
     client.generate(prompt)
@@ -112,6 +115,7 @@ def test_input_logprobs_are_computed(client: Client) -> None:
     assert client.counters()["fallbacks:input_logprobs"] - before["fallbacks:input_logprobs"] == 1
 
 
+@pytest.mark.feature("logprobs of the prompt")
 def test_where_input_logprobs_begin_nothing_is_spliced(client: Client) -> None:
     """Before that position runs are used; from it on every token is computed, and its logprob is a full prefill's."""
     prompt = random_tokens(18, 300)
@@ -126,6 +130,7 @@ def test_where_input_logprobs_begin_nothing_is_spliced(client: Client) -> None:
     assert sorted(apart)[len(apart) // 2] < 0.3
 
 
+@pytest.mark.feature("hidden states")
 @pytest.mark.parametrize("placed_first", [True, False])
 def test_what_is_counted_beside_hidden_states_happens(client: Client, placed_first: bool) -> None:
     """Hidden states are taken by place in the whole batch, which cannot be narrowed: nothing in it is spliced. Where
@@ -150,6 +155,27 @@ def test_what_is_counted_beside_hidden_states_happens(client: Client, placed_fir
     assert metas[False]["cached_tokens"] == num_spliced == grown["tokens:chunk"]
     assert grown["tokens:computed"] == len(placed) + len(shifted) - num_spliced
     assert (grown["fallbacks:batch"], grown["fallbacks:hidden_states"]) == (int(placed_first), 1)
+
+
+@pytest.mark.feature("streaming sessions")
+def test_a_streaming_session_is_computed_and_counted(client: Client) -> None:
+    """Each turn, also where the text before it is a donor's; the answers are those of whole prompts."""
+    donor, later = random_tokens(120, 300), random_tokens(121, 30)
+    client.generate(donor)
+    first = [*random_tokens(122, 40), *donor]
+    before = client.counters()
+    session = {"id": json.loads(client.post("/open_session", {"capacity_of_str_len": 4096, "streaming": True}))}
+    turns = [client.generate(prompt, session_params=session) for prompt in (first, later)]
+    grown = {name: value - before.get(name, 0.0) for name, value in client.counters().items()}
+    assert (grown["fallbacks:session"], grown["tokens:chunk"]) == (2, 0)
+    assert turns[1].cached_tokens >= len(first)
+    client.post("/close_session", {"session_id": session["id"]})
+    whole = [first, [*first, *turns[0].ids, *later]]
+    for prompt, turn in zip(whole, turns, strict=True):
+        full = client.generate(prompt, pic={"mode": "off"})
+        assert divergence(full.first_token, turn.first_token) < 0.05
+    client.flush()
+    assert client.faults() == ""
 
 
 def test_a_shifted_answer_stays_close(client: Client) -> None:

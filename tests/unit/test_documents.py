@@ -12,11 +12,11 @@ from pic_bench.compare.run_folder import load_scenes
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.numbers import percent, seconds, times
 
-from sglang_pic.reference import PAGE, render
+from sglang_pic.reference import PAGE, README, render
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [
-    ROOT / "README.md",
+    README,
     ROOT / "sglang_pic" / "README.md",
     PAGE,
     ROOT / "bench" / "results" / "README.md",
@@ -26,8 +26,9 @@ PAGES = [
 ]
 
 
-def test_reference_is_up_to_date() -> None:
-    page = PAGE.read_text()
+@pytest.mark.parametrize("path", [PAGE, README], ids=lambda path: path.name)
+def test_generated_tables_are_up_to_date(path: Path) -> None:
+    page = path.read_text()
     assert render(page) == page, "run `make reference`"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
 
 from sglang_pic.adapter.contract import (
     BODIES,
@@ -17,18 +16,9 @@ from sglang_pic.adapter.contract import (
 )
 from sglang_pic.adapter.doctor.findings import Finding, Findings
 from sglang_pic.adapter.doctor.server import Resolved, resolve
-from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.support import SUPPORT, Area, Level, Support, find, max_sequences, refusals
+from sglang_pic.adapter.support import SUPPORT, Area, Level, Support, find, max_sequences, present, refusals
 from sglang_pic.config import load_config
 from sglang_pic.errors import ConfigError, ContractError, UnsupportedError
-
-_FLAGS: Final = {
-    Fallback.ADAPTER: ("enable_lora", "lora_paths"),
-    Fallback.HIDDEN_STATES: ("enable_return_hidden_states",),
-    Fallback.SESSION: ("enable_streaming_session",),
-}
-"""Reasons that only a server with one of these arguments gives."""
-_ALWAYS: Final = (Fallback.INPUT_LOGPROBS, Fallback.SCORING, Fallback.OFF, Fallback.AUDIT)
 
 
 def examine(model: str | None, flags: Sequence[str], *, card: str | None) -> Findings:
@@ -114,6 +104,7 @@ def _server(resolved: Resolved) -> Iterator[Finding]:
     yield _finding(_rows(resolved))
     yield _finding(_judge(Area.POOL, f"pages of {view.page_size}", others="pages of any other size"))
     yield _finding(_judge(Area.TOPOLOGY, f"tensor parallelism of {view.tp_size}"))
+    yield from map(_finding, present(resolved.context, Level.TESTED, Level.ADMITTED))
 
 
 def _embedding(resolved: Resolved) -> Support:
@@ -135,16 +126,14 @@ def _judge(area: Area, what: str, *, others: str | None = None) -> Support:
 
 
 def _finding(judged: Support) -> Finding:
-    return Finding(area=judged.area.value, what=judged.what, level=judged.level.name.lower(), reason=judged.reason)
+    return Finding(area=judged.area.value, what=judged.what, level=judged.level.shown, reason=judged.reason)
 
 
 def _computed(resolved: Resolved) -> Iterator[str]:
-    if resolved.context.model_config.is_multimodal:
-        yield f"{Fallback.EMBEDDINGS.description} (this model takes media)"
-    for reason, arguments in _FLAGS.items():
-        given = [name for name in arguments if getattr(resolved.view, name)]
-        if given:
-            yield f"{reason.description} (--{given[0].replace('_', '-')})"
+    for entry in present(resolved.context, Level.FALLS_BACK):
+        owner, _, name = entry.path.split()[0].rpartition(".")
+        why = f"--{name.replace('_', '-')}" if owner == "server_args" else "this model takes media"
+        yield f"{entry.reason} ({why})"
     if resolved.view.skip_tokenizer_init:
         yield "Everything behind a changed field: without a tokenizer (--skip-tokenizer-init) `notes` is `recompile`."
-    yield from (reason.description for reason in _ALWAYS)
+    yield from (entry.reason for entry in SUPPORT if entry.level is Level.FALLS_BACK and not entry.path)

@@ -118,11 +118,13 @@ def _read(args: Any) -> Resolved:
         # Where no flag says it, SGLang makes the pool as large as memory allows.
         req_to_token_pool=SimpleNamespace(size=view.max_running_requests or 1 << 10),
     )
+    kinds = getattr(model_config.hf_text_config, "layer_types", None)
     context = SimpleNamespace(
         server_args=args,
         model_config=model_config,
         tp_worker=SimpleNamespace(model_runner=runner),
-        is_hybrid_swa=model_config.is_hybrid_swa,
+        # Start-up finds windows in the layers of a model that keeps all rows, such as Gemma 3, too.
+        is_hybrid_swa=model_config.is_hybrid_swa or "sliding_attention" in (kinds or ()),
         is_hybrid_ssm=uses_ssm_state(model_config),
         is_dsa=is_deepseek_dsa(model_config.hf_config),
         disable_radix_cache=view.disable_radix_cache,
