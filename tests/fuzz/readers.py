@@ -18,7 +18,7 @@ from pic_traces import load
 from pic_traces.blocks import prefix_census
 from pic_traces.errors import TraceError
 from pic_traces.records import RequestRecord, Status, load_records
-from pic_traces.replay.client import StreamReply, _events, _take_event, error_message
+from pic_traces.replay.client import StreamReply, _take_event, error_message, read_events
 from pic_traces.replay.result import Asked, build_record
 
 from sglang_pic.adapter.serve.options import MAX_TOKENS, SETTINGS, RequestOptions, parse_options
@@ -72,7 +72,7 @@ def records(data: bytes) -> None:
 def stream(data: bytes) -> None:
     """A stream of server-sent events: a record that can be written, whatever a server sends."""
     reply = StreamReply()
-    for event in _events(io.BytesIO(data)):
+    for event in read_events(io.BytesIO(data)):
         if event == b"[DONE]":
             break
         _take_event(reply, event, 1.0)
