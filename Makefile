@@ -103,6 +103,10 @@ test: setup ## all tests, those with a real server too
 test-fast: setup ## the tests that start no server
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not e2e' $(ARGS)
 
+.PHONY: test-slow
+test-slow: setup ## the tests that take minutes: a whole server in Triton's interpreter
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
 # One package in another version, beside .venv and before it on the path: nothing in .venv changes.
 OVERLAY = $(CURDIR)/.versions/$(WITH)
 .versions/%:

@@ -55,9 +55,9 @@ def _tiny(model: str, *args: str, config: dict[str, Any], probe: dict[str, Any])
     return SharedServer(f"tiny-{model}", (*_SMALL_CHUNKS, *args), config, probe)
 
 
-def _on_fa3(model: str, *args: str) -> SharedServer:
-    """On SGLang's attention backend over a reference kernel."""
-    server = _tiny(model, *args, "--attention-backend", "fa3", config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO)
+def _on(backend: str, model: str, *args: str) -> SharedServer:
+    """On SGLang's attention backend, over a reference kernel or in Triton's interpreter."""
+    server = _tiny(model, *args, "--attention-backend", backend, config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO)
     return server._replace(env=server_plugin.ENVIRONMENT)
 
 
@@ -76,7 +76,8 @@ SERVERS = {
     "gqa_page16.lora": _tiny("gqa", "--page-size", "16", *_LORA, config=_AUDITED, probe=_AT_SHIFT_ZERO)._replace(
         env=lora_plugin.ENVIRONMENT
     ),
-    "gqa_page16.fa3": _on_fa3("gqa", "--page-size", "16"),
+    "gqa_page16.fa3": _on("fa3", "gqa", "--page-size", "16"),
+    "gqa_page16.triton": _on("triton", "gqa", "--page-size", "16"),
     "gqa_page1.small_pool": _tiny("gqa", *_SMALL_POOL, "--page-size", "1", config=_AUDITED, probe=_CHECKED),
     # No splice from another context is as close as this limit, so a model fails whose rows are moved rightly.
     "gqa_page1_tp2": _tiny(
@@ -85,7 +86,7 @@ SERVERS = {
         probe=_AT_SHIFT_ZERO,
     ),
     "mla_page1": _tiny("mla", "--page-size", "1", config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO),
-    "mla_page1.fa3": _on_fa3("mla", "--page-size", "1"),
+    "mla_page1.fa3": _on("fa3", "mla", "--page-size", "1"),
     "mla_page16_tp2": _tiny(
         *("mla", "--page-size", "16", "--tp-size", "2"), config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO
     ),

@@ -1,8 +1,9 @@
-"""A whole server on one of SGLang's production attention backends, over a reference kernel, against `pic_cpu`."""
+"""A whole server on one of SGLang's production attention backends, without its kernels or with interpreted ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 
@@ -15,17 +16,32 @@ pytestmark = pytest.mark.e2e
 @on_servers("gqa_page16", "gqa_page16.fa3")
 def test_fa3_answers_as_the_cpu_backend_does(client_of: Callable[[str], Client]) -> None:
     """In float32, at shift 0, shifted, and with prompts longer than a prefill chunk."""
-    _compare(client_of, "gqa_page16")
+    _compare(client_of, "gqa_page16", "fa3")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@on_servers("gqa_page16", "gqa_page16.triton")
+def test_triton_answers_as_the_cpu_backend_does(client_of: Callable[[str], Client]) -> None:
+    """The same with SGLang's kernels interpreted, where every pass takes seconds: one prompt of two chunks."""
+    _compare(client_of, "gqa_page16", "triton", lengths=(230,), new_tokens=2)
 
 
 @on_servers("mla_page1", "mla_page1.fa3")
 def test_fa3_answers_as_the_cpu_backend_does_with_mla(client_of: Callable[[str], Client]) -> None:
-    _compare(client_of, "mla_page1")
+    _compare(client_of, "mla_page1", "fa3")
 
 
-def _compare(client_of: Callable[[str], Client], name: str) -> None:
+def _compare(
+    client_of: Callable[[str], Client],
+    name: str,
+    backend: str,
+    *,
+    lengths: Sequence[int] = (150, 600),
+    new_tokens: int = 8,
+) -> None:
     # One server after the other.
-    reference, answers = (_serve(client_of(server)) for server in (name, f"{name}.fa3"))
+    reference, answers = (_serve(client_of(server), lengths, new_tokens) for server in (name, f"{name}.{backend}"))
     hits = [answer.chunk_hit_tokens for answer in answers]
     assert hits == [answer.chunk_hit_tokens for answer in reference]
     assert all(count > 0 for count in hits[1::2])
@@ -34,12 +50,13 @@ def _compare(client_of: Callable[[str], Client], name: str) -> None:
         assert other.ids == one.ids
 
 
-def _serve(client: Client) -> list[Answer]:
+def _serve(client: Client, lengths: Sequence[int], new_tokens: int) -> list[Answer]:
     """Computed and spliced answers in turn."""
+    generate = partial(client.generate, max_new_tokens=new_tokens)
     answers = []
-    for seed, length in enumerate((150, 600)):
+    for seed, length in enumerate(lengths):
         prompt, fresh = random_tokens(seed, length), random_tokens(10 + seed, 90)
         moved = [*fresh[:50], *prompt[40 : length - 20], *fresh[50:]]
-        answers += [client.generate(prompt), client.generate(prompt)]
-        answers += [client.generate(random_tokens(20 + seed, length)), client.generate(moved)]
+        answers += [generate(prompt), generate(prompt)]
+        answers += [generate(random_tokens(20 + seed, length)), generate(moved)]
     return answers
