@@ -8,6 +8,7 @@ Exit codes: 0 ok, 1 a failed check or failed requests, 2 usage, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import select
 import sys
@@ -38,6 +39,8 @@ EXTRAS = {
 """The extras of this package and the modules that they install; other modules come with SGLang."""
 # Fixed, so that help text is the same in every terminal and in the README.
 HELP_WIDTH = 100
+_NO_FILE = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPERM, errno.EROFS}
+"""What a disk or its permissions say: the user's to mend, and no bug."""
 _FORMATTER = cast("type[argparse.HelpFormatter]", partial(argparse.RawDescriptionHelpFormatter, width=HELP_WIDTH))
 
 
@@ -106,6 +109,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A socket breaks with the same exception, and that one is a bug worth its traceback.
         if not _stdout_has_no_reader():
             raise
+        _silence_stdout()
+        return EXIT_FAILED
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        where = f"{error.filename}: " if error.filename is not None else ""
+        print(f"sglang-pic: error: {where}{error.strerror}", file=sys.stderr)
+        # What stdout still holds cannot be written at exit either.
         _silence_stdout()
         return EXIT_FAILED
 
@@ -194,6 +205,11 @@ def _stdout_has_no_reader() -> bool:
 
 def _silence_stdout() -> None:
     """Lets the interpreter's own flush at exit go nowhere instead of failing."""
+    try:
+        sys.stdout.flush()
+        return
+    except (OSError, ValueError):
+        pass
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)

@@ -86,8 +86,18 @@ def read_json(path: Path, kind: type[T], word: str) -> T:
 
 
 def write_json(path: Path, value: msgspec.Struct | dict[str, str]) -> None:
-    """Write `value` as indented JSON with a final newline."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    """Write `value` as indented JSON with a final newline, all of it or nothing."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write all of a file, or leave what was there: a later command must not trust half of one."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _read(folder: Path) -> _Config | None:

@@ -71,4 +71,10 @@ class Library:
     def _write(self) -> None:
         if self._path is not None:
             file = _File(skills=self.skills())
-            self._path.write_bytes(msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
+            # All of it or nothing: a full disk must not cost the skills that were there.
+            part = self._path.with_name(f".{self._path.name}.part")
+            try:
+                part.write_bytes(msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
+                part.replace(self._path)
+            finally:
+                part.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from sglang_pic.errors import ConfigError
+from sglang_pic.errors import ConfigError, PicError
 from sglang_pic.models.checkpoint import Progress
 
 MARKER_NAME = "sglang-pic-model.json"
@@ -61,7 +61,7 @@ def build(
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir()
         try:
-            write(partial, progress)
+            _fill(partial, write, progress)
             for path in partial.iterdir():
                 path.chmod(0o644)  # some writers make files that only their owner can read
             files = {path.name: digest_file(path) for path in sorted(partial.iterdir())}
@@ -75,6 +75,16 @@ def build(
             shutil.rmtree(retired, ignore_errors=True)
     progress(f"{name}: ready in {target}")
     return target
+
+
+def _fill(folder: Path, write: Callable[[Path, Progress], None], progress: Progress) -> None:
+    from safetensors import SafetensorError
+
+    try:
+        write(folder, progress)
+    except SafetensorError as error:
+        # What the disk said, in words of its own.
+        raise PicError(f"{folder}: cannot be written: {error}") from error
 
 
 def digest_file(path: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable, Iterator
 from enum import Enum
 from itertools import chain, islice
@@ -56,9 +58,15 @@ def load(trace: str | Path) -> Iterator[Session]:
             raise TraceError(f"{name}: no such sample; {', '.join(f'sample:{key}' for key in SAMPLES)} are there")
         return _load_file(SAMPLES[sample])
     path = Path(trace).expanduser()
-    if name and path.is_dir():
+    try:
+        mode = path.stat().st_mode if name else 0
+    except (FileNotFoundError, NotADirectoryError):
+        mode = 0
+    except (OSError, ValueError) as error:
+        raise TraceError(f"{name!r}: cannot be read: {error}") from error
+    if stat.S_ISDIR(mode):
         return _load_folder(path)
-    if not path.is_file():
+    if not stat.S_ISREG(mode):
         raise TraceError(
             f"{name!r}: no such file; a path, sample:NAME or gen:NAME?key=value&... is allowed, clock: in front of any"
         )
@@ -118,8 +126,16 @@ def _load_folder(folder: Path) -> Iterator[Session]:
 
 def _log_files(folder: Path) -> list[Path]:
     """The files of a folder that may be logs, sorted by path; hidden files and folders are passed over."""
-    found = (path for path in folder.rglob("*") if path.name.endswith(_LOG_SUFFIXES) and path.is_file())
-    return sorted(path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts))
+    found: list[Path] = []
+    for root, folders, names in os.walk(folder, onerror=_refuse):
+        folders[:] = [name for name in folders if name[0] != "."]
+        found += [Path(root, name) for name in names if name[0] != "." and name.endswith(_LOG_SUFFIXES)]
+    return sorted(path for path in found if path.is_file())
+
+
+def _refuse(error: OSError) -> None:
+    # Left out, a subfolder would be missing from every figure.
+    raise TraceError(f"{error.filename}: cannot be read: {error}") from error
 
 
 def _parse(paths: list[Path], source: str, name_line: Callable[[Line], str], if_empty: str) -> Iterator[Session]:

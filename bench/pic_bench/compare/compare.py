@@ -13,7 +13,7 @@ from pic_traces import load
 from pic_traces.clock import split_clock
 from pic_traces.records import RequestRecord, load_records, load_summary
 from pic_traces.replay import ReplayOptions, run_replay
-from pic_traces.source import short_name
+from pic_traces.source import limit, short_name
 
 from pic_bench.compare.arms import Arm, ArmKind
 from pic_bench.compare.combined import write_all
@@ -72,7 +72,8 @@ def run_compare(
         ReplayError: a replay could not start or crashed.
     """
     for scene in settings.scenes:  # a trace that cannot be read must not cost the start of a server
-        next(iter(load(scene.config.trace)), None)
+        wanted = scene.config
+        limit(load(wanted.trace), num_sessions=wanted.limit_sessions, num_calls=wanted.limit_calls)
     claim_folder(settings.out, COMPARISON, force=settings.force)
     started_at = now()
     _write_configs(settings)

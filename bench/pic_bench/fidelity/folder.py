@@ -14,7 +14,7 @@ from pic_traces.packed import is_written, packed
 from pic_bench.environment import Environment
 from pic_bench.fidelity.config import KIND, Config
 from pic_bench.fidelity.record import LeftOut, Probe, read_lines, whole_lines
-from pic_bench.out_folder import CONFIG, ENVIRONMENT, RunKind, claim_folder, holds_run, read_json
+from pic_bench.out_folder import CONFIG, ENVIRONMENT, RunKind, claim_folder, holds_run, read_json, write_whole
 from sglang_pic.errors import BenchError, ConfigError
 
 PROBES = "probes.jsonl"
@@ -49,7 +49,7 @@ def claim_run(folder: Path, config: Config, *, resume: bool, force: bool) -> Non
     # The next record begins on its own line, and is not hidden by packed ones.
     probes = folder / PROBES
     if has_records(folder):
-        probes.write_bytes(whole_lines(probes))
+        write_whole(probes, whole_lines(probes))
         packed(probes).unlink(missing_ok=True)
 
 

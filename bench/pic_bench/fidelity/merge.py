@@ -12,7 +12,7 @@ from pic_bench.environment import joined, require_equal
 from pic_bench.fidelity.config import Config, Sizes
 from pic_bench.fidelity.folder import LEFT_OUT, PROBES, claim_run, read_config, read_environment, trace_mark
 from pic_bench.fidelity.record import Experiment, whole_lines
-from pic_bench.out_folder import CONFIG, ENVIRONMENT, write_json
+from pic_bench.out_folder import CONFIG, ENVIRONMENT, write_json, write_whole
 from sglang_pic.errors import BenchError
 
 _UNITED = ("data", "experiments", "dtypes", "policies", "orders")
@@ -47,9 +47,9 @@ def merge_runs(folders: Sequence[Path], out: Path, *, force: bool) -> None:
     claim_run(out, config, resume=False, force=force)
     write_json(out / CONFIG, config)
     write_json(out / ENVIRONMENT, environment)
-    (out / PROBES).write_bytes(b"".join(records))
+    write_whole(out / PROBES, b"".join(records))
     if left_out := b"".join(whole_lines(folder / LEFT_OUT) for folder in folders):
-        (out / LEFT_OUT).write_bytes(left_out)
+        write_whole(out / LEFT_OUT, left_out)
     for dtype in config.dtypes:
         if _traces_are_whole(folders, configs, config, dtype):
             trace_mark(out, dtype).touch()

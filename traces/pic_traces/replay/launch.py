@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ RUN_FILES = ("config.json", "environment.json", "requests.jsonl", "summary.json"
 # clear of 1, which Python itself uses for both.
 EXIT_REFUSED = 64
 EXIT_CRASHED = 70
+EXIT_NO_DISK = 74
 _COMPLETED = (0, 1)
 _INTERRUPTED = 128 + signal.SIGINT
 _LOG_TAIL = 15
@@ -53,7 +55,10 @@ def run_replay(options: ReplayOptions) -> Path:
         raise ReplayError("locust is not installed; the replay needs it: pip install 'sglang-pic[bench]'")
     out = _prepare_folder(Path(options.out).expanduser(), force=options.force)
     options = msgspec.structs.replace(options, out=str(out))
-    (out / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(options.without_secrets())))
+    try:
+        (out / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(options.without_secrets())))
+    except OSError as error:
+        raise ReplayError(f"{out}: cannot be written: {error.strerror}.") from error
     code = _run_process(options, out / "replay.log")
     if code == _INTERRUPTED:
         raise KeyboardInterrupt
@@ -61,8 +66,21 @@ def run_replay(options: ReplayOptions) -> Path:
         tail = "\n".join((out / "replay.log").read_text(errors="replace").splitlines()[-_LOG_TAIL:])
         if code == EXIT_REFUSED:
             raise ReplayError(tail)
+        if code == EXIT_NO_DISK:
+            raise ReplayError(f"{out}: cannot be written: {_why_full(out)}; the records there are not whole.")
         raise ReplayError(f"the replay crashed (exit code {code}); the end of {out / 'replay.log'}:\n{tail}")
     return out
+
+
+def _why_full(out: Path) -> str:
+    """What the folder's disk says; the process could not write it into its log."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=out) as probe:
+            probe.write(bytes(1 << 16))
+            probe.flush()
+    except OSError as error:
+        return error.strerror or str(error)
+    return "the disk was full"
 
 
 def _prepare_folder(out: Path, *, force: bool) -> Path:

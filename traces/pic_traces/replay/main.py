@@ -5,6 +5,7 @@ NOTE: locust patches the standard library in this process. Nothing else should i
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ from pic_traces.records import summarize
 from pic_traces.replay import users
 from pic_traces.replay.client import Endpoint
 from pic_traces.replay.environment import describe_environment
-from pic_traces.replay.launch import EXIT_CRASHED, EXIT_REFUSED, Job
+from pic_traces.replay.launch import EXIT_CRASHED, EXIT_NO_DISK, EXIT_REFUSED, Job
 from pic_traces.replay.options import FlattenTools, ReplayOptions
 from pic_traces.replay.server import ServerInfo, ask_server, shows_tools
 from pic_traces.replay.state import Replay, Target
@@ -29,6 +30,7 @@ from pic_traces.source import limit, load
 
 _WARMUP_SEED = 20_261_121
 _WARMUP_TOKENS = 200
+_FULL = {errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS}
 
 
 def main() -> int:
@@ -42,6 +44,11 @@ def main() -> int:
         return EXIT_REFUSED
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except OSError as error:
+        if error.errno not in _FULL:
+            traceback.print_exc()
+            return EXIT_CRASHED
+        return EXIT_NO_DISK  # the log is on that disk, too
     except Exception:
         traceback.print_exc()
         return EXIT_CRASHED
