@@ -55,6 +55,10 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The last audited requests of a namespace that the mean is over."""
     audit_min: Annotated[int, Range(1, 10_000)] = 16
     """Audited requests of a namespace before their mean can switch it off."""
+    # A fault is a defect: each may cost the whole index, and a server on which they go on gains nothing.
+    fault_limit: Annotated[int, Range(1, 1_000_000)] = 8
+    """So many faults (exceptions of the plugin, after which requests are computed as usual) switch splicing off on the
+    whole server, until the cache is flushed or the server starts again."""
     pin_max_percent: Annotated[int, Range(0, 100)] = 25
     """Largest share of the KV pool, in percent, that pinned prompts may hold; beyond it the oldest are given back."""
 

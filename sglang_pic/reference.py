@@ -23,7 +23,7 @@ import sglang_pic
 from sglang_pic import outcomes
 from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.metrics import Metric
-from sglang_pic.adapter.serve import accounting, pins
+from sglang_pic.adapter.serve import accounting, faults, pins
 from sglang_pic.adapter.serve.fallback import REASONS
 from sglang_pic.adapter.serve.options import SETTINGS
 from sglang_pic.adapter.startup import metrics as startup_metrics
@@ -35,7 +35,13 @@ PAGE: Final = Path(sglang_pic.__file__).with_name("REFERENCE.md")
 README: Final = PAGE.parent.parent / "README.md"
 _MATRIX: Final = "sglang_pic/REFERENCE.md#what-is-tested-admitted-and-refused"
 
-_METRICS: Final = (*accounting.METRICS, *pins.METRICS, *startup_metrics.METRICS, *audit_metrics.METRICS)
+_METRICS: Final = (
+    *accounting.METRICS,
+    *faults.METRICS,
+    *pins.METRICS,
+    *startup_metrics.METRICS,
+    *audit_metrics.METRICS,
+)
 _BLOCK: Final = re.compile(r"(?<=<!-- generated: )([a-z-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 

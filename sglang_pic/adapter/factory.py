@@ -22,14 +22,15 @@ from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.contract import changed_attention, describe_changes
 from sglang_pic.adapter.hooks import apply_hooks
 from sglang_pic.adapter.metrics import Series
-from sglang_pic.adapter.probe.ranks import check_alike
+from sglang_pic.adapter.probe.ranks import check_alike, fault_group
 from sglang_pic.adapter.seams import BuildContext
-from sglang_pic.adapter.serve import accounting
+from sglang_pic.adapter.serve import accounting, faults
 from sglang_pic.adapter.serve import pins as pin_metrics
 from sglang_pic.adapter.serve import scheduler as scheduler_hooks
 from sglang_pic.adapter.serve.accounting import Accounting
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.cache import PicRadixCache
+from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
@@ -83,9 +84,11 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Pi
     if config.audit_rate > 0:
         audit = Audit(runner, config, Series(audit_metrics.METRICS, labels), ctx.tp_group)
         shown["audit"] = audit.report
-    model = _read_model(ctx, config, _checked_splicer(ctx, audit))
+    path = _checked_path(ctx, audit)
+    model = _read_model(ctx, config, path.splicer)
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
     shown["pins"] = cache.pins.report
+    shown["faults"] = cache.faults.report
     server_info.install(shown)
     # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
     scheduler_hooks.install(cache, config.core)
@@ -99,6 +102,10 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Pi
     startup_metrics.export(tested, labels)
     log_result(tested, config)
     shown["self_test"] = lambda: tested
+    # From here on: what fails while the server starts has to stop it.
+    path.recover = cache.recover
+    if audit is not None:
+        audit.recover = cache.recover
     logger.info(
         "sglang_pic: %d delimiters, cost %s, config %s",
         len(model.delimiters),
@@ -164,7 +171,16 @@ def _make_cache(
     index = ContentIndex(config.core, lexicon=model.lexicon)
     pool_tokens = ctx.tp_worker.model_runner.token_to_kv_pool_allocator.size
     pins = Pins(index, pool_tokens * config.pin_max_percent // 100, Series(pin_metrics.METRICS, labels))
-    planning = Planning(index, config, cost=model.cost, max_sequences=model.max_sequences, auditor=auditor, pins=pins)
+    noted = Faults(config.fault_limit, Series(faults.METRICS, labels), fault_group(ctx.tp_group))
+    planning = Planning(
+        index,
+        config,
+        cost=model.cost,
+        max_sequences=model.max_sequences,
+        auditor=auditor,
+        pins=pins,
+        faults=noted,
+    )
     make = partial(
         PicRadixCache,
         planning=planning,
@@ -172,18 +188,20 @@ def _make_cache(
         auditor=auditor,
         pins=pins,
         publication=Publication(index, model.delimiters),
+        faults=noted,
     )
     cache: PicRadixCache = create_unified_radix_cache(ctx, cache_class=make)
     return cache
 
 
-def _checked_splicer(ctx: BuildContext, audit: Audit | None) -> Splicer:
-    """The splicer of the live model, its rotation proved on the model's modules and rows; forward passes use it."""
+def _checked_path(ctx: BuildContext, audit: Audit | None) -> ForwardPath:
+    """The hooked forward passes, with the splicer of the live model, proved on the model's modules and rows."""
     runner = ctx.tp_worker.model_runner
     view = view_pool(runner.token_to_kv_pool)
     geometry = read_geometry(runner.model, max_shift=ctx.model_config.context_len)
     splicer = Splicer(view, geometry)
-    ForwardPath(splicer, [] if audit is None else [audit_hooks.FirstTokens(audit)]).install()
+    path = ForwardPath(splicer, [] if audit is None else [audit_hooks.FirstTokens(audit)])
+    path.install()
     apply_hooks()
     started_at = time.perf_counter()
     rows, gaps = check_rows(runner, splicer, max_sequences(runner), ctx.tp_group)
@@ -209,7 +227,7 @@ def _checked_splicer(ctx: BuildContext, audit: Audit | None) -> Splicer:
             len(rows.noisy_layers),
             rows.noisy_layers[0],
         )
-    return splicer
+    return path
 
 
 def _labels(ctx: BuildContext) -> dict[str, str] | None:

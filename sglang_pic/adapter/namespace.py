@@ -4,7 +4,7 @@ Rows are shared inside a namespace only, and requests of one namespace may have 
 opted out have the lane `off`, so that no row which came from a splice reaches them. Requests whose `edit` policy is not
 the server's have the lane of that policy: a row that was spliced under one policy never reaches a request under
 another. A namespace that an operator switches on again after audits had switched it off begins empty, under the key of
-a new generation.
+a new generation. Where the chunk index was lost to a fault, all namespaces but those of the lane `off` begin anew.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ class Namespace(NamedTuple):
     cache_salt: str | None = None
 
 
-def tree_key(extra_key: str | None, *, lane: str | None = None, generation: int = 0) -> str | None:
+def tree_key(extra_key: str | None, *, lane: str | None = None, generation: int = 0, restarts: int = 0) -> str | None:
     """The extra key under which a request's rows are in the tree, made of the one that the request came with.
 
     Args:
         lane: the request's lane in its namespace: `OFF_LANE`, an `edit` policy, or `None` for the namespace itself.
         generation: how often the namespace was switched on again; `OFF_LANE` holds no spliced row, and has one key.
+        restarts: how often the chunk index was lost to a fault; likewise.
     """
     marks = [str(generation)] if generation and lane != OFF_LANE else []
+    marks += [f"restart {restarts}"] if restarts and lane != OFF_LANE else []
     marks += [] if lane is None else [lane]
     return (extra_key or "") + "".join(KEY_MARK + mark for mark in marks) if marks else extra_key
 

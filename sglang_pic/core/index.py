@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 
@@ -92,6 +93,8 @@ class ContentIndex:
         self._num_tokens = 0
         self._num_evicted = 0
         self._num_work = 0
+        self.is_whole = True
+        """False after an exception in the middle of a change: only `flush()` helps."""
 
     def publish(
         self,
@@ -122,6 +125,18 @@ class ContentIndex:
         require_tokens(tokens)
         if len(tokens) == 0:
             return
+        with self._changing():
+            self._publish(namespace, tokens, computed, spliced, generations, delimiters)
+
+    def _publish(
+        self,
+        namespace: Hashable,
+        tokens: Tokens,
+        computed: Sequence[Span],
+        spliced: Sequence[Span],
+        generations: Sequence[tuple[int, int]],
+        delimiters: frozenset[int],
+    ) -> None:
         space = self._space(namespace)
         path = self._store(space, tokens)
         holes = merge_spans(spliced)
@@ -196,7 +211,9 @@ class ContentIndex:
     def pin(self, namespace: Hashable, tokens: Tokens) -> None:
         """Let the donors on a published path be the last to leave for other donors of their chunks."""
         space = self._namespaces.get(namespace)
-        if space is not None:
+        if space is None:
+            return
+        with self._changing():
             node, stored = space.trie.walk(tokens)
             if node.start < stored < node.end:
                 self._split(space, node, stored)
@@ -213,13 +230,17 @@ class ContentIndex:
                 each.num_pins = max(0, each.num_pins - 1)
 
     def flush(self, namespace: Hashable | None = None) -> None:
-        """Forget one namespace, or all of them."""
-        spaces = list(self._namespaces.values()) if namespace is None else [self._namespaces.get(namespace)]
-        for space in spaces:
-            if space is not None:
-                for child in list(space.trie.root.children.values()):
-                    self._remove_subtree(child)
-                self._drop_if_empty(space)
+        """Forget one namespace, or all of them; all of them whatever state they are in."""
+        if namespace is None:
+            self._size, self._ages, self._namespaces = TableSize(), OrderedDict(), {}
+            self._num_tokens = 0
+            self.is_whole = True
+            return
+        space = self._namespaces.get(namespace)
+        if space is not None:
+            for child in list(space.trie.root.children.values()):
+                self._remove_subtree(child)
+            self._drop_if_empty(space)
 
     def stats(self) -> IndexStats:
         """What the index holds. Cost O(nodes)."""
@@ -234,6 +255,12 @@ class ContentIndex:
             num_evicted_tokens=self._num_evicted,
             num_work=self._num_work,
         )
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        self.is_whole = False
+        yield
+        self.is_whole = True
 
     def _space(self, namespace: Hashable) -> _Namespace:
         space = self._namespaces.get(namespace)
@@ -304,12 +331,13 @@ class ContentIndex:
             if node.parent.parent is None or node.parent.end <= position:
                 break
             node = node.parent
-        if node.start < position:
-            if node.end <= position:
-                return
-            self._split(self._namespaces[node.trie.namespace], node, position)
-            (node,) = node.children.values()
-        self._remove_subtree(node)
+        if node.start < position and node.end <= position:
+            return
+        with self._changing():
+            if node.start < position:
+                self._split(self._namespaces[node.trie.namespace], node, position)
+                (node,) = node.children.values()
+            self._remove_subtree(node)
 
     def _remove_subtree(self, node: Node) -> None:
         order = [node]

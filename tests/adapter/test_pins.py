@@ -256,7 +256,8 @@ def test_an_allocation_gets_the_slots_of_the_oldest_pins_and_no_more(server: Ser
 def test_a_flush_forgets_pins_without_unlocking_and_new_weights_unlock_them(server: Server) -> None:
     server.serve(A, pin="a")
     server.serve(B, pin="b")
-    server.pins.give_back_all(server.tree, PinEnd.WEIGHTS)
+    while server.pins.give_back_oldest(server.tree, PinEnd.WEIGHTS):
+        pass
     server.evict_all()
     assert (server.resident(A), server.names) == (0, [])
     server.serve(A, pin="a")
@@ -315,7 +316,8 @@ def test_five_hundred_pins_and_drops_among_aborts_flushes_and_retractions(page_s
     for rank in ranks:
         while rank.running:
             rank.end(rank.running[0][0])
-        rank.pins.give_back_all(rank.tree, PinEnd.DROPPED)
+        while rank.pins.give_back_oldest(rank.tree, PinEnd.DROPPED):
+            pass
         rank.check()
         rank.evict_all()
         assert rank.allocator.available_size() == POOL

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_pic.adapter.probe.ranks import agree_on_largest, check_alike
+from sglang_pic.adapter.probe.ranks import FaultGroup, agree_on_largest, check_alike
 
 pytest.importorskip("sglang")
 
@@ -107,7 +107,7 @@ def test_a_rank_without_delimiters_stops_the_start(tmp_path: Path) -> None:
         # In a process of its own: nothing of this is put back. All that comes before and needs a live model.
         factory.check_support = lambda _: None
         factory.load_config = lambda: PicConfig(audit_rate=0)
-        factory._checked_splicer = lambda *_: nothing
+        factory._checked_path = lambda *_: SimpleNamespace(splicer=nothing)
         factory.create_unified_radix_cache = lambda _, cache_class: cache_class.__new__(cache_class)
         factory.read_tokenizer = lambda _: nothing if rank == 0 else None
         factory.delimiters_of = lambda _: frozenset({1, 2})
@@ -125,3 +125,30 @@ def test_one_rank_asks_nobody() -> None:
     for group in (None, SimpleNamespace(world_size=1)):
         check_alike({"delimiters": b""}, group)
         assert agree_on_largest(torch.tensor([3]), group).tolist() == [3]
+
+
+def test_ranks_with_the_same_fault_go_on_and_a_fault_of_one_rank_ends_it(tmp_path: Path) -> None:
+    """A rank that alone computes what the others splice would wait for them for ever."""
+
+    def work(rank: int, _: Any) -> str:
+        group = FaultGroup(timeout_s=2.0)
+        group.check("fault_plan 1 ValueError")
+        if rank == 1:
+            return "serves on"
+        group.check("fault_plan 2 ValueError")
+        return "goes on alone"
+
+    faulty, healthy = on_each_rank(2, tmp_path / "store", work)
+    assert healthy == "serves on"
+    assert faulty.startswith(
+        "ContractError: tensor-parallel rank 0 had the fault 'fault_plan 2 ValueError' and another"
+    )
+
+
+def test_ranks_with_different_faults_end(tmp_path: Path) -> None:
+    def work(rank: int, _: Any) -> str:
+        FaultGroup(timeout_s=20.0).check(f"fault_plan {rank} ValueError")
+        return "goes on"
+
+    answers = on_each_rank(2, tmp_path / "store", work)
+    assert all(answer.startswith("ContractError: tensor-parallel rank") for answer in answers), answers

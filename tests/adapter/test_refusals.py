@@ -27,6 +27,7 @@ from sglang_pic.adapter.namespace import is_strict
 from sglang_pic.adapter.serve.accounting import FALLBACKS, METRICS, SPLICED_TOKENS, Accounting
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import REASONS, Fallback
+from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
@@ -219,7 +220,7 @@ def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.Mo
     monkeypatch.setattr(UnifiedRadixCache, "checkpoint_into_tree", hand_over)
     cache: Any = PicRadixCache.__new__(PicRadixCache)
     cache.num_weights, cache.planning, cache.auditor = 0, SimpleNamespace(refusal=lambda _: None), Auditor()
-    cache.pins = SimpleNamespace(give_back_all=lambda *_: None)
+    cache.pins, cache.faults = SimpleNamespace(give_back_oldest=lambda *_: False), Faults()
     cache._publication = SimpleNamespace(flush=published.clear, publish=lambda req, *_, **__: published.append(req))
     hooks: dict[str, Any] = {}
     monkeypatch.setattr(scheduler, "hook", lambda _, target, hooked: hooks.update({target: hooked}))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.backends import server_plugin
-from tests.e2e import lora_plugin
+from tests.e2e import faults, lora_plugin
 from tests.e2e.serving import Client, serve
 
 __all__ = ["SERVERS", "OneServer", "on_each_server", "on_servers"]
@@ -72,7 +72,9 @@ SERVERS = {
         config={**_TAKE_EVERY_RUN, "audit_rate": 0.0},
         probe=_CHECKED,
     ),
-    "gqa_page16": _tiny("gqa", "--page-size", "16", config=_AUDITED, probe=_AT_SHIFT_ZERO),
+    "gqa_page16": _tiny("gqa", "--page-size", "16", config=_AUDITED, probe=_AT_SHIFT_ZERO)._replace(
+        env=faults.ENVIRONMENT
+    ),
     "gqa_page16.lora": _tiny("gqa", "--page-size", "16", *_LORA, config=_AUDITED, probe=_AT_SHIFT_ZERO)._replace(
         env=lora_plugin.ENVIRONMENT
     ),
@@ -89,7 +91,7 @@ SERVERS = {
     "mla_page1.fa3": _on("fa3", "mla", "--page-size", "1"),
     "mla_page16_tp2": _tiny(
         *("mla", "--page-size", "16", "--tp-size", "2"), config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO
-    ),
+    )._replace(env=faults.ENVIRONMENT),
 }
 
 
@@ -131,6 +133,7 @@ class OneServer:
                     config=spec.config,
                     probe=spec.probe,
                     env=spec.env,
+                    injected=faults.STAGES.values() if spec.env is faults.ENVIRONMENT else (),
                 )
             )
             self._name = name

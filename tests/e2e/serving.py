@@ -7,7 +7,7 @@ import math
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -133,12 +133,14 @@ def serve(
     config: dict[str, Any] | None = None,
     probe: dict[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
+    injected: Collection[str] = (),
 ) -> Iterator[Client]:
     """A server of `model`, patched unless `backend` is None, until the block ends.
 
     The server runs no self-test unless `config` asks for one, because the self-test takes seconds. Of each run it
     computes one token, and nothing more near the prompt's end, because the prompts of the tests are short.
-    `probe` switches on what only experiments need, `env` is added to the server's environment.
+    `probe` switches on what only experiments need, `env` is added to the server's environment. A server that caught an
+    exception of ours fails the test at its end, unless a test injected it.
     """
     config = config or {}
     config = {"self_test": "off", **config, "core": {**_CORE, **config.get("core", {})}}
@@ -158,8 +160,10 @@ def serve(
         start_timeout_s=300,
     )
     with server, pytest.MonkeyPatch.context() as patch:
-        yield Client(server)
+        client = Client(server)
+        yield client
         server.check_alive()
+        assert set(re.findall(r"\((fault_\w+)\) No answer", client.log())) <= {*injected}, client.faults()
         # SGLang looks every five seconds whether it was told to end: what is left to see is in the log by now.
         patch.setattr("pic_bench.compare.server.TERM_GRACE_S", 0.0)
         server.stop()

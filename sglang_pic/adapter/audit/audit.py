@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +29,7 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.ranks import agree_on_largest
 from sglang_pic.adapter.seams import ModelRunner, Req, ScheduleBatch, Scheduler, TpGroup
 from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
 
@@ -79,6 +82,8 @@ class Audit(Auditor):
         self._num_skipped = 0
         self._has_warned = False
         self._num_rounds = 0
+        self.recover: Callable[..., None] | None = None
+        """Notes a fault, as `PicRadixCache.recover` does; until it is set nothing is recovered from."""
 
     def is_on(self, namespace: Namespace) -> bool:
         return self._ledger.is_on(namespace)
@@ -93,6 +98,10 @@ class Audit(Auditor):
 
     def draw(self, req: Req) -> None:
         """Decide whether a spliced request is audited, when the pass of its last prompt token is admitted."""
+        with self._guarded():
+            self._draw(req)
+
+    def _draw(self, req: Req) -> None:
         state: RequestState = req.pic
         ends = req.extend_end == len(req.origin_input_ids) == len(req.full_untruncated_fill_ids)
         if ends and state.num_chunk_hit:
@@ -109,7 +118,13 @@ class Audit(Auditor):
             req: the request.
             logits: `[vocab_size]`, copied on the current stream; `None` where the pass formed none.
         """
+        with self._guarded():
+            self._keep(req, logits)
+
+    def _keep(self, req: Req, logits: torch.Tensor | None) -> None:
         state: RequestState = req.pic
+        if state.is_faulty:
+            return  # it was computed whole
         if logits is None:
             self._skip(AuditSkip.NO_LOGITS)
         elif is_too_long(self._allocator, len(req.origin_input_ids)):
@@ -137,8 +152,9 @@ class Audit(Auditor):
             return
         # NOTE: requests that came during a step are served before another step is queued. Whether the step has ended is
         # not asked, because ranks would get different answers.
-        if not self._queue.wait():
-            self._step(scheduler)
+        with self._guarded(in_pass=True):
+            if not self._queue.wait():
+                self._step(scheduler)
 
     def step_if_due(self, scheduler: Scheduler, batch: ScheduleBatch) -> None:
         """Run a step after some rounds of decoding, where no request waits to be computed."""
@@ -148,7 +164,8 @@ class Audit(Auditor):
         nobody_waits = not scheduler.waiting_queue and scheduler.chunked_req is None
         if self._num_rounds >= _BUSY_INTERVAL and nobody_waits and not _awaits_sampling(scheduler):
             self._num_rounds = 0
-            self._step(scheduler)
+            with self._guarded(in_pass=True):
+                self._step(scheduler)
 
     def release_slots(self) -> int:
         return self._queue.release_slots()
@@ -204,6 +221,17 @@ class Audit(Auditor):
             undecided=self._ledger.undecided,
             suspended=self._ledger.suspensions,
         )
+
+    @contextmanager
+    def _guarded(self, *, in_pass: bool = False) -> Iterator[None]:
+        """Note an exception, and give up the audits that wait: no answer depends on them."""
+        try:
+            yield
+        except Exception as error:
+            if self.recover is None:
+                raise
+            self.recover((), Fallback.FAULT_AUDIT, error, in_pass=in_pass)
+            self.abandon()
 
     def _step(self, scheduler: Scheduler) -> None:
         # At most one step is queued, so a request that arrives waits for one step at most.

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
 
 import torch
 
 from sglang_pic.adapter.seams import TpGroup
-from sglang_pic.errors import UnsupportedError
+from sglang_pic.errors import ContractError, UnsupportedError
 
 
 def agree_on_largest(values: torch.Tensor, tp_group: TpGroup | None) -> torch.Tensor:
@@ -50,6 +52,45 @@ def check_alike(read: Mapping[str, bytes], tp_group: TpGroup | None) -> None:
                 "rank the same SGLANG_PIC_CONFIG and the same tokenizer files (--tokenizer-path); a warning above says "
                 "so where a rank could read no tokenizer."
             )
+
+
+class FaultGroup:
+    """Ranks that tell each other of faults, over a process group of their own: nothing else can be mistaken for it.
+
+    All ranks of the server must make it together. `timeout_s` is how long a rank waits for the others to have the same
+    fault; they are within one pass of each other.
+    """
+
+    def __init__(self, *, timeout_s: float = 60.0) -> None:
+        self._group: Any = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+
+    def check(self, fault: str) -> None:
+        """Go on where every rank has the fault that this one has.
+
+        Raises:
+            ContractError: another rank has another fault, or none; the server must end.
+        """
+        mine = torch.tensor([_digest(fault.encode())], dtype=torch.int64)
+        everyone = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(self._group))]
+        try:
+            torch.distributed.all_gather(everyone, mine, group=self._group)
+            is_alike = all(bool(digest == mine) for digest in everyone)
+        except RuntimeError as error:
+            raise ContractError(_not_alike(fault)) from error
+        if not is_alike:
+            raise ContractError(_not_alike(fault))
+
+
+def fault_group(tp_group: TpGroup | None) -> FaultGroup | None:
+    """The group of a server with several ranks; all of them must call this together."""
+    return None if tp_group is None or tp_group.world_size == 1 else FaultGroup()
+
+
+def _not_alike(fault: str) -> str:
+    return (
+        f"tensor-parallel rank {torch.distributed.get_rank()} had the fault '{fault}' and another rank had not: this "
+        "rank would compute what the others splice, so the server ends. The log above has the fault."
+    )
 
 
 def _digest(content: bytes) -> int:

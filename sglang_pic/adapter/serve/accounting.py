@@ -47,6 +47,12 @@ GUARDED: Final = Metric(
     "Prompt tokens of admitted requests that were computed because a field before them has another value than before "
     "the donor; they would have been spliced otherwise.",
 )
+UNDONE: Final = Metric(
+    "sglang:pic_undone_tokens_total",
+    MetricKind.COUNTER,
+    "Of the source chunk of sglang:pic_tokens_total: tokens that were computed after all, because of a fault after "
+    "their request had been admitted.",
+)
 CHANGED_FIELDS: Final = Metric(
     "sglang:pic_changed_fields_total",
     MetricKind.COUNTER,
@@ -55,11 +61,12 @@ CHANGED_FIELDS: Final = Metric(
 FALLBACKS: Final = Metric(
     "sglang:pic_fallbacks_total",
     MetricKind.COUNTER,
-    "Requests, or candidate runs of requests, that were computed although the cache was on, by reason.",
+    "Requests, or candidate runs of requests, that were computed although the cache was on, by reason; of the reasons "
+    "that begin with fault_, the exceptions.",
     label="reason",
     values={reason.value: reason.description for reason in REASONS},
 )
-METRICS: Final = (TOKENS, PROMPT_TOKENS, RUNS, SPLICED, SPLICED_TOKENS, GUARDED, CHANGED_FIELDS, FALLBACKS)
+METRICS: Final = (TOKENS, PROMPT_TOKENS, RUNS, SPLICED, SPLICED_TOKENS, UNDONE, GUARDED, CHANGED_FIELDS, FALLBACKS)
 
 
 class Accounting:
@@ -79,16 +86,18 @@ class Accounting:
         """
         state: RequestState = req.pic
         if refusal is not None and not req.retracted_stain:
-            self._count_fallback(refusal)
+            self.count_fallback(refusal)
         # A waiting request is planned at every attempt to admit it; what its last plan left out counts once.
         for reason, count in state.dropped.items():
-            self._count_fallback(reason, count)
+            self.count_fallback(reason, count)
         if state.lost_plan is not None:
-            self._count_fallback(state.lost_plan)
+            self.count_fallback(state.lost_plan)
         if req.retracted_stain:
             return
-        num_spliced = plan.num_spliced if plan is not None else 0
+        num_spliced, num_behind_change = (plan.num_spliced, plan.num_behind_change) if plan is not None else (0, 0)
+        state.counted = num_spliced, num_behind_change
         state.num_chunk_hit += num_spliced
+        state.num_behind_change += num_behind_change
         req.cached_tokens += num_spliced
         prefix = req.prefix_len if first_chunk else 0
         computed = req.extend_end - req.prefix_len - num_spliced
@@ -100,8 +109,13 @@ class Accounting:
             self._series.add(SPLICED)
             for run in plan.runs:
                 self._series.add(SPLICED_TOKENS, run.num_tokens, value=run.context.value)
-            state.num_behind_change += plan.num_behind_change
         self._count_guard(req)
+
+    def undo(self, req: Req) -> None:
+        """Nothing of the chunk that was admitted last is spliced after all: tell neither the client nor the tree so."""
+        num_spliced, _ = req.pic.undo_admission()
+        req.cached_tokens -= num_spliced
+        self._series.add(UNDONE, num_spliced)
 
     def _count_guard(self, req: Req) -> None:
         """Count what of the admitted chunk is computed because of changed fields, and the fields up to its end."""
@@ -115,5 +129,6 @@ class Accounting:
         self._series.add(GUARDED, num_guarded)
         self._series.add(CHANGED_FIELDS, len(fields))
 
-    def _count_fallback(self, reason: Reason, count: int = 1) -> None:
+    def count_fallback(self, reason: Reason, count: int = 1) -> None:
+        """Count requests, runs or faults by the reason why they were computed."""
         self._series.add(FALLBACKS, count, value=reason.value)

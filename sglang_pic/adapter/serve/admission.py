@@ -21,6 +21,7 @@ from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.pins import PinEnd
+from sglang_pic.adapter.serve.resolver import ResolveError
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState, goes_by_place
 
 _SIGNATURE = inspect.signature(PrefillAdder.__init__)
@@ -96,26 +97,28 @@ class PicPrefillAdder(PrefillAdder):
     def _would_wait_for_ever(self, req: Req) -> bool:
         """Whether pins keep a request out and nobody runs who would leave it slots; then the oldest is given back."""
         is_alone = not self.can_run_list and not self.running_batch.reqs
-        return is_alone and self.tree_cache.pins.give_back_oldest(self.tree_cache, PinEnd.MEMORY)
+        return is_alone and self.tree_cache.give_back_pin(PinEnd.MEMORY)
 
     def _plan(self, req: Req) -> None:
         """Plan the request, unless the batch cannot be narrowed."""
         cache = self.tree_cache
         # SGLang counts what it admitted, and what runs cover was taken off (`_settle`).
-        cache.planning.plan(req, cache, max_gaps=self._room_for(req), num_before=max(0, self.log_input_tokens))
+        num_before = max(0, self.log_input_tokens)
+        try:
+            cache.planning.plan(req, cache, max_gaps=self._room_for(req), num_before=num_before)
+        except Exception as error:
+            reason = Fallback.FAULT_RESOLVE if isinstance(error, ResolveError) else Fallback.FAULT_PLAN
+            cache.recover([req], reason, error)
         if self.goes_by_place:
             req.pic.drop_plan(Fallback.BATCH)
 
     def _select_prefill_admission(self, req: Req, **options: Any) -> Any:
+        align = options.get("truncation_align_size") or self.page_size
+        end = self._cut(req, self.rem_chunk_tokens, page_size=max(align, self.page_size))
         pending: PendingSplice | None = req.pic.pending
-        if pending is None:
+        if pending is None or end is None:
             return super()._select_prefill_admission(req, **options)
         plan = pending.plan
-        align = options.get("truncation_align_size") or self.page_size
-        if self.rem_chunk_tokens is None:
-            end = plan.end
-        else:
-            end = plan.cut(self.rem_chunk_tokens, page_size=max(align, self.page_size))
         extend_len = end - plan.prefix_len
         whole = end == plan.end
         # SGLang keeps track of one unfinished request, and its own cutting leaves no budget for a second: ours, which
@@ -138,13 +141,27 @@ class PicPrefillAdder(PrefillAdder):
         super()._commit_prefill_admission(req, admission, mamba_gap_reserve)
         self._settle(req, first_chunk=True)
 
+    def _cut(self, req: Req, num_computed: int | None, *, page_size: int) -> int | None:
+        """Where a chunk of at most `num_computed` computed tokens ends, without a limit the plan; None without one."""
+        pending: PendingSplice | None = req.pic.pending
+        if pending is None or num_computed is None:
+            return None if pending is None else pending.plan.end
+        try:
+            return pending.plan.cut(num_computed, page_size=page_size)
+        except Exception as error:
+            self.tree_cache.recover([req], Fallback.FAULT_PLAN, error)
+            return None
+
     def _spliced_chunk_len(self, req: Req) -> int | None:
         """Tokens of the next chunk with the runs in it; None without a plan, which is dropped where slots are short."""
         pending: PendingSplice | None = req.pic.pending
         if pending is None or self.rem_chunk_tokens is None:
             return None
         limit = min(self.rem_chunk_tokens, self.chunked_req_limit or self.rem_chunk_tokens)
-        extend_len = pending.plan.cut(limit, page_size=self.page_size) - pending.plan.prefix_len
+        end = self._cut(req, limit, page_size=self.page_size)
+        if end is None:
+            return None
+        extend_len = end - pending.plan.prefix_len
         # NOTE: SGLang lets a chunked request go on whatever the budget says, as its first chunk was admitted. The slots
         # of a longer chunk, and those that the donors' locks keep from eviction, were not.
         if self.ceil_paged_tokens(extend_len) + self.page_size > self.cur_rem_tokens:
@@ -156,7 +173,11 @@ class PicPrefillAdder(PrefillAdder):
         """Clip the plan to the chunk that was admitted, give back what its runs were charged, and count the chunk."""
         state: RequestState = req.pic
         cache = self.tree_cache
-        plan = state.admit(req.prefix_len, req.extend_end, first_chunk=first_chunk)
+        plan = None
+        try:
+            plan = state.admit(req.prefix_len, req.extend_end, first_chunk=first_chunk)
+        except Exception as error:
+            cache.recover([req], Fallback.FAULT_PLAN, error, is_admitted=True)
         self.goes_by_place |= goes_by_place(req)
         self.num_sequences += 1
         self.longest = max(self.longest, req.extend_end)
@@ -168,8 +189,13 @@ class PicPrefillAdder(PrefillAdder):
                 self.rem_chunk_tokens += plan.num_spliced
             self.log_hit_tokens += plan.num_spliced
             self.log_input_tokens -= plan.num_spliced
-        refusal = cache.planning.refusal(req) if first_chunk else None
-        cache.accounting.count_admitted(req, plan, refusal, first_chunk=first_chunk)
+        try:
+            # A fault was counted when it happened.
+            refusal = cache.planning.refusal(req) if first_chunk and not state.is_faulty else None
+            cache.accounting.count_admitted(req, plan, refusal, first_chunk=first_chunk)
+        except Exception as error:
+            # The batch may be narrowed for others: this request is one whole gap of it.
+            cache.recover([req], Fallback.FAULT_ACCOUNTING, error, is_admitted=True)
         if not req.retracted_stain:
             cache.auditor.draw(req)
 

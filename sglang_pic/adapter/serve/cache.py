@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -11,6 +12,8 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.accounting import Accounting
 from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.pins import PinEnd, Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
@@ -32,11 +35,13 @@ class PicRadixCache(UnifiedRadixCache):
         auditor: Auditor,
         pins: Pins,
         publication: Publication,
+        faults: Faults | None = None,
     ) -> None:
         self.planning, self.accounting, self.auditor, self.pins = planning, accounting, auditor, pins
         self._publication = publication
         self.num_weights = 0
         """How often the weights changed."""
+        self.faults = faults or Faults()
         self._inserted: list[tuple[base.InsertResult, int]] | None = None
         super().__init__(params)
 
@@ -46,12 +51,58 @@ class PicRadixCache(UnifiedRadixCache):
         self.pins.flush()
         self._publication.flush()
         self.auditor.flush()
+        self.faults.flush()
+
+    def recover(
+        self,
+        reqs: Iterable[Req],
+        reason: Fallback,
+        error: Exception,
+        *,
+        is_admitted: bool = False,
+        in_pass: bool = False,
+    ) -> None:
+        """Note a fault, and have requests computed in full.
+
+        Args:
+            reqs: those whose reuse failed.
+            reason: what failed.
+            error: the exception.
+            is_admitted: a chunk of them was admitted, and no pass computed it yet.
+            in_pass: in the middle of a forward pass.
+
+        Raises:
+            Exception: `error` itself, where going on would not help or tensor-parallel ranks would differ.
+        """
+        for req in reqs:
+            req.pic.is_faulty = True
+            req.pic.drop_plan()
+            if is_admitted:
+                self.accounting.undo(req)
+        self.accounting.count_fallback(reason)
+        self.faults.note(reason, error, in_pass=in_pass)
+        is_lost = reason in (Fallback.FAULT_PUBLICATION, Fallback.FAULT_PINS) or not self._publication.is_whole
+        if is_lost or self.faults.is_off:
+            # NOTE: what the index was not told of rows in the tree is not known of them: whether they may be donors,
+            # and how many changed fields they have behind them. So requests from here on do not find those rows.
+            self.faults.num_restarts += 1
+            self._publication.flush()
+            self.pins.abandon(self)
+
+    def give_back_pin(self, reason: PinEnd) -> bool:
+        """Give back the oldest pin, if there is one; its rows can be evicted then."""
+        try:
+            return self.pins.give_back_oldest(self, reason)
+        except Exception as error:
+            self.recover((), Fallback.FAULT_PINS, error)
+            return True
 
     def change_weights(self) -> None:
         """Give pins back and forget donors: their rows are those of other weights, whether or not SGLang keeps them as
         prefixes."""
         self.num_weights += 1
-        self.pins.give_back_all(self, PinEnd.WEIGHTS)
+        while self.give_back_pin(PinEnd.WEIGHTS):
+            pass
         self._publication.flush()
 
     def match_prefix(self, params: base.MatchPrefixParams) -> base.MatchResult:
@@ -73,7 +124,7 @@ class PicRadixCache(UnifiedRadixCache):
         result = super().evict_for_alloc(params, **kwargs)
         if self.auditor.num_slots and allocator.available_size() < wanted:
             result.num_tokens_evicted += self.auditor.release_slots()
-        while allocator.available_size() < wanted and self.pins.give_back_oldest(self, PinEnd.MEMORY):
+        while allocator.available_size() < wanted and self.give_back_pin(PinEnd.MEMORY):
             missing = base.EvictParams(num_tokens=wanted - allocator.available_size())
             result.num_tokens_evicted += super().evict_for_alloc(missing).num_tokens_evicted
         return result
@@ -93,7 +144,10 @@ class PicRadixCache(UnifiedRadixCache):
             is_current = req.pic.num_weights == self.num_weights
             if self._inserted and is_current and self.planning.refusal(req) is None:
                 result, path_len = self._inserted[0]
-                self._publication.publish(req, path_len, adopted_from=result.prefix_len)
+                try:
+                    self._publication.publish(req, path_len, adopted_from=result.prefix_len)
+                except Exception as error:
+                    self.recover([req], Fallback.FAULT_PUBLICATION, error)
         finally:
             self._inserted = None
 
@@ -102,5 +156,8 @@ class PicRadixCache(UnifiedRadixCache):
         super().on_release(req, checkpointed=checkpointed)
         is_served = checkpointed and not isinstance(req.finished_reason, FINISH_ABORT | None)
         if is_served and req.pic.options.names_pins:
-            self.pins.settle(req, self, self.planning.refusal(req))
+            try:
+                self.pins.settle(req, self, self.planning.refusal(req))
+            except Exception as error:
+                self.recover([req], Fallback.FAULT_PINS, error)
         req.pic.release_row()

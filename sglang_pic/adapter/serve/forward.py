@@ -6,17 +6,23 @@ pass is an observer. A batch with neither splices nor observers costs one attrib
     ForwardBatch.init_new      take the requests' plans, lay out the gap batch
     ModelRunner.forward        move the donors' rows, unlock them, narrow the batch to its gaps, compute
     LogitsMetadata             see the narrowed batch request by request again
+
+Where any of it raises, the batch is computed whole: its slots are reserved for that, and a pass writes each row before
+it reads it, over what was spliced or half computed. The pass may have more tokens than the prefill budget, which costs
+time only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from sglang_pic.adapter.contract import BUILT_FOR, installed_version
 from sglang_pic.adapter.hooks import hook
-from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, RunnerOutput, ScheduleBatch
+from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, Req, RunnerOutput, ScheduleBatch
+from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice, goes_by_place
 from sglang_pic.runtime.splice import Splicer
@@ -37,11 +43,21 @@ class Observer(Protocol):
         """
 
 
+class Recover(Protocol):
+    """Has the requests of a batch computed whole; raises the error where that does not help."""
+
+    def __call__(
+        self, reqs: Sequence[Req], reason: Fallback, error: Exception, *, is_admitted: bool, in_pass: bool
+    ) -> None: ...
+
+
 class _Pass(NamedTuple):
     """What hangs on a `ForwardBatch` between the two hooks."""
 
     gap: GapBatch | None
     observers: Sequence[Callable[[RunnerOutput], None]] = ()
+    spliced: Sequence[Req] = ()
+    """The requests that have a splice."""
 
 
 class ForwardPath:
@@ -51,6 +67,8 @@ class ForwardPath:
         self.splicer, self._observers = splicer, observers
         # SGLang's runner rebuilds the batch, so what hangs on it does not reach the layers and the logits.
         self._running: GapBatch | None = None
+        self.recover: Recover | None = None
+        """Until it is set, while the server starts, nothing is recovered from."""
 
     def install(self) -> None:
         """Register the hooks; SGLang applies them when its registry is applied."""
@@ -65,10 +83,18 @@ class ForwardPath:
         if not batch.forward_mode.is_extend():
             return
         plans = [req.pic.take_plan() for req in batch.reqs]
-        gap = self.lay_out(plans, batch, model_runner) if any(plan is not None for plan in plans) else None
+        spliced = [req for req, plan in zip(batch.reqs, plans, strict=True) if plan is not None]
+        gap = None
+        try:
+            gap = self.lay_out(plans, batch, model_runner) if spliced else None
+        except Exception as error:
+            for plan in plans:
+                if plan is not None:
+                    plan.locks.close()
+            self._give_up(spliced, Fallback.FAULT_GAPS, error)
         watching = [told for observer in self._observers if (told := observer.watch(batch)) is not None]
         if gap is not None or watching:
-            setattr(forward_batch, _ATTRIBUTE, _Pass(gap, watching))
+            setattr(forward_batch, _ATTRIBUTE, _Pass(gap, watching, spliced))
 
     def lay_out(
         self, plans: Sequence[PendingSplice | None], batch: ScheduleBatch, model_runner: ModelRunner
@@ -88,19 +114,50 @@ class ForwardPath:
         if planned is None:
             return original(runner, batch, *args, **kwargs)
         delattr(batch, _ATTRIBUTE)
-        with ExitStack() as stack:
-            if planned.gap is not None:
-                self.move_rows(planned.gap)
-                is_latent = self.splicer.view.kind is PoolKind.MLA
-                replays = replays_gaps(runner, len(planned.gap.owners), is_latent=is_latent)
-                stack.enter_context(_prefill_path(runner, replays=replays))
-                stack.enter_context(planned.gap.narrowed(batch, runner))
-                self._running = planned.gap
-                stack.callback(setattr, self, "_running", None)
-            output = original(runner, batch, *args, **kwargs)
+        compute = partial(original, runner, batch, *args, **kwargs)
+        output = None if planned.gap is None else self._compute_gaps(compute, runner, batch, planned, planned.gap)
+        if output is None:
+            output = compute()
         for told in planned.observers:
             told(output)
         return output
+
+    def _compute_gaps(
+        self,
+        compute: Callable[[], RunnerOutput],
+        runner: ModelRunner,
+        batch: ForwardBatch,
+        planned: _Pass,
+        gap: GapBatch,
+    ) -> RunnerOutput | None:
+        """Move the rows and compute the gaps; `None` after a fault: the batch is as it was, and is to be computed."""
+        whole, reason, in_pass = dict(vars(batch)), Fallback.FAULT_SPLICE, False
+        try:
+            with ExitStack() as stack:
+                self.move_rows(gap)
+                reason = Fallback.FAULT_GAPS
+                is_latent = self.splicer.view.kind is PoolKind.MLA
+                replays = replays_gaps(runner, len(gap.owners), is_latent=is_latent)
+                stack.enter_context(_prefill_path(runner, replays=replays))
+                stack.enter_context(gap.narrowed(batch, runner))
+                self._running = gap
+                stack.callback(setattr, self, "_running", None)
+                in_pass = True
+                return compute()
+        except Exception as error:
+            gap.locks.close()
+            self._give_up(planned.spliced, reason, error, in_pass=in_pass)
+        # What SGLang noted on the batch on the way is of the narrowed one.
+        vars(batch).clear()
+        vars(batch).update(whole)
+        if runner.lora_manager is not None:
+            runner.lora_manager.prepare_lora_batch(batch)
+        return None
+
+    def _give_up(self, reqs: Sequence[Req], reason: Fallback, error: Exception, *, in_pass: bool = False) -> None:
+        if self.recover is None:
+            raise error
+        self.recover(reqs, reason, error, is_admitted=True, in_pass=in_pass)
 
     def move_rows(self, gap: GapBatch) -> None:
         """Queue the copy of the donors' rows, and unlock the donors.

@@ -86,17 +86,17 @@ class GapBatch:
         """Rewrite `forward_batch` to the virtual sequences, and put it back on leaving, also on an error."""
         replaced = self._narrow_fields(forward_batch)
         saved = {name: getattr(forward_batch, name) for name in (*replaced, *_BOUND_FIELDS)}
-        for name, value in replaced.items():
-            setattr(forward_batch, name, value)
-        translator = model_runner.kv_index_translator
-        translator.own_plan(forward_batch).bind(forward_batch, translator)
-        if model_runner.lora_manager is not None:
-            # Prepared for the whole extend, adapters would be applied to the wrong tokens. A request's computed tokens
-            # lie together, so its adapter is that of one segment, as the logits step expects it.
-            view = self.per_request_view(forward_batch)
-            view.batch_size, view.lora_ids = len(self.computed_lens), saved.get("lora_ids")
-            model_runner.lora_manager.prepare_lora_batch(view)
         try:
+            for name, value in replaced.items():
+                setattr(forward_batch, name, value)
+            translator = model_runner.kv_index_translator
+            translator.own_plan(forward_batch).bind(forward_batch, translator)
+            if model_runner.lora_manager is not None:
+                # Prepared for the whole extend, adapters would be applied to the wrong tokens. A request's computed
+                # tokens lie together, so its adapter is that of one segment, as the logits step expects it.
+                view = self.per_request_view(forward_batch)
+                view.batch_size, view.lora_ids = len(self.computed_lens), saved.get("lora_ids")
+                model_runner.lora_manager.prepare_lora_batch(view)
             yield
         finally:
             for name, value in saved.items():

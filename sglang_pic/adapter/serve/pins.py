@@ -30,6 +30,7 @@ class PinEnd(Reason):
     """Why a prompt is not pinned any more, or never was."""
 
     DROPPED = "dropped", "A request dropped it by its name."
+    FAULT = "fault", "An exception took the donors of its rows, or switched splicing off."
     FLUSHED = "flushed", "The cache was flushed."
     LIMIT = "limit", "Newer pins needed its share of `pin_max_percent`."
     MEMORY = "memory", "A request needed its slots."
@@ -125,17 +126,22 @@ class Pins:
         self._show()
         return True
 
-    def give_back_all(self, tree: Tree, reason: PinEnd) -> None:
-        """Give back every pin."""
-        while self.give_back_oldest(tree, reason):
-            pass
+    def abandon(self, tree: Tree) -> None:
+        """Give back every pin, whatever state an exception left them in; the index was flushed before."""
+        for pin in self._pins.values():
+            tree.unlock(pin.lock)
+        self._clear(PinEnd.FAULT)
 
     def flush(self) -> None:
         """Forget every pin: the tree was emptied, and its locks went with it."""
-        self._series.add(ENDED, len(self._pins), value=PinEnd.FLUSHED.value)
+        self._clear(PinEnd.FLUSHED)
+
+    def _clear(self, reason: PinEnd) -> None:
+        count = len(self._pins)
         self._pins.clear()
         self._prompts.clear()
         self.num_tokens = 0
+        self._series.add(ENDED, count, value=reason.value)
         self._show()
 
     def pinned_len(self, path: Path) -> int:
@@ -156,10 +162,14 @@ class Pins:
             self._series.add(ENDED, value=PinEnd.REFUSED.value)
             return
         space, tokens = Namespace(req.extra_key, req.cache_salt), as_tokens(req.origin_input_ids[:length])
-        # NOTE: locked before the older pin of this name goes, so that rows of both are protected all the time.
-        pin = _Pin(space, tokens.tobytes(), tree.lock(found.last_device_node), _describe(key, tokens))
-        self._end(key, tree, PinEnd.REPLACED)
+        data, info = tokens.tobytes(), _describe(key, tokens)
+        # NOTE: locked before the older pin of this name goes, so that rows of both are protected all the time. Whatever
+        # fails from here on, each lock is held by a pin.
+        pin = _Pin(space, data, tree.lock(found.last_device_node), info)
+        older = self._pins.pop(key, None)
         self._pins[key] = pin
+        if older is not None:
+            self._release(older, tree, PinEnd.REPLACED)
         self._index.pin(space, tokens)
         self.num_tokens += self._prompts[space].add(pin.data, tree.page_size)
         while self.num_tokens > self._max_tokens:
@@ -167,8 +177,10 @@ class Pins:
 
     def _end(self, key: tuple[Namespace, str], tree: Tree, reason: PinEnd) -> None:
         pin = self._pins.pop(key, None)
-        if pin is None:
-            return
+        if pin is not None:
+            self._release(pin, tree, reason)
+
+    def _release(self, pin: _Pin, tree: Tree, reason: PinEnd) -> None:
         tree.unlock(pin.lock)
         self._index.unpin(pin.space, _tokens(pin.data))
         prompts = self._prompts[pin.space]

@@ -10,12 +10,13 @@ from sglang_pic.adapter.namespace import Namespace, without_lane
 from sglang_pic.adapter.seams import Req, Tree
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.options import Mode, Skills
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.resolver import TreeResolver
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ContentIndex, CostModel, PlanOptions
+from sglang_pic.core import ContentIndex, CostModel, PlanOptions, Tokens
 
 
 class Planning:
@@ -28,6 +29,7 @@ class Planning:
         max_sequences: most virtual sequences of one batch.
         auditor: says where splicing is switched off.
         pins: say which donors are pinned.
+        faults: say whether splicing is switched off; by default there are none.
     """
 
     def __init__(
@@ -39,8 +41,10 @@ class Planning:
         max_sequences: int,
         auditor: Auditor,
         pins: Pins,
+        faults: Faults | None = None,
     ) -> None:
         self._index, self._config, self._cost, self._auditor, self._pins = index, config, cost, auditor, pins
+        self._faults = faults or Faults()
         self.max_sequences = max_sequences
         # Each gap is a virtual sequence.
         self.max_gaps = max(2, min(config.max_gaps, max_sequences))
@@ -57,6 +61,7 @@ class Planning:
         leaves_nothing = logprob_start is not None and logprob_start < in_sink
         for holds, reason in (
             (state.options.mode is Mode.OFF, Fallback.OFF),
+            (self._faults.is_off or state.restarts != self._faults.num_restarts, Fallback.FAULTS),
             (not self._auditor.serves(state), Fallback.AUDIT),
             (has_embeddings or req.multimodal_inputs, Fallback.EMBEDDINGS),
             (req.lora_id is not None, Fallback.ADAPTER),
@@ -77,6 +82,9 @@ class Planning:
             tree: where the donors' rows are.
             max_gaps: virtual sequences that the batch has room for.
             num_before: tokens that the batch computes already.
+
+        Raises:
+            Exception: no donor is locked then.
         """
         state: RequestState = req.pic
         state.drop_plan()
@@ -85,7 +93,8 @@ class Planning:
         policy = state.options.policy(self._config.core)
         num_left = len(req.full_untruncated_fill_ids) - req.prefix_len
         # What is pinned is computed: only rows that were not spliced are donors.
-        if num_left <= policy.min_run_tokens or self.refusal(req) is not None or state.options.pin is not None:
+        is_short = num_left <= policy.min_run_tokens
+        if is_short or state.is_faulty or state.options.pin is not None or self.refusal(req) is not None:
             return
         resolver = TreeResolver(tree)
         tokens = as_tokens(req.full_untruncated_fill_ids)
@@ -98,6 +107,14 @@ class Planning:
             num_before=num_before,
             pinned_len=self._pins.pinned_len if state.options.skills is Skills.NEAR else None,
         )
+        try:
+            self._plan(req, resolver, tokens, options)
+        except Exception:
+            resolver.release()
+            raise
+
+    def _plan(self, req: Req, resolver: TreeResolver, tokens: Tokens, options: PlanOptions) -> None:
+        state: RequestState = req.pic
         plans = [
             self._index.plan(namespace, tokens, prefix_len=req.prefix_len, options=options, resolve=resolver)
             for namespace in donor_namespaces(req)
@@ -105,6 +122,7 @@ class Planning:
         # Where neither splices anything, the one that says why.
         plan = max(plans, key=lambda plan: (plan.num_spliced, plan.num_guarded, sum(plan.dropped.values())))
         state.dropped, state.changed_fields, state.guarded = plan.dropped, plan.changed_fields, plan.guarded
+        # Before the locks change hands: an exception finds all of them with the resolver.
         slots = [resolver.slots(run.donor, run.donor_start, run.donor_end) for run in plan.runs]
         locks = resolver.keep_locks_of([run.donor for run in plan.runs])
         if plan.runs:

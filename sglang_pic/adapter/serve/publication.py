@@ -36,6 +36,11 @@ class Publication:
             delimiters=self._delimiters,
         )
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every change of the index was carried out."""
+        return self._index.is_whole
+
     def flush(self) -> None:
         """The tree was emptied: there are no donors."""
         self._index.flush()

@@ -6,7 +6,8 @@ The match refreshes the path's age. A lock holds the rows until they have been c
 from __future__ import annotations
 
 from array import array
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -27,15 +28,30 @@ class _Resident(NamedTuple):
     lock: object
 
 
+class ResolveError(Exception):
+    """Looking a donor up failed; the cause says how."""
+
+
 class TreeResolver:
-    """The `Resolver` of one request's plans, for donors of any `Namespace`."""
+    """The `Resolver` of one request's plans, for donors of any `Namespace`.
+
+    It holds locks until `keep_locks_of` or `release`.
+    """
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._found: dict[Path, _Resident] = {}
 
     def __call__(self, path: Path, end: int) -> int:
-        """How many leading tokens of `path` are resident; what lies beyond `end` need not be looked at."""
+        """How many leading tokens of `path` are resident; what lies beyond `end` need not be looked at.
+
+        Raises:
+            ResolveError: the tree, or our use of it, raised.
+        """
+        with _looking_up(path):
+            return self._find(path, end)
+
+    def _find(self, path: Path, end: int) -> int:
         known = self._found.get(path)
         if known is not None and known.length >= end:
             return known.length
@@ -49,15 +65,24 @@ class TreeResolver:
         token_ids.frombytes(tokens.astype(np.int64).data.cast("B"))
         key = RadixKey(token_ids, namespace.extra_key, cache_salt=namespace.cache_salt)
         result = self._tree.match_prefix(MatchPrefixParams(key=key))
-        if known is not None:
-            self._tree.unlock(known.lock)
         slots = self._tree.path_device_indices(result.last_device_node)[: result.device_prefix_len].to(torch.int64)
         found = _Resident(slots.shape[0], slots, self._tree.lock(result.last_device_node))
+        # NOTE: the path is locked all the time, and an exception finds exactly one lock on it.
         self._found[path] = found
+        if known is not None:
+            self._tree.unlock(known.lock)
         return found.length
 
     def slots(self, path: Path, start: int, end: int) -> torch.Tensor:
-        """The slots of `[start, end)` on a path that was resolved up to `end`: `[end - start]`, int64."""
+        """The slots of `[start, end)` on a path that was resolved up to `end`: `[end - start]`, int64.
+
+        Raises:
+            ResolveError: as before.
+        """
+        with _looking_up(path):
+            return self._slots(path, start, end)
+
+    def _slots(self, path: Path, start: int, end: int) -> torch.Tensor:
         found = self._found[path]
         assert end <= found.length, (found.length, start, end)
         return found.slots[start:end]
@@ -65,10 +90,22 @@ class TreeResolver:
     def keep_locks_of(self, paths: list[Path]) -> ExitStack:
         """The locks of `paths`, each once, which the caller closes; every other lock is given back."""
         kept, locks = set(paths), ExitStack()
-        for path, found in self._found.items():
+        for path in list(self._found):
+            found = self._found.pop(path)
             if path in kept:
                 locks.callback(self._tree.unlock, found.lock)
             else:
                 self._tree.unlock(found.lock)
-        self._found.clear()
         return locks
+
+    def release(self) -> None:
+        """Give every lock back."""
+        self.keep_locks_of([]).close()
+
+
+@contextmanager
+def _looking_up(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ResolveError(f"a donor's path of {len(path)} tokens: {error}") from error

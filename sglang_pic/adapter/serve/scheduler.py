@@ -12,6 +12,7 @@ from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.admission import PicPrefillAdder
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.cache import PicRadixCache
+from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, parse_options
 from sglang_pic.adapter.serve.state import RequestState, is_apart
 from sglang_pic.core import ReusePolicy
@@ -29,7 +30,11 @@ def install(tree: PicRadixCache, policy: ReusePolicy) -> None:
     """
 
     def on_request(_: None, req: Req, *args: object, **kwargs: object) -> None:
-        receive(req, tree.auditor, policy)
+        try:
+            receive(req, tree.auditor, policy, restarts=tree.faults.num_restarts)
+        except Exception as error:
+            serve_apart(req)
+            tree.recover([req], Fallback.FAULT_OPTIONS, error)
         req.pic.num_weights = tree.num_weights
 
     def after_weights(*_: object, **__: object) -> None:
@@ -44,20 +49,30 @@ def install(tree: PicRadixCache, policy: ReusePolicy) -> None:
     hook("after", f"{updater}.end_weight_update", after_weights)
 
 
-def receive(req: Req, auditor: Auditor, policy: ReusePolicy) -> None:
-    """Give a new request its state, and the key under which its rows are in the tree."""
+def receive(req: Req, auditor: Auditor, policy: ReusePolicy, *, restarts: int = 0) -> None:
+    """Give a new request its state, and the key under which its rows are in the tree; `restarts` as `tree_key` has it.
+
+    Where it raises, the request's own key is as it was.
+    """
     # The front end has refused bad options with HTTP 400; one that came another way is served exactly.
     try:
         options = parse_options(req.sampling_params.custom_params)
     except ConfigError as error:
         logger.warning("sglang_pic: request %s is served with mode off: %s", req.rid, error)
         options = RequestOptions(mode=Mode.OFF)
-    state = req.pic = RequestState(options, namespace=Namespace(req.extra_key, req.cache_salt))
+    state = req.pic = RequestState(options, namespace=Namespace(req.extra_key, req.cache_salt), restarts=restarts)
     if options.mode is Mode.AUTO:
         state.generation = auditor.generation(state.namespace)
         state.is_diverted = not auditor.is_on(state.namespace)
     state.lane = OFF_LANE if is_apart(req) else options.lane(policy)
-    req.extra_key = tree_key(req.extra_key, lane=state.lane, generation=state.generation)
+    req.extra_key = tree_key(req.extra_key, lane=state.lane, generation=state.generation, restarts=restarts)
+
+
+def serve_apart(req: Req) -> None:
+    """Have a request whose reception failed served as if it had opted out."""
+    namespace = Namespace(req.extra_key, req.cache_salt)
+    req.pic = RequestState(RequestOptions(mode=Mode.OFF), namespace=namespace, lane=OFF_LANE)
+    req.extra_key = tree_key(req.extra_key, lane=OFF_LANE)
 
 
 def _adder_class(_: type, _scheduler: object) -> type[PicPrefillAdder]:

@@ -50,12 +50,16 @@ class RequestState:
     """How often the namespace had been switched on again when the request was received."""
     num_weights: int = 0
     """How often the weights had changed when the request was received: rows of more than one set donate nothing."""
+    restarts: int = 0
+    """How often the chunk index had been lost to a fault when the request was received."""
     lane: str | None = None
     """Where in its namespace its rows are, as `tree_key` takes it."""
     is_diverted: bool = False
     """Received while audits had switched the namespace off: served as if it had opted out."""
     is_drawn: bool = False
     """The audit wants the logits of the pass that is admitted."""
+    is_faulty: bool = False
+    """Its reuse failed with an exception: what is left of it is computed."""
     pending: PendingSplice | None = None
     """The plan that waits for the forward pass."""
     dropped: dict[DropReason, int] = field(default_factory=dict)
@@ -80,6 +84,10 @@ class RequestState:
     """Spans of the row that hold spliced rows, ascending."""
     generations: list[tuple[int, int]] = field(default_factory=list)
     """Where each of them begins, and how many changed fields its rows have behind them."""
+    admitted_from: int = 0
+    """Where the chunk that was admitted last begins."""
+    counted: tuple[int, int] = (0, 0)
+    """What was added for that chunk to `num_chunk_hit`, and to `num_behind_change`."""
 
     def drop_plan(self, reason: Fallback | None = None) -> None:
         """Give the plan up, if there is one, and unlock its donors; `reason` is counted if the request is admitted."""
@@ -93,6 +101,7 @@ class RequestState:
         """Note that `[start, end)` of the row is prefilled next, and clip the plan to it; what is left of the plan."""
         if first_chunk:
             self.matched_len = start
+        self.admitted_from, self.counted = start, (0, 0)
         if self.pending is None:
             return None
         self.pending.plan = plan = self.pending.plan.clip(end)
@@ -107,6 +116,17 @@ class RequestState:
             pending.locks.close()
             return None
         return pending
+
+    def undo_admission(self) -> tuple[int, int]:
+        """Nothing of the chunk that was admitted last is spliced after all; what was counted for it, as `counted`."""
+        self.drop_plan()
+        self.is_drawn = False
+        self.spliced = [span for span in self.spliced if span[0] < self.admitted_from]
+        self.generations = [step for step in self.generations if step[0] < self.admitted_from]
+        counted, self.counted = self.counted, (0, 0)
+        self.num_chunk_hit -= counted[0]
+        self.num_behind_change -= counted[1]
+        return counted
 
     def release_row(self) -> None:
         """The row is gone, because the request ended or was retracted: a later prefill starts anew."""

@@ -1,0 +1,119 @@
+"""Faults: exceptions of ours while requests are served, after which the requests are computed in full.
+
+A fault is a defect, or a machine without memory; it costs reuse and never an answer. Each one is counted by reason, the
+first of each reason is logged with its traceback, and `fault_limit` of them switch splicing off until the cache is
+flushed or the server starts again. Everything here runs on the scheduler's thread, with overlap too: SGLang overlaps by
+streams.
+
+Ranks of tensor parallelism go on only where all of them had the same fault: one that alone computes in full would wait
+for ever for the others, or be answered with numbers of another pass. Before a fault nothing is exchanged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Final
+
+import msgspec
+import torch
+
+from sglang_pic.adapter.metrics import Metric, MetricKind, Series
+from sglang_pic.adapter.probe.ranks import FaultGroup
+from sglang_pic.adapter.serve.fallback import Fallback
+
+logger = logging.getLogger(__name__)
+
+SWITCHED_OFF: Final = Metric(
+    "sglang:pic_switched_off", MetricKind.GAUGE, "1 while faults have switched splicing off on this server, else 0."
+)
+METRICS: Final = (SWITCHED_OFF,)
+
+# The device or the other ranks are lost, and every pass from here on would fail.
+_LOST: Final = (torch.AcceleratorError, torch.distributed.DistError)
+
+
+class FaultReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The faults' part of `/server_info`."""
+
+    limit: int
+    num_faults: int
+    """Since the start or the last flush of the cache."""
+    is_off: bool
+    """They have switched splicing off."""
+    by_reason: dict[str, int]
+    """Since the start."""
+
+
+class Faults:
+    """The faults of one scheduler rank.
+
+    Args:
+        limit: so many faults switch splicing off.
+        series: exports `METRICS`.
+        ranks: the other ranks, or `None` for one rank.
+    """
+
+    def __init__(self, limit: int = 8, series: Series | None = None, ranks: FaultGroup | None = None) -> None:
+        self._limit, self._series, self._ranks = limit, series or Series((), None), ranks
+        self._by_reason: Counter[Fallback] = Counter()
+        self._num_faults = 0
+        self.num_restarts = 0
+        """How often the index was given up. Rows from before are not served to requests from after it: what a fault
+        left unsaid of them, as whether they may be donors, is not known."""
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is spliced any more."""
+        return self._num_faults >= self._limit
+
+    def note(self, reason: Fallback, error: Exception, *, in_pass: bool = False) -> None:
+        """Note a fault that its request can do without.
+
+        Args:
+            reason: what failed.
+            error: the exception.
+            in_pass: in the middle of a forward pass, where other ranks may wait for this one already.
+
+        Raises:
+            Exception: `error` itself, where going on would not help or ranks would differ.
+        """
+        if isinstance(error, _LOST) or isinstance(error.__cause__, _LOST) or (in_pass and self._ranks is not None):
+            raise error
+        self._num_faults += 1
+        self._by_reason[reason] += 1
+        if self._by_reason[reason] == 1:
+            logger.error(
+                "sglang_pic: %s (%s) No answer is affected. Please report this; further faults of the kind are counted "
+                "and logged at DEBUG.",
+                reason.description,
+                reason.value,
+                exc_info=error,
+            )
+        else:
+            logger.debug("sglang_pic: %s", reason.description, exc_info=error)
+        if self._ranks is not None:
+            self._ranks.check(f"{reason.value} {self._num_faults} {type(error).__name__}")
+        if self._num_faults == self._limit:
+            self._series.set(SWITCHED_OFF, 1)
+            logger.warning(
+                "sglang_pic: splicing is switched off after %d faults (fault_limit): all requests are computed as "
+                "usual. POST /flush_cache or a restart switches it on again.",
+                self._num_faults,
+            )
+
+    def flush(self) -> None:
+        """The cache was emptied, and what faults may have left in it: splicing is on again."""
+        if self.is_off:
+            logger.info("sglang_pic: the cache was flushed: splicing is on again after %d faults", self._num_faults)
+        self._num_faults = 0
+        self._series.set(SWITCHED_OFF, 0)
+
+    def report(self) -> FaultReport:
+        """What `/server_info` shows."""
+        return FaultReport(
+            limit=self._limit,
+            num_faults=self._num_faults,
+            is_off=self.is_off,
+            by_reason={reason.value: count for reason, count in self._by_reason.items()},
+        )

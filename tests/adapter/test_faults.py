@@ -1,0 +1,431 @@
+"""Exceptions of ours while requests are served: computed in full, counted, logged once, and every lock is back."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+with warnings.catch_warnings():
+    # SGLang and what it imports warn about this machine's missing accelerators.
+    warnings.simplefilter("ignore")
+    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+    from sglang_pic.adapter.serve import forward, scheduler
+    from sglang_pic.adapter.serve.forward import _ATTRIBUTE, ForwardPath, _Pass
+    from sglang_pic.adapter.serve.planning import Planning
+    from sglang_pic.adapter.serve.publication import Publication
+    from sglang_pic.adapter.serve.resolver import TreeResolver
+
+from sglang_pic.adapter.metrics import Metric, Series
+from sglang_pic.adapter.namespace import KEY_MARK
+from sglang_pic.adapter.probe.extend import trial_batch
+from sglang_pic.adapter.serve.accounting import FALLBACKS, TOKENS, UNDONE, Accounting
+from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.faults import SWITCHED_OFF, Faults
+from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
+from sglang_pic.adapter.serve.options import Mode
+from sglang_pic.adapter.serve.pins import Pins
+from sglang_pic.adapter.serve.scheduler import receive
+from sglang_pic.adapter.serve.state import PendingSplice, RequestState
+from sglang_pic.config import PicConfig
+from sglang_pic.core import ContentIndex, CoreConfig, Path, Plan, Run, as_tokens
+from sglang_pic.runtime.splice import Splicer
+from tests.adapter.test_admission import adder
+from tests.adapter.test_live_rows import Runner
+from tests.adapter.test_pins import Server, text
+
+LIMIT = 3
+TEXT = text(7, 600)
+PROMPT = [*text(8, 40), *TEXT]
+REUSED = len(TEXT) - 32 - 1
+"""What of it is spliced: neither the rows that stood in the attention sink nor the last token."""
+_CORE = CoreConfig(tail_tokens=0, seam_tokens=0, min_spliced_tokens=8, max_field_tokens=0)
+
+
+class Broken(Exception):
+    """Nothing of ours raises this."""
+
+
+def fail(*_: object, **__: object) -> None:
+    raise Broken("on purpose")
+
+
+class Counted(Series):
+    """Keeps what is counted and set instead of exporting it."""
+
+    def __init__(self) -> None:
+        super().__init__((), None)
+        self.counts: Counter[tuple[str, str | None]] = Counter()
+        self.levels: dict[str, float] = {}
+
+    def add(self, metric: Metric, amount: float = 1, *, value: str | None = None) -> None:
+        self.counts[metric.name, value] += int(amount)
+
+    def set(self, metric: Metric, amount: float, *, value: str | None = None) -> None:
+        self.levels[metric.name] = amount
+
+    @property
+    def faults(self) -> dict[str, int]:
+        return {str(reason): n for (name, reason), n in self.counts.items() if name == FALLBACKS.name and n}
+
+
+class Rank(Server):
+    """One scheduler rank's part of ours over SGLang's tree, with the rows of `TEXT` published."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted, index, config = Counted(), ContentIndex(_CORE), PicConfig(core=_CORE)
+        tree = self.tree
+        tree.faults = self.faults = Faults(LIMIT, self.counted)
+        tree.pins = self.pins = Pins(index, 1024, self.series)
+        self.index = index
+        tree.planning = Planning(
+            index, config, cost=None, max_sequences=64, auditor=Auditor(), pins=self.pins, faults=self.faults
+        )
+        tree.accounting = Accounting(self.counted)
+        tree._publication = Publication(index, frozenset())
+        self.publish(TEXT)
+
+    def publish(self, tokens: list[int], **pic: Any) -> Any:
+        """A request that is computed and handed to the tree as SGLang does it; its own rows are in the tree then."""
+        req = self.receive(tokens, **pic)
+        self.running.append(self.running.pop())
+        req.pic.admit(0, len(tokens), first_chunk=True)
+        self.tree.checkpoint_into_tree(req, up_to=len(tokens))
+        self.end(req)
+        return req
+
+    def receive(self, tokens: list[int], **pic: Any) -> Any:
+        """A new request, whose rows are in the tree and locked, as `Server.start` has it."""
+        ids, sampling = array("q", tokens), SimpleNamespace(custom_params={"pic": pic})
+        req = SimpleNamespace(
+            **dict.fromkeys(("input_embeds", "positional_embed_overrides", "multimodal_inputs", "lora_id", "session")),
+            **dict.fromkeys(("multi_item_delimiter_indices", "token_indices_to_pool", "extra_key", "cache_salt")),
+            **{"return_logprob": False, "logprob_start_len": -1, "return_hidden_states": False, "prefix_len": 0},
+            **{"origin_input_ids": ids, "full_untruncated_fill_ids": ids, "extend_end": len(ids), "output_ids": []},
+            **{"retracted_stain": False, "cached_tokens": 0, "sampling_params": sampling, "rid": "r"},
+        )
+        receive(req, Auditor(), _CORE, restarts=self.faults.num_restarts)
+        started = self.start(tokens, key=req.extra_key)
+        (at,) = (i for i, (running, _) in enumerate(self.running) if running is started)
+        self.running[at] = (req, self.running[at][1])
+        return req
+
+    def admit(self, req: Any, budget: int | None = None) -> None:
+        """Plan and admit a request as the scheduler does in one round."""
+        made = adder(budget, self.tree)  # type: ignore[arg-type]
+        made._plan(req)
+        made._cut(req, budget, page_size=1)
+        made._settle(req, first_chunk=True)
+
+    def num_protected(self) -> int:
+        return int(self.tree.protected_size())
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    def checkpoint(tree: Any, req: Any, *, up_to: int) -> None:
+        # What is published is what the tree adopted: here all of it.
+        tree._inserted.append((SimpleNamespace(prefix_len=0), up_to))
+
+    monkeypatch.setattr(UnifiedRadixCache, "checkpoint_into_tree", checkpoint)
+    return Rank()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "reason", "chunk"),
+    [
+        (ContentIndex, "plan", Fallback.FAULT_PLAN, 0),
+        (TreeResolver, "_find", Fallback.FAULT_RESOLVE, 0),
+        (TreeResolver, "_slots", Fallback.FAULT_RESOLVE, 0),
+        (Plan, "cut", Fallback.FAULT_PLAN, 0),
+        (Plan, "clip", Fallback.FAULT_PLAN, 0),
+        (Accounting, "_count_guard", Fallback.FAULT_ACCOUNTING, REUSED),
+    ],
+)
+def test_a_fault_before_the_pass_gives_the_plan_up_and_every_lock_back(
+    rank: Rank,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    owner: type,
+    name: str,
+    reason: Fallback,
+    chunk: int,
+) -> None:
+    healthy = rank.receive(PROMPT)
+    rank.admit(healthy, 100)
+    assert healthy.pic.num_chunk_hit == healthy.cached_tokens == REUSED
+    rank.end(healthy)
+    before = Counter(rank.counted.counts)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        req = rank.receive(PROMPT)
+        locked = rank.num_protected()
+        rank.admit(req, 100)
+    assert (req.pic.pending, req.pic.spliced, req.pic.num_chunk_hit, req.cached_tokens) == (None, [], 0, 0)
+    assert rank.num_protected() == locked, "the donors are unlocked"
+    assert rank.counted.faults == {reason.value: 1}
+    rise = rank.counted.counts - before
+    assert rise[TOKENS.name, "chunk"] == rise[UNDONE.name, None] == chunk
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert reason.value in record.getMessage()
+    assert isinstance(record.exc_info[1], Exception) if record.exc_info else False
+    rank.tree.planning.plan(req, rank.tree, max_gaps=64)
+    assert req.pic.pending is None, "what is left of the request is not tried again"
+    rank.end(req)
+    after = rank.receive(PROMPT)
+    rank.admit(after, 100)
+    assert after.pic.num_chunk_hit == REUSED, "others are spliced"
+    rank.end(after)
+    assert rank.num_protected() == 0
+
+
+def test_after_the_limit_nothing_is_planned_or_published_until_a_flush(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank.publish(PROMPT, pin="a")
+    assert rank.names == ["a"]
+    with monkeypatch.context() as patch:
+        patch.setattr(ContentIndex, "plan", fail)
+        for number in range(LIMIT):
+            assert not rank.faults.is_off
+            req = rank.receive(PROMPT)
+            rank.admit(req, 100)
+            rank.end(req)
+            assert rank.faults.report().num_faults == number + 1
+    assert rank.faults.is_off
+    assert rank.counted.levels[SWITCHED_OFF.name] == 1
+    assert (rank.names, rank.num_protected(), rank.index.stats().num_nodes) == ([], 0, 0), "nothing is kept for nothing"
+    assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.WARNING], "each is logged once"
+    req = rank.publish([*PROMPT, 3])
+    assert rank.tree.planning.refusal(req) is Fallback.FAULTS
+    assert rank.index.stats().num_nodes == 0
+    rank.tree.reset()
+    assert (rank.faults.is_off, rank.counted.levels[SWITCHED_OFF.name]) == (False, 0)
+    assert rank.faults.report().by_reason == {"fault_plan": LIMIT}
+
+
+def test_a_publication_that_fails_leaves_no_rows_of_unknown_history(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of a request's rows were spliced was not noted: they must never be donors, nor what is computed behind."""
+    with monkeypatch.context() as patch:
+        patch.setattr("sglang_pic.core.index.ContentIndex._add_donors", fail)
+        old = rank.receive([*text(9, 64), *TEXT])
+        rank.publish(text(10, 100))
+        assert rank.counted.faults == {"fault_publication": 1}
+    assert rank.index.is_whole
+    assert rank.index.stats().num_nodes == 0
+    assert rank.tree.planning.refusal(old) is Fallback.FAULTS, "it may have rows from before in its prefix"
+    rank.end(old)
+    new = rank.publish(TEXT)
+    assert new.extra_key == f"{KEY_MARK}restart 1"
+    rank.receive(PROMPT)
+    req = rank.running[-1][0]
+    rank.admit(req, 100)
+    assert req.pic.num_chunk_hit == REUSED, "what is published from here on is spliced"
+    rank.end(req)
+
+
+def test_a_change_of_the_index_that_was_left_half_done_costs_the_index(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of a donor are gone, and dropping it from the index fails in the middle of a plan."""
+    rank.evict_all()
+    with monkeypatch.context() as patch:
+        patch.setattr("sglang_pic.core.trie.Trie.remove", fail)
+        req = rank.receive(PROMPT)
+        rank.admit(req, 100)
+    assert rank.counted.faults == {"fault_plan": 1}
+    assert (rank.index.is_whole, rank.index.stats().num_nodes, rank.faults.num_restarts) == (True, 0, 1)
+    rank.end(req)
+
+
+@pytest.mark.parametrize(
+    "broken", ["_describe", "_SortedPrompts.add", "_SortedPrompts.remove", "ContentIndex.pin", "ContentIndex.unpin"]
+)
+def test_a_pin_that_fails_gives_every_pin_back(rank: Rank, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    rank.publish(PROMPT, pin="a")
+    rank.publish(text(11, 100), pin="b")
+    assert rank.names == ["a", "b"]
+    with monkeypatch.context() as patch:
+        patch.setattr(f"sglang_pic.adapter.serve.pins.{broken}", fail)
+        rank.publish([*PROMPT, 4], pin="a")
+    assert rank.counted.faults == {"fault_pins": 1}
+    assert (rank.names, rank.pins.num_tokens, rank.num_protected()) == ([], 0, 0)
+    rank.check()
+
+
+def test_a_pin_that_cannot_be_given_back_alone_goes_with_all(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool is short, and the oldest pin fails on its way out: the allocation has its slots all the same."""
+    for name in "abc":
+        rank.publish(text(ord(name), 300), pin=name)
+    monkeypatch.setattr("sglang_pic.adapter.serve.pins._SortedPrompts.remove", fail)
+    rank.start(text(12, rank.pool - 100))
+    assert rank.names == []
+    assert rank.counted.faults == {"fault_pins": 1}
+
+
+def test_a_request_whose_reception_fails_is_served_apart(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked: dict[str, Callable[..., None]] = {}
+    monkeypatch.setattr(scheduler, "hook", lambda _, target, function: hooked.setdefault(target, function))
+    scheduler.install(rank.tree, _CORE)
+    monkeypatch.setattr(scheduler, "parse_options", fail)
+    req = SimpleNamespace(extra_key="tenant", cache_salt="salt", session=None, sampling_params=None, cached_tokens=0)
+    hooked["managers.schedule_batch.Req.__init__"](None, req)
+    state: RequestState = req.pic
+    assert state.options.mode is Mode.OFF
+    assert (req.extra_key, state.namespace.extra_key) == (f"tenant{KEY_MARK}off", "tenant")
+    assert rank.counted.faults == {"fault_options": 1}
+
+
+def test_what_cannot_be_recovered_from_is_raised() -> None:
+    faults = Faults(LIMIT)
+    lost = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    for error in (lost, _caused_by(lost)):
+        with pytest.raises(type(error)):
+            faults.note(Fallback.FAULT_PLAN, error)
+    ranks: Any = SimpleNamespace(check=lambda _: None)
+    with pytest.raises(Broken):
+        Faults(LIMIT, None, ranks).note(Fallback.FAULT_GAPS, Broken(), in_pass=True)
+    assert faults.report().num_faults == 0
+
+
+def _caused_by(error: Exception) -> Exception:
+    raised = Broken()
+    raised.__cause__ = error
+    return raised
+
+
+DONOR = Path("donor", [as_tokens(range(100))])
+_PREFIX, _END, _RUNS = 0, 40, ((10, 20, 4), (24, 36, -2))
+
+
+class Pass:
+    """A gap batch of one request on a runner that computes, and the rows that it should leave."""
+
+    def __init__(self) -> None:
+        self.runner = Runner()
+        self.splicer = self.runner.splicer()
+        self.path = self.runner.path
+        assert self.path is not None
+        self.table = self.runner.req_to_token_pool.req_to_token
+        self.slots = torch.arange(1, 1 + _END)
+        self.table[0, :_END] = self.slots.to(self.table.dtype)
+        self.tokens = torch.arange(_END) * 7 % 1_000
+        self.runner.forward(self.batch())
+        self.whole = self.rows()
+        for buffer in self.buffers:
+            buffer[self.slots] = 9.0
+        self.released: list[str] = []
+        self.noted: list[tuple[object, ...]] = []
+        self.req = SimpleNamespace(pic=RequestState(None))  # type: ignore[arg-type]
+        self.path.recover = lambda *given, **how: self.noted.append((*given, how["is_admitted"], how["in_pass"]))
+
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        pool = self.runner.token_to_kv_pool
+        return [*pool.k_buffer, *pool.v_buffer]
+
+    def rows(self) -> list[torch.Tensor]:
+        return [buffer[self.slots].clone() for buffer in self.buffers]
+
+    def batch(self) -> Any:
+        return trial_batch(self.runner, [_END], input_ids=self.tokens, slots=self.slots)  # type: ignore[arg-type]
+
+    def pending(self) -> PendingSplice:
+        runs = [Run(target_start=a, target_end=b, donor_start=a - s, donor=DONOR, seam_len=0) for a, b, s in _RUNS]
+        plan = Plan(prefix_len=_PREFIX, end=_END, runs=tuple(runs))
+        splice = PendingSplice(plan, [torch.arange(100 + a, 100 + b) for a, b, _ in _RUNS])
+        splice.locks.callback(self.released.append, "donors")
+        return splice
+
+    def run(self, arm: Callable[[], object]) -> None:
+        """The pass, with the gap batch on it, armed when all is laid out; the batch is left as it was."""
+        batch, row = self.batch(), self.table[0]
+        gap = build_gap_batch([self.pending()], [_PREFIX], [_END], [_END], [row], torch.device("cpu"))
+        before = {name: value for name, value in vars(batch).items() if not isinstance(value, torch.Tensor)}
+        setattr(batch, _ATTRIBUTE, _Pass(gap, (), [self.req]))  # type: ignore[list-item]
+        arm()
+        self.runner.forward(batch)
+        assert {name: vars(batch)[name] for name in before} == before
+        assert len(batch.input_ids) == _END
+
+
+def half(compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A pass that raises the first time, when its rows are written."""
+    calls: list[None] = []
+
+    def run(batch: Any) -> Any:
+        calls.append(None)
+        output = compute(batch)
+        if len(calls) == 1:
+            batch.mm_inputs = ["noted on the way"]
+            fail()
+        return output
+
+    return run
+
+
+STAGES: dict[str, tuple[Callable[[Pass, pytest.MonkeyPatch], object], Fallback]] = {
+    "splice": (lambda made, patch: patch.setattr(Splicer, "splice", fail), Fallback.FAULT_SPLICE),
+    "choose": (lambda _, patch: patch.setattr(forward, "replays_gaps", fail), Fallback.FAULT_GAPS),
+    "narrow": (lambda _, patch: patch.setattr(GapBatch, "_narrow_fields", fail), Fallback.FAULT_GAPS),
+    "bind": (
+        lambda made, patch: patch.setattr(made.runner.kv_index_translator, "own_plan", fail),
+        Fallback.FAULT_GAPS,
+    ),
+    "pass": (
+        lambda made, patch: patch.setattr(made.runner, "compute", half(made.runner.compute)),
+        Fallback.FAULT_GAPS,
+    ),
+}
+
+
+@pytest.mark.usefixtures("no_groups")
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_fault_in_the_forward_pass_computes_the_batch_whole(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    made = Pass()
+    arm, reason = STAGES[stage]
+    made.run(lambda: arm(made, monkeypatch))
+    for found, right in zip(made.rows(), made.whole, strict=True):
+        assert torch.equal(found, right), "every row is that of a full prefill"
+    ((reqs, noted, error, is_admitted, was_in_pass),) = made.noted
+    assert (reqs, noted, is_admitted, was_in_pass) == ([made.req], reason, True, stage == "pass")
+    assert isinstance(error, Broken)
+    assert made.released == ["donors"]
+    assert made.path is not None
+    assert made.path._running is None
+
+
+@pytest.mark.usefixtures("no_groups")
+def test_a_layout_that_fails_gives_the_donors_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Pass()
+    assert isinstance(made.path, ForwardPath)
+    made.req.pic.pending = made.pending()
+    monkeypatch.setattr(made.path, "lay_out", fail)
+    batch = SimpleNamespace()
+    extend: Any = SimpleNamespace(forward_mode=SimpleNamespace(is_extend=lambda: True), reqs=[made.req])
+    made.path._prepare(batch, object, extend, None)  # type: ignore[arg-type]
+    assert (vars(batch), made.released, made.req.pic.pending) == ({}, ["donors"], None)
+    assert [note[:2] for note in made.noted] == [([made.req], Fallback.FAULT_GAPS)]
+
+
+@pytest.mark.usefixtures("no_groups")
+def test_a_fault_while_the_server_starts_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Pass()
+    assert made.path is not None
+    made.path.recover = None
+    with pytest.raises(Broken):
+        made.run(lambda: monkeypatch.setattr(Splicer, "splice", fail))
+    assert made.released == ["donors"]
