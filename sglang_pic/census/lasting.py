@@ -22,7 +22,7 @@ from sglang_pic.census.trend import Trend, fit_trend
 from sglang_pic.core import CoreConfig
 
 LEAST_WINDOWS = 5
-"""The first one, in which the cache fills, and four for a trend."""
+"""One in which the pool fills, and four for a trend."""
 
 
 class Window(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +40,7 @@ class Window(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Trends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of the windows behind the first, in which the cache fills; None of too few."""
+    """Of the windows behind the warm-up; None of too few."""
 
     recovered: Trend | None
     """chunk / (prompt - prefix): what this cache serves of stock SGLang's misses."""
@@ -60,6 +60,8 @@ class Lasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pool_tokens: int
     window_s: float
     windows: list[Window]
+    warmup_windows: int
+    """Up to the one in which the pool was full for the first time; 1 where it never was."""
     trends: Trends
 
 
@@ -118,7 +120,7 @@ def simulate_lasting(
         yield None
     distinct_tokens = cache.num_tokens
     pool_tokens = max(1, round(pool_share * distinct_tokens))
-    cache = Cache(config, encoder, pool_tokens)
+    cache, warmup = Cache(config, encoder, pool_tokens), 1
     for number, paced in enumerate(pace_calls(sessions, pace)):
         window = _window(windows, paced.at_s, window_s)
         outcome = cache.serve(_ref(number, paced), None, encoder.encode(paced.call))
@@ -126,7 +128,11 @@ def simulate_lasting(
         window.prompt_tokens += len(outcome.encoded.tokens)
         window.prefix_tokens += outcome.prefix_len
         window.chunk_tokens += outcome.num_chunk_hit
+        if not cache.has_evicted:
+            warmup = int(paced.at_s / window_s) + 1
         yield None
+    if not cache.has_evicted:
+        warmup = 1
     yield Lasting(
         hours=pace.spread_s / 3600,
         pause_s=pace.pause_s,
@@ -136,19 +142,19 @@ def simulate_lasting(
         pool_tokens=pool_tokens,
         window_s=window_s,
         windows=windows,
-        trends=fit_trends(windows, window_s),
+        warmup_windows=warmup,
+        trends=fit_trends(windows[warmup:], window_s),
     )
 
 
 def fit_trends(windows: Sequence[Window], window_s: float) -> Trends:
-    """The trends of the windows behind the first."""
-    rest = windows[1:]
-    served = [window.prefix_tokens + window.chunk_tokens for window in rest]
-    unlimited = [window.unlimited_prefix_tokens + window.unlimited_chunk_tokens for window in rest]
+    """The trends of windows."""
+    served = [window.prefix_tokens + window.chunk_tokens for window in windows]
+    unlimited = [window.unlimited_prefix_tokens + window.unlimited_chunk_tokens for window in windows]
     return Trends(
         recovered=fit_trend(
-            [window.chunk_tokens for window in rest],
-            [window.prompt_tokens - window.prefix_tokens for window in rest],
+            [window.chunk_tokens for window in windows],
+            [window.prompt_tokens - window.prefix_tokens for window in windows],
             window_s,
         ),
         kept=fit_trend(served, unlimited, window_s),

@@ -34,6 +34,7 @@ class PrefixTree:
 
     def __init__(self, max_tokens: int | None = None) -> None:
         self.num_tokens = 0
+        self.has_evicted = False
         self._max_tokens = max_tokens
         # By a node's serial when it was last matched or stored, and `(when, serial, node)` of every node that was a
         # leaf then: what changed since is passed over.
@@ -135,6 +136,7 @@ class PrefixTree:
             self._trie.remove(node)
             del self._used[serial]
             self.num_tokens -= len(node.tokens)
+            self.has_evicted = True
             if not parent.children and parent.parent is not None:
                 heapq.heappush(self._leaves, (self._used[parent.serial], parent.serial, parent))
 

@@ -91,6 +91,11 @@ class Cache:
         """Tokens whose rows are there."""
         return self._prefixes.num_tokens
 
+    @property
+    def has_evicted(self) -> bool:
+        """Whether the pool was full."""
+        return self._prefixes.has_evicted
+
     def serve(self, ref: CallRef, agent: str | None, encoded: EncodedCall) -> Outcome:
         """Serve one call; what became of it."""
         tokens, path = encoded.tokens, encoded.path

@@ -106,9 +106,9 @@ def render_lasting(result: Lasting) -> str:
         "",
         *told,
         "",
-        "The first window, in which the cache fills, does not count for a trend. recovered: chunk / (chunk + new), the "
-        "share of stock SGLang's computed tokens that is saved. of unlimited: prefix + chunk, of what a cache without "
-        "limit serves. Intervals: 95 %, by resampling windows.",
+        f"{result.warmup_windows} windows, until the pool is full, do not count for a trend. recovered: chunk / (chunk "
+        "+ new), the share of stock SGLang's computed tokens that is saved. of unlimited: prefix + chunk, of what a "
+        "cache without limit serves. Intervals: 95 %, by resampling windows.",
     )
 
 

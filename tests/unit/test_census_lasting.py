@@ -130,11 +130,11 @@ def test_a_share_that_falls_is_told_from_one_that_does_not() -> None:
 
 def test_the_command_prints_windows_and_trends(capsys: pytest.CaptureFixture[str]) -> None:
     trace = "gen:agent_meta?header=50&calls=4&sessions=30&body=300"
-    words = ["census", trace, "--hours", "0.1", "--windows", "1", "--pause-s", "3", "--pool-share", "0.5"]
+    words = ["census", trace, "--hours", "0.1", "--windows", "0.25", "--pause-s", "3", "--pool-share", "0.2"]
     assert main([*words, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert len(result["windows"]) == 6
-    assert 0 < result["pool_tokens"] <= result["distinct_tokens"] // 2 + 1
+    assert len(result["windows"]) == 24
+    assert 0 < result["pool_tokens"] <= result["distinct_tokens"] // 5 + 1
     assert main(words) == 0
     printed = capsys.readouterr().out.replace("\n", " ")
     assert "30 sessions start within 0.1 h and pause 3 s between calls" in printed

@@ -1,0 +1,416 @@
+"""A long random run of one scheduler: SGLang's own tree and allocator, our index, planner and pins, and rows that know
+what they hold.
+
+As a program it is one of several tensor-parallel ranks, which are processes with seeds of their own for hashes. What
+may differ between ranks differs on purpose: slot numbers, clocks, addresses of objects, and when memory is collected.
+After every step the ranks compare digests of all that was decided.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import json
+import random
+import sys
+import time
+import warnings
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+
+with warnings.catch_warnings():
+    # SGLang and what it imports warn about this machine's missing accelerators.
+    warnings.simplefilter("ignore")
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
+    from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+    from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.common import evict_from_tree_cache
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+    from sglang_pic.adapter.serve.cache import PicRadixCache
+
+from sglang_pic.adapter.metrics import Series
+from sglang_pic.adapter.namespace import KEY_MARK
+from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.options import Mode
+from sglang_pic.adapter.serve.pins import PinEnd, Pins
+from sglang_pic.adapter.serve.planning import Planning
+from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.scheduler import receive
+from sglang_pic.config import PicConfig
+from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan
+
+POOL, MAX_PINNED = 8192, 1024
+MOST_RUNNING = 4
+BREAK, NEWLINE, COLON = 0, 1, 2
+FIRST_WORD, NUM_WORDS = 3, 600
+TEXTS = [MESSAGE_BREAK, "\n", ":", *(f" w{number}x" for number in range(NUM_WORDS))]
+CONFIG = PicConfig(
+    core=CoreConfig(
+        seam_tokens=8, tail_tokens=64, min_run_tokens=32, min_spliced_tokens=16, max_index_tokens=12_000, sink_tokens=8
+    )
+)
+COST = CostModel(
+    computed_token_us=10.0, spliced_token_us=0.5, gap_us=500.0, request_us=80.0, floor_us=300.0, gap_floor_us=400.0
+)
+# Names whose order in a set depends on the process's seed for hashes.
+KEYS = (None, None, None, None, "one", "two")
+
+
+class Row(NamedTuple):
+    """What a slot holds."""
+
+    token: int
+    position: int
+    space: tuple[str | None, str | None]
+    is_computed: bool
+    """Not spliced."""
+    is_exact: bool
+    """Computed, as all rows before it were."""
+
+
+class Rank:
+    """What one rank's scheduler has, and requests that live and end as SGLang lets them."""
+
+    def __init__(self, page_size: int, shuffle: int) -> None:
+        kind = TokenToKVPoolAllocator if page_size == 1 else PagedTokenToKVPoolAllocator
+        sizes = (POOL,) if page_size == 1 else (POOL, page_size)
+        self.allocator: Any = kind(*sizes, torch.bfloat16, "cpu", None, False)
+        self.page_size, self.shuffle = page_size, shuffle
+        self._shuffle()
+        self.index = ContentIndex(CONFIG.core, lexicon=Lexicon(TEXTS))
+        self.pins = Pins(self.index, MAX_PINNED, Series((), None))
+        self.planning = Planning(self.index, CONFIG, cost=COST, max_sequences=32, auditor=Auditor(), pins=self.pins)
+        self.publication = Publication(self.index, frozenset({BREAK}))
+        params = CacheInitParams(
+            disable=False,
+            req_to_token_pool=SimpleNamespace(),  # type: ignore[arg-type]
+            token_to_kv_pool_allocator=self.allocator,
+            page_size=page_size,
+            tree_components=(ComponentType.FULL,),
+        )
+        nothing: Any = SimpleNamespace()
+        self.tree = PicRadixCache(
+            params,
+            planning=self.planning,
+            accounting=nothing,
+            auditor=Auditor(),
+            pins=self.pins,
+            publication=self.publication,
+        )
+        self.running: list[Any] = []
+        # By slot. A slot that was given back keeps its row until another request writes it, as a real one does.
+        self.rows: dict[int, Row] = {}
+        self.counts: Counter[str] = Counter()
+
+    def start(self, tokens: list[int], pic: dict[str, Any], num_before: int, **fields: Any) -> list[object]:
+        """Match, plan, take slots; what was decided."""
+        ids = array("q", tokens)
+        plain: dict[str, Any] = {
+            **{"input_embeds": None, "positional_embed_overrides": None, "multimodal_inputs": None, "lora_id": None},
+            **{"return_logprob": False, "logprob_start_len": -1, "return_hidden_states": False, "session": None},
+            **{"multi_item_delimiter_indices": None, "token_indices_to_pool": None, "extra_key": None},
+            **{"origin_input_ids": ids, "full_untruncated_fill_ids": ids, "cache_salt": None, "finished_reason": None},
+        }
+        sampling = SimpleNamespace(custom_params={"pic": pic})
+        req = SimpleNamespace(**{**plain, **fields}, rid="r", sampling_params=sampling)
+        receive(req, Auditor(), CONFIG.core)  # type: ignore[arg-type]
+        key = RadixKey(ids[: len(ids) - 1], req.extra_key, cache_salt=req.cache_salt)
+        found = self.tree.match_prefix(MatchPrefixParams(key=key, req=req))
+        req.prefix_len = found.device_prefix_len
+        req.lock = self.tree.lock(found.last_device_node)
+        self.planning.plan(req, self.tree, max_gaps=24, num_before=num_before)
+        missing = len(ids) - req.prefix_len
+        missing += -missing % self.page_size
+        evict_from_tree_cache(self.tree, missing)
+        own = self.allocator.alloc(missing) if missing <= self.allocator.available_size() else None
+        pending = req.pic.pending
+        made = None if pending is None else pending.plan
+        if made is not None:
+            self.counts["plans with runs"] += 1
+            self.counts["runs"] += len(made.runs)
+            self.counts["changed fields"] += len(made.changed_fields)
+            self.counts.update({str(reason.value): number for reason, number in made.dropped.items()})
+        req.is_computed = False
+        prefix = self.tree.path_device_indices(found.last_device_node)[: req.prefix_len]
+        self._check_prefix(req, prefix.tolist())
+        told: list[object] = [req.prefix_len, missing, own is None, _told(made), _reasons(req.pic.dropped)]
+        self.counts["plans"] += 1
+        if own is None:
+            req.pic.release_row()
+            self.tree.unlock(req.lock)
+            self.counts["refused for memory"] += 1
+            return told
+        req.slots = torch.cat([prefix, own])
+        told.append(_told(req.pic.admit(req.prefix_len, len(ids), first_chunk=True)))
+        self.running.append(req)
+        return told
+
+    def forward(self, req: Any) -> None:
+        """The pass of a request: rows are copied, the donors' locks go back, the rest is computed."""
+        if req.is_computed:
+            return
+        req.is_computed = True
+        ids, slots, space = req.origin_input_ids, req.slots.tolist(), _space(req)
+        assert not set(slots[req.prefix_len : len(ids)]) & self._others(req), "slots of another request or of the tree"
+        splice, spliced = req.pic.take_plan(), set[int]()
+        if splice is not None:
+            for run, sources in splice.sources:
+                read = [self.rows.get(slot) for slot in sources.tolist()]
+                donor_space = tuple(run.donor.namespace)  # type: ignore[arg-type]
+                assert donor_space[1] == space[1]
+                assert _client_key(donor_space[0]) == _client_key(space[0])
+                assert read == [
+                    Row(ids[at], at - run.shift, donor_space, True, row is not None and row.is_exact)
+                    for at, row in zip(range(run.target_start, run.target_end), read, strict=True)
+                ], "a spliced row is not the row of that token at that place, computed there"
+                spliced.update(range(run.target_start, run.target_end))
+                self.counts["rows read"] += run.num_tokens
+            splice.locks.close()
+        is_exact = req.prefix_len == 0 or self.rows[slots[req.prefix_len - 1]].is_exact
+        for at in range(req.prefix_len, len(ids)):
+            is_exact = is_exact and at not in spliced
+            self.rows[slots[at]] = Row(ids[at], at, space, at not in spliced, is_exact)
+
+    def end(self, req: Any, *, checkpointed: bool) -> None:
+        """A request ends and its row goes into the tree, or it was aborted before and its slots are free."""
+        self.running.remove(req)
+        req.finished_reason = FINISH_LENGTH(1) if checkpointed else FINISH_ABORT("gone")
+        length = len(req.origin_input_ids) - len(req.origin_input_ids) % self.page_size
+        own = req.slots[req.prefix_len :]
+        if checkpointed:
+            self.forward(req)
+            key = RadixKey(req.origin_input_ids[:length], req.extra_key, cache_salt=req.cache_salt)
+            params = InsertParams(key=key, value=req.slots[:length], prev_prefix_len=req.prefix_len)
+            result = self.tree.insert(params)
+            if self.planning.refusal(req) is None:
+                self.publication.publish(req, length, adopted_from=result.prefix_len)
+            own = req.slots[length:]
+        if len(own):
+            self.allocator.free(own)
+        self.tree.unlock(req.lock)
+        self.tree.on_release(req, checkpointed=checkpointed)
+
+    def flush(self) -> None:
+        """All requests are aborted, and the tree is emptied."""
+        for req in list(self.running):
+            self.end(req, checkpointed=False)
+        self.tree.reset()
+        self.allocator.clear()
+        self._shuffle()
+        self.counts["flushes"] += 1
+
+    def settle(self) -> None:
+        """Everything ends: every slot is free or in the tree, and nothing is locked but pins."""
+        for req in list(self.running):
+            self.end(req, checkpointed=False)
+        self.pins.give_back_all(self.tree, PinEnd.WEIGHTS)
+        assert self.allocator.available_size() + self.tree.evictable_size() == POOL, "slots were lost"
+        evict_from_tree_cache(self.tree, POOL)
+        assert self.allocator.available_size() == POOL, "something is still locked"
+
+    def _shuffle(self) -> None:
+        """Give the free slots an order of this rank's own."""
+        pages = self.allocator.free_pages
+        if self.shuffle:
+            self.allocator.free_pages = pages[
+                torch.randperm(len(pages), generator=torch.Generator().manual_seed(self.shuffle))
+            ]
+
+    def _check_prefix(self, req: Any, slots: list[int]) -> None:
+        """Rows of an exact match are the prompt's own; those that a request gets which opted out are exact."""
+        wants_exact, space = req.pic.options.mode is Mode.OFF, _space(req)
+        for at, slot in enumerate(slots):
+            row = self.rows[slot]
+            assert (row.token, row.position, row.space) == (req.origin_input_ids[at], at, space)
+            assert row.is_exact or not wants_exact, "a row that came from a splice reaches a request that opted out"
+
+    def _others(self, req: Any) -> set[int]:
+        """Slots that are not this request's to write: free ones, and those of other requests."""
+        others = set(self.allocator.free_pages.tolist()) if self.page_size == 1 else set[int]()
+        for other in self.running:
+            if other is not req:
+                others.update(other.slots.tolist())
+        return others
+
+    def state(self) -> list[object]:
+        """All that later decisions depend on, without slots."""
+        pins = [(pin.name, pin.tokens, pin.digest) for pin in self.pins.report().held]
+        return [
+            *(self.allocator.available_size(), self.tree.evictable_size(), pins),
+            *(repr(self.index.stats()), list(self.index._ages)),
+        ]
+
+
+def _space(req: Any) -> tuple[str | None, str | None]:
+    return req.extra_key, req.cache_salt
+
+
+def _client_key(key: str | None) -> str:
+    """A tree's key without marks of ours."""
+    return (key or "").partition(KEY_MARK)[0]
+
+
+def _told(plan: Plan | None) -> object:
+    if plan is None:
+        return None
+    runs = [
+        (
+            *(run.target_start, run.target_end, run.donor_start, run.seam_len, run.context.value, run.generation),
+            *(repr(run.donor.namespace), hashlib.sha256(run.donor.tokens().tobytes()).hexdigest()),
+        )
+        for run in plan.runs
+    ]
+    return [plan.prefix_len, plan.end, runs, list(plan.changed_fields), list(plan.guarded), _reasons(plan.dropped)]
+
+
+def _reasons(dropped: dict[Any, int]) -> list[tuple[str, int]]:
+    return [(reason.value, number) for reason, number in dropped.items()]
+
+
+class Traffic:
+    """The same random requests on every rank, by a seed: sessions that repeat text at other places, behind fields."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.documents = [self._lines(self.rng.randrange(100, 400)) for _ in range(16)]
+        # Text of a short period has a donor at every shift.
+        self.documents += [self._lines(3) * 12, [*self._lines(20)] * 6]
+        self.fields = [self.rng.sample(range(FIRST_WORD, FIRST_WORD + NUM_WORDS), 2) for _ in range(6)]
+        self.history: list[list[int]] = []
+
+    def prompt(self) -> list[int]:
+        """A prompt as agents send them."""
+        rng = self.rng
+        if self.history and rng.random() < 0.3:
+            earlier = rng.choice(self.history)
+            return earlier[: rng.randrange(1, len(earlier) + 1)] + self._lines(rng.randrange(5, 60))
+        tokens: list[int] = []
+        for label, name in rng.sample(self.fields, 3):
+            tokens += [
+                label,
+                COLON,
+                name if rng.random() < 0.5 else rng.randrange(FIRST_WORD, FIRST_WORD + 40),
+                NEWLINE,
+            ]
+        for document in rng.sample(self.documents, rng.randrange(1, 6)):
+            start = rng.choice((0, 0, rng.randrange(len(document))))
+            tokens += [BREAK, *document[start:]]
+        tokens += [BREAK, *self._lines(rng.randrange(4, 40))]
+        self.history = [*self.history[-40:], tokens]
+        return tokens
+
+    def options(self) -> dict[str, Any]:
+        """Options as requests send them."""
+        rng, pic = self.rng, dict[str, Any]()
+        draw = rng.random()
+        if draw < 0.08:
+            pic["mode"] = "off"
+        elif draw < 0.3:
+            pic["edit"] = rng.choice(("in_place", "recompile", "notes"))
+        if rng.random() < 0.1:
+            pic["skills"] = "near"
+        if rng.random() < 0.08:
+            pic["pin"] = f"pin-{rng.randrange(6)}"
+        elif rng.random() < 0.05:
+            pic["unpin"] = f"pin-{rng.randrange(6)}"
+        return pic
+
+    def fields_of_request(self) -> dict[str, Any]:
+        """What else of a request decides."""
+        rng = self.rng
+        fields: dict[str, Any] = {"extra_key": rng.choice(KEYS), "cache_salt": rng.choice((None, None, None, "salt"))}
+        if rng.random() < 0.05:
+            fields |= {"return_logprob": True, "logprob_start_len": rng.randrange(200)}
+        return fields
+
+    def _lines(self, length: int) -> list[int]:
+        words = [self.rng.randrange(FIRST_WORD, FIRST_WORD + NUM_WORDS) for _ in range(length)]
+        words[11::12] = [NEWLINE] * len(words[11::12])
+        return words
+
+
+def drive(rank: Rank, num_steps: int, seed: int, compare: Callable[[int, list[object]], None]) -> None:
+    """The run: `compare(step, what was decided)` after every step."""
+    traffic, rng = Traffic(seed), random.Random(seed + 1)
+    for step in range(num_steps):
+        told: list[object] = []
+        draw = rng.random()
+        if draw < 0.002:
+            rank.flush()
+        elif draw < 0.1 and rank.running:
+            rank.end(rng.choice(rank.running), checkpointed=False)
+            rank.counts["aborts"] += 1
+        elif draw < 0.3 and rank.running:
+            rank.forward(rng.choice(rank.running))
+        else:
+            if len(rank.running) >= MOST_RUNNING:
+                rank.end(rng.choice(rank.running), checkpointed=True)
+            told = rank.start(
+                traffic.prompt(), traffic.options(), rng.choice((0, 0, 300)), **traffic.fields_of_request()
+            )
+        compare(step, [*told, *rank.state()])
+
+
+def disturb(rank: int) -> list[object]:
+    """Let this rank's clocks and addresses be its own; what is returned has to be kept."""
+    if rank == 0:
+        return []
+    for name, offset, factor in (("time", 86_400.0, 1.0), ("monotonic", 1e6, 1.7), ("perf_counter", 5e5, 0.6)):
+        clock: Callable[[], float] = getattr(time, name)
+        setattr(time, name, lambda clock=clock, offset=offset, factor=factor: offset + factor * clock())
+        clock_ns: Callable[[], int] = getattr(time, f"{name}_ns")
+        setattr(time, f"{name}_ns", lambda clock=clock_ns, factor=factor: int(factor * clock()) + rank)
+    gc.set_threshold(50 * rank, 3, 3)
+    return [bytearray(random.Random(rank).randrange(1, 5000)) for _ in range(3000 * rank)]
+
+
+def main() -> int:
+    """Exit with 1 where the ranks differ; rank 0 prints what happened as JSON."""
+    parser = argparse.ArgumentParser()
+    for flag, kind in (("--rank", int), ("--size", int), ("--store", str), ("--steps", int), ("--seed", int)):
+        parser.add_argument(flag, type=kind, required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo",
+        store=torch.distributed.FileStore(args.store, args.size),
+        rank=args.rank,
+        world_size=args.size,
+        timeout=timedelta(seconds=120),
+    )
+    kept = disturb(args.rank)
+
+    def compare(step: int, told: list[object]) -> None:
+        digest = hashlib.sha256(repr(told).encode()).digest()[:8]
+        mine = torch.tensor([int.from_bytes(digest, "little", signed=True)], dtype=torch.int64)
+        everyone = [torch.empty_like(mine) for _ in range(args.size)]
+        torch.distributed.all_gather(everyone, mine)
+        if any(other != everyone[0] for other in everyone):
+            sys.exit(f"rank {args.rank} and others differ at step {step}: {repr(told)[:1500]}")
+
+    counts: Counter[str] = Counter()
+    for page_size in (1, 16):
+        rank = Rank(page_size, shuffle=args.rank)
+        drive(rank, args.steps // 2, args.seed, compare)
+        rank.settle()
+        counts += rank.counts
+        counts["evicted from the index"] += rank.index.stats().num_evicted_tokens
+    if args.rank == 0:
+        print(json.dumps(counts))
+    del kept
+    torch.distributed.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

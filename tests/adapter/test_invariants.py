@@ -1,0 +1,125 @@
+"""Invariants that need SGLang's tree but no server; `tests/mutations/table.toml` says which code keeps them."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+with warnings.catch_warnings():
+    # SGLang and what it imports warn about this machine's missing accelerators.
+    warnings.simplefilter("ignore")
+    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
+    from rank_driver import BREAK, FIRST_WORD, NUM_WORDS, Rank, drive
+
+    from sglang_pic.adapter.serve.forward import ForwardPath
+
+from sglang_pic.adapter.metrics import Metric, Series
+from sglang_pic.adapter.serve.accounting import FALLBACKS, Accounting
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.options import RequestOptions
+from sglang_pic.adapter.serve.state import PendingSplice, RequestState
+from sglang_pic.core import DropReason, Plan
+
+# Most of it is far from a prompt's end, where any context serves.
+TEXT = random.Random(4).choices(range(FIRST_WORD, FIRST_WORD + NUM_WORDS), k=700)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_every_row_that_is_read_is_the_right_one(page_size: int) -> None:
+    """Over a random run with evictions, aborts, pins, lanes, namespaces and flushes; the checks are the run's own."""
+    rank = Rank(page_size, shuffle=1)
+    drive(rank, 1200, 5, lambda *_: None)
+    assert rank.counts["rows read"] > 15_000
+    assert rank.counts["donor_evicted"] > 10
+    rank.settle()
+
+
+def serve(rank: Rank, tokens: list[int], **fields: Any) -> int:
+    """Serve a request to its end; how many rows were spliced."""
+    before = rank.counts["rows read"]
+    rank.start(tokens, {}, 0, **fields)
+    rank.end(rank.running[-1], checkpointed=True)
+    return rank.counts["rows read"] - before
+
+
+@pytest.mark.parametrize("other", [{"cache_salt": "s"}, {"extra_key": "k"}])
+def test_neither_a_salt_nor_a_key_is_crossed(other: dict[str, str]) -> None:
+    rank = Rank(1, shuffle=0)
+    heads = [[*range(FIRST_WORD + 10 * number, FIRST_WORD + 10 * number + 40), BREAK] for number in range(4)]
+    assert serve(rank, [*heads[0], *TEXT]) == 0
+    assert serve(rank, [*heads[1], *TEXT], **other) == 0
+    assert serve(rank, [*heads[2], *TEXT], **other) > 100, "its own rows serve it"
+    assert serve(rank, [*heads[3], *TEXT]) > 100
+
+
+@pytest.mark.parametrize("forget", [Rank.flush, lambda rank: rank.tree.change_weights()], ids=["flush", "weights"])
+def test_a_flush_and_new_weights_forget_all_donors(forget: Callable[[Rank], None]) -> None:
+    rank = Rank(1, shuffle=0)
+    serve(rank, TEXT)
+    assert rank.index.stats().num_donors > 0
+    forget(rank)
+    assert rank.index.stats().num_donors == rank.index.stats().num_tokens == 0
+
+
+def test_rows_that_the_tree_did_not_adopt_make_no_donors() -> None:
+    """Of two requests with one prompt side by side the second brings nothing: its rows are freed as duplicates."""
+    rank = Rank(1, shuffle=0)
+    published: list[Any] = []
+    keep = rank.index.publish
+
+    def publish(namespace: object, tokens: Any, computed: Any, **others: Any) -> None:
+        published.append((len(tokens), computed))
+        keep(namespace, tokens, computed, **others)  # type: ignore[arg-type]
+
+    rank.index.publish = publish  # type: ignore[method-assign]
+    for tokens in (TEXT, [*TEXT, *TEXT[:40]]):
+        rank.start(tokens, {}, 0)
+    for req in list(rank.running):
+        rank.end(req, checkpointed=True)
+    assert published == [(700, [(0, 700)]), (740, [(700, 740)])]
+
+
+def test_what_a_plan_leaves_out_is_counted_by_its_reason() -> None:
+    class Counted(Series):
+        def __init__(self) -> None:
+            super().__init__((), None)
+            self.fallbacks: dict[str | None, float] = {}
+
+        def add(self, metric: Metric, amount: float = 1, *, value: str | None = None) -> None:
+            if metric is FALLBACKS:
+                self.fallbacks[value] = self.fallbacks.get(value, 0) + amount
+
+    counted = Counted()
+    state = RequestState(RequestOptions(), dropped={DropReason.DONOR_EVICTED: 2})
+    state.pending = PendingSplice(Plan(prefix_len=0, end=9), [])
+    state.drop_plan(Fallback.MEMORY)
+    req: Any = SimpleNamespace(pic=state, retracted_stain=False, cached_tokens=0, prefix_len=0, extend_end=9)
+    Accounting(counted).count_admitted(req, None, Fallback.SESSION, first_chunk=True)
+    assert counted.fallbacks == {"donor_evicted": 2, "memory": 1, "session": 1}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_donors_stay_locked_until_their_copy_is_queued(fails: bool) -> None:
+    locks, seen = ExitStack(), list[str]()
+    locks.callback(seen.append, "unlocked")
+
+    def splice(*_: torch.Tensor) -> None:
+        seen.append("copied")
+        if fails:
+            raise RuntimeError("no copy")
+
+    gap: Any = SimpleNamespace(splice=SimpleNamespace(src=None, dst=None, shifts=None), locks=locks)
+    path = ForwardPath(SimpleNamespace(splice=splice))  # type: ignore[arg-type]
+    if fails:
+        with pytest.raises(RuntimeError, match="no copy"):
+            path.move_rows(gap)
+    else:
+        path.move_rows(gap)
+    assert seen == ["copied", "unlocked"]

@@ -1,0 +1,66 @@
+"""The code that keeps each invariant of the design, and the test that fails without it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = Path(__file__).with_name("table.toml")
+PAGE = ROOT / "sglang_pic" / "README.md"
+_BLOCK = re.compile(r"(?<=<!-- invariants: begin -->\n).*?(?=<!-- invariants: end -->)", re.DOTALL)
+
+
+class Mutation(NamedTuple):
+    """A piece of code, and what fails without it."""
+
+    invariant: int
+    what: str
+    """What the mutated code does."""
+    file: str
+    before: str
+    """Stands exactly once in the file."""
+    after: str
+    test: str
+    """As pytest takes it."""
+
+    def apply(self, root: Path) -> str:
+        """Mutate the file below a folder; its text before.
+
+        Raises:
+            ValueError: the code to mutate is not there exactly once.
+        """
+        path = root / self.file
+        text = path.read_text("utf8")
+        if (found := text.count(self.before)) != 1:
+            raise ValueError(f"invariant {self.invariant}, {self.what!r}: {self.file} has {found} times: {self.before}")
+        path.write_text(text.replace(self.before, self.after), "utf8")
+        return text
+
+
+class Invariant(NamedTuple):
+    """An invariant of the design, in a few words."""
+
+    number: int
+    what: str
+
+
+def read_table() -> tuple[list[Invariant], list[Mutation]]:
+    """The invariants and the mutations of the table."""
+    table = tomllib.loads(TABLE.read_text("utf8"))
+    return [Invariant(**each) for each in table["invariant"]], [Mutation(**each) for each in table["mutation"]]
+
+
+def render(page: str) -> str:
+    """A page with the table of invariants, the code that keeps them and the tests that fail without it."""
+    invariants, mutations = read_table()
+    lines = ["| | invariant | kept in | without that code these fail |", "|--:|---|---|---|"]
+    for number, what in invariants:
+        mine = [mutation for mutation in mutations if mutation.invariant == number]
+        files = dict.fromkeys(mutation.file.removeprefix("sglang_pic/").removeprefix("adapter/") for mutation in mine)
+        tests = dict.fromkeys(mutation.test.rpartition("/")[2].replace("::", ": ") for mutation in mine)
+        cells = (", ".join(f"`{file}`" for file in files), "<br>".join(f"`{test}`" for test in tests))
+        lines.append(f"| {number} | {what} | {' | '.join(cells)} |")
+    return _BLOCK.sub("\n".join(lines) + "\n", page)

@@ -1,0 +1,45 @@
+"""The table of mutations fits the code: every piece stands where it says, every test exists, and the README agrees."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.mutations import PAGE, ROOT, Mutation, read_table, render
+
+INVARIANTS, MUTATIONS = read_table()
+IDS = [f"{mutation.invariant}: {mutation.what}" for mutation in MUTATIONS]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=IDS)
+def test_the_code_to_mutate_stands_once_and_the_test_exists(mutation: Mutation) -> None:
+    assert (ROOT / mutation.file).read_text("utf8").count(mutation.before) == 1
+    assert mutation.before != mutation.after
+    file, _, name = mutation.test.partition("::")
+    text = (ROOT / file).read_text("utf8")
+    assert not name or re.search(rf"^(def {name}\(|{name} = |class {name}\b)", text, re.MULTILINE)
+
+
+def test_every_invariant_has_two_mutations_or_more() -> None:
+    counts = Counter(mutation.invariant for mutation in MUTATIONS)
+    assert [invariant.number for invariant in INVARIANTS] == list(range(1, 12)) == sorted(counts)
+    assert min(counts.values()) >= 2
+
+
+def test_the_page_has_the_table() -> None:
+    page = PAGE.read_text("utf8")
+    assert "<!-- invariants: begin -->" in page
+    assert page == render(page), "write it by `python -m tests.mutations --page`"
+
+
+def test_a_mutation_of_what_is_not_there_once_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("a = 1\nb = 1\n")
+    for before, found in (("= 1", 2), ("c = 1", 0)):
+        mutation = Mutation(3, "changes", "code.py", before, "= 2", "tests/x.py::test_x")
+        with pytest.raises(ValueError, match=f"invariant 3, 'changes': code.py has {found} times"):
+            mutation.apply(tmp_path)
+    assert Mutation(3, "changes", "code.py", "a = 1", "a = 2", "t").apply(tmp_path) == "a = 1\nb = 1\n"
+    assert (tmp_path / "code.py").read_text() == "a = 2\nb = 1\n"
