@@ -32,10 +32,8 @@ _ONE_SIDED_PART = 4
 _PROBES = (0.0, 0.05, 0.15, 0.4, 1.0)
 # Beside a text that was added or taken away so much more is looked at than the short side has.
 _BESIDE_TOKENS = 8
-# The walk ends after so many differences; what lies before them is not looked at.
-_MAX_FIELDS = 32
 MAX_ALIGNED_FIELDS = 256
-"""A context with more changed fields is not told apart: what lies behind it is computed."""
+"""A context with more changed fields is not told apart: the walk ends, and what lies behind it is computed."""
 # A difference with more pairs of equal tokens, one on each side, is one field: a text of few words differs everywhere.
 _MAX_PAIRS = 2048
 # What a step of the walk costs beside the tokens it compares, a node on the way to the root, a field that was known
@@ -118,7 +116,7 @@ class Aligner:
             if known is not None and at == known_from:
                 return _join(known, fields)
             old_len, new_len = at - shift - shared, at - shared
-            if min(old_len, new_len) < 0 or old_len == new_len == 0 or len(fields) >= _MAX_FIELDS:
+            if min(old_len, new_len) < 0 or old_len == new_len == 0 or len(fields) > MAX_ALIGNED_FIELDS:
                 return _join(_SAME if shift == first_shift == 0 else _MOVED, fields)
             if max(old_len, new_len) > self._most:
                 short = self._fall_in_step(node, at - shift, at, shared)

@@ -16,7 +16,7 @@ import pytest
 from sglang_pic.core import ContentIndex, CoreConfig, DropReason, Path, Plan, Tokens
 from sglang_pic.core.alignment import MAX_ALIGNED_FIELDS
 from sglang_pic.core.invariants import check
-from tests.fuzz.attacks import ATTACKS, LEXICON, fields_in_every_line, publish, text
+from tests.fuzz.attacks import ATTACKS, LEXICON, fields_in_every_line, join, publish, text
 
 
 def plan_of(index: ContentIndex, prompt: Tokens) -> Plan:
@@ -75,6 +75,26 @@ def test_a_short_log_is_not_given_up() -> None:
     plan = plan_of(index, fields_in_every_line(index, num_lines=30))
     assert len(plan.changed_fields) >= 25
     assert DropReason.BUDGET not in plan.dropped
+
+
+@pytest.mark.parametrize("num_fields", [40, MAX_ALIGNED_FIELDS + 1])
+def test_every_field_before_a_run_is_known_however_many_stand_there(num_fields: int) -> None:
+    """Short lines whose stamps changed, and one run behind them all."""
+    lines = [text(i, 14) for i in range(num_fields)]
+
+    def log(seed: int) -> Tokens:
+        stamped = (join(text(seed + i, 2), line) for i, line in enumerate(lines))
+        return join(text(99_999, 60), *stamped, text(99_998, 800))
+
+    index = ContentIndex(CoreConfig(), lexicon=LEXICON)
+    publish(index, log(10_000))
+    plan = plan_of(index, log(50_000))
+    if num_fields > MAX_ALIGNED_FIELDS:
+        assert not plan.runs
+        assert plan.dropped[DropReason.BUDGET]
+    else:
+        assert plan.runs
+        assert len(plan.changed_fields) == num_fields
 
 
 def test_generations_of_one_path_are_as_few_as_tell_them_all() -> None:
