@@ -41,6 +41,7 @@ with warnings.catch_warnings():
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import KEY_MARK
 from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.pins import PinEnd, Pins
 from sglang_pic.adapter.serve.planning import Planning
@@ -87,9 +88,12 @@ class Rank:
         self.allocator: Any = kind(*sizes, torch.bfloat16, "cpu", None, False)
         self.page_size, self.shuffle = page_size, shuffle
         self._shuffle()
+        self.faults = Faults()
         self.index = ContentIndex(CONFIG.core, lexicon=Lexicon(TEXTS))
         self.pins = Pins(self.index, MAX_PINNED, Series((), None))
-        self.planning = Planning(self.index, CONFIG, cost=COST, max_sequences=32, auditor=Auditor(), pins=self.pins)
+        self.planning = Planning(
+            self.index, CONFIG, cost=COST, max_sequences=32, auditor=Auditor(), pins=self.pins, faults=self.faults
+        )
         self.publication = Publication(self.index, frozenset({BREAK}))
         params = CacheInitParams(
             disable=False,
@@ -106,6 +110,7 @@ class Rank:
             auditor=Auditor(),
             pins=self.pins,
             publication=self.publication,
+            faults=self.faults,
         )
         self.running: list[Any] = []
         # By slot. A slot that was given back keeps its row until another request writes it, as a real one does.
@@ -213,7 +218,9 @@ class Rank:
         """Everything ends: every slot is free or in the tree, and nothing is locked but pins."""
         for req in list(self.running):
             self.end(req, checkpointed=False)
-        self.pins.give_back_all(self.tree, PinEnd.WEIGHTS)
+        while self.tree.give_back_pin(PinEnd.WEIGHTS):
+            pass
+        assert not self.faults.report().by_reason, "exceptions were caught"
         assert self.allocator.available_size() + self.tree.evictable_size() == POOL, "slots were lost"
         evict_from_tree_cache(self.tree, POOL)
         assert self.allocator.available_size() == POOL, "something is still locked"

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("sglang")
 
-STEPS = int(os.environ.get("SGLANG_PIC_RANK_STEPS", "4000"))
+STEPS = int(os.environ.get("SGLANG_PIC_RANK_STEPS", "3000"))
 # What a thousand steps meet at least.
 MET = {
     **{"plans": 600, "plans with runs": 80, "runs": 120, "changed fields": 8, "cost_gate": 1, "donor_evicted": 20},
