@@ -59,6 +59,18 @@ def test_neither_a_salt_nor_a_key_is_crossed(other: dict[str, str]) -> None:
     assert serve(rank, [*heads[3], *TEXT]) > 100
 
 
+def test_no_row_that_came_from_a_splice_reaches_a_request_that_opted_out() -> None:
+    rank = Rank(1, shuffle=0)
+    heads = [[*range(FIRST_WORD + 10 * number, FIRST_WORD + 10 * number + 40), BREAK] for number in range(2)]
+    serve(rank, [*heads[0], *TEXT])
+    assert serve(rank, [*heads[1], *TEXT]) > 100
+    for num_shared in (0, 741):
+        # The run's own checks look at the rows of the exact match, too.
+        rank.start([*heads[1], *TEXT, 5], {"mode": "off"}, 0)
+        assert rank.running[-1].prefix_len == num_shared
+        rank.end(rank.running[-1], checkpointed=True)
+
+
 @pytest.mark.parametrize("forget", [Rank.flush, lambda rank: rank.tree.change_weights()], ids=["flush", "weights"])
 def test_a_flush_and_new_weights_forget_all_donors(forget: Callable[[Rank], None]) -> None:
     rank = Rank(1, shuffle=0)

@@ -1,6 +1,6 @@
 """Two ranks make the same plans from the same requests, over a long random run.
 
-A longer one: SGLANG_PIC_RANK_STEPS=100000 pytest tests/adapter/test_rank_plans.py -s
+A longer one: SGLANG_PIC_RANK_STEPS=100000 pytest --timeout=0 tests/adapter/test_rank_plans.py -s
 """
 
 from __future__ import annotations
