@@ -19,7 +19,8 @@ pytestmark = pytest.mark.e2e
 def test_off_gives_the_tokens_of_stock(
     model_dir: Callable[[str], Path], tmp_path: Path, client_of: Callable[[str], Client]
 ) -> None:
-    """The same prompts one at a time, some sharing a prefix, some sharing text at another position."""
+    """The same prompts one at a time, some sharing a prefix, some sharing text at another position; between them the
+    same prompts are spliced, before and after, with every policy."""
     base = random_tokens(0, 160)
     prompts = [[*random_tokens(i, 20), *base] for i in range(5)] + [
         [*base, *random_tokens(50 + i, 30)] for i in range(5)
@@ -27,7 +28,13 @@ def test_off_gives_the_tokens_of_stock(
     with serve(model_dir("smollm2"), tmp_path, *SERVERS["smollm2"].args, backend=None) as stock:
         expected = [stock.generate(prompt, max_new_tokens=6) for prompt in prompts]
     client = client_of("smollm2")
-    answers = [client.generate(prompt, pic={"mode": "off"}, max_new_tokens=6) for prompt in prompts]
+    answers, spliced = [], []
+    for i, prompt in enumerate(prompts):
+        policy = {"edit": ("notes", "in_place", "recompile")[i % 3]}
+        spliced.append(client.generate(prompt, max_new_tokens=1))
+        answers.append(client.generate(prompt, pic={"mode": "off"}, max_new_tokens=6))
+        spliced.append(client.generate(prompt, pic=policy, max_new_tokens=1))
+    assert sum(answer.chunk_hit_tokens for answer in spliced) > 300
     assert [a.ids for a in answers] == [a.ids for a in expected]
     assert [a.first_token for a in answers] == [a.first_token for a in expected]
     assert [a.cached_tokens for a in answers] == [a.cached_tokens for a in expected]
