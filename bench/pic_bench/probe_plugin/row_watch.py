@@ -1,14 +1,17 @@
 """Watches every KV row of a server: which token it was computed for, and that splices read and write the right ones.
 
 A table beside the pool has a line for each slot. A pass writes it, in the order of the stream; the allocator empties
-it when it hands the slot out. SGLang's own KV canary cannot do this: it chains each row to the row before it in the
-pass that wrote it, so every spliced row is a violation, and it walks no subclass of SGLang's radix tree.
+it when it hands the slot out. It reads the device at every pass, so it is for a CPU, whose stream is the program.
 
     token, position   for which the row was computed or spliced; -1 for a slot that was handed out and not yet written
     content           a hash of what a splice copies unchanged: the values, or MLA's latent
     is_computed       False for a row that came from a splice
 
 What is found wrong is counted and logged, never raised.
+
+NOTE: SGLang's KV canary (`--kv-canary`) cannot do this. It has a reference in plain torch for a CPU, but it hashes each
+row with the row before it and with its position: of a splice of ten rows it reports ten, also where its entries are
+copied with the rows. Its sweep refuses every subclass of SGLang's radix tree.
 """
 
 from __future__ import annotations
@@ -70,7 +73,7 @@ class RowWatch:
         self._factors = torch.randint(1, 1 << 62, shape, generator=random, dtype=torch.int64) * 2 + 1
         self._laid_out: _Claim | None = None
         self._claim: _Claim | None = None
-        self._num_passes = 0
+        self._num_passes = self._num_reports = 0
         self.found: Counter[str] = Counter()
         """Rows that are wrong, by what is wrong with them."""
         self.num_spliced = 0
@@ -201,6 +204,7 @@ class RowWatch:
         count = int(wrong.sum())
         if not count:
             return
-        if self.found.total() < _MAX_LOGGED:
+        self._num_reports += 1
+        if self._num_reports <= _MAX_LOGGED:
             logger.error("sglang_pic: %d rows %s, the first in slot %d", count, what, int(slots[wrong][0]))
         self.found[what] += count

@@ -33,19 +33,29 @@ _SAMPLE_S = 0.5
 _PAUSE_S = 3.0
 _MAX_WORDS = 20
 _NUM_MISMATCHES = 8
-# Most runs are taken, in namespaces that audits do not switch off: random weights take no splice from another context.
-# The index is small enough to be full.
+# Most runs are taken, all of them are audited, and no namespace is switched off: random weights take no splice from
+# another context. The index is small enough to be full.
 _CONFIG = {
     "self_test": "off",
     "cost_gate": "off",
-    "audit_rate": 0.1,
+    "audit_rate": 1.0,
     "audit_kl_limit": 1e6,
     "audit_kl_cap": 1e7,
-    "core": {"seam_tokens": 1, "min_spliced_tokens": 8, "tail_tokens": 0, "max_index_tokens": 5_000},
+    "core": {
+        "sink_tokens": 8,
+        "seam_tokens": 1,
+        "min_run_tokens": 16,
+        "min_spliced_tokens": 8,
+        "tail_tokens": 0,
+        "max_index_tokens": 5_000,
+    },
 }
 _PROBE = {"watch_rows": True, "request_options": True}
-# SGLang's own checks of its pools, in every round of its scheduler. One thread: two servers share a small machine.
+# SGLang's own checks of its pools, in every round of its scheduler, and a retraction at every 40th pass that decodes
+# only, whether or not slots are short. One thread: two servers share a small machine.
 _ENVIRONMENT = {
+    "SGLANG_TEST_RETRACT": "1",
+    "SGLANG_TEST_RETRACT_INTERVAL": "40",
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
     "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
     "OMP_NUM_THREADS": "1",
@@ -81,7 +91,6 @@ class _Run:
     outcomes: Outcomes = field(default_factory=Outcomes)
     num_sessions: int = 0
     num_flushes: int = 0
-    told: set[str] = field(default_factory=set)
 
     @property
     def deadline(self) -> float:
@@ -121,13 +130,6 @@ class _Run:
         if rng.random() < 0.9:
             self.patient.flush()
             self.num_flushes += 1
-
-    def news(self) -> list[str]:
-        """What was found wrong since the last call."""
-        found = [*self.judge.mismatches, *self.patient.leaks, *self.outcomes.failures]
-        news = [problem for problem in found if problem not in self.told]
-        self.told.update(news)
-        return news
 
     def account(self) -> Soak:
         """The counts so far; at an idle point."""
@@ -189,14 +191,18 @@ def soak(settings: Settings, tell: Callable[[Soak], None]) -> Soak:
         run = _Run(settings, patient, judge, control, patient.stale_rows(), time.monotonic())
         waiting = enumerate(sessions(encoder, settings.seed))
         rng = random.Random(settings.seed)
+        known: set[str] = set()
         interval = 0.5 if sys.stderr.isatty() else 30.0
         told = {"disable": settings.quiet, "mininterval": interval, "file": sys.stderr}
         with tqdm(total=round(settings.seconds), unit="s", desc="soak", **told) as bar:
             while time.monotonic() < run.deadline:
                 run.round(list(islice(waiting, settings.side_by_side)), rng)
-                tell(run.account())
-                for problem in run.news():
-                    bar.write(problem, file=sys.stderr)
+                so_far = run.account()
+                tell(so_far)
+                for problem in so_far.what:
+                    if problem not in known:
+                        known.add(problem)
+                        bar.write(problem, file=sys.stderr)
                 bar.set_postfix(requests=run.outcomes.num_requests, refresh=False)
                 bar.update(round(min(time.monotonic() - run.started_at, settings.seconds)) - bar.n)
         judge.finish()
@@ -251,12 +257,8 @@ def _servers(settings: Settings) -> Iterator[tuple[Server, Server]]:
         *settings.server_args,
     )
     tight = (
-        "--max-total-tokens",
-        str(settings.pool_tokens),
-        "--max-running-requests",
-        "8",
-        "--schedule-conservativeness",
-        "0.1",
+        *("--max-total-tokens", str(settings.pool_tokens)),
+        *("--max-running-requests", "8", "--schedule-conservativeness", "0.1"),
     )
     stock, pic = build_arms(["stock", "pic"], server_args=flags, pic_config=msgspec.json.encode(_CONFIG).decode())
     probe = {PROBE_VARIABLE: msgspec.json.encode(_PROBE).decode(), **_ENVIRONMENT}
