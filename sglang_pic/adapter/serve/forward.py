@@ -115,9 +115,7 @@ class ForwardPath:
             return original(runner, batch, *args, **kwargs)
         delattr(batch, _ATTRIBUTE)
         compute = partial(original, runner, batch, *args, **kwargs)
-        output = None if planned.gap is None else self._compute_gaps(compute, runner, batch, planned, planned.gap)
-        if output is None:
-            output = compute()
+        output = compute() if planned.gap is None else self._compute_gaps(compute, runner, batch, planned, planned.gap)
         for told in planned.observers:
             told(output)
         return output
@@ -129,8 +127,8 @@ class ForwardPath:
         batch: ForwardBatch,
         planned: _Pass,
         gap: GapBatch,
-    ) -> RunnerOutput | None:
-        """Move the rows and compute the gaps; `None` after a fault: the batch is as it was, and is to be computed."""
+    ) -> RunnerOutput:
+        """Move the rows and compute the gaps; after a fault the whole batch, put back as it was."""
         whole, reason, in_pass = dict(vars(batch)), Fallback.FAULT_SPLICE, False
         try:
             with ExitStack() as stack:
@@ -152,7 +150,7 @@ class ForwardPath:
         vars(batch).update(whole)
         if runner.lora_manager is not None:
             runner.lora_manager.prepare_lora_batch(batch)
-        return None
+        return compute()
 
     def _give_up(self, reqs: Sequence[Req], reason: Fallback, error: Exception, *, in_pass: bool = False) -> None:
         if self.recover is None:
