@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
+import psutil
 import pytest
 
 from sglang_pic.cli import main
@@ -64,3 +67,34 @@ def test_compare_ends_with_a_report(model_dir: Callable[[str], Path], tmp_path: 
     page = (out / "report.html").read_text()
     assert "<svg" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_a_comparison_says_so_when_a_rank_is_killed(
+    model_dir: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SGLang ends a server that lost a rank; nobody waits for the other one, and nothing is left running."""
+    killed: list[psutil.Process] = []
+
+    def kill_a_rank() -> None:
+        while not any(records.stat().st_size for records in tmp_path.rglob("requests.jsonl")):
+            time.sleep(0.1)
+        ranks = (child for child in psutil.Process().children(recursive=True) if "TP1" in " ".join(child.cmdline()))
+        killed.extend(ranks)
+        for rank in killed:
+            rank.kill()
+
+    killer = Thread(target=kill_a_rank, daemon=True)
+    killer.start()
+    code = main(
+        [
+            *("compare", "gen:agent_meta?calls=30&sessions=30&seed=3", "--model", str(model_dir("tiny-gqa"))),
+            *("--out", str(tmp_path / "run"), "--arms", "pic", "--max-tokens", "8"),
+            *("--", "--tp-size", "2", "--max-total-tokens", "24000"),
+        ]
+    )
+    assert len(killed) == 1
+    assert code == 1
+    error = capsys.readouterr().err
+    assert "the server was ended" in error or "the server ended" in error
+    assert "Traceback" not in error.split("its last lines:")[0]
+    assert not any("sglang::" in " ".join(child.cmdline()) for child in psutil.Process().children(recursive=True))
