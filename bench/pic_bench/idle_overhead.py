@@ -3,6 +3,9 @@
 A stock and a patched server run side by side. Seeded random prompts that share nothing go to one of them at a time, in
 the order stock, pic, pic, stock, and so on (ABBA), so that drift of the machine meets both alike. A turn is one prompt,
 or with `--sessions N` as many as N clients send one after the other; both turns of a pair have the same prompts.
+
+Of two servers side by side the one that started second is slower, be it stock or patched. So the servers are started in
+both orders, `--repeats` times, and both orders count alike.
 """
 
 from __future__ import annotations
@@ -13,10 +16,9 @@ import itertools
 import random
 import shlex
 import sys
-import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -24,13 +26,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from pic_bench.compare.arms import build_arms
-from pic_bench.compare.command import interrupt_on_sigterm
+from pic_bench.compare.arms import Arm, build_arms
+from pic_bench.compare.command import with_servers
 from pic_bench.compare.server import Server, free_port, launch_command
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.out_folder import write_json
-from pic_bench.report.stats import Estimate, Statistic, bootstrap
-from sglang_pic.errors import BenchError, PicError
+from pic_bench.report.stats import Estimate, bootstrap_medians
+from sglang_pic.errors import BenchError
 
 TARGET_TTFT_RATIO = 1.01
 TARGET_RATE_RATIO = 0.99
@@ -55,13 +57,40 @@ class Turn(NamedTuple):
         return len(self.ttft_s) / self.elapsed_s
 
 
-class IdleOverhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The result: medians over pairs of pic / stock, with their 95 % bootstrap intervals."""
+class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One start of both servers: which came first, and the turns of every pair on each."""
 
-    schema_version: int = 3
+    first: str
+    stock: list[Turn]
+    pic: list[Turn]
+
+    @property
+    def ttft_ratios(self) -> list[float]:
+        """pic / stock of the median time to first token, by pair."""
+        return [patched.ttft_p50_s / plain.ttft_p50_s for plain, patched in zip(self.stock, self.pic, strict=True)]
+
+    @property
+    def rate_ratios(self) -> list[float]:
+        """pic / stock of the requests per second, by pair."""
+        pairs = zip(self.stock, self.pic, strict=True)
+        return [patched.requests_per_s / plain.requests_per_s for plain, patched in pairs]
+
+
+class Ratios(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """pic / stock: the mean over starts of the median over pairs, with its 95 % interval (`bootstrap_medians`)."""
+
+    ttft: Estimate
+    rate: Estimate
+
+
+class IdleOverhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The result: over both orders of start, and for each order."""
+
+    schema_version: int = 4
     environment: Environment
     model: str
     seed: int
+    repeats: int
     pairs: int
     warmup_pairs: int
     sessions: int
@@ -69,36 +98,31 @@ class IdleOverhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prompt_tokens: int
     stock_ttft_p50_s: float
     pic_ttft_p50_s: float
-    ttft_ratio: Estimate
-    rate_ratio: Estimate
+    ratios: Ratios
+    by_first: dict[str, Ratios]
     target_ttft_ratio: float = TARGET_TTFT_RATIO
     target_rate_ratio: float = TARGET_RATE_RATIO
-    stock: list[Turn]
-    pic: list[Turn]
+    starts: list[Start]
     server_args: dict[str, list[str]]
 
     @property
     def within_target(self) -> bool:
-        """Whether neither median ratio is worse than its target."""
-        return self.ttft_ratio.value <= self.target_ttft_ratio and self.rate_ratio.value >= self.target_rate_ratio
+        """Whether neither ratio is worse than its target."""
+        return self.ratios.ttft.value <= self.target_ttft_ratio and self.ratios.rate.value >= self.target_rate_ratio
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; 0 within the target, 1 above it or a server failed, 130 interrupted."""
     args = parse(argv)
-    try:
-        with interrupt_on_sigterm(), tempfile.TemporaryDirectory() as scratch:
-            result = _measure_with_servers(args, Path(scratch))
-    except PicError as error:
-        print(f"idle_overhead: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; servers stopped", file=sys.stderr)
-        return 130
-    if args.out is not None:
-        write_json(args.out, result)
-    print(_sentence(result))
-    return 0 if result.within_target else 1
+
+    def run(scratch: Path) -> int:
+        result = _measure_with_servers(args, scratch)
+        if args.out is not None:
+            write_json(args.out, result)
+        print(_lines(result))
+        return 0 if result.within_target else 1
+
+    return with_servers("idle_overhead", run)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -106,8 +130,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m pic_bench.idle_overhead", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", required=True, metavar="DIR", help="model folder, as for `sglang serve`")
-    add("--pairs", type=int, default=80, help="measured pairs (default: 80; at least 60 for a verdict)")
-    add("--warmup-pairs", type=int, default=8, help="pairs sent before and not counted (default: 8)")
+    add("--repeats", type=int, default=1, help="how often the servers are started in each order (default: 1)")
+    add("--pairs", type=int, default=40, help="measured pairs of each start (default: 40)")
+    add("--warmup-pairs", type=int, default=8, help="pairs sent before and not counted, each start (default: 8)")
     add("--sessions", type=int, default=1, help="clients side by side (default: 1)")
     add("--requests", type=int, default=1, help="prompts of each client in a turn (default: 1)")
     add("--prompt-tokens", type=int, default=512, help="length of every prompt (default: 512)")
@@ -116,7 +141,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of the prompts (default: 0)")
     add("--out", type=Path, metavar="FILE", help="write the result as JSON there")
     args = parser.parse_args(argv)
-    if args.pairs < 2 or args.warmup_pairs < 0 or min(args.prompt_tokens, args.sessions, args.requests) < 1:
+    ones = (args.repeats, args.prompt_tokens, args.sessions, args.requests)
+    if args.pairs < 2 or args.warmup_pairs < 0 or min(ones) < 1:
         parser.error("--pairs must be 2 or more, --warmup-pairs 0 or more, the others 1 or more")
     return args
 
@@ -154,47 +180,61 @@ def _measure_with_servers(args: argparse.Namespace, logs: Path) -> IdleOverhead:
     extra = [word for text in args.server_arg for word in shlex.split(text)]
     flags = ["--max-total-tokens", str(args.max_total_tokens), *extra]
     arms = build_arms(["stock", "pic"], server_args=flags, pic_config=None)
+    starts: list[Start] = []
+    for repeat in range(args.repeats):
+        # Every second repeat the other way round, so that drift of the machine meets both orders alike.
+        for order in (arms, arms[::-1]) if repeat % 2 == 0 else (arms[::-1], arms):
+            starts.append(_measure_start(args, order, len(starts), logs))
+    return summarize(args, starts, {arm.name: list(arm.server_args) for arm in arms})
+
+
+def _measure_start(args: argparse.Namespace, order: Sequence[Arm], number: int, logs: Path) -> Start:
+    """Start both servers in this order, measure all pairs, stop both."""
     with contextlib.ExitStack() as stack:
-        servers = []
-        for arm in arms:
+        servers = {}
+        for arm in order:
             port = free_port()
-            print(f"starting the {arm.name} server", file=sys.stderr)
+            print(f"start {number + 1} of {2 * args.repeats}: the {arm.name} server", file=sys.stderr)
             command = launch_command(args.model, port, arm.server_args)
-            server = Server(command, port=port, log_path=logs / f"{arm.name}.log", env=arm.env)
-            servers.append(stack.enter_context(server))
-        urls = [server.base_url for server in servers]
-        for server in servers:
+            server = Server(command, port=port, log_path=logs / f"{number}-{arm.name}.log", env=arm.env)
+            servers[arm.name] = stack.enter_context(server)
+        for server in servers.values():
             stack.enter_context(server.watch())
+        urls = [servers[name].base_url for name in ("stock", "pic")]
         print(f"warming up with {args.warmup_pairs} pairs, then measuring {args.pairs}", file=sys.stderr)
-        measure(urls, args, pairs=args.warmup_pairs, seed=args.seed + 1)
-        stock, pic = measure(urls, args, pairs=args.pairs, seed=args.seed)
-    return summarize(args, stock, pic, {arm.name: list(arm.server_args) for arm in arms})
+        # No two measurements of one result have the same prompts.
+        measure(urls, args, pairs=args.warmup_pairs, seed=args.seed + 2 * number + 1)
+        stock, pic = measure(urls, args, pairs=args.pairs, seed=args.seed + 2 * number)
+    return Start(first=order[0].name, stock=stock, pic=pic)
 
 
-def summarize(
-    args: argparse.Namespace, stock: list[Turn], pic: list[Turn], server_args: dict[str, list[str]]
-) -> IdleOverhead:
-    """The result of measured turns; pairs are the turns of one number."""
-    pairs = list(zip(stock, pic, strict=True))
+def summarize(args: argparse.Namespace, starts: list[Start], server_args: dict[str, list[str]]) -> IdleOverhead:
+    """The result of measured starts."""
+    by_first: dict[str, list[Start]] = {}
+    for start in starts:
+        by_first.setdefault(start.first, []).append(start)
 
-    def estimate(ratios: list[float]) -> Estimate:
-        return bootstrap(ratios, statistic=Statistic.MEDIAN, seed=args.seed)
+    def ratios(orders: Sequence[Sequence[Start]]) -> Ratios:
+        def estimate(of: Callable[[Start], list[float]]) -> Estimate:
+            return bootstrap_medians([[of(start) for start in order] for order in orders], seed=args.seed)
+
+        return Ratios(ttft=estimate(lambda start: start.ttft_ratios), rate=estimate(lambda start: start.rate_ratios))
 
     return IdleOverhead(
         environment=capture_environment(),
         model=args.model,
         seed=args.seed,
+        repeats=args.repeats,
         pairs=args.pairs,
         warmup_pairs=args.warmup_pairs,
         sessions=args.sessions,
         requests_per_session=args.requests,
         prompt_tokens=args.prompt_tokens,
-        stock_ttft_p50_s=median(time for turn in stock for time in turn.ttft_s),
-        pic_ttft_p50_s=median(time for turn in pic for time in turn.ttft_s),
-        ttft_ratio=estimate([patched.ttft_p50_s / plain.ttft_p50_s for plain, patched in pairs]),
-        rate_ratio=estimate([patched.requests_per_s / plain.requests_per_s for plain, patched in pairs]),
-        stock=stock,
-        pic=pic,
+        stock_ttft_p50_s=median(time for start in starts for turn in start.stock for time in turn.ttft_s),
+        pic_ttft_p50_s=median(time for start in starts for turn in start.pic for time in turn.ttft_s),
+        ratios=ratios(list(by_first.values())),
+        by_first={first: ratios([order]) for first, order in by_first.items()},
+        starts=starts,
         server_args=server_args,
     )
 
@@ -219,17 +259,26 @@ def _ttft(url: str, prompt: list[int]) -> float:
     return elapsed
 
 
-def _sentence(result: IdleOverhead) -> str:
+def _lines(result: IdleOverhead) -> str:
     def interval(of: Estimate) -> str:
         return f"{of.value:.4f} (95 % {of.low:.4f} to {of.high:.4f})"
 
+    def both(ratios: Ratios) -> str:
+        return f"TTFT {interval(ratios.ttft)}, requests per second {interval(ratios.rate)}"
+
     verdict = "within" if result.within_target else "NOT within"
     stock_ms, pic_ms = 1e3 * result.stock_ttft_p50_s, 1e3 * result.pic_ttft_p50_s
-    return (
-        f"nothing to reuse, {result.pairs} pairs of turns, {result.sessions} clients side by side, prompts of "
-        f"{result.prompt_tokens} random tokens: median TTFT stock {stock_ms:.1f} ms, pic {pic_ms:.1f} ms; medians of "
-        f"paired ratios: TTFT {interval(result.ttft_ratio)}, of requests per second {interval(result.rate_ratio)}; "
-        f"{verdict} the targets {result.target_ttft_ratio} and {result.target_rate_ratio}"
+    each = (f"{start.first} {median(start.ttft_ratios):.4f} {median(start.rate_ratios):.4f}" for start in result.starts)
+    return "\n".join(
+        [
+            f"nothing to reuse, {len(result.starts)} starts with {result.pairs} pairs of turns each, {result.sessions} "
+            f"clients side by side, prompts of {result.prompt_tokens} random tokens: "
+            f"median TTFT stock {stock_ms:.1f} ms, pic {pic_ms:.1f} ms",
+            f"pic / stock, both orders: {both(result.ratios)}; "
+            f"{verdict} the targets {result.target_ttft_ratio} and {result.target_rate_ratio}",
+            *(f"  {first} started first: {both(ratios)}" for first, ratios in result.by_first.items()),
+            f"  each start (first, TTFT, requests per second): {'; '.join(each)}",
+        ]
     )
 
 

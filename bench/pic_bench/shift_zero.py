@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
-from pic_traces.errors import TraceError
 from pic_traces.source import load
 
 from pic_bench.compare.arms import Arm, build_arms
-from pic_bench.compare.command import interrupt_on_sigterm
+from pic_bench.compare.command import with_servers
 from pic_bench.compare.server import Server, free_port, launch_command
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.out_folder import write_json
 from pic_bench.probe_plugin import PROBE_VARIABLE
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.stats import top_k_kl
-from sglang_pic.errors import BenchError, PicError
+from sglang_pic.errors import BenchError
 
 _CONFIG = '{"cost_gate": "off", "self_test": "off"}'
 _PROBE = '{"ignore_prefix": true}'
@@ -81,17 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--seed", type=int, default=0, help="of the prompts (default: 0)")
     add("--out", type=Path, metavar="FILE", help="write the result as JSON there")
     args = parser.parse_args(argv)
-    try:
-        setups = [_parse(text) for text in args.setup]
-        prompts = seeded_prompts(args.prompts, args.prompt_tokens, args.seed)
-        with interrupt_on_sigterm(), tempfile.TemporaryDirectory() as logs:
-            results = [measure(setup, prompts, Path(logs)) for setup in setups]
-    except (PicError, TraceError) as error:
-        print(f"shift_zero: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; servers stopped", file=sys.stderr)
-        return 130
+    return with_servers("shift_zero", lambda logs: _run(args, logs))
+
+
+def _run(args: argparse.Namespace, logs: Path) -> int:
+    setups = [_parse(text) for text in args.setup]
+    prompts = seeded_prompts(args.prompts, args.prompt_tokens, args.seed)
+    results = [measure(setup, prompts, logs) for setup in setups]
     print(markdown_table(_table(results)))
     if args.out is not None:
         result = ShiftZero(

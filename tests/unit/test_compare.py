@@ -13,7 +13,7 @@ from pic_bench.compare import command
 from pic_bench.compare.arms import ArmKind, build_arms, read_pic_config
 from pic_bench.compare.counters import counters_between, pic_counters
 from pic_bench.compare.pairing import Pair, compare_arms, pair_records, summarize_arm
-from pic_bench.compare.run_folder import COMPARISON, Config, ScenesConfig
+from pic_bench.compare.run_folder import COMPARISON, ScenesConfig
 from pic_bench.compare.scenes import make_scenes
 from pic_bench.out_folder import claim_folder, write_json
 from pic_bench.report.stats import Statistic, bootstrap, merge_tokens, top_k_kl
@@ -21,6 +21,7 @@ from pic_traces.records import RequestRecord, Status
 from pic_traces.replay import ReplayOptions
 
 from sglang_pic.errors import ConfigError
+from tests.unit.comparison_config import comparison_config
 
 
 def record(call: int, **fields: object) -> RequestRecord:
@@ -236,17 +237,7 @@ def test_the_scenes_of_an_earlier_comparison_are_overwritten_and_nothing_else(tm
 def test_only_an_earlier_comparison_is_overwritten_and_only_with_force(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     claim_folder(folder, COMPARISON, force=False)
-    config = Config(
-        trace="t",
-        model="m",
-        arms=["stock"],
-        server_args=[],
-        pic_config=None,
-        sessions=1,
-        limit_sessions=None,
-        limit_calls=None,
-        max_tokens=16,
-    )
+    config = comparison_config()
     write_json(folder / "config.json", config)
     (folder / "arms" / "stock").mkdir(parents=True)
     (folder / "notes.txt").write_text("mine", "utf8")
@@ -260,17 +251,7 @@ def test_only_an_earlier_comparison_is_overwritten_and_only_with_force(tmp_path:
 
 
 def test_every_scene_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    config = Config(
-        trace="t",
-        model="m",
-        arms=["stock"],
-        server_args=[],
-        pic_config=None,
-        sessions=1,
-        limit_sessions=None,
-        limit_calls=None,
-        max_tokens=16,
-    )
+    config = comparison_config()
     replay = ReplayOptions(trace="t", base_url="http://127.0.0.1:1", out=str(tmp_path))
     traces = ["clock:3@logs/My Log.jsonl.gz", "My-Log", "gen:random?calls=2", "gen:random?calls=2", "arms", "../.."]
     scenes = make_scenes(traces, tmp_path, config, replay)

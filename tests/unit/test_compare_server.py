@@ -17,13 +17,13 @@ import psutil
 import pytest
 from pic_bench.compare.arms import build_arms
 from pic_bench.compare.compare import Settings, run_compare
-from pic_bench.compare.run_folder import Config
 from pic_bench.compare.scenes import make_scenes
 from pic_bench.compare.server import Server, free_port
 from pic_traces.records import RequestRecord, summarize
 from pic_traces.replay import ReplayOptions
 
 from sglang_pic.errors import BenchError
+from tests.unit.comparison_config import comparison_config
 
 FAKE_SERVER = """
 import http.server, os, signal, subprocess, sys
@@ -255,17 +255,7 @@ def _write_records(options: ReplayOptions, *, chunk_hit: int) -> Path:
 
 
 def _settings(out: Path, arms: list[str], traces: Sequence[str] = ("gen:random",), *, force: bool = False) -> Settings:
-    config = Config(
-        trace=traces[0],
-        model="fake-model",
-        arms=arms,
-        server_args=[],
-        pic_config=None,
-        sessions=1,
-        limit_sessions=None,
-        limit_calls=None,
-        max_tokens=1,
-    )
+    config = comparison_config(traces[0], model="fake-model", arms=arms)
     replay = ReplayOptions(trace=traces[0], base_url="http://127.0.0.1:1", out=str(out))
     return Settings(
         scenes=make_scenes(traces, out, config, replay),

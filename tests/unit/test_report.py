@@ -15,7 +15,7 @@ import pytest
 from pic_bench.compare.model import Model
 from pic_bench.compare.pairing import compare_arms, summarize_arm
 from pic_bench.compare.report import write_reports
-from pic_bench.compare.run_folder import Config, ScenesConfig, arm_folder, scene_folder
+from pic_bench.compare.run_folder import ScenesConfig, arm_folder, scene_folder
 from pic_bench.compare.summary import ScenesSummary, Summary, Trace
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.out_folder import write_json
@@ -25,6 +25,7 @@ from pic_traces.records import RequestRecord, Status
 
 from sglang_pic.cli import main
 from sglang_pic.errors import BenchError
+from tests.unit.comparison_config import comparison_config
 
 SERVER_ARGS = ["--enable-cache-report", "--enable-metrics", "--device", "cpu"]
 
@@ -60,7 +61,7 @@ def make_run(
     )
     write_json(folder / "summary.json", summary)
     write_json(folder / "environment.json", _environment())
-    write_json(folder / "config.json", _config(arms))
+    write_json(folder / "config.json", comparison_config("sample:opendevin", model="models/smollm2", arms=arms))
     for arm in arms:
         where = arm_folder(folder, arm)
         where.mkdir(parents=True)
@@ -71,20 +72,6 @@ def make_run(
 
 def _environment() -> Environment:
     return msgspec.structs.replace(capture_environment(), command="sglang-pic compare x", commit="0" * 40, dirty=False)
-
-
-def _config(arms: tuple[str, ...]) -> Config:
-    return Config(
-        trace="sample:opendevin",
-        model="models/smollm2",
-        arms=list(arms),
-        server_args=[],
-        pic_config=None,
-        sessions=1,
-        limit_sessions=None,
-        limit_calls=None,
-        max_tokens=16,
-    )
 
 
 def _records(arm: str, num_requests: int) -> list[RequestRecord]:

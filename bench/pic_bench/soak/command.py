@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from pic_bench.compare.command import interrupt_on_sigterm
+from pic_bench.compare.command import with_servers
 from pic_bench.out_folder import write_json
 from pic_bench.soak.record import Soak
 from pic_bench.soak.soak import Settings, soak
-from sglang_pic.errors import PicError
 
 _DESCRIPTION = """\
 Serves recorded and generated sessions on a patched server whose KV pool is far too small for them, for minutes.
@@ -40,18 +37,14 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a soak and print its counts."""
     args = _parse(argv)
-    try:
-        with interrupt_on_sigterm(), tempfile.TemporaryDirectory() as scratch:
-            result = soak(_settings(args, Path(scratch)), lambda so_far: _keep(args.out, so_far))
-    except PicError as error:
-        print(f"soak: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; servers stopped", file=sys.stderr)
-        return 130
-    _keep(args.out, result)
-    print(msgspec.json.encode(result).decode())
-    return 0 if result.is_clean else 1
+
+    def run(scratch: Path) -> int:
+        result = soak(_settings(args, scratch), lambda so_far: _keep(args.out, so_far))
+        _keep(args.out, result)
+        print(msgspec.json.encode(result).decode())
+        return 0 if result.is_clean else 1
+
+    return with_servers("soak", run)
 
 
 def _keep(path: Path | None, result: Soak) -> None:
