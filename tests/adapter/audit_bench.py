@@ -14,7 +14,8 @@ import torch
 with warnings.catch_warnings():
     # SGLang and what it imports warn about this machine's missing accelerators.
     warnings.simplefilter("ignore")
-    allocators = pytest.importorskip("sglang.srt.mem_cache.allocator")
+    pytest.importorskip("sglang.srt.mem_cache.allocator")
+    from real_tree import make_allocator
 
 from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.audit.full_pass import STEP_TOKENS
@@ -63,9 +64,7 @@ class Tree:
     """The tree as the allocator sees it: some rows that can be evicted."""
 
     def __init__(self, page_size: int, num_evictable: int) -> None:
-        kind = allocators.TokenToKVPoolAllocator if page_size == 1 else allocators.PagedTokenToKVPoolAllocator
-        sizes = (POOL,) if page_size == 1 else (POOL, page_size)
-        self.token_to_kv_pool_allocator = kind(*sizes, torch.bfloat16, "cpu", None, False)
+        self.token_to_kv_pool_allocator = make_allocator(POOL, page_size)
         self.evictable = self.token_to_kv_pool_allocator.alloc(num_evictable) if num_evictable else torch.empty(0)
 
     def supports_prefix_sharing(self) -> bool:

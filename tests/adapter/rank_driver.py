@@ -28,13 +28,11 @@ import torch
 with warnings.catch_warnings():
     # SGLang and what it imports warn about this machine's missing accelerators.
     warnings.simplefilter("ignore")
+    from real_tree import make_allocator, tree_params
     from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
-    from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
-    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.common import evict_from_tree_cache
     from sglang.srt.mem_cache.radix_cache import RadixKey
-    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
     from sglang_pic.adapter.serve.cache import PicRadixCache
 
@@ -83,9 +81,7 @@ class Rank:
     """What one rank's scheduler has, and requests that live and end as SGLang lets them."""
 
     def __init__(self, page_size: int, shuffle: int) -> None:
-        kind = TokenToKVPoolAllocator if page_size == 1 else PagedTokenToKVPoolAllocator
-        sizes = (POOL,) if page_size == 1 else (POOL, page_size)
-        self.allocator: Any = kind(*sizes, torch.bfloat16, "cpu", None, False)
+        self.allocator = make_allocator(POOL, page_size)
         self.page_size, self.shuffle = page_size, shuffle
         self._shuffle()
         self.faults = Faults()
@@ -95,16 +91,9 @@ class Rank:
             self.index, CONFIG, cost=COST, max_sequences=32, auditor=Auditor(), pins=self.pins, faults=self.faults
         )
         self.publication = Publication(self.index, frozenset({BREAK}))
-        params = CacheInitParams(
-            disable=False,
-            req_to_token_pool=SimpleNamespace(),  # type: ignore[arg-type]
-            token_to_kv_pool_allocator=self.allocator,
-            page_size=page_size,
-            tree_components=(ComponentType.FULL,),
-        )
         nothing: Any = SimpleNamespace()
         self.tree = PicRadixCache(
-            params,
+            tree_params(self.allocator),
             planning=self.planning,
             accounting=nothing,
             auditor=Auditor(),

@@ -16,14 +16,12 @@ with warnings.catch_warnings():
     # SGLang and what it imports warn about this machine's missing accelerators.
     warnings.simplefilter("ignore")
     pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
+    from real_tree import make_allocator, tree_params
     from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
     from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
-    from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
-    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.common import evict_from_tree_cache
     from sglang.srt.mem_cache.radix_cache import RadixKey
-    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
     from sglang_pic.adapter.serve.admission import PicPrefillAdder
     from sglang_pic.adapter.serve.cache import PicRadixCache
@@ -62,22 +60,18 @@ class Server:
     """SGLang's tree with its allocator, and requests that live and end as SGLang lets them."""
 
     def __init__(self, page_size: int = 1, *, pool: int = POOL, max_pinned: int = MAX_PINNED) -> None:
-        kind = TokenToKVPoolAllocator if page_size == 1 else PagedTokenToKVPoolAllocator
-        sizes = (pool,) if page_size == 1 else (pool, page_size)
-        self.allocator = kind(*sizes, torch.bfloat16, "cpu", None, False)
+        self.allocator = make_allocator(pool, page_size)
         self.pool, self.page_size, self.series = pool, page_size, Shown()
         self.pins = Pins(ContentIndex(), max_pinned, self.series)
         self.refusal: Fallback | None = None
-        params = CacheInitParams(
-            disable=False,
-            req_to_token_pool=SimpleNamespace(),  # type: ignore[arg-type]
-            token_to_kv_pool_allocator=self.allocator,
-            page_size=page_size,
-            tree_components=(ComponentType.FULL,),
-        )
         nothing: Any = SimpleNamespace(flush=lambda: None, refusal=lambda _: self.refusal, place_waits=False)
         self.tree = PicRadixCache(
-            params, planning=nothing, accounting=nothing, auditor=Auditor(), pins=self.pins, publication=nothing
+            tree_params(self.allocator),
+            planning=nothing,
+            accounting=nothing,
+            auditor=Auditor(),
+            pins=self.pins,
+            publication=nothing,
         )
         self.running: list[tuple[Any, Any]] = []
 
