@@ -16,7 +16,14 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool, MLATo
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.platform import ATTENTION_BACKEND
 from sglang_pic.platform.attention_ops import CausalMask, attend_decode, attend_extend
-from sglang_pic.platform.attention_plan import DecodeGroup, ExtendPlan, plan_decode, plan_extend
+from sglang_pic.platform.attention_plan import (
+    DecodeGroup,
+    ExtendPlan,
+    plan_decode,
+    plan_draft,
+    plan_extend,
+    plan_verify,
+)
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -52,15 +59,22 @@ class CpuAttentionBackend(AttentionBackend):
             return
         if mode.is_decode():
             self._decode = plan_decode(self._page_table, rows, forward_batch.seq_lens)
-        elif mode.is_extend_without_speculative():
+        elif mode.is_target_verify():
+            tree = forward_batch.spec_info
+            self._extend = plan_verify(
+                self._page_table, rows, forward_batch.seq_lens, tree.draft_token_num, tree.custom_mask
+            )
+        else:
             self._extend = plan_extend(
                 self._page_table, rows, forward_batch.extend_prefix_lens, forward_batch.extend_seq_lens
             )
-        else:
-            raise UnsupportedError(
-                f"forward_mode={mode.name!r}: the attention backend {ATTENTION_BACKEND!r} has no speculative decoding; "
-                "remove --speculative-algorithm."
-            )
+
+    def init_draft_step(self, forward_batch: ForwardBatch, topk: int, num_steps: int, step: int) -> None:
+        """Look up the slots of one step of a draft, from 0; see `plan_draft`."""
+        self._extend = None
+        self._decode = plan_draft(
+            self._page_table, forward_batch.req_pool_indices, forward_batch.seq_lens, topk, num_steps, step
+        )
 
     def forward_extend(
         self,

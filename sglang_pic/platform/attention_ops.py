@@ -53,6 +53,20 @@ class CausalMask:
         start = self._length - prefix_len
         return self._buffer[: num_queries * self._group_size, start : self._length + num_queries]
 
+    def tree(self, visible: torch.Tensor, prefix_len: int) -> torch.Tensor:
+        """The mask of queries that see the whole prefix and some of their own keys.
+
+        Args:
+            visible: bool, `[num_queries, num_queries]`.
+            prefix_len: Keys before them.
+
+        Returns:
+            `[num_queries * group_size, prefix_len + num_queries]`.
+        """
+        bias = torch.zeros(len(visible), prefix_len + len(visible), dtype=self._dtype)
+        bias[:, prefix_len:].masked_fill_(~visible, float("-inf"))
+        return bias.repeat_interleave(self._group_size, dim=0)
+
     def _grow(self, length: int) -> None:
         block = torch.full((self.block_len, self.block_len), float("-inf"), dtype=self._dtype).triu_(1)
         rows = self.block_len * self._group_size
@@ -85,6 +99,13 @@ def attend_extend(
         out: `[num_queries, num_heads, value_dim]`, written in place.
     """
     gathered = [_gather(slots, key_pool, value_pool, query.dtype) for slots in plan.rows]
+    if plan.trees is not None:
+        for sequence, tree in zip(plan.sequences, plan.trees, strict=True):
+            keys, values = gathered[sequence.row]
+            rows = slice(sequence.query_start, sequence.query_start + sequence.query_len)
+            bias = mask.tree(tree, sequence.prefix_len)
+            _attend(query[rows][None], keys[None], values[None], bias, scaling, out[rows][None])
+        return
     for sequence in plan.sequences:
         keys, values = gathered[sequence.row]
         for offset in range(0, sequence.query_len, mask.block_len):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -35,6 +35,9 @@ class ExtendPlan:
 
     sequences: list[ExtendSequence]
     num_queries: int
+    trees: list[torch.Tensor] | None = None
+    """Per sequence which of its own keys each query sees, bool `[query_len, query_len]`; None where it sees those
+    before it and itself."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -75,6 +78,59 @@ def plan_extend(
     ]
     rows = [page_table[table_row, :length].long() for table_row, length in longest.items()]
     return ExtendPlan(rows, sequences, ends[-1] if ends else 0)
+
+
+def plan_verify(
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    prefix_lens: torch.Tensor,
+    num_nodes: int,
+    tree_mask: torch.Tensor,
+) -> ExtendPlan:
+    """Look up the slots of a batch that verifies one tree of tokens behind each sequence.
+
+    Args:
+        page_table: `req_to_token`, integer `[num_rows, max_tokens]`.
+        table_rows: Row of each sequence, `[num_sequences]`.
+        prefix_lens: Keys before each tree, `[num_sequences]`.
+        num_nodes: Queries of each tree.
+        tree_mask: Which keys each query sees, bool, flat: per sequence and query a row of `prefix_len + num_nodes`.
+    """
+    plan = plan_extend(page_table, table_rows, prefix_lens, torch.full_like(prefix_lens, num_nodes))
+    trees, start = [], 0
+    for sequence in plan.sequences:
+        end = start + num_nodes * (sequence.prefix_len + num_nodes)
+        trees.append(tree_mask[start:end].view(num_nodes, -1)[:, sequence.prefix_len :])
+        start = end
+    return replace(plan, trees=trees)
+
+
+def plan_draft(
+    page_table: torch.Tensor, table_rows: torch.Tensor, seq_lens: torch.Tensor, topk: int, num_steps: int, step: int
+) -> list[DecodeGroup]:
+    """Look up the slots of one step of a draft that goes on in `topk` branches behind each sequence.
+
+    ```
+    row of the page table:  | 0 ... (seq_len) | branch 0: num_steps | branch 1: num_steps | ...
+    keys of branch b:         [ 0, seq_len )  + the first `step + 1` of branch b
+    ```
+
+    Args:
+        page_table: `req_to_token`, integer `[num_rows, max_tokens]`.
+        table_rows: Row of each sequence, `[num_sequences]`.
+        seq_lens: Keys before the draft, `[num_sequences]`.
+        topk: Branches of each sequence; the batch has `num_sequences * topk` queries.
+        num_steps: Slots of a branch.
+        step: From 0.
+    """
+    if topk == 1:
+        return plan_decode(page_table, table_rows, seq_lens + step + 1)
+    rows, lengths = table_rows.long().repeat_interleave(topk), seq_lens.long().repeat_interleave(topk)
+    branch = torch.arange(len(rows)) % topk
+    own = torch.arange(step + 1)[None, :]
+    slots = page_table[rows, : int(lengths.max()) + step + 1]
+    slots.scatter_(1, lengths[:, None] + own, page_table[rows[:, None], (lengths + branch * num_steps)[:, None] + own])
+    return plan_decode(slots, torch.arange(len(rows)), lengths + step + 1)
 
 
 def plan_decode(page_table: torch.Tensor, table_rows: torch.Tensor, seq_lens: torch.Tensor) -> list[DecodeGroup]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-from sglang_pic.platform import ATTENTION_BACKEND, registration
+from sglang_pic.platform import ATTENTION_BACKEND, registration, slot_ops, speculation
 
 if TYPE_CHECKING:
+    import torch
     from sglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,19 @@ class PicCpuPlatform(CpuDeviceMixin, SRTPlatform):
     def get_default_attention_backend(self) -> str:
         """The backend for a server whose operator named none."""
         return ATTENTION_BACKEND
+
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        """Whether the operators of an algorithm are there in plain PyTorch."""
+        return algorithm in speculation.ALGORITHMS
+
+    def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
+        """The slots that a verified tree is written to."""
+        return slot_ops.slots_between
+
+    def get_speculative_worker_cls(self, algorithm: str) -> type | None:
+        """Keep SGLang's own worker, over operators in plain PyTorch."""
+        speculation.install()
+        return None
 
     def get_dispatch_key_name(self) -> str:
         """Every fused operator runs its native PyTorch form."""
