@@ -32,6 +32,7 @@ from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.forward import ForwardPath
+from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
@@ -40,7 +41,7 @@ from sglang_pic.adapter.startup.calibration import calibrate
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.adapter.startup.self_test import log_result, run_self_test
 from sglang_pic.adapter.startup.tokenizer import Tokenizer, delimiters_of, read_tokenizer, texts_of
-from sglang_pic.adapter.support import check_support, max_sequences
+from sglang_pic.adapter.support import check_support, max_sequences, opts_out
 from sglang_pic.config import PicConfig, load_config
 from sglang_pic.core import ContentIndex, CostModel, Lexicon, costs
 from sglang_pic.runtime.rope import read_geometry
@@ -91,7 +92,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Pi
     shown["faults"] = cache.faults.report
     server_info.install(shown)
     # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
-    scheduler_hooks.install(cache, config.core)
+    scheduler_hooks.install(cache, config.core, _default_mode(ctx))
     if audit is not None:
         audit_hooks.install(audit)
     apply_hooks()
@@ -123,6 +124,14 @@ def warn_of_changes(ctx: BuildContext, changed_bodies: Sequence[str]) -> None:
     changed = [*changed_bodies, *changed_attention(backend)]
     if changed:
         logger.warning("sglang_pic: %s", describe_changes(changed))
+
+
+def _default_mode(ctx: BuildContext) -> Mode:
+    """How requests are served that do not say; says so, on one rank, where that is not spliced."""
+    reason = opts_out(ctx)
+    if reason and ctx.tp_rank == 0:
+        logger.info("sglang_pic: %s", reason)
+    return Mode.OFF if reason else Mode.AUTO
 
 
 def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer) -> _LiveModel:

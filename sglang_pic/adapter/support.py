@@ -147,6 +147,12 @@ def present(ctx: BuildContext, *levels: Level) -> Iterator[Support]:
                 yield entry
 
 
+def opts_out(ctx: BuildContext) -> str:
+    """The sentence that says why requests of a server are not spliced unless they ask for it; empty where they are."""
+    found = (entry.reason for entry in present(ctx, Level.FALLS_BACK) if entry.fallback == Fallback.OFF.value)
+    return " ".join(found)
+
+
 def find(area: Area, what: str) -> Support | None:
     """The entry of the matrix for `what`; None where the matrix does not name it."""
     return next((entry for entry in SUPPORT if entry.area is area and entry.what == what), None)

@@ -101,7 +101,9 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
             "refused": on("b200", mla, *dp, "--kv-cache-dtype", "fp8_e5m2", "--page-size", "64"),
             "rotary": on("h100", dynamic),
             "draft, host, transfer": on("h100", gqa, *_DRAFT, "--enable-hierarchical-cache", *_PREFILL),
-            "no tree": on("h100", gqa, "--disable-radix-cache", "--enable-deterministic-inference"),
+            "no tree": on("h100", gqa, "--disable-radix-cache"),
+            "deterministic": on("h100", gqa, "--enable-deterministic-inference"),
+            "on policy": on("h100", gqa, "--rl-on-policy-target", "fsdp"),
             "windows": on("h100", gemma),
             "states": on("h100", hybrid),
             "config": on("h100", gqa, config='{"audit_rate": 7}'),
@@ -159,13 +161,13 @@ def test_everything_that_is_refused_is_said_at_once(answers: dict[str, Answer]) 
 
 
 @pytest.mark.feature("--speculative-algorithm", "--enable-hierarchical-cache", "--disaggregation-mode")
-@pytest.mark.feature("--disable-radix-cache", "--enable-deterministic-inference", "--attn-dp-size")
+@pytest.mark.feature("--disable-radix-cache", "--attn-dp-size")
 @pytest.mark.feature("a model with sliding-window layers", "a model with state-space layers")
 @pytest.mark.parametrize(
     ("case", "refused"),
     [
         ("draft, host, transfer", ["--disaggregation-mode", "--enable-hierarchical-cache", "--speculative-algorithm"]),
-        ("no tree", ["--disable-radix-cache", "--enable-deterministic-inference"]),
+        ("no tree", ["--disable-radix-cache"]),
         ("windows", ["a model with sliding-window layers"]),
         ("states", ["a model with state-space layers"]),
         ("refused", ["--attn-dp-size", "rows of float8_e5m2"]),
@@ -228,6 +230,17 @@ def test_what_would_be_computed_follows_from_the_flags(answers: dict[str, Answer
     assert "LoRA" not in computed
     assert "The request uses a LoRA adapter" in "\n".join(answers["lora"].found["computed"])
     assert answers["hopper"].found["computed"], "requests opt out on every server"
+
+
+@pytest.mark.feature("deterministic inference")
+@pytest.mark.parametrize("case", ["deterministic", "on policy"])
+def test_with_deterministic_inference_a_request_opts_in(case: str, answers: dict[str, Answer]) -> None:
+    """Whichever flag switches it on."""
+    assert answers[case].code == 0
+    (line,) = (line for line in answers[case].found["computed"] if "deterministic" in line)
+    assert line.endswith(
+        "only if it asks for mode auto: the default mode is off there. (--enable-deterministic-inference)"
+    )
 
 
 def test_without_a_model_only_what_is_installed_is_looked_at(answers: dict[str, Answer]) -> None:

@@ -184,12 +184,21 @@ def test_a_prompt_that_is_pinned_is_computed_and_donates(planning: Planning) -> 
     assert (req.pic.pending, planning.refusal(req)) == (None, None)
 
 
-def received(auditor: Any, custom_params: Any = None, **fields: Any) -> Any:
+def received(auditor: Any, custom_params: Any = None, *, mode: Mode = Mode.AUTO, **fields: Any) -> Any:
     """A request as the scheduler gets it."""
     sampling = SimpleNamespace(custom_params=custom_params)
     req = SimpleNamespace(**{**vars(request(RequestOptions())), "sampling_params": sampling, "rid": "r", **fields})
-    receive(req, auditor, ReusePolicy())
+    receive(req, auditor, ReusePolicy(), mode=mode)
     return req
+
+
+def test_a_request_that_does_not_say_is_served_by_the_servers_mode(planning: Planning) -> None:
+    auditor = Auditor()
+    assert is_strict(received(auditor, mode=Mode.OFF).extra_key)
+    assert planning.refusal(received(auditor, mode=Mode.OFF)) is Fallback.OFF
+    opted_in = received(auditor, {"pic": {"mode": "auto"}}, mode=Mode.OFF)
+    assert (opted_in.extra_key, planning.refusal(opted_in)) == (None, None)
+    assert is_strict(received(auditor, {"pic": {"mode": "off"}}).extra_key)
 
 
 def test_every_turn_of_a_streaming_session_is_kept_apart_from_spliced_rows(monkeypatch: pytest.MonkeyPatch) -> None:

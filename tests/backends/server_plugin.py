@@ -23,9 +23,10 @@ def register() -> None:
     """Have the model runner make its backends as `backends.py` does; nothing is imported before."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register(
-        "sglang.srt.model_executor.model_runner.ModelRunner.init_attention_backends", _replace, HookType.BEFORE
-    )
+    runner = "sglang.srt.model_executor.model_runner.ModelRunner"
+    HookRegistry.register(f"{runner}.init_attention_backends", _replace, HookType.BEFORE)
+    # With deterministic inference SGLang replaces operators of a GPU by its own kernels; there is none here.
+    HookRegistry.register(f"{runner}.maybe_enable_batch_invariant_mode", lambda _: None, HookType.REPLACE)
 
 
 def _replace(*_: object) -> None:

@@ -78,7 +78,7 @@ SERVERS = {
     "gqa_page16.lora": _tiny("gqa", "--page-size", "16", *_LORA, config=_AUDITED, probe=_AT_SHIFT_ZERO)._replace(
         env=lora_plugin.ENVIRONMENT
     ),
-    "gqa_page16.fa3": _on("fa3", "gqa", "--page-size", "16"),
+    "gqa_page16.fa3": _on("fa3", "gqa", "--page-size", "16", "--enable-deterministic-inference"),
     "gqa_page16.triton": _on("triton", "gqa", "--page-size", "16"),
     "gqa_page1.small_pool": _tiny("gqa", *_SMALL_POOL, "--page-size", "1", config=_AUDITED, probe=_CHECKED),
     # No splice from another context is as close as this limit, so a model fails whose rows are moved rightly.

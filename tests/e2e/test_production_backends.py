@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -32,6 +34,27 @@ def test_fa3_answers_as_the_cpu_backend_does_with_mla(client_of: Callable[[str],
     _compare(client_of, "mla_page1", "fa3")
 
 
+@pytest.mark.feature("deterministic inference")
+@on_servers("gqa_page16.fa3")
+def test_with_deterministic_inference_requests_opt_in(client: Client) -> None:
+    """Others are computed whatever runs beside them, and share no row with those that opted in."""
+    text = random_tokens(30, 400)
+    moved = [*random_tokens(31, 60), *text]
+    plain = client.generate(moved)
+    client.generate(text, pic={"mode": "auto"})
+    before = client.counters()
+    with ThreadPoolExecutor(2) as pool:
+        beside = pool.submit(client.generate, moved, pic={"mode": "auto"})
+        again = pool.submit(client.generate, moved).result()
+    assert beside.result().chunk_hit_tokens >= len(text) - 32 - 16
+    assert again.chunk_hit_tokens == plain.chunk_hit_tokens == 0
+    assert again.ids == plain.ids
+    assert divergence(plain.first_token, again.first_token) <= 1e-6
+    assert client.counters()["fallbacks:off"] - before["fallbacks:off"] == 1
+    (said,) = re.findall("sglang_pic: (With deterministic inference.*)", client.log())
+    assert said.endswith("only if it asks for mode auto: the default mode is off there.")
+
+
 def _compare(
     client_of: Callable[[str], Client],
     name: str,
@@ -52,7 +75,8 @@ def _compare(
 
 def _serve(client: Client, lengths: Sequence[int], new_tokens: int) -> list[Answer]:
     """Computed and spliced answers in turn."""
-    generate = partial(client.generate, max_new_tokens=new_tokens)
+    # A server with deterministic inference splices only for requests that ask for it.
+    generate = partial(client.generate, max_new_tokens=new_tokens, pic={"mode": "auto"})
     answers = []
     for seed, length in enumerate(lengths):
         prompt, fresh = random_tokens(seed, length), random_tokens(10 + seed, 90)

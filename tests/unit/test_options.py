@@ -13,11 +13,12 @@ from sglang_pic.errors import ConfigError
 
 @pytest.mark.parametrize("custom_params", [None, {}, {"thinking_budget": 3}, {"pic": None}, {"pic": {}}])
 def test_absent_options_are_the_defaults(custom_params: object) -> None:
-    assert parse_options(custom_params) == RequestOptions(mode=Mode.AUTO, overrides={})
+    assert parse_options(custom_params) == RequestOptions(mode=None, overrides={})
 
 
 def test_options_are_read() -> None:
     assert parse_options({"pic": {"mode": "off"}}).mode is Mode.OFF
+    assert parse_options({"pic": {"mode": "auto"}}).mode is Mode.AUTO
     server = CoreConfig(sink_tokens=7, tail_tokens=100)
     assert parse_options({"pic": {}}).policy(server) is server
     assert parse_options({"pic": {"seam_tokens": 8}}).policy(server) == replace(server, seam_tokens=8)

@@ -27,7 +27,7 @@ class Fallback(Reason):
     HIDDEN_STATES = "hidden_states", "The request wants hidden states of its prompt."
     INPUT_LOGPROBS = "input_logprobs", "The request wants logprobs of its prompt."
     MEMORY = "memory", "The pool was too full to hold the donors while the request was admitted."
-    OFF = "off", "The request opted out."
+    OFF = "off", "The request opted out, or did not opt in where the default mode is off."
     SCORING = "scoring", "The request is scored at places in the middle of its prompt, which must be computed."
     SESSION = "session", "A streaming session owns the request's row."
 

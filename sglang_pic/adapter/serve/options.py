@@ -40,7 +40,8 @@ class Skills(Enum):
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The parsed options."""
 
-    mode: Mode = Mode.AUTO
+    mode: Mode | None = None
+    """`None` where the request does not say: the server's own."""
     overrides: dict[str, int | str] = {}
     """Settings of the reuse policy that this request sets; the server's hold for the others."""
     skills: Skills = Skills.FAR
@@ -100,21 +101,23 @@ def parse_options(custom_params: object) -> RequestOptions:
                 "setting."
             )
     return RequestOptions(
-        mode=_choice(options, "mode", Mode.AUTO),
+        mode=_choice(options, "mode", Mode),
         overrides=overrides,
-        skills=_choice(options, "skills", Skills.FAR),
+        skills=_choice(options, "skills", Skills) or Skills.FAR,
         pin=_pin_name(options, "pin"),
         unpin=_pin_name(options, "unpin"),
     )
 
 
-def _choice(options: Mapping[str, object], key: str, default: _Choice) -> _Choice:
-    allowed = {member.value: member for member in type(default)}
-    value = options.get(key, default.value)
+def _choice(options: Mapping[str, object], key: str, kind: type[_Choice]) -> _Choice | None:
+    if key not in options:
+        return None
+    allowed = {member.value: member for member in kind}
+    value = options[key]
     if not isinstance(value, str) or value not in allowed:
         raise ConfigError(
             f"custom_params.pic.{key}={_shown(value)}: must be one of {', '.join(map(repr, allowed))}; "
-            f"{default.value!r} is the default."
+            "leave it out for the server's default."
         )
     return allowed[value]
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import msgspec
+
 from sglang_pic.adapter.hooks import hook
 from sglang_pic.adapter.namespace import OFF_LANE, Namespace, tree_key
 from sglang_pic.adapter.seams import Req
@@ -21,17 +23,18 @@ from sglang_pic.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 
-def install(tree: PicRadixCache, policy: ReusePolicy) -> None:
+def install(tree: PicRadixCache, policy: ReusePolicy, mode: Mode = Mode.AUTO) -> None:
     """Register the hooks; SGLang applies them when its registry is applied.
 
     Args:
         tree: asked where splicing is switched off; its donors and pins do not outlive the weights.
         policy: the server's own.
+        mode: how requests are served that do not say.
     """
 
     def on_request(_: None, req: Req, *args: object, **kwargs: object) -> None:
         try:
-            receive(req, tree.auditor, policy, restarts=tree.faults.num_restarts)
+            receive(req, tree.auditor, policy, mode=mode, restarts=tree.faults.num_restarts)
         except Exception as error:
             serve_apart(req)
             tree.recover([req], Fallback.FAULT_OPTIONS, error)
@@ -49,10 +52,11 @@ def install(tree: PicRadixCache, policy: ReusePolicy) -> None:
     hook("after", f"{updater}.end_weight_update", after_weights)
 
 
-def receive(req: Req, auditor: Auditor, policy: ReusePolicy, *, restarts: int = 0) -> None:
-    """Give a new request its state, and the key under which its rows are in the tree; `restarts` as `tree_key` has it.
+def receive(req: Req, auditor: Auditor, policy: ReusePolicy, *, mode: Mode = Mode.AUTO, restarts: int = 0) -> None:
+    """Give a new request its state, and the key under which its rows are in the tree.
 
-    Where it raises, the request's own key is as it was.
+    `policy` and `mode` are the server's, for what the request does not say; `restarts` is as `tree_key` has it. Where
+    it raises, the request's own key is as it was.
     """
     # The front end has refused bad options with HTTP 400; one that came another way is served exactly.
     try:
@@ -60,6 +64,8 @@ def receive(req: Req, auditor: Auditor, policy: ReusePolicy, *, restarts: int = 
     except ConfigError as error:
         logger.warning("sglang_pic: request %s is served with mode off: %s", req.rid, error)
         options = RequestOptions(mode=Mode.OFF)
+    if options.mode is None:
+        options = msgspec.structs.replace(options, mode=mode)
     state = req.pic = RequestState(options, namespace=Namespace(req.extra_key, req.cache_salt), restarts=restarts)
     if options.mode is Mode.AUTO:
         state.generation = auditor.generation(state.namespace)
