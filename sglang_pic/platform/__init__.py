@@ -2,8 +2,8 @@
 
 It runs, tests and demonstrates the whole server anywhere, and is not a fast CPU engine. Every operator is SGLang's own
 native PyTorch fallback, except attention, which is `pic_cpu`: an extend computes only the new queries, so that a prefix
-hit saves the work it should, and several sequences of a batch may share one row of the page table. Models with anything
-but causal MHA, GQA or MLA are refused when the server starts.
+hit saves the work it should, and several sequences of a batch may share one row of the page table. Layers may have
+windows, capped scores and attention sinks; anything but causal MHA, GQA or MLA is refused when the server starts.
 
 SGLang imports this package in every process of every server, with or without a GPU, so importing it must be cheap:
 neither torch nor SGLang is imported here.

@@ -6,6 +6,8 @@ row see each other's keys; the gap prefill rests on that order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +17,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool, MLATo
 
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.platform import ATTENTION_BACKEND
-from sglang_pic.platform.attention_ops import CausalMask, attend_decode, attend_extend
+from sglang_pic.platform.attention_ops import CausalMask, Scoring, attend_decode, attend_extend
 from sglang_pic.platform.attention_plan import (
     DecodeGroup,
     ExtendPlan,
@@ -46,19 +48,19 @@ class CpuAttentionBackend(AttentionBackend):
         for name, module in model_runner.model.named_modules():
             if isinstance(module, RadixAttention):
                 check_layer(name, module)
-        self._masks: dict[tuple[int, torch.dtype], CausalMask] = {}
+        self._masks: dict[tuple[int, torch.dtype, int | None], CausalMask] = {}
         self._extend: ExtendPlan | None = None
-        self._decode: list[DecodeGroup] = []
+        self._decode = _DecodePlans(lambda _: [])
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Look up the batch's slots once for all layers."""
         mode = forward_batch.forward_mode
         rows = forward_batch.req_pool_indices
-        self._extend, self._decode = None, []
+        self._extend = None
         if mode.is_idle():
             return
         if mode.is_decode():
-            self._decode = plan_decode(self._page_table, rows, forward_batch.seq_lens)
+            self._decode = _DecodePlans(partial(plan_decode, self._page_table, rows, forward_batch.seq_lens))
         elif mode.is_target_verify():
             tree = forward_batch.spec_info
             self._extend = plan_verify(
@@ -72,9 +74,8 @@ class CpuAttentionBackend(AttentionBackend):
     def init_draft_step(self, forward_batch: ForwardBatch, topk: int, num_steps: int, step: int) -> None:
         """Look up the slots of one step of a draft, from 0; see `plan_draft`."""
         self._extend = None
-        self._decode = plan_draft(
-            self._page_table, forward_batch.req_pool_indices, forward_batch.seq_lens, topk, num_steps, step
-        )
+        rows, seq_lens = forward_batch.req_pool_indices, forward_batch.seq_lens
+        self._decode = _DecodePlans(partial(plan_draft, self._page_table, rows, seq_lens, topk, num_steps, step))
 
     def forward_extend(
         self,
@@ -84,11 +85,13 @@ class CpuAttentionBackend(AttentionBackend):
         layer: RadixAttention,
         forward_batch: ForwardBatch,
         save_kv_cache: bool = True,
+        sinks: torch.Tensor | None = None,
         **kwargs: object,
     ) -> torch.Tensor:
         """Write the new keys, then attend with the new queries only.
 
-        A decode step is the same with one query per sequence; the metadata say which of the two the batch is.
+        A decode step is the same with one query per sequence; the metadata say which of the two the batch is. `sinks`
+        is as in `Scoring`.
 
         Returns:
             `[num_queries, num_heads * v_head_dim]`.
@@ -103,13 +106,15 @@ class CpuAttentionBackend(AttentionBackend):
         query = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         out = query.new_empty(query.shape[0], layer.tp_q_head_num, layer.v_head_dim)
         plan = self._extend
+        window = layer.sliding_window_size if layer.sliding_window_size > -1 else None
+        scoring = Scoring(layer.scaling, window, layer.logit_cap or 0.0, sinks)
         if plan is None:
-            attend_decode(query, keys, values, self._decode, layer.scaling, out)
+            attend_decode(query, keys, values, self._decode.groups(window), scoring, out)
         else:
             assert plan.num_queries == query.shape[0], "the batch changed after its metadata was made"
-            shape = (layer.tp_q_head_num // keys.shape[1], query.dtype)
+            shape = (layer.tp_q_head_num // keys.shape[1], query.dtype, window)
             mask = self._masks.setdefault(shape, CausalMask(*shape))
-            attend_extend(query, keys, values, plan, mask, layer.scaling, out)
+            attend_extend(query, keys, values, plan, mask, scoring, out)
         return out.view(out.shape[0], -1)
 
     forward_decode = forward_extend
@@ -117,6 +122,20 @@ class CpuAttentionBackend(AttentionBackend):
     def support_triton(self) -> bool:
         """No Triton kernel is launched here."""
         return False
+
+
+class _DecodePlans:
+    """The decode groups of a batch, looked up once for each window that a layer asks for."""
+
+    def __init__(self, look_up: Callable[[int | None], list[DecodeGroup]]) -> None:
+        self._look_up = look_up
+        self._groups: dict[int | None, list[DecodeGroup]] = {}
+
+    def groups(self, window: int | None) -> list[DecodeGroup]:
+        """The groups of layers with this window."""
+        if window not in self._groups:
+            self._groups[window] = self._look_up(window)
+        return self._groups[window]
 
 
 def check_pool(pool: object) -> bool:
@@ -137,14 +156,14 @@ def check_pool(pool: object) -> bool:
 
 
 def check_layer(name: str, layer: RadixAttention) -> None:
-    """Refuse an attention layer that does more than causal softmax attention.
+    """Refuse an attention layer that does more than causal attention, in a window and with capped scores at most.
 
     Raises:
         UnsupportedError: naming the layer and the property.
     """
     for is_used, what in (
-        (layer.logit_cap, f"logit_cap={layer.logit_cap!r}"),
-        (layer.sliding_window_size > -1, f"sliding_window_size={layer.sliding_window_size!r}"),
+        (layer.logit_cap and layer.logit_capping_method != "tanh", f"capping by {layer.logit_capping_method!r}"),
+        (layer.use_irope, "attention in chunks"),
         (layer.is_cross_attention, "cross attention"),
         (layer.attn_type != AttentionType.DECODER, f"attn_type={layer.attn_type!r}"),
         (layer.xai_temperature_len > 0, f"xai_temperature_len={layer.xai_temperature_len!r}"),

@@ -106,7 +106,13 @@ def plan_verify(
 
 
 def plan_draft(
-    page_table: torch.Tensor, table_rows: torch.Tensor, seq_lens: torch.Tensor, topk: int, num_steps: int, step: int
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    topk: int,
+    num_steps: int,
+    step: int,
+    window: int | None = None,
 ) -> list[DecodeGroup]:
     """Look up the slots of one step of a draft that goes on in `topk` branches behind each sequence.
 
@@ -122,26 +128,32 @@ def plan_draft(
         topk: Branches of each sequence; the batch has `num_sequences * topk` queries.
         num_steps: Slots of a branch.
         step: From 0.
+        window: As in `plan_decode`.
     """
     if topk == 1:
-        return plan_decode(page_table, table_rows, seq_lens + step + 1)
+        return plan_decode(page_table, table_rows, seq_lens + step + 1, window)
     rows, lengths = table_rows.long().repeat_interleave(topk), seq_lens.long().repeat_interleave(topk)
     branch = torch.arange(len(rows)) % topk
     own = torch.arange(step + 1)[None, :]
     slots = page_table[rows, : int(lengths.max()) + step + 1]
     slots.scatter_(1, lengths[:, None] + own, page_table[rows[:, None], (lengths + branch * num_steps)[:, None] + own])
-    return plan_decode(slots, torch.arange(len(rows)), lengths + step + 1)
+    return plan_decode(slots, torch.arange(len(rows)), lengths + step + 1, window)
 
 
-def plan_decode(page_table: torch.Tensor, table_rows: torch.Tensor, seq_lens: torch.Tensor) -> list[DecodeGroup]:
+def plan_decode(
+    page_table: torch.Tensor, table_rows: torch.Tensor, seq_lens: torch.Tensor, window: int | None = None
+) -> list[DecodeGroup]:
     """Look up the slots of a decode batch, grouped so that padding wastes little.
 
     Args:
         page_table: `req_to_token`, integer `[num_rows, max_tokens]`.
         table_rows: Row of each sequence, `[num_sequences]`.
         seq_lens: Keys of each sequence, its own included, all above 0.
+        window: Keys before its own that a query sees; None for all.
     """
-    lengths = seq_lens.tolist()
+    seq_lens = seq_lens.long()
+    num_seen = seq_lens if window is None else seq_lens.clamp(max=window + 1)
+    lengths = num_seen.tolist()
     groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
         group = groups[-1] if groups else []
@@ -150,15 +162,21 @@ def plan_decode(page_table: torch.Tensor, table_rows: torch.Tensor, seq_lens: to
             group.append(index)
         else:
             groups.append([index])
-    return [_plan_group(page_table, table_rows, seq_lens, group, lengths[group[0]]) for group in groups]
+    return [_plan_group(page_table, table_rows, seq_lens, num_seen, torch.tensor(group)) for group in groups]
 
 
 def _plan_group(
-    page_table: torch.Tensor, table_rows: torch.Tensor, seq_lens: torch.Tensor, group: list[int], longest: int
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_seen: torch.Tensor,
+    members: torch.Tensor,
 ) -> DecodeGroup:
-    members = torch.tensor(group, dtype=torch.int64)
-    slots = page_table[table_rows[members].long(), :longest].long()
-    padding = torch.arange(longest)[None, :] >= seq_lens[members].long()[:, None]
+    lengths = num_seen[members]
+    place = torch.arange(int(lengths.max()))[None, :]
+    position = seq_lens[members][:, None] - lengths[:, None] + place
+    slots = page_table[table_rows[members].long()[:, None], position.clamp(max=page_table.shape[1] - 1)].long()
+    padding = place >= lengths[:, None]
     if not bool(padding.any()):
         return DecodeGroup(members, slots, None)
     # NOTE: a padded entry must name a slot that was written: a masked key adds nothing, but 0 * NaN is NaN.

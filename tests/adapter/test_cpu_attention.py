@@ -11,8 +11,8 @@ import torch
 pytest.importorskip("sglang")
 
 from sglang_pic.errors import UnsupportedError
-from sglang_pic.platform.attention_ops import CausalMask, attend_decode, attend_extend
-from sglang_pic.platform.attention_plan import plan_decode, plan_extend
+from sglang_pic.platform.attention_ops import CausalMask, Scoring, attend_decode, attend_extend
+from sglang_pic.platform.attention_plan import plan_decode, plan_extend, plan_verify
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -33,6 +33,23 @@ SHAPES = {
     "wide_keys": Shape(4, 2, 48, 32),
     "mla": Shape(8, 1, 576, 512, latent=True),
 }
+
+
+def plain(shape: Shape) -> Scoring:
+    """Scores of an ordinary layer."""
+    return Scoring(shape.key_dim**-0.5)
+
+
+def scorings(shape: Shape) -> list[Scoring]:
+    """Windows shorter than a block of queries, longer, of one key before and of none; caps, sinks, and both."""
+    scaling, sinks = shape.key_dim**-0.5, torch.linspace(-2, 3, shape.heads)
+    return [
+        *(Scoring(scaling, window) for window in (0, 1, 40, 130, 500)),
+        Scoring(scaling, None, cap=2.0),
+        Scoring(scaling, 40, cap=2.0),
+        Scoring(scaling, None, sinks=sinks),
+        Scoring(scaling, 31, cap=2.0, sinks=sinks.bfloat16()),
+    ]
 
 
 class Pool:
@@ -70,25 +87,38 @@ class Pool:
 
 
 def reference(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, prefix_len: int, scaling: float
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, prefix_len: int, scoring: Scoring
 ) -> torch.Tensor:
     """Textbook causal attention in float64: query `i` sees the keys up to position `prefix_len + i`."""
     group = query.shape[1] // keys.shape[1]
-    scores = torch.einsum("qhd,khd->hqk", query.double(), keys.repeat_interleave(group, 1)) * scaling
-    position = prefix_len + torch.arange(query.shape[0])
-    scores.masked_fill_(torch.arange(keys.shape[0])[None, None] > position[None, :, None], float("-inf"))
-    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values.repeat_interleave(group, 1))
+    scores = torch.einsum("qhd,khd->hqk", query.double(), keys.repeat_interleave(group, 1)) * scoring.scaling
+    if scoring.cap:
+        scores = scoring.cap * (scores / scoring.cap).tanh()
+    distance = prefix_len + torch.arange(query.shape[0])[:, None] - torch.arange(keys.shape[0])[None, :]
+    scores.masked_fill_(distance < 0, float("-inf"))
+    if scoring.window is not None:
+        scores.masked_fill_(distance > scoring.window, float("-inf"))
+    total = scores.exp().sum(-1, keepdim=True)
+    if scoring.sinks is not None:
+        total += scoring.sinks.double().exp()[:, None, None]
+    return torch.einsum("hqk,khd->qhd", scores.exp() / total, values.repeat_interleave(group, 1))
 
 
 def run_extend(
-    pool: Pool, shape: Shape, query: torch.Tensor, spans: list[tuple[int, int, int]], mask: CausalMask | None = None
+    pool: Pool,
+    shape: Shape,
+    query: torch.Tensor,
+    spans: list[tuple[int, int, int]],
+    mask: CausalMask | None = None,
+    scoring: Scoring | None = None,
 ) -> torch.Tensor:
     """`attend_extend` over `(row, prefix_len, extend_len)` spans."""
     rows, prefixes, extends = (torch.tensor(column) for column in zip(*spans, strict=True))
     out = torch.full((query.shape[0], shape.heads, shape.value_dim), float("nan"), dtype=query.dtype)
     plan = plan_extend(pool.table, rows, prefixes, extends)
-    mask = mask or CausalMask(shape.heads // shape.kv_heads, query.dtype)
-    attend_extend(query, pool.keys, pool.value_pool(), plan, mask, shape.key_dim**-0.5, out)
+    scoring = scoring or plain(shape)
+    mask = mask or CausalMask(shape.heads // shape.kv_heads, query.dtype, scoring.window)
+    attend_extend(query, pool.keys, pool.value_pool(), plan, mask, scoring, out)
     return out
 
 
@@ -110,9 +140,7 @@ def test_extend_matches_reference(name: str, page_size: int, dtype: torch.dtype)
     out = run_extend(pool, shape, query, spans)
     start = 0
     for row, prefix, extend in spans:
-        expected = reference(
-            query[start : start + extend], *pool.dense(row, prefix + extend), prefix, shape.key_dim**-0.5
-        )
+        expected = reference(query[start : start + extend], *pool.dense(row, prefix + extend), prefix, plain(shape))
         torch.testing.assert_close(
             out[start : start + extend].double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
         )
@@ -147,10 +175,56 @@ def test_decode_matches_reference(name: str, dtype: torch.dtype) -> None:
     assert sorted(index for group in groups for index in group.members.tolist()) == list(range(len(lengths)))
     assert len(groups) == 3
     out = torch.full((len(lengths), shape.heads, shape.value_dim), float("nan"), dtype=dtype)
-    attend_decode(query, pool.keys, pool.value_pool(), groups, shape.key_dim**-0.5, out)
+    attend_decode(query, pool.keys, pool.value_pool(), groups, plain(shape), out)
     for row, length in enumerate(lengths):
-        expected = reference(query[row][None], *pool.dense(row, length), length - 1, shape.key_dim**-0.5)
+        expected = reference(query[row][None], *pool.dense(row, length), length - 1, plain(shape))
         torch.testing.assert_close(out[row][None].double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", ["gqa", "mla"])
+def test_windows_caps_and_sinks_match_reference(name: str, dtype: torch.dtype) -> None:
+    """Extends of several blocks behind prefixes shorter and longer than the window, and a decode batch."""
+    shape = SHAPES[name]
+    spans = [(0, 0, 300), (1, 170, 1), (2, 33, 140), (3, 0, 1), (4, 600, 20)]
+    lengths = [prefix + extend for _, prefix, extend in spans]
+    pool = Pool(shape, lengths, 16, dtype)
+    query = make_query(sum(extend for *_, extend in spans), shape, dtype)
+    decoded = make_query(len(spans), shape, dtype, seed=3)
+    tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
+    for scoring in scorings(shape):
+        out, start = run_extend(pool, shape, query, spans, scoring=scoring), 0
+        for row, prefix, extend in spans:
+            here = slice(start, start + extend)
+            expected = reference(query[here], *pool.dense(row, prefix + extend), prefix, scoring)
+            torch.testing.assert_close(out[here].double(), expected, **tolerance)
+            start += extend
+        groups = plan_decode(pool.table, torch.arange(len(lengths)), torch.tensor(lengths), scoring.window)
+        out = torch.full((len(lengths), shape.heads, shape.value_dim), float("nan"), dtype=dtype)
+        attend_decode(decoded, pool.keys, pool.value_pool(), groups, scoring, out)
+        for row, length in enumerate(lengths):
+            expected = reference(decoded[row][None], *pool.dense(row, length), length - 1, scoring)
+            torch.testing.assert_close(out[row][None].double(), expected, **tolerance)
+
+
+@pytest.mark.parametrize("window", [2, 10, 60])
+def test_a_tree_has_the_window_of_its_branches(window: int) -> None:
+    """Two branches of four queries behind one prefix: each sees what it would see behind the prefix alone."""
+    shape, prefix = SHAPES["gqa"], 50
+    scoring = Scoring(shape.key_dim**-0.5, window)
+    pool = Pool(shape, [prefix + 8], 1, torch.float32)
+    query = make_query(8, shape, torch.float32)
+    branch = torch.ones(4, 4, dtype=torch.bool).tril()
+    visible = torch.block_diag(branch, branch).bool()
+    tree_mask = torch.cat((torch.ones(8, prefix, dtype=torch.bool), visible), dim=1).flatten()
+    plan = plan_verify(pool.table, torch.tensor([0]), torch.tensor([prefix]), 8, tree_mask)
+    out = torch.full((8, shape.heads, shape.value_dim), float("nan"))
+    attend_extend(query, pool.keys, pool.values, plan, CausalMask(3, torch.float32, window), scoring, out)
+    keys, values = pool.dense(0, prefix + 8)
+    for own in (slice(0, 4), slice(4, 8)):
+        rows = torch.cat((torch.arange(prefix), prefix + torch.arange(8)[own]))
+        expected = reference(query[own], keys[rows], values[rows], prefix, scoring)
+        torch.testing.assert_close(out[own].double(), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_sequence_does_not_depend_on_its_batch() -> None:
@@ -197,7 +271,7 @@ def test_equals_torch_native(name: str) -> None:
             native._run_sdpa_forward_decode(*arguments, **options)
             out = torch.empty_like(expected)
             groups = plan_decode(pool.table, rows, torch.tensor(lengths))
-            attend_decode(query, pool.keys, pool.value_pool(), groups, shape.key_dim**-0.5, out)
+            attend_decode(query, pool.keys, pool.value_pool(), groups, plain(shape), out)
         torch.testing.assert_close(out, expected, atol=2e-6, rtol=2e-5)
 
 
@@ -207,17 +281,23 @@ def test_unsupported_layers_are_refused() -> None:
 
     from sglang_pic.platform.attention_backend import check_layer, check_pool
 
-    plain = {
-        "logit_cap": 0.0,
-        "sliding_window_size": -1,
+    usual = {
+        "logit_cap": 30.0,
+        "logit_capping_method": "tanh",
+        "sliding_window_size": 4096,
+        "use_irope": False,
         "is_cross_attention": False,
         "attn_type": AttentionType.DECODER,
         "xai_temperature_len": -1,
         "k_scale": None,
     }
-    check_layer("model.layers.0", SimpleNamespace(**plain))  # type: ignore[arg-type]
-    for name, value in (("logit_cap", 30.0), ("sliding_window_size", 4096), ("attn_type", AttentionType.ENCODER_ONLY)):
-        with pytest.raises(UnsupportedError, match=rf"model\.layers\.7.*{name}"):
-            check_layer("model.layers.7", SimpleNamespace(**plain | {name: value}))  # type: ignore[arg-type]
+    check_layer("model.layers.0", SimpleNamespace(**usual))  # type: ignore[arg-type]
+    for name, value, said in (
+        ("logit_capping_method", "sigmoid", "capping by 'sigmoid'"),
+        ("use_irope", True, "attention in chunks"),
+        ("attn_type", AttentionType.ENCODER_ONLY, "attn_type"),
+    ):
+        with pytest.raises(UnsupportedError, match=rf"model\.layers\.7.*{said}"):
+            check_layer("model.layers.7", SimpleNamespace(**usual | {name: value}))  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="SimpleNamespace"):
         check_pool(SimpleNamespace())
