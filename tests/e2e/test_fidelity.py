@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
+import psutil
 import pytest
 from pic_bench.fidelity.folder import read_probes
 from pic_bench.fidelity.record import Donors, Experiment, Probe
@@ -58,7 +62,9 @@ def test_exact_hits_are_exact_and_keys_that_are_not_rotated_do_harm(
     assert read_probes(out) == probes
 
 
-def test_every_experiment_runs_on_an_mla_model(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+def test_every_experiment_runs_on_an_mla_model_and_goes_on_after_its_server_was_killed(
+    model_dir: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Random weights answer nothing, but every path is gone through, also those of latent rows and of a trace."""
     out, trace_file = tmp_path / "run", tmp_path / "clock.jsonl"
     write_trace(trace_file)
@@ -81,8 +87,17 @@ def test_every_experiment_runs_on_an_mla_model(model_dir: Callable[[str], Path],
         "1",
     ]
     command += ["--policy", "default", "--policy", "seam-8=seam:8", "--max-total-tokens", "8000", "--quiet"]
-    assert main(command) == 0
+    with killed_server(out / "probes.jsonl"):
+        assert main(command) == 1
+    told = capsys.readouterr().err
+    assert "sglang-pic: error: the server was ended by signal 9" in told
+    assert f"what was measured stays in {out}; go on with --resume" in told
+    assert "Traceback" not in told.split("its last lines:")[0]
+    assert not any("sglang::" in " ".join(child.cmdline()) for child in psutil.Process().children(recursive=True))
+    measured = read_probes(out)
+    assert main([*command, "--resume"]) == 0
     probes = read_probes(out)
+    assert probes[: len(measured)] == measured
     shift = [p for p in probes if p.experiment is Experiment.SHIFT]
     assert {p.shift for p in shift} == {1, 64}
     errors = {(p.shift, p.arm): p.key_error for p in shift if p.key_error is not None}
@@ -112,6 +127,24 @@ def test_every_experiment_runs_on_an_mla_model(model_dir: Callable[[str], Path],
         assert arms["in_place"].chunk_hit_tokens > 512
         assert arms["recompile"].chunk_hit_tokens == 0
         assert arms["recompile"].kl < 1e-6 < arms["in_place"].kl
+
+
+@contextmanager
+def killed_server(records: Path) -> Iterator[None]:
+    """The server's first process is killed once there is a record; its children are left to whoever started it."""
+    killed: list[psutil.Process] = []
+
+    def kill() -> None:
+        while not (records.exists() and records.stat().st_size):
+            time.sleep(0.05)
+        killed.extend(c for c in psutil.Process().children() if "sglang.launch_server" in c.cmdline())
+        for process in killed:
+            process.kill()
+
+    killer = Thread(target=kill, daemon=True)
+    killer.start()
+    yield
+    assert len(killed) == 1
 
 
 def write_trace(path: Path) -> None:

@@ -15,7 +15,7 @@ from pic_bench.compare.command import interrupt_on_sigterm
 from pic_bench.fidelity.arms import DEFAULT_POLICIES, RECORDED, parse_policy
 from pic_bench.fidelity.config import DEFAULT_SIZES, QUICK_SIZES, Config
 from pic_bench.fidelity.record import Change, Experiment, TemplateSet
-from sglang_pic.errors import ConfigError
+from sglang_pic.errors import BenchError, ConfigError
 
 if TYPE_CHECKING:
     from pic_bench.fidelity.runner import Outcome
@@ -123,8 +123,12 @@ def run(args: argparse.Namespace) -> int:
     # An earlier run is deleted only once this one can begin.
     plan = make_plan(_config(args), quiet=args.quiet)
     claim_run(args.out, plan.config, resume=args.resume, force=args.force)
-    with interrupt_on_sigterm():
-        outcome = run_fidelity(plan, args.out, start_timeout_s=args.start_timeout, quiet=args.quiet)
+    try:
+        with interrupt_on_sigterm():
+            outcome = run_fidelity(plan, args.out, start_timeout_s=args.start_timeout, quiet=args.quiet)
+    except (BenchError, KeyboardInterrupt):
+        print(f"sglang-pic: what was measured stays in {args.out}; go on with --resume", file=sys.stderr)
+        raise
     _tell(outcome, args.out)
     write_report(args.out)
     print_report(args.out, headline, as_json=args.json)
