@@ -41,6 +41,14 @@ def tree_key(extra_key: str | None, *, lane: str | None = None, generation: int 
     return (extra_key or "") + "".join(KEY_MARK + mark for mark in marks) if marks else extra_key
 
 
+def adapter_key(extra_key: str | None, lora_id: str | None) -> str | None:
+    """The extra key of a request, which SGLang has put the id of its LoRA adapter into.
+
+    An id that comes from a client as its key is no adapter's: SGLang derives the ids of `--lora-paths` from names.
+    """
+    return extra_key if lora_id is None else f"{KEY_MARK}lora {extra_key}"
+
+
 def without_lane(key: str | None, lane: str) -> str:
     """The key of the namespace that a lane is in, made of a key of `tree_key`."""
     return (key or "").replace(KEY_MARK + lane, "")

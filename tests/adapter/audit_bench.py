@@ -129,6 +129,7 @@ class Bench:
         tokens: list[int] = PROMPT,
         namespace: str | None = None,
         num_behind_change: int = 0,
+        lora_id: str | None = None,
     ) -> bool:
         """A spliced request comes by; whether it was drawn."""
         key = Namespace(namespace)
@@ -141,7 +142,8 @@ class Bench:
         )
         ids = array("q", tokens)
         req = SimpleNamespace(
-            pic=state, origin_input_ids=ids, full_untruncated_fill_ids=ids, extend_end=len(ids), output_ids=[]
+            **{"pic": state, "origin_input_ids": ids, "full_untruncated_fill_ids": ids, "extend_end": len(ids)},
+            **{"output_ids": [], "lora_id": lora_id},
         )
         self.audit.draw(req)
         if state.is_drawn:

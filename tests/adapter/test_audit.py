@@ -319,6 +319,31 @@ def test_an_adapter_of_the_batch_before_does_not_stay() -> None:
     assert prepared == [([None], [STEP_TOKENS]), ([None], [STEP_TOKENS]), ([None], [44])]
 
 
+@pytest.mark.parametrize("is_overlapped", [False, True])
+def test_an_adapter_is_used_as_long_as_it_is_on_the_device(
+    is_overlapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What loads beside forward passes is there at another round on each rank."""
+    loading = SimpleNamespace(enable_lora_overlap_loading=is_overlapped)
+    monkeypatch.setattr("sglang_pic.adapter.audit.queue.get_lora", lambda: loading)
+    bench, there, prepared = Bench(), {"a": 1}, []
+    bench.runner.lora_manager = SimpleNamespace(
+        memory_pool=SimpleNamespace(uid_to_buffer_id=there),
+        prepare_lora_batch=lambda batch: prepared.append(*batch.lora_ids),
+    )
+    bench.serve(logits_of(PROMPT), lora_id="a")
+    bench.run()
+    assert prepared == ([] if is_overlapped else ["a"] * 3)
+    bench.serve(logits_of(PROMPT), lora_id="a")
+    bench.run(1)
+    del there["a"]
+    bench.run()
+    report = bench.audit.report()
+    assert (report.num_audited, report.num_skipped, report.num_pending) == ((0, 2, 0) if is_overlapped else (1, 1, 0))
+    assert bench.free == POOL
+    assert set(bench.series.values[SKIPPED.name]) == {AuditSkip.ADAPTER.value}
+
+
 def test_logits_are_those_of_the_drawn_requests_by_place() -> None:
     bench = Bench()
     reqs = [
@@ -326,6 +351,7 @@ def test_logits_are_those_of_the_drawn_requests_by_place() -> None:
             pic=RequestState(RequestOptions(), is_drawn=drawn),
             output_ids=output_ids,
             origin_input_ids=array("q", PROMPT),
+            lora_id=None,
         )
         for drawn, output_ids in ((False, []), (True, []), (True, [7]))
     ]

@@ -227,8 +227,7 @@ def test_what_would_be_computed_follows_from_the_flags(answers: dict[str, Answer
     computed = "\n".join(answers["computed"].found["computed"])
     assert "hidden states of its prompt. (--enable-return-hidden-states)" in computed
     assert "(--skip-tokenizer-init) `notes` is `recompile`" in computed
-    assert "LoRA" not in computed
-    assert "The request uses a LoRA adapter" in "\n".join(answers["lora"].found["computed"])
+    assert answers["lora"].level(Area.FEATURE, "LoRA adapters") == "tested"
     assert answers["hopper"].found["computed"], "requests opt out on every server"
 
 

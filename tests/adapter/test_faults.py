@@ -281,7 +281,8 @@ def test_a_request_whose_reception_fails_is_served_apart(rank: Rank, monkeypatch
     monkeypatch.setattr(scheduler, "hook", lambda _, target, function: hooked.setdefault(target, function))
     scheduler.install(rank.tree, _CORE)
     monkeypatch.setattr(scheduler, "parse_options", fail)
-    req = SimpleNamespace(extra_key="tenant", cache_salt="salt", session=None, sampling_params=None, cached_tokens=0)
+    fields = {"extra_key": "tenant", "cache_salt": "salt", "lora_id": None}
+    req = SimpleNamespace(session=None, sampling_params=None, cached_tokens=0, **fields)
     hooked["managers.schedule_batch.Req.__init__"](None, req)
     state: RequestState = req.pic
     assert state.options.mode is Mode.OFF

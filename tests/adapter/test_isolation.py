@@ -15,11 +15,10 @@ with warnings.catch_warnings():
     pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
     from planning_server import Server
 
-    from sglang_pic.adapter.serve.fallback import Fallback
     from sglang_pic.adapter.serve.frontend import _validate
     from sglang_pic.adapter.serve.planning import donor_namespaces, tree_namespace
 
-from sglang_pic.adapter.namespace import KEY_MARK, Namespace
+from sglang_pic.adapter.namespace import KEY_MARK, Namespace, is_strict
 from sglang_pic.errors import ConfigError
 
 TEXT = [7 * i % 997 + 1 for i in range(300)]
@@ -99,13 +98,15 @@ def test_a_namespace_is_served_as_if_it_were_alone(theirs: dict[str, str], mine:
     assert shared.index.stats().num_work - work_before == alone.index.stats().num_work
 
 
-def test_a_request_with_an_adapter_neither_takes_nor_gives() -> None:
-    """Who publishes asks `refusal` first. SGLang makes the adapter's id a part of the key, so donors may be there."""
+def test_an_adapters_rows_serve_it_and_nobody_else() -> None:
+    """SGLang makes the adapter's id a part of the key; who sends the id of an adapter as a key is not the adapter."""
     server = Server()
-    server.serve([*range(20_000, 20_040), *TEXT], extra_key="l")
-    req = server.receive([*range(21_000, 21_040), *TEXT], extra_key="l", lora_id="l")
-    assert server.planning.refusal(req) is Fallback.ADAPTER
-    work = server.index.stats().num_work
-    server.planning.plan(req, server.tree, max_gaps=64)
-    assert req.pic.pending is None
-    assert server.index.stats().num_work == work, "it is not even planned"
+    adapted = {"extra_key": "l", "lora_id": "l"}
+    for theirs in ({"extra_key": "l"}, {"extra_key": "m", "lora_id": "m"}, {}):
+        server.serve([*range(20_000, 20_040), *TEXT], **theirs)
+    assert server.serve([*range(21_000, 21_040), *TEXT], **adapted) == 0
+    assert server.serve([*range(22_000, 22_040), *TEXT], **adapted) > 200
+    assert server.serve([*range(23_000, 23_040), *TEXT], {"edit": "recompile"}, **adapted) > 200, "a lane of its own"
+    off = server.receive(TEXT, {"mode": "off"}, **adapted)
+    assert is_strict(off.extra_key)
+    assert off.extra_key != server.receive(TEXT, {"mode": "off"}, extra_key="l").extra_key

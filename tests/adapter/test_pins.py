@@ -202,7 +202,7 @@ def test_beyond_the_share_of_the_pool_the_oldest_go_and_a_prompt_that_is_too_lon
 
 
 def test_rows_that_cannot_be_spliced_are_not_pinned(server: Server) -> None:
-    server.refusal = Fallback.ADAPTER
+    server.refusal = Fallback.EMBEDDINGS
     server.serve(A, pin="a")
     assert (server.names, server.series.ended) == ([], {"refused": 1})
 

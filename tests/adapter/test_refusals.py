@@ -105,7 +105,6 @@ def plan(planning: Planning, req: Any) -> None:
 
 
 @pytest.mark.feature(
-    "LoRA adapters",
     "requests with media",
     "hidden states",
     "streaming sessions",
@@ -120,7 +119,6 @@ def plan(planning: Planning, req: Any) -> None:
         ({"input_embeds": [[0.0]]}, Fallback.EMBEDDINGS),
         ({"positional_embed_overrides": "some"}, Fallback.EMBEDDINGS),
         ({"multimodal_inputs": "an image"}, Fallback.EMBEDDINGS),
-        ({"lora_id": "a"}, Fallback.ADAPTER),
         ({"return_hidden_states": True}, Fallback.HIDDEN_STATES),
         ({"session": SimpleNamespace(streaming=True)}, Fallback.SESSION),
         ({"return_logprob": True, "logprob_start_len": 0}, Fallback.INPUT_LOGPROBS),

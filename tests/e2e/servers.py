@@ -43,8 +43,8 @@ _SMALL_POOL = (
 )
 # Adapters are loaded by the tests that want them.
 _LORA = (
-    *("--enable-lora", "--lora-backend", "torch_native", "--max-lora-rank", "8", "--max-loras-per-batch", "2"),
-    *("--lora-target-modules", "q_proj", "v_proj"),
+    *("--enable-lora", "--lora-backend", "torch_native", "--max-lora-rank", "8", "--max-loras-per-batch", "3"),
+    *("--lora-target-modules", "q_proj", "k_proj", "v_proj"),
 )
 _CHECKED = {"check_invariants": True}
 # A prompt that is repeated is spliced from its own chunks at shift 0.

@@ -70,6 +70,11 @@ class Client:
                 **body,
             },
         )
+        return self.answer(result)
+
+    @staticmethod
+    def answer(result: Any) -> Answer:
+        """What SGLang's answer to one prompt says."""
         meta = result["meta_info"]
         details = meta.get("cached_tokens_details") or {}
         return Answer(

@@ -148,45 +148,6 @@ def test_parallel_samples_of_a_spliced_prompt(client: Client) -> None:
         assert_alike(one, other)
 
 
-@pytest.fixture
-def adapter(client: Client, tmp_path: Path) -> Iterator[str]:
-    """The name of a LoRA adapter that is loaded; it turns queries and values."""
-    import torch
-    from safetensors.torch import save_file
-
-    draw = torch.Generator().manual_seed(1)
-    layers = [f"base_model.model.model.layers.{layer}.self_attn." for layer in range(4)]
-    weights = {}
-    for name, size in (
-        (f"{layer}{part}", size) for layer in layers for part, size in (("q_proj", 256), ("v_proj", 128))
-    ):
-        weights[f"{name}.lora_A.weight"] = torch.randn(8, 256, generator=draw) / 16
-        weights[f"{name}.lora_B.weight"] = torch.randn(size, 8, generator=draw)
-    save_file(weights, tmp_path / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
-    (tmp_path / "adapter_config.json").write_text(json.dumps({**config, "task_type": "CAUSAL_LM"}))
-    client.post("/load_lora_adapter", {"lora_name": "turned", "lora_path": str(tmp_path)})
-    yield "turned"
-    client.post("/unload_lora_adapter", {"lora_name": "turned"})
-
-
-@pytest.mark.feature("LoRA adapters")
-def test_requests_with_an_adapter_are_computed_beside_spliced_ones(client: Client, adapter: str) -> None:
-    """Both in one batch, where adapters are laid out for the tokens that are left of each request."""
-    base, other = random_tokens(30, _LEN), random_tokens(31, _LEN)
-    off = {"custom_params": {"pic": {"mode": "off"}}}
-    computed, without = (ask(client, prompt, off) for prompt in (base, other))
-    adapted = ask(client, other, off, lora_path=adapter)
-    for prompt in (base, other):
-        client.generate(prompt, max_new_tokens=1)
-    before = client.counters()
-    spliced, fallen_back = ask(client, [base, other], lora_path=[None, adapter])
-    assert client.counters()["fallbacks:adapter"] - before["fallbacks:adapter"] == 1
-    assert_alike(computed, spliced)
-    assert spliced_tokens(fallen_back) == 0
-    assert ids_of(fallen_back) == ids_of(adapted) != ids_of(without)
-
-
 @pytest.mark.feature("input embeddings")
 def test_input_embeddings_are_refused_by_sglang_itself(client: Client) -> None:
     """The plugin sees such requests under stock flags only where SGLang takes them: without a radix cache."""

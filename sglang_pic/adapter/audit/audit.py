@@ -133,7 +133,8 @@ class Audit(Auditor):
             self._skip(AuditSkip.QUEUE_FULL)
         elif self.serves(state):
             tokens = np.array(req.origin_input_ids, dtype=np.int64)
-            self._queue.add(Drawn(state.namespace, state.generation, _window_of(state), tokens, logits.clone()))
+            window = _window_of(state)
+            self._queue.add(Drawn(state.namespace, state.generation, window, tokens, logits.clone(), req.lora_id))
         else:
             self._skip(AuditSkip.SUSPENDED)
 

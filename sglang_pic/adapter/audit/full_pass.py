@@ -33,10 +33,14 @@ class FullPass:
         runner: SGLang's model runner.
         tokens: `[prompt_len]` int64, on the CPU.
         slots: as `take_slots` gave them; the caller gives them back.
+        lora_id: the prompt's LoRA adapter, which must be on the device at every step.
     """
 
-    def __init__(self, runner: ModelRunner, tokens: np.ndarray, slots: torch.Tensor) -> None:
+    def __init__(
+        self, runner: ModelRunner, tokens: np.ndarray, slots: torch.Tensor, *, lora_id: str | None = None
+    ) -> None:
         self._runner = runner
+        self._lora_id = lora_id
         self._tokens = tokens
         self._done = 0
         self.slots = slots
@@ -55,6 +59,7 @@ class FullPass:
                 input_ids=torch.from_numpy(self._tokens[start:end]).to(self._runner.device),
                 slots=self.slots[start:end].to(torch.int64),
                 prefix_len=start,
+                lora_id=self._lora_id,
             )
             self.logits = trial_forward(self._runner, batch).logits_output.next_token_logits[0]
         finally:

@@ -15,6 +15,7 @@ from sglang_pic.core import Reason
 class AuditSkip(Reason):
     """Why a request that was drawn for an audit was not audited."""
 
+    ADAPTER = "adapter", "Its LoRA adapter was not on the device any more, or adapters load beside forward passes."
     FLUSHED = "flushed", "The cache was flushed or the weights changed before the full computation was done."
     FULL_NOT_FINITE = "full_not_finite", "The full computation gave NaN or infinite logits: nothing to compare with."
     MEMORY = "memory", "The KV pool had no room for the prompt beside the rows in use."

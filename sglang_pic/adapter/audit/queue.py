@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sglang.srt.runtime_context import get_lora
 
 from sglang_pic.adapter.audit.full_pass import FullPass, take_slots
 from sglang_pic.adapter.audit.ledger import Window
@@ -42,6 +43,8 @@ class Drawn:
     """The prompt, `[prompt_len]` int64."""
     logits: torch.Tensor
     """`[vocab_size]`, on the model's device: of the pass that computed the last prompt token."""
+    lora_id: str | None = None
+    """Its LoRA adapter."""
     full: FullPass | None = None
     """The full computation, once it has begun."""
     num_restarts: int = 0
@@ -148,6 +151,8 @@ class FullQueue:
         """Why a request cannot be computed, or `None` once its computation has begun."""
         if not self._is_present(drawn):
             return AuditSkip.SUSPENDED
+        if drawn.lora_id is not None and not _has_adapter(self._runner.lora_manager, drawn.lora_id):
+            return AuditSkip.ADAPTER
         if drawn.full is not None:
             return None
         if drawn.num_restarts >= _MAX_RESTARTS:
@@ -155,8 +160,14 @@ class FullQueue:
         slots = take_slots(tree, len(drawn.tokens))
         if slots is None:
             return AuditSkip.MEMORY
-        drawn.full = FullPass(self._runner, drawn.tokens, slots)
+        drawn.full = FullPass(self._runner, drawn.tokens, slots, lora_id=drawn.lora_id)
         return None
+
+
+def _has_adapter(manager: Any, lora_id: str) -> bool:
+    """Whether an adapter is on the device; one that SGLang put out for others' requests is not fetched back."""
+    # NOTE: what loads beside the forward pass is there at another round on each rank.
+    return not get_lora().enable_lora_overlap_loading and lora_id in manager.memory_pool.uid_to_buffer_id
 
 
 def _compare(full: torch.Tensor, spliced: torch.Tensor) -> torch.Tensor:

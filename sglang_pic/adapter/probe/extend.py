@@ -46,6 +46,7 @@ def trial_batch(
     input_ids: torch.Tensor | None = None,
     slots: torch.Tensor | None = None,
     prefix_len: int = 0,
+    lora_id: str | None = None,
 ) -> ForwardBatch:
     """A batch of sequences of `lens` new tokens, each behind `prefix_len` tokens that are there already.
 
@@ -57,6 +58,7 @@ def trial_batch(
         slots: `[sum(lens)]` int64, where the rows are written; the padding slot by default. Attention reads the slots
             that `PADDING_ROW` names, so a caller that passes slots must have written them there.
         prefix_len: tokens whose rows are in the slots that `PADDING_ROW` begins with.
+        lora_id: an adapter that is on the device; the model's own weights alone by default.
 
     Returns:
         The batch, for one `trial_forward` before another batch is made.
@@ -91,17 +93,17 @@ def trial_batch(
         spec_algorithm=runner.spec_algorithm,
         capture_hidden_mode=info.CaptureHiddenMode.NULL,
     )
-    _prepare(runner, batch)
+    _prepare(runner, batch, lora_id)
     return batch
 
 
-def _prepare(runner: ModelRunner, batch: Any) -> None:
+def _prepare(runner: ModelRunner, batch: Any, lora_id: str | None) -> None:
     """What SGLang does to a batch between making it and running it."""
     from sglang.srt.model_executor import forward_batch_info as info
 
-    # Adapters are applied by what was prepared last: this batch has none, the one before may have some.
+    # Adapters are applied by what was prepared last, which may be for the batch before.
     if runner.lora_manager is not None:
-        batch.lora_ids = [None] * batch.batch_size
+        batch.lora_ids = [lora_id] * batch.batch_size
         runner.lora_manager.prepare_lora_batch(batch)
     if runner.model_config.model_is_mrope:
         batch.mrope_positions = batch.positions.unsqueeze(0).expand(3, -1)

@@ -105,6 +105,13 @@ class PicRadixCache(UnifiedRadixCache):
             pass
         self._publication.flush()
 
+    def unload_adapter(self, lora_id: str) -> None:
+        """Give back the pins of a LoRA adapter that was unloaded: no request can drop them any more."""
+        try:
+            self.pins.unload(lora_id, self)
+        except Exception as error:
+            self.recover((), Fallback.FAULT_PINS, error)
+
     def match_prefix(self, params: base.MatchPrefixParams) -> base.MatchResult:
         """Match as SGLang does, but nothing for a request whose namespace was switched off after it was received."""
         result: base.MatchResult = super().match_prefix(params)

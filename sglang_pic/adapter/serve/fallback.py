@@ -10,7 +10,6 @@ from sglang_pic.core import DropReason, Reason
 class Fallback(Reason):
     """The reasons that only a server can tell; the planner's own are `DropReason`."""
 
-    ADAPTER = "adapter", "The request uses a LoRA adapter, which shapes the KV."
     AUDIT = "audit", "Audits have switched splicing off in the request's namespace."
     BATCH = "batch", "Another request of the batch brings input embeddings or wants hidden states."
     EMBEDDINGS = "embeddings", "The request brings embeddings or media, so its tokens do not determine its KV."

@@ -36,6 +36,7 @@ class PinEnd(Reason):
     MEMORY = "memory", "A request needed its slots."
     REFUSED = "refused", "Never held: the prompt is longer than all pins may be, or its rows cannot be spliced."
     REPLACED = "replaced", "Another prompt was pinned under its name."
+    UNLOADED = "unloaded", "Its LoRA adapter was unloaded."
     WEIGHTS = "weights", "The weights changed."
 
 
@@ -125,6 +126,12 @@ class Pins:
         self._end(oldest, tree, reason)
         self._show()
         return True
+
+    def unload(self, lora_id: str, tree: Tree) -> None:
+        """Give back the pins of a LoRA adapter; SGLang ends the extra keys of its requests with the id."""
+        for key in [key for key in self._pins if (key[0].extra_key or "").endswith(lora_id)]:
+            self._end(key, tree, PinEnd.UNLOADED)
+        self._show()
 
     def abandon(self, tree: Tree) -> None:
         """Give back every pin, whatever state an exception left them in; the index was flushed before."""

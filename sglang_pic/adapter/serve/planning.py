@@ -64,7 +64,6 @@ class Planning:
             (self._faults.is_off or state.restarts != self._faults.num_restarts, Fallback.FAULTS),
             (not self._auditor.serves(state), Fallback.AUDIT),
             (has_embeddings or req.multimodal_inputs, Fallback.EMBEDDINGS),
-            (req.lora_id is not None, Fallback.ADAPTER),
             (leaves_nothing, Fallback.INPUT_LOGPROBS),
             (req.return_hidden_states, Fallback.HIDDEN_STATES),
             (is_scored, Fallback.SCORING),

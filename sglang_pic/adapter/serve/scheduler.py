@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sglang_pic.adapter.hooks import hook
-from sglang_pic.adapter.namespace import OFF_LANE, Namespace, tree_key
+from sglang_pic.adapter.namespace import OFF_LANE, Namespace, adapter_key, tree_key
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.admission import PicPrefillAdder
 from sglang_pic.adapter.serve.auditor import Auditor
@@ -43,11 +43,16 @@ def install(tree: PicRadixCache, policy: ReusePolicy, mode: Mode = Mode.AUTO) ->
     def after_weights(*_: object, **__: object) -> None:
         tree.change_weights()
 
+    def after_unload(result: Any, _scheduler: object, recv_req: Any) -> None:
+        if result.success:
+            tree.unload_adapter(recv_req.lora_id)
+
     streamer = "managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
     hook("after", "managers.schedule_batch.Req.__init__", on_request)
     hook("after", "managers.scheduler.Scheduler.get_prefill_adder_class", _adder_class)
     hook("after", f"{streamer}.get_cached_tokens_details", _details)
     hook("after", "managers.scheduler.Scheduler.record_weight_version_change", after_weights)
+    hook("after", "managers.scheduler.Scheduler.unload_lora_adapter", after_unload)
     updater = "managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
     hook("after", f"{updater}.end_weight_update", after_weights)
 
@@ -66,19 +71,20 @@ def receive(req: Req, auditor: Auditor, policy: ReusePolicy, *, mode: Mode = Mod
         options = RequestOptions(mode=Mode.OFF)
     if options.mode is None:
         options = msgspec.structs.replace(options, mode=mode)
-    state = req.pic = RequestState(options, namespace=Namespace(req.extra_key, req.cache_salt), restarts=restarts)
+    namespace = Namespace(adapter_key(req.extra_key, req.lora_id), req.cache_salt)
+    state = req.pic = RequestState(options, namespace=namespace, restarts=restarts)
     if options.mode is Mode.AUTO:
         state.generation = auditor.generation(state.namespace)
         state.is_diverted = not auditor.is_on(state.namespace)
     state.lane = OFF_LANE if is_apart(req) else options.lane(policy)
-    req.extra_key = tree_key(req.extra_key, lane=state.lane, generation=state.generation, restarts=restarts)
+    req.extra_key = tree_key(namespace.extra_key, lane=state.lane, generation=state.generation, restarts=restarts)
 
 
 def serve_apart(req: Req) -> None:
     """Have a request whose reception failed served as if it had opted out."""
-    namespace = Namespace(req.extra_key, req.cache_salt)
+    namespace = Namespace(adapter_key(req.extra_key, req.lora_id), req.cache_salt)
     req.pic = RequestState(RequestOptions(mode=Mode.OFF), namespace=namespace, lane=OFF_LANE)
-    req.extra_key = tree_key(req.extra_key, lane=OFF_LANE)
+    req.extra_key = tree_key(namespace.extra_key, lane=OFF_LANE)
 
 
 def _adder_class(_: type, _scheduler: object) -> type[PicPrefillAdder]:

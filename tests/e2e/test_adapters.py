@@ -1,0 +1,128 @@
+"""LoRA adapters: a prompt is spliced from rows of its own adapter, answers as if it were computed in full, and takes
+nothing from another adapter or the model without one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.servers import on_servers
+from tests.e2e.serving import Answer, Client, divergence, random_tokens, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("LoRA adapters"), on_servers("gqa_page16.lora")]
+
+_LEN = 300
+_OFF = {"mode": "off"}
+# All but the sink, the last token and a partial page.
+_AT_LEAST = _LEN - 32 - 16 - 1
+
+
+def write_adapter(folder: Path, seed: int) -> Path:
+    """An adapter of random weights that changes queries, keys and values of tiny-gqa, and its answers."""
+    import torch
+    from safetensors.torch import save_file
+
+    draw = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer in range(4):
+        for part, size in (("q_proj", 256), ("k_proj", 128), ("v_proj", 128)):
+            name = f"base_model.model.model.layers.{layer}.self_attn.{part}"
+            weights[f"{name}.lora_A.weight"] = torch.randn(8, 256, generator=draw) / 16
+            weights[f"{name}.lora_B.weight"] = torch.randn(size, 8, generator=draw)
+    folder.mkdir()
+    save_file(weights, folder / "adapter_model.safetensors")
+    targets = ["q_proj", "k_proj", "v_proj"]
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": targets, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "task_type": "CAUSAL_LM"}))
+    return folder
+
+
+@pytest.fixture
+def adapters(client: Client, tmp_path: Path) -> Iterator[list[str | None]]:
+    """The names of two adapters that are loaded, and `None`: the model without one."""
+    names = ["one", "two"]
+    for seed, name in enumerate(names):
+        client.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(write_adapter(tmp_path / name, seed))})
+    yield [*names, None]
+    for name in names:
+        client.post("/unload_lora_adapter", {"lora_name": name})
+
+
+def assert_alike(full: Answer, spliced: Answer) -> None:
+    """The same tokens, and in float32 the same distribution of the first one."""
+    assert spliced.ids == full.ids
+    assert divergence(full.first_token, spliced.first_token) <= 1e-5
+
+
+def test_an_adapters_rows_serve_it_and_nobody_else(client: Client, adapters: list[str | None]) -> None:
+    """At shift 0, where a splice adds no error; each adapter answers in its own way."""
+    prompt = random_tokens(1, _LEN)
+    answers = []
+    for name in adapters:
+        full = client.generate(prompt, lora_path=name)
+        assert full.cached_tokens == 0, "rows of another adapter, or of none, are not its rows"
+        spliced = client.generate(prompt, lora_path=name)
+        assert spliced.chunk_hit_tokens >= _AT_LEAST
+        assert_alike(full, spliced)
+        answers.append(full)
+    assert len({tuple(answer.ids) for answer in answers}) == 3
+
+
+def test_adapters_side_by_side_answer_as_each_alone(client: Client, adapters: list[str | None]) -> None:
+    """One batch of gaps: runs of every adapter beside prompts that have none, and text that has moved."""
+    order = [adapters[i % 3] for i in range(7)]
+    known = [random_tokens(10 + i, _LEN) for i in range(7)]
+    alone = [client.generate(prompt, pic=_OFF, lora_path=name) for prompt, name in zip(known, order, strict=True)]
+    for prompt, name in zip(known[:5], order, strict=False):
+        client.generate(prompt, lora_path=name, max_new_tokens=1)
+    moved = [[*random_tokens(20 + i, 40), *known[i][40:]] for i in range(3)]
+    together = batch(client, [*known, *moved], [*order, *order[:3]])
+    for answer, full in zip(together, alone, strict=False):
+        assert_alike(full, answer)
+    assert [answer.chunk_hit_tokens >= _AT_LEAST for answer in together[:7]] == [True] * 5 + [False] * 2
+    assert all(answer.chunk_hit_tokens >= _AT_LEAST - 40 for answer in together[7:])
+
+
+def batch(client: Client, prompts: list[list[int]], names: list[str | None]) -> list[Answer]:
+    """The prompts in one request, each with its adapter."""
+    sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+    body = {"input_ids": prompts, "lora_path": names, "sampling_params": sampling}
+    results = client.post("/generate", {**body, "return_logprob": True, "top_logprobs_num": 20})
+    return [Client.answer(result) for result in results]
+
+
+def test_audits_compute_with_the_requests_adapter(client: Client, adapters: list[str | None]) -> None:
+    """Every spliced request of this server is audited."""
+
+    def settled() -> dict[str, Any]:
+        wait_until(lambda: client.internal_state()["audit"]["num_pending"] == 0)
+        audit: dict[str, Any] = client.internal_state()["audit"]
+        return audit
+
+    before = settled()
+    for seed, name in enumerate(adapters):
+        prompt = random_tokens(30 + seed, _LEN)
+        for _ in range(2):
+            client.generate(prompt, lora_path=name, max_new_tokens=1)
+    after = settled()
+    assert after["num_audited"] - before["num_audited"] == after["num_agreed"] - before["num_agreed"] == 3
+    assert after["num_skipped"] == before["num_skipped"]
+
+
+def test_pins_end_with_their_adapter(client: Client, tmp_path: Path) -> None:
+    """No request could drop them: an adapter that is loaded under the same name is another one."""
+    name, folder = "passing", str(write_adapter(tmp_path / "passing", 7))
+    prompt = random_tokens(40, _LEN)
+    client.post("/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+    client.generate(prompt, pic={"pin": "theirs"}, lora_path=name)
+    client.generate(random_tokens(41, _LEN), pic={"pin": "ours"})
+    assert [pin["name"] for pin in client.internal_state()["pins"]["held"]] == ["theirs", "ours"]
+    client.post("/unload_lora_adapter", {"lora_name": name})
+    assert [pin["name"] for pin in client.internal_state()["pins"]["held"]] == ["ours"]
+    client.post("/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+    assert client.generate(prompt, lora_path=name).cached_tokens == 0
+    client.post("/unload_lora_adapter", {"lora_name": name})
