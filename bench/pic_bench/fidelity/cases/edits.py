@@ -88,12 +88,12 @@ def edit_job(
     rng = random.Random(f"edits-{seed}-{template.name}-{number}")
     counts = range(1, 1 + len(template.fields))
     (num_fields,) = rng.choices(counts, counts)
-    old, new = _values(template, num_fields, rng)
-    write = _Writer(template, text, distance, rng)
+    old, new = draw_values(template, num_fields, rng)
+    write = Writer(template, text, distance, rng)
     prompts = [write.prompt(values) for values in (old, new)]
     asked = template.fields[0].line
     first, second = (text.ids(asked.replace("{value}", values[0][1])) for values in (old, new))
-    prompts, answers = _extended(prompts, [values[0][0].answer for values in (old, new)], template, text)
+    prompts, answers = extended(prompts, [values[0][0].answer for values in (old, new)], template, text)
     equal = common_len(first, second)
     equal += common_len(first[equal:][::-1], second[equal:][::-1])
     edit = Edit(
@@ -113,7 +113,7 @@ Values = list[tuple[Choice, str]]
 """Every field's choice, and the form of its value."""
 
 
-def _values(template: Template, num_fields: int, rng: random.Random) -> tuple[Values, Values]:
+def draw_values(template: Template, num_fields: int, rng: random.Random) -> tuple[Values, Values]:
     """All fields' values in the old and in the new prompt; the first `num_fields` differ."""
     old: Values = []
     new: Values = []
@@ -132,27 +132,39 @@ def _values(template: Template, num_fields: int, rng: random.Random) -> tuple[Va
     return old, new
 
 
-class _Writer:
+class Writer:
     """Writes the prompts of a case: everything but the fields' values is the same in all of them."""
 
-    def __init__(self, template: Template, text: ModelText, distance: int, rng: random.Random) -> None:
+    def __init__(
+        self,
+        template: Template,
+        text: ModelText,
+        distance: int,
+        rng: random.Random,
+        before_question: Sequence[int] = BEFORE_QUESTION,
+    ) -> None:
         self._template, self._text = template, text
         self._lines = self._shuffled(fillers()[template.filler])
         self._rng = rng
         self._rules = "\n".join(filter(None, (template.rules_title, *self._rule_lines())))
         self._behind_fields = self._filler(distance)
-        self._before_question = self._filler(rng.choice(BEFORE_QUESTION))
+        self._before_question = self._filler(rng.choice(before_question))
         # With any values: they are short beside the rest.
         short = self.prompt([(field.choices[0], field.choices[0].name) for field in template.fields])
         if not template.family.is_gated and len(short) < UNAFFECTED_TOKENS:
             self._before_question += "\n" + self._filler(UNAFFECTED_TOKENS - len(short))
 
-    def prompt(self, values: Values) -> Ids:
-        """The prompt with these values."""
+    def prompt(self, values: Values, *, head: str | None = None, planted: str = "") -> Ids:
+        """The prompt with these values.
+
+        Args:
+            head: in the place of the template's.
+            planted: a text behind the fields that the template does not have.
+        """
         template = self._template
         pairs = zip(template.fields, values, strict=True)
         fields = "\n".join([field.line.replace("{value}", value) for field, (_, value) in pairs]) + template.after
-        top = [template.head, fields, self._behind_fields]
+        top = [template.head if head is None else head, fields, planted, self._behind_fields]
         rules = [self._rules, self._before_question]
         match template.layout:
             case Layout.PLAIN:
@@ -193,7 +205,7 @@ def _joined(*parts: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _extended(
+def extended(
     prompts: list[Ids], answers: Sequence[str], template: Template, text: ModelText
 ) -> tuple[list[Ids], Tokens | None]:
     """The prompts with what both answers begin with behind them, and the tokens that come next.

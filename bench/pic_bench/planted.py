@@ -1,0 +1,261 @@
+"""How far an attacker in the same namespace can turn a victim's answer by rows that he had computed.
+
+HijackKV (arXiv:2607.19957) describes the attack: a text that others use is sent behind words of the attacker's own, and
+its rows, which have read those words, serve the prompts of others. Here every prompt of a victim is served in full, and
+then under several settings with the attacker's rows as its only donors. How far an answer moved is told in log-odds of
+the two answers: 0 is the full prefill, 1 the answer that the attacker's whole prompt has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from tqdm import tqdm
+
+from pic_bench.compare.command import with_servers
+from pic_bench.environment import Environment, capture_environment
+from pic_bench.fidelity.arms import FULL, STALE, Arm
+from pic_bench.fidelity.cases.planted import Attack, Planted, planted
+from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.fidelity.metrics import divergence, log_softmax
+from pic_bench.fidelity.record import MIN_GAP, Donors
+from pic_bench.fidelity.target import NOBODY, Recorded, Target, serve_target
+from pic_bench.out_folder import write_json
+from pic_bench.report.markdown import Table, markdown_table
+from pic_bench.report.stats import Estimate, bootstrap
+
+MOST_TRIED = 8
+"""So many prompts are tried for each that counts, before an attack is given up."""
+_OWN, _OFF = "own namespace", "mode: off"
+ARMS = (
+    Arm(name="default", donors=Donors.EDITED),
+    Arm(name="edit: in_place", donors=Donors.EDITED, overrides={"edit": "in_place"}),
+    Arm(
+        name="most reuse",
+        donors=Donors.EDITED,
+        overrides={"edit": "in_place", "seam_tokens": 1, "min_spliced_tokens": 8, "tail_tokens": 0},
+    ),
+    Arm(name="edit: recompile", donors=Donors.EDITED, overrides={"edit": "recompile"}),
+    Arm(name="tail_tokens: 4096", donors=Donors.EDITED, overrides={"tail_tokens": 4096}),
+    Arm(name=_OWN, donors=Donors.EDITED),
+    Arm(name=_OFF, donors=Donors.EDITED, options={"mode": "off"}),
+)
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One prompt under one setting."""
+
+    spliced_tokens: int
+    kl: float
+    """KL(full prefill || this) in nats over the whole vocabulary, of the next token."""
+    is_same_token: bool
+    """Whether the likeliest token is the full prefill's."""
+    log_odds: float
+    """Of the victim's own answer against the attacker's, in nats."""
+
+
+class Victim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One victim's prompt that counts: the attacker's words move the answer where they are read."""
+
+    attack: str
+    name: str
+    template: str
+    prompt_tokens: int
+    full: Answer
+    attacker: Answer
+    """The attacker's own prompt, computed in full."""
+    arms: dict[str, Answer]
+
+    def moved(self, arm: str) -> float:
+        """How far the answer went from the full prefill's to the one that the attacker's prompt has."""
+        gap = self.full.log_odds - self.attacker.log_odds
+        return (self.full.log_odds - self.arms[arm].log_odds) / gap
+
+
+class Moved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One setting under one attack, over victims; the interval draws templates."""
+
+    attack: str
+    arm: str
+    victims: int
+    templates: int
+    spliced_share: float
+    kl_mean: float
+    kl_max: float
+    flipped_tokens: int
+    """Prompts whose likeliest token is not the full prefill's."""
+    turned: int
+    """Prompts that prefer the attacker's answer, of those whose full prefill prefers the victim's."""
+    could_turn: int
+    """Of those, the ones whose answer turns where the attacker's prompt is computed in full: what he may hope for."""
+    preferring_own: int
+    moved: Estimate
+    moved_p90: float
+
+
+class PlantedRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The result file."""
+
+    schema_version: int = 1
+    environment: Environment
+    model: str
+    dtype: str
+    seed: int
+    tried: dict[str, int]
+    """Prompts of each attack; those whose two full prefills differ by less than `MIN_GAP` nats do not count."""
+    settings: list[Moved]
+    victims: list[Victim]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print a table; 1 where a server failed, 130 interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m pic_bench.planted", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--model", required=True, metavar="DIR", help="model folder, as for `sglang serve`")
+    add(
+        "--attack", action="append", choices=[one.value for one in Attack], help="one attack; may repeat (default: all)"
+    )
+    add("--victims", type=int, default=32, help="prompts that count, of each attack (default: 32)")
+    add("--dtype", default="float32", help="as for `sglang serve` (default: float32)")
+    add("--seed", type=int, default=0, help="of the prompts (default: 0)")
+    add("--out", type=Path, metavar="FILE", help="write the result as JSON there")
+    args = parser.parse_args(argv)
+    if args.victims < 1:
+        parser.error(f"--victims {args.victims}: must be 1 or more.")
+    return with_servers("planted", lambda logs: _run(args, logs))
+
+
+def _run(args: argparse.Namespace, logs: Path) -> int:
+    text = ModelText(Path(args.model))
+    victims: list[Victim] = []
+    tried: dict[str, int] = {}
+    with serve_target(
+        args.model,
+        dtype=args.dtype,
+        pool_tokens=24_000,
+        server_args=(),
+        log_path=logs / "server.log",
+        start_timeout_s=900,
+    ) as target:
+        for name in args.attack or [one.value for one in Attack]:
+            tried[name] = 0
+            found = _victims(Attack(name), target, text, args, tried)
+            victims += tqdm(found, desc=name, total=args.victims, file=sys.stderr, mininterval=30.0)
+    result = PlantedRows(
+        environment=capture_environment(),
+        model=Path(args.model).name,
+        dtype=args.dtype,
+        seed=args.seed,
+        tried=tried,
+        settings=summarize(victims),
+        victims=victims,
+    )
+    if args.out is not None:
+        write_json(args.out, result)
+    print(markdown_table(_table(result.settings)))
+    return 0
+
+
+def _victims(
+    attack: Attack, target: Target, text: ModelText, args: argparse.Namespace, tried: dict[str, int]
+) -> Iterator[Victim]:
+    counted = 0
+    while counted < args.victims and tried[attack.value] < MOST_TRIED * args.victims:
+        victim = measure_victim(attack, planted(attack, tried[attack.value], text, args.seed), target)
+        tried[attack.value] += 1
+        target.flush()
+        if victim is not None:
+            counted += 1
+            yield victim
+
+
+def measure_victim(attack: Attack, prompts: Planted, target: Target) -> Victim | None:
+    """Serve a victim's prompt under every setting; None where the attacker's words would change nothing."""
+    name, theirs = prompts.name, f"{prompts.name}/attacker"
+
+    def record(ids: Sequence[int], arm: Arm, key: str, donors_from: str | None) -> Recorded:
+        return target.record(ids, [], arm, key=key, donors_from=donors_from, keys=False)
+
+    reference = record(prompts.victim, FULL, f"{name}/full", None)
+
+    def answer(recorded: Recorded) -> Answer:
+        full, this = log_softmax(reference.logits), log_softmax(recorded.logits)
+        logits = recorded.logits[0].astype(float)
+        return Answer(
+            spliced_tokens=recorded.chunk_hit_tokens,
+            kl=float(divergence(full, this, np.exp(full))[0]),
+            is_same_token=int(logits.argmax()) == int(reference.logits[0].argmax()),
+            log_odds=float(logits[prompts.answers.new] - logits[prompts.answers.old]),
+        )
+
+    full, attacker = answer(reference), answer(record(prompts.attacker, STALE, theirs, NOBODY))
+    if full.log_odds - attacker.log_odds < MIN_GAP:
+        return None
+    # A namespace of the victim's own has no rows of the attacker's; with mode: off he stays in the attacker's.
+    spaces = {_OWN: (f"{name}/own", None), _OFF: (theirs, None)}
+    arms = {
+        arm.name: answer(record(prompts.victim, arm, *spaces.get(arm.name, (f"{name}/{arm.label}", theirs))))
+        for arm in ARMS
+    }
+    return Victim(
+        attack=attack.value,
+        name=name,
+        template=prompts.template,
+        prompt_tokens=len(prompts.victim),
+        full=full,
+        attacker=attacker,
+        arms=arms,
+    )
+
+
+def summarize(victims: Sequence[Victim]) -> list[Moved]:
+    """Every setting under every attack."""
+    by_attack = defaultdict[str, list[Victim]](list)
+    for victim in victims:
+        by_attack[victim.attack].append(victim)
+    return [_moved(attack, arm, some) for attack, some in by_attack.items() for arm in some[0].arms]
+
+
+def _moved(attack: str, arm: str, victims: Sequence[Victim]) -> Moved:
+    answers = [victim.arms[arm] for victim in victims]
+    moved = [victim.moved(arm) for victim in victims]
+    own = [victim for victim in victims if victim.full.log_odds > 0]
+    return Moved(
+        attack=attack,
+        arm=arm,
+        victims=len(victims),
+        templates=len({victim.template for victim in victims}),
+        spliced_share=sum(a.spliced_tokens for a in answers) / sum(victim.prompt_tokens for victim in victims),
+        kl_mean=float(np.mean([a.kl for a in answers])),
+        kl_max=max(a.kl for a in answers),
+        flipped_tokens=sum(not a.is_same_token for a in answers),
+        turned=sum(victim.arms[arm].log_odds < 0 for victim in own),
+        could_turn=sum(victim.attacker.log_odds < 0 for victim in own),
+        preferring_own=len(own),
+        moved=bootstrap(moved, [victim.template for victim in victims]),
+        moved_p90=float(np.percentile(moved, 90)),
+    )
+
+
+def _table(settings: Sequence[Moved]) -> Table:
+    header = ["attack", "setting", "spliced", "moved, mean (95 %)", "90th percentile", "KL mean / max"]
+    rows = [
+        [
+            *(one.attack, one.arm, f"{100 * one.spliced_share:.1f} %"),
+            f"{one.moved.value:.3f} ({one.moved.low:.3f} to {one.moved.high:.3f})",
+            *(f"{one.moved_p90:.3f}", f"{one.kl_mean:.1e} / {one.kl_max:.1e}"),
+            *(f"{one.flipped_tokens} of {one.victims}", f"{one.turned} of {one.preferring_own} ({one.could_turn})"),
+        ]
+        for one in settings
+    ]
+    return Table([*header, "other first token", "prefers the attacker's answer (his own prompt)"], rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
