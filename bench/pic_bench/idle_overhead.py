@@ -5,7 +5,8 @@ the order stock, pic, pic, stock, and so on (ABBA), so that drift of the machine
 or with `--sessions N` as many as N clients send one after the other; both turns of a pair have the same prompts.
 
 Of two servers side by side the one that started second is slower, be it stock or patched. So the servers are started in
-both orders, `--repeats` times, and both orders count alike.
+both orders, `--repeats` times, and both orders count alike. Beside the times on the clock stands the processor time of
+all processes of a server, which what else the machine does changes least.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Turn(NamedTuple):
 
     ttft_s: list[float]
     elapsed_s: float
+    cpu_s: float
 
     @property
     def ttft_p50_s(self) -> float:
@@ -75,18 +77,24 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         pairs = zip(self.stock, self.pic, strict=True)
         return [patched.requests_per_s / plain.requests_per_s for plain, patched in pairs]
 
+    @property
+    def cpu_ratios(self) -> list[float]:
+        """pic / stock of the processor time, by pair."""
+        return [patched.cpu_s / plain.cpu_s for plain, patched in zip(self.stock, self.pic, strict=True)]
+
 
 class Ratios(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """pic / stock: the mean over starts of the median over pairs, with its 95 % interval (`bootstrap_medians`)."""
 
     ttft: Estimate
     rate: Estimate
+    cpu: Estimate
 
 
 class IdleOverhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The result: over both orders of start, and for each order."""
 
-    schema_version: int = 4
+    schema_version: int = 5
     environment: Environment
     model: str
     seed: int
@@ -147,14 +155,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def measure(urls: Sequence[str], args: argparse.Namespace, *, pairs: int, seed: int) -> list[list[Turn]]:
+def measure(servers: Sequence[Server], args: argparse.Namespace, *, pairs: int, seed: int) -> list[list[Turn]]:
     """The turns of `pairs` pairs on each of both servers, in ABBA order.
 
     Raises:
         BenchError: a server refused a request or broke off.
     """
     source = random.Random(seed)
-    turns: list[list[Turn]] = [[] for _ in urls]
+    turns: list[list[Turn]] = [[] for _ in servers]
     with ThreadPoolExecutor(args.sessions) as clients:
         for number in range(pairs):
             prompts = [
@@ -164,16 +172,17 @@ def measure(urls: Sequence[str], args: argparse.Namespace, *, pairs: int, seed: 
                 ]
                 for _ in range(args.sessions)
             ]
-            order = list(zip(urls, turns, strict=True))
-            for url, into in order if number % 2 == 0 else reversed(order):
-                into.append(_take_turn(url, prompts, clients))
+            order = list(zip(servers, turns, strict=True))
+            for server, into in order if number % 2 == 0 else reversed(order):
+                into.append(_take_turn(server, prompts, clients))
     return turns
 
 
-def _take_turn(url: str, prompts: list[list[list[int]]], clients: ThreadPoolExecutor) -> Turn:
-    started = time.perf_counter()
-    times = list(clients.map(lambda session: [_ttft(url, prompt) for prompt in session], prompts))
-    return Turn(list(itertools.chain.from_iterable(times)), time.perf_counter() - started)
+def _take_turn(server: Server, prompts: list[list[list[int]]], clients: ThreadPoolExecutor) -> Turn:
+    cpu_before, started = server.cpu_s(), time.perf_counter()
+    times = list(clients.map(lambda session: [_ttft(server.base_url, prompt) for prompt in session], prompts))
+    elapsed = time.perf_counter() - started
+    return Turn(list(itertools.chain.from_iterable(times)), elapsed, server.cpu_s() - cpu_before)
 
 
 def _measure_with_servers(args: argparse.Namespace, logs: Path) -> IdleOverhead:
@@ -200,11 +209,11 @@ def _measure_start(args: argparse.Namespace, order: Sequence[Arm], number: int, 
             servers[arm.name] = stack.enter_context(server)
         for server in servers.values():
             stack.enter_context(server.watch())
-        urls = [servers[name].base_url for name in ("stock", "pic")]
+        arms = [servers[name] for name in ("stock", "pic")]
         print(f"warming up with {args.warmup_pairs} pairs, then measuring {args.pairs}", file=sys.stderr)
         # No two measurements of one result have the same prompts.
-        measure(urls, args, pairs=args.warmup_pairs, seed=args.seed + 2 * number + 1)
-        stock, pic = measure(urls, args, pairs=args.pairs, seed=args.seed + 2 * number)
+        measure(arms, args, pairs=args.warmup_pairs, seed=args.seed + 2 * number + 1)
+        stock, pic = measure(arms, args, pairs=args.pairs, seed=args.seed + 2 * number)
     return Start(first=order[0].name, stock=stock, pic=pic)
 
 
@@ -218,7 +227,11 @@ def summarize(args: argparse.Namespace, starts: list[Start], server_args: dict[s
         def estimate(of: Callable[[Start], list[float]]) -> Estimate:
             return bootstrap_medians([[of(start) for start in order] for order in orders], seed=args.seed)
 
-        return Ratios(ttft=estimate(lambda start: start.ttft_ratios), rate=estimate(lambda start: start.rate_ratios))
+        return Ratios(
+            ttft=estimate(lambda start: start.ttft_ratios),
+            rate=estimate(lambda start: start.rate_ratios),
+            cpu=estimate(lambda start: start.cpu_ratios),
+        )
 
     return IdleOverhead(
         environment=capture_environment(),
@@ -264,7 +277,10 @@ def _lines(result: IdleOverhead) -> str:
         return f"{of.value:.4f} (95 % {of.low:.4f} to {of.high:.4f})"
 
     def both(ratios: Ratios) -> str:
-        return f"TTFT {interval(ratios.ttft)}, requests per second {interval(ratios.rate)}"
+        return (
+            f"TTFT {interval(ratios.ttft)}, requests per second {interval(ratios.rate)}, "
+            f"processor time {interval(ratios.cpu)}"
+        )
 
     verdict = "within" if result.within_target else "NOT within"
     stock_ms, pic_ms = 1e3 * result.stock_ttft_p50_s, 1e3 * result.pic_ttft_p50_s

@@ -11,7 +11,7 @@ from pic_bench.report.stats import bootstrap_medians
 
 from sglang_pic.errors import BenchError
 
-_STOCK = [Turn([1.0, 2.0, 3.0], 3.0), Turn([2.0, 2.0, 2.0], 3.0)]
+_STOCK = [Turn([1.0, 2.0, 3.0], 3.0, 4.0), Turn([2.0, 2.0, 2.0], 3.0, 4.0)]
 
 
 def _summary(pic: list[Turn], pic_first: list[Turn] | None = None) -> IdleOverhead:
@@ -31,15 +31,16 @@ def test_equal_turns_are_within_the_target() -> None:
     ids=["a slower first token", "fewer requests per second"],
 )
 def test_either_loss_misses_the_target(ttft: float, elapsed: float, ttft_ratio: float, rate_ratio: float) -> None:
-    result = _summary([Turn([1.0, ttft, 9.0], elapsed)] * 2)
+    result = _summary([Turn([1.0, ttft, 9.0], elapsed, 4.4)] * 2)
     assert result.ratios.ttft.value == pytest.approx(ttft_ratio)
     assert result.ratios.rate.value == pytest.approx(rate_ratio)
+    assert result.ratios.cpu.value == pytest.approx(1.1)
     assert not result.within_target
 
 
 def test_what_only_the_order_of_start_makes_cancels_out() -> None:
     """The server that starts second takes a twentieth longer, whichever it is."""
-    result = _summary([Turn([2.1], 3.15)] * 2, [Turn([2.0 / 1.05], 3.0 / 1.05)] * 2)
+    result = _summary([Turn([2.1], 3.15, 4.0)] * 2, [Turn([2.0 / 1.05], 3.0 / 1.05, 4.0)] * 2)
     assert result.by_first["stock"].ttft.value == pytest.approx(1.05)
     assert result.by_first["pic"].ttft.value == pytest.approx(1 / 1.05)
     assert result.ratios.ttft.value == pytest.approx(1.0)
