@@ -70,30 +70,12 @@ def test_every_experiment_runs_on_an_mla_model_and_goes_on_after_its_server_was_
     write_trace(trace_file)
     command = ["fidelity", "--model", str(model_dir("tiny-mla")), "--out", str(out), "--dtype", "float32", "--quick"]
     command += ["--experiment", "shift", "--experiment", "qa", "--experiment", "trace", "--data", str(trace_file)]
-    command += [
-        "--experiment",
-        "edits",
-        "--edits",
-        "2",
-        "--shift-prompts",
-        "1",
-        "--shifts",
-        "1,64",
-        "--questions",
-        "1",
-        "--greedy",
-        "1",
-        "--keys",
-        "1",
-    ]
+    command += ["--experiment", "edits", "--edits", "2", "--shift-prompts", "1", "--shifts", "1,64"]
+    command += ["--questions", "1", "--greedy", "1", "--keys", "1"]
     command += ["--policy", "default", "--policy", "seam-8=seam:8", "--max-total-tokens", "8000", "--quiet"]
     with killed_server(out / "probes.jsonl"):
         assert main(command) == 1
-    told = capsys.readouterr().err
-    assert "sglang-pic: error: the server was ended by signal 9" in told
-    assert f"what was measured stays in {out}; go on with --resume" in told
-    assert "Traceback" not in told.split("its last lines:")[0]
-    assert not any("sglang::" in " ".join(child.cmdline()) for child in psutil.Process().children(recursive=True))
+    assert_it_says_so(capsys.readouterr().err, out)
     measured = read_probes(out)
     assert main([*command, "--resume"]) == 0
     probes = read_probes(out)
@@ -145,6 +127,14 @@ def killed_server(records: Path) -> Iterator[None]:
     killer.start()
     yield
     assert len(killed) == 1
+
+
+def assert_it_says_so(told: str, out: Path) -> None:
+    """What ended, and what to do; and nothing of the server runs any more."""
+    assert "sglang-pic: error: the server was ended by signal 9" in told
+    assert f"what was measured stays in {out}; go on with --resume" in told
+    assert "Traceback" not in told.split("its last lines:", maxsplit=1)[0]
+    assert not any("sglang::" in " ".join(child.cmdline()) for child in psutil.Process().children(recursive=True))
 
 
 def write_trace(path: Path) -> None:
