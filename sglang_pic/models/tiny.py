@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -17,8 +18,11 @@ import numpy as np
 from sglang_pic.models import checkpoint, smollm2
 from sglang_pic.models.checkpoint import Config, Progress
 
+if TYPE_CHECKING:
+    import torch
+
 _VOCAB_SIZE = 49_152
-_HIDDEN, _NUM_LAYERS, _NUM_HEADS, _MLP_SIZE = 256, 4, 8, 512
+HIDDEN, _NUM_LAYERS, _NUM_HEADS, _MLP_SIZE = 256, 4, 8, 512
 _NUM_KV_HEADS, _HEAD_DIM = 4, 32
 """Of GQA."""
 _LATENT_RANK, _NOPE_DIM, _ROPE_DIM, _VALUE_DIM, _NUM_EXPERTS, _EXPERT_SIZE = 512, 32, 64, 32, 8, 128
@@ -38,7 +42,7 @@ _COMMON: Config = {
     "dtype": "bfloat16",
     "eos_token_id": smollm2.EOS_ID,
     "hidden_act": "silu",
-    "hidden_size": _HIDDEN,
+    "hidden_size": HIDDEN,
     "initializer_range": 0.02,
     "intermediate_size": _MLP_SIZE,
     "max_position_embeddings": smollm2.CONTEXT_LEN,
@@ -103,16 +107,23 @@ def fingerprint(recipe: Recipe) -> str:
 
 def write(recipe: Recipe, target: Path, progress: Progress) -> None:
     """Write configuration, weights and tokenizer into the empty folder `target`."""
+    progress("drawing the weights")
+    write_folder(target, recipe.config, draw_weights(recipe), progress)
+
+
+def draw_weights(recipe: Recipe) -> dict[str, torch.Tensor]:
+    """Every tensor of a recipe by its name, float32."""
     import torch
 
-    progress("drawing the weights")
+    draw = np.random.Generator(np.random.PCG64(recipe.seed))
+    return {name: torch.from_numpy(_draw(draw, shape, _scale(name, shape))) for name, shape in _shapes(recipe).items()}
+
+
+def write_folder(target: Path, config: Config, weights: dict[str, torch.Tensor], progress: Progress) -> None:
+    """Write a checkpoint with SmolLM2's tokenizer into the empty folder `target`."""
     generation = {"bos_token_id": smollm2.BOS_ID, "eos_token_id": smollm2.EOS_ID, "pad_token_id": smollm2.EOS_ID}
     (target / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-    draw = np.random.Generator(np.random.PCG64(recipe.seed))
-    weights = {
-        name: torch.from_numpy(_draw(draw, shape, _scale(name, shape))) for name, shape in _shapes(recipe).items()
-    }
-    checkpoint.write(target, recipe.config, weights)
+    checkpoint.write(target, config, weights)
     smollm2.write_tokenizer(target, progress)
 
 
@@ -136,43 +147,44 @@ def _scale(name: str, shape: tuple[int, ...]) -> float:
 
 def _shapes(recipe: Recipe) -> dict[str, tuple[int, ...]]:
     """Names and shapes of every tensor, in the order they are drawn."""
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (_VOCAB_SIZE, _HIDDEN)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (_VOCAB_SIZE, HIDDEN)}
     for index in range(_NUM_LAYERS):
         if recipe.config["model_type"] == "llama":
             layer = _layer(_gqa_attention()) | _mlp("mlp", _MLP_SIZE)
         else:
-            layer = _layer(_mla_attention()) | (_mlp("mlp", _MLP_SIZE) if index == 0 else _experts())
+            is_dense = index < int(str(recipe.config["first_k_dense_replace"]))
+            layer = _layer(_mla_attention()) | (_mlp("mlp", _MLP_SIZE) if is_dense else _experts())
         shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in layer.items()}
-    return shapes | {"model.norm.weight": (_HIDDEN,), "lm_head.weight": (_VOCAB_SIZE, _HIDDEN)}
+    return shapes | {"model.norm.weight": (HIDDEN,), "lm_head.weight": (_VOCAB_SIZE, HIDDEN)}
 
 
 def _layer(attention: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     parts = {f"self_attn.{name}": shape for name, shape in attention.items()}
-    return {"input_layernorm": (_HIDDEN,), **parts, "post_attention_layernorm": (_HIDDEN,)}
+    return {"input_layernorm": (HIDDEN,), **parts, "post_attention_layernorm": (HIDDEN,)}
 
 
 def _gqa_attention() -> dict[str, tuple[int, ...]]:
     query, key = _NUM_HEADS * _HEAD_DIM, _NUM_KV_HEADS * _HEAD_DIM
     return {
-        "q_proj": (query, _HIDDEN),
-        "k_proj": (key, _HIDDEN),
-        "v_proj": (key, _HIDDEN),
-        "o_proj": (_HIDDEN, query),
+        "q_proj": (query, HIDDEN),
+        "k_proj": (key, HIDDEN),
+        "v_proj": (key, HIDDEN),
+        "o_proj": (HIDDEN, query),
     }
 
 
 def _mla_attention() -> dict[str, tuple[int, ...]]:
     return {
-        "q_proj": (_NUM_HEADS * (_NOPE_DIM + _ROPE_DIM), _HIDDEN),
-        "kv_a_proj_with_mqa": (_LATENT_RANK + _ROPE_DIM, _HIDDEN),
+        "q_proj": (_NUM_HEADS * (_NOPE_DIM + _ROPE_DIM), HIDDEN),
+        "kv_a_proj_with_mqa": (_LATENT_RANK + _ROPE_DIM, HIDDEN),
         "kv_a_layernorm": (_LATENT_RANK,),
         "kv_b_proj": (_NUM_HEADS * (_NOPE_DIM + _VALUE_DIM), _LATENT_RANK),
-        "o_proj": (_HIDDEN, _NUM_HEADS * _VALUE_DIM),
+        "o_proj": (HIDDEN, _NUM_HEADS * _VALUE_DIM),
     }
 
 
 def _experts() -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {"mlp.gate": (_NUM_EXPERTS, _HIDDEN)}
+    shapes: dict[str, tuple[int, ...]] = {"mlp.gate": (_NUM_EXPERTS, HIDDEN)}
     for expert in range(_NUM_EXPERTS):
         shapes |= _mlp(f"mlp.experts.{expert}", _EXPERT_SIZE)
     return shapes | _mlp("mlp.shared_experts", _EXPERT_SIZE)
@@ -180,7 +192,7 @@ def _experts() -> dict[str, tuple[int, ...]]:
 
 def _mlp(prefix: str, width: int) -> dict[str, tuple[int, ...]]:
     return {
-        f"{prefix}.gate_proj": (width, _HIDDEN),
-        f"{prefix}.up_proj": (width, _HIDDEN),
-        f"{prefix}.down_proj": (_HIDDEN, width),
+        f"{prefix}.gate_proj": (width, HIDDEN),
+        f"{prefix}.up_proj": (width, HIDDEN),
+        f"{prefix}.down_proj": (HIDDEN, width),
     }
