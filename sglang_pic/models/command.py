@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from sglang_pic.models import MODEL_NAMES
 
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "models:\n" + "\n".join(f"  {name:<11} {text}" for name, text in sorted(MODEL_NAMES.items()))
+    parser.epilog = "models:\n" + "\n".join(f"  {name:<15} {text}" for name, text in sorted(MODEL_NAMES.items()))
     parser.add_argument(
         "name", metavar="NAME", choices=sorted(MODEL_NAMES), help="one of: " + ", ".join(sorted(MODEL_NAMES))
     )

@@ -89,9 +89,9 @@ def _write_mtp(target: Path, progress: Progress) -> None:
     progress("drawing the weights")
     drawn, hidden = tiny.draw_weights(_MTP), tiny.HIDDEN
     first, mtp = "model.layers.0.", f"model.layers.{_MTP.config['num_hidden_layers']}."
-    for name, weight in drawn.items():
+    for name in drawn:
         if not name.startswith(first) and ("o_proj" in name or "down_proj" in name):
-            weight *= _QUIET
+            drawn[name] *= _QUIET
     drawn |= {name.replace(first, mtp): weight for name, weight in drawn.items() if name.startswith(first)}
     drawn |= {f"{mtp}{norm}.weight": torch.ones(hidden) for norm in ("enorm", "hnorm", "shared_head.norm")}
     drawn[f"{mtp}eh_proj.weight"] = torch.cat([torch.eye(hidden), _share(hidden, hidden)], dim=1)

