@@ -17,7 +17,7 @@ from sglang_pic.models.checkpoint import Config, Progress
 if TYPE_CHECKING:
     import torch
 
-_HIDDEN_SHARE = 0.05
+_HIDDEN_SHARE = 0.02
 """Standard deviation of what the target's hidden state adds to a token's embedding; that of the embedding is 1."""
 
 _QUIET = 0.3
@@ -78,6 +78,7 @@ def _write_eagle3(target: Path, progress: Progress) -> None:
     config: Config = _TARGET.config | {
         "architectures": ["LlamaForCausalLMEagle3"],
         "draft_vocab_size": _TARGET.config["vocab_size"],
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True},
         "num_hidden_layers": 1,
     }
     tiny.write_folder(target, config, kept, progress)

@@ -1,14 +1,16 @@
 """Speculative decoding on the platform: what it supports, and what it puts in the place of SGLang's kernels.
 
-SGLang's workers (EAGLE, EAGLE3, MTP, STANDALONE) run as they are. For an out-of-tree platform SGLang has a seam
+SGLang's workers (EAGLE, EAGLE3, MTP, STANDALONE, NGRAM) run as they are. For an out-of-tree platform SGLang has a seam
 for the slots of a window and none for the other operators, so their names are bound to plain PyTorch where the workers
 look them up. On a CPU SGLang runs drafts and verification one after the other, without overlap scheduling.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 from sglang_pic.errors import UnsupportedError
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.speculative.draft_utils import DraftBackendFactory
 
-ALGORITHMS: Final = ("EAGLE", "EAGLE3", "STANDALONE")
+ALGORITHMS: Final = ("EAGLE", "EAGLE3", "NGRAM", "STANDALONE")
 """Names as SGLang resolves them: NEXTN is EAGLE."""
 
 _REFUSED_FLAGS: Final = {
@@ -49,6 +51,10 @@ _REPLACED: Final[dict[str, dict[str, Callable[..., object]]]] = {
 """By the module that uses a name, because SGLang imports functions by name, and by that name."""
 
 
+_MASK_READER: Final = "sglang.kernels.ops.speculative.reconstruct_tree"
+"""The module of NGRAM's operator, which cannot be imported without `sgl_kernel`."""
+
+
 def install() -> None:
     """Bind the operators in this process; idempotent.
 
@@ -61,6 +67,9 @@ def install() -> None:
         if getattr(get_spec(), flag):
             shown = "--" + flag.replace("_", "-")
             raise UnsupportedError(f"{shown} does not work on a CPU without compiled kernels: {reason}; remove it.")
+    reader = ModuleType(_MASK_READER)
+    reader.reconstruct_indices_from_tree_mask_func = tree_ops.reconstruct_tree  # type: ignore[attr-defined]
+    sys.modules.setdefault(_MASK_READER, reader)
     for module_name, functions in _REPLACED.items():
         module = import_module(module_name)
         for name, function in functions.items():
@@ -77,7 +86,8 @@ def install() -> None:
 
 
 def _bind_what_has_a_torch_form() -> None:
-    """Choose SGLang's own form in PyTorch where it would choose a kernel."""
+    """Choose SGLang's own form in PyTorch where it would choose a kernel, and wait for no CUDA device."""
+    import torch
     from sglang.srt.mem_cache import allocation
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
     from sglang.srt.speculative import spec_utils
@@ -85,6 +95,8 @@ def _bind_what_has_a_torch_form() -> None:
     def use_native_moves(pool: MHATokenToKVPool) -> None:
         pool.use_native_move_kv_cache, pool._kv_copy_config = True, None
 
+    # Most models wait for their device once a draft has taken the target's embedding.
+    torch.cuda.synchronize = lambda device=None: None
     allocation.get_last_loc = allocation.get_last_loc_torch
     MHATokenToKVPool._init_kv_copy_and_warmup = use_native_moves
     # Compiling it would take a C++ compiler and longer than any request.
