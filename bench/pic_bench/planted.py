@@ -146,8 +146,17 @@ def _run(args: argparse.Namespace, logs: Path) -> int:
         for name in args.attack or [one.value for one in Attack]:
             tried[name] = 0
             found = _victims(Attack(name), target, text, args, tried)
-            victims += tqdm(found, desc=name, total=args.victims, file=sys.stderr, mininterval=30.0)
-    result = PlantedRows(
+            for victim in tqdm(found, desc=name, total=args.victims, file=sys.stderr, mininterval=30.0):
+                victims.append(victim)
+                # What was measured stays where the run is broken off.
+                if args.out is not None:
+                    write_json(args.out, _result(args, tried, victims))
+    print(markdown_table(_table(summarize(victims))))
+    return 0
+
+
+def _result(args: argparse.Namespace, tried: dict[str, int], victims: list[Victim]) -> PlantedRows:
+    return PlantedRows(
         environment=capture_environment(),
         model=Path(args.model).name,
         dtype=args.dtype,
@@ -156,10 +165,6 @@ def _run(args: argparse.Namespace, logs: Path) -> int:
         settings=summarize(victims),
         victims=victims,
     )
-    if args.out is not None:
-        write_json(args.out, result)
-    print(markdown_table(_table(result.settings)))
-    return 0
 
 
 def _victims(
