@@ -111,13 +111,19 @@ class CpuAttentionBackend(AttentionBackend):
         if plan is None:
             attend_decode(query, keys, values, self._decode.groups(window), scoring, out)
         else:
-            assert plan.num_queries == query.shape[0], "the batch changed after its metadata was made"
+            assert plan.num_queries <= query.shape[0], "the batch changed after its metadata was made"
+            # Ranks that gather tokens pad theirs.
+            out[plan.num_queries :] = 0
             shape = (layer.tp_q_head_num // keys.shape[1], query.dtype, window)
             mask = self._masks.setdefault(shape, CausalMask(*shape))
             attend_extend(query, keys, values, plan, mask, scoring, out)
         return out.view(out.shape[0], -1)
 
     forward_decode = forward_extend
+
+    def get_cpu_graph_seq_len_fill_value(self) -> int:
+        """Keys of a sequence that SGLang pads a batch with, where ranks gather tokens: the one of the padding slot."""
+        return 1
 
     def support_triton(self) -> bool:
         """No Triton kernel is launched here."""

@@ -60,7 +60,8 @@ class PicCpuPlatform(CpuDeviceMixin, SRTPlatform):
         # the time slices of anything else on the same cores: 2 cores, load 5, one decode step's matrices in bf16 took
         # 825 ms spinning and 19 ms sleeping.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        num_ranks = server_args.tp_size * server_args.pp_size * server_args.dp_size
+        replicas = 1 if server_args.enable_dp_attention else server_args.dp_size
+        num_ranks = server_args.tp_size * server_args.pp_size * replicas
         if num_ranks > 1:
             _share_cores(num_ranks)
 

@@ -1,10 +1,10 @@
-"""Makes the attention backend known to SGLang; idempotent, and nothing of SGLang is replaced."""
+"""Makes the attention backend known to SGLang; idempotent."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_pic.platform import ATTENTION_BACKEND
+from sglang_pic.platform import ATTENTION_BACKEND, gathering
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -25,6 +25,7 @@ def register_backend() -> None:
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
     register_attention_backend(ATTENTION_BACKEND)(_create_backend)
+    gathering.install()
 
 
 def _create_backend(runner: ModelRunner) -> AttentionBackend:

@@ -1,0 +1,42 @@
+"""What SGLang needs on this platform where ranks gather their tokens (DP attention).
+
+SGLang takes its CPU branches where `SGLANG_USE_CPU_ENGINE` asks for its own CPU engine, which this platform is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+_NAP_MS = 5
+
+
+def install() -> None:
+    """Gather without Triton, registered operators and pinned memory, and let no idle rank hold up the others.
+
+    Idempotent; for worker processes. Where no ranks gather nothing of it is used.
+    """
+    from sglang.srt.distributed import parallel_state
+    from sglang.srt.layers import dp_attention
+    from sglang.srt.managers.scheduler_components.idle_sleeper import IdleSleeper
+    from sglang.srt.model_executor import forward_batch_info
+
+    dp_attention.memcpy_func = dp_attention.memcpy_cpu
+    forward_batch_info._is_cpu = parallel_state._is_cpu = True
+    if not hasattr(IdleSleeper.maybe_sleep, "__wrapped__"):
+        IdleSleeper.maybe_sleep = _napping(IdleSleeper.maybe_sleep)
+
+
+def _napping(sleep: Callable[[Any], None]) -> Callable[[Any], None]:
+    """SGLang sleeps for up to a second unless its own rank gets a request; a rank that gathers waits for all others."""
+    from sglang.srt.runtime_context import get_parallel
+
+    @wraps(sleep)
+    def maybe_sleep(sleeper: Any) -> None:
+        if get_parallel().attn_dp_enabled:
+            sleeper.poller.poll(_NAP_MS)
+        else:
+            sleep(sleeper)
+
+    return maybe_sleep
