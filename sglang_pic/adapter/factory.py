@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
-from sglang.srt.runtime_context import get_schedule, get_serving
+from sglang.srt.runtime_context import get_parallel, get_schedule, get_serving
 
 from sglang_pic.adapter import server_info
 from sglang_pic.adapter.audit import hooks as audit_hooks
@@ -22,9 +22,9 @@ from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.contract import changed_attention, describe_changes
 from sglang_pic.adapter.hooks import apply_hooks
 from sglang_pic.adapter.metrics import Series
-from sglang_pic.adapter.probe.ranks import check_alike, fault_group
+from sglang_pic.adapter.probe.ranks import check_alike, fault_group, serving_group
 from sglang_pic.adapter.seams import BuildContext
-from sglang_pic.adapter.serve import accounting, faults
+from sglang_pic.adapter.serve import accounting, dp_attention, faults
 from sglang_pic.adapter.serve import pins as pin_metrics
 from sglang_pic.adapter.serve import scheduler as scheduler_hooks
 from sglang_pic.adapter.serve.accounting import Accounting
@@ -82,7 +82,9 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Pi
     runner, labels = ctx.tp_worker.model_runner, _labels(ctx)
     shown: dict[str, Callable[[], msgspec.Struct]] = {}
     audit = None
-    if config.audit_rate > 0:
+    if config.audit_rate > 0 and serving_group(ctx.tp_group) is not ctx.tp_group:
+        logger.info("sglang_pic: nothing is audited with DP attention: the pass of an audit would need every rank")
+    elif config.audit_rate > 0:
         audit = Audit(runner, config, Series(audit_metrics.METRICS, labels), ctx.tp_group)
         shown["audit"] = audit.report
     path = _checked_path(ctx, audit)
@@ -180,7 +182,13 @@ def _make_cache(
     index = ContentIndex(config.core, lexicon=model.lexicon)
     pool_tokens = ctx.tp_worker.model_runner.token_to_kv_pool_allocator.size
     pins = Pins(index, pool_tokens * config.pin_max_percent // 100, Series(pin_metrics.METRICS, labels))
-    noted = Faults(config.fault_limit, Series(faults.METRICS, labels), fault_group(ctx.tp_group))
+    ranks = serving_group(ctx.tp_group)
+    noted = Faults(
+        config.fault_limit,
+        Series(faults.METRICS, labels),
+        fault_group(ranks),
+        shares_passes=ranks is not ctx.tp_group,
+    )
     planning = Planning(
         index,
         config,
@@ -211,6 +219,7 @@ def _checked_path(ctx: BuildContext, audit: Audit | None) -> ForwardPath:
     splicer = Splicer(view, geometry)
     path = ForwardPath(splicer, [] if audit is None else [audit_hooks.FirstTokens(audit)])
     path.install()
+    dp_attention.install(path)
     apply_hooks()
     started_at = time.perf_counter()
     rows, gaps = check_rows(runner, splicer, max_sequences(runner), ctx.tp_group)
@@ -240,7 +249,12 @@ def _checked_path(ctx: BuildContext, audit: Audit | None) -> ForwardPath:
 
 
 def _labels(ctx: BuildContext) -> dict[str, str] | None:
-    """SGLang's rank labels; every rank plans the same, so only the first one counts."""
-    if not ctx.server_args.enable_metrics or ctx.tp_rank != 0:
+    """SGLang's rank labels; ranks that serve the same requests plan the same, so only the first one of them counts."""
+    if not ctx.server_args.enable_metrics:
         return None
-    return {"model_name": get_serving().served_model_name, "tp_rank": str(ctx.tp_rank)}
+    ranks = serving_group(ctx.tp_group)
+    if ranks is not None and ranks.rank_in_group != 0:
+        return None
+    dp_rank = get_parallel().dp_rank
+    replica = {} if dp_rank is None else {"dp_rank": str(dp_rank)}
+    return {"model_name": get_serving().served_model_name, "tp_rank": str(ctx.tp_rank), **replica}

@@ -62,6 +62,7 @@ class ScheduleBatch(Protocol):
     prefix_lens: Sequence[int]
     extend_lens: Sequence[int]
     extend_logprob_start_lens: Sequence[int]  # tokens of the extend before the first wanted logprob, or all
+    extend_num_tokens: int | None
 
 
 class ForwardBatch(Protocol):
@@ -115,6 +116,7 @@ class ModelRunner(Protocol):
     prefill_attention_backend_str: str
     prefill_cuda_graph_runner: object | None  # `prefill_backend_name`, `max_bs`; None: prefill is computed eagerly
     shared_read_done_event: object | None
+    forward_stream: Any
     spec_algorithm: object
 
     def forward(self, forward_batch: Any) -> RunnerOutput: ...

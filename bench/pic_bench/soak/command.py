@@ -60,10 +60,15 @@ def _settings(args: argparse.Namespace, scratch: Path) -> Settings:
         page_size=args.page_size,
         pool_tokens=args.pool_tokens,
         side_by_side=args.sessions,
-        server_args=[word for text in args.server_arg for word in shlex.split(text)],
+        server_args=_words(args.server_arg),
+        patched_args=_words(args.patched_arg),
         logs=args.logs or scratch,
         quiet=args.quiet,
     )
+
+
+def _words(texts: Sequence[str]) -> list[str]:
+    return [word for text in texts for word in shlex.split(text)]
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -81,6 +86,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--pool-tokens", type=int, default=1400, metavar="N", help="KV pool of the patched server (default: 1400)")
     add("--page-size", type=int, choices=(1, 16), default=1, help="tokens of a page (default: 1)")
     add("--server-arg", action="append", default=[], metavar="ARGS", help="more flags for both servers")
+    add("--patched-arg", action="append", default=[], metavar="ARGS", help="more flags for the patched server alone")
     add(
         "--out",
         type=Path,

@@ -76,6 +76,8 @@ class Request(NamedTuple):
     """In `[0, 1)`: when in its life the fault happens."""
     is_compared: bool
     """Its answer is that of a stock server."""
+    dp_rank: int | None = None
+    """Which rank serves it; SGLang's choice by default."""
 
     @property
     def body(self) -> dict[str, object]:
@@ -90,7 +92,7 @@ class Request(NamedTuple):
             body |= {"return_logprob": True, "top_logprobs_num": 20}
         if self.logprob_start is not None:
             body |= {"return_logprob": True, "logprob_start_len": self.logprob_start}
-        named = {"cache_salt": self.cache_salt, "extra_key": self.extra_key}
+        named = {"cache_salt": self.cache_salt, "extra_key": self.extra_key, "routed_dp_rank": self.dp_rank}
         return body | {name: value for name, value in named.items() if value is not None}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
@@ -35,11 +36,11 @@ class Patient:
         self.num_idle_points = 0
         self._pins: set[tuple[str, str | None, bool]] = set()
         self._memory: list[tuple[float, int]] = []
-        self._scheduler = next(
+        self._schedulers = [
             process
             for process in psutil.Process(server.pid).children(recursive=True)
             if "scheduler" in " ".join(process.cmdline())
-        )
+        ]
 
     def note_pin(self, request: Request) -> None:
         """A request is going to be sent: only what some request named may be pinned."""
@@ -47,20 +48,24 @@ class Patient:
             self._pins.add((name, request.extra_key, request.cache_salt is not None))
 
     def sample_memory(self) -> None:
-        """Note the scheduler's resident memory."""
-        self._memory.append((time.monotonic(), self._scheduler.memory_info().rss))
+        """Note the schedulers' resident memory."""
+        self._memory.append((time.monotonic(), sum(process.memory_info().rss for process in self._schedulers)))
 
-    def wait_idle(self) -> dict[str, Any]:
-        """Wait until nothing runs and no audit waits, then read the books; what is wrong with them is a leak."""
+    def wait_idle(self) -> Counter[str]:
+        """Wait until nothing runs and no audit waits, then read the books; what is wrong with them is a leak.
+
+        Returns:
+            The numbers in the books, added up over the ranks that serve requests of their own.
+        """
         deadline = time.monotonic() + _IDLE_TIMEOUT_S
         while True:
             self.server.check_alive()
-            state = self._state()
-            books = state["books"]
+            states = self._states()
+            books = [state["books"] for state in states]
             waiting = {
-                "requests have rows": not books["is_idle"],
-                "audits wait": bool(state["audit"]["num_pending"]),
-                "slots are borrowed": bool(books["num_borrowed_slots"]),
+                "requests have rows": not all(each["is_idle"] for each in books),
+                "audits wait": any(_audit(state)["num_pending"] for state in states),
+                "slots are borrowed": any(each["num_borrowed_slots"] for each in books),
             }
             if not any(waiting.values()):
                 break
@@ -73,11 +78,12 @@ class Patient:
                 break
             time.sleep(_POLL_S)
         self.num_idle_points += 1
-        self.leaks += [f"idle point {self.num_idle_points}: {problem}" for problem in books["problems"]]
-        for pin in state["pins"]["held"]:
+        where = f"idle point {self.num_idle_points}"
+        self.leaks += [f"{where}: {problem}" for each in books for problem in each["problems"]]
+        for pin in (pin for state in states for pin in state["pins"]["held"]):
             if (pin["name"], pin["extra_key"], pin["has_salt"]) not in self._pins:
-                self.leaks.append(f"idle point {self.num_idle_points}: nobody set the pin {pin['name']}")
-        return dict(books)
+                self.leaks.append(f"{where}: nobody set the pin {pin['name']}")
+        return _added(books)
 
     def flush(self) -> None:
         """Empty the cache, and see that nothing is left of it."""
@@ -113,11 +119,11 @@ class Patient:
 
     def stale_rows(self) -> Counter[str]:
         """Wrong rows that the server has found since its start, by what is wrong with them."""
-        return Counter(self._state()["books"]["wrong_rows"])
+        return _added(state["books"]["wrong_rows"] for state in self._states())
 
     def num_audited(self) -> int:
         """Requests that were audited."""
-        return int(self._state()["audit"]["num_audited"])
+        return sum(int(_audit(state)["num_audited"]) for state in self._states())
 
     def log_faults(self) -> list[str]:
         """What the server has logged of exceptions and leaks."""
@@ -127,9 +133,23 @@ class Patient:
             for found in re.finditer(r"^.*(?:Traceback|leak).*\n(?:.*\n){0,3}", log, re.MULTILINE)
         ]
 
-    def _state(self) -> dict[str, Any]:
-        (internal, *_) = msgspec.json.decode(self.server.get("/server_info", 120.0))["internal_states"]
-        return dict(internal["pic"])
+    def _states(self) -> list[dict[str, Any]]:
+        """The plugin's part of `/server_info`, of each rank that serves requests of its own."""
+        internal = msgspec.json.decode(self.server.get("/server_info", 120.0))["internal_states"]
+        return [dict(state["pic"]) for state in internal]
+
+
+def _audit(state: dict[str, Any]) -> dict[str, int]:
+    """What the audit says of itself; with DP attention there is none."""
+    return dict(state.get("audit") or {"num_pending": 0, "num_audited": 0})
+
+
+def _added(found: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """The numbers by name, added up."""
+    total: Counter[str] = Counter()
+    for each in found:
+        total.update({name: number for name, number in each.items() if isinstance(number, int)})
+    return total
 
 
 # Without a warm-up SGLang asks its own port to freeze the garbage collector, at times before the port is open.

@@ -73,6 +73,8 @@ class Settings(NamedTuple):
     side_by_side: int
     """Sessions at a time."""
     server_args: Sequence[str]
+    patched_args: Sequence[str]
+    """For the patched server alone."""
     logs: Path
     quiet: bool
 
@@ -239,7 +241,7 @@ def _by_label(counters: Mapping[str, int], name: str) -> dict[str, int]:
 
 
 def _request(rid: str, prompt: list[int], pic: object) -> Request:
-    return Request(rid, prompt, 4, pic, None, None, None, Fault.NONE, 0.0, is_compared=True)
+    return Request(rid, prompt, 4, pic, None, None, None, Fault.NONE, 0.0, is_compared=True, dp_rank=0)
 
 
 def _random_tokens(rng: random.Random, number: int) -> list[int]:
@@ -259,6 +261,7 @@ def _servers(settings: Settings) -> Iterator[tuple[Server, Server]]:
     tight = (
         *("--max-total-tokens", str(settings.pool_tokens)),
         *("--max-running-requests", "8", "--schedule-conservativeness", "0.1"),
+        *settings.patched_args,
     )
     stock, pic = build_arms(["stock", "pic"], server_args=flags, pic_config=msgspec.json.encode(_CONFIG).decode())
     probe = {PROBE_VARIABLE: msgspec.json.encode(_PROBE).decode(), **_ENVIRONMENT}

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from sglang_pic.adapter.probe.gathered import tell_alike
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, RunnerOutput
 
 PADDING_ROW = 0
@@ -113,3 +114,4 @@ def _prepare(runner: ModelRunner, batch: Any, lora_id: str | None) -> None:
     if info.enable_num_token_non_padded():
         batch.global_num_token_non_padded = torch.tensor(num_tokens, dtype=torch.int32, device=runner.device)
     batch.global_num_token_non_padded_cpu = num_tokens
+    tell_alike(batch, num_tokens)

@@ -1,7 +1,8 @@
 """What tensor-parallel ranks exchange before they go on: the largest of their numbers, and digests of what they read.
 
-Every rank plans for itself, and ranks with different plans would run forward passes that do not match. All collectives
-run on the CPU group.
+Every rank plans for itself, and ranks with different plans would run forward passes that do not match. With DP
+attention that holds of the ranks that serve the same requests; while the server starts all ranks run the same passes.
+All collectives run on the CPU group.
 """
 
 from __future__ import annotations
@@ -57,12 +58,15 @@ def check_alike(read: Mapping[str, bytes], tp_group: TpGroup | None) -> None:
 class FaultGroup:
     """Ranks that tell each other of faults, over a process group of their own: nothing else can be mistaken for it.
 
-    All ranks of the server must make it together. `timeout_s` is how long a rank waits for the others to have the same
-    fault; they are within one pass of each other.
+    All ranks of the server must make it together. `size` ranks in a row serve the same requests, by default all.
+    `timeout_s` is how long a rank waits for the others to have the same fault; they are within one pass of each other.
     """
 
-    def __init__(self, *, timeout_s: float = 60.0) -> None:
-        self._group: Any = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    def __init__(self, size: int | None = None, *, timeout_s: float = 60.0) -> None:
+        self._group: Any
+        self._group, _ = torch.distributed.new_subgroups(
+            size or torch.distributed.get_world_size(), backend="gloo", timeout=timedelta(seconds=timeout_s)
+        )
 
     def check(self, fault: str) -> None:
         """Go on where every rank has the fault that this one has.
@@ -81,9 +85,19 @@ class FaultGroup:
             raise ContractError(_not_alike(fault))
 
 
-def fault_group(tp_group: TpGroup | None) -> FaultGroup | None:
-    """The group of a server with several ranks; all of them must call this together."""
-    return None if tp_group is None or tp_group.world_size == 1 else FaultGroup()
+def fault_group(group: TpGroup | None) -> FaultGroup | None:
+    """The ranks of `group`, which serve the same requests; all ranks of the server must call this together."""
+    return None if group is None or group.world_size == 1 else FaultGroup(group.world_size)
+
+
+def serving_group(tp_group: TpGroup | None) -> TpGroup | None:
+    """The ranks of `tp_group` that serve the same requests as this one: all, but with DP attention."""
+    from sglang.srt.runtime_context import get_parallel
+
+    if tp_group is None or tp_group.world_size == 1 or not get_parallel().attn_dp_enabled:
+        return tp_group
+    group: TpGroup = get_parallel().attn_tp_group
+    return group
 
 
 def _not_alike(fault: str) -> str:

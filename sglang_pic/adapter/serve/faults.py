@@ -6,7 +6,9 @@ flushed or the server starts again. Everything here runs on the scheduler's thre
 streams.
 
 Ranks of tensor parallelism go on only where all of them had the same fault: one that alone computes in full would wait
-for ever for the others, or be answered with numbers of another pass. Before a fault nothing is exchanged.
+for ever for the others, or be answered with numbers of another pass. Before a fault nothing is exchanged. With DP
+attention that holds of the ranks that serve the same requests, and a fault in a pass, which all ranks share, ends the
+server.
 """
 
 from __future__ import annotations
@@ -51,11 +53,20 @@ class Faults:
     Args:
         limit: so many faults switch splicing off.
         series: exports `METRICS`.
-        ranks: the other ranks, or `None` for one rank.
+        ranks: the ranks that serve the same requests, or `None` for one rank.
+        shares_passes: other ranks run the same passes, whatever they serve.
     """
 
-    def __init__(self, limit: int = 8, series: Series | None = None, ranks: FaultGroup | None = None) -> None:
+    def __init__(
+        self,
+        limit: int = 8,
+        series: Series | None = None,
+        ranks: FaultGroup | None = None,
+        *,
+        shares_passes: bool = False,
+    ) -> None:
         self._limit, self._series, self._ranks = limit, series or Series((), None), ranks
+        self._shares_passes = shares_passes or ranks is not None
         self._by_reason: Counter[Fallback] = Counter()
         self._num_faults = 0
         self.num_restarts = 0
@@ -78,7 +89,7 @@ class Faults:
         Raises:
             Exception: `error` itself, where going on would not help or ranks would differ.
         """
-        if isinstance(error, _LOST) or isinstance(error.__cause__, _LOST) or (in_pass and self._ranks is not None):
+        if isinstance(error, _LOST) or isinstance(error.__cause__, _LOST) or (in_pass and self._shares_passes):
             raise error
         self._num_faults += 1
         self._by_reason[reason] += 1

@@ -4,6 +4,7 @@ The only wrapper of `ModelRunner.forward`, and the only hook on `ForwardBatch.in
 pass is an observer. A batch with neither splices nor observers costs one attribute test.
 
     ForwardBatch.init_new      take the requests' plans, lay out the gap batch
+                               (ranks that gather tokens: `dp_attention.py` has both done before)
     ModelRunner.forward        move the donors' rows, unlock them, narrow the batch to its gaps, compute
     LogitsMetadata             see the narrowed batch request by request again
 
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sglang_pic.adapter.contract import BUILT_FOR, installed_version
 from sglang_pic.adapter.hooks import hook
+from sglang_pic.adapter.probe.gathered import tell_alike
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, Req, RunnerOutput, ScheduleBatch
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
@@ -58,6 +60,8 @@ class _Pass(NamedTuple):
     observers: Sequence[Callable[[RunnerOutput], None]] = ()
     spliced: Sequence[Req] = ()
     """The requests that have a splice."""
+    is_told: bool = False
+    """The rows are moved, and the other ranks know how many tokens the gaps have."""
 
 
 class ForwardPath:
@@ -67,6 +71,7 @@ class ForwardPath:
         self.splicer, self._observers = splicer, observers
         # SGLang's runner rebuilds the batch, so what hangs on it does not reach the layers and the logits.
         self._running: GapBatch | None = None
+        self._ahead: tuple[ScheduleBatch, _Pass] | None = None
         self.recover: Recover | None = None
         """Until it is set, while the server starts, nothing is recovered from."""
 
@@ -82,6 +87,43 @@ class ForwardPath:
     ) -> None:
         if not batch.forward_mode.is_extend():
             return
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            planned = self._take_plans(batch, model_runner)
+        else:
+            assert ahead[0] is batch, "the ranks were told of another batch"
+            planned = ahead[1]
+        watching = [told for observer in self._observers if (told := observer.watch(batch)) is not None]
+        if planned.gap is not None or watching:
+            setattr(forward_batch, _ATTRIBUTE, planned._replace(observers=watching))
+
+    def splice_ahead(self, batch: ScheduleBatch, model_runner: ModelRunner) -> int | None:
+        """Execute the splices of a batch before ranks tell each other how many tokens each of them computes.
+
+        Where that raises the batch is computed whole, which is told then; from there on nothing changes the number. The
+        current stream has to be the one that the pass runs on.
+
+        Returns:
+            How many tokens the gaps have; `None` where all of the batch is computed.
+        """
+        planned = self._take_plans(batch, model_runner)
+        gap = planned.gap
+        if gap is None:
+            return None
+        try:
+            self.move_rows(gap)
+        except Exception as error:
+            self._give_up(planned.spliced, Fallback.FAULT_SPLICE, error)
+            return None
+        self._ahead = batch, planned._replace(is_told=True)
+        return sum(gap.computed_lens)
+
+    def narrows(self, batch: ScheduleBatch | None) -> bool:
+        """Whether `splice_ahead` has narrowed this batch."""
+        return self._ahead is not None and self._ahead[0] is batch
+
+    def _take_plans(self, batch: ScheduleBatch, model_runner: ModelRunner) -> _Pass:
+        """The gap batch of what the requests of a batch have planned, if anything."""
         plans = [req.pic.take_plan() for req in batch.reqs]
         spliced = [req for req, plan in zip(batch.reqs, plans, strict=True) if plan is not None]
         gap = None
@@ -92,9 +134,7 @@ class ForwardPath:
                 if plan is not None:
                     plan.locks.close()
             self._give_up(spliced, Fallback.FAULT_GAPS, error)
-        watching = [told for observer in self._observers if (told := observer.watch(batch)) is not None]
-        if gap is not None or watching:
-            setattr(forward_batch, _ATTRIBUTE, _Pass(gap, watching, spliced))
+        return _Pass(gap, spliced=spliced)
 
     def lay_out(
         self, plans: Sequence[PendingSplice | None], batch: ScheduleBatch, model_runner: ModelRunner
@@ -129,13 +169,15 @@ class ForwardPath:
         gap: GapBatch,
     ) -> RunnerOutput:
         """Move the rows and compute the gaps; after a fault the whole batch, put back as it was."""
-        whole, reason, in_pass = dict(vars(batch)), Fallback.FAULT_SPLICE, False
+        whole, reason, in_pass = dict(vars(batch)), Fallback.FAULT_SPLICE, planned.is_told
         try:
             with ExitStack() as stack:
-                self.move_rows(gap)
+                if not planned.is_told:
+                    self.move_rows(gap)
                 reason = Fallback.FAULT_GAPS
                 is_latent = self.splicer.view.kind is PoolKind.MLA
-                replays = replays_gaps(runner, len(gap.owners), is_latent=is_latent)
+                # Ranks replay graphs together or not at all, and this one has voted against.
+                replays = not planned.is_told and replays_gaps(runner, len(gap.owners), is_latent=is_latent)
                 stack.enter_context(_prefill_path(runner, replays=replays))
                 stack.enter_context(gap.narrowed(batch, runner))
                 self._running = gap
@@ -184,7 +226,8 @@ class ForwardPath:
 
 
 def hand_over(forward_batch: ForwardBatch, gap: GapBatch) -> None:
-    """Let the next forward pass over `forward_batch` execute `gap`."""
+    """Let the next forward pass over `forward_batch`, a `trial_batch`, execute `gap`; every rank has one alike."""
+    tell_alike(forward_batch, sum(gap.computed_lens))
     setattr(forward_batch, _ATTRIBUTE, _Pass(gap))
 
 

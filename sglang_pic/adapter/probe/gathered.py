@@ -1,0 +1,40 @@
+"""Passes without a request where ranks gather their tokens (DP attention): every rank runs the same ones together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sglang_pic.adapter.seams import ForwardBatch
+
+
+def gathers() -> bool:
+    """Whether ranks tell each other how many tokens each of them computes, before every pass."""
+    from sglang.srt.utils.common import require_mlp_sync
+
+    return bool(require_mlp_sync())
+
+
+def tell_alike(forward_batch: ForwardBatch, num_tokens: int) -> None:
+    """Note on a batch made by hand that every rank computes `num_tokens` tokens; nothing where ranks gather none.
+
+    SGLang's own batches bring what their ranks told each other.
+    """
+    if not gathers():
+        return
+    from sglang.srt.runtime_context import get_parallel
+    from sglang.srt.utils.common import require_mlp_tp_gather
+
+    batch: Any = forward_batch
+    num_ranks = get_parallel().num_dp_ranks if require_mlp_tp_gather() else 1
+
+    def alike(number: int) -> tuple[list[int], torch.Tensor]:
+        counts = [number] * num_ranks
+        return counts, torch.tensor(counts, dtype=torch.int64, device=batch.input_ids.device)
+
+    batch.global_num_tokens_cpu, batch.global_num_tokens_gpu = alike(num_tokens)
+    batch.original_global_num_tokens_cpu = batch.global_num_tokens_cpu
+    # The logits are those of each sequence's last token.
+    batch.global_num_tokens_for_logprob_cpu, batch.global_num_tokens_for_logprob_gpu = alike(batch.batch_size)
+    batch.is_extend_in_batch = True

@@ -1,0 +1,63 @@
+"""DP attention: ranks serve different requests, and compute what lies behind attention together.
+
+Before every pass each rank tells the others how many tokens it computes, and all of them size their buffers by that.
+So a batch is laid out, and its rows are moved, before SGLang asks for the number: a batch whose splice failed is told
+as a whole one. From there on a fault ends the server, because a pass with another number of tokens would hang the other
+ranks, or give them the numbers of other tokens.
+
+Each rank has a tree, an index, pins and faults of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from sglang_pic.adapter.hooks import hook
+from sglang_pic.adapter.seams import ScheduleBatch
+from sglang_pic.adapter.serve.forward import ForwardPath
+
+_MODULE = "managers.scheduler_components.dp_attn"
+
+
+def install(path: ForwardPath) -> None:
+    """Register the hooks; SGLang applies them when its registry is applied, and comes by where ranks gather tokens."""
+
+    def tell_gaps(
+        original: Callable[..., ScheduleBatch | None], adapter: Any, local_batch: ScheduleBatch | None
+    ) -> ScheduleBatch | None:
+        if local_batch is None or not local_batch.forward_mode.is_extend():
+            return original(adapter, local_batch)
+        with _on_forward_stream(adapter):
+            computed = path.splice_ahead(local_batch, adapter.model_runner)
+        if computed is None:
+            return original(adapter, local_batch)
+        whole = local_batch.extend_num_tokens
+        local_batch.extend_num_tokens = computed
+        try:
+            return original(adapter, local_batch)
+        finally:
+            local_batch.extend_num_tokens = whole
+
+    def vote(original: Callable[..., bool], *, local_batch: ScheduleBatch | None, **options: Any) -> bool:
+        # NOTE: the vote goes by requests, and whether a graph can be replayed by the sequences of the narrowed batch.
+        return not path.narrows(local_batch) and original(local_batch=local_batch, **options)
+
+    hook("around", f"{_MODULE}.SchedulerDPAttnAdapter.prepare_mlp_sync_batch", tell_gaps)
+    hook("around", f"{_MODULE}._local_prefill_cuda_graph_vote", vote)
+
+
+@contextmanager
+def _on_forward_stream(adapter: Any) -> Iterator[None]:
+    """On the stream of the passes, behind all that the scheduler has queued on its own."""
+    if not adapter.enable_overlap:
+        yield  # SGLang computes on the stream that it schedules on
+        return
+    runner = adapter.model_runner
+    module = torch.get_device_module(runner.device)
+    runner.forward_stream.wait_stream(module.current_stream())
+    with module.stream(runner.forward_stream):
+        yield
