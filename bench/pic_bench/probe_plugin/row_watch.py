@@ -73,6 +73,7 @@ class RowWatch:
         self._factors = torch.randint(1, 1 << 62, shape, generator=random, dtype=torch.int64) * 2 + 1
         self._laid_out: _Claim | None = None
         self._claim: _Claim | None = None
+        self._moved_ahead = torch.empty(0, dtype=torch.int64)
         self._num_passes = self._num_reports = 0
         self.found: Counter[str] = Counter()
         """Rows that are wrong, by what is wrong with them."""
@@ -127,14 +128,18 @@ class RowWatch:
             delattr(batch, _ATTRIBUTE)
             self._num_passes += 1
             self._check_rows(watched)
-            self._report("written while owned by others", (self._token[slots] != -1) | self._is_free(slots), slots)
-            self._claim = watched.claim
+            # Ranks that gather tokens move the rows of a batch before its pass.
+            is_foreign = (self._token[slots] != -1) & ~torch.isin(slots, self._moved_ahead)
+            self._report("written while owned by others", is_foreign | self._is_free(slots), slots)
+            self._claim, self._moved_ahead = watched.claim, self._moved_ahead[:0]
+        # With padding behind them once the pass is over, where ranks gather tokens.
+        input_ids, positions = batch.input_ids, batch.positions
         output = original(path, inner, runner, batch, *args, **kwargs)
         fresh = slots if self._claim is None else slots[self._token[slots] == -1]
         kept = slice(None) if self._claim is None else self._token[slots] == -1
         self._token[fresh], self._position[fresh] = (
-            batch.input_ids[kept].to(torch.int64),
-            batch.positions[kept].to(torch.int64),
+            input_ids[kept].to(torch.int64),
+            positions[kept].to(torch.int64),
         )
         self._content[fresh], self._is_computed[fresh] = self._hash(fresh), True
         self._claim = None
@@ -142,7 +147,7 @@ class RowWatch:
 
     def move_rows(self, original: Callable[..., None], path: Any, gap: Any) -> None:
         """Around a splice: its sources are the rows that the plans mean, and its targets get their content."""
-        claim, src, dst = self._claim, gap.splice.src, gap.splice.dst
+        claim, src, dst = self._claim or self._laid_out, gap.splice.src, gap.splice.dst
         if claim is None or not src.numel():
             original(path, gap)
             return
@@ -158,6 +163,8 @@ class RowWatch:
         self._token[dst], self._position[dst] = claim.tokens, claim.source_positions + gap.splice.shifts.to(torch.int64)
         self._content[dst], self._is_computed[dst] = self._hash(dst), False
         self._report("copied wrongly", self._content[dst] != content, dst)
+        if self._claim is None:
+            self._moved_ahead = dst
 
     def check_slots(self, slots: Tensor, tokens: Tensor | None, positions: Tensor) -> int:
         """How many of `slots` do not hold what was written for `tokens` at `positions`; counted as found, too."""
