@@ -92,7 +92,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Pi
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
     shown["pins"] = cache.pins.report
     shown["faults"] = cache.faults.report
-    server_info.install(shown)
+    server_info.install(shown, get_parallel().dp_rank)
     # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
     scheduler_hooks.install(cache, config.core, _default_mode(ctx))
     if audit is not None:

@@ -9,9 +9,10 @@ import pytest
 
 @pytest.fixture
 def no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting unpadded tokens asks for process groups, which only a server has."""
+    """Counting tokens asks for process groups, which only a server has."""
     with warnings.catch_warnings():
         # SGLang and what it imports warn about this machine's missing accelerators.
         warnings.simplefilter("ignore")
         batch_info = pytest.importorskip("sglang.srt.model_executor.forward_batch_info")
     monkeypatch.setattr(batch_info, "enable_num_token_non_padded", lambda: False)
+    monkeypatch.setattr("sglang_pic.adapter.probe.gathered.gathers", lambda: False)

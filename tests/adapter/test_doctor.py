@@ -98,7 +98,7 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         {
             "hopper": on("h100", gqa),
             "blackwell": on("b200", gqa),
-            "refused": on("b200", mla, *dp, "--kv-cache-dtype", "fp8_e5m2", "--page-size", "64"),
+            "refused": on("b200", mla, "--pp-size", "2", "--kv-cache-dtype", "fp8_e5m2", "--page-size", "64"),
             "rotary": on("h100", dynamic),
             "draft, host, transfer": on("h100", gqa, *_DRAFT, "--enable-hierarchical-cache", *_PREFILL),
             "no tree": on("h100", gqa, "--disable-radix-cache"),
@@ -109,6 +109,7 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
             "config": on("h100", gqa, config='{"audit_rate": 7}'),
             "sglang": on("h100", gqa, "--enable-prefill-cp"),
             "computed": on("a100", gqa, "--enable-return-hidden-states", "--skip-tokenizer-init", *_SCHEDULED),
+            "dp attention": on("h100", mla, *dp),
             "lora": on("h100", gqa, *lora),
             "few rows": on("a100", gqa, "--max-running-requests", "1"),
             "bad flag": on("h100", gqa, "--no-such-flag", "3"),
@@ -153,7 +154,7 @@ def test_everything_that_is_refused_is_said_at_once(answers: dict[str, Answer]) 
     refused = answers["refused"].found["refused"]
     assert answers["refused"].code == 1
     assert [line.split(": ")[0].removeprefix("--radix-cache-backend pic does not work with ") for line in refused] == [
-        "--attn-dp-size 2",
+        "--pp-size 2",
         "rows of float8_e5m2",
     ]
     assert refused[1].endswith("start with --kv-cache-dtype auto or fp8_e4m3.")
@@ -161,7 +162,7 @@ def test_everything_that_is_refused_is_said_at_once(answers: dict[str, Answer]) 
 
 
 @pytest.mark.feature("--speculative-algorithm", "--enable-hierarchical-cache", "--disaggregation-mode")
-@pytest.mark.feature("--disable-radix-cache", "--attn-dp-size")
+@pytest.mark.feature("--disable-radix-cache", "--pp-size")
 @pytest.mark.feature("a model with sliding-window layers", "a model with state-space layers")
 @pytest.mark.parametrize(
     ("case", "refused"),
@@ -170,7 +171,7 @@ def test_everything_that_is_refused_is_said_at_once(answers: dict[str, Answer]) 
         ("no tree", ["--disable-radix-cache"]),
         ("windows", ["a model with sliding-window layers"]),
         ("states", ["a model with state-space layers"]),
-        ("refused", ["--attn-dp-size", "rows of float8_e5m2"]),
+        ("refused", ["--pp-size", "rows of float8_e5m2"]),
     ],
 )
 def test_features_that_are_refused(case: str, refused: list[str], answers: dict[str, Answer]) -> None:
@@ -186,7 +187,9 @@ def test_features_that_flags_switch_on_are_judged(answers: dict[str, Answer]) ->
     assert answer.code == 0
     assert answer.level(Area.FEATURE, "mixed chunks") == "tested"
     assert answer.level(Area.FEATURE, "priority scheduling") == "admitted"
-    assert answer.level(Area.TOPOLOGY, "data parallelism") == "admitted"
+    assert answer.level(Area.TOPOLOGY, "data parallelism") == "tested"
+    assert answers["dp attention"].code == 0
+    assert answers["dp attention"].level(Area.TOPOLOGY, "DP attention") == "tested"
 
 
 @pytest.mark.parametrize(

@@ -152,3 +152,15 @@ def test_ranks_with_different_faults_end(tmp_path: Path) -> None:
 
     answers = on_each_rank(2, tmp_path / "store", work)
     assert all(answer.startswith("ContractError: tensor-parallel rank") for answer in answers), answers
+
+
+def test_only_ranks_that_serve_the_same_requests_have_to_have_the_same_fault(tmp_path: Path) -> None:
+    """With DP attention over four ranks, two by two."""
+
+    def work(rank: int, _: Any) -> str:
+        group = FaultGroup(2, timeout_s=20.0)
+        if rank < 2:
+            group.check("fault_plan 1 ValueError")
+        return "on"
+
+    assert on_each_rank(4, tmp_path / "store", work) == ["on"] * 4

@@ -46,10 +46,14 @@ class Answer(NamedTuple):
 
 
 class Client:
-    """Calls one server."""
+    """Calls one server; of several ranks that serve requests of their own, the one that it is for."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
+    def __init__(self, server: Server, dp_rank: int | None = None) -> None:
+        self.server, self.dp_rank = server, dp_rank
+
+    def on_rank(self, dp_rank: int) -> Client:
+        """The same server's client for another rank."""
+        return Client(self.server, dp_rank)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """The answer of the server; raises `BenchError` on an error status."""
@@ -67,6 +71,7 @@ class Client:
                 "sampling_params": sampling,
                 "return_logprob": True,
                 "top_logprobs_num": 20,
+                **({} if self.dp_rank is None else {"routed_dp_rank": self.dp_rank}),
                 **body,
             },
         )
@@ -99,15 +104,17 @@ class Client:
         found = {}
         for line in self.server.get("/metrics").splitlines():
             match = re.match(r"sglang:pic_(\w+?)(?:_total)?\{(.*)\} (\S+)$", line)
-            if match and not match[1].endswith("_created"):
+            of_rank = self.dp_rank is None or f'dp_rank="{self.dp_rank}"' in line
+            if match and of_rank and not match[1].endswith("_created"):
                 label = re.search(r'(?:source|reason|context)="(\w+)"', match[2])
                 found[f"{match[1]}:{label[1]}" if label else match[1]] = float(match[3])
         return found
 
     def internal_state(self) -> dict[str, Any]:
         """The plugin's part of `/server_info`."""
-        (state, *_) = json.loads(self.server.get("/server_info"))["internal_states"]
-        return state["pic"]
+        states = [state["pic"] for state in json.loads(self.server.get("/server_info"))["internal_states"]]
+        (state, *_) = [state for state in states if state.get("dp_rank") == self.dp_rank]
+        return state
 
     def flush(self) -> None:
         """Forget every cached row, once the server is idle."""
@@ -165,7 +172,7 @@ def serve(
         start_timeout_s=300,
     )
     with server, pytest.MonkeyPatch.context() as patch:
-        client = Client(server)
+        client = Client(server, 0 if {"--dp-size", "--attn-dp-size"} & {*args} else None)
         yield client
         server.check_alive()
         assert set(re.findall(r"\((fault_\w+)\) No answer", client.log())) <= {*injected}, client.faults()

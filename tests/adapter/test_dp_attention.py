@@ -1,0 +1,166 @@
+"""DP attention: what a rank tells the others before a pass, and that nothing changes it afterwards."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+with warnings.catch_warnings():
+    # SGLang and what it imports warn about this machine's missing accelerators.
+    warnings.simplefilter("ignore")
+    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
+    import sglang.srt.runtime_context
+    import sglang.srt.utils.common
+
+    from sglang_pic.adapter.probe import gathered
+    from sglang_pic.adapter.serve import dp_attention, forward
+    from sglang_pic.adapter.serve.forward import ForwardPath
+
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.faults import Faults
+from sglang_pic.adapter.serve.gap_batch import GapBatch
+from sglang_pic.adapter.serve.options import RequestOptions
+from sglang_pic.adapter.serve.state import PendingSplice, RequestState
+from sglang_pic.core import Path, Plan, Run
+from sglang_pic.core.tokens import as_tokens
+
+WHOLE = 40
+"""Tokens of a request's extend, of which 10 are spliced."""
+
+
+class Rank:
+    """A rank with a pool of numbers, and what it tells the others."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows = torch.arange(200)
+        self.path = ForwardPath(SimpleNamespace(splice=self._splice))  # type: ignore[arg-type]
+        self.path.recover = self._recover
+        self.faults = Faults(shares_passes=True)
+        self.fails, self.told, self.recovered = False, list[int](), list[tuple[Fallback, bool]]()
+        hooks: dict[str, Callable[..., Any]] = {}
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                dp_attention, "hook", lambda _, target, function: hooks.update({target.split(".")[-1]: function})
+            )
+            dp_attention.install(self.path)
+        self.tell, self.vote = hooks["prepare_mlp_sync_batch"], hooks["_local_prefill_cuda_graph_vote"]
+        table = SimpleNamespace(req_to_token=torch.arange(200).reshape(2, 100))
+        self.runner: Any = SimpleNamespace(req_to_token_pool=table)
+
+    def _splice(self, src: torch.Tensor, dst: torch.Tensor, shifts: torch.Tensor) -> None:
+        if self.fails:
+            raise RuntimeError("no memory")
+        self.rows[dst] = self.rows[src] + shifts
+
+    def _recover(self, reqs: Any, reason: Fallback, error: Exception, *, is_admitted: bool, in_pass: bool) -> None:
+        assert is_admitted
+        self.recovered.append((reason, in_pass))
+        self.faults.note(reason, error, in_pass=in_pass)
+
+    def batch(self, *, plans: bool) -> Any:
+        """A batch of two requests, the first of them with a plan."""
+        donor = Path("donor", [as_tokens(range(30))])
+        run = Run(target_start=10, target_end=20, donor_start=5, donor=donor, seam_len=0)
+        reqs = []
+        for number in range(2):
+            req = SimpleNamespace(pic=RequestState(RequestOptions()), kv=SimpleNamespace(req_pool_idx=number))
+            req.input_embeds = req.positional_embed_overrides = None
+            req.return_hidden_states = False
+            reqs.append(req)
+        if plans:
+            plan = Plan(prefix_len=0, end=WHOLE, runs=(run,))
+            reqs[0].pic.pending = PendingSplice(plan, [torch.arange(150, 160)])
+        mode = SimpleNamespace(is_extend=lambda: True)
+        lens = [WHOLE, WHOLE]
+        return SimpleNamespace(
+            reqs=reqs,
+            forward_mode=mode,
+            prefix_lens=[0, 0],
+            extend_lens=lens,
+            extend_logprob_start_lens=lens,
+            extend_num_tokens=2 * WHOLE,
+        )
+
+    def sync(self, batch: Any) -> Any:
+        """What SGLang does before a pass."""
+        adapter = SimpleNamespace(enable_overlap=False, model_runner=self.runner)
+
+        def original(_: Any, local: Any) -> Any:
+            self.told.append(0 if local is None else local.extend_num_tokens)
+            self.votes = self.vote(lambda **_: True, local_batch=local)
+            return local
+
+        assert self.tell(original, adapter, batch) is batch
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    return Rank(monkeypatch)
+
+
+def test_a_rank_tells_what_it_computes(rank: Rank) -> None:
+    batch = rank.batch(plans=True)
+    rank.sync(batch)
+    assert (rank.told, rank.votes) == ([2 * WHOLE - 10], False)
+    assert batch.extend_num_tokens == 2 * WHOLE, "SGLang goes on with the whole batch"
+    assert rank.rows[10:20].tolist() == [row + 5 for row in range(150, 160)], "the rows are moved by then"
+    rank.path._prepare(made := SimpleNamespace(), object, batch, rank.runner)  # type: ignore[arg-type]
+    planned = getattr(made, forward._ATTRIBUTE)
+    assert planned.is_told
+    assert sum(planned.gap.computed_lens) == rank.told[0]
+    assert not rank.path.narrows(batch)
+
+
+def test_a_rank_without_splices_tells_what_sglang_counts(rank: Rank) -> None:
+    rank.sync(rank.batch(plans=False))
+    rank.sync(None)
+    assert rank.told == [2 * WHOLE, 0]
+    assert rank.votes
+
+
+@pytest.mark.parametrize("stage", ["lay_out", "splice"])
+def test_what_fails_before_is_told_as_a_whole_batch(rank: Rank, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = rank.batch(plans=True)
+    closed: list[str] = []
+    batch.reqs[0].pic.pending.locks.callback(closed.append, "unlocked")
+    if stage == "lay_out":
+        monkeypatch.setattr(forward, "build_gap_batch", lambda *_: 1 / 0)
+    rank.fails = True
+    rank.sync(batch)
+    assert (rank.told, rank.votes, closed) == ([2 * WHOLE], True, ["unlocked"])
+    assert rank.recovered == [(Fallback.FAULT_GAPS if stage == "lay_out" else Fallback.FAULT_SPLICE, False)]
+    rank.path._prepare(made := SimpleNamespace(), object, batch, rank.runner)  # type: ignore[arg-type]
+    assert not hasattr(made, forward._ATTRIBUTE), "the pass has as many tokens as were told"
+
+
+def test_what_fails_afterwards_ends_the_server(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole pass would have other tokens than the ranks wait for."""
+    batch = rank.batch(plans=True)
+    rank.sync(batch)
+    rank.path._prepare(made := SimpleNamespace(), object, batch, rank.runner)  # type: ignore[arg-type]
+    monkeypatch.setattr(rank.path, "splicer", SimpleNamespace(view=SimpleNamespace(kind=None)))
+    monkeypatch.setattr(GapBatch, "narrowed", lambda *_: 1 / 0)
+    rank.runner.prefill_cuda_graph_runner = rank.runner.attn_backend = None
+    passes: list[object] = []
+    with pytest.raises(ZeroDivisionError):
+        rank.path._forward(lambda *_: passes.append("computed"), rank.runner, made)  # type: ignore[arg-type]
+    assert passes == []
+    assert rank.recovered == [(Fallback.FAULT_GAPS, True)]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_pass_without_a_request_is_the_same_on_all_ranks(num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    parallel = SimpleNamespace(num_dp_ranks=num_ranks)
+    monkeypatch.setattr(gathered, "gathers", lambda: True)
+    monkeypatch.setattr(sglang.srt.runtime_context, "get_parallel", lambda: parallel)
+    monkeypatch.setattr(sglang.srt.utils.common, "require_mlp_tp_gather", lambda: num_ranks > 1)
+    batch: Any = SimpleNamespace(input_ids=torch.zeros(7), batch_size=3)
+    gathered.tell_alike(batch, 7)
+    assert batch.global_num_tokens_cpu == batch.global_num_tokens_gpu.tolist() == [7] * num_ranks
+    assert batch.global_num_tokens_for_logprob_cpu == [3] * num_ranks
+    assert batch.is_extend_in_batch
