@@ -1,0 +1,47 @@
+"""What the platform puts in the place of SGLang's operators of speculative decoding, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("sglang")
+
+from sglang_pic.errors import UnsupportedError
+from sglang_pic.platform import speculation
+
+
+def test_every_operator_that_is_replaced_is_there() -> None:
+    missing = [
+        f"{module}.{name}"
+        for module, functions in speculation._REPLACED.items()
+        for name in functions
+        if not hasattr(import_module(module), name)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("flag", ["enable_multi_layer_eagle", "speculative_use_rejection_sampling"])
+def test_what_needs_a_kernel_is_refused_by_its_flag(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
+    """Before anything is replaced."""
+    flags = SimpleNamespace(enable_multi_layer_eagle=False, speculative_use_rejection_sampling=False)
+    setattr(flags, flag, True)
+    monkeypatch.setattr("sglang.srt.runtime_context.get_spec", lambda: flags)
+    monkeypatch.setattr(speculation, "_REPLACED", {"no.such.module": {}})
+    with pytest.raises(UnsupportedError, match=rf"^--{flag.replace('_', '-')} does not work .*; remove it\.$"):
+        speculation.install()
+
+
+@pytest.mark.slow
+def test_operators_equal_the_kernels_that_they_stand_for() -> None:
+    """SGLang's Triton kernels, in Triton's interpreter, on drafts numbered by SGLang's own functions."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.adapter.spec_kernels_driver"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("20 cases equal\n")
