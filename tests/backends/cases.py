@@ -87,6 +87,12 @@ class Shape(NamedTuple):
     dim: int
     value_dim: int
     rope_dim: int = 0
+    window: int | None = None
+    """Keys before its own that a query of the first layer sees; the others see all."""
+    cap: float = 0.0
+    """Scores `s` become `cap * tanh(s / cap)`."""
+    has_sinks: bool = False
+    """Each head has a score more, without a value."""
 
     @property
     def is_mla(self) -> bool:
@@ -94,7 +100,12 @@ class Shape(NamedTuple):
         return self.rope_dim > 0
 
 
-SHAPES: Final = {"gqa": Shape(4, 2, 32, 32), "mla": Shape(2, 1, 288, 256, rope_dim=32)}
+SHAPES: Final = {
+    "gqa": Shape(4, 2, 32, 32),
+    "mla": Shape(2, 1, 288, 256, rope_dim=32),
+    "gemma": Shape(4, 2, 32, 32, window=24, cap=2.0),
+    "gpt-oss": Shape(4, 2, 32, 32, window=24, has_sinks=True),
+}
 
 
 MUTATIONS: Final = {

@@ -9,13 +9,33 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
 
+class Scoring(NamedTuple):
+    """What a softmax is over, beside scaled products."""
+
+    window: int = -1
+    """Keys before its own that a query sees; -1 for all."""
+    cap: float = 0.0
+    """Scores `s` become `cap * tanh(s / cap)`; 0 leaves them."""
+    sinks: torch.Tensor | None = None
+    """Per head, a score more that has no value."""
+
+
+PLAIN: Final = Scoring()
+
+
 def attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, *, causal: bool
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    *,
+    causal: bool,
+    scoring: Scoring = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of one sequence; the causal mask is aligned to the lower right, as in every kernel here.
 
@@ -25,6 +45,7 @@ def attend(
         values: `[num_keys, kv_heads, value_dim]`.
         scale: factor of the scores.
         causal: whether query `i` sees the keys up to `num_keys - num_queries + i` only.
+        scoring: the rest; a window counts from the same place.
 
     Returns:
         `[num_queries, heads, value_dim]` in the query's dtype, and the logarithm of each softmax's sum, `[num_queries,
@@ -33,11 +54,18 @@ def attend(
     group = query.shape[1] // keys.shape[1]
     wide = keys.float().repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", query.float(), wide) * scale
+    if scoring.cap:
+        scores = scoring.cap * (scores / scoring.cap).tanh()
+    first = len(keys) - len(query)
+    distance = torch.arange(first, first + len(query))[:, None] - torch.arange(len(keys))[None, :]
     if causal:
-        first = len(keys) - len(query)
-        later = torch.arange(len(keys))[None, :] > torch.arange(first, first + len(query))[:, None]
-        scores.masked_fill_(later, float("-inf"))
-    out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values.float().repeat_interleave(group, 1))
+        scores.masked_fill_(distance < 0, float("-inf"))
+    if scoring.window >= 0:
+        scores.masked_fill_(distance > scoring.window, float("-inf"))
+    if scoring.sinks is not None:
+        scores = torch.cat([scores, scoring.sinks.float()[:, None, None].expand(-1, len(query), 1)], dim=-1)
+    shares = scores.softmax(-1)[..., : len(keys)]
+    out = torch.einsum("hqk,khd->qhd", shares, values.float().repeat_interleave(group, 1))
     return out.to(query.dtype), scores.logsumexp(-1).T
 
 
@@ -80,6 +108,9 @@ def flash_attn_with_kvcache(
     for name in ("num_splits", "pack_gqa", "sm_margin", "scheduler_metadata", "cu_seqlens_k_new", "max_seqlen_k"):
         given.pop(name, None)
     given.pop("rotary_interleaved", None)
+    left, right = given.pop("window_size", (-1, -1))
+    refuse(window_to_the_right=right)
+    scoring = Scoring(left, given.pop("softcap", None) or 0.0, given.pop("sinks", None))
     qv, table, lengths, offsets, longest, scale, causal, wants_sums, out = (
         given.pop(name, None)
         for name in (
@@ -105,7 +136,7 @@ def flash_attn_with_kvcache(
         keys, values = _paged(k_cache, pages, length), _paged(v_cache, pages, length)
         if qv is not None:
             keys = torch.cat([keys, values], dim=-1)
-        result[span], sums[span] = attend(query[span], keys, values, scale, causal=causal)
+        result[span], sums[span] = attend(query[span], keys, values, scale, causal=causal, scoring=scoring)
     if out is not None:
         result = out.copy_(result)
     return (result, sums.T) if wants_sums else result
@@ -185,6 +216,15 @@ class _Wrapper:
         # FlashInfer copies them, and SGLang overwrites its buffers for the next batch.
         self._plan = {name: tensor.clone() for name, tensor in tensors.items()}
 
+    _window = -1
+
+    def _scoring(self, options: dict[str, Any]) -> Scoring:
+        """Of a call; a window is planned, and told again."""
+        told = options.pop("window_left", self._window)
+        if told != self._window:
+            raise ValueError(f"planned for window_left={self._window}, called with {told}")
+        return Scoring(told, options.pop("logits_soft_cap", None) or 0.0)
+
     def _keys_of(self, i: int) -> torch.Tensor:
         span = slice(*self._plan["kv_indptr"][i : i + 2].tolist())
         return self._plan["kv_indices"][span].long()
@@ -209,6 +249,7 @@ class PagedPrefill(_Wrapper):
         **others: Any,
     ) -> None:
         """Keep the offsets."""
+        self._window = others.pop("window_left", -1)
         refuse(**others)
         assert page_size == 1
         assert (last_page_len == 1).all()
@@ -219,6 +260,7 @@ class PagedPrefill(_Wrapper):
         self, q: torch.Tensor, kv: Any, causal: bool = True, sm_scale: float | None = None, **others: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attention and the logarithms of its sums."""
+        scoring = self._scoring(others)
         refuse(**others)
         keys, values = kv
         result = q.new_full((*q.shape[:2], values.shape[-1]), float("nan"))
@@ -229,7 +271,9 @@ class PagedPrefill(_Wrapper):
                 result[span], sums[span] = 0.0, float("-inf")
                 continue
             scale = sm_scale if sm_scale is not None else q.shape[-1] ** -0.5
-            result[span], sums[span] = attend(q[span], keys[slots], values[slots], scale, causal=causal)
+            result[span], sums[span] = attend(
+                q[span], keys[slots], values[slots], scale, causal=causal, scoring=scoring
+            )
         return result, sums
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -272,10 +316,14 @@ class PagedDecode(_Wrapper):
 
     def forward(self, q: torch.Tensor, kv: Any, sm_scale: float, **others: Any) -> torch.Tensor:
         """Attention of one query a sequence."""
+        scoring = self._scoring(others)
         refuse(**others)
         rows = [self._keys_of(i) for i in range(len(q))]
         return torch.cat(
-            [attend(q[i : i + 1], kv[0][s], kv[1][s], sm_scale, causal=False)[0] for i, s in enumerate(rows)]
+            [
+                attend(q[i : i + 1], kv[0][s], kv[1][s], sm_scale, causal=False, scoring=scoring)[0]
+                for i, s in enumerate(rows)
+            ]
         )
 
 
@@ -339,6 +387,8 @@ def trtllm_context(
     out: torch.Tensor | None = None,
     out_dtype: Any = None,
     causal: bool = True,
+    window_left: int = -1,
+    sinks: torch.Tensor | None = None,
     **others: Any,
 ) -> torch.Tensor:
     """`flashinfer.prefill.trtllm_batch_context_with_kv_cache`: pages of `[heads, page_size, dim]`."""
@@ -358,6 +408,8 @@ def trtllm_context(
         max_seqlen_q=max_q_len,
         softmax_scale=bmm1_scale,
         causal=causal,
+        window_size=(window_left, -1),
+        sinks=sinks,
         out=out,
     )
 

@@ -50,16 +50,22 @@ SUBJECTS = [
     Subject("fa3", "gqa"),
     Subject("fa3", "gqa", "bfloat16"),
     Subject("fa3", "mla"),
+    Subject("fa3", "gemma", pages=(16,)),
+    Subject("fa3", "gpt-oss", pages=(1,)),
     Subject("fa4", "gqa"),
     Subject("fa4", "mla"),
     Subject("flashinfer", "gqa"),
+    Subject("flashinfer", "gemma", pages=(16,)),
     Subject("flashinfer@mla", "mla"),
     # SGLang's class has no mixed batches.
     Subject("flashmla", "mla", cases=_UNMIXED),
     Subject("triton", "gqa", cases=_SHORT),
     Subject("triton", "gqa", pages=(16,), cases=("many_gaps",)),
     Subject("triton", "mla", pages=(1, 16), cases=("gap_of_one", "beside_decode")),
+    Subject("triton", "gemma", pages=(16,), cases=("beside_decode",)),
+    Subject("triton", "gpt-oss", pages=(1,), cases=("beside_decode",)),
     Subject("trtllm_mha", "gqa"),
+    Subject("trtllm_mha", "gpt-oss", pages=(16,)),
     # In half precision trailing gaps of one token go through the kernel for decoding.
     Subject("trtllm_mha", "gqa", "bfloat16"),
 ]

@@ -60,10 +60,18 @@ class World:
         self.runner = self._make_runner()
         self.layers = [
             RadixAttention(
-                shape.heads, shape.dim, shape.dim**-0.5, shape.kv_heads, layer_id=i, v_head_dim=shape.value_dim
+                shape.heads,
+                shape.dim,
+                shape.dim**-0.5,
+                shape.kv_heads,
+                layer_id=i,
+                logit_cap=shape.cap,
+                v_head_dim=shape.value_dim,
+                sliding_window_size=-1 if i or shape.window is None else shape.window,
             )
             for i in range(LAYERS)
         ]
+        self.sinks = self._draw(LAYERS, shape.heads) if shape.has_sinks else None
 
     def slots(self, index: int) -> torch.Tensor:
         """The slots of a request's tokens."""
@@ -135,16 +143,23 @@ class World:
                 position = end
         return spans
 
-    def expected(self, layer: int, spans: list[tuple[int, int, int]]) -> torch.Tensor:
-        """Dense causal attention in float64, `[num_tokens, heads, value_dim]`."""
+    def expected(self, layer: int, spans: list[tuple[int, int, int]], *, unseen: int = 0) -> torch.Tensor:
+        """Dense causal attention in float64, `[num_tokens, heads, value_dim]`; windows are `unseen` keys shorter."""
         shape, out = self.shape, []
+        window = CONTEXT_LEN if layer or shape.window is None else shape.window - unseen
         group = shape.heads // shape.kv_heads
         for i, start, end in spans:
             keys = self.keys[i][layer, :end].double().repeat_interleave(group, 1)
             values = self.values[i][layer, :end].double().repeat_interleave(group, 1)
             scores = torch.einsum("qhd,khd->hqk", self.queries[i][layer, start:end].double(), keys) * shape.dim**-0.5
-            later = torch.arange(end)[None, :] > torch.arange(start, end)[:, None]
-            out.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(later, float("-inf")).softmax(-1), values))
+            if shape.cap:
+                scores = shape.cap * (scores / shape.cap).tanh()
+            distance = torch.arange(start, end)[:, None] - torch.arange(end)[None, :]
+            weights = scores.masked_fill((distance < 0) | (distance > window), float("-inf")).exp()
+            total = weights.sum(-1, keepdim=True)
+            if self.sinks is not None:
+                total += self.sinks[layer].double().exp()[:, None, None]
+            out.append(torch.einsum("hqk,khd->qhd", weights / total, values))
         return torch.cat(out)
 
     def _batch(self, mode: ForwardMode, **fields: Any) -> ForwardBatch:
@@ -203,6 +218,7 @@ class World:
         """What the backends' constructors read of SGLang's model runner."""
         shape = self.shape
         text_config = LlamaConfig(architectures=["LlamaForCausalLM"], num_attention_heads=shape.heads)
+        text_config.attn_logit_softcapping = shape.cap or None
         config = SimpleNamespace(
             context_len=CONTEXT_LEN,
             head_dim=shape.dim,
@@ -235,7 +251,7 @@ class World:
             kv_cache_dtype=self.dtype,
             kv_cache_dtype_str="auto",
             page_size=self.page_size,
-            sliding_window_size=None,
+            sliding_window_size=shape.window,
             is_draft_worker=False,
             spec_algorithm=None,
             server_args=get_server_args(),
