@@ -12,6 +12,8 @@ Traces have a family of their own: `pic_traces.errors`.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 
 class PicError(Exception):
     """Base of every error this project raises on purpose."""
@@ -26,7 +28,7 @@ class ContractError(PicError):
 
 
 class UnsupportedError(PicError):
-    """A model, KV pool, attention backend or flag that cannot be served safely."""
+    """A model, KV pool, attention backend or flag that cannot be served safely; see `Refused.line`."""
 
 
 class ServerError(PicError):
@@ -35,3 +37,16 @@ class ServerError(PicError):
 
 class BenchError(PicError):
     """A benchmark's server, a comparison or a fidelity run failed; the message says where to look."""
+
+
+class Refused(NamedTuple):
+    """Why something is not served, and what to change."""
+
+    reason: str
+    """One clause."""
+    change: str = "serve this model without --radix-cache-backend pic"
+    """One clause, which begins with a verb."""
+
+    def line(self, what: str) -> str:
+        """The line that stops a server which has `what`."""
+        return f"--radix-cache-backend pic does not work with {what}: {self.reason}; {self.change}."

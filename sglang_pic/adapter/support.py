@@ -16,9 +16,15 @@ from sglang_pic.adapter.bodies import known_versions
 from sglang_pic.adapter.contract import BUILT_FOR
 from sglang_pic.adapter.seams import BuildContext, ModelRunner
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.errors import UnsupportedError
-from sglang_pic.runtime.rope import KNOWN_EMBEDDINGS, REFUSED_EMBEDDINGS
-from sglang_pic.runtime.views import KNOWN_POOLS, PLAIN_LAYOUT, REFUSED_POOLS
+from sglang_pic.errors import Refused, UnsupportedError
+from sglang_pic.runtime.rope import (
+    KNOWN_EMBEDDINGS,
+    MODEL_EMBEDDINGS,
+    REFUSED_EMBEDDINGS,
+    REFUSED_LAYERS,
+    UNKNOWN_EMBEDDING,
+)
+from sglang_pic.runtime.views import KNOWN_POOLS, OTHER_ROWS, PLAIN_LAYOUT, REFUSED_POOLS, UNKNOWN_POOL
 
 
 class Area(Enum):
@@ -68,6 +74,11 @@ class Support(NamedTuple):
     fallback: str = ""
     """Under which reason requests are counted that fall back."""
 
+    @property
+    def refused(self) -> Refused:
+        """Of a refusal."""
+        return Refused(self.reason, self.change)
+
 
 def _read_table() -> Iterator[Support]:
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf8"))
@@ -84,29 +95,42 @@ def _read_table() -> Iterator[Support]:
                 elif what.startswith("--"):
                     flag = {"path": "server_args." + what.lstrip("-").replace("-", "_"), "change": "remove it"}
                     yield Support(area, level, what, **flag | row)
-                elif "path" not in row:
-                    yield Support(area, level, what, **row)
                 else:
-                    change = "serve this model without --radix-cache-backend pic"
-                    yield Support(area, level, what, change=change, **row)
+                    yield Support(area, level, what, **{"change": Refused("").change} | row)
 
 
 def _read_runtime() -> Iterator[Support]:
     for version in known_versions():
         reason = "every test runs on it" if version == BUILT_FOR else "the tests run on it with `make test-with`"
         yield Support(Area.SGLANG, Level.TESTED, version, reason)
-    for name in KNOWN_EMBEDDINGS:
-        if name in ("DeepseekScalingRotaryEmbedding", "RotaryEmbedding"):
-            yield Support(Area.EMBEDDING, Level.TESTED, name, "on servers")
+    for name in (*KNOWN_EMBEDDINGS, *MODEL_EMBEDDINGS):
+        if name in _TURNED_ON_SERVERS:
+            yield Support(Area.EMBEDDING, Level.TESTED, name, "on live models")
         else:
             yield Support(Area.EMBEDDING, Level.ADMITTED, name, "start-up compares it with the module's own table")
     for name, kind in KNOWN_POOLS.items():
         yield Support(Area.POOL, Level.TESTED, name, f"holds {kind.name}")
-    for name, plain, reason in PLAIN_LAYOUT:
-        yield Support(Area.POOL, Level.REFUSED, f"{name} other than {plain[0]!r}", reason)
-    unknown = {"any other": "how it rotates or stores keys is not known"}
-    for area, reasons in ((Area.EMBEDDING, REFUSED_EMBEDDINGS), (Area.POOL, REFUSED_POOLS)):
-        yield from (Support(area, Level.REFUSED, name, reason) for name, reason in (reasons | unknown).items())
+    for trait, reason in REFUSED_LAYERS.items():
+        yield _refused(Area.MODEL, f"an attention layer {trait}", Refused(reason))
+    for name, reason in (REFUSED_EMBEDDINGS | {"any other": UNKNOWN_EMBEDDING}).items():
+        yield _refused(Area.EMBEDDING, name, Refused(reason))
+    yield _refused(Area.POOL, "rows of any other dtype", OTHER_ROWS)._replace(feature="fp8_e5m2 and FP4 pools")
+    for name, plain, refused in PLAIN_LAYOUT:
+        yield _refused(Area.POOL, f"{name} other than {plain[0]!r}", refused)
+    for name, refused in (REFUSED_POOLS | {"any other": UNKNOWN_POOL}).items():
+        yield _refused(Area.POOL, name, refused)
+
+
+def _refused(area: Area, what: str, refused: Refused) -> Support:
+    return Support(area, Level.REFUSED, what, refused.reason, change=refused.change)
+
+
+_TURNED_ON_SERVERS: Final = (
+    "DeepseekScalingRotaryEmbedding",
+    "Gemma3RotaryEmbedding",
+    "RotaryEmbedding",
+    "YaRNScalingRotaryEmbedding",
+)
 
 
 SUPPORT: Final = (*_read_table(), *_read_runtime())
@@ -115,6 +139,8 @@ SUPPORT: Final = (*_read_table(), *_read_runtime())
 _WITH_SEQUENCE_TABLES: Final = ("triton", "flashinfer", "trtllm_mha")
 """Attention backends with tables, or counters, for as many sequences as the request pool has rows."""
 _UNBOUNDED: Final = 1 << 20
+ONE_ROW: Final = "triton, flashinfer or trtllm_mha with --max-running-requests 1"
+"""What the table calls those with fewer rows than a splice needs."""
 
 
 def check_support(ctx: BuildContext) -> None:
@@ -132,7 +158,7 @@ def refusals(ctx: BuildContext) -> Iterator[str]:
     for entry in present(ctx, Level.REFUSED):
         value = _value(entry.path, ctx)
         shown = entry.what if isinstance(value, bool) else f"{entry.what} {value}"
-        yield f"--radix-cache-backend pic does not work with {shown}: {entry.reason}; {entry.change}."
+        yield entry.refused.line(shown)
     refusal = refused_backend(ctx.tp_worker.model_runner.prefill_attention_backend_str)
     if refusal:
         yield refusal
@@ -165,11 +191,10 @@ def refused_backend(backend: str) -> str:
     if backend in served:
         return ""
     entry = known.get(backend, known["any other"])
-    change = entry.change or f"choose one of {', '.join(served)} with --attention-backend"
-    return (
-        f"--radix-cache-backend pic does not work with the prefill attention backend {backend!r}: {entry.reason}; "
-        f"{change}."
-    )
+    refused = entry.refused
+    if entry.what == "any other":
+        refused = refused._replace(change=f"choose one of {', '.join(served)} with --attention-backend")
+    return refused.line(f"the prefill attention backend {backend!r}")
 
 
 def _value(path: str, ctx: BuildContext) -> object:
@@ -194,8 +219,9 @@ def max_sequences(runner: ModelRunner) -> int:
     if backend not in _WITH_SEQUENCE_TABLES:
         return _UNBOUNDED
     if rows < 2:
+        entry = find(Area.ATTENTION, ONE_ROW)
+        assert entry is not None, "a row of the table"
         raise UnsupportedError(
-            f"--radix-cache-backend pic does not work with --max-running-requests {rows} on the prefill attention "
-            f"backend {backend!r}, which computes at most as many gaps in one pass: allow 2 or more."
+            entry.refused.line(f"--max-running-requests {rows} on the prefill attention backend {backend!r}")
         )
     return rows

@@ -8,7 +8,7 @@ refused: frequencies that depend on the length, layers that use positions in ano
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
@@ -17,7 +17,7 @@ from pic_kernels import RopeParams
 from pic_kernels.numerics import relative_l2
 from torch import Tensor, nn
 
-from sglang_pic.errors import ContractError, UnsupportedError
+from sglang_pic.errors import ContractError, Refused, UnsupportedError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,13 +79,21 @@ class _Rotary(Protocol):
     def _compute_inv_freq(self, argument: float) -> Tensor: ...
 
 
+class _ModelRotary(Protocol):
+    """What is read of a rotary embedding that a model holds for its layers."""
+
+    rope_type: str
+    inv_freq: Tensor
+
+    def __call__(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
 def _read_params(module: nn.Module) -> RopeParams:
     name = type(module).__name__
+    if name in MODEL_EMBEDDINGS:
+        return _read_model_rotary(name, cast(_ModelRotary, module))
     if name not in KNOWN_EMBEDDINGS:
-        reason = REFUSED_EMBEDDINGS.get(name) or f"its geometry is not known; known are {', '.join(KNOWN_EMBEDDINGS)}"
-        raise UnsupportedError(
-            f"rotary embedding {name}: {reason}. Serve this model without --radix-cache-backend pic."
-        )
+        raise _unsupported(f"the rotary embedding {name}", REFUSED_EMBEDDINGS.get(name, UNKNOWN_EMBEDDING))
     rotary = cast(_Rotary, module)
     # On the device where the module keeps its table, because rounding differs by device.
     with torch.device(rotary.cos_sin_cache.device):
@@ -93,76 +101,106 @@ def _read_params(module: nn.Module) -> RopeParams:
     if name == "LinearScalingRotaryEmbedding":
         factors = list(rotary.scaling_factors)
         if len(factors) != 1:
-            raise UnsupportedError(f"{name} with scaling_factors={factors!r}: one factor is supported.")
+            raise _unsupported(f"{name} of scaling_factors={factors!r}", "one factor is supported")
         # Positions are divided by the factor; in float64, because a float32 quotient is rounded once more.
         inv_freq = inv_freq.to(torch.float64) / float(factors[0])
     elif inv_freq.dtype != torch.float64:
         inv_freq = inv_freq.to(torch.float32)
     rotary_dim = int(rotary.rotary_dim)
     if tuple(inv_freq.shape) != (rotary_dim // 2,) or not bool(inv_freq.isfinite().all()):
-        raise UnsupportedError(
-            f"rotary embedding {name}: read frequencies of shape {tuple(inv_freq.shape)!r} for "
-            f"rotary_dim={rotary_dim!r}; expected ({rotary_dim // 2},), all finite."
+        raise _unsupported(
+            f"frequencies of shape {tuple(inv_freq.shape)!r} in the rotary embedding {name}",
+            f"({rotary_dim // 2},) fits rotary_dim={rotary_dim!r}, all finite",
         )
-    _check_table(name, rotary.cos_sin_cache, inv_freq.to(torch.float64))
+    position = min(_CHECKED_POSITION, len(rotary.cos_sin_cache) - 1)
+    _check_table(name, rotary.cos_sin_cache[position].view(2, -1), position, inv_freq.to(torch.float64))
     return RopeParams(inv_freq=inv_freq, rotary_dim=rotary_dim, is_neox_style=bool(rotary.is_neox_style))
+
+
+def _read_model_rotary(name: str, rotary: _ModelRotary) -> RopeParams:
+    """The rotation of layers that their model computes cosines and sines for; halves are paired, as in NeoX."""
+    if rotary.rope_type not in _FIXED_ROPE_TYPES:
+        raise _unsupported(f"{name} of rope_type {rotary.rope_type!r}", _LENGTH)
+    inv_freq = rotary.inv_freq.detach().to("cpu", torch.float32)
+    with torch.no_grad():
+        position = torch.tensor([[_CHECKED_POSITION]], device=rotary.inv_freq.device)
+        cos, sin = rotary(torch.zeros(1, device=rotary.inv_freq.device), position)
+    half = len(inv_freq)
+    _check_table(
+        name, torch.stack((cos.flatten()[:half], sin.flatten()[:half])), _CHECKED_POSITION, inv_freq.to(torch.float64)
+    )
+    return RopeParams(inv_freq=inv_freq, rotary_dim=2 * half, is_neox_style=True)
 
 
 # What a table may differ by: the rounding of float32 angles, or of entries in the model's dtype. The limits of the
 # start-up check on rows are wider, so that a fault too small for rows of few bits at its shifts is found here.
 _TABLE_LIMITS: Final = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+_CHECKED_POSITION: Final = 1_000
 
 
-def _check_table(name: str, table: Tensor, inv_freq: Tensor) -> None:
-    """Compare the frequencies with the module's own table of cosines and sines, whatever its magnitude is."""
-    position = min(1_000, len(table) - 1)
-    cos_sin = table[position].detach().to("cpu", torch.float64).view(2, -1)
+def _check_table(name: str, cos_sin: Tensor, position: int, inv_freq: Tensor) -> None:
+    """Compare the frequencies with the cosines and sines of the module's own, whatever their magnitude is.
+
+    Args:
+        name: the module's class.
+        cos_sin: of `position`, `[2, rotary_dim / 2]`.
+        position: from 0.
+        inv_freq: what was read.
+    """
+    given = cos_sin.detach().to("cpu", torch.float64)
     angles = position * inv_freq
-    error = relative_l2(cos_sin / cos_sin.norm(dim=0), torch.stack((angles.cos(), angles.sin())))
-    limit = _TABLE_LIMITS.get(table.dtype, 0.0)
+    error = relative_l2(given / given.norm(dim=0), torch.stack((angles.cos(), angles.sin())))
+    limit = _TABLE_LIMITS.get(cos_sin.dtype, 0.0)
     if not error <= limit:
         raise ContractError(
             f"rotary embedding {name}: the table of angles differs from the frequencies read at position {position} by "
-            f"a relative L2 of {error:.2g}; allowed is {limit:.2g} for a {table.dtype} table. This SGLang rotates keys "
-            "in a way this version does not know; serve without --radix-cache-backend pic."
+            f"a relative L2 of {error:.2g}; allowed is {limit:.2g} for a {cos_sin.dtype} table. This SGLang rotates "
+            "keys in a way this version does not know; serve without --radix-cache-backend pic."
         )
 
 
 def _rotary_modules(model: nn.Module) -> dict[int, nn.Module]:
     """The rotary module of every attention layer, by ascending layer id."""
     layers: dict[int, tuple[str, nn.Module]] = {}
-    without: list[str] = []
-    for name, parent in model.named_modules():
+    modules = dict(model.named_modules())
+    for name, parent in modules.items():
         cores = [child for child in parent.children() if _is_a(child, "RadixAttention")]
         if not cores:
             continue
-        _refuse_attention(name, parent, cores)
-        ropes = [child for child in parent.children() if _is_rotary_module(child)]
-        if len(ropes) > 1:
-            classes = ", ".join(type(rope).__name__ for rope in ropes)
-            raise UnsupportedError(
-                f"attention layer {name!r} has {len(ropes)} rotary embeddings ({classes}); expected one."
-            )
-        if not ropes or not all(getattr(parent, flag, True) for flag in _ROPE_FLAGS):
-            without.append(name)
-            continue
+        where = f"attention layer {name!r} ({type(parent).__name__})"
+        rotary = _rotary_of(where, name, parent, modules)
+        for trait, has_it in _TRAITS.items():
+            if any(has_it(parent, core) for core in cores):
+                raise _unsupported(f"{where}, {trait}", REFUSED_LAYERS[trait])
         for layer_id in sorted({int(core.layer_id) for core in cores}):
             if layer_id in layers:
-                raise UnsupportedError(
-                    f"attention layers {layers[layer_id][0]!r} and {name!r} share layer_id={layer_id!r}."
-                )
-            layers[layer_id] = (name, ropes[0])
+                raise _unsupported(f"{where} on the rows of layer {layers[layer_id][0]!r}", REFUSED_LAYERS[_SHARED])
+            layers[layer_id] = (name, rotary)
     if not layers:
-        raise UnsupportedError(
-            f"{type(model).__name__}: no attention layer with a rotary embedding was found; "
-            "only models with RoPE are supported."
-        )
-    if without:
-        raise UnsupportedError(
-            f"{type(model).__name__}: {len(without)} attention layers have no rotary embedding, e.g. {without[0]!r}; "
-            "models that mix layers with and without RoPE are not supported."
-        )
+        raise _unsupported(f"{type(model).__name__}, {_WITHOUT_ROPE}", REFUSED_LAYERS[_WITHOUT_ROPE])
     return {layer_id: rotary for layer_id, (_, rotary) in sorted(layers.items())}
+
+
+def _rotary_of(where: str, name: str, parent: nn.Module, modules: Mapping[str, nn.Module]) -> nn.Module:
+    """What turns the keys of an attention layer."""
+    if type(parent).__name__ in _TURNED_BY_MODEL:
+        # Gemma 3 rotates by what the model hands down: its layers hold another one, without the scaling.
+        above = [name.rsplit(".", steps)[0] for steps in range(1, name.count(".") + 1)]
+        holder = next((modules[each] for each in (*above, "") if hasattr(modules[each], _OF_WINDOWS)), None)
+        if holder is None:
+            raise ContractError(f"{where}: nothing above it has {_OF_WINDOWS!r}; this version was built for 0.5.23.")
+        return cast(nn.Module, getattr(holder, _OF_WINDOWS if parent.is_sliding else _OF_ALL))
+    ropes = [child for child in parent.children() if _is_rotary_module(child)]
+    if len(ropes) > 1:
+        classes = ", ".join(type(rope).__name__ for rope in ropes)
+        raise _unsupported(f"{where}, {_SEVERAL} ({classes})", REFUSED_LAYERS[_SEVERAL])
+    if not ropes or not all(getattr(parent, flag, True) for flag in _ROPE_FLAGS):
+        raise _unsupported(f"{where}, {_WITHOUT_ROPE}", REFUSED_LAYERS[_WITHOUT_ROPE])
+    return ropes[0]
+
+
+def _unsupported(what: str, reason: str) -> UnsupportedError:
+    return UnsupportedError(Refused(reason).line(what))
 
 
 def _is_rotary_module(module: nn.Module) -> bool:
@@ -170,6 +208,10 @@ def _is_rotary_module(module: nn.Module) -> bool:
     return hasattr(module, "rotary_dim") or any(
         "rotaryembedding" in base.__name__.lower() for base in type(module).__mro__
     )
+
+
+def _is_a(module: nn.Module, class_name: str) -> bool:
+    return any(base.__name__ == class_name for base in type(module).__mro__)
 
 
 # A float64 angle is exact to 1e-8 rad far beyond this; no context is longer.
@@ -181,6 +223,37 @@ _ROPE_FLAGS: Final = ("use_rope", "attn_use_rope")
 # Modules that change a key by learned weights after its rotation, so that a moved key is no rotation of it.
 _KEY_NORM_AFTER_ROPE: Final = frozenset({"HunYuanAttention"})
 
+# Attention layers that are given cosines and sines, and what of the model gives them to layers of each kind.
+_TURNED_BY_MODEL: Final = frozenset({"Gemma3Attention"})
+_OF_ALL: Final = "rotary_emb"
+_OF_WINDOWS: Final = "rotary_emb_local"
+_FIXED_ROPE_TYPES: Final = ("default", "linear", "llama3", "yarn")
+
+_WITHOUT_ROPE: Final = "which has no rotary embedding"
+_SEVERAL: Final = "which has several rotary embeddings"
+_SHARED: Final = "which reads the rows of another layer"
+_CROSS: Final = "which attends to other text"
+_NORMED: Final = "which normalises keys after their rotation"
+_IN_CHUNKS: Final = "which attends in chunks"
+
+REFUSED_LAYERS: Final = {
+    _WITHOUT_ROPE: "every layer must have one: keys without a position are not moved",
+    _SEVERAL: "which of them turns the keys is not known",
+    _SHARED: "each layer must have rows of its own",
+    _CROSS: "its keys do not belong to the prompt's tokens",
+    _NORMED: "so that a moved key is no rotation of it",
+    _IN_CHUNKS: "a chunk begins at certain positions, so rows depend on where they stand",
+}
+"""Attention layers whose rows cannot be moved, and why."""
+
+_TRAITS: Final[dict[str, Callable[[nn.Module, nn.Module], bool]]] = {
+    _CROSS: lambda _, core: bool(getattr(core, "is_cross_attention", False)),
+    _NORMED: lambda parent, _: (
+        type(parent).__name__ in _KEY_NORM_AFTER_ROPE and bool(getattr(parent, "use_qk_norm", True))
+    ),
+    _IN_CHUNKS: lambda _, core: bool(getattr(core, "use_irope", False)),
+}
+
 _LENGTH = "its frequencies change with the length, so a shift is not a rotation"
 REFUSED_EMBEDDINGS: Final = {
     "DualChunkRotaryEmbedding": "key positions wrap within a chunk, so a shift is not a rotation",
@@ -190,27 +263,7 @@ REFUSED_EMBEDDINGS: Final = {
     "Gemma4RotaryEmbedding": "its pairs reach across the unrotated part of a head",
     "Phi3LongRoPEScaledRotaryEmbedding": _LENGTH,
 }
-
-
-def _is_a(module: nn.Module, class_name: str) -> bool:
-    return any(base.__name__ == class_name for base in type(module).__mro__)
-
-
-def _refuse_attention(name: str, parent: nn.Module, cores: Sequence[nn.Module]) -> None:
-    """Refuse layers whose keys are not rotations of one another whatever the rotary embedding says."""
-    for core in cores:
-        window = getattr(core, "sliding_window_size", None)
-        if window is not None and window > 0:
-            raise UnsupportedError(
-                f"attention layer {name!r} attends in a sliding window of {window!r} tokens: not supported."
-            )
-        if getattr(core, "is_cross_attention", False):
-            raise UnsupportedError(f"attention layer {name!r} is cross attention: not supported.")
-    if type(parent).__name__ in _KEY_NORM_AFTER_ROPE and getattr(parent, "use_qk_norm", True):
-        raise UnsupportedError(
-            f"attention layer {name!r} ({type(parent).__name__}) normalises keys after their rotation: not supported."
-        )
-
+UNKNOWN_EMBEDDING: Final = "how it rotates keys is not known"
 
 KNOWN_EMBEDDINGS: Final = {
     "DeepseekScalingRotaryEmbedding": "scaling_factor",
@@ -222,3 +275,6 @@ KNOWN_EMBEDDINGS: Final = {
     "YaRNScalingRotaryEmbedding": "scaling_factor",
 }
 """The classes that can be read, with the attribute that is the argument of their `_compute_inv_freq`."""
+
+MODEL_EMBEDDINGS: Final = ("Gemma3RotaryEmbedding",)
+"""The classes that a model holds for its layers and that can be read."""

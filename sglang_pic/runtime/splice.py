@@ -12,7 +12,7 @@ import torch
 from pic_kernels import Backend, Choice, LayerBuffers, RopeParams, choose_mha, choose_mla, splice_mha, splice_mla
 from torch import Tensor
 
-from sglang_pic.errors import UnsupportedError
+from sglang_pic.errors import Refused, UnsupportedError
 from sglang_pic.runtime.rope import RopeGeometry
 from sglang_pic.runtime.views import PoolKind, PoolView
 
@@ -40,17 +40,13 @@ class Splicer:
         """
         pool_ids = tuple(range(view.start_layer, view.start_layer + view.num_layers))
         if pool_ids != geometry.layer_ids:
-            raise UnsupportedError(
-                f"the KV pool holds layers {_span(pool_ids)} and the model's attention layers are "
-                f"{_span(geometry.layer_ids)}: every layer of the pool must be one with RoPE."
-            )
+            found = f"layers {_span(pool_ids)} in the KV pool and {_span(geometry.layer_ids)} with a rotary embedding"
+            raise UnsupportedError(Refused("they must be the same").line(found))
         for rope, _ in geometry.groups():
             fits = rope.rotary_dim == view.rope_dim if view.kind is PoolKind.MLA else rope.rotary_dim <= view.rope_dim
             if not fits:
-                raise UnsupportedError(
-                    f"rotary_dim={rope.rotary_dim!r} does not fit the {view.kind.value} pool's rotary part of "
-                    f"{view.rope_dim!r} dimensions."
-                )
+                found = f"rotary_dim={rope.rotary_dim!r} in {view.kind.value} rows"
+                raise UnsupportedError(Refused(f"their rotary part has {view.rope_dim!r} dimensions").line(found))
         self.view = view
         self.geometry = geometry
         self._max_shift = geometry.max_shift

@@ -13,7 +13,7 @@ from typing import Final, Protocol, cast
 import torch
 from torch import Tensor
 
-from sglang_pic.errors import ContractError, UnsupportedError
+from sglang_pic.errors import ContractError, Refused, UnsupportedError
 
 
 class PoolKind(Enum):
@@ -102,7 +102,7 @@ def view_pool(kv_pool: object) -> PoolView:
     except AttributeError as error:
         raise ContractError(f"{name}.{error.name}: missing; this version was built for SGLang 0.5.23.") from error
     if not keys:
-        raise UnsupportedError(f"{name}: it holds no layer.")
+        raise UnsupportedError(Refused("it holds no layer").line(f"the KV pool {name}"))
     return PoolView(
         kind=kind,
         keys=keys,
@@ -117,38 +117,48 @@ def view_pool(kv_pool: object) -> PoolView:
 
 
 KNOWN_POOLS: Final = {"MHATokenToKVPool": PoolKind.MHA, "MLATokenToKVPool": PoolKind.MLA}
+KEEP_ALL_ROWS: Final = "start with --disable-hybrid-swa-memory, which keeps all rows"
+OTHER_ROWS: Final = Refused("no kernel rotates them", "start with --kv-cache-dtype auto or fp8_e4m3")
 _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 
+_FP8: Final = "use --kv-cache-dtype auto or fp8_e4m3"
+_PLAIN_ROWS: Final = "unset SGLANG_USE_HND_KVCACHE and the layout flags"
+
 REFUSED_POOLS: Final = {
-    "BaseSWAKVPool": "sliding-window layers forget rows",
-    "DSATokenToKVPool": "its sparse-attention indexer keeps rotated keys of its own",
-    "HybridLinearKVPool": "linear-attention state cannot be moved",
-    "MHATokenToKOnlyPool": "it holds no values",
-    "MHATokenToKVPoolFP4": "FP4 rows cannot be rotated; use --kv-cache-dtype auto or fp8_e4m3",
-    "MHATokenToKVPoolMXFP8": "block-scaled rows cannot be rotated; use --kv-cache-dtype auto or fp8_e4m3",
-    "MiniMaxSparseKVPool": "its sparse-attention indexer keeps rotated keys of its own",
-    "MLATokenToKVPoolFP4": "FP4 rows cannot be rotated; use --kv-cache-dtype auto or fp8_e4m3",
-    "NoOpMHATokenToKVPool": "it keeps no rows",
-    "PageInterleaveKVPoolMixin": "its pages are spread over ranks; serve without --enable-kv-cache-sharding",
-    "PageMajorMHATokenToKVPool": "its rows lie layer by layer within a page; serve without the page-major layout",
-    "SWAKVPool": "sliding-window layers forget rows",
-    "UnifiedMHATokenToKVPool": "its slots are translated on every access; serve without --enable-unified-memory",
-    "UnifiedMLATokenToKVPool": "its slots are translated on every access; serve without --enable-unified-memory",
+    "BaseSWAKVPool": Refused("rows outside sliding windows are dropped", KEEP_ALL_ROWS),
+    "DSATokenToKVPool": Refused("its sparse-attention indexer keeps rotated keys of its own"),
+    "HybridLinearKVPool": Refused("linear-attention state cannot be moved"),
+    "MHATokenToKOnlyPool": Refused("it holds no values"),
+    "MHATokenToKVPoolFP4": Refused("FP4 rows cannot be rotated", _FP8),
+    "MHATokenToKVPoolMXFP8": Refused("block-scaled rows cannot be rotated", _FP8),
+    "MiniMaxSparseKVPool": Refused("its sparse-attention indexer keeps rotated keys of its own"),
+    "MLATokenToKVPoolFP4": Refused("FP4 rows cannot be rotated", _FP8),
+    "NoOpMHATokenToKVPool": Refused("it keeps no rows"),
+    "PageInterleaveKVPoolMixin": Refused("its pages are spread over ranks", "remove --enable-kv-cache-sharding"),
+    "PageMajorMHATokenToKVPool": Refused("its rows lie layer by layer within a page", "unset the page-major layout"),
+    "SWAKVPool": Refused("rows outside sliding windows are dropped", KEEP_ALL_ROWS),
+    "UnifiedMHATokenToKVPool": Refused("its slots are translated on every access", "remove --enable-unified-memory"),
+    "UnifiedMLATokenToKVPool": Refused("its slots are translated on every access", "remove --enable-unified-memory"),
 }
+UNKNOWN_POOL: Final = Refused("how it stores rows is not known")
 
 # Attributes that mark another layout inside a known class, with the values they have in the plain one.
-PLAIN_LAYOUT: Final[tuple[tuple[str, tuple[object, ...], str], ...]] = (
-    ("kv_cache_layout", ("nhd",), "rows must be [slot, head, dim]; unset SGLANG_USE_HND_KVCACHE and the layout flags"),
-    ("use_hnd", (False,), "rows must be [slot, head, dim]; unset SGLANG_USE_HND_KVCACHE"),
+PLAIN_LAYOUT: Final[tuple[tuple[str, tuple[object, ...], Refused], ...]] = (
+    ("kv_cache_layout", ("nhd",), Refused("rows must be [slot, head, dim]", _PLAIN_ROWS)),
+    ("use_hnd", (False,), Refused("rows must be [slot, head, dim]", _PLAIN_ROWS)),
+    ("is_quantized_kv_cache", (False,), Refused("block-quantised rows cannot be rotated", _FP8)),
     (
-        "is_quantized_kv_cache",
+        "post_capture_active",
         (False,),
-        "block-quantised rows cannot be rotated; use --kv-cache-dtype auto or fp8_e4m3",
+        Refused("buffers are replaced after graph capture", "turn post-capture KV backing off"),
     ),
-    ("post_capture_active", (False,), "buffers are replaced after graph capture; turn post-capture KV backing off"),
-    ("use_dsa", (False,), "a sparse-attention indexer keeps rotated keys of its own"),
-    ("layer_shard_enabled", (False,), "KV-cache sharding spreads layers over ranks; turn it off"),
-    ("kv_scale_buffer", (None,), "block-scaled rows cannot be rotated; use --kv-cache-dtype auto or fp8_e4m3"),
+    ("use_dsa", (False,), Refused("a sparse-attention indexer keeps rotated keys of its own")),
+    (
+        "layer_shard_enabled",
+        (False,),
+        Refused("KV-cache sharding spreads layers over ranks", "remove --enable-kv-cache-sharding"),
+    ),
+    ("kv_scale_buffer", (None,), Refused("block-scaled rows cannot be rotated", _FP8)),
 )
 
 
@@ -170,25 +180,23 @@ class _Pool(Protocol):
 
 
 def _refusal(kv_pool: object) -> str:
-    name = type(kv_pool).__name__
-    supported = " and ".join(sorted(KNOWN_POOLS))
-    for base in type(kv_pool).__mro__:
-        if base.__name__ in REFUSED_POOLS:
-            return f"KV pool {name}: {REFUSED_POOLS[base.__name__]}. Supported are {supported}."
-    parents = [base.__name__ for base in type(kv_pool).__mro__[1:] if base.__name__ in KNOWN_POOLS]
-    reason = f"a {parents[0]} with a layout of its own, which is not known" if parents else "its layout is not known"
-    return f"KV pool {name}: {reason}. Supported are {supported}."
+    name = f"the KV pool {type(kv_pool).__name__}"
+    bases = [base.__name__ for base in type(kv_pool).__mro__]
+    for base in bases:
+        if base in REFUSED_POOLS:
+            return REFUSED_POOLS[base].line(name)
+    parents = [base for base in bases[1:] if base in KNOWN_POOLS]
+    return UNKNOWN_POOL.line(f"{name}, a {parents[0]} with a layout of its own" if parents else name)
 
 
 def _refuse_layout(pool: _Pool) -> None:
-    name = type(pool).__name__
-    for attribute, plain, reason in PLAIN_LAYOUT:
+    name = f"the KV pool {type(pool).__name__}"
+    for attribute, plain, refused in PLAIN_LAYOUT:
         value = getattr(pool, attribute, plain[0])
         if value not in plain:
-            raise UnsupportedError(f"KV pool {name}.{attribute}={value!r}: {reason}.")
+            raise UnsupportedError(refused.line(f"{name} of {attribute}={value!r}"))
     if pool.dtype not in _DTYPES:
-        allowed = ", ".join(str(dtype) for dtype in _DTYPES)
-        raise UnsupportedError(f"KV pool {name}.dtype={pool.dtype!r}: must be one of {allowed}; set --kv-cache-dtype.")
+        raise UnsupportedError(OTHER_ROWS.line(f"{name} with rows of {str(pool.dtype).removeprefix('torch.')}"))
 
 
 def _typed(pool: _Pool, buffers: list[Tensor], shape: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -196,10 +204,8 @@ def _typed(pool: _Pool, buffers: list[Tensor], shape: tuple[int, ...]) -> tuple[
     name = type(pool).__name__
     for layer, buffer in enumerate(buffers):
         if tuple(buffer.shape) != shape or not buffer.is_contiguous():
-            raise UnsupportedError(
-                f"KV pool {name}: layer {layer} has shape {tuple(buffer.shape)!r} and strides {buffer.stride()!r}; "
-                f"only contiguous {shape!r} is supported."
-            )
+            found = f"layer {layer} of shape {tuple(buffer.shape)!r}, strides {buffer.stride()!r} in the KV pool {name}"
+            raise UnsupportedError(Refused(f"rows must be contiguous, {shape!r}", _PLAIN_ROWS).line(found))
         if buffer.element_size() != pool.dtype.itemsize:
             raise ContractError(f"KV pool {name}: layer {layer} stores {buffer.dtype} for rows of {pool.dtype}.")
     return tuple(buffer if buffer.dtype == pool.dtype else buffer.view(pool.dtype) for buffer in buffers)

@@ -83,9 +83,7 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
     gqa, mla = without_weights("tiny-gqa"), without_weights("tiny-mla")
     long = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     dynamic = without_weights("tiny-gqa", rope_scaling=long, rope_parameters=long)
-    windows = ["sliding_attention", "full_attention"] * 2
-    gemma3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "layer_types": windows}
-    gemma = without_weights("tiny-gqa", **gemma3)
+    gemma, gpt_oss = without_weights("tiny-gemma3"), without_weights("tiny-gpt-oss")
     hybrid = without_weights("tiny-gqa", architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next")
     (folder / "empty").mkdir()
     dp = ["--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"]
@@ -104,7 +102,9 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
             "no tree": on("h100", gqa, "--disable-radix-cache"),
             "deterministic": on("h100", gqa, "--enable-deterministic-inference"),
             "on policy": on("h100", gqa, "--rl-on-policy-target", "fsdp"),
-            "windows": on("h100", gemma),
+            "windows": on("h100", gpt_oss),
+            "plain pool": on("h100", gpt_oss, "--disable-hybrid-swa-memory"),
+            "always plain": on("h100", gemma),
             "states": on("h100", hybrid),
             "config": on("h100", gqa, config='{"audit_rate": 7}'),
             "sglang": on("h100", gqa, "--enable-prefill-cp"),
@@ -163,13 +163,13 @@ def test_everything_that_is_refused_is_said_at_once(answers: dict[str, Answer]) 
 
 @pytest.mark.feature("--speculative-algorithm", "--enable-hierarchical-cache", "--disaggregation-mode")
 @pytest.mark.feature("--disable-radix-cache", "--pp-size")
-@pytest.mark.feature("a model with sliding-window layers", "a model with state-space layers")
+@pytest.mark.feature("sliding windows in a pool of their own", "a model with state-space layers")
 @pytest.mark.parametrize(
     ("case", "refused"),
     [
         ("draft, host, transfer", ["--disaggregation-mode", "--enable-hierarchical-cache", "--speculative-algorithm"]),
         ("no tree", ["--disable-radix-cache"]),
-        ("windows", ["a model with sliding-window layers"]),
+        ("windows", ["sliding windows in a pool of their own"]),
         ("states", ["a model with state-space layers"]),
         ("refused", ["--pp-size", "rows of float8_e5m2"]),
     ],
@@ -201,7 +201,7 @@ def test_features_that_flags_switch_on_are_judged(answers: dict[str, Answer]) ->
         ),
         ("config", r"SGLANG_PIC_CONFIG: audit_rate=7.*"),
         ("sglang", r"SGLang itself refuses these arguments: --cp-strategy must be set .*"),
-        ("few rows", r"--radix-cache-backend pic does not work with --max-running-requests 1 .*: allow 2 or more\."),
+        ("few rows", r"--radix-cache-backend pic does not work with --max-running-requests 1 .*; allow 2 or more\."),
     ],
 )
 def test_a_refusal_is_one_line_and_a_failed_check(case: str, line: str, answers: dict[str, Answer]) -> None:
@@ -232,6 +232,22 @@ def test_what_would_be_computed_follows_from_the_flags(answers: dict[str, Answer
     assert "(--skip-tokenizer-init) `notes` is `recompile`" in computed
     assert answers["lora"].level(Area.FEATURE, "LoRA adapters") == "tested"
     assert answers["hopper"].found["computed"], "requests opt out on every server"
+
+
+@pytest.mark.parametrize(
+    ("case", "model", "embedding"),
+    [
+        ("plain pool", "GptOssForCausalLM", "YaRNScalingRotaryEmbedding"),
+        ("always plain", "Gemma3ForCausalLM", "Gemma3RotaryEmbedding"),
+    ],
+)
+def test_windows_in_a_plain_pool_are_served(case: str, model: str, embedding: str, answers: dict[str, Answer]) -> None:
+    """And the flag that makes the pool plain is in the line that refuses the other one."""
+    assert (answers[case].code, answers[case].found["refused"]) == (0, [])
+    assert answers[case].level(Area.MODEL, model) == "tested"
+    assert answers[case].level(Area.EMBEDDING, embedding) == "tested"
+    (line,) = answers["windows"].found["refused"]
+    assert line.endswith("; start with --disable-hybrid-swa-memory, which keeps all rows.")
 
 
 @pytest.mark.feature("deterministic inference")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -119,6 +121,28 @@ def test_every_known_class_name_is_sglangs() -> None:
     """A class renamed by SGLang must not turn a reasoned refusal, or support, into "unknown"."""
     assert set(rope.KNOWN_EMBEDDINGS) | set(rope.REFUSED_EMBEDDINGS) <= set(vars(factory))
     assert set(views.KNOWN_POOLS) <= set(vars(memory_pool))
+    gemma3 = importlib.import_module("sglang.srt.models.gemma3_causal")
+    assert set(rope.MODEL_EMBEDDINGS) | rope._TURNED_BY_MODEL <= set(vars(gemma3))
+
+
+@pytest.mark.parametrize("scaling", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 8.0}])
+def test_what_gemma3_hands_to_its_layers_is_read(scaling: dict[str, Any]) -> None:
+    """By SGLang's own module, and keys turned by Hugging Face's function as its layers turn them."""
+    gemma3 = importlib.import_module("sglang.srt.models.gemma3_causal")
+    config = SimpleNamespace(rope_parameters={"rope_theta": 1e6, **scaling}, max_position_embeddings=8_192, head_dim=64)
+    config.standardize_rope_params = lambda: None
+    rotary = gemma3.Gemma3RotaryEmbedding(config)
+    params = rope._read_params(rotary)
+    assert (params.rotary_dim, params.is_neox_style) == (64, True)
+
+    class Turns(nn.Module):
+        head_size = 64
+
+        def forward_native(self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> Any:
+            cos, sin = (part.reshape(-1, 64) for part in rotary(key, positions[None]))
+            return gemma3.apply_rotary_pos_emb(query, key, cos, sin)
+
+    assert models.rotation_error(Turns(), params) <= 1e-3
 
 
 @pytest.mark.parametrize(
@@ -128,7 +152,7 @@ def test_pools_with_a_reason_of_their_own_give_it(name: str) -> None:
     """By SGLang's own class, whose bases decide which reason is found."""
     module = importlib.import_module("sglang.srt.mem_cache.swa_memory_pool") if name == "SWAKVPool" else memory_pool
     pool = object.__new__(getattr(module, name))
-    with pytest.raises(UnsupportedError, match=f"KV pool {name}: {views.REFUSED_POOLS[name][:20]}"):
+    with pytest.raises(UnsupportedError, match=f"KV pool {name}: {views.REFUSED_POOLS[name].reason}"):
         view_pool(pool)
 
 

@@ -31,6 +31,8 @@ class SharedServer(NamedTuple):
     """What of the benchmarks' probe plugin is on; `None` for a server as users run it."""
     env: Mapping[str, str] = MappingProxyType({})
     """Beyond this process's environment."""
+    is_slow: bool = False
+    """Its tests run on demand, as `slow`."""
 
 
 _TAKE_EVERY_RUN = {"cost_gate": "off"}
@@ -92,6 +94,13 @@ SERVERS = {
     "mla_page16_tp2": _tiny(
         *("mla", "--page-size", "16", "--tp-size", "2"), config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO
     )._replace(env=faults.ENVIRONMENT),
+    # With every commit their models run without a server: tests/adapter/test_windows.py.
+    "gemma3_page1": _tiny("gemma3", "--page-size", "1", config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO)._replace(
+        is_slow=True
+    ),
+    "gpt_oss_page16": _tiny(
+        *("gpt-oss", "--page-size", "16", "--disable-hybrid-swa-memory"), config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO
+    )._replace(is_slow=True),
 }
 
 
@@ -107,7 +116,8 @@ def on_each_server(*names: str) -> pytest.MarkDecorator:
 
 def _named(*names: str) -> Any:
     assert set(names) <= set(SERVERS), names
-    return pytest.param(names, id="@" + "+".join(names))
+    marks = [pytest.mark.slow] if any(SERVERS[name].is_slow for name in names) else []
+    return pytest.param(names, id="@" + "+".join(names), marks=marks)
 
 
 class OneServer:

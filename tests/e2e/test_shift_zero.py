@@ -15,7 +15,9 @@ from tests.e2e.serving import Client, divergence, random_tokens
 pytestmark = pytest.mark.e2e
 
 # Every model family, number of ranks and page size at least once with each of the others.
-at_shift_zero = on_each_server("gqa_page16", "gqa_page1_tp2", "mla_page1", "mla_page16_tp2")
+at_shift_zero = on_each_server(
+    "gqa_page16", "gqa_page1_tp2", "mla_page1", "mla_page16_tp2", "gemma3_page1", "gpt_oss_page16"
+)
 
 
 @at_shift_zero

@@ -6,10 +6,15 @@ attributes is one of them. `tests/adapter` runs the same code on the real ones.
 
 from __future__ import annotations
 
+import re
+
 import torch
 from pic_kernels import RopeParams, splice_mla
 from pic_kernels.numerics import relative_l2
 from torch import Tensor, nn
+
+LINE = re.compile(r"--radix-cache-backend pic does not work with [^:]+: [^;\n]+; [^;\n]+\.")
+"""What every refusal looks like: what, why, and what to change."""
 
 
 class RotaryEmbedding(nn.Module):
@@ -82,8 +87,16 @@ class NovelRotaryEmbedding(RotaryEmbedding):
 
 
 class RadixAttention(nn.Module):
-    def __init__(self, layer_id: int, *, sliding_window_size: int = -1, is_cross_attention: bool = False) -> None:
+    def __init__(
+        self,
+        layer_id: int,
+        *,
+        sliding_window_size: int = -1,
+        is_cross_attention: bool = False,
+        use_irope: bool = False,
+    ) -> None:
         super().__init__()
+        self.use_irope = use_irope
         self.layer_id = layer_id
         self.sliding_window_size = sliding_window_size
         self.is_cross_attention = is_cross_attention
@@ -103,6 +116,34 @@ class Attention(nn.Module):
 
 class HunYuanAttention(Attention):
     pass
+
+
+class Gemma3Attention(Attention):
+    pass
+
+
+class Gemma3RotaryEmbedding(nn.Module):
+    """What the model computes for its layers; `angle_factor` is a fault."""
+
+    def __init__(self, *, base: float, factor: float = 1.0, rotary_dim: int = 16) -> None:
+        super().__init__()
+        self.rope_type = "default" if factor == 1.0 else "linear"
+        self.register_buffer("inv_freq", 1.0 / base ** (torch.arange(0, rotary_dim, 2).float() / rotary_dim) / factor)
+        self.angle_factor = 1.0
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angles = position_ids[..., None].float() * self.inv_freq * self.angle_factor
+        both = torch.cat((angles, angles), dim=-1)
+        return both.cos().to(x.dtype), both.sin().to(x.dtype)
+
+
+def make_gemma3(*, base: float, factor: float, base_of_windows: float) -> nn.Module:
+    """Three layers, of which the second has no window."""
+    layers = [Gemma3Attention(RotaryEmbedding(base=3.0), RadixAttention(i), is_sliding=i != 1) for i in range(3)]
+    model = make_model(*layers)
+    model.rotary_emb = Gemma3RotaryEmbedding(base=base, factor=factor)
+    model.rotary_emb_local = Gemma3RotaryEmbedding(base=base_of_windows)
+    return model
 
 
 def make_model(*layers: nn.Module) -> nn.Module:

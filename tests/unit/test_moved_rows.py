@@ -161,7 +161,10 @@ def test_one_wrong_layer_is_named_among_noisy_ones(kind: PoolKind, name: str) ->
 def test_rows_that_depend_on_the_position_otherwise_are_refused(kind: PoolKind, rest: str) -> None:
     model = Model(kind, torch.float32)
     model.position_dependent = 0.01
-    with pytest.raises(UnsupportedError, match=rf"^layer 0: {rest} computed 1 positions away .*absolute"):
+    with pytest.raises(
+        UnsupportedError,
+        match=rf"with this model: it depends on absolute .*\({rest} of layer 0, computed 1 positions away",
+    ):
         model.check()
 
 

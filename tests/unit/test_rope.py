@@ -78,6 +78,41 @@ def test_m_rope_is_read() -> None:
     assert models.rotation_error(rotary, _read(models.make_llama(rotary=rotary)).params[0]) < 1e-3
 
 
+def test_layers_with_windows_are_read() -> None:
+    """A window is a matter of which rows are read; what a row holds turns as in any other layer."""
+    rotary = models.RotaryEmbedding()
+    model = models.make_model(
+        *(models.Attention(rotary, models.RadixAttention(i, sliding_window_size=w)) for i, w in enumerate((4_095, -1)))
+    )
+    assert [indices for _, indices in _read(model).groups()] == [[0, 1]]
+
+
+def test_gemma3_turns_by_what_the_model_hands_down() -> None:
+    """Its layers hold another embedding, which knows no scaling; those with windows are given one of their own."""
+    model = models.make_gemma3(base=1e6, factor=8.0, base_of_windows=1e4)
+    geometry = _read(model)
+    assert geometry.layer_ids == (0, 1, 2)
+    [(local, in_windows), (wide, others)] = geometry.groups()
+    assert (in_windows, others) == ([0, 2], [1])
+    exponents = torch.arange(0, 16, 2) / 16
+    assert torch.allclose(local.inv_freq, 1e4**-exponents)
+    assert torch.allclose(wide.inv_freq, 1e6**-exponents / 8)
+    assert local.is_neox_style
+    model.rotary_emb.rope_type = "dynamic"
+    with pytest.raises(UnsupportedError, match="Gemma3RotaryEmbedding of rope_type 'dynamic': its frequencies"):
+        _read(model)
+    model.rotary_emb.rope_type = "linear"
+    model.rotary_emb.angle_factor = 1.1
+    with pytest.raises(ContractError, match=r"Gemma3RotaryEmbedding: the table of angles differs .* position 1000"):
+        _read(model)
+
+
+def _with_two_rotations() -> nn.Module:
+    layer = models.Attention(models.RotaryEmbedding(), models.RadixAttention(1))
+    layer.add_module("rotary_emb_2", models.RotaryEmbedding())
+    return layer
+
+
 def _layer(rotary: nn.Module | None, **core: int) -> nn.Module:
     return models.Attention(rotary, models.RadixAttention(1, **core))
 
@@ -87,26 +122,29 @@ def _layer(rotary: nn.Module | None, **core: int) -> nn.Module:
     [
         (_layer(models.DynamicNTKScalingRotaryEmbedding()), "DynamicNTKScalingRotaryEmbedding.*change with the length"),
         (_layer(models.Phi3LongRoPEScaledRotaryEmbedding()), "Phi3LongRoPEScaledRotaryEmbedding"),
-        (_layer(models.NovelRotaryEmbedding()), "NovelRotaryEmbedding: its geometry is not known"),
-        (_layer(None), "1 attention layers have no rotary embedding, e.g. 'layers.1'"),
-        (_layer(models.RotaryEmbedding(), sliding_window_size=4_096), "sliding window of 4096"),
-        (_layer(models.RotaryEmbedding(), is_cross_attention=True), "cross attention"),
+        (_layer(models.NovelRotaryEmbedding()), "NovelRotaryEmbedding: how it rotates keys is not known"),
+        (_layer(None), r"layer 'layers\.1' \(Attention\), which has no rotary embedding: every layer must have one"),
+        (_layer(models.RotaryEmbedding(), is_cross_attention=True), "which attends to other text"),
+        (_layer(models.RotaryEmbedding(), use_irope=True), "which attends in chunks"),
+        (models.Attention(nn.ModuleList([models.RotaryEmbedding()] * 2), models.RadixAttention(1)), "no rotary"),
+        (_with_two_rotations(), r"several rotary embeddings \(RotaryEmbedding, RotaryEmbedding\)"),
         (models.Attention(models.RotaryEmbedding(), models.RadixAttention(1), use_rope=False), "no rotary embedding"),
-        (models.Attention(models.RotaryEmbedding(), models.RadixAttention(0)), "share layer_id=0"),
+        (models.Attention(models.RotaryEmbedding(), models.RadixAttention(0)), "on the rows of layer 'layers.0'"),
         (
             models.HunYuanAttention(models.RotaryEmbedding(), models.RadixAttention(1), use_qk_norm=True),
-            "normalises keys after their rotation",
+            "which normalises keys after their rotation",
         ),
     ],
 )
 def test_refuses_layers_by_name(layer: nn.Module, match: str) -> None:
     """Next to a plain layer: one layer that cannot be shifted is enough."""
-    with pytest.raises(UnsupportedError, match=match):
+    with pytest.raises(UnsupportedError, match=match) as caught:
         _read(models.make_model(models.Attention(models.RotaryEmbedding(), models.RadixAttention(0)), layer))
+    assert models.LINE.fullmatch(str(caught.value))
 
 
 def test_refuses_a_model_without_rope() -> None:
-    with pytest.raises(UnsupportedError, match="only models with RoPE"):
+    with pytest.raises(UnsupportedError, match="Linear, which has no rotary embedding"):
         _read(nn.Linear(2, 2))
 
 

@@ -85,10 +85,10 @@ def test_broken_operands_write_nothing(
 @pytest.mark.parametrize(
     ("pool", "match"),
     [
-        (models.MHATokenToKVPool(layer_num=2), r"layers \[0, 2\).*are \[0, 3\)"),
+        (models.MHATokenToKVPool(layer_num=2), r"layers \[0, 2\) in the KV pool and \[0, 3\) with"),
         (models.MHATokenToKVPool(start_layer=1), r"layers \[1, 4\)"),
-        (models.MHATokenToKVPool(head_dim=8), "rotary_dim=16 does not fit"),
-        (models.MLATokenToKVPool(qk_rope_head_dim=32), "rotary_dim=16 does not fit the mla"),
+        (models.MHATokenToKVPool(head_dim=8), "rotary_dim=16 in mha rows"),
+        (models.MLATokenToKVPool(qk_rope_head_dim=32), "rotary_dim=16 in mla rows"),
     ],
 )
 def test_a_pool_that_is_not_the_models_is_refused(pool: object, match: str) -> None:

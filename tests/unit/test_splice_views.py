@@ -36,16 +36,17 @@ def test_fp8_pools_store_bytes() -> None:
     ("pool", "match"),
     [
         (models.DSATokenToKVPool(), "DSATokenToKVPool: its sparse-attention indexer"),
-        (models.PageInterleaveMHATokenToKVPool(), "PageInterleaveMHATokenToKVPool: a MHATokenToKVPool with a layout"),
-        (models.SWAKVPool(), "SWAKVPool: sliding-window"),
-        (object(), "object: its layout is not known"),
-        (models.MHATokenToKVPool(dtype=torch.float8_e5m2), r"dtype=torch.float8_e5m2.*--kv-cache-dtype"),
+        (models.PageInterleaveMHATokenToKVPool(), "PageInterleaveMHATokenToKVPool, a MHATokenToKVPool with a layout"),
+        (models.SWAKVPool(), "SWAKVPool: .*; start with --disable-hybrid-swa-memory"),
+        (object(), "object: how it stores rows is not known"),
+        (models.MHATokenToKVPool(dtype=torch.float8_e5m2), "rows of float8_e5m2: .*--kv-cache-dtype"),
         (models.MHATokenToKVPool(layer_num=0), "no layer"),
     ],
 )
 def test_refuses_pools_by_name(pool: object, match: str) -> None:
-    with pytest.raises(UnsupportedError, match=match):
+    with pytest.raises(UnsupportedError, match=match) as caught:
         view_pool(pool)
+    assert models.LINE.fullmatch(str(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -61,14 +62,15 @@ def test_refuses_pools_by_name(pool: object, match: str) -> None:
 def test_refuses_layouts_by_attribute(attribute: str, value: object) -> None:
     pool = models.MHATokenToKVPool()
     setattr(pool, attribute, value)
-    with pytest.raises(UnsupportedError, match=f"{attribute}={value!r}"):
+    with pytest.raises(UnsupportedError, match=f"{attribute}={value!r}") as caught:
         view_pool(pool)
+    assert models.LINE.fullmatch(str(caught.value))
 
 
 def test_refuses_buffers_of_another_shape() -> None:
     pool = models.MHATokenToKVPool()
     pool.k_buffer[1] = pool.k_buffer[1].transpose(0, 1).contiguous()
-    with pytest.raises(UnsupportedError, match="layer 1 has shape"):
+    with pytest.raises(UnsupportedError, match="layer 1 of shape"):
         view_pool(pool)
 
 

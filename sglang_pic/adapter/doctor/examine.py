@@ -76,8 +76,7 @@ def _refusals(resolved: Resolved) -> Iterator[str]:
     yield from _refused_by(lambda: max_sequences(resolved.context.tp_worker.model_runner))
     for judged in (_embedding(resolved), _rows(resolved)):
         if judged.level is Level.REFUSED:
-            change = judged.change or "serve this model without --radix-cache-backend pic"
-            yield f"--radix-cache-backend pic does not work with {judged.what}: {judged.reason}; {change}."
+            yield judged.refused.line(judged.what)
 
 
 def _contract_state(changed: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -115,22 +115,25 @@ def _read(args: Any) -> Resolved:
     )
     runner = SimpleNamespace(
         prefill_attention_backend_str=attention_backends_of(view)[0],
+        prefill_aware_swa=model_config.hf_config.architectures[0] == "UnlimitedOCRForCausalLM",
         # Where no flag says it, SGLang makes the pool as large as memory allows.
         req_to_token_pool=SimpleNamespace(size=view.max_running_requests or 1 << 10),
     )
-    kinds = getattr(model_config.hf_text_config, "layer_types", None)
     context = SimpleNamespace(
         server_args=args,
         model_config=model_config,
         tp_worker=SimpleNamespace(model_runner=runner),
-        # Start-up finds windows in the layers of a model that keeps all rows, such as Gemma 3, too.
-        is_hybrid_swa=model_config.is_hybrid_swa or "sliding_attention" in (kinds or ()),
+        is_hybrid_swa=model_config.is_hybrid_swa,
         is_hybrid_ssm=uses_ssm_state(model_config),
         is_dsa=is_deepseek_dsa(model_config.hf_config),
         disable_radix_cache=view.disable_radix_cache,
         enable_hierarchical_cache=view.enable_hierarchical_cache,
     )
     return Resolved(context, view, dtype, _embedding_of(model_config))
+
+
+# Their layers hold another one, and do not use it.
+_TURNED_BY_MODEL: Final = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 
 
 class _Found(Exception):
@@ -145,6 +148,8 @@ def _embedding_of(model_config: Any) -> str | None:
     def found(self: object, *_: object, **__: object) -> None:
         raise _Found(type(self).__name__)
 
+    if model_config.hf_config.architectures[0] in _TURNED_BY_MODEL:
+        return "Gemma3RotaryEmbedding"
     config = model_config.hf_text_config
     theta, scaling = get_rope_config(config)
     head_dim = getattr(config, "qk_rope_head_dim", None) or model_config.head_dim

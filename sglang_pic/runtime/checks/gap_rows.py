@@ -13,7 +13,7 @@ import torch
 from pic_kernels.numerics import relative_l2
 from torch import Tensor
 
-from sglang_pic.errors import ContractError, UnsupportedError
+from sglang_pic.errors import ContractError, Refused, UnsupportedError
 from sglang_pic.runtime.checks.moved_rows import ROW_LIMITS
 from sglang_pic.runtime.views import PoolView
 
@@ -91,9 +91,10 @@ def judge_gaps(errors: Tensor, view: PoolView, backend: str) -> GapErrors:
         )
     unread = float(errors[1:].min()) if len(errors) > 1 else 0.0
     if unread > _UNREAD:
-        raise UnsupportedError(
-            f"--radix-cache-backend pic does not work with the prefill attention backend {backend!r} on this model: "
+        reason = (
             f"tokens behind a splice do not read its rows ({unread:.2g} of the way to what they are without them; "
-            f"allowed is {_UNREAD}). Choose another one with --attention-backend."
+            f"allowed is {_UNREAD})"
         )
+        refused = Refused(reason, "choose another one with --attention-backend")
+        raise UnsupportedError(refused.line(f"the prefill attention backend {backend!r} on this model"))
     return GapErrors(first, unread)

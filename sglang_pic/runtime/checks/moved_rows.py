@@ -16,7 +16,7 @@ import torch
 from pic_kernels.numerics import relative_l2
 from torch import Tensor
 
-from sglang_pic.errors import ContractError, UnsupportedError
+from sglang_pic.errors import ContractError, Refused, UnsupportedError
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind, PoolView
 
@@ -157,10 +157,8 @@ def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErro
                 "base, layout or scaling is not what was read from the model; serve without --radix-cache-backend pic."
             )
         rest_name = "latent rows" if view.kind is PoolKind.MLA else "values"
-        raise UnsupportedError(
-            f"{where}: {rest_name} computed {shifts[at]} positions away differ {measured}. This model depends on "
-            "absolute positions beside its rotary embedding; serve it without --radix-cache-backend pic."
-        )
+        reason = f"it depends on absolute positions beside its rotary embedding ({rest_name} of {where}, computed "
+        raise UnsupportedError(Refused(f"{reason}{shifts[at]} positions away, differ {measured})").line("this model"))
     farthest = max(range(len(shifts)), key=lambda at: abs(shifts[at]))
     worst = errors[..., :2].amax(dim=(0, 2))
     return RowErrors(

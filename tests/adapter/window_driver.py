@@ -1,0 +1,152 @@
+"""A live model with sliding windows in a process of its own: gap batches against full prefills; no server.
+
+Not a test: `test_windows.py` starts it. Runs are laid out by hand, so that the edge of a window lies where a case wants
+it. Prints one JSON object: what `measure` found by case, and what the model is.
+
+    python -m tests.adapter.window_driver MODEL PAGE_SIZE
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from pic_kernels.numerics import relative_l2
+
+from sglang_pic.adapter.hooks import apply_hooks
+from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
+from sglang_pic.adapter.probe.slots import borrow_slots
+from sglang_pic.adapter.serve.forward import ForwardPath, hand_over
+from sglang_pic.adapter.serve.gap_batch import build_gap_batch
+from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.startup.row_check import check_rows
+from sglang_pic.core import Path, Plan, Run
+from sglang_pic.runtime import read_geometry, view_pool
+from sglang_pic.runtime.checks.gap_rows import read_rows
+from sglang_pic.runtime.splice import Splicer
+from tests.adapter.test_windows import CASES, NUM_TOKENS, SHIFT
+
+
+class Bench:
+    """The live model, and three sets of slots: rows computed at 0, rows computed at `SHIFT`, rows that are written."""
+
+    def __init__(self, runner: Any, path: ForwardPath, slots: list[torch.Tensor]) -> None:
+        self.runner, self.path, self.view = runner, path, path.splicer.view
+        self.here, self.there, self.written = slots
+        self.row = runner.req_to_token_pool.req_to_token[PADDING_ROW]
+        draw = torch.Generator().manual_seed(3)
+        self.tokens = torch.randint(1_000, 40_000, (NUM_TOKENS,), generator=draw)
+        self.full = self.prefill(self.here, 0)
+        self.prefill(self.there, SHIFT)
+
+    def prefill(self, slots: torch.Tensor, position: int) -> torch.Tensor:
+        """The logits of the last token, log-probabilities in float64; the rows are written to `slots`."""
+        return self._forward(self._batch(self.tokens, slots, position))
+
+    def spliced(self, runs: tuple[tuple[int, int], ...], *, shift: int) -> torch.Tensor:
+        """The same of a gap batch, whose runs are read at `shift` and whose tokens there are other ones."""
+        source = self.there if shift else self.here
+        given = self.tokens.clone()
+        for start, end in runs:
+            given[start:end] = 7
+        # NaN, so that a row which neither the splice nor the pass writes shows in all that reads it.
+        self.view.fill(self.written, 0xFF)
+        donor = Path("windows", [np.zeros(shift + NUM_TOKENS, np.int32)])
+        planned = tuple(
+            Run(target_start=start, target_end=end, donor_start=shift + start, donor=donor, seam_len=0)
+            for start, end in runs
+        )
+        pending = PendingSplice(
+            Plan(prefix_len=0, end=NUM_TOKENS, runs=planned), [source[start:end] for start, end in runs]
+        )
+        batch = self._batch(given, self.written, 0)
+        layout = build_gap_batch([pending], [0], [NUM_TOKENS], [NUM_TOKENS], [self.row], self.view.device)
+        hand_over(batch, layout)
+        return self._forward(batch)
+
+    def measure(self, runs: tuple[tuple[int, int], ...], *, shift: int) -> dict[str, float]:
+        """KL(full || spliced) over the whole vocabulary, and the largest relative L2 of a layer's rows."""
+        spliced = self.spliced(runs, shift=shift)
+        rows = zip(read_rows(self.view, self.here), read_rows(self.view, self.written), strict=True)
+        return {
+            "kl": float((self.full.exp() * (self.full - spliced)).sum()),
+            "rows": max(relative_l2(written, full) for full, written in rows),
+            "same_token": float(self.full.argmax() == spliced.argmax()),
+        }
+
+    def _batch(self, tokens: torch.Tensor, slots: torch.Tensor, position: int) -> Any:
+        self.row[:NUM_TOKENS] = slots.to(self.row.dtype)
+        return trial_batch(self.runner, [NUM_TOKENS], first_position=position, input_ids=tokens, slots=slots)
+
+    def _forward(self, batch: Any) -> torch.Tensor:
+        (logits,) = trial_forward(self.runner, batch).logits_output.next_token_logits
+        return logits.double().log_softmax(0)
+
+
+def run_cases(runner: Any) -> dict[str, Any]:
+    """Every case at shift 0 and shifted, and two faults that must show."""
+    view, geometry = view_pool(runner.token_to_kv_pool), read_geometry(runner.model, max_shift=8_192)
+    splicer = Splicer(view, geometry)
+    path = ForwardPath(splicer)
+    path.install()
+    apply_hooks()
+    layers = [module for module in runner.model.modules() if type(module).__name__ == "RadixAttention"]
+    results: dict[str, Any] = {
+        "windows": [layer.sliding_window_size for layer in layers],
+        "rotations": [indices for _, indices in geometry.groups()],
+        "rotary": sorted(
+            {type(module).__name__ for module in runner.model.modules() if "Rotary" in type(module).__name__}
+        ),
+    }
+    rows, _ = check_rows(runner, splicer, 64, None)
+    results["start-up"] = dataclasses.asdict(rows)
+    row = runner.req_to_token_pool.req_to_token[PADDING_ROW]
+    with borrow_slots(view, 3, NUM_TOKENS, row) as slots, torch.no_grad():
+        bench = Bench(runner, path, slots)
+        for name, runs in CASES.items():
+            results[name] = bench.measure(runs, shift=0)
+            results[f"{name}, shifted"] = bench.measure(runs, shift=SHIFT)
+        runs = CASES["a run longer than the window"]
+        one = dataclasses.replace(geometry, params=(geometry.params[0],) * len(geometry.params))
+        path.splicer = Splicer(view, one)
+        results["one rotation for all"] = bench.measure(runs, shift=SHIFT)
+        path.splicer = splicer
+        for layer in layers:
+            layer.sliding_window_size = -1
+        results["no windows"] = bench.measure(runs, shift=0)
+    return results
+
+
+def main(model: str, page_size: str) -> None:
+    """Load the model as SGLang's own benchmark of one batch does, and run the cases in its place."""
+    from sglang.benchmark import one_batch
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import ServerArgs
+
+    load_plugins()
+    load_model = one_batch.load_model
+
+    def run(*args: Any) -> None:
+        bench_runner, _ = load_model(*args)
+        print(json.dumps(run_cases(bench_runner.torch_runner)), flush=True)
+        raise SystemExit(0)
+
+    one_batch.load_model = run
+    args = ServerArgs(
+        model_path=model,
+        device="cpu",
+        dtype="float32",
+        page_size=int(page_size),
+        max_total_tokens=1_600,
+        max_running_requests=4,
+        disable_hybrid_swa_memory=True,
+    )
+    one_batch.main(args, one_batch.BenchArgs())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
