@@ -214,7 +214,7 @@ class _TimedTree:
 
     def __init__(self, tree: Any) -> None:
         self.seconds = 0.0
-        self.page_size, self.insert = tree.page_size, tree.insert
+        self.page_size, self.insert, self.tree_core = tree.page_size, tree.insert, tree.tree_core
         self.token_to_kv_pool_allocator, self.evictable_size = tree.token_to_kv_pool_allocator, tree.evictable_size
         self.match_prefix, self.path_device_indices = map(self._timed, (tree.match_prefix, tree.path_device_indices))
         self.lock, self.unlock = map(self._timed, (tree.lock, tree.unlock))

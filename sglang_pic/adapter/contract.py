@@ -39,9 +39,12 @@ class Symbol(NamedTuple):
 
 
 _TABLE: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf8"))
-_LISTED: Final = tuple(
-    Symbol(row["path"], tuple(row.get("parameters", ())), tuple(row.get("source_has", ())), row["why"])
-    for row in _TABLE["symbols"]
+_LISTED, DRAFT = (
+    tuple(
+        Symbol(row["path"], tuple(row.get("parameters", ())), tuple(row.get("source_has", ())), row["why"])
+        for row in _TABLE[name]
+    )
+    for name in ("symbols", "draft")
 )
 
 CONTRACT: Final = (
@@ -51,6 +54,9 @@ CONTRACT: Final = (
 
 BODIES: Final = tuple(symbol.path for symbol in _LISTED)
 """What the table of digests has for every server."""
+
+DRAFT_BODIES: Final = tuple(symbol.path for symbol in DRAFT)
+"""What it has for servers with a draft model; `DRAFT` is what only those rely on."""
 
 ATTENTION_BODIES: Final[dict[str, tuple[str, ...]]] = {
     name: tuple(paths) for name, paths in _TABLE["attention"].items()
@@ -68,6 +74,16 @@ def check_contract(contract: tuple[Symbol, ...] = CONTRACT) -> list[str]:
     Raises:
         ContractError: one line that names the first symbol that is missing or changed, and the versions.
     """
+    return _check(contract, BODIES)
+
+
+def check_draft() -> list[str]:
+    """As `check_contract`, of what only servers with a draft model rely on: those of `DRAFT_BODIES` that are not what
+    was tested."""
+    return _check(DRAFT, DRAFT_BODIES)
+
+
+def _check(contract: Sequence[Symbol], tested: Sequence[str]) -> list[str]:
     try:
         for symbol in contract:
             problem = _problem(symbol)
@@ -77,7 +93,7 @@ def check_contract(contract: tuple[Symbol, ...] = CONTRACT) -> list[str]:
                     f"{BUILT_FOR} and needs it for {symbol.why}. Install "
                     f"sglang=={BUILT_FOR}, or start without --radix-cache-backend pic."
                 )
-        return bodies.changed_bodies(BODIES)
+        return bodies.changed_bodies(tested)
     finally:
         # Syntax trees of SGLang's largest files: needed once, and every process of a server would keep them.
         source.forget()
@@ -111,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.parse_args(argv)
     check_contract()
-    paths = (*BODIES, *(path for functions in ATTENTION_BODIES.values() for path in functions))
+    paths = (*BODIES, *DRAFT_BODIES, *(path for functions in ATTENTION_BODIES.values() for path in functions))
     count = bodies.add_version(paths, installed_version())
     print(f"{bodies.TABLE}: {count} digests of SGLang {installed_version()}", file=sys.stderr)
     return 0

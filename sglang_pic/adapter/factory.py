@@ -20,10 +20,11 @@ from sglang_pic.adapter.audit import hooks as audit_hooks
 from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.contract import changed_attention, describe_changes
+from sglang_pic.adapter.draft import Draft, read_draft
 from sglang_pic.adapter.hooks import apply_hooks
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.ranks import check_alike, fault_group, serving_group
-from sglang_pic.adapter.seams import BuildContext
+from sglang_pic.adapter.seams import BuildContext, ModelRunner
 from sglang_pic.adapter.serve import accounting, dp_attention, faults
 from sglang_pic.adapter.serve import pins as pin_metrics
 from sglang_pic.adapter.serve import scheduler as scheduler_hooks
@@ -38,7 +39,7 @@ from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.startup import metrics as startup_metrics
 from sglang_pic.adapter.startup.calibration import calibrate
-from sglang_pic.adapter.startup.row_check import check_rows
+from sglang_pic.adapter.startup.row_check import DraftInput, check_rows
 from sglang_pic.adapter.startup.self_test import log_result, run_self_test
 from sglang_pic.adapter.startup.tokenizer import Tokenizer, delimiters_of, read_tokenizer, texts_of
 from sglang_pic.adapter.support import check_support, max_sequences, opts_out
@@ -52,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 class _LiveModel(NamedTuple):
-    """What is read of the live model and its tokenizer, alike on every rank."""
+    """What is read of the live model, its draft and its tokenizer, alike on every rank."""
 
     splicer: Splicer
     tokenizer: Tokenizer | None
@@ -60,6 +61,8 @@ class _LiveModel(NamedTuple):
     lexicon: Lexicon | None
     max_sequences: int
     cost: CostModel | None
+    lookahead: int
+    """Tokens behind a row that it depends on."""
 
 
 def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> PicRadixCache:
@@ -87,8 +90,8 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Pi
     elif config.audit_rate > 0:
         audit = Audit(runner, config, Series(audit_metrics.METRICS, labels), ctx.tp_group)
         shown["audit"] = audit.report
-    path = _checked_path(ctx, audit)
-    model = _read_model(ctx, config, path.splicer)
+    path, draft = _checked_path(ctx, audit)
+    model = _read_model(ctx, config, path.splicer, draft)
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
     shown["pins"] = cache.pins.report
     shown["faults"] = cache.faults.report
@@ -136,7 +139,7 @@ def _default_mode(ctx: BuildContext) -> Mode:
     return Mode.OFF if reason else Mode.AUTO
 
 
-def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer) -> _LiveModel:
+def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer, draft: Draft | None) -> _LiveModel:
     runner = ctx.tp_worker.model_runner
     tokenizer = read_tokenizer(ctx.server_args)
     delimiters = frozenset() if tokenizer is None else delimiters_of(tokenizer)
@@ -149,10 +152,10 @@ def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer) -> _Live
         },
         ctx.tp_group,
     )
-    sequences = max_sequences(runner)
+    sequences = min(max_sequences(each) for each in (runner, *([] if draft is None else [draft.runner])))
     cost = _read_costs(ctx, config, splicer, sequences)
     lexicon = None if texts is None else Lexicon(texts)
-    return _LiveModel(splicer, tokenizer, delimiters, lexicon, sequences, cost)
+    return _LiveModel(splicer, tokenizer, delimiters, lexicon, sequences, cost, lookahead=int(draft is not None))
 
 
 def _read_costs(ctx: BuildContext, config: PicConfig, splicer: Splicer, max_sequences: int) -> CostModel | None:
@@ -179,7 +182,7 @@ def _make_cache(
     ctx: BuildContext, config: PicConfig, model: _LiveModel, auditor: Auditor, labels: dict[str, str] | None
 ) -> PicRadixCache:
     """The tree with all that its constructor and admission find on it."""
-    index = ContentIndex(config.core, lexicon=model.lexicon)
+    index = ContentIndex(config.core, lexicon=model.lexicon, lookahead=model.lookahead)
     pool_tokens = ctx.tp_worker.model_runner.token_to_kv_pool_allocator.size
     pins = Pins(index, pool_tokens * config.pin_max_percent // 100, Series(pin_metrics.METRICS, labels))
     ranks = serving_group(ctx.tp_group)
@@ -211,22 +214,39 @@ def _make_cache(
     return cache
 
 
-def _checked_path(ctx: BuildContext, audit: Audit | None) -> ForwardPath:
-    """The hooked forward passes, with the splicer of the live model, proved on the model's modules and rows."""
+def _checked_path(ctx: BuildContext, audit: Audit | None) -> tuple[ForwardPath, Draft | None]:
+    """The hooked forward passes, with the splicer of the live model and of its draft, proved on modules and rows."""
     runner = ctx.tp_worker.model_runner
     view = view_pool(runner.token_to_kv_pool)
     geometry = read_geometry(runner.model, max_shift=ctx.model_config.context_len)
     splicer = Splicer(view, geometry)
-    path = ForwardPath(splicer, [] if audit is None else [audit_hooks.FirstTokens(audit)])
+    draft = read_draft(ctx, splicer)
+    path = ForwardPath(
+        splicer,
+        [] if audit is None else [audit_hooks.FirstTokens(audit)],
+        draft_splicer=None if draft is None else draft.splicer,
+    )
     path.install()
     dp_attention.install(path)
     apply_hooks()
-    started_at = time.perf_counter()
-    rows, gaps = check_rows(runner, splicer, max_sequences(runner), ctx.tp_group)
+    _check_rows(ctx, runner, splicer)
+    if draft is not None:
+        with draft.serving():
+            _check_rows(ctx, draft.runner, draft.splicer, draft_input=draft.spec_info)
+    return path, draft
+
+
+def _check_rows(
+    ctx: BuildContext, runner: ModelRunner, splicer: Splicer, *, draft_input: DraftInput | None = None
+) -> None:
+    """Prove that rows of the model or of its draft can be moved, and say how exactly."""
+    view, started_at = splicer.view, time.perf_counter()
+    rows, gaps = check_rows(runner, splicer, max_sequences(runner), ctx.tp_group, draft_input=draft_input)
     logger.info(
-        "sglang_pic: %s pool, %d layers: moved rows differ from computed ones by a relative L2 of %.1e (keys of the "
-        "first layer), %.1e (keys of any layer; unmoved %.1e), %.1e (values and latent rows), those of a gap batch by "
-        "%.1e (first layer) and behind splices by %.3f of what splices do there; checked in %.0f ms",
+        "sglang_pic: %s, %s pool, %d layers: moved rows differ from computed ones by a relative L2 of %.1e (keys "
+        "of the first layer), %.1e (keys of any layer; unmoved %.1e), %.1e (values and latent rows), those of a gap "
+        "batch by %.1e (first layer) and behind splices by %.3f of what splices do there; checked in %.0f ms",
+        "model" if draft_input is None else "draft model",
         view.kind.value,
         view.num_layers,
         rows.first_keys,
@@ -245,7 +265,6 @@ def _checked_path(ctx: BuildContext, audit: Audit | None) -> ForwardPath:
             len(rows.noisy_layers),
             rows.noisy_layers[0],
         )
-    return path
 
 
 def _labels(ctx: BuildContext) -> dict[str, str] | None:

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from sglang_pic.adapter import draft_workers
 from sglang_pic.adapter.serve import frontend
 from sglang_pic.adapter.serve.frontend import BACKEND_NAME
 from sglang_pic.errors import ContractError, PicError
@@ -37,6 +38,7 @@ def register() -> None:
     from sglang.srt.mem_cache.registry import register_radix_cache_backend
 
     frontend.install()
+    draft_workers.install()
     register_radix_cache_backend(BACKEND_NAME, partial(_create_cache, changed))
 
 

@@ -57,7 +57,7 @@ class Req(Protocol):
 class ScheduleBatch(Protocol):
     """`schedule_batch.ScheduleBatch`: what the scheduler runs next; lists go by request."""
 
-    forward_mode: Any  # `is_extend()`, which a mixed batch does too, and `is_decode()`
+    forward_mode: Any  # `is_extend_without_speculative()`, which a mixed batch is too, and `is_decode()`
     reqs: Sequence[Req]
     prefix_lens: Sequence[int]
     extend_lens: Sequence[int]
@@ -85,6 +85,7 @@ class ForwardBatch(Protocol):
     mrope_positions: torch.Tensor | None  # `[3, num_tokens]`
     mm_token_modalities: torch.Tensor | None
     global_num_token_non_padded: torch.Tensor | None
+    spec_info: Any | None  # of a draft model's prefill: `hidden_states`, the target's, `[num_tokens, width]` or None
 
 
 class RunnerOutput(Protocol):
@@ -119,6 +120,7 @@ class ModelRunner(Protocol):
     shared_read_done_event: object | None
     forward_stream: Any
     spec_algorithm: object
+    is_draft_worker: bool
 
     def forward(self, forward_batch: Any) -> RunnerOutput: ...
 
@@ -139,6 +141,7 @@ class Tree(Protocol):
 
     token_to_kv_pool_allocator: Allocator
     page_size: int
+    tree_core: Any  # `is_eagle`: a row is named by its token and the next one
 
     def evictable_size(self) -> int: ...
     def match_prefix(self, params: Any) -> Any: ...

@@ -6,7 +6,7 @@ One table, because start-up checks it and the reference page prints it; most of 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from operator import attrgetter
 from pathlib import Path
@@ -66,7 +66,12 @@ class Support(NamedTuple):
     """Where SGLang's `TreeCacheBuildContext` has the value that tells whether a server has this, a server argument as
     SGLang resolved it; empty where it is found otherwise, or where every server has it. A space parts several."""
     served: object = False
-    """The value at `path` of a server without it; `False` stands for whatever counts as false."""
+    """The value at `path` of a server without it; `False` stands for whatever counts as false. A list has all values of
+    servers without it, and `""` for whatever counts as false."""
+    values: Sequence[str] = ()
+    """The values at `path` of servers with it, where not of all others."""
+    beside: str = ""
+    """A path of something else that a server must have, too."""
     change: str = ""
     """What to do about a refusal."""
     feature: str = ""
@@ -157,8 +162,8 @@ def refusals(ctx: BuildContext) -> Iterator[str]:
     """A line for each thing that is refused, naming the flag or the property of the model, and what to change."""
     for entry in present(ctx, Level.REFUSED):
         value = _value(entry.path, ctx)
-        shown = entry.what if isinstance(value, bool) else f"{entry.what} {value}"
-        yield entry.refused.line(shown)
+        is_named = isinstance(value, bool) or not entry.what.startswith("--")
+        yield entry.refused.line(entry.what if is_named else f"{entry.what} {value}")
     refusal = refused_backend(ctx.tp_worker.model_runner.prefill_attention_backend_str)
     if refusal:
         yield refusal
@@ -169,8 +174,17 @@ def present(ctx: BuildContext, *levels: Level) -> Iterator[Support]:
     for entry in SUPPORT:
         if entry.level in levels:
             values = [_value(path, ctx) for path in entry.path.split()]
-            if any((bool(value) if isinstance(entry.served, bool) else value) != entry.served for value in values):
+            if any(_has(entry, value) for value in values) and (not entry.beside or _value(entry.beside, ctx)):
                 yield entry
+
+
+def _has(entry: Support, value: object) -> bool:
+    """Whether a server with `value` at a path of `entry` is one that the entry is about."""
+    if entry.values:
+        return value in entry.values
+    if isinstance(entry.served, list):
+        return (value or "") not in entry.served
+    return (bool(value) if isinstance(entry.served, bool) else value) != entry.served
 
 
 def opts_out(ctx: BuildContext) -> str:
@@ -184,8 +198,8 @@ def find(area: Area, what: str) -> Support | None:
     return next((entry for entry in SUPPORT if entry.area is area and entry.what == what), None)
 
 
-def refused_backend(backend: str) -> str:
-    """The line that refuses a prefill attention backend and says which flag helps; empty where it is served."""
+def refused_backend(backend: str, *, flag: str = "--attention-backend") -> str:
+    """The line that refuses a prefill attention backend and says which `flag` helps; empty where it is served."""
     known = {entry.what: entry for entry in SUPPORT if entry.area is Area.ATTENTION}
     served = [what for what, entry in known.items() if entry.level is not Level.REFUSED]
     if backend in served:
@@ -194,6 +208,7 @@ def refused_backend(backend: str) -> str:
     refused = entry.refused
     if entry.what == "any other":
         refused = refused._replace(change=f"choose one of {', '.join(served)} with --attention-backend")
+    refused = refused._replace(change=refused.change.replace("--attention-backend", flag))
     return refused.line(f"the prefill attention backend {backend!r}")
 
 

@@ -72,6 +72,8 @@ class ContentIndex:
         config: sizes and bounds.
         lexicon: the texts of the tokens; without it everything behind a changed field is computed.
         hash_function: names a chunk; tests inject weak ones. Equal names never suffice: tokens are compared.
+        lookahead: tokens behind a row that it depends on, beside those before it: 1 where a row of a draft model was
+            computed from the next token, else 0.
     """
 
     def __init__(
@@ -80,7 +82,9 @@ class ContentIndex:
         *,
         lexicon: Lexicon | None = None,
         hash_function: HashFunction = xxh3_name,
+        lookahead: int = 0,
     ) -> None:
+        self._lookahead = lookahead
         self.config = config or CoreConfig()
         self._lexicon = lexicon
         self._hash = hash_function
@@ -107,6 +111,8 @@ class ContentIndex:
         delimiters: frozenset[int] = frozenset(),
     ) -> None:
         """Note that the radix tree holds rows for all of `tokens`, a path from position 0.
+
+        The last `lookahead` tokens need no rows.
 
         Args:
             namespace: nothing crosses it.
@@ -138,9 +144,10 @@ class ContentIndex:
         delimiters: frozenset[int],
     ) -> None:
         space = self._space(namespace)
+        shared = self._shared_rows(space, tokens)
         path = self._store(space, tokens)
         holes = merge_spans(spliced)
-        fresh = subtract_spans(intersect_spans(merge_spans(computed), 0, len(tokens)), holes)
+        fresh = subtract_spans(intersect_spans(merge_spans(computed), 0, len(tokens)), [*shared, *holes])
         fresh = self._mark(space, path, fresh, holes)
         for position, number in generations:
             if number and position < len(tokens):
@@ -192,6 +199,7 @@ class ContentIndex:
             prefix_len=prefix_len,
             resolve=resolve,
             forget=self._forget,
+            lookahead=self._lookahead,
         )
         plan = planner.plan()
         self._num_work += planner.work
@@ -271,6 +279,17 @@ class ContentIndex:
             )
             self._namespaces[namespace] = space
         return space
+
+    def _shared_rows(self, space: _Namespace, tokens: Tokens) -> list[Span]:
+        """Positions where other paths go on with other tokens than `tokens`, as far as rows depend on those.
+
+        Each path has a row of its own there, and the trie one position for all: it stays what it was.
+        """
+        if not self._lookahead:
+            return []
+        node, stored = space.trie.walk(tokens)
+        goes_on = stored < node.end or node.children
+        return [(max(0, stored - self._lookahead), stored)] if stored and goes_on else []
 
     def _store(self, space: _Namespace, tokens: Tokens) -> list[Node]:
         """The nodes of the path `tokens`, made where they are missing."""

@@ -90,6 +90,7 @@ class Planner:
         prefix_len: what the tree matched exactly.
         resolve: asked for every run before it is chosen.
         forget: `forget(node, position)` drops the path to `node` from `position` on.
+        lookahead: tokens behind a row that it depends on: so many at the end of an equal span are computed.
     """
 
     def __init__(
@@ -104,8 +105,9 @@ class Planner:
         prefix_len: int,
         resolve: Resolver,
         forget: Callable[[Node, int], None],
+        lookahead: int = 0,
     ) -> None:
-        self._options = options
+        self._options, self._lookahead = options, lookahead
         self._trie, self._donors = trie, donors
         self._tokens, self._prefix_len, self._end = tokens, prefix_len, len(tokens)
         self._resolve, self._forget = resolve, forget
@@ -340,17 +342,17 @@ class Planner:
         """The run of a candidate with its seam taken off, or None, counted, where that is not worth it."""
         path = self._paths.through(found.node)
         seam = 0 if self._needs_no_seam(found, path) else self._limits.seam
-        start = found.start + seam
-        if found.end - start < self._limits.min_spliced:
+        start, end = found.start + seam, found.end - self._lookahead
+        if end - start < self._limits.min_spliced:
             self._count_drop(found)
             return None
         cost = self._options.cost
         if cost is not None:
             num_gaps = 0 if start == self._served else 1
-            if cost.saves(found.end - start, num_gaps) <= 0:
+            if cost.saves(end - start, num_gaps) <= 0:
                 self._dropped[DropReason.COST_GATE] += 1
                 return None
-        return Run(target_start=start, target_end=found.end, donor_start=start - found.shift, donor=path, seam_len=seam)
+        return Run(target_start=start, target_end=end, donor_start=start - found.shift, donor=path, seam_len=seam)
 
     def _needs_no_seam(self, found: _Candidate, path: Path) -> bool:
         """Whether the span's first rows were computed after the tokens that stand before it here."""

@@ -75,17 +75,32 @@ class Row(NamedTuple):
     """Not spliced."""
     is_exact: bool
     """Computed, as all rows before it were."""
+    following: int | None = None
+    """The next token, for a draft model, which computed its own row of the slot from it."""
+
+
+class Draft(NamedTuple):
+    """What a server with a draft model has."""
+
+    lookahead: int = 1
+    """Tokens behind a row that the draft's own row of the slot depends on."""
+    is_eagle: bool = False
+    """The tree knows, and names a row by them."""
+
+
+NO_DRAFT = Draft(0)
 
 
 class Rank:
     """What one rank's scheduler has, and requests that live and end as SGLang lets them."""
 
-    def __init__(self, page_size: int, shuffle: int) -> None:
+    def __init__(self, page_size: int, shuffle: int, draft: Draft = NO_DRAFT) -> None:
+        self.draft = draft
         self.allocator = make_allocator(POOL, page_size)
         self.page_size, self.shuffle = page_size, shuffle
         self._shuffle()
         self.faults = Faults()
-        self.index = ContentIndex(CONFIG.core, lexicon=Lexicon(TEXTS))
+        self.index = ContentIndex(CONFIG.core, lexicon=Lexicon(TEXTS), lookahead=draft.lookahead)
         self.pins = Pins(self.index, MAX_PINNED, Series((), None))
         self.planning = Planning(
             self.index, CONFIG, cost=COST, max_sequences=32, auditor=Auditor(), pins=self.pins, faults=self.faults
@@ -93,7 +108,7 @@ class Rank:
         self.publication = Publication(self.index, frozenset({BREAK}))
         nothing: Any = SimpleNamespace()
         self.tree = PicRadixCache(
-            tree_params(self.allocator),
+            tree_params(self.allocator, is_eagle=draft.is_eagle),
             planning=self.planning,
             accounting=nothing,
             auditor=Auditor(),
@@ -164,7 +179,14 @@ class Rank:
                 assert donor_space[1] == space[1]
                 assert _client_key(donor_space[0]) == _client_key(space[0])
                 assert read == [
-                    Row(ids[at], at - run.shift, donor_space, True, row is not None and row.is_exact)
+                    Row(
+                        ids[at],
+                        at - run.shift,
+                        donor_space,
+                        True,
+                        row is not None and row.is_exact,
+                        self._next(ids, at),
+                    )
                     for at, row in zip(range(run.target_start, run.target_end), read, strict=True)
                 ], "a spliced row is not the row of that token at that place, computed there"
                 spliced.update(range(run.target_start, run.target_end))
@@ -173,21 +195,23 @@ class Rank:
         is_exact = req.prefix_len == 0 or self.rows[slots[req.prefix_len - 1]].is_exact
         for at in range(req.prefix_len, len(ids)):
             is_exact = is_exact and at not in spliced
-            self.rows[slots[at]] = Row(ids[at], at, space, at not in spliced, is_exact)
+            self.rows[slots[at]] = Row(ids[at], at, space, at not in spliced, is_exact, self._next(ids, at))
 
     def end(self, req: Any, *, checkpointed: bool) -> None:
         """A request ends and its row goes into the tree, or it was aborted before and its slots are free."""
         self.running.remove(req)
         req.finished_reason = FINISH_LENGTH(1) if checkpointed else FINISH_ABORT("gone")
-        length = len(req.origin_input_ids) - len(req.origin_input_ids) % self.page_size
+        named = int(self.draft.is_eagle)
+        length = len(req.origin_input_ids) - named
+        length -= length % self.page_size
         own = req.slots[req.prefix_len :]
         if checkpointed:
             self.forward(req)
-            key = RadixKey(req.origin_input_ids[:length], req.extra_key, cache_salt=req.cache_salt)
+            key = RadixKey(req.origin_input_ids[: length + named], req.extra_key, cache_salt=req.cache_salt)
             params = InsertParams(key=key, value=req.slots[:length], prev_prefix_len=req.prefix_len)
             result = self.tree.insert(params)
             if self.planning.refusal(req) is None:
-                self.publication.publish(req, length, adopted_from=result.prefix_len)
+                self.publication.publish(req, length, adopted_from=result.prefix_len, lookahead=named)
             own = req.slots[length:]
         if len(own):
             self.allocator.free(own)
@@ -214,6 +238,13 @@ class Rank:
         evict_from_tree_cache(self.tree, POOL)
         assert self.allocator.available_size() == POOL, "something is still locked"
 
+    def _next(self, ids: array[int], at: int) -> int | None:
+        """What the draft's row of a token depends on; behind a prompt there is a token of its request's own."""
+        if not self.draft.lookahead:
+            return None
+        self.counts["tokens sampled"] += at + 1 == len(ids)
+        return ids[at + 1] if at + 1 < len(ids) else -self.counts["tokens sampled"]
+
     def _shuffle(self) -> None:
         """Give the free slots an order of this rank's own."""
         pages = self.allocator.free_pages
@@ -228,6 +259,7 @@ class Rank:
         for at, slot in enumerate(slots):
             row = self.rows[slot]
             assert (row.token, row.position, row.space) == (req.origin_input_ids[at], at, space)
+            assert not self.draft.is_eagle or row.following == req.origin_input_ids[at + 1]
             assert row.is_exact or not wants_exact, "a row that came from a splice reaches a request that opted out"
 
     def _others(self, req: Any) -> set[int]:

@@ -23,12 +23,13 @@ def make_allocator(pool: int, page_size: int) -> Any:
     return kind(*sizes, torch.bfloat16, "cpu", None, False)
 
 
-def tree_params(allocator: Any) -> CacheInitParams:
-    """What a radix tree over these slots is made of."""
+def tree_params(allocator: Any, *, is_eagle: bool = False) -> CacheInitParams:
+    """What a radix tree over these slots is made of; for EAGLE a row is named by the next token, too."""
     return CacheInitParams(
         disable=False,
         req_to_token_pool=SimpleNamespace(),  # type: ignore[arg-type]
         token_to_kv_pool_allocator=allocator,
         page_size=allocator.page_size,
+        is_eagle=is_eagle,
         tree_components=(ComponentType.FULL,),
     )

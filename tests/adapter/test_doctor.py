@@ -37,9 +37,12 @@ json.dump(answers, sys.stdout)
 """
 
 
-_DRAFT = ("--speculative-algorithm", "NGRAM")
 _SCHEDULED = ("--enable-mixed-chunk", "--enable-priority-scheduling", "--dp-size", "2")
 _PREFILL = ("--disaggregation-mode", "prefill")
+
+
+def _draft(algorithm: str, model: str) -> tuple[str, ...]:
+    return ("--speculative-algorithm", algorithm, "--speculative-draft-model-path", model)
 
 
 class Answer:
@@ -98,7 +101,8 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
             "blackwell": on("b200", gqa),
             "refused": on("b200", mla, "--pp-size", "2", "--kv-cache-dtype", "fp8_e5m2", "--page-size", "64"),
             "rotary": on("h100", dynamic),
-            "draft, host, transfer": on("h100", gqa, *_DRAFT, "--enable-hierarchical-cache", *_PREFILL),
+            "draft, host, transfer": on("h100", gqa, *_draft("DFLASH", gqa), "--enable-hierarchical-cache", *_PREFILL),
+            "draft": on("h100", gqa, *_draft("NEXTN", gqa)),
             "no tree": on("h100", gqa, "--disable-radix-cache"),
             "deterministic": on("h100", gqa, "--enable-deterministic-inference"),
             "on policy": on("h100", gqa, "--rl-on-policy-target", "fsdp"),
@@ -167,7 +171,7 @@ def test_everything_that_is_refused_is_said_at_once(answers: dict[str, Answer]) 
 @pytest.mark.parametrize(
     ("case", "refused"),
     [
-        ("draft, host, transfer", ["--disaggregation-mode", "--enable-hierarchical-cache", "--speculative-algorithm"]),
+        ("draft, host, transfer", ["--disaggregation-mode", "--speculative-algorithm", "--enable-hierarchical-cache"]),
         ("no tree", ["--disable-radix-cache"]),
         ("windows", ["sliding windows in a pool of their own"]),
         ("states", ["a model with state-space layers"]),
@@ -190,6 +194,9 @@ def test_features_that_flags_switch_on_are_judged(answers: dict[str, Answer]) ->
     assert answer.level(Area.TOPOLOGY, "data parallelism") == "tested"
     assert answers["dp attention"].code == 0
     assert answers["dp attention"].level(Area.TOPOLOGY, "DP attention") == "tested"
+    draft = answers["draft"]
+    assert (draft.code, draft.level(Area.FEATURE, "speculative decoding")) == (0, "tested")
+    assert not {"EAGLE3", "NGRAM"} & {found["what"] for found in draft.found["findings"]}
 
 
 @pytest.mark.parametrize(

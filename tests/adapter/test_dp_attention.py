@@ -75,7 +75,7 @@ class Rank:
         if plans:
             plan = Plan(prefix_len=0, end=WHOLE, runs=(run,))
             reqs[0].pic.pending = PendingSplice(plan, [torch.arange(150, 160)])
-        mode = SimpleNamespace(is_extend=lambda: True)
+        mode = SimpleNamespace(is_extend=lambda: True, is_extend_without_speculative=lambda: True)
         lens = [WHOLE, WHOLE]
         return SimpleNamespace(
             reqs=reqs,

@@ -416,7 +416,9 @@ def test_a_layout_that_fails_gives_the_donors_back(monkeypatch: pytest.MonkeyPat
     made.req.pic.pending = made.pending()
     monkeypatch.setattr(made.path, "lay_out", fail)
     batch = SimpleNamespace()
-    extend: Any = SimpleNamespace(forward_mode=SimpleNamespace(is_extend=lambda: True), reqs=[made.req])
+    extend: Any = SimpleNamespace(
+        forward_mode=SimpleNamespace(is_extend_without_speculative=lambda: True), reqs=[made.req]
+    )
     made.path._prepare(batch, object, extend, None)  # type: ignore[arg-type]
     assert (vars(batch), made.released, made.req.pic.pending) == ({}, ["donors"], None)
     assert [note[:2] for note in made.noted] == [([made.req], Fallback.FAULT_GAPS)]

@@ -67,7 +67,10 @@ def test_observers_are_told_of_the_passes_they_watch() -> None:
 
     def run(rid: str, *, prefills: bool = True) -> str:
         req = SimpleNamespace(rid=rid, pic=RequestState(RequestOptions()))
-        batch, computed = SimpleNamespace(), SimpleNamespace(forward_mode=SimpleNamespace(is_extend=lambda: prefills))
+        batch, computed = (
+            SimpleNamespace(),
+            SimpleNamespace(forward_mode=SimpleNamespace(is_extend_without_speculative=lambda: prefills)),
+        )
         computed.reqs = [req]
         assert path._prepare(batch, object, computed, None) is None  # type: ignore[arg-type, func-returns-value]
         output = path._forward(lambda *_: f"output of {rid}", None, batch)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     # SGLang and what it imports warn about this machine's missing accelerators.
     warnings.simplefilter("ignore")
     pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from rank_driver import BREAK, FIRST_WORD, NUM_WORDS, Rank, drive
+    from rank_driver import BREAK, FIRST_WORD, NO_DRAFT, NUM_WORDS, Draft, Rank, drive
 
     from sglang_pic.adapter.serve.forward import ForwardPath
 
@@ -38,6 +38,43 @@ def test_every_row_that_is_read_is_the_right_one(page_size: int) -> None:
     drive(rank, 1200, 5, lambda *_: None)
     assert rank.counts["rows read"] > 15_000
     assert rank.counts["donor_evicted"] > 10
+    rank.settle()
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("draft", [Draft(), Draft(is_eagle=True)], ids=["standalone", "eagle"])
+def test_every_row_that_is_read_fits_the_next_token_too(draft: Draft, page_size: int) -> None:
+    """A draft model's row depends on the token behind it, too, and trees for EAGLE name rows by both."""
+    rank = Rank(page_size, shuffle=1, draft=draft)
+    drive(rank, 1200, 5, lambda *_: None)
+    assert rank.counts["rows read"] > 15_000
+    assert rank.counts["donor_evicted"] > 10
+    rank.settle()
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("draft", [NO_DRAFT, Draft(), Draft(is_eagle=True)], ids=["no", "standalone", "eagle"])
+def test_with_a_draft_a_run_gives_its_last_token_and_no_more(draft: Draft, page_size: int) -> None:
+    rank = Rank(page_size, shuffle=0, draft=draft)
+    # Too long to be values of a field, and to leave the run near the prompt's end.
+    others = [random.Random(number).choices(range(FIRST_WORD, FIRST_WORD + NUM_WORDS), k=320) for number in range(3)]
+    whole = len(TEXT) - len(TEXT) % 16
+    # With a token more: in a tree for EAGLE the last token of a path has no row.
+    serve(rank, [*others[0], *TEXT[: whole + 1]])
+    spliced = serve(rank, [*others[1], *TEXT[:whole], *others[2]])
+    # The first 8 tokens repair the seam, and behind the last one stands another token here.
+    assert spliced == whole - 8 - draft.lookahead
+    assert rank.counts["donor_evicted"] == 0
+    assert rank.index.stats().num_tokens >= 2 * whole, "what is there is not forgotten"
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_with_a_tree_for_eagle_a_prompt_can_be_pinned(page_size: int) -> None:
+    """The last token of a prompt has a row that the tree names by the answer's first one: it is not held."""
+    rank = Rank(page_size, shuffle=0, draft=Draft(is_eagle=True))
+    rank.start(TEXT, {"pin": "skill"}, 0)
+    rank.end(rank.running[-1], checkpointed=True)
+    assert [pin.tokens for pin in rank.pins.report().held] == [699 - 699 % page_size]
     rank.settle()
 
 

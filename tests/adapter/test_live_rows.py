@@ -45,6 +45,7 @@ class Runner:
     prefill_cuda_graph_runner = None
     attn_backend = None
     prefill_attention_backend_str = "by hand"
+    is_draft_worker = False
 
     def __init__(self, page_size: int = 1, size: int = 256) -> None:
         self.token_to_kv_pool = memory_pool.MHATokenToKVPool(
@@ -78,7 +79,7 @@ class Runner:
         """Write the rows of both layers; the second one's come from the first one's attention."""
         table, slots, pool = self.req_to_token_pool.req_to_token, batch.out_cache_loc, self.token_to_kv_pool
         self.positions.append(int(batch.positions[0]))
-        hidden = self.embedding[batch.input_ids]
+        hidden = self.embed(batch)
         for layer in range(2):
             _, keys = self.rotary.forward_native(batch.positions, hidden.clone(), hidden.clone())
             queries, keys = keys.view_as(hidden), keys.view_as(hidden)
@@ -103,7 +104,11 @@ class Runner:
                 first += new
             hidden = hidden + torch.cat(outputs)
         logits = torch.zeros(batch.batch_size if self.path is None else 1, 4)
-        return SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=logits))
+        return SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=logits, hidden_states=hidden))
+
+    def embed(self, batch: Any) -> torch.Tensor:
+        """`[num_tokens, 2, 64]`."""
+        return self.embedding[batch.input_ids]
 
     def splicer(self, geometry: RopeGeometry | None = None) -> Splicer:
         """As a server has it, in the path of its forward passes."""

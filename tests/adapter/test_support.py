@@ -27,6 +27,8 @@ REFUSALS = [entry for entry in SUPPORT if entry.path and entry.level is Level.RE
 
 def other(served: object) -> object:
     """A value that is refused."""
+    if isinstance(served, list):
+        return "DFLASH"
     return not served if isinstance(served, bool) else {1: 2, "null": "prefill"}[served]  # type: ignore[index]
 
 
@@ -38,12 +40,14 @@ def context(backend: str = "triton") -> Any:
         tp_worker=SimpleNamespace(model_runner=SimpleNamespace(prefill_attention_backend_str=backend)),
     )
     for refusal in REFUSALS:
-        put(ctx, refusal, refusal.served)
+        put(ctx, refusal.path, refusal.served[0] if isinstance(refusal.served, list) else refusal.served)
+        if refusal.beside:
+            put(ctx, refusal.beside, False)
     return ctx
 
 
-def put(ctx: Any, refusal: Support, value: object) -> None:
-    *parents, name = refusal.path.split(".")
+def put(ctx: Any, path: str, value: object) -> None:
+    *parents, name = path.split(".")
     for parent in parents:
         ctx = getattr(ctx, parent)
     setattr(ctx, name, value)
@@ -59,7 +63,10 @@ def test_a_plain_server_is_admitted(backend: str) -> None:
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.what)
 def test_each_refusal_is_one_line_that_names_it_and_says_what_to_change(refusal: Support) -> None:
     ctx = context()
-    put(ctx, refusal, other(refusal.served))
+    put(ctx, refusal.path, refusal.values[0] if refusal.values else other(refusal.served))
+    if refusal.beside:
+        check_support(ctx)
+        put(ctx, refusal.beside, "STANDALONE")
     with pytest.raises(UnsupportedError) as caught:
         check_support(ctx)
     line = str(caught.value)
@@ -70,8 +77,11 @@ def test_each_refusal_is_one_line_that_names_it_and_says_what_to_change(refusal:
 
 def test_values_are_shown_with_their_flags() -> None:
     ctx = context()
-    ctx.server_args.speculative_algorithm = "EAGLE"
-    with pytest.raises(UnsupportedError, match=r"with --speculative-algorithm EAGLE: .*; remove it\.$"):
+    for algorithm in (None, "STANDALONE", "EAGLE", "EAGLE3", "NGRAM"):
+        ctx.server_args.speculative_algorithm = algorithm
+        check_support(ctx)
+    ctx.server_args.speculative_algorithm = "DSPARK"
+    with pytest.raises(UnsupportedError, match=r"with --speculative-algorithm DSPARK: .*; choose .*, or remove it\.$"):
         check_support(ctx)
     ctx.server_args.speculative_algorithm = None
     ctx.server_args.pp_size = 4
@@ -135,7 +145,8 @@ def test_every_refused_flag_is_sglangs_and_off_by_default() -> None:
     for refusal in REFUSALS:
         parent, _, name = refusal.path.rpartition(".")
         if parent == "server_args":
-            assert (args[name].default or False) == refusal.served, name
+            default, served = args[name].default, refusal.served
+            assert (default or "") in served if isinstance(served, list) else (default or False) == served, name
         elif not parent:
             assert name in build
 

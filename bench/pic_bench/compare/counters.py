@@ -1,11 +1,14 @@
-"""The plugin's own counters, read from the text of a Prometheus page."""
+"""The plugin's own counters and SGLang's of verified drafts, read from the text of a Prometheus page."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-_SAMPLE = re.compile(r"^(?P<name>sglang[:_]pic_[A-Za-z0-9_:]+)(?:\{(?P<labels>[^}]*)\})?\s+(?P<value>\S+)")
+_SAMPLE = re.compile(
+    r"^(?P<name>sglang[:_](?:pic_[A-Za-z0-9_:]+|spec_verify_calls_total))"
+    r"(?:\{(?P<labels>[^}]*)\})?\s+(?P<value>\S+)"
+)
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 # SGLang's own labels say which rank and model: the same in every sample of a run, so they are left out of the keys.
 _OWN_LABELS = frozenset({"source", "reason", "policy", "mode"})
@@ -13,6 +16,8 @@ _OWN_LABELS = frozenset({"source", "reason", "policy", "mode"})
 
 def pic_counters(page: str) -> dict[str, float]:
     """Every `sglang:pic_*` sample of `page`, summed over ranks; the key keeps the labels that tell samples apart.
+
+    With speculative decoding also `sglang:spec_verify_calls_total`: tokens of answers by it are the accepted length.
 
     Histogram buckets and creation times are left out: their `_sum` and `_count` stay.
     """

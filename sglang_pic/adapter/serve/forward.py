@@ -8,9 +8,13 @@ pass is an observer. A batch with neither splices nor observers costs one attrib
     ModelRunner.forward        move the donors' rows, unlock them, narrow the batch to its gaps, compute
     LogitsMetadata             see the narrowed batch request by request again
 
+With a draft model its rows are moved with the target's. Its own pass follows, over the same batch with the target's
+hidden states, which are there for the gaps' tokens only: it is narrowed by the same layout.
+
 Where any of it raises, the batch is computed whole: its slots are reserved for that, and a pass writes each row before
 it reads it, over what was spliced or half computed. The pass may have more tokens than the prefill budget, which costs
-time only.
+time only. A draft's pass that raises has hidden states for the gaps only: what it computes of the runs costs accepted
+tokens, and no answer.
 """
 
 from __future__ import annotations
@@ -62,13 +66,25 @@ class _Pass(NamedTuple):
     """The requests that have a splice."""
     is_told: bool = False
     """The rows are moved, and the other ranks know how many tokens the gaps have."""
+    of_draft: bool = False
+    """Of the draft model: its rows are in place already."""
 
 
 class ForwardPath:
-    """The forward passes of one scheduler rank, whose rows `splicer` moves."""
+    """The forward passes of one scheduler rank.
 
-    def __init__(self, splicer: Splicer, observers: Sequence[Observer] = ()) -> None:
-        self.splicer, self._observers = splicer, observers
+    Args:
+        splicer: moves rows.
+        observers: watch passes of the target model.
+        draft_splicer: moves the rows that the draft model has in the same slots, if there is one.
+    """
+
+    def __init__(
+        self, splicer: Splicer, observers: Sequence[Observer] = (), *, draft_splicer: Splicer | None = None
+    ) -> None:
+        self.splicer, self._observers, self._draft_splicer = splicer, observers, draft_splicer
+        # What the draft model's pass over the same batch, which comes next, is narrowed by.
+        self._for_draft: _Pass | None = None
         # SGLang's runner rebuilds the batch, so what hangs on it does not reach the layers and the logits.
         self._running: GapBatch | None = None
         self._ahead: tuple[ScheduleBatch, _Pass] | None = None
@@ -85,8 +101,14 @@ class ForwardPath:
     def _prepare(
         self, forward_batch: ForwardBatch, _cls: type, batch: ScheduleBatch, model_runner: ModelRunner, **_: object
     ) -> None:
-        if not batch.forward_mode.is_extend():
+        if not batch.forward_mode.is_extend_without_speculative():
             return
+        if self._draft_splicer is not None:
+            of_draft, self._for_draft = self._for_draft, None
+            if model_runner.is_draft_worker:
+                if of_draft is not None:
+                    setattr(forward_batch, _ATTRIBUTE, of_draft)
+                return
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             planned = self._take_plans(batch, model_runner)
@@ -172,41 +194,58 @@ class ForwardPath:
         whole, reason, in_pass = dict(vars(batch)), Fallback.FAULT_SPLICE, planned.is_told
         try:
             with ExitStack() as stack:
-                if not planned.is_told:
+                is_moved = planned.is_told or planned.of_draft
+                if not is_moved:
                     self.move_rows(gap)
                 reason = Fallback.FAULT_GAPS
                 is_latent = self.splicer.view.kind is PoolKind.MLA
-                # Ranks replay graphs together or not at all, and this one has voted against.
-                replays = not planned.is_told and replays_gaps(runner, len(gap.owners), is_latent=is_latent)
+                # Ranks replay graphs together or not at all, and this one has voted against. What a draft's graph
+                # captured of hidden states is not tested.
+                replays = not is_moved and replays_gaps(runner, len(gap.owners), is_latent=is_latent)
                 stack.enter_context(_prefill_path(runner, replays=replays))
                 stack.enter_context(gap.narrowed(batch, runner))
                 self._running = gap
                 stack.callback(setattr, self, "_running", None)
                 in_pass = True
-                return compute()
+                output = compute()
+            if self._draft_splicer is not None and planned.spliced and not planned.of_draft:
+                self._for_draft = planned._replace(observers=(), of_draft=True)
+            return output
         except Exception as error:
             gap.locks.close()
-            self._give_up(planned.spliced, reason, error, in_pass=in_pass)
+            self._give_up(planned.spliced, reason, error, is_admitted=not planned.of_draft, in_pass=in_pass)
         # What SGLang noted on the batch on the way is of the narrowed one.
         vars(batch).clear()
         vars(batch).update(whole)
+        if planned.of_draft:
+            gap.widen_hidden_states(batch)
         if runner.lora_manager is not None:
             runner.lora_manager.prepare_lora_batch(batch)
         return compute()
 
-    def _give_up(self, reqs: Sequence[Req], reason: Fallback, error: Exception, *, in_pass: bool = False) -> None:
+    def _give_up(
+        self,
+        reqs: Sequence[Req],
+        reason: Fallback,
+        error: Exception,
+        *,
+        is_admitted: bool = True,
+        in_pass: bool = False,
+    ) -> None:
         if self.recover is None:
             raise error
-        self.recover(reqs, reason, error, is_admitted=True, in_pass=in_pass)
+        self.recover(reqs, reason, error, is_admitted=is_admitted, in_pass=in_pass)
 
     def move_rows(self, gap: GapBatch) -> None:
-        """Queue the copy of the donors' rows, and unlock the donors.
+        """Queue the copy of the donors' rows, the target's and the draft's, and unlock the donors.
 
         NOTE: the locks go back once the copy is queued on this stream: whoever reuses a freed donor slot writes it from
         a later forward pass on the same stream.
         """
         try:
-            self.splicer.splice(gap.splice.src, gap.splice.dst, gap.splice.shifts)
+            for splicer in (self.splicer, self._draft_splicer):
+                if splicer is not None:
+                    splicer.splice(gap.splice.src, gap.splice.dst, gap.splice.shifts)
         finally:
             gap.locks.close()
 
@@ -225,10 +264,13 @@ class ForwardPath:
         return AttnForwardMethod.MLA
 
 
-def hand_over(forward_batch: ForwardBatch, gap: GapBatch) -> None:
-    """Let the next forward pass over `forward_batch`, a `trial_batch`, execute `gap`; every rank has one alike."""
+def hand_over(forward_batch: ForwardBatch, gap: GapBatch, *, of_draft: bool = False) -> None:
+    """Let the next forward pass over `forward_batch`, a `trial_batch`, execute `gap`; every rank has one alike.
+
+    Of a draft model the rows are in place already.
+    """
     tell_alike(forward_batch, sum(gap.computed_lens))
-    setattr(forward_batch, _ATTRIBUTE, _Pass(gap))
+    setattr(forward_batch, _ATTRIBUTE, _Pass(gap, of_draft=of_draft))
 
 
 def replays_gaps(runner: ModelRunner, num_sequences: int, *, is_latent: bool) -> bool:

@@ -113,6 +113,13 @@ class GapBatch:
         view.extend_logprob_start_lens_cpu = list(self.start_lens)
         return view
 
+    def widen_hidden_states(self, forward_batch: ForwardBatch) -> None:
+        """Give a draft model's whole batch the target's hidden states, if it has any: zeros for spliced tokens."""
+        spec: Any = forward_batch.spec_info
+        if spec is not None and spec.hidden_states is not None:
+            whole = spec.hidden_states.new_zeros(len(forward_batch.input_ids), spec.hidden_states.shape[-1])
+            spec.hidden_states = whole.index_copy_(0, self.kept, spec.hidden_states)
+
     def _narrow_fields(self, fb: ForwardBatch) -> dict[str, Any]:
         owners = torch.tensor(self.owners, dtype=torch.int64)
         total = self.kept.numel()

@@ -22,6 +22,7 @@ from sglang_pic.adapter.metrics import Metric, MetricKind, Series, descriptions
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req, Tree
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.resolver import lookahead
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import ContentIndex, Path, Reason, Tokens, as_tokens, common_len
 
@@ -163,7 +164,8 @@ class Pins:
 
     def _hold(self, key: tuple[Namespace, str], req: Req, tree: Tree, refusal: Fallback | None) -> None:
         prompt = RadixKey(req.origin_input_ids, req.extra_key, cache_salt=req.cache_salt)
-        length = len(prompt) - len(prompt) % tree.page_size
+        length = len(req.origin_input_ids) - lookahead(tree)
+        length -= length % tree.page_size
         found = tree.match_prefix(MatchPrefixParams(key=prompt))
         if refusal is not None or not 0 < length <= self._max_tokens or found.device_prefix_len < length:
             self._series.add(ENDED, value=PinEnd.REFUSED.value)

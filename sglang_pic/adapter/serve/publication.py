@@ -9,13 +9,24 @@ from sglang_pic.core import ContentIndex, intersect_spans
 
 
 class Publication:
-    """Fills the chunk index; text is cut anew at `delimiters`, token ids that open or close a message."""
+    """Fills the chunk index.
+
+    Args:
+        index: what is filled.
+        delimiters: ids of tokens that open or close a message, where text is cut anew.
+    """
 
     def __init__(self, index: ContentIndex, delimiters: frozenset[int]) -> None:
         self._index, self._delimiters = index, delimiters
 
-    def publish(self, req: Req, path_len: int, *, adopted_from: int) -> None:
+    def publish(self, req: Req, path_len: int, *, adopted_from: int, lookahead: int = 0) -> None:
         """Publish which rows of `[adopted_from, path_len)` the request computed itself, and which were spliced.
+
+        Args:
+            req: the request; its rows are in the tree.
+            path_len: how many.
+            adopted_from: those before were there already.
+            lookahead: tokens behind a row that its name in the tree has.
 
         NOTE: only rows that the tree adopted count. Rows of another request that got there first stay as that request
         published them; ours were freed as duplicates.
@@ -28,7 +39,7 @@ class Publication:
             return
         self._index.publish(
             tree_namespace(req),
-            as_tokens(req.full_untruncated_fill_ids[:path_len]),
+            as_tokens(req.full_untruncated_fill_ids[: path_len + lookahead]),
             [(start, path_len)],
             spliced=intersect_spans(state.spliced, start, path_len),
             # Before `start` the tree may have cleaner rows of another request: ours were computed behind our own.

@@ -21,7 +21,7 @@ from sglang_pic.core import Path
 
 
 class _Resident(NamedTuple):
-    """A path that was found: how far, its slots from position 0 in int64, and the lock on it."""
+    """A path that was found: its leading tokens that are there, their slots in int64, and the lock on it."""
 
     length: int
     slots: torch.Tensor
@@ -35,11 +35,13 @@ class ResolveError(Exception):
 class TreeResolver:
     """The `Resolver` of one request's plans, for donors of any `Namespace`.
 
-    It holds locks until `keep_locks_of` or `release`.
+    It holds locks until `keep_locks_of` or `release`. A tree for a draft model of EAGLE's kind names a row by its token
+    and the next one: of a path that is there the last token has no row.
     """
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
+        self._lookahead = lookahead(tree)
         self._found: dict[Path, _Resident] = {}
 
     def __call__(self, path: Path, end: int) -> int:
@@ -57,8 +59,9 @@ class TreeResolver:
             return known.length
         # The tree matches whole pages: ask for the page that holds the last token. A path that is asked for again
         # carries several runs: it is matched to its end, once.
-        page_size = self._tree.page_size
-        tokens = path.tokens(min(-(-end // page_size) * page_size, len(path)) if known is None else None)
+        page_size, beyond = self._tree.page_size, self._lookahead
+        wanted = -(-(end - beyond) // page_size) * page_size + beyond
+        tokens = path.tokens(min(wanted, len(path)) if known is None else None)
         namespace = path.namespace
         assert isinstance(namespace, Namespace), "publication.py names namespaces"
         token_ids = array("q")
@@ -66,7 +69,8 @@ class TreeResolver:
         key = RadixKey(token_ids, namespace.extra_key, cache_salt=namespace.cache_salt)
         result = self._tree.match_prefix(MatchPrefixParams(key=key))
         slots = self._tree.path_device_indices(result.last_device_node)[: result.device_prefix_len].to(torch.int64)
-        found = _Resident(slots.shape[0], slots, self._tree.lock(result.last_device_node))
+        length = slots.shape[0] + beyond if len(slots) else 0
+        found = _Resident(length, slots, self._tree.lock(result.last_device_node))
         # NOTE: the path is locked all the time, and an exception finds exactly one lock on it.
         self._found[path] = found
         if known is not None:
@@ -74,7 +78,7 @@ class TreeResolver:
         return found.length
 
     def slots(self, path: Path, start: int, end: int) -> torch.Tensor:
-        """The slots of `[start, end)` on a path that was resolved up to `end`: `[end - start]`, int64.
+        """The slots of `[start, end)` on a path that was resolved up to them: `[end - start]`, int64.
 
         Raises:
             ResolveError: as before.
@@ -84,7 +88,7 @@ class TreeResolver:
 
     def _slots(self, path: Path, start: int, end: int) -> torch.Tensor:
         found = self._found[path]
-        assert end <= found.length, (found.length, start, end)
+        assert end <= len(found.slots), (len(found.slots), start, end)
         return found.slots[start:end]
 
     def keep_locks_of(self, paths: list[Path]) -> ExitStack:
@@ -101,6 +105,11 @@ class TreeResolver:
     def release(self) -> None:
         """Give every lock back."""
         self.keep_locks_of([]).close()
+
+
+def lookahead(tree: Tree) -> int:
+    """Tokens behind a row that its name in `tree` has: 1 for a draft model of EAGLE's kind, else 0."""
+    return int(tree.tree_core.is_eagle)
 
 
 @contextmanager

@@ -9,8 +9,9 @@ that no rank waits for one that stopped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -28,13 +29,21 @@ from sglang_pic.runtime.checks.gap_rows import GapErrors, GapRows, judge_gaps, m
 from sglang_pic.runtime.checks.moved_rows import RowErrors, RowSlots, checked_shifts, judge_rows, measure_rows
 from sglang_pic.runtime.splice import Splicer
 
+DraftInput: TypeAlias = Callable[[torch.Tensor], Any]
+"""`draft_input(tokens)`: the `spec_info` of a batch of a draft model."""
+
 _NUM_TOKENS: Final = 32
 # [0, 6) gap | [6, 14) run | [14, 17) gap | [17, 27) run | [27, 32) gap
 _RUNS: Final = ((6, 14), (17, 27))
 
 
 def check_rows(
-    runner: ModelRunner, splicer: Splicer, max_sequences: int, tp_group: TpGroup | None
+    runner: ModelRunner,
+    splicer: Splicer,
+    max_sequences: int,
+    tp_group: TpGroup | None,
+    *,
+    draft_input: DraftInput | None = None,
 ) -> tuple[RowErrors, GapErrors]:
     """Compare moved rows with rows that the live model computes; all ranks of `tp_group` must call this together.
 
@@ -46,6 +55,7 @@ def check_rows(
             model.
         max_sequences: most sequences of one batch, 2 or more.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
+        draft_input: of a draft model, which is run as SGLang runs it, what a prefill is given beside its tokens.
 
     Raises:
         ContractError: the keys' rotation is not the one that was read from the model, or the forward pass does not
@@ -58,7 +68,7 @@ def check_rows(
     tokens, wrong = (different_tokens(runner, _NUM_TOKENS, view.device, first=first) for first in (13, 14))
     row = runner.req_to_token_pool.req_to_token[PADDING_ROW]
     with borrow_slots(view, 3, _NUM_TOKENS, row) as slots, torch.no_grad():
-        bench = _Bench(runner, splicer, row, RowSlots(*slots), tokens)
+        bench = _Bench(runner, splicer, row, RowSlots(*slots), tokens, draft_input)
         errors = measure_rows(splicer, bench.compute, bench.slots, shifts)
         moved = judge_rows(agree_on_largest(errors, tp_group), view, shifts)
         shares = bench.measure_gap_batch(wrong, _RUNS[: max_sequences - 1], max(shifts))
@@ -75,10 +85,17 @@ class _Bench:
     row: torch.Tensor
     slots: RowSlots
     tokens: torch.Tensor
+    draft_input: DraftInput | None
 
     def compute(self, written: torch.Tensor, position: int) -> None:
         """Write the rows of the tokens, the first one at `position`."""
         self._forward(self._batch(self.tokens, written, position))
+
+    def _logits(self, tokens: torch.Tensor, written: torch.Tensor, position: int) -> torch.Tensor:
+        """`[num_requests, vocab_size]` float64, of a pass that writes the rows of `tokens`."""
+        logits: torch.Tensor = self._forward(self._batch(tokens, written, position)).logits_output.next_token_logits
+        # Copied, because the runner may write the next pass's logits to the same buffer.
+        return logits.to(torch.float64, copy=True)
 
     def measure_gap_batch(self, wrong: torch.Tensor, spans: tuple[tuple[int, int], ...], position: int) -> torch.Tensor:
         """`measure_gaps` with `spans` spliced from the same tokens at `position`, and `wrong` ones given there."""
@@ -86,9 +103,9 @@ class _Bench:
         given = self.tokens.clone()
         for start, end in spans:
             given[start:end] = wrong[start:end]
-        self.compute(here, 0)
+        full = self._logits(self.tokens, here, 0)
         self.compute(there, position)
-        self._forward(self._batch(given, written, 0))
+        misled_logits = self._logits(given, written, 0)
         misled = read_rows(view, written)
         # NaN in every dtype, so that a row which neither the splice nor the pass writes shows in all that reads it.
         view.fill(written, 0xFF)
@@ -99,7 +116,13 @@ class _Bench:
         )
         pending = PendingSplice(Plan(prefix_len=0, end=_NUM_TOKENS, runs=runs), [there[a:b] for a, b in spans])
         batch = self._batch(given, written, 0)
-        hand_over(batch, build_gap_batch([pending], [0], [_NUM_TOKENS], [_NUM_TOKENS], [self.row], view.device))
+        gap = build_gap_batch([pending], [0], [_NUM_TOKENS], [_NUM_TOKENS], [self.row], view.device)
+        if self.draft_input is not None:
+            self.splicer.splice(gap.splice.src, gap.splice.dst, gap.splice.shifts)
+            info = batch.spec_info = self.draft_input(given)
+            # The target's own gap batch has none for the other tokens.
+            info.hidden_states = None if info.hidden_states is None else info.hidden_states[gap.kept]
+        hand_over(batch, gap, of_draft=self.draft_input is not None)
         logits = self._forward(batch).logits_output.next_token_logits
         if len(logits) != 1:
             raise ContractError(
@@ -108,11 +131,15 @@ class _Bench:
             )
         rows = zip(read_rows(view, here), read_rows(view, written), misled, strict=True)
         behind = [at for at in range(spans[0][1], _NUM_TOKENS) if not any(start <= at < end for start, end in spans)]
-        return measure_gaps([GapRows(*layer) for layer in rows], behind)
+        answers = GapRows(full, logits.to(torch.float64), misled_logits)
+        return measure_gaps([GapRows(*layer) for layer in rows], behind, answers)
 
     def _batch(self, tokens: torch.Tensor, written: torch.Tensor, position: int) -> ForwardBatch:
         self.row[:_NUM_TOKENS] = written.to(self.row.dtype)
-        return trial_batch(self.runner, [_NUM_TOKENS], first_position=position, input_ids=tokens, slots=written)
+        batch = trial_batch(self.runner, [_NUM_TOKENS], first_position=position, input_ids=tokens, slots=written)
+        if self.draft_input is not None:
+            batch.spec_info = self.draft_input(tokens)
+        return batch
 
     def _forward(self, batch: ForwardBatch) -> RunnerOutput:
         return trial_forward(self.runner, batch)

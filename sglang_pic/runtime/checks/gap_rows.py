@@ -31,12 +31,14 @@ class GapErrors(NamedTuple):
     """Relative L2 of the first layer's rows, spliced and computed ones."""
     unread: float
     """Of the computed rows behind splices: the distance from the right rows in units of the distance between the right
-    ones and those behind the wrong tokens. Median over tokens, the smallest of the layers behind the first; 0 with one
-    layer. Rounding and depth blur the last layers at most, a splice that is not read is 1 in all of them."""
+    ones and those behind the wrong tokens. Median over tokens, the smallest of the layers behind the first; with one
+    layer that of the logits. Rounding and depth blur the last layers at most, a splice that is not read is 1 in all of
+    them."""
 
 
 class GapRows(NamedTuple):
-    """The rows of one layer at every position, `[num_tokens, width]` float64: keys and values, or latent rows."""
+    """The rows of one layer at every position, `[num_tokens, width]` float64: keys and values, or latent rows. Or the
+    logits, `[1, vocab_size]`."""
 
     full: Tensor
     """Computed in full."""
@@ -52,19 +54,21 @@ def read_rows(view: PoolView, slots: Tensor) -> list[Tensor]:
     return [torch.cat([view.read(buffer, slots).flatten(1) for buffer in layer], dim=1) for layer in layers]
 
 
-def measure_gaps(rows: Sequence[GapRows], behind: Sequence[int]) -> Tensor:
+def measure_gaps(rows: Sequence[GapRows], behind: Sequence[int], logits: GapRows) -> Tensor:
     """Compare the rows of a gap batch, layer by layer; waits for the device.
 
     Args:
         rows: of each layer.
         behind: the positions that are computed behind a splice.
+        logits: of the last token.
 
     Returns:
-        `[num_layers]` float64 on the CPU: `GapErrors.first`, then what `GapErrors.unread` is the smallest of.
+        `[max(2, num_layers)]` float64 on the CPU: `GapErrors.first`, then what `GapErrors.unread` is the smallest of.
     """
     errors = [relative_l2(rows[0].spliced, rows[0].full)]
-    for layer in rows[1:]:
-        full, spliced, misled = (part[list(behind)] for part in layer)
+    deeper = [GapRows(*(part[list(behind)] for part in layer)) for layer in rows[1:]]
+    # The rows of a first layer tell nothing of what its attention reads.
+    for full, spliced, misled in deeper or [logits]:
         share = (spliced - full).norm(dim=1) / (misled - full).norm(dim=1)
         errors.append(float(share.median()))
     return torch.tensor(errors, dtype=torch.float64).nan_to_num(nan=torch.inf, posinf=torch.inf)
@@ -89,7 +93,7 @@ def judge_gaps(errors: Tensor, view: PoolView, backend: str) -> GapErrors:
             f"{first:.2g}; allowed is {limit:.2g} for {view.dtype} rows. The forward pass does not execute splices "
             "here: serve without --radix-cache-backend pic."
         )
-    unread = float(errors[1:].min()) if len(errors) > 1 else 0.0
+    unread = float(errors[1:].min())
     if unread > _UNREAD:
         reason = (
             f"tokens behind a splice do not read its rows ({unread:.2g} of the way to what they are without them; "

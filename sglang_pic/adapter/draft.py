@@ -1,0 +1,126 @@
+"""The draft model of speculative decoding: which one SGLang serves with, and how its rows are moved.
+
+Draft and target share slots and page tables, and each has a KV pool of its own. At the slot of a token the draft has a
+row that depends on the next token too, because SGLang shifts the draft's input by one: so the last token of an equal
+span is computed. What is spliced of the draft decides how many of its tokens are accepted, and no answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sglang_pic.adapter.contract import check_draft, describe_changes
+from sglang_pic.adapter.draft_workers import drafts_of
+from sglang_pic.adapter.seams import BuildContext, ModelRunner
+from sglang_pic.adapter.support import refused_backend
+from sglang_pic.errors import ContractError, UnsupportedError
+from sglang_pic.runtime.rope import read_geometry
+from sglang_pic.runtime.splice import Splicer
+from sglang_pic.runtime.views import view_pool
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """The draft model of one scheduler rank."""
+
+    worker: Any
+    """SGLang's `EagleDraftWorker`."""
+    splicer: Splicer
+    """Moves its rows."""
+
+    @property
+    def runner(self) -> ModelRunner:
+        """Runs the draft model."""
+        runner: ModelRunner = self.worker.draft_runner
+        return runner
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """As SGLang runs the draft's passes; what is raised names the draft."""
+        from sglang.srt.layers.moe import utils as moe
+        from sglang.srt.speculative.spec_utils import draft_tp_context
+
+        with ExitStack() as stack, named(self.runner):
+            stack.enter_context(draft_tp_context(self.worker.parallel_layout))
+            stack.enter_context(moe.speculative_moe_backend_context())
+            stack.enter_context(moe.speculative_moe_a2a_backend_context())
+            yield
+
+    def spec_info(self, tokens: torch.Tensor) -> Any:
+        """What a prefill of the draft is given beside `tokens`, `[num_tokens]`: hidden states that go by the token.
+
+        `hidden_states` is None for a draft that reads none of the target.
+        """
+        from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
+        from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
+
+        width, dtype = get_draft_recurrent_hidden_state_spec(self.runner)
+        states = None
+        if width is not None:
+            seeds = [torch.Generator().manual_seed(token) for token in tokens.tolist()]
+            states = torch.stack([torch.randn(width, generator=seed) for seed in seeds]).to(tokens.device, dtype)
+        return EagleDraftExtendInput(hidden_states=states, num_tokens_per_req=1, num_tokens_for_logprob_per_req=1)
+
+
+def read_draft(ctx: BuildContext, target: Splicer) -> Draft | None:
+    """The draft model of a server, if it has one with KV rows of its own.
+
+    Args:
+        ctx: what SGLang hands over; its flags were found to be supported.
+        target: moves the target's rows.
+
+    Raises:
+        UnsupportedError: the draft's rows cannot be moved.
+        ContractError: SGLang serves with another draft than was seen.
+    """
+    algorithm: Any = ctx.tp_worker.model_runner.spec_algorithm
+    if not (algorithm.is_eagle() or algorithm.is_standalone()):
+        return None
+    changed = check_draft()
+    if changed and ctx.tp_rank == 0:
+        logger.warning("sglang_pic: %s", describe_changes(changed))
+    from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+
+    found = drafts_of(ctx.tp_worker)
+    # Whatever a platform puts in its place has to prefill as SGLang's own does.
+    if len(found) != 1 or type(found[0])._draft_extend_for_prefill is not EagleDraftWorker._draft_extend_for_prefill:
+        raise ContractError(
+            f"--speculative-algorithm {algorithm.name}: SGLang serves with {[type(each).__name__ for each in found]}, "
+            "and not with one EagleDraftWorker whose prefill is SGLang's own; start without --speculative-algorithm, "
+            "or without --radix-cache-backend pic."
+        )
+    runner = found[0].draft_runner
+    with named(runner):
+        refusal = refused_backend(runner.prefill_attention_backend_str, flag="--speculative-draft-attention-backend")
+        if refusal:
+            raise UnsupportedError(refusal)
+        splicer = Splicer(
+            view_pool(runner.token_to_kv_pool), read_geometry(runner.model, max_shift=ctx.model_config.context_len)
+        )
+        if splicer.view.num_slots != target.view.num_slots:
+            raise UnsupportedError(
+                f"its KV pool has {splicer.view.num_slots!r} slots, and the target's has {target.view.num_slots!r}: "
+                "both must have the same."
+            )
+    return Draft(found[0], splicer)
+
+
+@contextmanager
+def named(runner: ModelRunner) -> Iterator[None]:
+    """Have what is raised say that it is about the draft model of `runner`."""
+    algorithm: Any = runner.spec_algorithm
+    try:
+        yield
+    except (UnsupportedError, ContractError) as error:
+        raise type(error)(
+            f"the draft model of --speculative-algorithm {algorithm.name} ({type(runner.model).__name__}): {error} Or "
+            "choose another draft, or start without --speculative-algorithm."
+        ) from error

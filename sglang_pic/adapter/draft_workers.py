@@ -1,0 +1,26 @@
+"""Sees SGLang make its workers of speculative decoding: it makes them before it asks for the cache, and does not hand
+them over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_pic.adapter.hooks import hook
+
+_workers: list[Any] = []
+"""One for each scheduler of this process, which are as many as there are caches."""
+
+
+def install() -> None:
+    """Register the hook; SGLang applies it before it makes a worker."""
+    hook("after", "speculative.base_spec_worker.BaseSpecWorker.__init__", _note)
+
+
+def drafts_of(target_worker: object) -> list[Any]:
+    """SGLang's draft workers beside a target's worker: one at most, none without a draft model."""
+    found = (worker.draft_worker for worker in _workers if worker.target_worker is target_worker)
+    return [draft for draft in found if draft is not None]
+
+
+def _note(_: None, worker: object, *args: object, **kwargs: object) -> None:
+    _workers.append(worker)

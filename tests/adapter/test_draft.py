@@ -1,0 +1,263 @@
+"""A draft model beside a model: what is spliced and computed of both, over a stand-in that computes real attention."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+with warnings.catch_warnings():
+    # SGLang and what it imports warn about this machine's missing accelerators.
+    warnings.simplefilter("ignore")
+    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
+    from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from sglang_pic.adapter import draft_workers
+    from sglang_pic.adapter.draft import named, read_draft
+    from sglang_pic.adapter.probe.extend import trial_batch
+    from sglang_pic.adapter.serve.forward import ForwardPath
+    from sglang_pic.adapter.startup.row_check import check_rows
+
+from pic_kernels.numerics import relative_l2
+
+from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.state import PendingSplice, RequestState
+from sglang_pic.core import Path, Plan, Run, as_tokens
+from sglang_pic.errors import ContractError, UnsupportedError
+from sglang_pic.runtime.splice import Splicer
+from sglang_pic.runtime.views import view_pool
+from tests.adapter.test_faults import fail, half
+from tests.adapter.test_live_rows import Runner, geometry_of
+
+pytestmark = pytest.mark.usefixtures("no_groups")
+
+END, DONOR_POSITION = 40, 100
+# [0, 10) gap | [10, 20) run | [20, 24) gap | [24, 36) run | [36, 40) gap
+RUNS = ((10, 20), (24, 36))
+DONOR = Path("donor", [as_tokens(range(DONOR_POSITION + END))])
+HERE, DONOR_SLOTS = torch.arange(1, 1 + END), torch.arange(200, 200 + END)
+EXTEND = SimpleNamespace(is_extend_without_speculative=lambda: True)
+
+
+class DraftRunner(Runner):
+    """A draft that reads the target's hidden states beside its tokens, as EAGLE's does, or its tokens only."""
+
+    is_draft_worker = True
+
+    def __init__(self, *, reads_hidden_states: bool) -> None:
+        super().__init__()
+        self.reads_hidden_states = reads_hidden_states
+        self.embedding = torch.randn((1_000, 2, 64), generator=torch.Generator().manual_seed(1))
+
+    def embed(self, batch: Any) -> torch.Tensor:
+        own = super().embed(batch)
+        if not self.reads_hidden_states:
+            return own
+        states = batch.spec_info.hidden_states
+        assert len(states) == len(own), "a hidden state for each token of the batch"
+        # As long as a token's own, so that attention looks beyond the token itself.
+        return (own + states.view_as(own)) / 2
+
+
+class Pair:
+    """A target and its draft over the same slots, and requests on them as SGLang's worker serves them."""
+
+    def __init__(self, *, reads_hidden_states: bool) -> None:
+        self.target, self.draft = Runner(), DraftRunner(reads_hidden_states=reads_hidden_states)
+        self.draft.req_to_token_pool = self.target.req_to_token_pool
+        self.table = self.target.req_to_token_pool.req_to_token
+        self.tokens = torch.arange(END) * 7 % 1_000
+        self.path = ForwardPath(splicer_of(self.target), draft_splicer=splicer_of(self.draft))
+        self.target.path = self.draft.path = self.path
+        self.noted: list[tuple[object, ...]] = []
+        self.path.recover = lambda *given, **how: self.noted.append((*given[:2], how["is_admitted"]))
+
+    def prefill(self, slots: torch.Tensor, position: int, pending: PendingSplice | None, following: int) -> None:
+        """The target's pass, then the draft's over tokens that are shifted by one, `following` behind the last."""
+        self.table[0, :END] = slots.to(self.table.dtype)
+        state = RequestState(None, pending=pending)  # type: ignore[arg-type]
+        req = SimpleNamespace(
+            pic=state,
+            kv=SimpleNamespace(req_pool_idx=0),
+            **{"input_embeds": None, "positional_embed_overrides": None, "return_hidden_states": False},
+        )
+        batch: Any = SimpleNamespace(forward_mode=EXTEND, reqs=[req], prefix_lens=[0], extend_lens=[END])
+        batch.extend_logprob_start_lens = [END]
+
+        def run(runner: Runner, tokens: torch.Tensor, states: torch.Tensor | None) -> Any:
+            made = trial_batch(runner, [END], first_position=position, input_ids=tokens, slots=slots)  # type: ignore[arg-type]
+            made.spec_info = SimpleNamespace(hidden_states=states)
+            self.path._prepare(made, object, batch, runner)  # type: ignore[arg-type]
+            return runner.forward(made).logits_output.hidden_states.flatten(1)
+
+        states = run(self.target, self.tokens, None)
+        shifted = torch.cat((self.tokens[1:], torch.tensor([following])))
+        run(self.draft, shifted, states if self.draft.reads_hidden_states else None)
+
+    def spliced(self, arm: Callable[[], object] = lambda: None) -> list[float]:
+        """How far rows are from those of a full prefill, the target's and the draft's, at gaps and at runs."""
+        self.prefill(DONOR_SLOTS, DONOR_POSITION, None, following=5)
+        self.prefill(HERE, 0, None, following=6)
+        whole = [rows_of(runner) for runner in (self.target, self.draft)]
+        for runner in (self.target, self.draft):
+            for buffer in (*runner.token_to_kv_pool.k_buffer, *runner.token_to_kv_pool.v_buffer):
+                buffer[HERE] = 9.0
+        runs = [
+            Run(target_start=a, target_end=b, donor_start=DONOR_POSITION + a, donor=DONOR, seam_len=0) for a, b in RUNS
+        ]
+        plan = Plan(prefix_len=0, end=END, runs=tuple(runs))
+        arm()
+        self.prefill(HERE, 0, PendingSplice(plan, [DONOR_SLOTS[a:b] for a, b in RUNS]), following=6)
+        at_runs = torch.zeros(END, dtype=torch.bool)
+        for start, end in RUNS:
+            at_runs[start:end] = True
+        found = [rows_of(runner) for runner in (self.target, self.draft)]
+        return [
+            relative_l2(rows[places].double(), right[places].double())
+            for rows, right in zip(found, whole, strict=True)
+            for places in (~at_runs, at_runs)
+        ]
+
+
+def splicer_of(runner: Runner) -> Splicer:
+    return Splicer(view_pool(runner.token_to_kv_pool), geometry_of(runner))
+
+
+def rows_of(runner: Runner) -> torch.Tensor:
+    """`[END, width]`, the rows of all layers."""
+    pool = runner.token_to_kv_pool
+    return torch.cat([buffer[HERE].flatten(1) for buffer in (*pool.k_buffer, *pool.v_buffer)], dim=1)
+
+
+kinds = pytest.mark.parametrize("reads_hidden_states", [True, False], ids=["eagle", "standalone"])
+
+
+@kinds
+def test_rows_of_target_and_draft_are_those_of_a_full_prefill(reads_hidden_states: bool) -> None:
+    """At a gap's end the draft reads the next token of the prompt, which is a run's, and the gap's hidden state."""
+    pair = Pair(reads_hidden_states=reads_hidden_states)
+    assert max(pair.spliced()) < 2e-2, "as far off as bfloat16 rounds"
+    assert pair.draft.positions == [DONOR_POSITION, 0, 0]
+    assert pair.noted == []
+
+
+def test_a_draft_that_is_not_spliced_or_not_narrowed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measure of the test above tells."""
+    pair = Pair(reads_hidden_states=True)
+    monkeypatch.setattr(pair.path._draft_splicer, "splice", lambda *_: None)
+    assert pair.spliced()[3] > 0.5
+    pair, prepare = Pair(reads_hidden_states=True), ForwardPath._prepare
+
+    def forget(path: ForwardPath, *args: Any) -> None:
+        path._for_draft = None
+        prepare(path, *args)
+
+    with pytest.raises(AssertionError, match="a hidden state for each token"):
+        pair.spliced(lambda: monkeypatch.setattr(ForwardPath, "_prepare", forget))
+
+
+@kinds
+def test_a_fault_in_the_drafts_splice_computes_both_whole(
+    reads_hidden_states: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(reads_hidden_states=reads_hidden_states)
+    errors = pair.spliced(lambda: monkeypatch.setattr(pair.path._draft_splicer, "splice", fail))
+    assert errors == [0, 0, 0, 0]
+    assert [note[1:] for note in pair.noted] == [(Fallback.FAULT_SPLICE, True)]
+
+
+@kinds
+def test_a_fault_in_the_drafts_pass_costs_what_the_draft_knows_of_the_runs_at_most(
+    reads_hidden_states: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target has computed its gaps: there are hidden states of these alone."""
+    pair = Pair(reads_hidden_states=reads_hidden_states)
+    target_gaps, target_runs, _, draft_runs = pair.spliced(
+        lambda: monkeypatch.setattr(pair.draft, "compute", half(pair.draft.compute))
+    )
+    assert max(target_gaps, target_runs) < 2e-2
+    assert (draft_runs < 2e-2) == (not reads_hidden_states)
+    # What was spliced of the target was, and stays counted.
+    assert [note[1:] for note in pair.noted] == [(Fallback.FAULT_GAPS, False)]
+    assert pair.path._running is None
+
+
+def test_a_fault_in_the_targets_pass_computes_the_draft_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(reads_hidden_states=True)
+    errors = pair.spliced(lambda: monkeypatch.setattr(pair.target, "compute", half(pair.target.compute)))
+    assert errors == [0, 0, 0, 0]
+    assert [note[1:] for note in pair.noted] == [(Fallback.FAULT_GAPS, True)]
+
+
+@kinds
+def test_start_up_checks_the_rows_of_the_draft(reads_hidden_states: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = DraftRunner(reads_hidden_states=reads_hidden_states)
+    pool = runner.token_to_kv_pool
+    before = [buffer.clone() for buffer in (*pool.k_buffer, *pool.v_buffer)]
+
+    def given(tokens: torch.Tensor) -> Any:
+        return SimpleNamespace(hidden_states=runner.embedding[tokens % 97].flatten(1) if reads_hidden_states else None)
+
+    def check() -> tuple[float, float]:
+        rows, gaps = check_rows(runner, runner.splicer(), 48, None, draft_input=given)  # type: ignore[arg-type]
+        return rows.keys, gaps.unread
+
+    keys, unread = check()
+    assert (keys < 5e-2, unread < 0.1) == (True, True)
+    for buffer, old in zip((*pool.k_buffer, *pool.v_buffer), before, strict=True):
+        assert torch.equal(buffer, old)
+    runner.reads_prefix = False
+    with pytest.raises(UnsupportedError, match="tokens behind a splice do not read its rows"):
+        check()
+
+
+def context(algorithm: str) -> Any:
+    runner = SimpleNamespace(spec_algorithm=SpeculativeAlgorithm[algorithm])
+    return SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner), tp_rank=0, model_config=None)
+
+
+@pytest.mark.parametrize("algorithm", ["NONE", "NGRAM"])
+def test_a_server_without_a_draft_model_has_none(algorithm: str) -> None:
+    assert read_draft(context(algorithm), None) is None  # type: ignore[arg-type]
+
+
+def test_a_draft_that_prefills_in_another_way_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OtherWorker(EagleDraftWorker):
+        def __init__(self) -> None:
+            pass
+
+        def _draft_extend_for_prefill(self, *args: object, **kwargs: object) -> None:
+            """Another way."""
+
+    ctx = context("EAGLE")
+    monkeypatch.setattr(draft_workers, "_workers", [])
+    with pytest.raises(ContractError, match=r"^--speculative-algorithm EAGLE: SGLang serves with \[\], "):
+        read_draft(ctx, None)  # type: ignore[arg-type]
+    draft_workers._note(None, SimpleNamespace(target_worker=ctx.tp_worker, draft_worker=OtherWorker()))
+    draft_workers._note(None, SimpleNamespace(target_worker=None, draft_worker=object()))
+    with pytest.raises(ContractError, match=r"\['OtherWorker'\], .*start without --speculative-algorithm"):
+        read_draft(ctx, None)  # type: ignore[arg-type]
+
+
+def test_a_draft_whose_rows_cannot_be_moved_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx, worker = context("STANDALONE"), EagleDraftWorker.__new__(EagleDraftWorker)
+    pool = type("NoOpMHATokenToKVPool", (), {})()
+    fields = {"spec_algorithm": SpeculativeAlgorithm.STANDALONE, "model": torch.nn.Identity(), "token_to_kv_pool": pool}
+    worker.draft_runner = SimpleNamespace(**fields, prefill_attention_backend_str="pic_cpu")
+    monkeypatch.setattr(draft_workers, "_workers", [SimpleNamespace(target_worker=ctx.tp_worker, draft_worker=worker)])
+    with pytest.raises(
+        UnsupportedError,
+        match=r"^the draft model of --speculative-algorithm STANDALONE \(Identity\): .*KV pool NoOp.*: it keeps no "
+        r"rows; .* Or choose another draft, or start without --speculative-algorithm",
+    ):
+        read_draft(ctx, None)  # type: ignore[arg-type]
+    worker.draft_runner.prefill_attention_backend_str = "trtllm_mla"
+    with pytest.raises(UnsupportedError, match="start with --speculative-draft-attention-backend flashinfer"):
+        read_draft(ctx, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^not ours$"), named(worker.draft_runner):
+        raise ValueError("not ours")
