@@ -46,17 +46,20 @@ def ask(client: Client, prompt: Sequence[int], *, mode: str = "auto") -> Served:
     return Served(answer["output_ids"], details.get("pic", 0), right, rounds)
 
 
-def compare(client: Client, num_right: int) -> None:
-    """Prompts computed, then spliced from their own chunks in their own context, alone and side by side."""
+def compare(client: Client, num_right: int | None) -> None:
+    """Prompts computed, then spliced from their own chunks in their own context, alone and side by side.
+
+    `num_right` is how many guesses are right at least; None where they are learnt from answers before.
+    """
     whole = [ask(client, prompt) for prompt in _PROMPTS]
-    assert sum(served.num_right for served in whole) >= num_right
+    assert num_right is None or sum(served.num_right for served in whole) >= num_right
     for prompt, full in zip(_PROMPTS, whole, strict=True):
         assert full.num_spliced == 0
         spliced = ask(client, prompt)
         # All but the sink, a partial page at its end and one at the prompt's.
         assert spliced.num_spliced >= len(prompt) - 32 - 2 * 16
-        assert spliced._replace(num_spliced=0) == full, "the same answer in as many rounds"
-        assert ask(client, prompt, mode="off") == full
+        assert spliced.ids == ask(client, prompt, mode="off").ids == full.ids
+        assert num_right is None or spliced._replace(num_spliced=0) == full, "the same guesses are right"
     together = client.generate_all([*_PROMPTS, random_tokens(711, 300)], max_new_tokens=_NUM_TOKENS)
     assert [answer.ids for answer in together[:3]] == [full.ids for full in whole]
     assert all(answer.chunk_hit_tokens for answer in together[:3])
@@ -107,7 +110,7 @@ def test_an_eagle_draft_is_spliced_with_its_target(model_dir: Callable[[str], Pa
             id="eagle3",
         ),
         pytest.param(
-            *("tiny-mla", None, ("NGRAM", "--speculative-num-draft-tokens", "8"), 6),
+            *("tiny-mla", None, ("NGRAM", "--speculative-num-draft-tokens", "8"), None),
             marks=pytest.mark.feature("NGRAM"),
             id="ngram",
         ),
@@ -117,7 +120,7 @@ def test_every_draft_is_spliced_with_its_target(
     model: str,
     draft: str | None,
     args: tuple[str, ...],
-    num_right: int,
+    num_right: int | None,
     model_dir: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
