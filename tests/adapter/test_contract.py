@@ -80,7 +80,7 @@ def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.Mo
     frontend.install()
     scheduler.install(Auditor(), ReusePolicy())
     ForwardPath(audit).install()
-    server_info.install({})
+    server_info.install({}, None)
     audit_hooks.install(audit)
     assert len(hooked) >= 18
     assert set(hooked) <= {symbol.path for symbol in CONTRACT}

@@ -124,7 +124,7 @@ def test_the_matrix_says_how_many_gap_batches_ran() -> None:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
-@pytest.mark.parametrize("subject", [subject for subject in SUBJECTS if subject.cases != ("many_gaps",)], ids=str)
+@pytest.mark.parametrize("subject", [subject for subject in SUBJECTS if len(subject.cases) > 1], ids=str)
 def test_a_wrong_gap_batch_is_noticed(ask: Ask, subject: Subject, mutation: str) -> None:
     """By far: no rounding looks like it."""
     case = "beside_plain" if "beside_plain" in subject.cases else "beside_decode"
