@@ -1,0 +1,124 @@
+"""Speculative decoding of stock SGLang on the CPU platform: greedy answers are those of the model alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_pic.platform import torchvision_shim
+from tests.e2e.serving import Client, random_tokens, serve
+
+pytestmark = pytest.mark.e2e
+
+# The longer half is prefilled in chunks.
+_PROMPTS = [random_tokens(i, 20 + 60 * i) for i in range(6)]
+_NUM_TOKENS = 24
+_ARGS = ("--dtype", "float32", "--chunked-prefill-size", "192")
+
+
+def greedy(model: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The tokens that transformers answers in float32."""
+    torchvision_shim.install()
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    answers = []
+    for prompt in prompts:
+        tokens = reference.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=_NUM_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        answers.append(tokens[0, len(prompt) :].tolist())
+    return answers
+
+
+def drafts_of(client: Client, prompt: Sequence[int]) -> int:
+    """Right guesses of the draft while the server answers a prompt."""
+    sampling = {"temperature": 0, "max_new_tokens": _NUM_TOKENS, "ignore_eos": True}
+    meta = client.post("/generate", {"input_ids": list(prompt), "sampling_params": sampling})["meta_info"]
+    assert meta["completion_tokens"] == _NUM_TOKENS
+    return int(meta["spec_num_correct_drafts"])
+
+
+def test_trees_of_an_eagle_draft_change_no_answer(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    """Two branches in each step, chunked prompts, batches, prefix hits; sampled and structured answers end as asked."""
+    tree = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "6")
+    draft = ("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(model_dir("tiny-gqa-eagle")))
+    expected = greedy(model_dir("tiny-gqa"), _PROMPTS)
+    with serve(model_dir("tiny-gqa"), tmp_path, *_ARGS, *draft, *tree, backend=None) as client:
+        for _ in range(2):
+            answers = client.generate_all(_PROMPTS, max_new_tokens=_NUM_TOKENS)
+            assert [answer.ids for answer in answers] == expected
+        # A prompt's last token is computed, and the tree keys pairs of tokens: one less is found again.
+        assert [answer.cached_tokens for answer in answers] == [len(prompt) - 2 for prompt in _PROMPTS]
+        assert sum(drafts_of(client, prompt) for prompt in _PROMPTS) > 6
+        client.flush()
+        sampling: dict[str, Any] = {"max_new_tokens": 12, "temperature": 1.5, "top_k": 50, "top_p": 0.9, "min_p": 0.0}
+        bodies = [{"input_ids": prompt, "sampling_params": sampling} for prompt in _PROMPTS[:3]]
+        assert {client.post("/generate", body)["meta_info"]["completion_tokens"] for body in bodies} <= {*range(1, 13)}
+        sampling = {"max_new_tokens": 12, "temperature": 0, "regex": "(ab|cd){3}"}
+        text = client.post("/generate", {"input_ids": _PROMPTS[0], "sampling_params": sampling})["text"]
+        assert re.fullmatch("(ab|cd){3}", text)
+        client.flush()
+        assert client.faults() == ""
+
+
+_CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
+
+
+@pytest.fixture(scope="module")
+def answers_of(
+    model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], list[list[int]]]:
+    """The greedy answers of a model on a server without a draft, by its name."""
+
+    @cache
+    def get(model: str) -> list[list[int]]:
+        with serve(model_dir(model), tmp_path_factory.mktemp("plain"), *_ARGS, backend=None) as plain:
+            return [answer.ids for answer in plain.generate_all(_PROMPTS, max_new_tokens=_NUM_TOKENS)]
+
+    return get
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "draft", "args", "num_right"),
+    [
+        ("tiny-gqa", "tiny-gqa", ("STANDALONE", *_CHAIN, "--page-size", "16"), 6),
+        ("tiny-gqa", "tiny-gqa-eagle", ("EAGLE", *_CHAIN, "--page-size", "16", "--tp-size", "2"), 6),
+        # The heads of a random model guess nothing.
+        ("tiny-gqa", "tiny-gqa-eagle3", ("EAGLE3", *_CHAIN, "--page-size", "16"), 0),
+        ("tiny-mtp", None, ("NEXTN", *_CHAIN), 6),
+        ("tiny-mla", None, ("NGRAM", "--speculative-num-draft-tokens", "8"), 6),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_no_algorithm_changes_an_answer(
+    model: str,
+    draft: str | None,
+    args: tuple[str, ...],
+    num_right: int,
+    answers_of: Callable[[str], list[list[int]]],
+    model_dir: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    """A server with a draft beside one without: in a batch, again from the cache, and alone."""
+    expected = answers_of(model)
+    path = ("--speculative-draft-model-path", str(model_dir(draft))) if draft else ()
+    with serve(model_dir(model), tmp_path, *_ARGS, "--speculative-algorithm", *args, *path, backend=None) as client:
+        for _ in range(2):
+            answers = client.generate_all(_PROMPTS, max_new_tokens=_NUM_TOKENS)
+            assert [answer.ids for answer in answers] == expected
+        assert sum(drafts_of(client, prompt) for prompt in _PROMPTS) >= num_right
+        client.flush()
+        assert client.faults() == ""
