@@ -76,7 +76,7 @@ class Bookkeeper:
         """After the tree has evicted."""
         self._num_evicted += result.num_tokens_evicted
 
-    def add_part(self, parts: dict[str, Any]) -> None:
+    def add_part(self, parts: dict[str, Any], *_: object) -> None:
         """Before the plugin shows its part of `/server_info`."""
         parts["books"] = self.read
 
