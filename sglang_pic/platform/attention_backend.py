@@ -156,8 +156,8 @@ def check_pool(pool: object) -> bool:
         return False
     raise UnsupportedError(
         f"KV pool {type(pool).__name__!r}: the attention backend {ATTENTION_BACKEND!r} serves plain multi-head and "
-        "latent pools (no sliding window, state-space layers, sparse attention or FP4); use a machine with an "
-        "accelerator."
+        "latent pools (no state-space layers, sparse attention or FP4); start with --disable-hybrid-swa-memory where "
+        "the model has sliding windows, else use a machine with an accelerator."
     )
 
 
