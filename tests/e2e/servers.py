@@ -90,7 +90,12 @@ SERVERS = {
         probe=_AT_SHIFT_ZERO,
     ),
     "mla_page1": _tiny("mla", "--page-size", "1", config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO),
-    "mla_page1.fa3": _on("fa3", "mla", "--page-size", "1"),
+    "mla_page1.fa3": _on("fa3", "mla", "--page-size", "1", "--dp-size", "2"),
+    "mla_page1_dp2": _tiny(
+        *("mla", "--page-size", "1", "--tp-size", "2", "--attn-dp-size", "2"),
+        config=_AUDITED,
+        probe=_AT_SHIFT_ZERO,
+    )._replace(env=faults.ENVIRONMENT),
     "mla_page16_tp2": _tiny(
         *("mla", "--page-size", "16", "--tp-size", "2"), config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO
     )._replace(env=faults.ENVIRONMENT),

@@ -1,0 +1,184 @@
+"""Ranks that serve requests of their own: DP attention, where they compute together, and replicas, which do not.
+
+Each rank has its own tree and donors. A rank that computed another number of tokens than it told the others would hang
+them, so every wait here is bounded.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from sglang_pic.errors import BenchError
+from tests.e2e.faults import STAGES
+from tests.e2e.servers import on_servers
+from tests.e2e.serving import Answer, Client, divergence, random_tokens
+
+pytestmark = pytest.mark.e2e
+
+_TIMEOUT_S = 120.0
+_OFF = {"mode": "off"}
+with_dp_attention = on_servers("mla_page1_dp2")
+
+
+def side_by_side(client: Client, *prompts: Sequence[int], **body: object) -> list[Answer]:
+    """A prompt for each rank, all at once."""
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        waiting = [
+            pool.submit(client.on_rank(rank).generate, prompt, **body)  # type: ignore[arg-type]
+            for rank, prompt in enumerate(prompts)
+        ]
+        return [each.result(_TIMEOUT_S) for each in waiting]
+
+
+def assert_same(one: Answer, other: Answer) -> None:
+    """The same answer in float32."""
+    assert one.ids == other.ids
+    assert divergence(one.first_token, other.first_token) <= 1e-5
+
+
+@with_dp_attention
+@pytest.mark.feature("DP attention", "tensor parallelism of 2")
+def test_each_rank_splices_from_its_own_tree(client: Client) -> None:
+    """At shift 0, against `mode: off`; what one rank holds is no donor of the other, and each counts for itself."""
+    for rank in (0, 1):
+        here, other = client.on_rank(rank), client.on_rank(1 - rank)
+        for seed, length in ((rank, 150), (10 + rank, 600)):
+            prompt = random_tokens(seed, length)
+            full = here.generate(prompt, pic=_OFF)
+            assert here.generate(prompt).cached_tokens == 0
+            before, elsewhere = here.counters(), other.counters()
+            spliced = here.generate(prompt)
+            assert spliced.chunk_hit_tokens >= length - 32 - 1
+            assert_same(full, spliced)
+            assert here.counters()["tokens:chunk"] - before["tokens:chunk"] == spliced.chunk_hit_tokens
+            assert other.counters() == elsewhere
+            # A gap batch beside an idle rank and a whole one are of other sizes: the other rank still answers rightly.
+            assert other.generate(prompt).cached_tokens == 0
+    assert "audit" not in client.internal_state()
+    assert "nothing is audited with DP attention" in client.log()
+
+
+@with_dp_attention
+@pytest.mark.feature("DP attention", "chunked prefill")
+def test_a_rank_with_a_splice_beside_one_without(client: Client) -> None:
+    """Beside one that computes a prompt, decodes, splices too, or whose request is aborted."""
+    donors = [random_tokens(20 + rank, 420) for rank in (0, 1)]
+    moved = [[*random_tokens(30 + rank, 50), *donors[rank][:380]] for rank in (0, 1)]
+    fresh = [random_tokens(40 + rank, 300) for rank in (0, 1)]
+    expected = [
+        client.on_rank(rank).generate(prompt, pic=_OFF)
+        for prompts in (moved, fresh)
+        for rank, prompt in enumerate(prompts)
+    ]
+    for rank in (0, 1):
+        client.on_rank(rank).generate(donors[rank])
+    for rank in (0, 1):
+        prompts = [moved[rank], fresh[1 - rank]]
+        answers = side_by_side(client, *(prompts if rank == 0 else reversed(prompts)))
+        assert answers[rank].chunk_hit_tokens > 300
+        assert answers[1 - rank].chunk_hit_tokens == 0
+        assert divergence(expected[3 - rank].first_token, answers[1 - rank].first_token) <= 1e-5
+    both = side_by_side(client, *moved)
+    assert all(answer.chunk_hit_tokens > 300 for answer in both)
+    with ThreadPoolExecutor(2) as pool:
+        for rank in (0, 1):
+            rid = f"aborted-{rank}"
+            beside = pool.submit(
+                client.on_rank(1 - rank).generate, random_tokens(50 + rank, 900), rid=rid, max_new_tokens=200
+            )
+            time.sleep(0.3)
+            assert client.on_rank(rank).generate(moved[rank]).chunk_hit_tokens > 300
+            client.server.post("/abort_request", {"rid": rid}, _TIMEOUT_S)
+            assert client.on_rank(rank).generate(moved[rank], max_new_tokens=2).chunk_hit_tokens > 300
+            # It may have been aborted before its first token.
+            with suppress(BenchError, IndexError, KeyError):
+                beside.result(_TIMEOUT_S)
+
+
+@with_dp_attention
+@pytest.mark.parametrize("stage", ["resolve", "splice"])
+def test_a_fault_of_one_rank_costs_its_request_the_splice_and_no_rank_its_step(client: Client, stage: str) -> None:
+    """Until the rows are moved a fault is met before the ranks tell each other how many tokens they compute."""
+    for rank in (0, 1):
+        here, other = client.on_rank(rank), client.on_rank(1 - rank)
+        prompt, beside = random_tokens(60 + rank, 420), random_tokens(70 + rank, 420)
+        whole, whole_beside = here.generate(prompt, pic=_OFF), other.generate(beside, pic=_OFF)
+        here.generate(prompt)
+        other.generate(beside)
+        before, elsewhere = here.counters(), other.counters()
+        sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True, "custom_params": {"fault": stage}}
+        with ThreadPoolExecutor(2) as pool:
+            faulty = pool.submit(here.generate, prompt, sampling_params=sampling)
+            spliced = pool.submit(other.generate, beside).result(_TIMEOUT_S)
+            answer = faulty.result(_TIMEOUT_S)
+        assert_same(whole, answer)
+        assert_same(whole_beside, spliced)
+        assert spliced.chunk_hit_tokens > 300
+        after, reason = here.counters(), f"fallbacks:{STAGES[stage]}"
+        assert after[reason] - before[reason] == 1
+        assert other.counters()[reason] == elsewhere[reason]
+        assert answer.chunk_hit_tokens == 0
+        assert (after["undone_tokens"] > before["undone_tokens"]) == (stage == "splice")
+
+
+@with_dp_attention
+@pytest.mark.feature("DP attention", "aborts and retractions")
+def test_random_traffic_on_both_ranks_never_stops(client: Client) -> None:
+    """Minutes of it are bench/results/soak-dp-attention.json."""
+    texts = [random_tokens(80 + number, 260) for number in range(4)]
+    deadline = time.monotonic() + 5.0
+    spliced: list[int] = []
+
+    def send(worker: int) -> int:
+        rng, count = random.Random(worker), 0
+        while time.monotonic() < deadline:
+            head, text = random_tokens(rng.randrange(1 << 30), rng.randrange(1, 120)), rng.choice(texts)
+            rank, rid = rng.randrange(2), f"traffic-{worker}-{count}"
+            pic = rng.choice((None, None, None, _OFF, {"edit": "recompile"}))
+            sampling = {"temperature": 0, "max_new_tokens": rng.choice((1, 2, 8, 24)), "ignore_eos": True}
+            body = {"rid": rid, "input_ids": [*head, *text[: rng.randrange(60, 260)]], "routed_dp_rank": rank}
+            if pic is not None:
+                sampling["custom_params"] = {"pic": pic}
+            if rng.random() < 0.15:
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(client.server.post, "/generate", body | {"sampling_params": sampling}, _TIMEOUT_S)
+                    client.server.post("/abort_request", {"rid": rid}, _TIMEOUT_S)
+            else:
+                found = client.server.post("/generate", body | {"sampling_params": sampling}, _TIMEOUT_S)
+                spliced.append((found["meta_info"].get("cached_tokens_details") or {}).get("pic", 0))
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(send, range(6))) > 20
+    assert sum(map(bool, spliced)) > 5
+    # SGLang checks every slot and every lock when it is idle, and flushes only then.
+    client.flush()
+    prompt = random_tokens(90, 200)
+    for rank in (0, 1):
+        here = client.on_rank(rank)
+        full = here.generate(prompt, pic=_OFF)
+        here.generate(prompt)
+        assert_same(full, here.generate(prompt))
+
+
+@on_servers("mla_page1.fa3")
+@pytest.mark.feature("data parallelism")
+def test_each_replica_has_donors_of_its_own(client: Client) -> None:
+    prompt = random_tokens(95, 400)
+    for rank in (0, 1):
+        here = client.on_rank(rank)
+        full = here.generate(prompt, pic=_OFF)
+        assert here.generate(prompt).cached_tokens == 0
+        before = here.counters()
+        spliced = here.generate(prompt)
+        assert spliced.chunk_hit_tokens >= 400 - 32 - 1
+        assert_same(full, spliced)
+        assert here.counters()["tokens:chunk"] - before["tokens:chunk"] == spliced.chunk_hit_tokens
+        assert here.internal_state()["dp_rank"] == rank
