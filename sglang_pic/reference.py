@@ -129,11 +129,13 @@ def _features() -> str:
     for entry in SUPPORT:
         if entry.feature or (entry.fallback and entry.path):
             named[entry.level][entry.feature or entry.what] = None
-    _, falls_back, admitted, refused = (", ".join(names) for names in named.values())
-    bullet = (
-        f"- Computed as usual, and counted by reason: {falls_back}. Refused at start-up: {refused}. Not run: "
-        f"{admitted}. [The matrix]({_MATRIX}) has what works, and the tests that show it."
-    )
+    said = {
+        Level.FALLS_BACK: "Computed as usual, and counted by reason",
+        Level.REFUSED: "Refused at start-up",
+        Level.ADMITTED: "Not run",
+    }
+    lists = (f"{text}: {', '.join(named[level])}." for level, text in said.items() if named[level])
+    bullet = f"- {' '.join(lists)} [The matrix]({_MATRIX}) has what works, and the tests that show it."
     return fill(bullet, 160, subsequent_indent="  ", break_on_hyphens=False) + "\n"
 
 

@@ -190,7 +190,7 @@ def test_features_that_flags_switch_on_are_judged(answers: dict[str, Answer]) ->
     answer = answers["computed"]
     assert answer.code == 0
     assert answer.level(Area.FEATURE, "mixed chunks") == "tested"
-    assert answer.level(Area.FEATURE, "priority scheduling") == "admitted"
+    assert answer.level(Area.FEATURE, "priority scheduling") == "tested"
     assert answer.level(Area.TOPOLOGY, "data parallelism") == "tested"
     assert answers["dp attention"].code == 0
     assert answers["dp attention"].level(Area.TOPOLOGY, "DP attention") == "tested"

@@ -83,6 +83,13 @@ SERVERS = {
     "gqa_page16.fa3": _on("fa3", "gqa", "--page-size", "16", "--enable-deterministic-inference"),
     "gqa_page16.triton": _on("triton", "gqa", "--page-size", "16"),
     "gqa_page1.small_pool": _tiny("gqa", *_SMALL_POOL, "--page-size", "1", config=_AUDITED, probe=_CHECKED),
+    "gqa_page64_fp8": _tiny(
+        *("gqa", "--page-size", "64", "--kv-cache-dtype", "fp8_e4m3"),
+        *("--enable-priority-scheduling", "--priority-scheduling-preemption-threshold", "0"),
+        *("--max-running-requests", "2"),
+        config=_TAKE_EVERY_RUN,
+        probe=_AT_SHIFT_ZERO,
+    ),
     # No splice from another context is as close as this limit, so a model fails whose rows are moved rightly.
     "gqa_page1_tp2": _tiny(
         *("gqa", "--page-size", "1", "--tp-size", "2"),

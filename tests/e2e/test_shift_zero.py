@@ -20,6 +20,7 @@ at_shift_zero = on_each_server(
 )
 
 
+@pytest.mark.feature("rows of float32", "pages of 1", "pages of 16", "tensor parallelism of 2")
 @at_shift_zero
 def test_shift_zero_equals_full_prefill(client: Client) -> None:
     """In float32, over prompts below and above the prefill chunk."""
@@ -77,6 +78,7 @@ def test_the_benchmark_finds_it_exact(client: Client) -> None:
     assert difference.answer_agreement == difference.top1_agreement == 1.0
 
 
+@pytest.mark.feature("rows of bfloat16")
 @on_servers("smollm2_probed")
 def test_in_bf16_a_splice_is_no_further_off_than_an_exact_hit(client: Client) -> None:
     """Real weights: rounding alone separates a cached prompt from a cold one.
