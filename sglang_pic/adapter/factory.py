@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_parallel, get_schedule, get_serving
 
-from sglang_pic.adapter import server_info
+from sglang_pic.adapter import disaggregation, server_info
 from sglang_pic.adapter.audit import hooks as audit_hooks
 from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.audit.audit import Audit
@@ -42,7 +43,7 @@ from sglang_pic.adapter.startup.calibration import calibrate
 from sglang_pic.adapter.startup.row_check import DraftInput, check_rows
 from sglang_pic.adapter.startup.self_test import log_result, run_self_test
 from sglang_pic.adapter.startup.tokenizer import Tokenizer, delimiters_of, read_tokenizer, texts_of
-from sglang_pic.adapter.support import check_support, max_sequences, opts_out
+from sglang_pic.adapter.support import check_support, disaggregation_mode, max_sequences, opts_out
 from sglang_pic.config import PicConfig, load_config
 from sglang_pic.core import ContentIndex, CostModel, Lexicon, costs
 from sglang_pic.runtime.rope import read_geometry
@@ -65,8 +66,8 @@ class _LiveModel(NamedTuple):
     """Tokens behind a row that it depends on."""
 
 
-def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> PicRadixCache:
-    """Make the cache of one scheduler rank.
+def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> UnifiedRadixCache:
+    """Make the cache of one scheduler rank; on a decode server, which splices nothing, it is SGLang's own.
 
     Args:
         ctx: what SGLang hands over.
@@ -82,6 +83,9 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Pi
     config = load_config()
     check_support(ctx)
     warn_of_changes(ctx, changed_bodies)
+    mode = disaggregation_mode(ctx)
+    if mode == "decode":
+        return disaggregation.create_decode_cache(ctx, config.core, _default_mode(ctx))
     runner, labels = ctx.tp_worker.model_runner, _labels(ctx)
     shown: dict[str, Callable[[], msgspec.Struct]] = {}
     audit = None
@@ -100,6 +104,8 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Pi
     scheduler_hooks.install(cache, config.core, _default_mode(ctx))
     if audit is not None:
         audit_hooks.install(audit)
+    if mode == "prefill":
+        disaggregation.install_sender()
     apply_hooks()
     max_gaps = cache.planning.max_gaps
     tested = run_self_test(

@@ -46,6 +46,7 @@ class Req(Protocol):
     multimodal_inputs: object | None
     multi_item_delimiter_indices: object | None
     token_indices_to_pool: object | None
+    metadata_buffer_index: int  # PD disaggregation: its row in what is told to the decode server
     session: Any | None  # `streaming`: the session keeps one row for all its turns
 
     # Tokens that were not computed, for the client.

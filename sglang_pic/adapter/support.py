@@ -64,7 +64,8 @@ class Support(NamedTuple):
     """One clause: why this is admitted or refused, or what was tested."""
     path: str = ""
     """Where SGLang's `TreeCacheBuildContext` has the value that tells whether a server has this, a server argument as
-    SGLang resolved it; empty where it is found otherwise, or where every server has it. A space parts several."""
+    SGLang resolved it or a variable of its `environ`; empty where it is found otherwise, or where every server has it.
+    A space parts several."""
     served: object = False
     """The value at `path` of a server without it; `False` stands for whatever counts as false. A list has all values of
     servers without it, and `""` for whatever counts as false."""
@@ -78,6 +79,8 @@ class Support(NamedTuple):
     """What the README calls it; empty where it goes by `what`, or is left to the reference page."""
     fallback: str = ""
     """Under which reason requests are counted that fall back."""
+    modes: Sequence[str] = ("null", "prefill")
+    """Values of `--disaggregation-mode` under which it is refused; a decode server splices nothing."""
 
     @property
     def refused(self) -> Refused:
@@ -164,6 +167,8 @@ def refusals(ctx: BuildContext) -> Iterator[str]:
         value = _value(entry.path, ctx)
         is_named = isinstance(value, bool) or not entry.what.startswith("--")
         yield entry.refused.line(entry.what if is_named else f"{entry.what} {value}")
+    if disaggregation_mode(ctx) == "decode":
+        return
     refusal = refused_backend(ctx.tp_worker.model_runner.prefill_attention_backend_str)
     if refusal:
         yield refusal
@@ -171,8 +176,9 @@ def refusals(ctx: BuildContext) -> Iterator[str]:
 
 def present(ctx: BuildContext, *levels: Level) -> Iterator[Support]:
     """The entries of some levels that a server has by a flag or by its model: those with a `path`."""
+    mode = disaggregation_mode(ctx)
     for entry in SUPPORT:
-        if entry.level in levels:
+        if entry.level in levels and (entry.level is not Level.REFUSED or mode in entry.modes):
             values = [_value(path, ctx) for path in entry.path.split()]
             if any(_has(entry, value) for value in values) and (not entry.beside or _value(entry.beside, ctx)):
                 yield entry
@@ -191,6 +197,11 @@ def opts_out(ctx: BuildContext) -> str:
     """The sentence that says why requests of a server are not spliced unless they ask for it; empty where they are."""
     found = (entry.reason for entry in present(ctx, Level.FALLS_BACK) if entry.fallback == Fallback.OFF.value)
     return " ".join(found)
+
+
+def disaggregation_mode(ctx: BuildContext) -> str:
+    """`null`, `prefill` or `decode`."""
+    return str(_value("server_args.disaggregation_mode", ctx))
 
 
 def find(area: Area, what: str) -> Support | None:
@@ -217,6 +228,10 @@ def _value(path: str, ctx: BuildContext) -> object:
     from sglang.srt.arg_groups.model_override_base import resolved_view
 
     owner, _, name = path.rpartition(".")
+    if owner == "environ":
+        from sglang.srt.environ import envs
+
+        return getattr(envs, name).get()
     if owner == "server_args":
         # NOTE: SGLang leaves arguments as they were given, and keeps what it made of them apart: `--dp-size 2
         # --enable-dp-attention` and `--dwdp-size 2` are both `attn_dp_size=2`.

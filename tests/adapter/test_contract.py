@@ -68,11 +68,12 @@ def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.Mo
         # SGLang and what it imports warn about this machine's missing accelerators.
         warnings.simplefilter("ignore")
         registry = pytest.importorskip("sglang.srt.plugins.hook_registry")
-        from sglang_pic.adapter import server_info
+        from sglang_pic.adapter import disaggregation, server_info
         from sglang_pic.adapter.audit import hooks as audit_hooks
         from sglang_pic.adapter.serve import frontend, scheduler
         from sglang_pic.adapter.serve.auditor import Auditor
         from sglang_pic.adapter.serve.forward import ForwardPath
+        from sglang_pic.adapter.serve.options import Mode
 
     hooked: list[str] = []
     monkeypatch.setattr(registry.HookRegistry, "register", lambda target, *_: hooked.append(target))
@@ -82,6 +83,8 @@ def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.Mo
     ForwardPath(audit).install()
     server_info.install({}, None)
     audit_hooks.install(audit)
+    disaggregation.install_sender()
+    disaggregation.install_receiver(ReusePolicy(), Mode.AUTO)
     assert len(hooked) >= 18
     assert set(hooked) <= {symbol.path for symbol in CONTRACT}
 

@@ -101,8 +101,11 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
             "blackwell": on("b200", gqa),
             "refused": on("b200", mla, "--pp-size", "2", "--kv-cache-dtype", "fp8_e5m2", "--page-size", "64"),
             "rotary": on("h100", dynamic),
-            "draft, host, transfer": on("h100", gqa, *_draft("DFLASH", gqa), "--enable-hierarchical-cache", *_PREFILL),
+            "draft, host": on("h100", gqa, *_draft("DFLASH", gqa), "--enable-hierarchical-cache"),
             "draft": on("h100", gqa, *_draft("NEXTN", gqa)),
+            "prefill": on("h100", gqa, *_PREFILL),
+            "decode": on("h100", gqa, "--disaggregation-mode", "decode"),
+            "switched roles": on("h100", gqa, *_PREFILL, "--enable-pd-role-switch"),
             "no tree": on("h100", gqa, "--disable-radix-cache"),
             "deterministic": on("h100", gqa, "--enable-deterministic-inference"),
             "on policy": on("h100", gqa, "--rl-on-policy-target", "fsdp"),
@@ -165,13 +168,22 @@ def test_everything_that_is_refused_is_said_at_once(answers: dict[str, Answer]) 
     assert answers["refused"].level(Area.EMBEDDING, "DeepseekScalingRotaryEmbedding") == "tested"
 
 
-@pytest.mark.feature("--speculative-algorithm", "--enable-hierarchical-cache", "--disaggregation-mode")
+@pytest.mark.feature("PD disaggregation")
+@pytest.mark.parametrize("case", ["prefill", "decode"])
+def test_prefill_and_decode_servers_would_start(case: str, answers: dict[str, Answer]) -> None:
+    """A decode server has no radix cache unless it is asked for."""
+    assert (answers[case].code, answers[case].found["refused"]) == (0, [])
+    assert answers[case].level(Area.TOPOLOGY, "PD disaggregation") == "tested"
+
+
+@pytest.mark.feature("--speculative-algorithm", "--enable-hierarchical-cache", "--enable-pd-role-switch")
 @pytest.mark.feature("--disable-radix-cache", "--pp-size")
 @pytest.mark.feature("sliding windows in a pool of their own", "a model with state-space layers")
 @pytest.mark.parametrize(
     ("case", "refused"),
     [
-        ("draft, host, transfer", ["--disaggregation-mode", "--speculative-algorithm", "--enable-hierarchical-cache"]),
+        ("draft, host", ["--speculative-algorithm", "--enable-hierarchical-cache"]),
+        ("switched roles", ["--enable-pd-role-switch"]),
         ("no tree", ["--disable-radix-cache"]),
         ("windows", ["sliding windows in a pool of their own"]),
         ("states", ["a model with state-space layers"]),

@@ -101,7 +101,8 @@ def test_a_rank_without_delimiters_stops_the_start(tmp_path: Path) -> None:
     from sglang_pic.adapter import factory
     from sglang_pic.config import PicConfig
 
-    runner, nothing = SimpleNamespace(prefill_attention_backend_str="triton"), SimpleNamespace(enable_metrics=False)
+    runner = SimpleNamespace(prefill_attention_backend_str="triton")
+    nothing = SimpleNamespace(enable_metrics=False, disaggregation_mode="null")
 
     def work(rank: int, group: Any) -> str:
         # In a process of its own: nothing of this is put back. All that comes before and needs a live model.

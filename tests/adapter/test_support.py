@@ -22,7 +22,9 @@ with warnings.catch_warnings():
 from sglang_pic.adapter.support import SUPPORT, Level, Support, check_support
 from sglang_pic.errors import UnsupportedError
 
-REFUSALS = [entry for entry in SUPPORT if entry.path and entry.level is Level.REFUSED]
+REFUSALS = [
+    entry for entry in SUPPORT if entry.path and entry.level is Level.REFUSED and not entry.path.startswith("environ.")
+]
 
 
 def other(served: object) -> object:
@@ -35,7 +37,7 @@ def other(served: object) -> object:
 def context(backend: str = "triton") -> Any:
     """SGLang's `TreeCacheBuildContext` of a server that is served, as far as it is read."""
     ctx = SimpleNamespace(
-        server_args=SimpleNamespace(),
+        server_args=SimpleNamespace(disaggregation_mode="null", attn_dp_size=1, enable_lora=False, lora_paths=None),
         model_config=SimpleNamespace(),
         tp_worker=SimpleNamespace(model_runner=SimpleNamespace(prefill_attention_backend_str=backend)),
     )
@@ -63,6 +65,7 @@ def test_a_plain_server_is_admitted(backend: str) -> None:
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.what)
 def test_each_refusal_is_one_line_that_names_it_and_says_what_to_change(refusal: Support) -> None:
     ctx = context()
+    ctx.server_args.disaggregation_mode = refusal.modes[0]
     put(ctx, refusal.path, refusal.values[0] if refusal.values else other(refusal.served))
     if refusal.beside:
         check_support(ctx)
@@ -73,6 +76,46 @@ def test_each_refusal_is_one_line_that_names_it_and_says_what_to_change(refusal:
     assert line.startswith(f"--radix-cache-backend pic does not work with {refusal.what}")
     assert line.endswith(f": {refusal.reason}; {refusal.change}.")
     assert "\n" not in line
+
+
+@pytest.mark.feature("SGLANG_DISAGG_STAGING_BUFFER")
+def test_a_variable_is_refused_where_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_DISAGG_STAGING_BUFFER", "1")
+    ctx = context()
+    check_support(ctx)
+    ctx.server_args.disaggregation_mode = "prefill"
+    with pytest.raises(UnsupportedError, match=r"with SGLANG_DISAGG_STAGING_BUFFER: .*; unset it\.$"):
+        check_support(ctx)
+    monkeypatch.delenv("SGLANG_DISAGG_STAGING_BUFFER")
+    check_support(ctx)
+
+
+@pytest.mark.feature("PD disaggregation")
+def test_a_decode_server_is_refused_only_what_takes_its_rows_elsewhere() -> None:
+    """It splices nothing, and has no tree unless it is asked for."""
+    ctx = context("trtllm_mla")
+    ctx.server_args.disaggregation_mode = "decode"
+    for refusal in REFUSALS:
+        if "decode" not in refusal.modes:
+            put(ctx, refusal.path, refusal.values[0] if refusal.values else other(refusal.served))
+    check_support(ctx)
+    for refusal in REFUSALS:
+        if "decode" in refusal.modes:
+            put(ctx, refusal.path, other(refusal.served))
+            with pytest.raises(UnsupportedError, match=f"with {refusal.what}"):
+                check_support(ctx)
+            put(ctx, refusal.path, refusal.served)
+
+
+def test_adapters_are_refused_with_dp_attention_only() -> None:
+    ctx = context()
+    ctx.server_args.enable_lora = True
+    check_support(ctx)
+    ctx.server_args.attn_dp_size = 2
+    with pytest.raises(UnsupportedError, match=r"with LoRA adapters with DP attention: .*; serve adapters without"):
+        check_support(ctx)
+    ctx.server_args.enable_lora = False
+    check_support(ctx)
 
 
 def test_values_are_shown_with_their_flags() -> None:

@@ -16,7 +16,17 @@ from sglang_pic.adapter.contract import (
 )
 from sglang_pic.adapter.doctor.findings import Finding, Findings
 from sglang_pic.adapter.doctor.server import Resolved, resolve
-from sglang_pic.adapter.support import SUPPORT, Area, Level, Support, find, max_sequences, present, refusals
+from sglang_pic.adapter.support import (
+    SUPPORT,
+    Area,
+    Level,
+    Support,
+    disaggregation_mode,
+    find,
+    max_sequences,
+    present,
+    refusals,
+)
 from sglang_pic.config import load_config
 from sglang_pic.errors import ConfigError, ContractError, UnsupportedError
 
@@ -73,6 +83,8 @@ def _refused_by(check: Callable[[], object]) -> Iterator[str]:
 def _refusals(resolved: Resolved) -> Iterator[str]:
     """Everything that start-up would refuse at once, but one after the other."""
     yield from refusals(resolved.context)
+    if disaggregation_mode(resolved.context) == "decode":
+        return
     yield from _refused_by(lambda: max_sequences(resolved.context.tp_worker.model_runner))
     for judged in (_embedding(resolved), _rows(resolved)):
         if judged.level is Level.REFUSED:

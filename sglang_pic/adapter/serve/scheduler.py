@@ -47,14 +47,19 @@ def install(tree: PicRadixCache, policy: ReusePolicy, mode: Mode = Mode.AUTO) ->
         if result.success:
             tree.unload_adapter(recv_req.lora_id)
 
-    streamer = "managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
     hook("after", "managers.schedule_batch.Req.__init__", on_request)
     hook("after", "managers.scheduler.Scheduler.get_prefill_adder_class", _adder_class)
-    hook("after", f"{streamer}.get_cached_tokens_details", _details)
     hook("after", "managers.scheduler.Scheduler.record_weight_version_change", after_weights)
     hook("after", "managers.scheduler.Scheduler.unload_lora_adapter", after_unload)
     updater = "managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
     hook("after", f"{updater}.end_weight_update", after_weights)
+    install_details()
+
+
+def install_details() -> None:
+    """Register the hook that shows chunk hits in responses."""
+    streamer = "managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
+    hook("after", f"{streamer}.get_cached_tokens_details", _details)
 
 
 def receive(req: Req, auditor: Auditor, policy: ReusePolicy, *, mode: Mode = Mode.AUTO, restarts: int = 0) -> None:

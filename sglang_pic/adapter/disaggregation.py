@@ -1,0 +1,79 @@
+"""Prefill and decode on servers of their own (PD disaggregation).
+
+A prefill server splices as any other, and SGLang sends the rows of a request after its pass, spliced or computed. A
+decode server computes no prompts. With `--disaggregation-decode-enable-radix-cache` it keeps the rows that it was sent,
+as prefixes of later requests; so there a request has the key in SGLang's tree that it has on the prefill server, and
+rows that came from a splice reach no request that opted out.
+
+What was spliced is told to the client by the decode server. The counts travel in the row of SGLang's metadata that has
+the prompt's cached tokens, in places that SGLang leaves empty.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from sglang.srt.mem_cache.registry import default_radix_cache_factory
+
+from sglang_pic.adapter.hooks import apply_hooks, hook
+from sglang_pic.adapter.seams import BuildContext, Req
+from sglang_pic.adapter.serve import scheduler
+from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.options import Mode
+from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.core import ReusePolicy
+
+logger = logging.getLogger(__name__)
+
+_COUNTS: Final = slice(13, 16)
+"""Where our counts are among the 16 numbers of a request; SGLang uses the first seven."""
+
+
+def install_sender() -> None:
+    """Register the hook of a prefill server; SGLang applies it when its registry is applied."""
+    hook("after", "disaggregation.utils.MetadataBuffers.set_buf", _send_counts)
+
+
+def create_decode_cache(ctx: BuildContext, policy: ReusePolicy, mode: Mode) -> Any:
+    """SGLang's own cache for a decode server, whose requests get their keys from `install_receiver`."""
+    install_receiver(policy, mode)
+    apply_hooks()
+    logger.info("sglang_pic: a decode server computes no prompts: nothing is spliced here, and namespaces are kept")
+    return default_radix_cache_factory(ctx)
+
+
+def install_receiver(policy: ReusePolicy, mode: Mode) -> None:
+    """Register the hooks of a decode server; SGLang applies them when its registry is applied.
+
+    Args:
+        policy: the server's own; as on the prefill server, so that lanes are the same.
+        mode: how requests are served that do not say; likewise.
+    """
+    auditor = Auditor()
+
+    def on_request(_: None, req: Req, *args: object, **kwargs: object) -> None:
+        try:
+            scheduler.receive(req, auditor, policy, mode=mode)
+        except Exception:
+            logger.exception("sglang_pic: request %s is kept apart from spliced rows", req.rid)
+            scheduler.serve_apart(req)
+
+    hook("after", "managers.schedule_batch.Req.__init__", on_request)
+    hook("around", "disaggregation.decode.DecodeTransferQueue._commit_transfer_to_req", _receive_counts)
+    scheduler.install_details()
+
+
+def _send_counts(_: None, buffers: Any, req: Req) -> None:
+    state: RequestState = req.pic
+    counts = [state.num_chunk_hit, state.num_behind_change, state.num_guarded]
+    buffers.cached_tokens[req.metadata_buffer_index, _COUNTS] = torch.tensor(counts, dtype=torch.int32)
+
+
+def _receive_counts(original: Callable[..., None], queue: Any, decode_req: Any) -> None:
+    state: RequestState = decode_req.req.pic
+    counts = queue.metadata_buffers.cached_tokens[decode_req.metadata_buffer_index, _COUNTS].tolist()
+    state.num_chunk_hit, state.num_behind_change, state.num_guarded = counts
+    original(queue, decode_req)

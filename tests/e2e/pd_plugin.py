@@ -1,0 +1,74 @@
+"""A plugin of SGLang for prefill and decode servers under test: what a CPU lacks, and a record of the rows.
+
+A server loads it where `tests/e2e/plugin_pd` is on its `PYTHONPATH`. Mooncake's transfer engine is the one that is
+installed, or the one in `tests/e2e/stand_in`; the rest is SGLang's own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from tests.conftest import ROOT
+from tests.e2e import lora_plugin
+
+_HERE: Final = Path(__file__).parent
+STAND_IN: Final = _HERE / "stand_in"
+ROWS_VARIABLE: Final = "PD_ROWS"
+"""The folder that rows are written to."""
+
+
+def environment(folder: Path, *engine: Path) -> dict[str, str]:
+    """What a server is started with whose rows are written to `folder`; `engine` is where Mooncake's package is."""
+    paths = (_HERE / "plugin_pd", ROOT, *engine, *filter(None, sys.path))
+    return {"PYTHONPATH": os.pathsep.join(map(str, paths)), ROWS_VARIABLE: str(folder)}
+
+
+class _Event:
+    """An event of a CPU: whatever it stands behind is done."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: True
+
+
+def register() -> None:
+    """Give SGLang what it takes from CUDA here, and write down the rows of requests."""
+    import torch
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    lora_plugin.register()
+    torch.cuda.Event = lambda *_, **__: _Event()  # type: ignore[assignment,misc]
+    torch.cuda.current_stream = lambda *_: None  # type: ignore[assignment,return-value]
+    prefill = "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin._send_kv_chunk"
+    decode = "sglang.srt.disaggregation.decode.DecodeTransferQueue.pop_transferred"
+    HookRegistry.register(prefill, _sent, HookType.BEFORE)
+    HookRegistry.register(decode, _received, HookType.AFTER)
+
+
+def _sent(scheduler: Any, req: Any, last_chunk: bool = False, end_idx: int | None = None) -> None:
+    if last_chunk:
+        _write(scheduler, req, "sent")
+
+
+def _received(reqs: list[Any], queue: Any, *_: object) -> None:
+    for req in reqs:
+        _write(queue.scheduler, req, "received")
+
+
+def _write(scheduler: Any, req: Any, name: str) -> None:
+    import torch
+
+    runner = scheduler.tp_worker.model_runner
+    pool = runner.token_to_kv_pool
+    slots = runner.req_to_token_pool.req_to_token[req.kv.req_pool_idx, : len(req.origin_input_ids)].long()
+    layers = range(pool.layer_num)
+    kept = {
+        "rows": torch.stack([torch.stack([pool.k_buffer[i][slots], pool.v_buffer[i][slots]]) for i in layers]),
+        "spliced": list(req.pic.spliced) if hasattr(req, "pic") else [],
+        "prefix_len": req.prefix_len,
+    }
+    target = Path(os.environ[ROWS_VARIABLE]) / f"{req.bootstrap_room}.{name}"
+    torch.save(kept, target.with_suffix(".part"))
+    target.with_suffix(".part").rename(target)

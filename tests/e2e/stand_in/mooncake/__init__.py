@@ -1,0 +1,1 @@
+"""Stands where Mooncake's package is not installed."""

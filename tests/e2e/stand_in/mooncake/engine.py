@@ -1,0 +1,68 @@
+"""Mooncake's transfer engine as far as SGLang calls it: one process writes into the memory of another, over TCP."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+
+_BLOCK = struct.Struct("<QQ")
+_COUNT = struct.Struct("<I")
+
+
+class TransferEngine:
+    """One process's end."""
+
+    def __init__(self) -> None:
+        self._regions: dict[int, int] = {}
+        self._server = socket.socket()
+
+    def initialize(self, hostname: str, metadata: str, protocol: str, device: str) -> int:
+        """Listen for others; 0, as everywhere here, for success."""
+        self._server = socket.create_server((hostname, 0))
+        threading.Thread(target=self._listen, daemon=True).start()
+        return 0
+
+    def get_rpc_port(self) -> int:
+        """Where others reach this end."""
+        return int(self._server.getsockname()[1])
+
+    def batch_register_memory(self, ptrs: Sequence[int], lengths: Sequence[int]) -> int:
+        """Let others write here."""
+        self._regions.update(zip(ptrs, lengths, strict=True))
+        return 0
+
+    def batch_unregister_memory(self, ptrs: Sequence[int]) -> int:
+        """Let nobody write here any more."""
+        for ptr in ptrs:
+            self._regions.pop(ptr, None)
+        return 0
+
+    def batch_transfer_sync_write(
+        self, session: str, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]
+    ) -> int:
+        """Write blocks of this process's memory into that of `session`, `host:port`; -1 where they were not taken."""
+        host, _, port = session.rpartition(":")
+        with socket.create_connection((host, int(port))) as peer:
+            peer.sendall(_COUNT.pack(len(targets)))
+            for source, target, length in zip(sources, targets, lengths, strict=True):
+                peer.sendall(_BLOCK.pack(target, length) + ctypes.string_at(source, length))
+            return 0 if peer.recv(1) == b"k" else -1
+
+    def _listen(self) -> None:
+        while True:
+            peer, _ = self._server.accept()
+            threading.Thread(target=self._take, args=(peer,), daemon=True).start()
+
+    def _take(self, peer: socket.socket) -> None:
+        with peer, peer.makefile("rb") as stream:
+            (count,) = _COUNT.unpack(stream.read(_COUNT.size))
+            for _ in range(count):
+                target, length = _BLOCK.unpack(stream.read(_BLOCK.size))
+                data = stream.read(length)
+                if not any(ptr <= target and target + length <= ptr + size for ptr, size in self._regions.items()):
+                    return
+                ctypes.memmove(target, data, length)
+            peer.sendall(b"k")

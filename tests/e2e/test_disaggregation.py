@@ -1,0 +1,179 @@
+"""Prefill and decode on servers of their own: rows arrive as they were sent, and answers are those of one server."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from pic_bench.compare.server import free_port
+
+from tests.e2e import pd_plugin
+from tests.e2e.servers import on_servers
+from tests.e2e.serving import Answer, Client, divergence, random_tokens, serve, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("PD disaggregation")]
+
+_FLAGS = ("--page-size", "16", "--dtype", "float32", "--chunked-prefill-size", "192")
+_TRANSFER = ("--disaggregation-transfer-backend", "mooncake_tcp")
+_NOBODY = "2.2.2.2"
+"""To SGLang, a decode server that takes nothing."""
+
+
+class Pair(NamedTuple):
+    """A prefill server, and a decode server with a radix cache of its own."""
+
+    prefill: Client
+    decode: Client
+    port: int
+    """Where the prefill server is asked for its rows."""
+    rows: Path
+    rooms: Iterator[int]
+
+    def generate(self, prompt: Sequence[int], **options: Any) -> tuple[Answer, dict[str, dict[str, Any]]]:
+        """What the decode server answers, and the rows of the prompt as they were `sent` and `received`."""
+        import torch
+
+        room = next(self.rooms)
+        where = {"bootstrap_host": "127.0.0.1", "bootstrap_port": self.port, "bootstrap_room": room}
+        with ThreadPoolExecutor(2) as pool:
+            asked = [pool.submit(each.generate, prompt, **options, **where) for each in (self.prefill, self.decode)]
+            answer = asked[1].result()
+            asked[0].result()
+        return answer, {name: torch.load(self.rows / f"{room}.{name}") for name in ("sent", "received")}
+
+
+def _mooncake() -> tuple[Path, ...]:
+    """Mooncake's own engine, where the package is installed and loads."""
+    found = subprocess.run(
+        [sys.executable, "-c", "import mooncake.engine"], capture_output=True, text=True, check=False
+    )
+    if found.returncode:
+        reason = found.stderr.strip().splitlines()[-1]
+        pytest.skip(f"mooncake.engine: {reason}; pip install mooncake-transfer-engine-non-cuda, and libibverbs1")
+    return ()
+
+
+@pytest.fixture(scope="module", params=["stand_in", pytest.param("mooncake", marks=pytest.mark.slow)])
+def start(
+    request: pytest.FixtureRequest, model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[], Pair]]:
+    """Starts both servers, once, with the model and the settings of the shared server `gqa_page16`."""
+    engine = (pd_plugin.STAND_IN,) if request.param == "stand_in" else _mooncake()
+    folder, port = tmp_path_factory.mktemp("pd"), free_port()
+    env = pd_plugin.environment(folder, *engine)
+    roles = {
+        "prefill": ("--disaggregation-bootstrap-port", str(port)),
+        "decode": ("--disaggregation-decode-enable-radix-cache",),
+    }
+
+    def serve_as(role: str) -> Any:
+        args = (*_FLAGS, *_TRANSFER, "--disaggregation-mode", role, *roles[role])
+        config = {"cost_gate": "off", "audit_rate": 1.0}
+        return serve(model_dir("tiny-gqa"), folder, *args, config=config, env=env)
+
+    with ExitStack() as stack:
+
+        @cache
+        def pair() -> Pair:
+            with ThreadPoolExecutor(2) as pool:
+                prefill, decode = pool.map(stack.enter_context, map(serve_as, roles))
+            return Pair(prefill, decode, port, folder, itertools.count(1))
+
+        yield pair
+
+
+@pytest.fixture
+def pair(start: Callable[[], Pair]) -> Pair:
+    """The running servers."""
+    return start()
+
+
+def assert_arrived(rows: dict[str, dict[str, Any]]) -> None:
+    """Every row that the decode server has of a prompt is the prefill server's, bit for bit."""
+    import torch
+
+    sent, received = rows["sent"]["rows"], rows["received"]["rows"]
+    assert sent.abs().amax(dim=-1).gt(0).all(), "no row was left out"
+    assert torch.equal(sent, received)
+
+
+@on_servers("gqa_page16")
+def test_spliced_rows_arrive_and_answers_are_those_of_one_server(client: Client, start: Callable[[], Pair]) -> None:
+    """Prompts below and above a prefill chunk, of moved text behind and before new text."""
+    donor = random_tokens(1, 500)
+    fresh = random_tokens(2, 200)
+    prompts = [
+        donor,
+        [*fresh[:40], *donor[40:180]],
+        [*fresh[50:90], *donor[40:420], *fresh[90:140], *donor[420:500]],
+        random_tokens(3, 130),
+    ]
+    answers = [client.generate(prompt) for prompt in prompts]
+    pair = start()
+    for prompt, alone in zip(prompts, answers, strict=True):
+        answer, rows = pair.generate(prompt)
+        assert_arrived(rows)
+        assert answer.ids == alone.ids
+        assert divergence(alone.first_token, answer.first_token) <= 1e-5
+        assert (answer.cached_tokens, answer.chunk_hit_tokens) == (alone.cached_tokens, alone.chunk_hit_tokens)
+        spliced = sum(end - start for start, end in rows["sent"]["spliced"])
+        assert spliced == answer.chunk_hit_tokens
+        assert (spliced > 100) == (prompt in prompts[1:3])
+    wait_until(lambda: pair.prefill.internal_state()["audit"]["num_pending"] == 0)
+    audit = pair.prefill.internal_state()["audit"]
+    assert (audit["num_audited"], audit["num_skipped"]) == (2, 0)
+
+
+def test_a_decode_servers_own_rows_are_kept_apart(pair: Pair) -> None:
+    """What it was sent of a spliced prompt is a prefix of later ones, but of none that opted out."""
+    donor = random_tokens(11, 400)
+    pair.generate(donor)
+    prompt = [*random_tokens(12, 40), *donor[40:360]]
+    first, sent = pair.generate(prompt)
+    assert first.chunk_hit_tokens > 200
+    assert sent["received"]["prefix_len"] == 0
+    _, rows = pair.generate(prompt)
+    assert rows["received"]["prefix_len"] >= 336
+    assert_arrived(rows)
+    for is_known in (False, True):
+        off, rows = pair.generate(prompt, pic={"mode": "off"})
+        assert (rows["received"]["prefix_len"] >= 336) == is_known, "its own rows, and nobody else's"
+        assert is_known or rows["received"]["prefix_len"] == 0
+        assert rows["sent"]["spliced"] == []
+        assert_arrived(rows)
+        assert not torch_equal(rows, sent), "a splice leaves its marks in the rows"
+        assert off.chunk_hit_tokens == 0
+
+
+def torch_equal(one: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]]) -> bool:
+    """Whether two decode servers' rows are the same."""
+    import torch
+
+    return torch.equal(one["received"]["rows"], other["received"]["rows"])
+
+
+def test_a_prefill_server_whose_rows_nobody_takes(pair: Pair) -> None:
+    """With SGLang's fake transfer, which keeps a prompt out of the tree; its donors came another way."""
+    donor = random_tokens(21, 300)
+    pair.generate(donor, pic={"pin": "kept"})
+    assert [pin["name"] for pin in pair.prefill.internal_state()["pins"]["held"]] == ["kept"]
+    moved = [*random_tokens(22, 40), *donor[40:]]
+
+    def ask(**options: Any) -> Answer:
+        where = {"bootstrap_host": _NOBODY, "bootstrap_port": pair.port, "bootstrap_room": next(pair.rooms)}
+        return pair.prefill.generate(moved, max_new_tokens=1, **where, **options)
+
+    spliced = ask()
+    assert spliced.chunk_hit_tokens > 200
+    assert ask(pic={"mode": "off"}).chunk_hit_tokens == 0
+    sent, _ = pair.generate(moved, pic={"unpin": "kept"})
+    assert (sent.chunk_hit_tokens, sent.ids[0]) == (spliced.chunk_hit_tokens, spliced.ids[0])
+    assert pair.prefill.internal_state()["pins"]["held"] == []
