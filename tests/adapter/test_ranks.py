@@ -108,7 +108,7 @@ def test_a_rank_without_delimiters_stops_the_start(tmp_path: Path) -> None:
         # In a process of its own: nothing of this is put back. All that comes before and needs a live model.
         factory.check_support = lambda _: None
         factory.load_config = lambda: PicConfig(audit_rate=0)
-        factory._checked_path = lambda *_: SimpleNamespace(splicer=nothing)
+        factory._checked_path = lambda *_: (SimpleNamespace(splicer=nothing), None)
         factory.create_unified_radix_cache = lambda _, cache_class: cache_class.__new__(cache_class)
         factory.read_tokenizer = lambda _: nothing if rank == 0 else None
         factory.delimiters_of = lambda _: frozenset({1, 2})
