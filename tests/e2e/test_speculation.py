@@ -91,6 +91,7 @@ def answers_of(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("model", "draft", "args", "num_right"),
     [
