@@ -19,7 +19,8 @@ from tests.e2e import pd_plugin
 from tests.e2e.servers import on_servers
 from tests.e2e.serving import Answer, Client, divergence, random_tokens, serve, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.feature("PD disaggregation")]
+# Beside the tests of the shared server, so that the two servers are started once.
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("PD disaggregation"), on_servers("gqa_page16")]
 
 _FLAGS = ("--page-size", "16", "--dtype", "float32", "--chunked-prefill-size", "192")
 _TRANSFER = ("--disaggregation-transfer-backend", "mooncake_tcp")
@@ -91,8 +92,8 @@ def start(
 
 
 @pytest.fixture
-def pair(start: Callable[[], Pair]) -> Pair:
-    """The running servers."""
+def pair(servers: tuple[str, ...], start: Callable[[], Pair]) -> Pair:
+    """The running servers; `servers` says where a test stands among the others."""
     return start()
 
 
@@ -105,7 +106,6 @@ def assert_arrived(rows: dict[str, dict[str, Any]]) -> None:
     assert torch.equal(sent, received)
 
 
-@on_servers("gqa_page16")
 def test_spliced_rows_arrive_and_answers_are_those_of_one_server(client: Client, start: Callable[[], Pair]) -> None:
     """Prompts below and above a prefill chunk, of moved text behind and before new text."""
     donor = random_tokens(1, 500)
