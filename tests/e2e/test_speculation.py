@@ -50,6 +50,8 @@ def drafts_of(client: Client, prompt: Sequence[int]) -> int:
     return int(meta["spec_num_correct_drafts"])
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_trees_of_an_eagle_draft_change_no_answer(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     """Two branches in each step, chunked prompts, batches, prefix hits; sampled and structured answers end as asked."""
     tree = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "6")
