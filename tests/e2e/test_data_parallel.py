@@ -132,12 +132,11 @@ def test_a_fault_of_one_rank_costs_its_request_the_splice_and_no_rank_its_step(c
 def test_random_traffic_on_both_ranks_never_stops(client: Client) -> None:
     """Minutes of it are bench/results/soak-dp-attention.json."""
     texts = [random_tokens(80 + number, 260) for number in range(4)]
-    deadline = time.monotonic() + 5.0
     spliced: list[int] = []
 
-    def send(worker: int) -> int:
-        rng, count = random.Random(worker), 0
-        while time.monotonic() < deadline:
+    def send(worker: int) -> None:
+        rng = random.Random(worker)
+        for count in range(8):
             head, text = random_tokens(rng.randrange(1 << 30), rng.randrange(1, 120)), rng.choice(texts)
             rank, rid = rng.randrange(2), f"traffic-{worker}-{count}"
             pic = rng.choice((None, None, None, _OFF, {"edit": "recompile"}))
@@ -152,11 +151,9 @@ def test_random_traffic_on_both_ranks_never_stops(client: Client) -> None:
             else:
                 found = client.server.post("/generate", body | {"sampling_params": sampling}, _TIMEOUT_S)
                 spliced.append((found["meta_info"].get("cached_tokens_details") or {}).get("pic", 0))
-            count += 1
-        return count
 
     with ThreadPoolExecutor(6) as pool:
-        assert sum(pool.map(send, range(6))) > 20
+        list(pool.map(send, range(6)))
     assert sum(map(bool, spliced)) > 5
     # SGLang checks every slot and every lock when it is idle, and flushes only then.
     client.flush()

@@ -187,14 +187,14 @@ class _Faults:
 
 
 def _add_recorder(folder: Path) -> Callable[..., Any]:
-    def add(path: Any, splicer: Any, observers: Any = ()) -> Any:
+    def add(path: Any, splicer: Any, observers: Any = (), **draft: Any) -> Any:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
         from pic_bench.probe_plugin.recorder import Recorder
 
         recorder = Recorder(splicer.view, folder)
         HookRegistry.register(_LOGITS, recorder.keep, HookType.AFTER)
-        return (path, splicer, [*observers, recorder]), {}
+        return (path, splicer, [*observers, recorder]), draft
 
     return add
 
