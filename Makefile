@@ -96,15 +96,15 @@ demo: setup ## stock SGLang against the patched one on recorded agent sessions, 
 	$(BIN)/sglang-pic compare $(TRACE) --model $(MODEL) --max-tokens 8 --out $(OUT) --force $(ARGS)
 
 .PHONY: test
-test: setup ## all tests, those with a real server too
+test: setup ## the tests, those with a real server too
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: test-fast
 test-fast: setup ## the tests that start no server
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not e2e' $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not e2e and not slow' $(ARGS)
 
 .PHONY: test-slow
-test-slow: setup ## the tests that take minutes: a whole server in Triton's interpreter
+test-slow: setup ## the tests that take minutes: drafts, Gemma 3 and gpt-oss on servers, kernels in Triton's interpreter
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 # One package in another version, beside .venv and before it on the path: nothing in .venv changes.

@@ -4,9 +4,9 @@ A stock and a patched server run side by side. Seeded random prompts that share 
 the order stock, pic, pic, stock, and so on (ABBA), so that drift of the machine meets both alike. A turn is one prompt,
 or with `--sessions N` as many as N clients send one after the other; both turns of a pair have the same prompts.
 
-Of two servers side by side the one that started second is slower, be it stock or patched. So the servers are started in
-both orders, `--repeats` times, and both orders count alike. Beside the times on the clock stands the processor time of
-all processes of a server, which what else the machine does changes least.
+Starts of a server differ, and which of two started first may matter. So the servers are started in both orders,
+`--repeats` times, and both orders count alike. The processor time of each server's processes is reported too, because
+other work on the machine changes it least.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Ratios(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """pic / stock: the mean over starts of the median over pairs, with its 95 % interval (`bootstrap_medians`)."""
+    """pic / stock: the geometric mean over starts of the median over pairs, with its 95 % interval (`bootstrap_medians`)."""
 
     ttft: Estimate
     rate: Estimate

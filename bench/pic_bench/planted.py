@@ -151,8 +151,10 @@ def _run(args: argparse.Namespace, logs: Path) -> int:
                 # What was measured stays where the run is broken off.
                 if args.out is not None:
                     write_json(args.out, _result(args, tried, victims))
+            if (count := sum(victim.attack == name for victim in victims)) < args.victims:
+                print(f"planted: {name}: {count} of {args.victims} prompts count, of {tried[name]}", file=sys.stderr)
     print(markdown_table(_table(summarize(victims))))
-    return 0
+    return 0 if {victim.attack for victim in victims} == {*tried} else 1
 
 
 def _result(args: argparse.Namespace, tried: dict[str, int], victims: list[Victim]) -> PlantedRows:

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 from pic_traces.source import load
+from tqdm import tqdm
 
 from pic_bench.compare.arms import Arm, build_arms
 from pic_bench.compare.command import with_servers
@@ -87,15 +88,15 @@ def _run(args: argparse.Namespace, logs: Path) -> int:
         for session in load(args.prompts)
         for call in session.calls()
     ]
-    results = []
-    for text in args.setup:
-        model, *flags = shlex.split(text)
-        if not flags:
-            raise BenchError(f"--setup {text!r}: must be a model and the flags of its draft.")
+    setups = [shlex.split(text) for text in args.setup]
+    if short := [text for text, words in zip(args.setup, setups, strict=True) if len(words) < 2]:
+        raise BenchError(f"--setup {short[0]!r}: must be a model and the flags of its draft.")
+    environment, results = capture_environment(), []
+    for model, *flags in setups:
         results.append(measure(model, flags, ["--dtype", args.dtype], prompts, args.max_tokens, logs))
+        if args.out is not None:
+            write_json(args.out, Speculation(environment=environment, prompts=args.prompts, setups=results))
     print(markdown_table(table(results)))
-    if args.out is not None:
-        write_json(args.out, Speculation(environment=capture_environment(), prompts=args.prompts, setups=results))
     return 0
 
 
@@ -128,10 +129,10 @@ def _with(arm: Arm, flags: Sequence[str]) -> Arm:
 
 def _answers(model: str, arm: Arm, prompts: Sequence[str], max_tokens: int, logs: Path) -> list[Answer]:
     port = free_port()
-    print(f"{Path(model).name} {shlex.join(arm.server_args)}", file=sys.stderr, flush=True)
     command = launch_command(model, port, arm.server_args)
     with Server(command, port=port, log_path=logs / f"{port}.log", env=arm.env) as server, server.watch():
-        return [_ask(server, prompt, max_tokens) for prompt in prompts]
+        label = f"{Path(model).name} {shlex.join(arm.server_args)}"
+        return [_ask(server, prompt, max_tokens) for prompt in tqdm(prompts, label, disable=None)]
 
 
 def _ask(server: Server, prompt: str, max_tokens: int) -> Answer:
@@ -176,8 +177,14 @@ def _row(result: SetupResult) -> list[str]:
 
 
 def accept_length(answers: Sequence[Answer]) -> float:
-    """Tokens of a verified pass, over all answers."""
-    return sum(len(answer.tokens) - 1 for answer in answers) / sum(answer.num_verified for answer in answers)
+    """Tokens of a verified pass, over all answers.
+
+    Raises:
+        BenchError: no answer was verified.
+    """
+    if not (verified := sum(answer.num_verified for answer in answers)):
+        raise BenchError("no answer says how often its draft was verified (spec_verify_ct): did the server have one?")
+    return sum(len(answer.tokens) - 1 for answer in answers) / verified
 
 
 if __name__ == "__main__":

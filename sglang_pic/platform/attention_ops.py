@@ -214,7 +214,7 @@ def _attend_written_out(
     rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scoring: Scoring
 ) -> torch.Tensor:
     """Rows `[batch, num_kv_heads, num_queries * group_size, key_dim]`, heads of a query side by side."""
-    scores = (rows @ keys.transpose(-1, -2)).float() * scoring.scaling
+    scores = (rows.float() @ keys.float().transpose(-1, -2)) * scoring.scaling
     if scoring.cap:
         scores = scoring.cap * torch.tanh(scores / scoring.cap)
     if bias is not None:

@@ -15,7 +15,7 @@ _NAP_MS = 5
 def install() -> None:
     """Gather without Triton, registered operators and pinned memory, and let no idle rank hold up the others.
 
-    Idempotent; for worker processes. Where no ranks gather nothing of it is used.
+    Idempotent; for worker processes. Ranks that do not gather lose nothing by it.
     """
     from sglang.srt.distributed import parallel_state
     from sglang.srt.layers import dp_attention

@@ -24,9 +24,9 @@ class Recorder:
         if not isinstance(features, list) or (report.when != "call" and report.passed):
             return
         name = function_of(report.nodeid)
-        before = self._tests.get(name, Outcome(features=features, outcome="passed")).outcome
-        worst = max(before, report.outcome, key=_RANK.index)
-        self._tests[name] = Outcome(features=features, outcome=worst)
+        before = self._tests.get(name, Outcome(features=[], outcome="passed"))
+        worst = max(before.outcome, report.outcome, key=_RANK.index)
+        self._tests[name] = Outcome(features=sorted({*before.features, *features}), outcome=worst)
 
     def pytest_sessionfinish(self) -> None:
         """Write what ran, beside what is on record of other tests with this version of SGLang."""

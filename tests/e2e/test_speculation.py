@@ -65,9 +65,10 @@ def test_trees_of_an_eagle_draft_change_no_answer(model_dir: Callable[[str], Pat
         assert [answer.cached_tokens for answer in answers] == [len(prompt) - 2 for prompt in _PROMPTS]
         assert sum(drafts_of(client, prompt) for prompt in _PROMPTS) > 6
         client.flush()
-        sampling: dict[str, Any] = {"max_new_tokens": 12, "temperature": 1.5, "top_k": 50, "top_p": 0.9, "min_p": 0.0}
+        sampling: dict[str, Any] = {"max_new_tokens": 12, "temperature": 1.5, "top_k": 50, "top_p": 0.9}
+        sampling |= {"ignore_eos": True}
         bodies = [{"input_ids": prompt, "sampling_params": sampling} for prompt in _PROMPTS[:3]]
-        assert {client.post("/generate", body)["meta_info"]["completion_tokens"] for body in bodies} <= {*range(1, 13)}
+        assert {client.post("/generate", body)["meta_info"]["completion_tokens"] for body in bodies} == {12}
         sampling = {"max_new_tokens": 12, "temperature": 0, "regex": "(ab|cd){3}"}
         text = client.post("/generate", {"input_ids": _PROMPTS[0], "sampling_params": sampling})["text"]
         assert re.fullmatch("(ab|cd){3}", text)
@@ -100,7 +101,7 @@ def answers_of(
         ("tiny-gqa", "tiny-gqa", ("STANDALONE", *_CHAIN, "--page-size", "16"), 6),
         ("tiny-gqa", "tiny-gqa-eagle", ("EAGLE", *_CHAIN, "--page-size", "16", "--tp-size", "2"), 6),
         # The heads of a random model guess nothing.
-        ("tiny-gqa", "tiny-gqa-eagle3", ("EAGLE3", *_CHAIN, "--page-size", "16"), 0),
+        ("tiny-gqa", "tiny-gqa-eagle3", ("EAGLE3", *_CHAIN, "--page-size", "16"), None),
         ("tiny-mtp", None, ("NEXTN", *_CHAIN), 6),
         ("tiny-mla", None, ("NGRAM", "--speculative-num-draft-tokens", "8"), 6),
     ],
@@ -110,7 +111,7 @@ def test_no_algorithm_changes_an_answer(
     model: str,
     draft: str | None,
     args: tuple[str, ...],
-    num_right: int,
+    num_right: int | None,
     answers_of: Callable[[str], list[list[int]]],
     model_dir: Callable[[str], Path],
     tmp_path: Path,
@@ -122,6 +123,7 @@ def test_no_algorithm_changes_an_answer(
         for _ in range(2):
             answers = client.generate_all(_PROMPTS, max_new_tokens=_NUM_TOKENS)
             assert [answer.ids for answer in answers] == expected
-        assert sum(drafts_of(client, prompt) for prompt in _PROMPTS) >= num_right
+        if num_right is not None:
+            assert sum(drafts_of(client, prompt) for prompt in _PROMPTS) >= num_right
         client.flush()
         assert client.faults() == ""

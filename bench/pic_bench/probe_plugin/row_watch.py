@@ -159,6 +159,8 @@ class RowWatch:
         self._report("spliced from another token's row", other & ~is_free, src)
         self._report("spliced from a row that changed", (self._content[src] != content) & ~other & ~is_free, src)
         self._report("spliced from a spliced row", ~self._is_computed[src] & ~other & ~is_free, src)
+        if self._claim is None:
+            self._report("written while owned by others", (self._token[dst] != -1) | self._is_free(dst), dst)
         original(path, gap)
         self._token[dst], self._position[dst] = claim.tokens, claim.source_positions + gap.splice.shifts.to(torch.int64)
         self._content[dst], self._is_computed[dst] = self._hash(dst), False
