@@ -84,7 +84,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Ratios(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """pic / stock: the geometric mean over starts of the median over pairs, with its 95 % interval (`bootstrap_medians`)."""
+    """pic / stock: the geometric mean over starts of the median over pairs, with its interval (`bootstrap_medians`)."""
 
     ttft: Estimate
     rate: Estimate
