@@ -89,7 +89,7 @@ SERVERS = {
         *("--max-running-requests", "2"),
         config=_TAKE_EVERY_RUN,
         probe=_AT_SHIFT_ZERO,
-    ),
+    )._replace(is_slow=True),
     # No splice from another context is as close as this limit, so a model fails whose rows are moved rightly.
     "gqa_page1_tp2": _tiny(
         *("gqa", "--page-size", "1", "--tp-size", "2"),
@@ -97,7 +97,7 @@ SERVERS = {
         probe=_AT_SHIFT_ZERO,
     ),
     "mla_page1": _tiny("mla", "--page-size", "1", config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO),
-    "mla_page1.fa3": _on("fa3", "mla", "--page-size", "1", "--dp-size", "2"),
+    "mla_page1.fa3": _on("fa3", "mla", "--page-size", "1", "--dp-size", "2")._replace(is_slow=True),
     "mla_page1_dp2": _tiny(
         *("mla", "--page-size", "1", "--tp-size", "2", "--attn-dp-size", "2"),
         config=_AUDITED,
