@@ -6,7 +6,9 @@ or with `--sessions N` as many as N clients send one after the other; both turns
 
 Starts of a server differ, and which of two started first may matter. So the servers are started in both orders,
 `--repeats` times, and both orders count alike. The processor time of each server's processes is reported too, because
-other work on the machine changes it least.
+other work on the machine changes it least. Where starts differ by more than what is looked for, two baselines help:
+`--baseline off` sends both turns of a pair to one patched server, one of them with `mode: off`, which neither plans nor
+publishes; `--baseline control` starts two stock servers, and shows what starts alone make of the ratio.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ from pic_bench.out_folder import write_json
 from pic_bench.report.stats import Estimate, bootstrap_medians
 from sglang_pic.errors import BenchError
 
+BASELINES = ("stock", "off", "control")
+_OFF: dict[str, object] = {"pic": {"mode": "off"}}
 TARGET_TTFT_RATIO = 1.01
 TARGET_RATE_RATIO = 0.99
 FIRST_TOKEN_ID = 1000  # below lie the special tokens of the usual vocabularies
@@ -57,6 +61,15 @@ class Turn(NamedTuple):
     def requests_per_s(self) -> float:
         """Requests answered per second, from the first one sent to the last one answered."""
         return len(self.ttft_s) / self.elapsed_s
+
+
+class Side(NamedTuple):
+    """Where the turns of one side go, and the options of their requests."""
+
+    url: str
+    cpu_s: Callable[[], float]
+    """Processor time of the server's processes so far, in seconds."""
+    options: dict[str, object] | None = None
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,9 +107,12 @@ class Ratios(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class IdleOverhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The result: over both orders of start, and for each order."""
 
-    schema_version: int = 5
+    schema_version: int = 6
     environment: Environment
     model: str
+    baseline: str
+    """What `stock` stands for: `stock` itself, `off`, requests with `mode: off` on the patched server, or `control`,
+    where `pic` is a stock server too."""
     seed: int
     repeats: int
     pairs: int
@@ -138,6 +154,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m pic_bench.idle_overhead", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", required=True, metavar="DIR", help="model folder, as for `sglang serve`")
+    add("--baseline", choices=BASELINES, default="stock", help="what the plugin is compared with (default: stock)")
     add("--repeats", type=int, default=1, help="how often the servers are started in each order (default: 1)")
     add("--pairs", type=int, default=40, help="measured pairs of each start (default: 40)")
     add("--warmup-pairs", type=int, default=8, help="pairs sent before and not counted, each start (default: 8)")
@@ -155,14 +172,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def measure(servers: Sequence[Server], args: argparse.Namespace, *, pairs: int, seed: int) -> list[list[Turn]]:
-    """The turns of `pairs` pairs on each of both servers, in ABBA order.
+def measure(sides: Sequence[Side], args: argparse.Namespace, *, pairs: int, seed: int) -> list[list[Turn]]:
+    """The turns of `pairs` pairs on each of both sides, in ABBA order.
 
     Raises:
         BenchError: a server refused a request or broke off.
     """
     source = random.Random(seed)
-    turns: list[list[Turn]] = [[] for _ in servers]
+    turns: list[list[Turn]] = [[] for _ in sides]
     with ThreadPoolExecutor(args.sessions) as clients:
         for number in range(pairs):
             prompts = [
@@ -172,23 +189,25 @@ def measure(servers: Sequence[Server], args: argparse.Namespace, *, pairs: int, 
                 ]
                 for _ in range(args.sessions)
             ]
-            order = list(zip(servers, turns, strict=True))
-            for server, into in order if number % 2 == 0 else reversed(order):
-                into.append(_take_turn(server, prompts, clients))
+            order = list(zip(sides, turns, strict=True))
+            for side, into in order if number % 2 == 0 else reversed(order):
+                into.append(_take_turn(side, prompts, clients))
     return turns
 
 
-def _take_turn(server: Server, prompts: list[list[list[int]]], clients: ThreadPoolExecutor) -> Turn:
-    cpu_before, started = server.cpu_s(), time.perf_counter()
-    times = list(clients.map(lambda session: [_ttft(server.base_url, prompt) for prompt in session], prompts))
+def _take_turn(side: Side, prompts: list[list[list[int]]], clients: ThreadPoolExecutor) -> Turn:
+    cpu_before, started = side.cpu_s(), time.perf_counter()
+    times = list(clients.map(lambda session: [_ttft(side, prompt) for prompt in session], prompts))
     elapsed = time.perf_counter() - started
-    return Turn(list(itertools.chain.from_iterable(times)), elapsed, server.cpu_s() - cpu_before)
+    return Turn(list(itertools.chain.from_iterable(times)), elapsed, side.cpu_s() - cpu_before)
 
 
 def _measure_with_servers(args: argparse.Namespace, logs: Path) -> IdleOverhead:
     extra = [word for text in args.server_arg for word in shlex.split(text)]
     flags = ["--max-total-tokens", str(args.max_total_tokens), *extra]
     arms = build_arms(["stock", "pic"], server_args=flags, pic_config=None)
+    if args.baseline == "control":
+        arms[1] = msgspec.structs.replace(arms[0], name="pic")
     starts: list[Start] = []
     for repeat in range(args.repeats):
         # Every second repeat the other way round, so that drift of the machine meets both orders alike.
@@ -202,6 +221,8 @@ def _measure_start(args: argparse.Namespace, order: Sequence[Arm], number: int, 
     with contextlib.ExitStack() as stack:
         servers = {}
         for arm in order:
+            if arm.name == "stock" and args.baseline == "off":
+                continue
             port = free_port()
             print(f"start {number + 1} of {2 * args.repeats}: the {arm.name} server", file=sys.stderr)
             command = launch_command(args.model, port, arm.server_args)
@@ -209,12 +230,18 @@ def _measure_start(args: argparse.Namespace, order: Sequence[Arm], number: int, 
             servers[arm.name] = stack.enter_context(server)
         for server in servers.values():
             stack.enter_context(server.watch())
-        arms = [servers[name] for name in ("stock", "pic")]
+        sides = [_side(servers[name]) for name in ("stock", "pic") if name in servers]
+        if args.baseline == "off":
+            sides.insert(0, _side(servers["pic"], _OFF))
         print(f"warming up with {args.warmup_pairs} pairs, then measuring {args.pairs}", file=sys.stderr)
         # No two measurements of one result have the same prompts.
-        measure(arms, args, pairs=args.warmup_pairs, seed=args.seed + 2 * number + 1)
-        stock, pic = measure(arms, args, pairs=args.pairs, seed=args.seed + 2 * number)
+        measure(sides, args, pairs=args.warmup_pairs, seed=args.seed + 2 * number + 1)
+        stock, pic = measure(sides, args, pairs=args.pairs, seed=args.seed + 2 * number)
     return Start(first=order[0].name, stock=stock, pic=pic)
+
+
+def _side(server: Server, options: dict[str, object] | None = None) -> Side:
+    return Side(server.base_url, server.cpu_s, options)
 
 
 def summarize(args: argparse.Namespace, starts: list[Start], server_args: dict[str, list[str]]) -> IdleOverhead:
@@ -236,6 +263,7 @@ def summarize(args: argparse.Namespace, starts: list[Start], server_args: dict[s
     return IdleOverhead(
         environment=capture_environment(),
         model=args.model,
+        baseline=args.baseline,
         seed=args.seed,
         repeats=args.repeats,
         pairs=args.pairs,
@@ -252,11 +280,12 @@ def summarize(args: argparse.Namespace, starts: list[Start], server_args: dict[s
     )
 
 
-def _ttft(url: str, prompt: list[int]) -> float:
+def _ttft(side: Side, prompt: list[int]) -> float:
     """Seconds from sending one request to the first event of its stream; the stream is read to its end."""
-    body = {"input_ids": prompt, "stream": True, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+    sampling = {"max_new_tokens": 1, "temperature": 0, "custom_params": side.options}
+    body = {"input_ids": prompt, "stream": True, "sampling_params": sampling}
     request = urllib.request.Request(
-        url + "/generate", data=msgspec.json.encode(body), headers={"Content-Type": "application/json"}
+        side.url + "/generate", data=msgspec.json.encode(body), headers={"Content-Type": "application/json"}
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     started = time.perf_counter()
@@ -266,9 +295,9 @@ def _ttft(url: str, prompt: list[int]) -> float:
             elapsed = time.perf_counter() - started
             answer.read()
     except OSError as error:
-        raise BenchError(f"{url}/generate: {error}") from error
+        raise BenchError(f"{side.url}/generate: {error}") from error
     if not first.startswith(b"data:") or b'"error"' in first:
-        raise BenchError(f"{url}/generate answered {first[:200]!r}; expected the first event of a stream.")
+        raise BenchError(f"{side.url}/generate answered {first[:200]!r}; expected the first event of a stream.")
     return elapsed
 
 
@@ -287,8 +316,8 @@ def _lines(result: IdleOverhead) -> str:
     each = (f"{start.first} {median(start.ttft_ratios):.4f} {median(start.rate_ratios):.4f}" for start in result.starts)
     return "\n".join(
         [
-            f"nothing to reuse, {len(result.starts)} starts with {result.pairs} pairs of turns each, {result.sessions} "
-            f"clients side by side, prompts of {result.prompt_tokens} random tokens: "
+            f"nothing to reuse, baseline {result.baseline}, {len(result.starts)} starts with {result.pairs} pairs of "
+            f"turns each, {result.sessions} clients side by side, prompts of {result.prompt_tokens} random tokens: "
             f"median TTFT stock {stock_ms:.1f} ms, pic {pic_ms:.1f} ms",
             f"pic / stock, both orders: {both(result.ratios)}; "
             f"{verdict} the targets {result.target_ttft_ratio} and {result.target_rate_ratio}",
