@@ -5,15 +5,16 @@ opted out have the lane `off`, so that no row which came from a splice reaches t
 the server's have the lane of that policy: a row that was spliced under one policy never reaches a request under
 another. A namespace that an operator switches on again after audits had switched it off begins empty, under the key of
 a new generation. Where the chunk index was lost to a fault, all namespaces but those of the lane `off` begin anew.
+
+Our marks begin a key of the tree, because SGLang looks for the id of a LoRA adapter at its end.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-KEY_MARK = "\x1fpic:"
-"""Begins every mark of ours. The unit separator keeps marks apart from what clients write; the front end refuses a key
-that holds this."""
+KEY_MARK: Final = "\x1fpic:"
+"""Begins every mark of ours; a unit separator ends it. The front end refuses a key of a client that holds this."""
 
 OFF_LANE: Final = "off"
 """The lane of requests that are kept apart from spliced rows."""
@@ -23,37 +24,45 @@ class Namespace(NamedTuple):
     """What rows are shared within."""
 
     extra_key: str | None = None
-    """SGLang's extra key, with the adapter in it."""
+    """SGLang's: what the client sent, then the id of the LoRA adapter. In the tree our marks begin it."""
     cache_salt: str | None = None
+    adapter: str | None = None
+    """The id of the LoRA adapter; in the tree a mark of the key stands for it."""
 
 
-def tree_key(extra_key: str | None, *, lane: str | None = None, generation: int = 0, restarts: int = 0) -> str | None:
-    """The extra key under which a request's rows are in the tree, made of the one that the request came with.
+def tree_key(
+    extra_key: str | None,
+    *,
+    adapter: str | None = None,
+    lane: str | None = None,
+    generation: int = 0,
+    restarts: int = 0,
+) -> str | None:
+    """The extra key under which a request's rows are in the tree, made of the one that SGLang gave the request.
 
     Args:
+        adapter: the id of the request's LoRA adapter, which ends `extra_key`. An id that comes from a client as its key
+            is no adapter's, although SGLang derives the ids of `--lora-paths` from names.
         lane: the request's lane in its namespace: `OFF_LANE`, an `edit` policy, or `None` for the namespace itself.
         generation: how often the namespace was switched on again; `OFF_LANE` holds no spliced row, and has one key.
         restarts: how often the chunk index was lost to a fault; likewise.
     """
-    marks = [str(generation)] if generation and lane != OFF_LANE else []
+    marks = [] if lane is None else [lane]
+    marks += [str(generation)] if generation and lane != OFF_LANE else []
     marks += [f"restart {restarts}"] if restarts and lane != OFF_LANE else []
-    marks += [] if lane is None else [lane]
-    return (extra_key or "") + "".join(KEY_MARK + mark for mark in marks) if marks else extra_key
-
-
-def adapter_key(extra_key: str | None, lora_id: str | None) -> str | None:
-    """The extra key of a request, which SGLang has put the id of its LoRA adapter into.
-
-    An id that comes from a client as its key is no adapter's: SGLang derives the ids of `--lora-paths` from names.
-    """
-    return extra_key if lora_id is None else f"{KEY_MARK}lora {extra_key}"
+    marks += [] if adapter is None else ["lora"]
+    return "".join(map(_mark, marks)) + (extra_key or "") if marks else extra_key
 
 
 def without_lane(key: str | None, lane: str) -> str:
     """The key of the namespace that a lane is in, made of a key of `tree_key`."""
-    return (key or "").replace(KEY_MARK + lane, "")
+    return (key or "").removeprefix(_mark(lane))
 
 
 def is_strict(key: str | None) -> bool:
     """Whether a key of the tree belongs to requests that are kept apart from spliced rows."""
-    return key is not None and key.endswith(KEY_MARK + OFF_LANE)
+    return key is not None and key.startswith(_mark(OFF_LANE))
+
+
+def _mark(name: str) -> str:
+    return f"{KEY_MARK}{name}\x1f"

@@ -37,7 +37,6 @@ with warnings.catch_warnings():
     from sglang_pic.adapter.serve.cache import PicRadixCache
 
 from sglang_pic.adapter.metrics import Series
-from sglang_pic.adapter.namespace import KEY_MARK
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.options import Mode
@@ -285,7 +284,7 @@ def _space(req: Any) -> tuple[str | None, str | None]:
 
 def _client_key(key: str | None) -> str:
     """A tree's key without marks of ours."""
-    return (key or "").partition(KEY_MARK)[0]
+    return (key or "").rpartition("\x1f")[2]
 
 
 def _told(plan: Plan | None) -> object:

@@ -26,7 +26,7 @@ with warnings.catch_warnings():
     from sglang_pic.adapter.serve.resolver import TreeResolver
 
 from sglang_pic.adapter.metrics import Metric, Series
-from sglang_pic.adapter.namespace import KEY_MARK
+from sglang_pic.adapter.namespace import tree_key
 from sglang_pic.adapter.probe.extend import trial_batch
 from sglang_pic.adapter.serve.accounting import FALLBACKS, TOKENS, UNDONE, Accounting
 from sglang_pic.adapter.serve.auditor import Auditor
@@ -229,7 +229,7 @@ def test_a_publication_that_fails_leaves_no_rows_of_unknown_history(
     assert rank.tree.planning.refusal(old) is Fallback.FAULTS, "it may have rows from before in its prefix"
     rank.end(old)
     new = rank.publish(TEXT)
-    assert new.extra_key == f"{KEY_MARK}restart 1"
+    assert new.extra_key == tree_key(None, restarts=1)
     rank.receive(PROMPT)
     req = rank.running[-1][0]
     rank.admit(req, 100)
@@ -286,7 +286,7 @@ def test_a_request_whose_reception_fails_is_served_apart(rank: Rank, monkeypatch
     hooked["managers.schedule_batch.Req.__init__"](None, req)
     state: RequestState = req.pic
     assert state.options.mode is Mode.OFF
-    assert (req.extra_key, state.namespace.extra_key) == (f"tenant{KEY_MARK}off", "tenant")
+    assert (req.extra_key, state.namespace.extra_key) == (tree_key("tenant", lane="off"), "tenant")
     assert rank.counted.faults == {"fault_options": 1}
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,16 +16,21 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
     from planning_server import Server
+    from sglang.srt.lora.lora_registry import LoRARef
+    from sglang.srt.mem_cache.events import LoRANameTable
 
     from sglang_pic.adapter.serve.frontend import _validate
+    from sglang_pic.adapter.serve.pins import _describe
     from sglang_pic.adapter.serve.planning import donor_namespaces, tree_namespace
 
-from sglang_pic.adapter.namespace import KEY_MARK, Namespace, is_strict
+from sglang_pic.adapter.namespace import KEY_MARK, Namespace, is_strict, tree_key
 from sglang_pic.errors import ConfigError
 
 TEXT = [7 * i % 997 + 1 for i in range(300)]
 LANES = (None, "off", "in_place", "recompile")
-KEYS = st.none() | st.text(max_size=6) | st.sampled_from(["pic:off", "\x1f", "pic:1", "a\x1fpic", "off", "recompile"])
+KEYS = (
+    st.none() | st.text(max_size=6) | st.sampled_from(["pic:off", "\x1f", "pic:1\x1fa", "a\x1fpic", "off", "recompile"])
+)
 
 
 def is_let_through(extra_key: str | None, cache_salt: str | None) -> bool:
@@ -34,6 +41,13 @@ def is_let_through(extra_key: str | None, cache_salt: str | None) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def unmarked(key: str) -> str:
+    """A key of the tree without the marks that begin it."""
+    while key.startswith(KEY_MARK):
+        key = key.removeprefix(KEY_MARK).partition("\x1f")[2]
+    return key
 
 
 def options(lane: str | None) -> dict[str, str]:
@@ -58,11 +72,11 @@ def test_keys_of_requests_are_equal_only_where_their_namespaces_and_lanes_are(
         assert keys.setdefault(tree_namespace(req)._replace(extra_key=req.extra_key or ""), wanted) == wanted
         for donor in donor_namespaces(req):
             assert donor.cache_salt == salt
-            assert (donor.extra_key or "").partition(KEY_MARK)[0] == (extra_key or "")
+            assert unmarked(donor.extra_key or "") == (extra_key or "")
 
 
 def test_a_key_that_looks_like_ours_is_refused_and_changes_nothing() -> None:
-    for key in (KEY_MARK, f"a{KEY_MARK}off", f"{KEY_MARK}1"):
+    for key in (KEY_MARK, tree_key("a", lane="off"), f"a{KEY_MARK}1"):
         assert not is_let_through(key, None)
     # Salts stand beside the key and are never searched for marks.
     server = Server()
@@ -110,3 +124,26 @@ def test_an_adapters_rows_serve_it_and_nobody_else() -> None:
     off = server.receive(TEXT, {"mode": "off"}, **adapted)
     assert is_strict(off.extra_key)
     assert off.extra_key != server.receive(TEXT, {"mode": "off"}, extra_key="l").extra_key
+
+
+@pytest.mark.parametrize("extra_key", ["", "tenant"])
+@pytest.mark.parametrize("marks", [{}, {"lane": "off"}, {"lane": "notes", "generation": 2, "restarts": 1}], ids=str)
+def test_sglang_finds_the_adapter_in_a_key_of_the_tree(marks: dict[str, Any], extra_key: str) -> None:
+    """Its KV events name the adapter of a block by the end of the key. A router takes a block without one for the base
+    model's."""
+    names = LoRANameTable.from_lora_refs([LoRARef(lora_name="theirs", lora_path="a folder")])
+    (adapter,) = names._names
+    key = tree_key(extra_key + adapter, adapter=adapter, **marks)
+    assert names.resolve(key) == "theirs"
+    assert tree_key(extra_key + adapter, **marks) != key, "an id that a client sent as its key"
+    # What SGLang puts behind a key leaves the marks what they are.
+    assert is_strict(f"{key}|more") == (marks == {"lane": "off"})
+
+
+def test_who_is_shown_a_namespace_sees_no_marks() -> None:
+    adapted = {"extra_key": "tenantl", "lora_id": "l"}
+    req = Server().receive(TEXT, {"edit": "recompile"}, **adapted)
+    assert req.pic.namespace == Namespace("tenantl", None, "l")
+    shown = [_describe((space, "skill"), np.asarray([1])) for space in (req.pic.namespace, Namespace("tenantl"))]
+    assert [pin.extra_key for pin in shown] == ["tenantl"] * 2
+    assert shown[0].digest != shown[1].digest

@@ -64,6 +64,7 @@ class PinInfo(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """Tells this prompt from every other one, and with a `cache_salt` nothing to those who do not know the salt."""
     extra_key: str | None
+    """As the client sent it; that of a LoRA adapter ends with the adapter's id."""
     has_salt: bool
     """Its namespace has a `cache_salt`, which is not shown."""
 
@@ -79,7 +80,7 @@ class PinReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Pin(NamedTuple):
     space: Namespace
-    """Where its rows are in the tree."""
+    """Where its rows are in the tree, with our marks."""
     data: bytes
     """Its tokens."""
     lock: object
@@ -129,8 +130,8 @@ class Pins:
         return True
 
     def unload(self, lora_id: str, tree: Tree) -> None:
-        """Give back the pins of a LoRA adapter; SGLang ends the extra keys of its requests with the id."""
-        for key in [key for key in self._pins if (key[0].extra_key or "").endswith(lora_id)]:
+        """Give back the pins of a LoRA adapter."""
+        for key in [key for key in self._pins if key[0].adapter == lora_id]:
             self._end(key, tree, PinEnd.UNLOADED)
         self._show()
 
@@ -241,6 +242,8 @@ def _tokens(data: bytes) -> Tokens:
 
 
 def _describe(key: tuple[Namespace, str], tokens: Tokens) -> PinInfo:
-    (extra_key, salt), name = key
-    digest = hashlib.sha256(msgspec.json.encode([extra_key, salt, tokens.tolist()])).hexdigest()[:16]
-    return PinInfo(name=name, tokens=len(tokens), digest=digest, extra_key=extra_key, has_salt=bool(salt))
+    space, name = key
+    digest = hashlib.sha256(msgspec.json.encode([*space, tokens.tolist()])).hexdigest()[:16]
+    return PinInfo(
+        name=name, tokens=len(tokens), digest=digest, extra_key=space.extra_key, has_salt=bool(space.cache_salt)
+    )

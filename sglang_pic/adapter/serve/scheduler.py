@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sglang_pic.adapter.hooks import hook
-from sglang_pic.adapter.namespace import OFF_LANE, Namespace, adapter_key, tree_key
+from sglang_pic.adapter.namespace import OFF_LANE, Namespace, tree_key
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.admission import PicPrefillAdder
 from sglang_pic.adapter.serve.auditor import Auditor
@@ -76,20 +76,22 @@ def receive(req: Req, auditor: Auditor, policy: ReusePolicy, *, mode: Mode = Mod
         options = RequestOptions(mode=Mode.OFF)
     if options.mode is None:
         options = msgspec.structs.replace(options, mode=mode)
-    namespace = Namespace(adapter_key(req.extra_key, req.lora_id), req.cache_salt)
+    namespace = Namespace(req.extra_key, req.cache_salt, req.lora_id)
     state = req.pic = RequestState(options, namespace=namespace, restarts=restarts)
     if options.mode is Mode.AUTO:
         state.generation = auditor.generation(state.namespace)
         state.is_diverted = not auditor.is_on(state.namespace)
     state.lane = OFF_LANE if is_apart(req) else options.lane(policy)
-    req.extra_key = tree_key(namespace.extra_key, lane=state.lane, generation=state.generation, restarts=restarts)
+    req.extra_key = tree_key(
+        req.extra_key, adapter=req.lora_id, lane=state.lane, generation=state.generation, restarts=restarts
+    )
 
 
 def serve_apart(req: Req) -> None:
     """Have a request whose reception failed served as if it had opted out."""
-    namespace = Namespace(adapter_key(req.extra_key, req.lora_id), req.cache_salt)
+    namespace = Namespace(req.extra_key, req.cache_salt, req.lora_id)
     req.pic = RequestState(RequestOptions(mode=Mode.OFF), namespace=namespace, lane=OFF_LANE)
-    req.extra_key = tree_key(namespace.extra_key, lane=OFF_LANE)
+    req.extra_key = tree_key(req.extra_key, adapter=req.lora_id, lane=OFF_LANE)
 
 
 def _adder_class(_: type, _scheduler: object) -> type[PicPrefillAdder]:

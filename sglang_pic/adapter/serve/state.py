@@ -45,7 +45,7 @@ class RequestState:
 
     options: RequestOptions
     namespace: Namespace = field(default_factory=Namespace)
-    """As the client named it, without our marks."""
+    """As the client named it, with the request's LoRA adapter and without our marks."""
     generation: int = 0
     """How often the namespace had been switched on again when the request was received."""
     num_weights: int = 0
