@@ -19,7 +19,7 @@ from sglang_pic.adapter.contract import check_draft, describe_changes
 from sglang_pic.adapter.draft_workers import drafts_of
 from sglang_pic.adapter.seams import BuildContext, ModelRunner
 from sglang_pic.adapter.support import refused_backend
-from sglang_pic.errors import ContractError, UnsupportedError
+from sglang_pic.errors import ContractError, Refused, UnsupportedError
 from sglang_pic.runtime.rope import read_geometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import view_pool
@@ -99,28 +99,29 @@ def read_draft(ctx: BuildContext, target: Splicer) -> Draft | None:
         )
     runner = found[0].draft_runner
     with named(runner):
-        refusal = refused_backend(runner.prefill_attention_backend_str, flag="--speculative-draft-attention-backend")
+        refusal = refused_backend(runner.prefill_attention_backend_str)
         if refusal:
             raise UnsupportedError(refusal)
         splicer = Splicer(
             view_pool(runner.token_to_kv_pool), read_geometry(runner.model, max_shift=ctx.model_config.context_len)
         )
         if splicer.view.num_slots != target.view.num_slots:
-            raise UnsupportedError(
-                f"its KV pool has {splicer.view.num_slots!r} slots, and the target's has {target.view.num_slots!r}: "
-                "both must have the same."
-            )
+            sizes = f"a KV pool of {splicer.view.num_slots!r} slots beside the target's {target.view.num_slots!r}"
+            raise UnsupportedError(Refused("both must have as many, because rows of a slot move together").line(sizes))
     return Draft(found[0], splicer)
 
 
 @contextmanager
 def named(runner: ModelRunner) -> Iterator[None]:
-    """Have what is raised say that it is about the draft model of `runner`."""
+    """Have what is raised say that it is about the draft model of `runner`, and name the draft's own flags."""
     algorithm: Any = runner.spec_algorithm
     try:
         yield
     except (UnsupportedError, ContractError) as error:
+        text = str(error).removesuffix(".")
+        for flag in ("attention-backend", "kv-cache-dtype"):
+            text = text.replace(f" --{flag} ", f" --speculative-draft-{flag} ")
         raise type(error)(
-            f"the draft model of --speculative-algorithm {algorithm.name} ({type(runner.model).__name__}): {error} Or "
-            "choose another draft, or start without --speculative-algorithm."
+            f"the draft model of --speculative-algorithm {algorithm.name} ({type(runner.model).__name__}): {text}; "
+            "else choose another draft, or start without --speculative-algorithm."
         ) from error

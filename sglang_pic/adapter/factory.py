@@ -90,7 +90,8 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     shown: dict[str, Callable[[], msgspec.Struct]] = {}
     audit = None
     if config.audit_rate > 0 and serving_group(ctx.tp_group) is not ctx.tp_group:
-        logger.info("sglang_pic: nothing is audited with DP attention: the pass of an audit would need every rank")
+        if ctx.tp_rank == 0:
+            logger.info("sglang_pic: nothing is audited with DP attention: the pass of an audit would need every rank")
     elif config.audit_rate > 0:
         audit = Audit(runner, config, Series(audit_metrics.METRICS, labels), ctx.tp_group)
         shown["audit"] = audit.report

@@ -112,8 +112,8 @@ def _read_runtime() -> Iterator[Support]:
         reason = "every test runs on it" if version == BUILT_FOR else "the tests run on it with `make test-with`"
         yield Support(Area.SGLANG, Level.TESTED, version, reason)
     for name in (*KNOWN_EMBEDDINGS, *MODEL_EMBEDDINGS):
-        if name in _TURNED_ON_SERVERS:
-            yield Support(Area.EMBEDDING, Level.TESTED, name, "on live models")
+        if name in _MOVED_ON_SERVERS:
+            yield Support(Area.EMBEDDING, Level.TESTED, name, "keys are moved on servers")
         else:
             yield Support(Area.EMBEDDING, Level.ADMITTED, name, "start-up compares it with the module's own table")
     for name, kind in KNOWN_POOLS.items():
@@ -133,7 +133,7 @@ def _refused(area: Area, what: str, refused: Refused) -> Support:
     return Support(area, Level.REFUSED, what, refused.reason, change=refused.change)
 
 
-_TURNED_ON_SERVERS: Final = (
+_MOVED_ON_SERVERS: Final = (
     "DeepseekScalingRotaryEmbedding",
     "Gemma3RotaryEmbedding",
     "RotaryEmbedding",
@@ -209,8 +209,8 @@ def find(area: Area, what: str) -> Support | None:
     return next((entry for entry in SUPPORT if entry.area is area and entry.what == what), None)
 
 
-def refused_backend(backend: str, *, flag: str = "--attention-backend") -> str:
-    """The line that refuses a prefill attention backend and says which `flag` helps; empty where it is served."""
+def refused_backend(backend: str) -> str:
+    """The line that refuses a prefill attention backend and says which one helps; empty where it is served."""
     known = {entry.what: entry for entry in SUPPORT if entry.area is Area.ATTENTION}
     served = [what for what, entry in known.items() if entry.level is not Level.REFUSED]
     if backend in served:
@@ -219,7 +219,6 @@ def refused_backend(backend: str, *, flag: str = "--attention-backend") -> str:
     refused = entry.refused
     if entry.what == "any other":
         refused = refused._replace(change=f"choose one of {', '.join(served)} with --attention-backend")
-    refused = refused._replace(change=refused.change.replace("--attention-backend", flag))
     return refused.line(f"the prefill attention backend {backend!r}")
 
 

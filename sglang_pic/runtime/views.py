@@ -117,7 +117,7 @@ def view_pool(kv_pool: object) -> PoolView:
 
 
 KNOWN_POOLS: Final = {"MHATokenToKVPool": PoolKind.MHA, "MLATokenToKVPool": PoolKind.MLA}
-KEEP_ALL_ROWS: Final = "start with --disable-hybrid-swa-memory, which keeps all rows"
+_KEEP_ALL_ROWS: Final = "start with --disable-hybrid-swa-memory, which keeps all rows"
 OTHER_ROWS: Final = Refused("no kernel rotates them", "start with --kv-cache-dtype auto or fp8_e4m3")
 _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 
@@ -125,7 +125,7 @@ _FP8: Final = "use --kv-cache-dtype auto or fp8_e4m3"
 _PLAIN_ROWS: Final = "unset SGLANG_USE_HND_KVCACHE and the layout flags"
 
 REFUSED_POOLS: Final = {
-    "BaseSWAKVPool": Refused("rows outside sliding windows are dropped", KEEP_ALL_ROWS),
+    "BaseSWAKVPool": Refused("rows outside sliding windows are dropped", _KEEP_ALL_ROWS),
     "DSATokenToKVPool": Refused("its sparse-attention indexer keeps rotated keys of its own"),
     "HybridLinearKVPool": Refused("linear-attention state cannot be moved"),
     "MHATokenToKOnlyPool": Refused("it holds no values"),
@@ -136,7 +136,7 @@ REFUSED_POOLS: Final = {
     "NoOpMHATokenToKVPool": Refused("it keeps no rows"),
     "PageInterleaveKVPoolMixin": Refused("its pages are spread over ranks", "remove --enable-kv-cache-sharding"),
     "PageMajorMHATokenToKVPool": Refused("its rows lie layer by layer within a page", "unset the page-major layout"),
-    "SWAKVPool": Refused("rows outside sliding windows are dropped", KEEP_ALL_ROWS),
+    "SWAKVPool": Refused("rows outside sliding windows are dropped", _KEEP_ALL_ROWS),
     "UnifiedMHATokenToKVPool": Refused("its slots are translated on every access", "remove --enable-unified-memory"),
     "UnifiedMLATokenToKVPool": Refused("its slots are translated on every access", "remove --enable-unified-memory"),
 }

@@ -116,7 +116,9 @@ def test_a_rank_tells_what_it_computes(rank: Rank) -> None:
     assert not rank.path.narrows(batch)
 
 
-def test_a_rank_without_splices_tells_what_sglang_counts(rank: Rank) -> None:
+def test_a_rank_without_splices_tells_what_sglang_counts(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And neither waits for a stream nor switches to another."""
+    monkeypatch.setattr(dp_attention, "_on_forward_stream", lambda _: 1 / 0)
     rank.sync(rank.batch(plans=False))
     rank.sync(None)
     assert rank.told == [2 * WHOLE, 0]

@@ -253,9 +253,26 @@ def test_a_draft_whose_rows_cannot_be_moved_is_refused_by_name(monkeypatch: pyte
     with pytest.raises(
         UnsupportedError,
         match=r"^the draft model of --speculative-algorithm STANDALONE \(Identity\): .*KV pool NoOp.*: it keeps no "
-        r"rows; .* Or choose another draft, or start without --speculative-algorithm",
+        r"rows; .* pic; else choose another draft, or start without --speculative-algorithm\.$",
     ):
         read_draft(ctx, None)  # type: ignore[arg-type]
+    plain = type("MHATokenToKVPool", (), {"dtype": torch.float8_e5m2})()
+    worker.draft_runner.token_to_kv_pool = plain
+    with pytest.raises(UnsupportedError, match=r"; start with --speculative-draft-kv-cache-dtype auto or fp8_e4m3; "):
+        read_draft(ctx, None)  # type: ignore[arg-type]
+    target = SimpleNamespace(view=SimpleNamespace(num_slots=7))
+    ctx.model_config = SimpleNamespace(context_len=8)
+    with monkeypatch.context() as patch:
+        for name, made in (
+            ("view_pool", None),
+            ("read_geometry", None),
+            ("Splicer", SimpleNamespace(view=SimpleNamespace(num_slots=5))),
+        ):
+            patch.setattr(f"sglang_pic.adapter.draft.{name}", lambda *_, made=made, **__: made)
+        with pytest.raises(
+            UnsupportedError, match="a KV pool of 5 slots beside the target's 7: both must have as many,"
+        ):
+            read_draft(ctx, target)  # type: ignore[arg-type]
     worker.draft_runner.prefill_attention_backend_str = "trtllm_mla"
     with pytest.raises(UnsupportedError, match="start with --speculative-draft-attention-backend flashinfer"):
         read_draft(ctx, None)  # type: ignore[arg-type]

@@ -19,8 +19,9 @@ with warnings.catch_warnings():
     registry = pytest.importorskip("sglang.srt.mem_cache.registry")
     server_args = pytest.importorskip("sglang.srt.server_args")
 
-from sglang_pic.adapter.support import SUPPORT, Level, Support, check_support
+from sglang_pic.adapter.support import SUPPORT, Area, Level, Support, check_support, find
 from sglang_pic.errors import UnsupportedError
+from sglang_pic.runtime.views import REFUSED_POOLS
 
 REFUSALS = [
     entry for entry in SUPPORT if entry.path and entry.level is Level.REFUSED and not entry.path.startswith("environ.")
@@ -205,3 +206,11 @@ def test_every_refusal_says_what_to_change() -> None:
     """But those that are not ours: the contract names a symbol, SGLang refuses the others by itself."""
     without = {entry.what for entry in SUPPORT if entry.level is Level.REFUSED and not entry.change}
     assert without == {"a version with other symbols", "input embeddings"}
+
+
+def test_pools_without_old_rows_are_refused_with_one_way_out() -> None:
+    """A server says so by its flags, and the doctor before it starts; a pool that is there all the same says it."""
+    windows = find(Area.MODEL, "sliding windows in a pool of their own")
+    assert windows is not None
+    for name in ("BaseSWAKVPool", "SWAKVPool"):
+        assert REFUSED_POOLS[name].change == windows.change

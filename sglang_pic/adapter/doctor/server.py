@@ -115,6 +115,7 @@ def _read(args: Any) -> Resolved:
     )
     runner = SimpleNamespace(
         prefill_attention_backend_str=attention_backends_of(view)[0],
+        # SGLang asks the model itself, which is not built here: of its classes this one says so.
         prefill_aware_swa=model_config.hf_config.architectures[0] == "UnlimitedOCRForCausalLM",
         # Where no flag says it, SGLang makes the pool as large as memory allows.
         req_to_token_pool=SimpleNamespace(size=view.max_running_requests or 1 << 10),
@@ -132,8 +133,8 @@ def _read(args: Any) -> Resolved:
     return Resolved(context, view, dtype, _embedding_of(model_config))
 
 
-# Their layers hold another one, and do not use it.
-_TURNED_BY_MODEL: Final = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+# Their configurations do not name the rotary embedding that turns their keys (`runtime/rope.py`).
+_WITH_GEMMA3_ROPE: Final = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 
 
 class _Found(Exception):
@@ -148,7 +149,7 @@ def _embedding_of(model_config: Any) -> str | None:
     def found(self: object, *_: object, **__: object) -> None:
         raise _Found(type(self).__name__)
 
-    if model_config.hf_config.architectures[0] in _TURNED_BY_MODEL:
+    if model_config.hf_config.architectures[0] in _WITH_GEMMA3_ROPE:
         return "Gemma3RotaryEmbedding"
     config = model_config.hf_text_config
     theta, scaling = get_rope_config(config)
