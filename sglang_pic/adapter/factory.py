@@ -62,8 +62,8 @@ class _LiveModel(NamedTuple):
     lexicon: Lexicon | None
     max_sequences: int
     cost: CostModel | None
-    lookahead: int
-    """Tokens behind a row that it depends on."""
+    row_lookahead: int
+    """Tokens behind a row that it depends on: what `ContentIndex` takes."""
 
 
 def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> UnifiedRadixCache:
@@ -162,7 +162,7 @@ def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer, draft: D
     sequences = min(max_sequences(each) for each in (runner, *([] if draft is None else [draft.runner])))
     cost = _read_costs(ctx, config, splicer, sequences)
     lexicon = None if texts is None else Lexicon(texts)
-    return _LiveModel(splicer, tokenizer, delimiters, lexicon, sequences, cost, lookahead=int(draft is not None))
+    return _LiveModel(splicer, tokenizer, delimiters, lexicon, sequences, cost, row_lookahead=int(draft is not None))
 
 
 def _read_costs(ctx: BuildContext, config: PicConfig, splicer: Splicer, max_sequences: int) -> CostModel | None:
@@ -189,7 +189,7 @@ def _make_cache(
     ctx: BuildContext, config: PicConfig, model: _LiveModel, auditor: Auditor, labels: dict[str, str] | None
 ) -> PicRadixCache:
     """The tree with all that its constructor and admission find on it."""
-    index = ContentIndex(config.core, lexicon=model.lexicon, lookahead=model.lookahead)
+    index = ContentIndex(config.core, lexicon=model.lexicon, row_lookahead=model.row_lookahead)
     pool_tokens = ctx.tp_worker.model_runner.token_to_kv_pool_allocator.size
     pins = Pins(index, pool_tokens * config.pin_max_percent // 100, Series(pin_metrics.METRICS, labels))
     ranks = serving_group(ctx.tp_group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_pic.core.config import MOST_REUSE, CoreConfig
-from sglang_pic.core.index import ContentIndex, IndexStats
+from sglang_pic.core.index import ContentIndex, IndexStats, RowNames
 from sglang_pic.core.lexicon import MESSAGE_BREAK, Lexicon
 from sglang_pic.core.path import Path
 from sglang_pic.core.plan import Context, CostModel, DropReason, Plan, PlanOptions, Reason, Run
@@ -28,6 +28,7 @@ __all__ = [
     "Reason",
     "Resolver",
     "ReusePolicy",
+    "RowNames",
     "Run",
     "Span",
     "Tokens",

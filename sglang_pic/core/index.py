@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
+from typing import NamedTuple
 
 import msgspec
 
@@ -40,6 +41,21 @@ _NAMESPACE_BYTES = 2_000
 
 _END = attrgetter("end")
 _NO_LIMITS = PlanOptions()
+
+
+class RowNames(NamedTuple):
+    """What the radix tree names a row by: the tokens up to the end of the row's page, and `lookahead` more."""
+
+    page_size: int = 1
+    lookahead: int = 0
+
+    def parted(self, position: int) -> Span:
+        """The positions whose rows have a name of its own on each of the paths that part at `position`."""
+        named = max(0, position - self.lookahead)
+        return named - named % self.page_size, position
+
+
+_BY_PATH = RowNames()
 
 
 class IndexStats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,8 +88,8 @@ class ContentIndex:
         config: sizes and bounds.
         lexicon: the texts of the tokens; without it everything behind a changed field is computed.
         hash_function: names a chunk; tests inject weak ones. Equal names never suffice: tokens are compared.
-        lookahead: tokens behind a row that it depends on, beside those before it: 1 where a row of a draft model was
-            computed from the next token, else 0.
+        row_lookahead: tokens behind a row that it depends on, beside those before it: 1 where a row of a draft model
+            was computed from the next token, else 0. A run ends so many tokens before its equal text does.
     """
 
     def __init__(
@@ -82,9 +98,9 @@ class ContentIndex:
         *,
         lexicon: Lexicon | None = None,
         hash_function: HashFunction = xxh3_name,
-        lookahead: int = 0,
+        row_lookahead: int = 0,
     ) -> None:
-        self._lookahead = lookahead
+        self._row_lookahead = row_lookahead
         self.config = config or CoreConfig()
         self._lexicon = lexicon
         self._hash = hash_function
@@ -109,20 +125,23 @@ class ContentIndex:
         spliced: Sequence[Span] = (),
         generations: Sequence[tuple[int, int]] = (),
         delimiters: frozenset[int] = frozenset(),
+        names: RowNames = _BY_PATH,
     ) -> None:
-        """Note that the radix tree holds rows for all of `tokens`, a path from position 0.
-
-        The last `lookahead` tokens need no rows.
+        """Note that the radix tree holds rows for `tokens`, a path from position 0.
 
         Args:
             namespace: nothing crosses it.
-            tokens: the whole path; what is stored of it already is shared.
+            tokens: the whole path; what is stored of it already is shared. The last `names.lookahead` have no rows.
             computed: spans whose rows in the tree its request computed at their positions. Their chunks become donors.
             spliced: spans whose rows in the tree came from a splice: no donor points there from now on. Where both
                 name a position, `spliced` holds.
             generations: `(position, number)`: rows from the position on were computed behind rows that have so many
                 changed fields behind them. What the index knows of the path holds as well.
             delimiters: ids of the tokens that open or close a message; chunks do not reach across them.
+            names: what the tree names a row by.
+
+        Where paths part in the middle of a name, each has rows of its own for the same tokens, and the trie one
+        position for all of them: it is eligible as long as the rows of all these paths are.
 
         Positions in neither keep what was known of them; unknown ones are no donors. NOTE: therefore whoever lets
         spliced rows into the tree must name them here before the next plan. Cost: one walk over the stored
@@ -132,7 +151,7 @@ class ContentIndex:
         if len(tokens) == 0:
             return
         with self._changing():
-            self._publish(namespace, tokens, computed, spliced, generations, delimiters)
+            self._publish(namespace, tokens, computed, spliced, generations, delimiters, names)
 
     def _publish(
         self,
@@ -142,12 +161,18 @@ class ContentIndex:
         spliced: Sequence[Span],
         generations: Sequence[tuple[int, int]],
         delimiters: frozenset[int],
+        names: RowNames,
     ) -> None:
         space = self._space(namespace)
-        shared = self._shared_rows(space, tokens)
-        path = self._store(space, tokens)
-        holes = merge_spans(spliced)
-        fresh = subtract_spans(intersect_spans(merge_spans(computed), 0, len(tokens)), [*shared, *holes])
+        path, stored = self._store(space, tokens)
+        holes = list(spliced)
+        if stored < len(tokens):
+            # Rows of this path that the trie has known for those of others.
+            holes += subtract_spans([names.parted(stored)], merge_spans([*computed, *spliced]))
+        holes = merge_spans(holes)
+        parted = [names.parted(node.end) for node in path if len(node.children) > (node is not path[-1])]
+        fresh = intersect_spans(merge_spans(computed), 0, len(tokens))
+        fresh = subtract_spans(fresh, merge_spans([*parted, *holes]))
         fresh = self._mark(space, path, fresh, holes)
         for position, number in generations:
             if number and position < len(tokens):
@@ -199,7 +224,7 @@ class ContentIndex:
             prefix_len=prefix_len,
             resolve=resolve,
             forget=self._forget,
-            lookahead=self._lookahead,
+            row_lookahead=self._row_lookahead,
         )
         plan = planner.plan()
         self._num_work += planner.work
@@ -280,26 +305,15 @@ class ContentIndex:
             self._namespaces[namespace] = space
         return space
 
-    def _shared_rows(self, space: _Namespace, tokens: Tokens) -> list[Span]:
-        """Positions where other paths go on with other tokens than `tokens`, as far as rows depend on those.
-
-        Each path has a row of its own there, and the trie one position for all: it stays what it was.
-        """
-        if not self._lookahead:
-            return []
-        node, stored = space.trie.walk(tokens)
-        goes_on = stored < node.end or node.children
-        return [(max(0, stored - self._lookahead), stored)] if stored and goes_on else []
-
-    def _store(self, space: _Namespace, tokens: Tokens) -> list[Node]:
-        """The nodes of the path `tokens`, made where they are missing."""
+    def _store(self, space: _Namespace, tokens: Tokens) -> tuple[list[Node], int]:
+        """The nodes of the path `tokens`, made where they are missing, and how many tokens were stored before."""
         node, stored = space.trie.walk(tokens)
         if stored < node.end:
             self._split(space, node, stored)
         if stored < len(tokens):
             node = space.trie.append(node, tokens[stored:])
             self._num_tokens += len(tokens) - stored
-        return node.lineage()
+        return node.lineage(), stored
 
     def _split(self, space: _Namespace, node: Node, position: int) -> None:
         lower = space.trie.split(node, position)

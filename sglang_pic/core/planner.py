@@ -90,7 +90,7 @@ class Planner:
         prefix_len: what the tree matched exactly.
         resolve: asked for every run before it is chosen.
         forget: `forget(node, position)` drops the path to `node` from `position` on.
-        lookahead: tokens behind a row that it depends on: so many at the end of an equal span are computed.
+        row_lookahead: tokens behind a row that it depends on: so many at the end of an equal span are computed.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class Planner:
         prefix_len: int,
         resolve: Resolver,
         forget: Callable[[Node, int], None],
-        lookahead: int = 0,
+        row_lookahead: int = 0,
     ) -> None:
-        self._options, self._lookahead = options, lookahead
+        self._options, self._row_lookahead = options, row_lookahead
         self._trie, self._donors = trie, donors
         self._tokens, self._prefix_len, self._end = tokens, prefix_len, len(tokens)
         self._resolve, self._forget = resolve, forget
@@ -342,7 +342,7 @@ class Planner:
         """The run of a candidate with its seam taken off, or None, counted, where that is not worth it."""
         path = self._paths.through(found.node)
         seam = 0 if self._needs_no_seam(found, path) else self._limits.seam
-        start, end = found.start + seam, found.end - self._lookahead
+        start, end = found.start + seam, found.end - self._row_lookahead
         if end - start < self._limits.min_spliced:
             self._count_drop(found)
             return None

@@ -43,6 +43,7 @@ from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.pins import PinEnd, Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.resolver import row_names
 from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan
@@ -99,7 +100,7 @@ class Rank:
         self.page_size, self.shuffle = page_size, shuffle
         self._shuffle()
         self.faults = Faults()
-        self.index = ContentIndex(CONFIG.core, lexicon=Lexicon(TEXTS), lookahead=draft.lookahead)
+        self.index = ContentIndex(CONFIG.core, lexicon=Lexicon(TEXTS), row_lookahead=draft.lookahead)
         self.pins = Pins(self.index, MAX_PINNED, Series((), None))
         self.planning = Planning(
             self.index, CONFIG, cost=COST, max_sequences=32, auditor=Auditor(), pins=self.pins, faults=self.faults
@@ -174,7 +175,7 @@ class Rank:
         if splice is not None:
             for run, sources in splice.sources:
                 read = [self.rows.get(slot) for slot in sources.tolist()]
-                donor_space = tuple(run.donor.namespace)  # type: ignore[arg-type]
+                donor_space = run.donor.namespace[:2]  # type: ignore[index]
                 assert donor_space[1] == space[1]
                 assert _client_key(donor_space[0]) == _client_key(space[0])
                 assert read == [
@@ -210,7 +211,7 @@ class Rank:
             params = InsertParams(key=key, value=req.slots[:length], prev_prefix_len=req.prefix_len)
             result = self.tree.insert(params)
             if self.planning.refusal(req) is None:
-                self.publication.publish(req, length, adopted_from=result.prefix_len, lookahead=named)
+                self.publication.publish(req, length, adopted_from=result.prefix_len, names=row_names(self.tree))
             own = req.slots[length:]
         if len(own):
             self.allocator.free(own)

@@ -68,6 +68,21 @@ def test_with_a_draft_a_run_gives_its_last_token_and_no_more(draft: Draft, page_
     assert rank.index.stats().num_tokens >= 2 * whole, "what is there is not forgotten"
 
 
+@pytest.mark.parametrize("draft", [NO_DRAFT, Draft(is_eagle=True)], ids=["no", "eagle"])
+def test_of_a_page_that_two_paths_begin_alike_the_spliced_rows_are_no_donors(draft: Draft) -> None:
+    """Each path has rows of its own for the page in which they part; those of the second were computed."""
+    rank = Rank(16, shuffle=0, draft=draft)
+    texts = [random.Random(number).choices(range(FIRST_WORD, FIRST_WORD + NUM_WORDS), k=320) for number in range(6)]
+    heads, ends = texts[:3], texts[3:5]
+    shared = [*heads[1], *TEXT[:271]]
+    assert len(shared) % 16 == 15
+    serve(rank, [*heads[0], *TEXT])
+    assert serve(rank, [*shared, *ends[0]]) > 200, "up to where the paths part"
+    assert serve(rank, [*shared, *ends[1]]) == 0
+    assert serve(rank, [*heads[2], *shared[-15:], *ends[0], *texts[5]]) > 200, "the run's own checks look at the rows"
+    rank.settle()
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_with_a_tree_for_eagle_a_prompt_can_be_pinned(page_size: int) -> None:
     """The last token of a prompt has a row that the tree names by the answer's first one: it is not held."""

@@ -100,7 +100,7 @@ def planning(index: Index) -> Planning:
 
 
 def plan(planning: Planning, req: Any) -> None:
-    tree: Any = SimpleNamespace(tree_core=SimpleNamespace(is_eagle=False))
+    tree: Any = SimpleNamespace(tree_core=SimpleNamespace(is_eagle=False), page_size=1)
     planning.plan(req, tree, max_gaps=64)
 
 
@@ -228,7 +228,7 @@ def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.Mo
     cache: Any = PicRadixCache.__new__(PicRadixCache)
     cache.num_weights, cache.planning, cache.auditor = 0, SimpleNamespace(refusal=lambda _: None), Auditor()
     cache.pins, cache.faults = SimpleNamespace(give_back_oldest=lambda *_: False), Faults()
-    cache.tree_core = SimpleNamespace(is_eagle=False)
+    cache.tree_core = SimpleNamespace(is_eagle=False, page_size=1)
     cache._publication = SimpleNamespace(flush=published.clear, publish=lambda req, *_, **__: published.append(req))
     hooks: dict[str, Any] = {}
     monkeypatch.setattr(scheduler, "hook", lambda _, target, hooked: hooks.update({target: hooked}))

@@ -1,24 +1,133 @@
-"""The index where rows depend on the next token too, as those of a draft model do."""
+"""The index where the tree names a row by more than the tokens up to it: by those of its page, or by the next one."""
 
 from __future__ import annotations
 
+import random
+
+import msgspec
 import numpy as np
+import pytest
 
-from sglang_pic.core import ContentIndex
-from tests.unit.test_core_index import CONFIG, rows_of, text
+from sglang_pic.core import ContentIndex, Path, PlanOptions, RowNames, Tokens, as_tokens, intersect_spans
+from sglang_pic.core.invariants import check
+from tests.unit.test_core_index import CONFIG, all_resident, rows_of, text
+
+NEXT_TOKEN = RowNames(lookahead=1)
 
 
-def test_a_row_that_two_paths_have_each_of_their_own_is_no_donor_for_either() -> None:
-    """Where rows depend on the next token, a path that branches off has its own row of the last token they share."""
-    index = ContentIndex(CONFIG, lookahead=1)
-    shared = text(91, 50)
+def is_eligible(index: ContentIndex, path: Tokens, position: int) -> bool:
+    """Whether the row at a position of a path may be donated."""
+    return rows_of(index)["a", path[: position + 1].tobytes()][0]
+
+
+@pytest.mark.parametrize("names", [NEXT_TOKEN, RowNames(16)], ids=["next token", "page"])
+def test_a_row_that_two_paths_have_each_of_their_own_is_no_donor_for_either(names: RowNames) -> None:
+    """Where a row's name ends behind the row, a path that branches off has its own row of the last token they share."""
+    index = ContentIndex(CONFIG, row_lookahead=names.lookahead)
+    shared, (start, _) = text(91, 50), names.parted(50)
     ends = [np.concatenate([shared, text(92 + number, 80)]) for number in range(2)]
     # The first path's own row there came from a splice, as the 20 before it did.
-    index.publish("a", ends[0], [(0, 30), (50, 130)], spliced=[(30, 50)])
-    index.publish("a", ends[1], [(49, 130)])
-    known = {end: rows_of(index)["a", ends[0][:end].tobytes()][0] for end in (30, 49, 50, 51)}
-    assert known == {30: True, 49: False, 50: False, 51: True}
-    # A path that ended there has no row by that name.
-    index.publish("a", ends[1][:120], [(119, 120)])
-    index.publish("a", np.concatenate([ends[1], text(95, 10)]), [(129, 140)])
-    assert rows_of(index)["a", ends[1].tobytes()][0]
+    index.publish("a", ends[0], [(0, 30), (50, 130)], spliced=[(30, 50)], names=names)
+    index.publish("a", ends[1], [(start, 130)], names=names)
+    assert [is_eligible(index, ends[0], position) for position in (29, 47, 49, 50)] == [True, False, False, True]
+
+
+def test_a_path_that_ended_has_no_row_by_the_name_of_a_longer_one() -> None:
+    index = ContentIndex(CONFIG, row_lookahead=1)
+    path = text(93, 130)
+    index.publish("a", path, [(0, 129)], names=NEXT_TOKEN)
+    index.publish("a", path[:120], [(0, 119)], names=NEXT_TOKEN)
+    assert is_eligible(index, path, 119)
+    assert not is_eligible(index, path, 129)
+    index.publish("a", np.concatenate([path, text(95, 10)]), [(129, 139)], names=NEXT_TOKEN)
+    assert is_eligible(index, path, 129)
+
+
+@pytest.mark.parametrize("names", [NEXT_TOKEN, RowNames(16)], ids=["next token", "page"])
+def test_a_path_that_the_index_had_lost_comes_back_with_its_own_row(names: RowNames) -> None:
+    """The tree holds a path whose row before the branch was spliced; the index forgot it, and learnt of another one."""
+    index = ContentIndex(CONFIG, row_lookahead=names.lookahead)
+    shared, (start, _) = text(91, 50), names.parted(50)
+    known, lost = (np.concatenate([shared, text(92 + number, 80)]) for number in range(2))
+    index.publish("a", lost, [(0, 20), (50, 130)], spliced=[(20, 50)], names=names)
+    index.flush("a")
+    index.publish("a", known, [(start, 130)], names=names)
+    assert is_eligible(index, known, 49)
+    # A turn that goes on behind the first tokens of the lost path's own.
+    index.publish("a", lost, [(50, 130)], names=names)
+    policy = msgspec.structs.replace(CONFIG, seam_tokens=0)
+    prompt = np.concatenate([text(95, 20), lost[40:], text(96, 20)])
+    (run,) = index.plan("a", prompt, prefix_len=0, resolve=all_resident, options=PlanOptions(policy=policy)).runs
+    assert run.donor_start == 50, "no row of the lost path that was spliced"
+
+
+def test_spliced_rows_before_the_place_where_paths_part_are_no_donors() -> None:
+    """The tree had lost what both share, and the second path brings it again, in part spliced."""
+    index = ContentIndex(CONFIG, row_lookahead=1)
+    paths = [np.concatenate([text(91, 50), text(92 + number, 80)]) for number in range(2)]
+    index.publish("a", paths[0], [(0, 130)], names=NEXT_TOKEN)
+    index.publish("a", paths[1], [(0, 130)], spliced=[(10, 45)], names=NEXT_TOKEN)
+    assert [is_eligible(index, paths[1], position) for position in (9, 10, 44, 45)] == [True, False, False, True]
+
+
+class Tree:
+    """Rows by their names, and whether each was computed at its place."""
+
+    def __init__(self, names: RowNames) -> None:
+        self.names = names
+        self.rows: dict[tuple[bytes, int], bool] = {}
+
+    def name(self, path: Tokens, position: int) -> tuple[bytes, int]:
+        page_size, lookahead = self.names
+        return path[: position - position % page_size + page_size + lookahead].tobytes(), position
+
+    def num_rows(self, path: Tokens) -> int:
+        """How many leading rows of a path there are."""
+        return next(at for at in range(0, len(path) + 1, self.names.page_size) if self.name(path, at) not in self.rows)
+
+    def resolve(self, path: Path, end: int) -> int:
+        return self.num_rows(path.tokens(end + sum(self.names))) + self.names.lookahead
+
+    def evict(self, path: Tokens, length: int) -> None:
+        """Everything that goes on from the first `length` rows of a path."""
+        stem = self.name(path, length)[0]
+        self.rows = {row: own for row, own in self.rows.items() if row[1] < length or not row[0].startswith(stem)}
+
+
+def prompts(rng: random.Random, past: list[Tokens]) -> Tokens:
+    """Pieces of a few texts, often behind what came before, so that paths part in many places."""
+    pieces = [rng.choice(past)[: rng.randrange(1, 120)]] if past and rng.random() < 0.6 else []
+    for _ in range(rng.randint(1, 3)):
+        start = rng.choice((0, 0, 40, rng.randrange(100)))
+        pieces.append(text(rng.randrange(4), 120)[start : start + rng.choice((12, 20, 30, 80))])
+    return np.concatenate(pieces)
+
+
+@pytest.mark.parametrize("max_index_tokens", [400, 100_000])
+@pytest.mark.parametrize("names", [RowNames(), NEXT_TOKEN, RowNames(16), RowNames(16, 1)], ids=str)
+def test_every_row_that_a_plan_reads_was_computed_at_its_place(names: RowNames, max_index_tokens: int) -> None:
+    """Over requests and evictions as the adapter tells of them."""
+    sizes = {"seam_tokens": 0, "sink_tokens": 0, "min_spliced_tokens": 1, "max_index_tokens": max_index_tokens}
+    index = ContentIndex(msgspec.structs.replace(CONFIG, **sizes), row_lookahead=names.lookahead)
+    rng, tree, past, num_read = random.Random(1), Tree(names), list[Tokens](), 0
+    for _ in range(250):
+        if past and rng.random() < 0.12:
+            path = rng.choice(past)
+            tree.evict(path, rng.randrange(len(path)) // names.page_size * names.page_size)
+        tokens = prompts(rng, past)
+        matched, length = tree.num_rows(tokens), (len(tokens) - names.lookahead) // names.page_size * names.page_size
+        if matched >= length:
+            continue
+        runs = index.plan("a", tokens, prefix_len=matched, resolve=tree.resolve).runs if rng.random() < 0.7 else ()
+        for run in runs:
+            rows = [tree.rows.get(tree.name(run.donor.tokens(), at)) for at in range(run.donor_start, run.donor_end)]
+            assert all(rows), "a donor's rows were computed in place"
+            num_read += len(rows)
+        spliced = intersect_spans([(run.target_start, run.target_end) for run in runs], matched, length)
+        for at in range(matched, length):
+            tree.rows[tree.name(tokens, at)] = not intersect_spans(spliced, at, at + 1)
+        path = as_tokens(tokens[: length + names.lookahead])
+        index.publish("a", path, [(matched, length)], spliced=spliced, names=names)
+        check(index)
+        past = [*past[-25:], path]
+    assert num_read > 1_000

@@ -17,7 +17,7 @@ from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.pins import PinEnd, Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
-from sglang_pic.adapter.serve.resolver import lookahead
+from sglang_pic.adapter.serve.resolver import row_names
 from sglang_pic.adapter.serve.state import is_apart
 
 
@@ -153,7 +153,7 @@ class PicRadixCache(UnifiedRadixCache):
             if self._inserted and is_current and self.planning.refusal(req) is None:
                 result, path_len = self._inserted[0]
                 try:
-                    self._publication.publish(req, path_len, adopted_from=result.prefix_len, lookahead=lookahead(self))
+                    self._publication.publish(req, path_len, adopted_from=result.prefix_len, names=row_names(self))
                 except Exception as error:
                     self.recover([req], Fallback.FAULT_PUBLICATION, error)
         finally:

@@ -29,8 +29,9 @@ def install(path: ForwardPath) -> None:
     def tell_gaps(
         original: Callable[..., ScheduleBatch | None], adapter: Any, local_batch: ScheduleBatch | None
     ) -> ScheduleBatch | None:
-        is_prefill = local_batch is not None and local_batch.forward_mode.is_extend()
-        if not is_prefill or not any(req.pic.pending for req in local_batch.reqs):
+        if local_batch is None or not local_batch.forward_mode.is_extend():
+            return original(adapter, local_batch)
+        if not any(req.pic.pending for req in local_batch.reqs):
             return original(adapter, local_batch)
         with _on_forward_stream(adapter):
             computed = path.splice_ahead(local_batch, adapter.model_runner)

@@ -22,7 +22,7 @@ from sglang_pic.adapter.metrics import Metric, MetricKind, Series, descriptions
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req, Tree
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.resolver import lookahead
+from sglang_pic.adapter.serve.resolver import row_names
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import ContentIndex, Path, Reason, Tokens, as_tokens, common_len
 
@@ -165,7 +165,7 @@ class Pins:
 
     def _hold(self, key: tuple[Namespace, str], req: Req, tree: Tree, refusal: Fallback | None) -> None:
         prompt = RadixKey(req.origin_input_ids, req.extra_key, cache_salt=req.cache_salt)
-        length = len(req.origin_input_ids) - lookahead(tree)
+        length = len(req.origin_input_ids) - row_names(tree).lookahead
         length -= length % tree.page_size
         found = tree.match_prefix(MatchPrefixParams(key=prompt))
         if refusal is not None or not 0 < length <= self._max_tokens or found.device_prefix_len < length:

@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Tree
-from sglang_pic.core import Path
+from sglang_pic.core import Path, RowNames
 
 
 class _Resident(NamedTuple):
@@ -41,7 +41,7 @@ class TreeResolver:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._lookahead = lookahead(tree)
+        self._names = row_names(tree)
         self._found: dict[Path, _Resident] = {}
 
     def __call__(self, path: Path, end: int) -> int:
@@ -59,7 +59,7 @@ class TreeResolver:
             return known.length
         # The tree matches whole pages: ask for the page that holds the last token. A path that is asked for again
         # carries several runs: it is matched to its end, once.
-        page_size, beyond = self._tree.page_size, self._lookahead
+        page_size, beyond = self._names
         wanted = -(-(end - beyond) // page_size) * page_size + beyond
         tokens = path.tokens(min(wanted, len(path)) if known is None else None)
         namespace = path.namespace
@@ -107,9 +107,9 @@ class TreeResolver:
         self.keep_locks_of([]).close()
 
 
-def lookahead(tree: Tree) -> int:
-    """Tokens behind a row that its name in `tree` has: 1 for a draft model of EAGLE's kind, else 0."""
-    return int(tree.tree_core.is_eagle)
+def row_names(tree: Tree) -> RowNames:
+    """What `tree` names a row by; for a draft model of EAGLE's kind the next token belongs to it."""
+    return RowNames(tree.page_size, int(tree.tree_core.is_eagle))
 
 
 @contextmanager
