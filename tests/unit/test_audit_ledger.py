@@ -141,7 +141,7 @@ def test_namespaces_with_few_requests_are_watched_together() -> None:
     for user in range(3):
         enter(ledger, Namespace("a", f"salt-{user}"), 3)
     assert ledger.undecided is None
-    enter(ledger, ("a", "salt-0"), 0.1)
+    enter(ledger, Namespace("a", "salt-0"), 0.1)
     assert ledger.undecided == undecided((2 * 2.0 + 0.1) / 3, 4, 1, 3), "without one of those that add most"
     for user in range(20):
         enter(ledger, Namespace("b", f"salt-{user}"), 0.2)
