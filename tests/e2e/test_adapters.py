@@ -4,6 +4,7 @@ nothing from another adapter or the model without one."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,9 @@ def test_pins_end_with_their_adapter(client: Client, tmp_path: Path) -> None:
     client.post("/load_lora_adapter", {"lora_name": name, "lora_path": folder})
     client.generate(prompt, pic={"pin": "theirs"}, lora_path=name)
     client.generate(random_tokens(41, _LEN), pic={"pin": "ours"})
-    assert [pin["name"] for pin in client.internal_state()["pins"]["held"]] == ["theirs", "ours"]
+    theirs, ours = client.internal_state()["pins"]["held"]
+    assert (theirs["name"], ours["name"], ours["extra_key"]) == ("theirs", "ours", None)
+    assert re.fullmatch("[0-9a-f]{32}", theirs["extra_key"]), "the adapter's id without a mark of ours"
     client.post("/unload_lora_adapter", {"lora_name": name})
     assert [pin["name"] for pin in client.internal_state()["pins"]["held"]] == ["ours"]
     client.post("/load_lora_adapter", {"lora_name": name, "lora_path": folder})
