@@ -2,7 +2,8 @@
 
 Four servers of each setup get the same prompts one after the other, greedy: stock SGLang and the plugin, each with and
 without the draft. A fifth, with the plugin and the draft, has the probe throw exact prefix hits away, so that a prompt
-that is sent twice is spliced from its own chunks, at shift 0: its draft must then guess as stock's does.
+that is sent twice is spliced from its own chunks, at shift 0: its draft must then guess as stock's does. Everything
+that can be is spliced, the end of prompts and what stands behind changed fields too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pic_bench.probe_plugin import PROBE_VARIABLE
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError
 
-_CONFIG = '{"cost_gate": "off", "self_test": "off", "audit_rate": 0.0}'
+_CONFIG = '{"core": {"tail_tokens": 0, "edit": "in_place"}, "cost_gate": "off", "self_test": "off", "audit_rate": 0.0}'
 _PROBE = '{"ignore_prefix": true}'
 
 
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--setup", action="append", required=True, metavar=form, help="a model and the flags of its draft; may repeat")
     add(
         "--prompts",
-        default="gen:agent_meta?header=50&body=400&calls=5&sessions=10&seed=5",
+        default="gen:agent_meta?header=50&body=250&calls=5&sessions=10&seed=5",
         help="source of the prompts (default: 50 of agents behind a clock)",
     )
     add("--max-tokens", type=int, default=32, help="of each answer (default: 32)")
@@ -132,7 +133,7 @@ def _answers(model: str, arm: Arm, prompts: Sequence[str], max_tokens: int, logs
     command = launch_command(model, port, arm.server_args)
     with Server(command, port=port, log_path=logs / f"{port}.log", env=arm.env) as server, server.watch():
         label = f"{Path(model).name} {shlex.join(arm.server_args)}"
-        return [_ask(server, prompt, max_tokens) for prompt in tqdm(prompts, label, disable=None)]
+        return [_ask(server, prompt, max_tokens) for prompt in tqdm(prompts, label, mininterval=10.0)]
 
 
 def _ask(server: Server, prompt: str, max_tokens: int) -> Answer:
