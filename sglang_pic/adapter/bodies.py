@@ -11,7 +11,7 @@ import ast
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -44,18 +44,27 @@ def changed_bodies(paths: Iterable[str]) -> list[str]:
     return [path for path in paths if _digest_of(path) not in TESTED_BODIES.get(path, {})]
 
 
-def add_version(paths: Iterable[str], version: str) -> int:
-    """Write the table again with the digests of `paths` in the installed SGLang, which is `version`; their number."""
+def add_version(paths: Iterable[str], version: str, *, lacking: Collection[str] = ()) -> int:
+    """Write the table again with the digests of `paths` in the installed SGLang.
+
+    Args:
+        paths: all that the table has.
+        version: of the installed SGLang.
+        lacking: those of `paths` that no server relies on with this version.
+
+    Returns:
+        How many digests of `version` the table has.
+    """
     table: dict[str, dict[str, list[str]]] = {path: {} for path in sorted(paths)}
     for path, digests in table.items():
         for known, versions in TESTED_BODIES.get(path, {}).items():
             digests[known] = [one for one in versions if one != version]
-        found = _digest_of(path)
+        found = None if path in lacking else _digest_of(path)
         if found is not None:
             digests.setdefault(found, []).append(version)
     lines = [f'"{path}" = {{ {", ".join(_entries(digests))} }}\n' for path, digests in table.items()]
     TABLE.write_text(f"{_HEADER}\n{''.join(lines)}", encoding="utf8")
-    return len(table)
+    return sum(version in versions for digests in table.values() for versions in digests.values())
 
 
 def _entries(digests: Mapping[str, list[str]]) -> list[str]:

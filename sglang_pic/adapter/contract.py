@@ -1,8 +1,8 @@
 """Checks every symbol of SGLang that this adapter relies on, before anything is registered.
 
-`contract.toml` is the table of functions and classes: where each one is, its parameters, words that its source must
-hold. `seams.py` names the members of SGLang's objects that our code reads and writes, as types for mypy; the same names
-are looked up here in the installed SGLang.
+`contract.toml` has the functions and classes: where each one is, its parameters, words that its source must hold; those
+that only some servers rely on are in a table for each feature. `seams.py` names the members of SGLang's objects that
+our code reads and writes, as types for mypy; the same names are looked up here in the installed SGLang.
 
 SGLang swallows the exceptions of plugins, so a half-registered plugin would serve without its cache and say nothing; a
 missing or changed symbol must stop the server with one line instead.
@@ -38,52 +38,50 @@ class Symbol(NamedTuple):
     why: str = ""
 
 
-_TABLE: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf8"))
-_LISTED, DRAFT = (
-    tuple(
+_FILE: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf8"))
+_TABLES: Final = {
+    name: tuple(
         Symbol(row["path"], tuple(row.get("parameters", ())), tuple(row.get("source_has", ())), row["why"])
-        for row in _TABLE[name]
+        for row in rows
     )
-    for name in ("symbols", "draft")
-)
+    for name, rows in _FILE.items()
+    if name != "attention"
+}
+
+FRONT: Final = _TABLES["front"]
+"""What every process relies on that has the plugin, whatever the server's backend."""
 
 CONTRACT: Final = (
-    *_LISTED,
+    *FRONT,
+    *_TABLES["symbols"],
     *(Symbol(path, (), members(seam), "members that are read or written") for seam, path in SEAMS.items()),
 )
+"""What every server with the backend relies on."""
 
-BODIES: Final = tuple(symbol.path for symbol in _LISTED)
-"""What the table of digests has for every server."""
+FEATURES: Final = {name: symbols for name, symbols in _TABLES.items() if name not in ("front", "symbols")}
+"""By feature, what only servers with it rely on; `support.py` finds which those are."""
 
-DRAFT_BODIES: Final = tuple(symbol.path for symbol in DRAFT)
-"""What it has for servers with a draft model; `DRAFT` is what only those rely on."""
+BODIES: Final = tuple(symbol.path for symbols in _TABLES.values() for symbol in symbols)
+"""What the table of digests has, beside `ATTENTION_BODIES`."""
 
-ATTENTION_BODIES: Final[dict[str, tuple[str, ...]]] = {
-    name: tuple(paths) for name, paths in _TABLE["attention"].items()
-}
+ATTENTION_BODIES: Final[dict[str, tuple[str, ...]]] = {name: tuple(paths) for name, paths in _FILE["attention"].items()}
 """By attention backend, what it was admitted for: how its tables are built, and that rows are written before any is
 read. No code of ours uses these names, so they are no part of the contract; their digests are kept."""
 
 
-def check_contract(contract: tuple[Symbol, ...] = CONTRACT) -> list[str]:
+def check_contract(contract: Sequence[Symbol] = CONTRACT, *, without: str = "--radix-cache-backend pic") -> list[str]:
     """Check every symbol against the installed SGLang.
 
+    Args:
+        contract: the symbols.
+        without: what to start without where SGLang does not keep them.
+
     Returns:
-        Those of `BODIES` that are not what was tested, whatever they are called and hold.
+        Those with digests that are not what was tested, whatever they are called and hold.
 
     Raises:
         ContractError: one line that names the first symbol that is missing or changed, and the versions.
     """
-    return _check(contract, BODIES)
-
-
-def check_draft() -> list[str]:
-    """As `check_contract`, of what only servers with a draft model rely on: those of `DRAFT_BODIES` that are not what
-    was tested."""
-    return _check(DRAFT, DRAFT_BODIES)
-
-
-def _check(contract: Sequence[Symbol], tested: Sequence[str]) -> list[str]:
     try:
         for symbol in contract:
             problem = _problem(symbol)
@@ -91,9 +89,9 @@ def _check(contract: Sequence[Symbol], tested: Sequence[str]) -> list[str]:
                 raise ContractError(
                     f"{symbol.path} {problem} in the installed SGLang {installed_version()}; sglang_pic was built for "
                     f"{BUILT_FOR} and needs it for {symbol.why}. Install "
-                    f"sglang=={BUILT_FOR}, or start without --radix-cache-backend pic."
+                    f"sglang=={BUILT_FOR}, or start without {without}."
                 )
-        return bodies.changed_bodies(tested)
+        return bodies.changed_bodies(symbol.path for symbol in contract if symbol.path in BODIES)
     finally:
         # Syntax trees of SGLang's largest files: needed once, and every process of a server would keep them.
         source.forget()
@@ -127,8 +125,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.parse_args(argv)
     check_contract()
-    paths = (*BODIES, *DRAFT_BODIES, *(path for functions in ATTENTION_BODIES.values() for path in functions))
-    count = bodies.add_version(paths, installed_version())
+    lacking = set[str]()
+    for name, symbols in FEATURES.items():
+        try:
+            check_contract(symbols, without=name)
+        except ContractError as error:
+            print(error, file=sys.stderr)
+            lacking |= {symbol.path for symbol in symbols}
+    paths = (*BODIES, *(path for functions in ATTENTION_BODIES.values() for path in functions))
+    count = bodies.add_version(paths, installed_version(), lacking=lacking)
     print(f"{bodies.TABLE}: {count} digests of SGLang {installed_version()}", file=sys.stderr)
     return 0
 

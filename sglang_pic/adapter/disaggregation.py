@@ -12,13 +12,15 @@ the prompt's cached tokens, in places that SGLang leaves empty.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from sglang.srt.mem_cache.registry import default_radix_cache_factory
 
 from sglang_pic.adapter.hooks import apply_hooks, hook
+from sglang_pic.adapter.namespace import OFF_LANE
 from sglang_pic.adapter.seams import BuildContext, Req
 from sglang_pic.adapter.serve import scheduler
 from sglang_pic.adapter.serve.auditor import Auditor
@@ -62,18 +64,59 @@ def install_receiver(policy: ReusePolicy, mode: Mode) -> None:
             scheduler.serve_apart(req)
 
     hook("after", "managers.schedule_batch.Req.__init__", on_request)
+    hook("after", "managers.schedule_batch.Req.build_rebootstrap_payload", _ask_again)
     hook("around", "disaggregation.decode.DecodeTransferQueue._commit_transfer_to_req", _receive_counts)
     scheduler.install_details()
 
 
-def _send_counts(_: None, buffers: Any, req: Req) -> None:
-    state: RequestState = req.pic
-    counts = [state.num_chunk_hit, state.num_behind_change, state.num_guarded]
-    buffers.cached_tokens[req.metadata_buffer_index, _COUNTS] = torch.tensor(counts, dtype=torch.int32)
+@contextmanager
+def _guarded(req: Any) -> Iterator[None]:
+    """Log an exception: on the scheduler's thread it would end the server, and the counts only inform."""
+    try:
+        yield
+    except Exception:
+        logger.exception("sglang_pic: what was spliced of request %s is not told", req.rid)
+
+
+def _send_counts(_: None, buffers: Any, req: Any) -> None:
+    with _guarded(req):
+        state: RequestState = req.pic
+        counts = [state.num_chunk_hit, state.num_behind_change, state.num_guarded]
+        buffers.cached_tokens[req.metadata_buffer_index, _COUNTS] = torch.tensor(counts, dtype=torch.int32)
 
 
 def _receive_counts(original: Callable[..., None], queue: Any, decode_req: Any) -> None:
-    state: RequestState = decode_req.req.pic
-    counts = queue.metadata_buffers.cached_tokens[decode_req.metadata_buffer_index, _COUNTS].tolist()
-    state.num_chunk_hit, state.num_behind_change, state.num_guarded = counts
+    req = decode_req.req
     original(queue, decode_req)
+    # SGLang ends a request whose row holds what was sent for another one.
+    if req.finished_reason is None:
+        with _guarded(req):
+            state: RequestState = req.pic
+            counts = queue.metadata_buffers.cached_tokens[decode_req.metadata_buffer_index, _COUNTS].tolist()
+            state.num_chunk_hit, state.num_behind_change, state.num_guarded = counts
+
+
+def _ask_again(payload: dict[str, Any], req: Req) -> dict[str, Any]:
+    """Have the prefill server compute a prompt again in the namespace and the lane that it has here.
+
+    SGLang asks with the key that the request has in its tree, which holds marks of ours that no client may send, and
+    without the request's options.
+    """
+    state: RequestState = req.pic
+    if req.lora_id is not None:
+        # NOTE: the key stays marked, so that the prefill server sends no rows of the bare model for the adapter's.
+        logger.error(
+            "sglang_pic: request %s ends here: SGLang has its prompt computed again without its LoRA adapter", req.rid
+        )
+        return payload
+    # Its pins were set and dropped when it was first served.
+    options = {**state.options.overrides, "skills": state.options.skills.value}
+    mode = Mode.OFF if state.lane == OFF_LANE else Mode.AUTO
+    return {
+        **payload,
+        "extra_key": state.namespace.extra_key,
+        "sampling_params": {
+            **payload["sampling_params"],
+            "custom_params": {"pic": {**options, "mode": mode.value}},
+        },
+    }

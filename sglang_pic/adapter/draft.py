@@ -7,7 +7,6 @@ span is computed. What is spliced of the draft decides how many of its tokens ar
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from typing import Any
 
 import torch
 
-from sglang_pic.adapter.contract import check_draft, describe_changes
 from sglang_pic.adapter.draft_workers import drafts_of
 from sglang_pic.adapter.seams import BuildContext, ModelRunner
 from sglang_pic.adapter.support import refused_backend
@@ -23,8 +21,6 @@ from sglang_pic.errors import ContractError, Refused, UnsupportedError
 from sglang_pic.runtime.rope import read_geometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import view_pool
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,9 +80,6 @@ def read_draft(ctx: BuildContext, target: Splicer) -> Draft | None:
     algorithm: Any = ctx.tp_worker.model_runner.spec_algorithm
     if not (algorithm.is_eagle() or algorithm.is_standalone()):
         return None
-    changed = check_draft()
-    if changed and ctx.tp_rank == 0:
-        logger.warning("sglang_pic: %s", describe_changes(changed))
     from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
     found = drafts_of(ctx.tp_worker)

@@ -24,6 +24,7 @@ from sglang_pic.adapter.contract import changed_attention, describe_changes
 from sglang_pic.adapter.draft import Draft, read_draft
 from sglang_pic.adapter.hooks import apply_hooks
 from sglang_pic.adapter.metrics import Series
+from sglang_pic.adapter.probe.gathered import gathers
 from sglang_pic.adapter.probe.ranks import check_alike, fault_group, serving_group
 from sglang_pic.adapter.seams import BuildContext, ModelRunner
 from sglang_pic.adapter.serve import accounting, dp_attention, faults
@@ -43,7 +44,7 @@ from sglang_pic.adapter.startup.calibration import calibrate
 from sglang_pic.adapter.startup.row_check import DraftInput, check_rows
 from sglang_pic.adapter.startup.self_test import log_result, run_self_test
 from sglang_pic.adapter.startup.tokenizer import Tokenizer, delimiters_of, read_tokenizer, texts_of
-from sglang_pic.adapter.support import check_support, disaggregation_mode, max_sequences, opts_out
+from sglang_pic.adapter.support import check_features, check_support, disaggregation_mode, max_sequences, opts_out
 from sglang_pic.config import PicConfig, load_config
 from sglang_pic.core import ContentIndex, CostModel, Lexicon, costs
 from sglang_pic.runtime.rope import read_geometry
@@ -75,14 +76,13 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
 
     Raises:
         ConfigError: the configuration is not valid.
-        UnsupportedError: the model, its pool, the topology or a flag cannot be served safely, or ranks differ in what
-            they read.
+        UnsupportedError: a model, pool, topology or flag cannot be served safely, or ranks differ in what they read.
         ContractError: the model's rotation is not what its module says, its rows do not turn by it, or a function of
-            SGLang could not be hooked.
+            SGLang could not be hooked, or is not what a feature of the server needs.
     """
     config = load_config()
     check_support(ctx)
-    warn_of_changes(ctx, changed_bodies)
+    warn_of_changes(ctx, [*changed_bodies, *check_features(ctx)])
     mode = disaggregation_mode(ctx)
     if mode == "decode":
         return disaggregation.create_decode_cache(ctx, config.core, _default_mode(ctx))
@@ -98,11 +98,12 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     path, draft = _checked_path(ctx, audit)
     model = _read_model(ctx, config, path.splicer, draft)
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
-    shown["pins"] = cache.pins.report
-    shown["faults"] = cache.faults.report
+    shown |= {"pins": cache.pins.report, "faults": cache.faults.report}
     server_info.install(shown, get_parallel().dp_rank)
     # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
     scheduler_hooks.install(cache, config.core, _default_mode(ctx))
+    if runner.lora_manager is not None:
+        scheduler_hooks.install_adapters(cache)
     if audit is not None:
         audit_hooks.install(audit)
     if mode == "prefill":
@@ -234,7 +235,8 @@ def _checked_path(ctx: BuildContext, audit: Audit | None) -> tuple[ForwardPath, 
         draft_splicer=None if draft is None else draft.splicer,
     )
     path.install()
-    dp_attention.install(path)
+    if gathers():
+        dp_attention.install(path)
     apply_hooks()
     _check_rows(ctx, runner, splicer)
     if draft is not None:

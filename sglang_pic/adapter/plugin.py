@@ -26,12 +26,13 @@ def register() -> None:
     Raises:
         SystemExit: SGLang is not what this version was built for, and the command line asks for the backend.
     """
-    from sglang_pic.adapter.contract import check_contract
+    from sglang_pic.adapter.contract import CONTRACT, FRONT, check_contract
 
+    is_requested = _is_requested(sys.argv)
     try:
-        changed = check_contract()
+        changed = check_contract(CONTRACT if is_requested else FRONT)
     except ContractError as error:
-        if _is_requested(sys.argv):
+        if is_requested:
             raise SystemExit(f"sglang_pic: {error}") from error
         logger.error("sglang_pic: not registered: %s", error)
         return
@@ -39,15 +40,17 @@ def register() -> None:
 
     frontend.install()
     draft_workers.install()
-    register_radix_cache_backend(BACKEND_NAME, partial(_create_cache, changed))
+    register_radix_cache_backend(BACKEND_NAME, partial(_create_cache, changed if is_requested else None))
 
 
-def _create_cache(changed: list[str], ctx: Any) -> Any:
+def _create_cache(changed: list[str] | None, ctx: Any) -> Any:
     # Imported here: only a scheduler that was asked for the backend pays for torch and the core.
+    from sglang_pic.adapter.contract import check_contract
     from sglang_pic.adapter.factory import create_cache
 
     try:
-        return create_cache(ctx, changed_bodies=changed)
+        # The backend may be asked for in a file, or by a program.
+        return create_cache(ctx, changed_bodies=check_contract() if changed is None else changed)
     except PicError as error:
         logger.error("sglang_pic: %s", error)
         raise

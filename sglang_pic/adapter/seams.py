@@ -46,7 +46,6 @@ class Req(Protocol):
     multimodal_inputs: object | None
     multi_item_delimiter_indices: object | None
     token_indices_to_pool: object | None
-    metadata_buffer_index: int  # PD disaggregation: its row in what is told to the decode server
     session: Any | None  # `streaming`: the session keeps one row for all its turns
 
     # Tokens that were not computed, for the client.
@@ -58,7 +57,7 @@ class Req(Protocol):
 class ScheduleBatch(Protocol):
     """`schedule_batch.ScheduleBatch`: what the scheduler runs next; lists go by request."""
 
-    forward_mode: Any  # `is_extend_without_speculative()`, which a mixed batch is too, and `is_decode()`
+    forward_mode: Any  # `is_extend_without_speculative()` and `is_extend()`, as a mixed batch is too
     reqs: Sequence[Req]
     prefix_lens: Sequence[int]
     extend_lens: Sequence[int]

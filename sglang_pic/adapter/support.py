@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from sglang_pic.adapter.bodies import known_versions
-from sglang_pic.adapter.contract import BUILT_FOR
+from sglang_pic.adapter.contract import BUILT_FOR, FEATURES, check_contract
 from sglang_pic.adapter.seams import BuildContext, ModelRunner
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.errors import Refused, UnsupportedError
@@ -80,7 +80,10 @@ class Support(NamedTuple):
     fallback: str = ""
     """Under which reason requests are counted that fall back."""
     modes: Sequence[str] = ("null", "prefill")
-    """Values of `--disaggregation-mode` under which it is refused; a decode server splices nothing."""
+    """Values of `--disaggregation-mode` under which it is refused, or its `contract` checked; a decode server splices
+    nothing."""
+    contract: str = ""
+    """Which table of `contract.FEATURES` has what only servers with this rely on."""
 
     @property
     def refused(self) -> Refused:
@@ -172,6 +175,14 @@ def refusals(ctx: BuildContext) -> Iterator[str]:
     refusal = refused_backend(ctx.tp_worker.model_runner.prefill_attention_backend_str)
     if refusal:
         yield refusal
+
+
+def check_features(ctx: BuildContext) -> list[str]:
+    """As `check_contract`, of what only servers with the features of this one rely on."""
+    mode = disaggregation_mode(ctx)
+    found = (entry for entry in present(ctx, Level.TESTED, Level.ADMITTED) if entry.contract and mode in entry.modes)
+    needed = {entry.contract: entry.what for entry in found}
+    return [path for name, what in needed.items() for path in check_contract(FEATURES[name], without=what)]
 
 
 def present(ctx: BuildContext, *levels: Level) -> Iterator[Support]:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from array import array
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from audit_bench import POOL, PROMPT, VOCAB, Bench, logits_of
+
+with warnings.catch_warnings():
+    # SGLang and what it imports warn about this machine's missing accelerators.
+    warnings.simplefilter("ignore")
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_pic.adapter.audit import hooks as audit_hooks
 from sglang_pic.adapter.audit.audit import Audit
@@ -126,26 +133,43 @@ def test_requests_with_no_splice_do_not_turn_the_wheel() -> None:
 
 
 def test_nothing_runs_while_a_request_waits() -> None:
-    bench, decode = Bench(), SimpleNamespace(forward_mode=SimpleNamespace(is_decode=lambda: True))
+    bench = Bench()
     bench.serve(logits_of(PROMPT))
     bench.scheduler.is_idle = False
     bench.run()
     bench.scheduler.waiting_queue.append("a request")
     for _ in range(100):
-        bench.audit.step_if_due(bench.scheduler, decode)
+        bench.audit.step_if_due(bench.scheduler)
     bench.scheduler.waiting_queue.clear()
     bench.scheduler.chunked_req = "a request with chunks left"
     for _ in range(100):
-        bench.audit.step_if_due(bench.scheduler, decode)
+        bench.audit.step_if_due(bench.scheduler)
     assert bench.runner.num_steps == 0
     bench.scheduler.chunked_req = None
     steps = []
     for _ in range(64):
-        bench.audit.step_if_due(bench.scheduler, decode)
+        bench.audit.step_if_due(bench.scheduler)
         steps.append(bench.runner.num_steps)
     assert steps[0] == 1, "it has been waiting for long"
     assert max(later - earlier for earlier, later in zip(steps, steps[15:], strict=False)) == 1
     assert bench.audit.report().num_audited == 1
+
+
+@pytest.mark.feature("PD disaggregation")
+@pytest.mark.parametrize("mode", [ForwardMode.EXTEND, ForwardMode.DECODE])
+def test_rounds_of_prefill_count_as_those_of_decoding(mode: ForwardMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefill server never decodes, and is not idle while rows are sent or awaited."""
+    hooked: dict[str, Callable[..., Any]] = {}
+    monkeypatch.setattr(audit_hooks, "hook", lambda _, target, function: hooked.setdefault(target, function))
+    bench = Bench()
+    audit_hooks.install(bench.audit)
+    bench.serve(logits_of(PROMPT))
+    bench.scheduler.is_idle = False
+    for _ in range(64):
+        hooked["managers.scheduler.Scheduler.process_batch_result"](
+            None, bench.scheduler, SimpleNamespace(forward_mode=mode), None
+        )
+    assert (bench.audit.report().num_audited, bench.audit.has_work) == (1, False)
 
 
 def test_the_scheduler_looks_for_requests_between_two_steps() -> None:
@@ -161,15 +185,15 @@ def test_the_scheduler_looks_for_requests_between_two_steps() -> None:
 
 def test_nothing_runs_between_a_pass_and_its_sampling() -> None:
     """With a grammar SGLang samples later, from logits in a buffer that another pass may write."""
-    bench, decode = Bench(), SimpleNamespace(forward_mode=SimpleNamespace(is_decode=lambda: True))
+    bench = Bench()
     bench.serve(logits_of(PROMPT))
     launched = SimpleNamespace(delay_sample_func=lambda: None)
-    bench.scheduler.result_queue.append((decode, launched))
+    bench.scheduler.result_queue.append(("a batch", launched))
     for _ in range(100):
-        bench.audit.step_if_due(bench.scheduler, decode)
+        bench.audit.step_if_due(bench.scheduler)
     assert bench.runner.num_steps == 0
     launched.delay_sample_func = None  # type: ignore[assignment]
-    bench.audit.step_if_due(bench.scheduler, decode)
+    bench.audit.step_if_due(bench.scheduler)
     assert bench.runner.num_steps == 1
 
 

@@ -18,7 +18,7 @@ from sglang_pic.adapter.contract import (
     ATTENTION_BODIES,
     BODIES,
     BUILT_FOR,
-    DRAFT_BODIES,
+    FEATURES,
     check_contract,
     installed_version,
 )
@@ -104,20 +104,22 @@ def test_a_table_keeps_every_version(stand_in: Any, monkeypatch: pytest.MonkeyPa
     before = bodies.TABLE.read_text()
     add(_LOCK.replace("depth=1", "depth=2"), "1.1")
     assert bodies.TABLE.read_text() == before
+    assert bodies.add_version([PATH], "1.1", lacking=[PATH]) == 0
+    assert [*bodies.read_table(bodies.TABLE)[PATH].values()] == [("1.0",)], "servers that need it are refused"
 
 
 def test_the_table_has_the_known_versions_of_what_the_contract_names() -> None:
     """Fails when a symbol was added without its digest: `make contract` writes it."""
     assert BUILT_FOR in bodies.known_versions()
-    assert set(TESTED_BODIES) == {
-        *BODIES,
-        *DRAFT_BODIES,
-        *(path for paths in ATTENTION_BODIES.values() for path in paths),
-    }
+    assert set(TESTED_BODIES) == {*BODIES, *(path for paths in ATTENTION_BODIES.values() for path in paths)}
     if installed_version() not in bodies.known_versions():
         pytest.skip(f"SGLang {installed_version()} is none of the tested versions")
-    # Speculative decoding is tested with one version.
-    relied_on = TESTED_BODIES if installed_version() == BUILT_FOR else set(TESTED_BODIES) - {*DRAFT_BODIES}
+    relied_on = set(TESTED_BODIES)
+    for symbols in FEATURES.values() if installed_version() != BUILT_FOR else ():
+        # With another version servers that have a feature may be refused: then no symbol of it has a digest.
+        paths = {symbol.path for symbol in symbols}
+        if not any(installed_version() in found for path in paths for found in TESTED_BODIES[path].values()):
+            relied_on -= paths
     versions = [version for path in changed_bodies(relied_on) for version in TESTED_BODIES[path]]
     assert versions == []
     assert check_contract() == []
@@ -147,19 +149,29 @@ def test_start_up_names_the_changed_bodies_once(
         assert "\n" not in message
 
 
-def test_registration_hands_the_changed_bodies_to_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that registers is the one that read SGLang's source; the cache is made later, and warns."""
+@pytest.mark.parametrize("argv", [["--radix-cache-backend=pic"], []])
+def test_registration_hands_the_changed_bodies_to_the_cache(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole contract is read once, before the server loads weights where its arguments ask for the backend."""
     registry = pytest.importorskip("sglang.srt.mem_cache.registry")
     from sglang_pic.adapter import plugin
     from sglang_pic.adapter.serve import frontend
 
     made: list[Any] = []
-    monkeypatch.setattr(contract, "check_contract", lambda: ["sglang.srt.changed"])
+    read: list[Any] = []
+
+    def check(symbols: Any = contract.CONTRACT) -> list[str]:
+        read.append(symbols)
+        return ["sglang.srt.changed"] if symbols is contract.CONTRACT else []
+
+    monkeypatch.setattr(contract, "check_contract", check)
+    monkeypatch.setattr(sys, "argv", argv)
     monkeypatch.setattr(frontend, "install", lambda: None)
     monkeypatch.setattr(registry, "register_radix_cache_backend", lambda _name, factory: made.append(factory))
     monkeypatch.setattr(
         "sglang_pic.adapter.factory.create_cache", lambda _ctx, changed_bodies: made.append(changed_bodies)
     )
     plugin.register()
+    assert read == ([contract.CONTRACT] if argv else [contract.FRONT]), "a stock server reads little"
     made[0](None)
     assert made[1] == ["sglang.srt.changed"]
+    assert read.count(contract.CONTRACT) == 1

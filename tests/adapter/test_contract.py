@@ -5,12 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sglang_pic.adapter.contract import BUILT_FOR, CONTRACT, Symbol, check_contract
+from sglang_pic.adapter.contract import (
+    BODIES,
+    BUILT_FOR,
+    CONTRACT,
+    FEATURES,
+    Symbol,
+    check_contract,
+    installed_version,
+)
 from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import ContractError
 
@@ -19,7 +28,19 @@ _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 
 def test_the_installed_sglang_keeps_the_contract() -> None:
     check_contract()
-    assert len({symbol.path for symbol in CONTRACT}) == len(CONTRACT)
+    assert len({*BODIES}) == len(BODIES)
+
+
+@pytest.mark.skipif(installed_version() != BUILT_FOR, reason="other versions may refuse servers with a feature")
+@pytest.mark.parametrize("feature", FEATURES)
+def test_it_keeps_what_only_servers_with_a_feature_rely_on(feature: str) -> None:
+    check_contract(FEATURES[feature])
+
+
+def test_a_server_without_a_feature_reads_nothing_of_its_source() -> None:
+    """Syntax trees of thousands of lines, in every process of a server."""
+    rooms = ("disaggregation", "lora", "managers.scheduler_components.dp_attn")
+    assert not [symbol.path for symbol in CONTRACT if symbol.path.startswith(tuple(f"sglang.srt.{x}." for x in rooms))]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +68,7 @@ def test_only_a_server_that_wants_the_backend_is_stopped(backend: str | None, co
     script = (
         "import sys\n"
         "import sglang_pic.adapter.contract as contract\n"
-        "contract.check_contract.__defaults__ = ((contract.Symbol('sglang.srt.gone.Gone', why='a test'),),)\n"
+        "contract.CONTRACT = contract.FRONT = (contract.Symbol('sglang.srt.gone.Gone', why='a test'),)\n"
         "sys.argv = ['launch_server', *sys.argv[1:]]\n"
         "from sglang.srt.plugins import load_plugins\n"
         "load_plugins()\n"
@@ -68,9 +89,9 @@ def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.Mo
         # SGLang and what it imports warn about this machine's missing accelerators.
         warnings.simplefilter("ignore")
         registry = pytest.importorskip("sglang.srt.plugins.hook_registry")
-        from sglang_pic.adapter import disaggregation, server_info
+        from sglang_pic.adapter import disaggregation, draft_workers, server_info
         from sglang_pic.adapter.audit import hooks as audit_hooks
-        from sglang_pic.adapter.serve import frontend, scheduler
+        from sglang_pic.adapter.serve import dp_attention, frontend, scheduler
         from sglang_pic.adapter.serve.auditor import Auditor
         from sglang_pic.adapter.serve.forward import ForwardPath
         from sglang_pic.adapter.serve.options import Mode
@@ -78,15 +99,31 @@ def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.Mo
     hooked: list[str] = []
     monkeypatch.setattr(registry.HookRegistry, "register", lambda target, *_: hooked.append(target))
     audit: Any = SimpleNamespace(step_if_idle=None)
+    path, tree = ForwardPath(audit), Auditor()
     frontend.install()
-    scheduler.install(Auditor(), ReusePolicy())
-    ForwardPath(audit).install()
+    draft_workers.install()
+    scheduler.install(tree, ReusePolicy())
+    path.install()
     server_info.install({}, None)
     audit_hooks.install(audit)
-    disaggregation.install_sender()
-    disaggregation.install_receiver(ReusePolicy(), Mode.AUTO)
+    listed = {symbol.path for symbol in CONTRACT}
     assert len(hooked) >= 18
-    assert set(hooked) <= {symbol.path for symbol in CONTRACT}
+    assert set(hooked) <= listed
+    features: dict[str, tuple[Callable[[], None], ...]] = {
+        "disaggregation": (
+            disaggregation.install_sender,
+            lambda: disaggregation.install_receiver(ReusePolicy(), Mode.AUTO),
+        ),
+        "gathering": (lambda: dp_attention.install(path),),
+        "lora": (lambda: scheduler.install_adapters(tree),),
+    }
+    for feature, installers in features.items():
+        hooked.clear()
+        for install in installers:
+            install()
+        own = {symbol.path for symbol in FEATURES[feature]}
+        assert own & set(hooked)
+        assert set(hooked) <= listed | own
 
 
 def test_the_members_that_we_touch_are_in_the_contract() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from array import array
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -15,16 +17,23 @@ with warnings.catch_warnings():
     # SGLang and what it imports warn about this machine's missing accelerators.
     warnings.simplefilter("ignore")
     utils = pytest.importorskip("sglang.srt.disaggregation.utils")
+    from sglang.srt.managers.io_struct import GenerateReqInput
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
     from sglang_pic.adapter import disaggregation
-    from sglang_pic.adapter.serve import scheduler
+    from sglang_pic.adapter.serve import frontend, scheduler
 
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import ReusePolicy
+from sglang_pic.errors import ConfigError
 
 pytestmark = pytest.mark.feature("PD disaggregation")
 
+_ASKED = "managers.schedule_batch.Req.build_rebootstrap_payload"
+_COMMITTED = "disaggregation.decode.DecodeTransferQueue._commit_transfer_to_req"
 _RECEIVED = "managers.schedule_batch.Req.__init__"
 
 
@@ -42,16 +51,20 @@ def hooked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[..., Any]]:
 def request(options: object, **fields: Any) -> Any:
     """SGLang's request, as far as its key is made of it."""
     sampling = SimpleNamespace(custom_params={"pic": options})
-    plain = {"extra_key": None, "cache_salt": None, "lora_id": None, "session": None, "rid": "r"}
-    return SimpleNamespace(sampling_params=sampling, **{**plain, **fields})
+    plain = dict.fromkeys(("extra_key", "cache_salt", "lora_id", "session", "finished_reason"))
+    return SimpleNamespace(sampling_params=sampling, **{**plain, "rid": "r", **fields})
 
 
-@pytest.mark.parametrize(
+_EACH_KEY = pytest.mark.parametrize(
     "fields", [{}, {"extra_key": "k", "cache_salt": "s"}, {"extra_key": "kl", "lora_id": "l"}], ids=["", "key", "lora"]
 )
-@pytest.mark.parametrize(
+_EACH_LANE = pytest.mark.parametrize(
     "options", [{}, {"mode": "off"}, {"edit": "recompile"}, {"seam_tokens": 3}, {"bad": 1}], ids=str
 )
+
+
+@_EACH_KEY
+@_EACH_LANE
 def test_a_request_has_one_key_on_both_servers(
     options: object, fields: dict[str, Any], hooked: dict[str, Callable[..., Any]]
 ) -> None:
@@ -61,6 +74,35 @@ def test_a_request_has_one_key_on_both_servers(
     assert there.extra_key == here.extra_key
     is_unmarked = options in ({}, {"seam_tokens": 3}) and not there.lora_id
     assert (there.extra_key == request(options, **fields).extra_key) == is_unmarked
+
+
+@_EACH_KEY
+@_EACH_LANE
+def test_a_prompt_is_computed_again_where_its_rows_are(
+    options: dict[str, object], fields: dict[str, Any], hooked: dict[str, Callable[..., Any]]
+) -> None:
+    """SGLang's own request for it, after new weights, as the prefill server's front end and scheduler read it."""
+    req = request({**options, "pin": "p", "skills": "near"} if "bad" not in options else options, **fields)
+    hooked[_RECEIVED](None, req)
+    sampling = SamplingParams(max_new_tokens=9, temperature=0.5, custom_params=req.sampling_params.custom_params)
+    plain = dict.fromkeys(("bootstrap_port", "bootstrap_room", "priority", "routing_key", "disagg_prefill_dp_rank"), 7)
+    req = SimpleNamespace(**{**vars(req), **plain, "bootstrap_host": "h", "sampling_params": sampling})
+    req.origin_input_ids, req.output_ids = array("q", [1, 2]), array("q", [3])
+    sent = Req.build_rebootstrap_payload(req)
+    asked = GenerateReqInput(**json.loads(json.dumps(hooked[_ASKED](sent, req))))
+    manager = SimpleNamespace(server_args=SimpleNamespace(radix_cache_backend="pic"))
+    if req.lora_id:
+        with pytest.raises(ConfigError, match="extra_key"):  # SGLang does not name the adapter
+            frontend._validate(manager, asked)
+        return
+    frontend._validate(manager, asked)
+    assert asked.input_ids == [1, 2, 3]
+    given = asked.sampling_params.pop("custom_params")
+    assert asked.sampling_params == sent["sampling_params"]
+    there = request(given["pic"], extra_key=asked.extra_key, cache_salt=asked.cache_salt)
+    scheduler.receive(there, Auditor(), ReusePolicy())
+    assert (there.extra_key, there.cache_salt) == (req.extra_key, req.cache_salt)
+    assert there.pic.options == msgspec.structs.replace(req.pic.options, pin=None)
 
 
 def test_a_request_that_cannot_be_read_is_kept_apart(
@@ -83,6 +125,7 @@ def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, C
         **{"metadata_buffer_index": 2, "output_ids": array("q", [7]), "cached_tokens": 70_100, "pic": state},
         **{"cached_tokens_device": 100, "cached_tokens_host": 0, "cached_tokens_storage": 0, "bootstrap_room": 9},
         **{"return_logprob": False, "return_sampling_mask": False, "hidden_states_tensor": None},
+        multimodal_inputs=None,
         get_mm_token_counts=lambda: (1, 2, 3),
     )
     buffers.cached_tokens.fill_(-1)
@@ -96,13 +139,32 @@ def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, C
     committed: list[object] = []
     queue = SimpleNamespace(metadata_buffers=buffers)
     decode_req = SimpleNamespace(req=there, metadata_buffer_index=2)
-    hooked["disaggregation.decode.DecodeTransferQueue._commit_transfer_to_req"](
-        lambda *each: committed.append(each), queue, decode_req
-    )
+    hooked[_COMMITTED](lambda *each: committed.append(each), queue, decode_req)
     assert committed == [(queue, decode_req)]
     assert (there.pic.num_chunk_hit, there.pic.num_behind_change, there.pic.num_guarded) == (70_000, 300, 20)
+    refused = request({})
+    hooked[_RECEIVED](None, refused)
+    hooked[_COMMITTED](
+        lambda _, each: setattr(each.req, "finished_reason", "the row is another request's"),
+        queue,
+        SimpleNamespace(req=refused, metadata_buffer_index=2),
+    )
+    assert refused.pic.num_chunk_hit == 0
     there.cached_tokens, there.cached_tokens_host, there.cached_tokens_storage = 70_100, 0, 0
     shown = hooked["managers.scheduler_components.output_streamer.SchedulerOutputStreamer.get_cached_tokens_details"](
         {"device": 100, "host": 0}, None, there
     )
     assert shown == {"device": 70_100, "host": 0, "pic": 70_000, "pic_behind_change": 300, "pic_guarded": 20}
+
+
+def test_counts_that_fail_end_no_server(
+    hooked: dict[str, Callable[..., Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are sent and received on the scheduler's thread, and only inform."""
+    committed: list[object] = []
+    queue = SimpleNamespace(metadata_buffers=SimpleNamespace(cached_tokens=None))
+    decode_req = SimpleNamespace(req=request({}), metadata_buffer_index=0)
+    hooked[_COMMITTED](lambda *each: committed.append(each), queue, decode_req)
+    hooked["disaggregation.utils.MetadataBuffers.set_buf"](None, queue.metadata_buffers, request({}))
+    assert committed == [(queue, decode_req)]
+    assert len(caplog.messages) == 2

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("sglang.srt.server_args")
 
 from sglang_pic.adapter.bodies import known_versions
-from sglang_pic.adapter.contract import BUILT_FOR
+from sglang_pic.adapter.contract import BUILT_FOR, installed_version
 from sglang_pic.adapter.doctor.findings import Finding, Findings, render
 from sglang_pic.adapter.support import Area, find
 
@@ -207,7 +207,9 @@ def test_features_that_flags_switch_on_are_judged(answers: dict[str, Answer]) ->
     assert answers["dp attention"].code == 0
     assert answers["dp attention"].level(Area.TOPOLOGY, "DP attention") == "tested"
     draft = answers["draft"]
-    assert (draft.code, draft.level(Area.FEATURE, "speculative decoding")) == (0, "tested")
+    assert draft.level(Area.FEATURE, "speculative decoding") == "tested"
+    assert draft.code == len(draft.found["refused"]) == int(installed_version() != BUILT_FOR)
+    assert all(line.endswith("start without speculative decoding.") for line in draft.found["refused"])
     assert not {"EAGLE3", "NGRAM"} & {found["what"] for found in draft.found["findings"]}
 
 

@@ -19,10 +19,12 @@ with warnings.catch_warnings():
     registry = pytest.importorskip("sglang.srt.mem_cache.registry")
     server_args = pytest.importorskip("sglang.srt.server_args")
 
-from sglang_pic.adapter.support import SUPPORT, Area, Level, Support, check_support, find
-from sglang_pic.errors import UnsupportedError
+from sglang_pic.adapter.contract import BUILT_FOR, FEATURES, Symbol
+from sglang_pic.adapter.support import SUPPORT, Area, Level, Support, check_features, check_support, find
+from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime.views import REFUSED_POOLS
 
+SERVED = [entry for entry in SUPPORT if entry.path and entry.level in (Level.TESTED, Level.ADMITTED)]
 REFUSALS = [
     entry for entry in SUPPORT if entry.path and entry.level is Level.REFUSED and not entry.path.startswith("environ.")
 ]
@@ -42,10 +44,11 @@ def context(backend: str = "triton") -> Any:
         model_config=SimpleNamespace(),
         tp_worker=SimpleNamespace(model_runner=SimpleNamespace(prefill_attention_backend_str=backend)),
     )
-    for refusal in REFUSALS:
-        put(ctx, refusal.path, refusal.served[0] if isinstance(refusal.served, list) else refusal.served)
-        if refusal.beside:
-            put(ctx, refusal.beside, False)
+    for entry in (*SERVED, *REFUSALS):
+        for path in entry.path.split():
+            put(ctx, path, entry.served[0] if isinstance(entry.served, list) else entry.served)
+        if entry.beside:
+            put(ctx, entry.beside, False)
     return ctx
 
 
@@ -106,6 +109,41 @@ def test_a_decode_server_is_refused_only_what_takes_its_rows_elsewhere() -> None
             with pytest.raises(UnsupportedError, match=f"with {refusal.what}"):
                 check_support(ctx)
             put(ctx, refusal.path, refusal.served)
+
+
+@pytest.mark.parametrize(
+    ("feature", "path", "value", "what"),
+    [
+        ("disaggregation", "disaggregation_mode", "prefill", "PD disaggregation"),
+        ("disaggregation", "disaggregation_mode", "decode", "PD disaggregation"),
+        ("gathering", "attn_dp_size", 2, "DP attention"),
+        ("gathering", "moe_a2a_backend", "deepep", "--moe-a2a-backend or --moe-dense-tp-size"),
+        ("lora", "enable_lora", True, "LoRA adapters"),
+        ("draft", "speculative_algorithm", "EAGLE", "speculative decoding"),
+        ("draft", "speculative_algorithm", "EAGLE3", "EAGLE3"),
+    ],
+)
+def test_what_only_a_feature_relies_on_stops_only_servers_with_it(
+    feature: str, path: str, value: object, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in FEATURES:
+        missing = (Symbol("sglang.srt.gone.Gone", why="a test"),) if name == feature else ()
+        monkeypatch.setitem(FEATURES, name, missing)
+    ctx = context()
+    assert check_features(ctx) == []
+    put(ctx, f"server_args.{path}", value)
+    check_support(ctx)
+    with pytest.raises(ContractError, match=rf"Gone is missing .*sglang=={BUILT_FOR}, or start without {what}\.$"):
+        check_features(ctx)
+
+
+@pytest.mark.feature("PD disaggregation")
+def test_a_decode_server_needs_nothing_of_what_splices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FEATURES, "draft", (Symbol("sglang.srt.gone.Gone", why="a test"),))
+    monkeypatch.setitem(FEATURES, "disaggregation", ())
+    ctx = context()
+    ctx.server_args.disaggregation_mode, ctx.server_args.speculative_algorithm = "decode", "EAGLE"
+    assert check_features(ctx) == []
 
 
 def test_adapters_are_refused_with_dp_attention_only() -> None:

@@ -38,14 +38,20 @@ class Pair(NamedTuple):
     rows: Path
     rooms: Iterator[int]
 
-    def generate(self, prompt: Sequence[int], **options: Any) -> tuple[Answer, dict[str, dict[str, Any]]]:
-        """What the decode server answers, and the rows of the prompt as they were `sent` and `received`."""
+    def generate(
+        self, prompt: Sequence[int], *, meanwhile: Callable[[int], None] = lambda _: None, **options: Any
+    ) -> tuple[Answer, dict[str, dict[str, Any]]]:
+        """What the decode server answers, and the rows of the prompt as they were `sent` and `received` last.
+
+        `meanwhile` is called with the request's room.
+        """
         import torch
 
         room = next(self.rooms)
         where = {"bootstrap_host": "127.0.0.1", "bootstrap_port": self.port, "bootstrap_room": room}
         with ThreadPoolExecutor(2) as pool:
             asked = [pool.submit(each.generate, prompt, **options, **where) for each in (self.prefill, self.decode)]
+            meanwhile(room)
             answer = asked[1].result()
             asked[0].result()
         return answer, {name: torch.load(self.rows / f"{room}.{name}") for name in ("sent", "received")}
@@ -151,6 +157,27 @@ def test_a_decode_servers_own_rows_are_kept_apart(pair: Pair) -> None:
         assert_arrived(rows)
         assert not torch_equal(rows, sent), "a splice leaves its marks in the rows"
         assert off.chunk_hit_tokens == 0
+
+
+def test_a_prompt_that_is_computed_again_is_not_refused(pair: Pair) -> None:
+    """As after new weights: the decode server gives its rows up, and has the prefill server compute them again."""
+
+    def give_up(room: int) -> None:
+        wait_until((pair.rows / f"{room}.received").exists)
+        pair.decode.post("/pause_generation", {"mode": "retract"})
+        for name in ("sent", "received"):
+            (pair.rows / f"{room}.{name}").unlink()
+        pair.decode.post("/continue_generation", {"torch_empty_cache": False})
+
+    for number, pic in enumerate([{"mode": "off"}, {"edit": "recompile"}]):
+        prompt = random_tokens(31 + number, 130)
+        options: dict[str, Any] = {"pic": pic, "extra_key": "k", "max_new_tokens": 150}
+        whole, _ = pair.generate(prompt, **options)
+        again, rows = pair.generate(prompt, **options, meanwhile=give_up)
+        assert again.ids == whole.ids
+        # What is computed again is the prompt and the answer so far.
+        rows["sent"]["rows"] = rows["sent"]["rows"][:, :, : len(prompt)]
+        assert_arrived(rows)
 
 
 def torch_equal(one: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]]) -> bool:

@@ -11,9 +11,13 @@ from typing import NamedTuple
 
 import pytest
 
+from sglang_pic.adapter.contract import BUILT_FOR, installed_version
 from tests.e2e.serving import Client, random_tokens, serve, wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(installed_version() != BUILT_FOR, reason="other versions may refuse servers with a draft"),
+]
 
 _NUM_TOKENS = 32
 # Below and above the prefill chunk, and one that ends in it.

@@ -2,7 +2,7 @@
 
 `Audit` decides which requests are drawn, when a step of the full computation runs (`queue`, `full_pass`) and what
 follows from a verdict (`ledger`). A step runs when the server has nothing else to do, and, on a server that is never
-idle, after every `_BUSY_INTERVAL` rounds of decoding in which no request waits.
+idle, after `_BUSY_INTERVAL` rounds, as soon as no request waits.
 
 Every rank draws the same requests, runs the same steps in the same rounds and gets the same verdicts.
 """
@@ -27,7 +27,7 @@ from sglang_pic.adapter.audit.report import AuditReport, WindowReport, log_resum
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.ranks import agree_on_largest
-from sglang_pic.adapter.seams import ModelRunner, Req, ScheduleBatch, Scheduler, TpGroup
+from sglang_pic.adapter.seams import ModelRunner, Req, Scheduler, TpGroup
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.state import RequestState
@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 # Logits of spliced requests that wait: at most this many times a vocabulary of floats.
 _MAX_PENDING = 16
-# Rounds of decoding between two steps of an audit. At 256 tokens a step this adds the work of a prefill of 16 tokens to
-# each round while an audit is due.
+# Rounds, of prefill or of decoding, between two steps of an audit. At 256 tokens a step this adds the work of a prefill
+# of 16 tokens to each round while an audit is due.
 _BUSY_INTERVAL = 16
 # Any seed does, if it is the same on every rank.
 _SEED = 0
@@ -157,9 +157,11 @@ class Audit(Auditor):
             if not self._queue.wait():
                 self._step(scheduler)
 
-    def step_if_due(self, scheduler: Scheduler, batch: ScheduleBatch) -> None:
-        """Run a step after some rounds of decoding, where no request waits to be computed."""
-        if not self.has_work or not batch.forward_mode.is_decode():
+    def step_if_due(self, scheduler: Scheduler) -> None:
+        """Count a round, and run a step after some of them, as soon as no request waits to be computed."""
+        # NOTE: rounds of prefill count, because a prefill server of PD disaggregation has no others, and is idle only
+        # when all rows have been sent.
+        if not self.has_work:
             return
         self._num_rounds += 1
         nobody_waits = not scheduler.waiting_queue and scheduler.chunked_req is None

@@ -47,8 +47,8 @@ def install(audit: Audit) -> None:
         if not audit.has_work:
             original(scheduler)
 
-    def after_result(_: None, scheduler: Scheduler, batch: ScheduleBatch, *args: object, **kwargs: object) -> None:
-        audit.step_if_due(scheduler, batch)
+    def after_result(_: None, scheduler: Scheduler, *args: object, **kwargs: object) -> None:
+        audit.step_if_due(scheduler)
 
     def after_weights(*_: object, **__: object) -> None:
         audit.renew()

@@ -24,7 +24,7 @@ _MODULE = "managers.scheduler_components.dp_attn"
 
 
 def install(path: ForwardPath) -> None:
-    """Register the hooks; SGLang applies them when its registry is applied, and comes by where ranks gather tokens."""
+    """Register the hooks of a server whose ranks gather tokens; SGLang applies them when its registry is applied."""
 
     def tell_gaps(
         original: Callable[..., ScheduleBatch | None], adapter: Any, local_batch: ScheduleBatch | None

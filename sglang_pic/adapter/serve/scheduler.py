@@ -43,17 +43,22 @@ def install(tree: PicRadixCache, policy: ReusePolicy, mode: Mode = Mode.AUTO) ->
     def after_weights(*_: object, **__: object) -> None:
         tree.change_weights()
 
-    def after_unload(result: Any, _scheduler: object, recv_req: Any) -> None:
-        if result.success:
-            tree.unload_adapter(recv_req.lora_id)
-
     hook("after", "managers.schedule_batch.Req.__init__", on_request)
     hook("after", "managers.scheduler.Scheduler.get_prefill_adder_class", _adder_class)
     hook("after", "managers.scheduler.Scheduler.record_weight_version_change", after_weights)
-    hook("after", "managers.scheduler.Scheduler.unload_lora_adapter", after_unload)
     updater = "managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
     hook("after", f"{updater}.end_weight_update", after_weights)
     install_details()
+
+
+def install_adapters(tree: PicRadixCache) -> None:
+    """Register the hook of a server with LoRA adapters, whose pins in `tree` do not outlive them."""
+
+    def after_unload(result: Any, _: object, recv_req: Any) -> None:
+        if result.success:
+            tree.unload_adapter(recv_req.lora_id)
+
+    hook("after", "managers.scheduler.Scheduler.unload_lora_adapter", after_unload)
 
 
 def install_details() -> None:
