@@ -2,8 +2,9 @@
 
 Four servers of each setup get the same prompts one after the other, greedy: stock SGLang and the plugin, each with and
 without the draft. A fifth, with the plugin and the draft, has the probe throw exact prefix hits away, so that a prompt
-that is sent twice is spliced from its own chunks, at shift 0: its draft must then guess as stock's does. Everything
-that can be is spliced, the end of prompts and what stands behind changed fields too.
+that is sent twice is spliced from its own chunks, at shift 0: its draft must then guess as stock's does. On the others
+everything that can be is spliced, the end of prompts and what stands behind changed fields too. A run is one token
+shorter with a draft, so there the answers with and without one come from rows that differ a little.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from pic_bench.probe_plugin import PROBE_VARIABLE
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError
 
-_CONFIG = '{"core": {"tail_tokens": 0, "edit": "in_place"}, "cost_gate": "off", "self_test": "off", "audit_rate": 0.0}'
+_OWN_CHUNKS = '{"cost_gate": "off", "self_test": "off", "audit_rate": 0.0}'
+_CONFIG = '{"core": {"tail_tokens": 0, "edit": "in_place"}, ' + _OWN_CHUNKS[1:]
 _PROBE = '{"ignore_prefix": true}'
 
 
@@ -111,7 +113,8 @@ def measure(
     """
     stock, pic = build_arms(["stock", "pic"], server_args=common, pic_config=_CONFIG)
     draft = {arm.name: _with(arm, flags) for arm in (stock, pic)}
-    probed = msgspec.structs.replace(draft["pic"], env={**draft["pic"].env, PROBE_VARIABLE: _PROBE})
+    (own,) = build_arms(["pic"], server_args=[*common, *flags], pic_config=_OWN_CHUNKS)
+    probed = msgspec.structs.replace(own, env={**own.env, PROBE_VARIABLE: _PROBE})
     twice = _answers(model, probed, [prompt for prompt in prompts for _ in range(2)], max_tokens, logs)
     return SetupResult(
         model=Path(model).name,
