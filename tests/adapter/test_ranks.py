@@ -22,6 +22,7 @@ def on_each_rank(size: int, file: Path, work: Callable[[int, Any], str]) -> list
     """What `work(rank, tp_group)` returns, rank by rank, in a real process group of `size` processes."""
     context = multiprocessing.get_context("fork")
     answers: SimpleQueue[tuple[int, str]] = context.SimpleQueue()
+    everyone = context.Barrier(size)
 
     def run(rank: int) -> None:
         torch.distributed.init_process_group(
@@ -36,12 +37,13 @@ def on_each_rank(size: int, file: Path, work: Callable[[int, Any], str]) -> list
             answers.put((rank, work(rank, group)))
         except Exception as error:
             answers.put((rank, f"{type(error).__name__}: {error}"))
+        everyone.wait(30)  # A process that ends closes its connections, under ranks that may still make theirs.
 
     processes = [context.Process(target=run, args=(rank,)) for rank in range(size)]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(30)
+        process.join(40)
         assert process.exitcode == 0
     return [answer for _, answer in sorted(answers.get() for _ in processes)]
 
@@ -107,6 +109,7 @@ def test_a_rank_without_delimiters_stops_the_start(tmp_path: Path) -> None:
     def work(rank: int, group: Any) -> str:
         # In a process of its own: nothing of this is put back. All that comes before and needs a live model.
         factory.check_support = lambda _: None
+        factory.check_features = lambda _: ()
         factory.load_config = lambda: PicConfig(audit_rate=0)
         factory._checked_path = lambda *_: (SimpleNamespace(splicer=nothing), None)
         factory.create_unified_radix_cache = lambda _, cache_class: cache_class.__new__(cache_class)
