@@ -4,7 +4,7 @@ Four servers of each setup get the same prompts one after the other, greedy: sto
 without the draft. A fifth, with the plugin and the draft, has the probe throw exact prefix hits away, so that a prompt
 that is sent twice is spliced from its own chunks, at shift 0: its draft must then guess as stock's does. On the others
 everything that can be is spliced, the end of prompts and what stands behind changed fields too. A run is one token
-shorter with a draft, so there the answers with and without one come from rows that differ a little.
+shorter with a draft; the probe makes it so without one, or answers would come from rows that differ a little.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from sglang_pic.errors import BenchError
 
 _OWN_CHUNKS = '{"cost_gate": "off", "self_test": "off", "audit_rate": 0.0}'
 _CONFIG = '{"core": {"tail_tokens": 0, "edit": "in_place"}, ' + _OWN_CHUNKS[1:]
-_PROBE = '{"ignore_prefix": true}'
+_AS_WITH_DRAFT = '{"early_ends": true}'
+_IGNORE_PREFIX = '{"ignore_prefix": true}'
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,10 +113,12 @@ def measure(
         BenchError: a server failed.
     """
     stock, pic = build_arms(["stock", "pic"], server_args=common, pic_config=_CONFIG)
+    pic = _with_probe(pic, _AS_WITH_DRAFT)
     draft = {arm.name: _with(arm, flags) for arm in (stock, pic)}
     (own,) = build_arms(["pic"], server_args=[*common, *flags], pic_config=_OWN_CHUNKS)
-    probed = msgspec.structs.replace(own, env={**own.env, PROBE_VARIABLE: _PROBE})
-    twice = _answers(model, probed, [prompt for prompt in prompts for _ in range(2)], max_tokens, logs)
+    twice = _answers(
+        model, _with_probe(own, _IGNORE_PREFIX), [prompt for prompt in prompts for _ in range(2)], max_tokens, logs
+    )
     return SetupResult(
         model=Path(model).name,
         flags=shlex.join(flags),
@@ -129,6 +132,10 @@ def measure(
 
 def _with(arm: Arm, flags: Sequence[str]) -> Arm:
     return msgspec.structs.replace(arm, server_args=(*arm.server_args, *flags))
+
+
+def _with_probe(arm: Arm, switches: str) -> Arm:
+    return msgspec.structs.replace(arm, env={**arm.env, PROBE_VARIABLE: switches})
 
 
 def _answers(model: str, arm: Arm, prompts: Sequence[str], max_tokens: int, logs: Path) -> list[Answer]:

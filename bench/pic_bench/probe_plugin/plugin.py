@@ -95,6 +95,8 @@ def _hook_scheduler(config: ProbeConfig) -> Callable[..., None]:
             )
         if config.ignore_prefix:
             HookRegistry.register(f"{_SERVE}.cache.PicRadixCache.match_prefix", _ignore_prefix, HookType.AROUND)
+        if config.early_ends:
+            HookRegistry.register("sglang_pic.core.index.ContentIndex.__init__", _end_early, HookType.AROUND)
         if config.check_invariants:
             HookRegistry.register("sglang_pic.core.index.ContentIndex.publish", _check_invariants, HookType.AFTER)
         if config.watch_rows:
@@ -238,6 +240,10 @@ def _ignore_prefix(original: Callable[..., Any], cache: Any, params: Any) -> Any
     if params.req is None or is_apart(params.req):
         return result
     return zero_match_result(cache, result, extra_key=params.req.extra_key)
+
+
+def _end_early(original: Callable[..., None], index: Any, *args: Any, **kwargs: Any) -> None:
+    original(index, *args, **kwargs | {"row_lookahead": 1})
 
 
 def _check_invariants(_result: None, index: Any, *_args: object, **_kwargs: object) -> None:
