@@ -120,7 +120,7 @@ def test_a_decode_server_is_refused_only_what_takes_its_rows_elsewhere() -> None
         ("gathering", "moe_a2a_backend", "deepep", "--moe-a2a-backend or --moe-dense-tp-size"),
         ("lora", "enable_lora", True, "LoRA adapters"),
         ("draft", "speculative_algorithm", "EAGLE", "speculative decoding"),
-        ("draft", "speculative_algorithm", "EAGLE3", "EAGLE3"),
+        ("draft", "speculative_algorithm", "EAGLE3", "speculative decoding"),
     ],
 )
 def test_what_only_a_feature_relies_on_stops_only_servers_with_it(

@@ -110,7 +110,7 @@ def test_an_eagle_draft_is_spliced_with_its_target(model_dir: Callable[[str], Pa
         # The head of a random model guesses nothing.
         pytest.param(
             *("tiny-gqa", "tiny-gqa-eagle3", ("EAGLE3", *_CHAIN, "--page-size", "16"), 0),
-            marks=pytest.mark.feature("EAGLE3"),
+            marks=pytest.mark.feature("speculative decoding"),
             id="eagle3",
         ),
         pytest.param(
