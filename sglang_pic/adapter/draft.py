@@ -7,6 +7,7 @@ span is computed. What is spliced of the draft decides how many of its tokens ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ def named(runner: ModelRunner) -> Iterator[None]:
     except (UnsupportedError, ContractError) as error:
         text = str(error).removesuffix(".")
         for flag in ("attention-backend", "kv-cache-dtype"):
-            text = text.replace(f" --{flag} ", f" --speculative-draft-{flag} ")
+            text = re.sub(rf" --{flag}\b", f" --speculative-draft-{flag}", text)
         raise type(error)(
             f"the draft model of --speculative-algorithm {algorithm.name} ({type(runner.model).__name__}): {text}; "
             "else choose another draft, or start without --speculative-algorithm."

@@ -46,7 +46,7 @@ from sglang_pic.adapter.startup.self_test import log_result, run_self_test
 from sglang_pic.adapter.startup.tokenizer import Tokenizer, delimiters_of, read_tokenizer, texts_of
 from sglang_pic.adapter.support import check_features, check_support, disaggregation_mode, max_sequences, opts_out
 from sglang_pic.config import PicConfig, load_config
-from sglang_pic.core import ContentIndex, CostModel, Lexicon, costs
+from sglang_pic.core import ContentIndex, CostModel, Lexicon, RowNames, costs
 from sglang_pic.runtime.rope import read_geometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import view_pool
@@ -93,7 +93,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
         if ctx.tp_rank == 0:
             logger.info("sglang_pic: nothing is audited with DP attention: the pass of an audit would need every rank")
     elif config.audit_rate > 0:
-        audit = Audit(runner, config, Series(audit_metrics.METRICS, labels), ctx.tp_group)
+        audit = Audit(runner, config, Series(audit_metrics.METRICS, labels), ctx.tp_group, sends_rows=mode == "prefill")
         shown["audit"] = audit.report
     path, draft = _checked_path(ctx, audit)
     model = _read_model(ctx, config, path.splicer, draft)
@@ -190,7 +190,8 @@ def _make_cache(
     ctx: BuildContext, config: PicConfig, model: _LiveModel, auditor: Auditor, labels: dict[str, str] | None
 ) -> PicRadixCache:
     """The tree with all that its constructor and admission find on it."""
-    index = ContentIndex(config.core, lexicon=model.lexicon, row_lookahead=model.row_lookahead)
+    names = RowNames(ctx.params.page_size, int(ctx.params.is_eagle))
+    index = ContentIndex(config.core, lexicon=model.lexicon, names=names, row_lookahead=model.row_lookahead)
     pool_tokens = ctx.tp_worker.model_runner.token_to_kv_pool_allocator.size
     pins = Pins(index, pool_tokens * config.pin_max_percent // 100, Series(pin_metrics.METRICS, labels))
     ranks = serving_group(ctx.tp_group)

@@ -141,7 +141,6 @@ class Tree(Protocol):
 
     token_to_kv_pool_allocator: Allocator
     page_size: int
-    tree_core: Any  # `is_eagle`: a row is named by its token and the next one
 
     def evictable_size(self) -> int: ...
     def match_prefix(self, params: Any) -> Any: ...
@@ -178,6 +177,7 @@ class BuildContext(Protocol):
     """`TreeCacheBuildContext`: what SGLang hands to the factory of a cache."""
 
     server_args: Any
+    params: Any  # `page_size`; `is_eagle`: the tree names a row by its token and the next one
     tp_worker: Any  # `model_runner`
     tp_group: TpGroup | None
     tp_rank: int

@@ -55,9 +55,6 @@ class RowNames(NamedTuple):
         return named - named % self.page_size, position
 
 
-_BY_PATH = RowNames()
-
-
 class IndexStats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the index holds, and what it has done since it was made."""
 
@@ -88,6 +85,7 @@ class ContentIndex:
         config: sizes and bounds.
         lexicon: the texts of the tokens; without it everything behind a changed field is computed.
         hash_function: names a chunk; tests inject weak ones. Equal names never suffice: tokens are compared.
+        names: what the radix tree names a row by.
         row_lookahead: tokens behind a row that it depends on, beside those before it: 1 where a row of a draft model
             was computed from the next token, else 0. A run ends so many tokens before its equal text does.
     """
@@ -98,9 +96,10 @@ class ContentIndex:
         *,
         lexicon: Lexicon | None = None,
         hash_function: HashFunction = xxh3_name,
+        names: RowNames | None = None,
         row_lookahead: int = 0,
     ) -> None:
-        self._row_lookahead = row_lookahead
+        self.names, self._row_lookahead = names or RowNames(), row_lookahead
         self.config = config or CoreConfig()
         self._lexicon = lexicon
         self._hash = hash_function
@@ -125,7 +124,6 @@ class ContentIndex:
         spliced: Sequence[Span] = (),
         generations: Sequence[tuple[int, int]] = (),
         delimiters: frozenset[int] = frozenset(),
-        names: RowNames = _BY_PATH,
     ) -> None:
         """Note that the radix tree holds rows for `tokens`, a path from position 0.
 
@@ -138,7 +136,6 @@ class ContentIndex:
             generations: `(position, number)`: rows from the position on were computed behind rows that have so many
                 changed fields behind them. What the index knows of the path holds as well.
             delimiters: ids of the tokens that open or close a message; chunks do not reach across them.
-            names: what the tree names a row by.
 
         Where paths part in the middle of a name, each has rows of its own for the same tokens, and the trie one
         position for all of them: it is eligible as long as the rows of all these paths are.
@@ -151,7 +148,7 @@ class ContentIndex:
         if len(tokens) == 0:
             return
         with self._changing():
-            self._publish(namespace, tokens, computed, spliced, generations, delimiters, names)
+            self._publish(namespace, tokens, computed, spliced, generations, delimiters)
 
     def _publish(
         self,
@@ -161,16 +158,15 @@ class ContentIndex:
         spliced: Sequence[Span],
         generations: Sequence[tuple[int, int]],
         delimiters: frozenset[int],
-        names: RowNames,
     ) -> None:
         space = self._space(namespace)
         path, stored = self._store(space, tokens)
         holes = list(spliced)
         if stored < len(tokens):
             # Rows of this path that the trie has known for those of others.
-            holes += subtract_spans([names.parted(stored)], merge_spans([*computed, *spliced]))
+            holes += subtract_spans([self.names.parted(stored)], merge_spans([*computed, *spliced]))
         holes = merge_spans(holes)
-        parted = [names.parted(node.end) for node in path if len(node.children) > (node is not path[-1])]
+        parted = [self.names.parted(node.end) for node in path if len(node.children) > (node is not path[-1])]
         fresh = intersect_spans(merge_spans(computed), 0, len(tokens))
         fresh = subtract_spans(fresh, merge_spans([*parted, *holes]))
         fresh = self._mark(space, path, fresh, holes)
@@ -361,9 +357,12 @@ class ContentIndex:
     def _forget(self, node: Node, position: int) -> None:
         """Drop the path to `node` from `position` on, with everything below it."""
         while node.parent is not None and node.start >= position:
-            if node.parent.parent is None or node.parent.end <= position:
+            parent = node.parent
+            if parent.parent is None or parent.end <= position:
                 break
-            node = node.parent
+            if len(parent.children) > 1 and self.names.parted(parent.end)[0] <= position:
+                break  # What the other paths have there are rows of their own.
+            node = parent
         if node.start < position and node.end <= position:
             return
         with self._changing():

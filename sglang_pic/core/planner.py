@@ -117,7 +117,7 @@ class Planner:
             sink=policy.sink_tokens,
             seam=policy.seam_tokens,
             min_run=policy.min_run_tokens,
-            min_spliced=min(policy.min_spliced_tokens, policy.min_run_tokens),
+            min_spliced=policy.min_spliced_tokens,
         )
         self._context = ContextRule(policy, last)
         self._guard = Guard(policy, trie=trie, tokens=tokens, lexicon=lexicon, cost=options.cost)

@@ -95,12 +95,16 @@ def plan_verify(
         prefix_lens: Keys before each tree, `[num_sequences]`.
         num_nodes: Queries of each tree.
         tree_mask: Which keys each query sees, bool, flat: per sequence and query a row of `prefix_len + num_nodes`.
+            It ends before the sequences that a batch is padded with, where ranks gather tokens.
     """
     plan = plan_extend(page_table, table_rows, prefix_lens, torch.full_like(prefix_lens, num_nodes))
     trees, start = [], 0
     for sequence in plan.sequences:
         end = start + num_nodes * (sequence.prefix_len + num_nodes)
-        trees.append(tree_mask[start:end].view(num_nodes, -1)[:, sequence.prefix_len :])
+        if end <= len(tree_mask):
+            trees.append(tree_mask[start:end].view(num_nodes, -1)[:, sequence.prefix_len :])
+        else:
+            trees.append(torch.ones(num_nodes, num_nodes, dtype=torch.bool).tril())
         start = end
     return replace(plan, trees=trees)
 

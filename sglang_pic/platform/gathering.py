@@ -15,17 +15,23 @@ _NAP_MS = 5
 def install() -> None:
     """Gather without Triton, registered operators and pinned memory, and let no idle rank hold up the others.
 
+    Heads are not made up to a multiple of ranks that do not share them: 9 heads on 2 ranks stay 9.
+
     Idempotent; for worker processes. Ranks that do not gather lose nothing by it.
     """
     from sglang.srt.distributed import parallel_state
     from sglang.srt.layers import dp_attention
     from sglang.srt.managers.scheduler_components.idle_sleeper import IdleSleeper
-    from sglang.srt.model_executor import forward_batch_info
+    from sglang.srt.model_executor import forward_batch_info, model_runner
 
     dp_attention.memcpy_func = dp_attention.memcpy_cpu
     forward_batch_info._is_cpu = parallel_state._is_cpu = True
     if not hasattr(IdleSleeper.maybe_sleep, "__wrapped__"):
         IdleSleeper.maybe_sleep = _napping(IdleSleeper.maybe_sleep)
+    if not hasattr(model_runner.adjust_config_with_unaligned_cpu_tp, "__wrapped__"):
+        model_runner.adjust_config_with_unaligned_cpu_tp = _for_sharing(
+            model_runner.adjust_config_with_unaligned_cpu_tp
+        )
 
 
 def _napping(sleep: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -40,3 +46,15 @@ def _napping(sleep: Callable[[Any], None]) -> Callable[[Any], None]:
             sleep(sleeper)
 
     return maybe_sleep
+
+
+def _for_sharing(pad: Callable[[Any, Any, int], Any]) -> Callable[[Any, Any, int], Any]:
+    """On a CPU SGLang pads heads for all tensor-parallel ranks; with DP attention fewer of them share the heads."""
+    from sglang.srt.runtime_context import get_parallel
+
+    @wraps(pad)
+    def adjust(model_config: Any, load_config: Any, tp_size: int) -> Any:
+        parallel = get_parallel()
+        return pad(model_config, load_config, parallel.attn_tp_size if parallel.attn_dp_enabled else tp_size)
+
+    return adjust

@@ -114,13 +114,15 @@ class Kept(Series):
 class Bench:
     """An audit with everything around it."""
 
-    def __init__(self, *, page_size: int = 1, num_evictable: int = 0, **settings: Any) -> None:
+    def __init__(
+        self, *, page_size: int = 1, num_evictable: int = 0, sends_rows: bool = False, **settings: Any
+    ) -> None:
         self.runner, self.scheduler, self.tree = Runner(), Scheduler(), Tree(page_size, num_evictable)
         self.scheduler.tree_cache = self.tree
         self.runner.token_to_kv_pool_allocator = self.tree.token_to_kv_pool_allocator
         self.config = PicConfig(audit_rate=settings.pop("audit_rate", 1.0), **settings)
         self.series = Kept()
-        self.audit = Audit(self.runner, self.config, self.series, None)  # type: ignore[arg-type]
+        self.audit = Audit(self.runner, self.config, self.series, None, sends_rows=sends_rows)  # type: ignore[arg-type]
 
     def serve(
         self,

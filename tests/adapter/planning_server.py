@@ -33,7 +33,6 @@ class Tree:
     """A tree that holds every row that was published, with the locks on it."""
 
     page_size = 1
-    tree_core = SimpleNamespace(is_eagle=False)
 
     def __init__(self) -> None:
         self.asked: list[str | None] = []

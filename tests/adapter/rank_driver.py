@@ -43,10 +43,9 @@ from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.pins import PinEnd, Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
-from sglang_pic.adapter.serve.resolver import row_names
 from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.config import PicConfig
-from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan
+from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan, RowNames
 
 POOL, MAX_PINNED = 8192, 1024
 MOST_RUNNING = 4
@@ -100,7 +99,8 @@ class Rank:
         self.page_size, self.shuffle = page_size, shuffle
         self._shuffle()
         self.faults = Faults()
-        self.index = ContentIndex(CONFIG.core, lexicon=Lexicon(TEXTS), row_lookahead=draft.lookahead)
+        names = RowNames(page_size, int(draft.is_eagle))
+        self.index = ContentIndex(CONFIG.core, lexicon=Lexicon(TEXTS), names=names, row_lookahead=draft.lookahead)
         self.pins = Pins(self.index, MAX_PINNED, Series((), None))
         self.planning = Planning(
             self.index, CONFIG, cost=COST, max_sequences=32, auditor=Auditor(), pins=self.pins, faults=self.faults
@@ -211,7 +211,7 @@ class Rank:
             params = InsertParams(key=key, value=req.slots[:length], prev_prefix_len=req.prefix_len)
             result = self.tree.insert(params)
             if self.planning.refusal(req) is None:
-                self.publication.publish(req, length, adopted_from=result.prefix_len, names=row_names(self.tree))
+                self.publication.publish(req, length, adopted_from=result.prefix_len)
             own = req.slots[length:]
         if len(own):
             self.allocator.free(own)

@@ -441,8 +441,9 @@ def test_what_waits_is_bounded() -> None:
 
 
 @pytest.mark.feature("namespaces that the audit switched off")
-def test_corruption_turns_its_namespace_off_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(audit_kl_limit=0.2, audit_kl_cap=1.0)
+@pytest.mark.parametrize("sends_rows", [False, True])
+def test_corruption_turns_its_namespace_off_and_says_so(sends_rows: bool, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(audit_kl_limit=0.2, audit_kl_cap=1.0, sends_rows=sends_rows)
     short = PROMPT[:10]
     with caplog.at_level(logging.WARNING):
         for _ in range(50):
@@ -456,6 +457,7 @@ def test_corruption_turns_its_namespace_off_and_says_so(caplog: pytest.LogCaptur
     message = record.getMessage()
     for part in ("extra_key='bad'", "audit_kl_limit is 0.2", "/set_internal_state", '"pic_audit_resume": 1', "16 aud"):
         assert part in message
+    assert ("/flush_cache" in message) == sends_rows
     (shown,) = bench.audit.report().suspended
     assert (shown.number, shown.extra_key, shown.num_audited) == (1, "bad", bench.config.audit_min)
     old = RequestState(RequestOptions(), namespace=Namespace("bad"), generation=0)

@@ -230,22 +230,26 @@ def test_a_tree_has_the_window_of_its_branches(window: int) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("name", ["gqa", "mla"])
 def test_nodes_of_trees_see_the_prefix_and_their_ancestors(name: str, dtype: torch.dtype) -> None:
-    """A batch of trees behind prefixes of different lengths; each node equals the last token of its own path."""
-    shape, prefixes, num_nodes = SHAPES[name], [50, 1, 200], 6
+    """A batch of trees behind prefixes of different lengths; each node equals the last token of its own path.
+
+    A fourth sequence pads the batch, as where ranks gather tokens: it has no tree, and its rows are numbers.
+    """
+    shape, prefixes, num_nodes = SHAPES[name], [50, 1, 200, 1], 6
     parents = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 0, 1, 2, 3, 4], [0, 0, 0, 0, 0, 0]])
     pool = Pool(shape, [prefix + num_nodes for prefix in prefixes], 16, dtype)
-    query = make_query(3 * num_nodes, shape, dtype)
+    query = make_query(4 * num_nodes, shape, dtype)
     masks, paths = [], []
-    for prefix, above in zip(prefixes, parents.tolist(), strict=True):
+    for prefix, above in zip(prefixes[:3], parents.tolist(), strict=True):
         visible = torch.eye(num_nodes, dtype=torch.bool)
         for node in range(1, num_nodes):
             visible[node] |= visible[above[node]]
         paths += [(prefix, row.nonzero()[:, 0]) for row in visible]
         masks.append(torch.cat((torch.ones(num_nodes, prefix, dtype=torch.bool), visible), dim=1).flatten())
-    plan = plan_verify(pool.table, torch.arange(3), torch.tensor(prefixes), num_nodes, torch.cat(masks))
+    plan = plan_verify(pool.table, torch.arange(4), torch.tensor(prefixes), num_nodes, torch.cat(masks))
     out = torch.full((len(query), shape.heads, shape.value_dim), float("nan"), dtype=dtype)
     mask = CausalMask(shape.heads // shape.kv_heads, dtype)
     attend_extend(query, pool.keys, pool.value_pool(), plan, mask, plain(shape), out)
+    assert out.isfinite().all()
     for index, (prefix, path) in enumerate(paths):
         keys, values = pool.dense(index // num_nodes, prefix + num_nodes)
         seen = torch.cat((torch.arange(prefix), prefix + path))

@@ -16,10 +16,12 @@ with warnings.catch_warnings():
     pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
     import sglang.srt.runtime_context
     import sglang.srt.utils.common
+    from sglang.srt.configs import update_config
 
     from sglang_pic.adapter.probe import gathered
     from sglang_pic.adapter.serve import dp_attention, forward
     from sglang_pic.adapter.serve.forward import ForwardPath
+    from sglang_pic.platform import gathering
 
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
@@ -166,3 +168,18 @@ def test_a_pass_without_a_request_is_the_same_on_all_ranks(num_ranks: int, monke
     assert batch.global_num_tokens_cpu == batch.global_num_tokens_gpu.tolist() == [7] * num_ranks
     assert batch.global_num_tokens_for_logprob_cpu == [3] * num_ranks
     assert batch.is_extend_in_batch
+
+
+@pytest.mark.parametrize(("shares", "num_heads"), [(True, 10), (False, 9)])
+def test_heads_that_no_rank_shares_are_not_padded(
+    shares: bool, num_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """9 heads on 2 ranks: a CPU server with DP attention loads the weights as they are."""
+    parallel = SimpleNamespace(attn_dp_enabled=not shares, attn_tp_size=2 if shares else 1)
+    monkeypatch.setattr(sglang.srt.runtime_context, "get_parallel", lambda: parallel)
+    monkeypatch.setattr(update_config, "may_get_weight_block_size", lambda *_: None)
+    text = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "intermediate_size": 1536, "model_type": "deepseek_v2"}
+    config: Any = SimpleNamespace(**text, num_attention_heads=9, get_total_num_kv_heads=lambda: 9, quantization=None)
+    config.hf_config = config.hf_text_config = config
+    adjust = gathering._for_sharing(update_config.adjust_config_with_unaligned_cpu_tp)
+    assert adjust(config, None, 2).num_attention_heads == num_heads

@@ -276,5 +276,8 @@ def test_a_draft_whose_rows_cannot_be_moved_is_refused_by_name(monkeypatch: pyte
     worker.draft_runner.prefill_attention_backend_str = "trtllm_mla"
     with pytest.raises(UnsupportedError, match="start with --speculative-draft-attention-backend flashinfer"):
         read_draft(ctx, None)  # type: ignore[arg-type]
+    worker.draft_runner.prefill_attention_backend_str = "unheard_of"
+    with pytest.raises(UnsupportedError, match=r", trtllm_mha with --speculative-draft-attention-backend; else"):
+        read_draft(ctx, None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^not ours$"), named(worker.draft_runner):
         raise ValueError("not ours")

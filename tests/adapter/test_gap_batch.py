@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
-from sglang_pic.adapter.serve.gap_batch import build_gap_batch
+from sglang_pic.adapter.serve.gap_batch import _read_here, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import Path, Plan, Run, as_tokens
 
@@ -44,6 +45,16 @@ def test_mixed_batch_layout() -> None:
     gap.locks.close()
     gap.locks.close()
     assert sorted(released) == ["a", "b", "c"], "each donor is unlocked once"
+
+
+def test_slots_stay_until_the_pass_has_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device they lie in memory of the scheduler's stream, and the batch is laid out on the stream of the pass."""
+    used: list[tuple[torch.Tensor, object]] = []
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *used_by: used.append(used_by))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "of the pass")
+    _read_here(slots := torch.arange(3))
+    assert used == [(slots, "of the pass")]
 
 
 def test_a_batch_without_runs_is_laid_out_as_it_is() -> None:

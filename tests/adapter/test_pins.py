@@ -262,6 +262,14 @@ def test_a_flush_forgets_pins_without_unlocking_and_new_weights_unlock_them(serv
     assert server.names == ["a"]
 
 
+def test_rows_of_other_weights_are_not_pinned(server: Server) -> None:
+    """SGLang may keep them as prefixes, but they are no donors."""
+    req = server.start(A, pin="a")
+    server.tree.change_weights()
+    server.end(req)
+    assert (server.names, server.series.ended) == ([], {"weights": 1})
+
+
 @pytest.mark.parametrize(("num_running", "admitted"), [(0, True), (1, False)])
 def test_a_request_that_would_wait_for_ever_gets_the_slots_of_pins(
     monkeypatch: pytest.MonkeyPatch, num_running: int, admitted: bool

@@ -33,7 +33,18 @@ from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.adapter.support import max_sequences
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ContentIndex, Context, DropReason, Path, Plan, PlanOptions, ReusePolicy, Run, as_tokens
+from sglang_pic.core import (
+    ContentIndex,
+    Context,
+    DropReason,
+    Path,
+    Plan,
+    PlanOptions,
+    ReusePolicy,
+    RowNames,
+    Run,
+    as_tokens,
+)
 from sglang_pic.errors import UnsupportedError
 
 DONOR = Path("donor", [as_tokens(range(300))])
@@ -61,6 +72,8 @@ class Planned(Exception):
 
 class Index:
     """Stands where the chunk index does; keeps what it was asked with."""
+
+    names = RowNames()
 
     options: PlanOptions
 
@@ -100,7 +113,7 @@ def planning(index: Index) -> Planning:
 
 
 def plan(planning: Planning, req: Any) -> None:
-    tree: Any = SimpleNamespace(tree_core=SimpleNamespace(is_eagle=False), page_size=1)
+    tree: Any = SimpleNamespace(page_size=1)
     planning.plan(req, tree, max_gaps=64)
 
 
@@ -228,7 +241,7 @@ def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.Mo
     cache: Any = PicRadixCache.__new__(PicRadixCache)
     cache.num_weights, cache.planning, cache.auditor = 0, SimpleNamespace(refusal=lambda _: None), Auditor()
     cache.pins, cache.faults = SimpleNamespace(give_back_oldest=lambda *_: False), Faults()
-    cache.tree_core = SimpleNamespace(is_eagle=False, page_size=1)
+    cache.tree_core = SimpleNamespace(page_size=1)
     cache._publication = SimpleNamespace(flush=published.clear, publish=lambda req, *_, **__: published.append(req))
     hooks: dict[str, Any] = {}
     monkeypatch.setattr(scheduler, "hook", lambda _, target, hooked: hooks.update({target: hooked}))

@@ -105,7 +105,7 @@ def _flashinfer_mla(runner: Any) -> Any:
 
 def _flashmla(runner: Any) -> Any:
     _flashinfer_mla_module()
-    for name in ("flash_mla", "flash_mla.flash_mla_interface"):
+    for name in ("flash_mla", "flash_mla.flash_mla_interface", "sgl_kernel.flash_mla"):
         # Its own kernels only decode; a prefill goes through FlashInfer's.
         sys.modules.setdefault(name, mock.MagicMock())
     return importlib.import_module(f"{_ATTENTION}.flashmla_backend").FlashMLABackend(runner)

@@ -80,7 +80,7 @@ SERVERS = {
     "gqa_page16.lora": _tiny("gqa", "--page-size", "16", *_LORA, config=_AUDITED, probe=_AT_SHIFT_ZERO)._replace(
         env=lora_plugin.ENVIRONMENT
     ),
-    "gqa_page16.fa3": _on("fa3", "gqa", "--page-size", "16", "--enable-deterministic-inference"),
+    "gqa_page16.fa3": _on("fa3", "gqa", "--page-size", "16", "--enable-deterministic-inference")._replace(is_slow=True),
     "gqa_page16.triton": _on("triton", "gqa", "--page-size", "16"),
     "gqa_page1.small_pool": _tiny("gqa", *_SMALL_POOL, "--page-size", "1", config=_AUDITED, probe=_CHECKED),
     "gqa_page64_fp8": _tiny(
@@ -103,6 +103,16 @@ SERVERS = {
         config=_AUDITED,
         probe=_AT_SHIFT_ZERO,
     )._replace(env=faults.ENVIRONMENT),
+    "mtp_page1_dp2": _tiny(
+        *("mtp", "--page-size", "1", "--tp-size", "2", "--attn-dp-size", "2", "--speculative-algorithm", "NEXTN"),
+        *("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"),
+        config=_AUDITED,
+        probe=_AT_SHIFT_ZERO,
+    )._replace(env=faults.ENVIRONMENT, is_slow=True),
+    "smollm2_mla_dp2": SharedServer(
+        *("smollm2-mla", (*_SMALL_CHUNKS, "--tp-size", "2", "--attn-dp-size", "2"), _TAKE_EVERY_RUN, _AT_SHIFT_ZERO),
+        is_slow=True,
+    ),
     "mla_page16_tp2": _tiny(
         *("mla", "--page-size", "16", "--tp-size", "2"), config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO
     )._replace(env=faults.ENVIRONMENT),

@@ -55,6 +55,11 @@ class Client:
         """The same server's client for another rank."""
         return Client(self.server, dp_rank)
 
+    @property
+    def route(self) -> dict[str, int]:
+        """What a request says to reach the rank."""
+        return {} if self.dp_rank is None else {"routed_dp_rank": self.dp_rank}
+
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """The answer of the server; raises `BenchError` on an error status."""
         return self.server.post(path, body)
@@ -71,7 +76,7 @@ class Client:
                 "sampling_params": sampling,
                 "return_logprob": True,
                 "top_logprobs_num": 20,
-                **({} if self.dp_rank is None else {"routed_dp_rank": self.dp_rank}),
+                **self.route,
                 **body,
             },
         )

@@ -43,7 +43,7 @@ class Served(NamedTuple):
 def ask(client: Client, prompt: Sequence[int], *, mode: str = "auto") -> Served:
     sampling = {"temperature": 0, "max_new_tokens": _NUM_TOKENS, "ignore_eos": True}
     body = {"input_ids": list(prompt), "sampling_params": {**sampling, "custom_params": {"pic": {"mode": mode}}}}
-    answer = client.post("/generate", body)
+    answer = client.post("/generate", {**body, **client.route})
     meta = answer["meta_info"]
     details = meta.get("cached_tokens_details") or {}
     right, rounds = meta["spec_num_correct_drafts"], meta["spec_verify_ct"]

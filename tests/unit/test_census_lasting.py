@@ -82,7 +82,9 @@ def _sessions(num: int, seed: int) -> list[tuple[str, Session]]:
 
 
 def _simulate(sessions: list[tuple[str, Session]], pool_share: float) -> Lasting:
-    config = CoreConfig(seam_tokens=1, tail_tokens=0, min_run_tokens=16, sink_tokens=4, edit="in_place")
+    config = CoreConfig(
+        seam_tokens=1, tail_tokens=0, min_run_tokens=16, min_spliced_tokens=16, sink_tokens=4, edit="in_place"
+    )
     setup = Setup(Pace(3600.0, 20.0, 1), 300.0, pool_share)
     *_, result = simulate_lasting(sessions, IdsEncoder(), config, setup)
     assert isinstance(result, Lasting)

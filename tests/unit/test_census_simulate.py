@@ -17,7 +17,9 @@ from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.simulate import CacheScope, simulate
 from sglang_pic.core import CoreConfig
 
-CONFIG = CoreConfig(seam_tokens=1, tail_tokens=0, min_run_tokens=16, sink_tokens=4, edit="in_place")
+CONFIG = CoreConfig(
+    seam_tokens=1, tail_tokens=0, min_run_tokens=16, min_spliced_tokens=16, sink_tokens=4, edit="in_place"
+)
 BOUND = msgspec.structs.replace(CONFIG, max_index_tokens=1, max_index_bytes=1 << 16)
 
 _RNG = np.random.default_rng(7)

@@ -14,7 +14,9 @@ from sglang_pic.census.windows import WINDOW_LEN, WindowSearch
 from sglang_pic.core import Context, CoreConfig
 
 A, B, C = list(range(100, 300)), list(range(300, 400)), list(range(400, 500))
-CONFIG = CoreConfig(seam_tokens=1, tail_tokens=0, min_run_tokens=16, sink_tokens=4, max_field_tokens=0)
+CONFIG = CoreConfig(
+    seam_tokens=1, tail_tokens=0, min_run_tokens=16, min_spliced_tokens=16, sink_tokens=4, max_field_tokens=0
+)
 
 
 def outcomes() -> list[Outcome]:

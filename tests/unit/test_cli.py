@@ -144,7 +144,7 @@ def test_verb_without_its_extra_names_the_one_to_install(name: str, tmp_path: Pa
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith(f"sglang-pic: error: `sglang-pic {name}` needs ")
-    assert done.stderr.endswith(f"not installed here: pip install 'sglang-pic{extra}'\n")
+    assert done.stderr.endswith(f"not installed here: pip install '.{extra}' in the repository\n")
     assert done.stderr.count("\n") == 1
 
 

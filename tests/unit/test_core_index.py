@@ -289,7 +289,7 @@ class IndexMachine(RuleBasedStateMachine):
         at = plan.prefix_len
         for run in plan.runs:
             assert self._num_equal(namespace, tokens, run) >= use.min_run_tokens
-            assert run.num_tokens >= min(use.min_spliced_tokens, use.min_run_tokens)
+            assert run.num_tokens >= use.min_spliced_tokens
             assert min(run.target_start, run.donor_start) >= CONFIG.sink_tokens
             donor = run.donor.tokens(run.donor_end)
             assert donor[run.donor_start :].tolist() == tokens[run.target_start : run.target_end].tolist()
@@ -573,7 +573,9 @@ def test_repetitive_text_is_bounded_work(kind: str) -> None:
 
 @pytest.mark.parametrize("length", range(4))
 def test_tiny_prompts_have_no_runs(length: int) -> None:
-    index = ContentIndex(CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, sink_tokens=0, min_run_tokens=1))
+    index = ContentIndex(
+        CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, sink_tokens=0, min_run_tokens=1, min_spliced_tokens=1)
+    )
     publish_whole(index, text(0, 100))
     publish_whole(index, text(0, length))
     plan = index.plan("a", text(0, length), prefix_len=0, resolve=all_resident)

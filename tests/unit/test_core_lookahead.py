@@ -23,38 +23,38 @@ def is_eligible(index: ContentIndex, path: Tokens, position: int) -> bool:
 @pytest.mark.parametrize("names", [NEXT_TOKEN, RowNames(16)], ids=["next token", "page"])
 def test_a_row_that_two_paths_have_each_of_their_own_is_no_donor_for_either(names: RowNames) -> None:
     """Where a row's name ends behind the row, a path that branches off has its own row of the last token they share."""
-    index = ContentIndex(CONFIG, row_lookahead=names.lookahead)
+    index = ContentIndex(CONFIG, names=names, row_lookahead=names.lookahead)
     shared, (start, _) = text(91, 50), names.parted(50)
     ends = [np.concatenate([shared, text(92 + number, 80)]) for number in range(2)]
     # The first path's own row there came from a splice, as the 20 before it did.
-    index.publish("a", ends[0], [(0, 30), (50, 130)], spliced=[(30, 50)], names=names)
-    index.publish("a", ends[1], [(start, 130)], names=names)
+    index.publish("a", ends[0], [(0, 30), (50, 130)], spliced=[(30, 50)])
+    index.publish("a", ends[1], [(start, 130)])
     assert [is_eligible(index, ends[0], position) for position in (29, 47, 49, 50)] == [True, False, False, True]
 
 
 def test_a_path_that_ended_has_no_row_by_the_name_of_a_longer_one() -> None:
-    index = ContentIndex(CONFIG, row_lookahead=1)
+    index = ContentIndex(CONFIG, names=NEXT_TOKEN, row_lookahead=1)
     path = text(93, 130)
-    index.publish("a", path, [(0, 129)], names=NEXT_TOKEN)
-    index.publish("a", path[:120], [(0, 119)], names=NEXT_TOKEN)
+    index.publish("a", path, [(0, 129)])
+    index.publish("a", path[:120], [(0, 119)])
     assert is_eligible(index, path, 119)
     assert not is_eligible(index, path, 129)
-    index.publish("a", np.concatenate([path, text(95, 10)]), [(129, 139)], names=NEXT_TOKEN)
+    index.publish("a", np.concatenate([path, text(95, 10)]), [(129, 139)])
     assert is_eligible(index, path, 129)
 
 
 @pytest.mark.parametrize("names", [NEXT_TOKEN, RowNames(16)], ids=["next token", "page"])
 def test_a_path_that_the_index_had_lost_comes_back_with_its_own_row(names: RowNames) -> None:
     """The tree holds a path whose row before the branch was spliced; the index forgot it, and learnt of another one."""
-    index = ContentIndex(CONFIG, row_lookahead=names.lookahead)
+    index = ContentIndex(CONFIG, names=names, row_lookahead=names.lookahead)
     shared, (start, _) = text(91, 50), names.parted(50)
     known, lost = (np.concatenate([shared, text(92 + number, 80)]) for number in range(2))
-    index.publish("a", lost, [(0, 20), (50, 130)], spliced=[(20, 50)], names=names)
+    index.publish("a", lost, [(0, 20), (50, 130)], spliced=[(20, 50)])
     index.flush("a")
-    index.publish("a", known, [(start, 130)], names=names)
+    index.publish("a", known, [(start, 130)])
     assert is_eligible(index, known, 49)
     # A turn that goes on behind the first tokens of the lost path's own.
-    index.publish("a", lost, [(50, 130)], names=names)
+    index.publish("a", lost, [(50, 130)])
     policy = msgspec.structs.replace(CONFIG, seam_tokens=0)
     prompt = np.concatenate([text(95, 20), lost[40:], text(96, 20)])
     (run,) = index.plan("a", prompt, prefix_len=0, resolve=all_resident, options=PlanOptions(policy=policy)).runs
@@ -63,11 +63,36 @@ def test_a_path_that_the_index_had_lost_comes_back_with_its_own_row(names: RowNa
 
 def test_spliced_rows_before_the_place_where_paths_part_are_no_donors() -> None:
     """The tree had lost what both share, and the second path brings it again, in part spliced."""
-    index = ContentIndex(CONFIG, row_lookahead=1)
+    index = ContentIndex(CONFIG, names=NEXT_TOKEN, row_lookahead=1)
     paths = [np.concatenate([text(91, 50), text(92 + number, 80)]) for number in range(2)]
-    index.publish("a", paths[0], [(0, 130)], names=NEXT_TOKEN)
-    index.publish("a", paths[1], [(0, 130)], spliced=[(10, 45)], names=NEXT_TOKEN)
+    index.publish("a", paths[0], [(0, 130)])
+    index.publish("a", paths[1], [(0, 130)], spliced=[(10, 45)])
     assert [is_eligible(index, paths[1], position) for position in (9, 10, 44, 45)] == [True, False, False, True]
+
+
+@pytest.mark.parametrize("names", [RowNames(), NEXT_TOKEN, RowNames(16), RowNames(16, 1)], ids=str)
+def test_a_path_that_the_tree_has_lost_takes_no_others_along(names: RowNames) -> None:
+    """It begins in the middle of a page that it shares with another: each has rows of its own there."""
+    index = ContentIndex(CONFIG, names=names, row_lookahead=names.lookahead)
+    lost, kept = (np.concatenate([text(91, 50), text(92 + number, 80)]) for number in range(2))
+    index.publish("a", lost, [(0, 120)])
+    index.publish("a", kept, [(names.parted(50)[0], 120)])
+    (rest, _), asked = names.parted(50), []
+
+    def resolve(path: Path, end: int) -> int:
+        asked.append(path.tokens(51))
+        return rest + names.lookahead if np.array_equal(asked[-1], lost[:51]) else end
+
+    def spliced(path: Tokens) -> int:
+        plan = index.plan("a", np.concatenate([text(95, 20), path[:120]]), prefix_len=0, resolve=resolve)
+        return sum(run.num_tokens for run in plan.runs)
+
+    expected = spliced(kept)
+    assert expected > 60
+    assert spliced(lost) < 60
+    check(index)
+    assert spliced(kept) == expected
+    assert len(asked) > 2
 
 
 class Tree:
@@ -108,7 +133,7 @@ def prompts(rng: random.Random, past: list[Tokens]) -> Tokens:
 def test_every_row_that_a_plan_reads_was_computed_at_its_place(names: RowNames, max_index_tokens: int) -> None:
     """Over requests and evictions as the adapter tells of them."""
     sizes = {"seam_tokens": 0, "sink_tokens": 0, "min_spliced_tokens": 1, "max_index_tokens": max_index_tokens}
-    index = ContentIndex(msgspec.structs.replace(CONFIG, **sizes), row_lookahead=names.lookahead)
+    index = ContentIndex(msgspec.structs.replace(CONFIG, **sizes), names=names, row_lookahead=names.lookahead)
     rng, tree, past, num_read = random.Random(1), Tree(names), list[Tokens](), 0
     for _ in range(250):
         if past and rng.random() < 0.12:
@@ -127,7 +152,7 @@ def test_every_row_that_a_plan_reads_was_computed_at_its_place(names: RowNames, 
         for at in range(matched, length):
             tree.rows[tree.name(tokens, at)] = not intersect_spans(spliced, at, at + 1)
         path = as_tokens(tokens[: length + names.lookahead])
-        index.publish("a", path, [(matched, length)], spliced=spliced, names=names)
+        index.publish("a", path, [(matched, length)], spliced=spliced)
         check(index)
         past = [*past[-25:], path]
     assert num_read > 1_000

@@ -51,11 +51,11 @@ _CONFIG = {
     },
 }
 _PROBE = {"watch_rows": True, "request_options": True}
-# SGLang's own checks of its pools, in every round of its scheduler, and a retraction at every 40th pass that decodes
+# SGLang's own checks of its pools, in every round of its scheduler, and a retraction at every 15th pass that decodes
 # only, whether or not slots are short. One thread: two servers share a small machine.
 _ENVIRONMENT = {
     "SGLANG_TEST_RETRACT": "1",
-    "SGLANG_TEST_RETRACT_INTERVAL": "40",
+    "SGLANG_TEST_RETRACT_INTERVAL": "15",
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
     "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
     "OMP_NUM_THREADS": "1",

@@ -67,10 +67,19 @@ class Audit(Auditor):
         config: the operator's settings.
         series: exports this rank's `metrics.METRICS`.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
+        sends_rows: to decode servers, which may keep what was spliced before a namespace is switched off.
     """
 
-    def __init__(self, runner: ModelRunner, config: PicConfig, series: Series, tp_group: TpGroup | None) -> None:
-        self._config, self._series, self._tp_group = config, series, tp_group
+    def __init__(
+        self,
+        runner: ModelRunner,
+        config: PicConfig,
+        series: Series,
+        tp_group: TpGroup | None,
+        *,
+        sends_rows: bool = False,
+    ) -> None:
+        self._config, self._series, self._tp_group, self._sends_rows = config, series, tp_group, sends_rows
         self._allocator = runner.token_to_kv_pool_allocator
         self._ledger = AuditLedger(config)
         self._queue = FullQueue(
@@ -261,7 +270,7 @@ class Audit(Auditor):
         logger.debug("sglang_pic: audited %d tokens: KL %.6f, agreed %s", len(drawn.tokens), kl, agreed)
         suspension = self._ledger.observe(drawn.namespace, drawn.generation, kl, agreed=agreed, window=drawn.window)
         if suspension is not None and self._is_first_rank:
-            log_suspension(suspension, self._config)
+            log_suspension(suspension, self._config, sends_rows=self._sends_rows)
         self._show_windows()
 
     def _show_windows(self) -> None:

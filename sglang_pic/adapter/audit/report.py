@@ -46,14 +46,14 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     suspended: list[Suspension]
 
 
-def log_suspension(suspension: Suspension, config: PicConfig) -> None:
-    """Log that a namespace was switched off, why, and how to switch it on."""
+def log_suspension(suspension: Suspension, config: PicConfig, *, sends_rows: bool) -> None:
+    """Log that a namespace was switched off, why, and how to switch it on; `sends_rows` to decode servers."""
     is_changed = suspension.window is Window.CHANGED
     logger.error(
         "sglang_pic: SPLICING IS OFF in namespace %d, %s: over the last %d audited requests %s KL(full || spliced) of "
         "the first token is %.3f nats on average, each counted up to %s; audit_kl_limit is %s; %d of them agree on "
         "the likeliest token. Its requests are computed in full from here on. To switch it on again: POST "
-        '/set_internal_state {"server_args": {"%s": %d}}%s',
+        '/set_internal_state {"server_args": {"%s": %d}}%s%s',
         suspension.number,
         _describe(suspension),
         suspension.num_audited,
@@ -65,6 +65,7 @@ def log_suspension(suspension: Suspension, config: PicConfig) -> None:
         RESUME_KEY,
         suspension.number,
         '; to compute everything behind a changed field: core.edit "recompile"' if is_changed else "",
+        "; decode servers may keep rows that were spliced before: POST /flush_cache to them" if sends_rows else "",
     )
 
 

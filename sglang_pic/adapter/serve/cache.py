@@ -17,7 +17,6 @@ from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.pins import PinEnd, Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
-from sglang_pic.adapter.serve.resolver import row_names
 from sglang_pic.adapter.serve.state import is_apart
 
 
@@ -149,15 +148,20 @@ class PicRadixCache(UnifiedRadixCache):
         self._inserted = []
         try:
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
-            is_current = req.pic.num_weights == self.num_weights
-            if self._inserted and is_current and self.planning.refusal(req) is None:
+            if self._inserted and self._refused(req) is None:
                 result, path_len = self._inserted[0]
                 try:
-                    self._publication.publish(req, path_len, adopted_from=result.prefix_len, names=row_names(self))
+                    self._publication.publish(req, path_len, adopted_from=result.prefix_len)
                 except Exception as error:
                     self.recover([req], Fallback.FAULT_PUBLICATION, error)
         finally:
             self._inserted = None
+
+    def _refused(self, req: Req) -> PinEnd | None:
+        """Why the rows of a request are neither donors nor pinned."""
+        if req.pic.num_weights != self.num_weights:
+            return PinEnd.WEIGHTS
+        return None if self.planning.refusal(req) is None else PinEnd.REFUSED
 
     def on_release(self, req: Req, *, checkpointed: bool) -> None:
         """Pin the prompt if the request asked for it, and forget what its row held."""
@@ -165,7 +169,7 @@ class PicRadixCache(UnifiedRadixCache):
         is_served = checkpointed and not isinstance(req.finished_reason, FINISH_ABORT | None)
         if is_served and req.pic.options.names_pins:
             try:
-                self.pins.settle(req, self, self.planning.refusal(req))
+                self.pins.settle(req, self, self._refused(req))
             except Exception as error:
                 self.recover([req], Fallback.FAULT_PINS, error)
         req.pic.release_row()

@@ -64,8 +64,6 @@ class _Pass(NamedTuple):
     observers: Sequence[Callable[[RunnerOutput], None]] = ()
     spliced: Sequence[Req] = ()
     """The requests that have a splice."""
-    plans: Sequence[PendingSplice | None] = ()
-    """Kept until the pass is queued: their slots lie in memory of the scheduler's stream, which would reuse it."""
     is_told: bool = False
     """The rows are moved, and the other ranks know how many tokens the gaps have."""
     of_draft: bool = False
@@ -158,7 +156,7 @@ class ForwardPath:
                 if plan is not None:
                     plan.locks.close()
             self._give_up(spliced, Fallback.FAULT_GAPS, error)
-        return _Pass(gap, spliced=spliced, plans=plans)
+        return _Pass(gap, spliced=spliced)
 
     def lay_out(
         self, plans: Sequence[PendingSplice | None], batch: ScheduleBatch, model_runner: ModelRunner

@@ -235,11 +235,19 @@ def _gather_splice(moves: Sequence[_Move], columns: _Columns[torch.Tensor]) -> S
     if not moves:
         return Splice(columns.shifts, columns.shifts, columns.shifts)
     num_spliced = sum(move.run.num_tokens for move in moves)
+    for move in moves:
+        _read_here(move.slots)
     return Splice(
         src=torch.cat([slots for _, slots, _ in moves]),
         dst=torch.cat([row[run.target_start : run.target_end] for run, _, row in moves]).to(torch.int64),
         shifts=torch.repeat_interleave(columns.shifts, columns.run_lens, output_size=num_spliced),
     )
+
+
+def _read_here(slots: torch.Tensor) -> None:
+    """Keep memory until the current stream has read it: it is the scheduler's, which reuses it by its own stream."""
+    if slots.is_cuda:
+        slots.record_stream(torch.cuda.current_stream(slots.device))
 
 
 def _stage(columns: _Columns[list[int]], device: torch.device) -> tuple[_Columns[torch.Tensor], _Columns[torch.Tensor]]:

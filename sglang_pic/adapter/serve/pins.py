@@ -21,8 +21,6 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series, descriptions
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req, Tree
-from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.resolver import row_names
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import ContentIndex, Path, Reason, Tokens, as_tokens, common_len
 
@@ -104,20 +102,20 @@ class Pins:
         self.num_tokens = 0
         """KV slots that pins hold."""
 
-    def settle(self, req: Req, tree: Tree, refusal: Fallback | None) -> None:
+    def settle(self, req: Req, tree: Tree, refused: PinEnd | None) -> None:
         """Carry out what a request asked for that has ended well: drop a pin, hold its own prompt.
 
         Args:
             req: the request; its rows are in the tree.
             tree: where they are.
-            refusal: why its rows cannot be spliced, if so.
+            refused: why its rows are not to be held, if so.
         """
         state: RequestState = req.pic
         options = state.options
         if options.unpin is not None:
             self._end((state.namespace, options.unpin), tree, PinEnd.DROPPED)
         if options.pin is not None:
-            self._hold((state.namespace, options.pin), req, tree, refusal)
+            self._hold((state.namespace, options.pin), req, tree, refused)
         self._show()
 
     def give_back_oldest(self, tree: Tree, reason: PinEnd) -> bool:
@@ -163,13 +161,15 @@ class Pins:
         held = [pin.info for pin in self._pins.values()]
         return PinReport(max_tokens=self._max_tokens, num_tokens=self.num_tokens, held=held)
 
-    def _hold(self, key: tuple[Namespace, str], req: Req, tree: Tree, refusal: Fallback | None) -> None:
+    def _hold(self, key: tuple[Namespace, str], req: Req, tree: Tree, refused: PinEnd | None) -> None:
         prompt = RadixKey(req.origin_input_ids, req.extra_key, cache_salt=req.cache_salt)
-        length = len(req.origin_input_ids) - row_names(tree).lookahead
+        length = len(req.origin_input_ids) - self._index.names.lookahead
         length -= length % tree.page_size
         found = tree.match_prefix(MatchPrefixParams(key=prompt))
-        if refusal is not None or not 0 < length <= self._max_tokens or found.device_prefix_len < length:
-            self._series.add(ENDED, value=PinEnd.REFUSED.value)
+        if refused is None and (not 0 < length <= self._max_tokens or found.device_prefix_len < length):
+            refused = PinEnd.REFUSED
+        if refused is not None:
+            self._series.add(ENDED, value=refused.value)
             return
         space, tokens = Namespace(req.extra_key, req.cache_salt), as_tokens(req.origin_input_ids[:length])
         data, info = tokens.tobytes(), _describe(key, tokens)

@@ -95,7 +95,7 @@ class Planning:
         is_short = num_left <= policy.min_run_tokens
         if is_short or state.is_faulty or state.options.pin is not None or self.refusal(req) is not None:
             return
-        resolver = TreeResolver(tree)
+        resolver = TreeResolver(tree, self._index.names)
         tokens = as_tokens(req.full_untruncated_fill_ids)
         options = PlanOptions(
             policy=policy,

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.planning import as_tokens, tree_namespace
 from sglang_pic.adapter.serve.state import RequestState
-from sglang_pic.core import ContentIndex, RowNames, intersect_spans
-
-_BY_PATH: Final = RowNames()
+from sglang_pic.core import ContentIndex, intersect_spans
 
 
 class Publication:
@@ -23,14 +19,13 @@ class Publication:
     def __init__(self, index: ContentIndex, delimiters: frozenset[int]) -> None:
         self._index, self._delimiters = index, delimiters
 
-    def publish(self, req: Req, path_len: int, *, adopted_from: int, names: RowNames = _BY_PATH) -> None:
+    def publish(self, req: Req, path_len: int, *, adopted_from: int) -> None:
         """Publish which rows of `[adopted_from, path_len)` the request computed itself, and which were spliced.
 
         Args:
             req: the request; its rows are in the tree.
             path_len: how many.
             adopted_from: those before were there already.
-            names: what the tree names a row by.
 
         NOTE: only rows that the tree adopted count. Rows of another request that got there first stay as that request
         published them; ours were freed as duplicates.
@@ -43,13 +38,12 @@ class Publication:
             return
         self._index.publish(
             tree_namespace(req),
-            as_tokens(req.full_untruncated_fill_ids[: path_len + names.lookahead]),
+            as_tokens(req.full_untruncated_fill_ids[: path_len + self._index.names.lookahead]),
             [(start, path_len)],
             spliced=intersect_spans(state.spliced, start, path_len),
             # Before `start` the tree may have cleaner rows of another request: ours were computed behind our own.
             generations=[(max(position, start), number) for position, number in state.generations],
             delimiters=self._delimiters,
-            names=names,
         )
 
     @property

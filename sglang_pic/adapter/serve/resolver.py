@@ -39,9 +39,8 @@ class TreeResolver:
     and the next one: of a path that is there the last token has no row.
     """
 
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
-        self._names = row_names(tree)
+    def __init__(self, tree: Tree, names: RowNames) -> None:
+        self._tree, self._names = tree, names
         self._found: dict[Path, _Resident] = {}
 
     def __call__(self, path: Path, end: int) -> int:
@@ -105,11 +104,6 @@ class TreeResolver:
     def release(self) -> None:
         """Give every lock back."""
         self.keep_locks_of([]).close()
-
-
-def row_names(tree: Tree) -> RowNames:
-    """What `tree` names a row by; for a draft model of EAGLE's kind the next token belongs to it."""
-    return RowNames(tree.page_size, int(tree.tree_core.is_eagle))
 
 
 @contextmanager
