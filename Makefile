@@ -83,7 +83,7 @@ $(STAMP): requirements-cpu.txt pyproject.toml .venv/.torch-wanted
 	@$(PIP) install -qq --no-deps -r requirements-cpu.txt
 	@$(PIP) install -qq --no-deps --no-build-isolation -e .
 	@$(BIN)/python -c 'import torch; cuda = torch.version.cuda; \
-	  build = f"CUDA {cuda} build (large, works too; README: a CPU build)" if cuda else "CPU build"; \
+	  build = f"CUDA {cuda} build (large, works too; for a CPU build: make setup TORCH=PATH.whl)" if cuda else "CPU build"; \
 	  print(f"setup: torch {torch.__version__}, {build}"); \
 	  wanted = torch.__version__.split("+")[0] == "$(TORCH_VERSION)"; \
 	  print("" if wanted else "setup: warning: tested with torch $(TORCH_VERSION) only\n", end="")'
@@ -104,7 +104,7 @@ test-fast: setup ## the tests that start no server
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not e2e and not slow' $(ARGS)
 
 .PHONY: test-slow
-test-slow: setup ## the tests that take minutes: drafts, Gemma 3 and gpt-oss on servers, kernels in Triton's interpreter
+test-slow: setup ## the tests that take minutes: drafts, windows, FP8, replicas and a real transfer engine on servers, Triton's interpreter
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 # One package in another version, beside .venv and before it on the path: nothing in .venv changes.
