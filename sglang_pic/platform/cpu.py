@@ -26,6 +26,7 @@ DEFAULT_MEM_FRACTION = 0.5
 """Share of the free memory for weights and KV pool together where `--mem-fraction-static` is not given."""
 
 _BIND_VARIABLE = "SGLANG_CPU_OMP_THREADS_BIND"
+_BALANCE_VARIABLE = "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"
 
 
 class PicCpuPlatform(CpuDeviceMixin, SRTPlatform):
@@ -63,7 +64,7 @@ class PicCpuPlatform(CpuDeviceMixin, SRTPlatform):
         replicas = 1 if server_args.enable_dp_attention else server_args.dp_size
         num_ranks = server_args.tp_size * server_args.pp_size * replicas
         if num_ranks > 1:
-            _share_cores(num_ranks)
+            _share_machine(num_ranks)
 
     def get_default_attention_backend(self) -> str:
         """The backend for a server whose operator named none."""
@@ -99,8 +100,13 @@ class PicCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return self.device_type
 
 
-def _share_cores(num_ranks: int) -> None:
-    """Give every rank its own cores; SGLang's own rule goes by NUMA node and refuses fewer nodes than ranks."""
+def _share_machine(num_ranks: int) -> None:
+    """Give every rank its own cores; SGLang's own rule goes by NUMA node and refuses fewer nodes than ranks.
+
+    SGLang also ends a server whose ranks find different amounts of free memory. Here they all have the same memory, and
+    any other process changes how much of it is free while they start.
+    """
+    os.environ.setdefault(_BALANCE_VARIABLE, "0")
     cores = sorted(os.sched_getaffinity(0))
     # With all cores for every rank they would wait for each other at every operator.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(cores) // num_ranks)))

@@ -98,14 +98,32 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sglang")
     from sglang_pic.platform import cpu
 
+    monkeypatch.setattr(os, "environ", os.environ.copy())
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 5})
     monkeypatch.delenv("SGLANG_CPU_OMP_THREADS_BIND", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    cpu._share_cores(2)
+    cpu._share_machine(2)
     assert os.environ["SGLANG_CPU_OMP_THREADS_BIND"] == "0,2|1,5"
     assert os.environ["OMP_NUM_THREADS"] == "2"
     monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "3|4")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    cpu._share_cores(2)
+    cpu._share_machine(2)
     assert os.environ["SGLANG_CPU_OMP_THREADS_BIND"] == "3|4"
     assert os.environ["OMP_NUM_THREADS"] == "7"
+
+
+def test_memory_that_others_take_while_ranks_start_ends_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    torchvision_shim.install()
+    bootstrap = pytest.importorskip("sglang.srt.distributed.bootstrap")
+    from sglang_pic.platform import cpu
+
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    found = {"pre_model_load_memory": 15.8, "local_gpu_memory": 19.3}
+    monkeypatch.setenv("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK", "1")
+    cpu._share_machine(2)
+    with pytest.raises(RuntimeError, match="unbalanced"):
+        bootstrap._check_tp_memory_balance(**found)
+    monkeypatch.delenv("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK")
+    cpu._share_machine(2)
+    bootstrap._check_tp_memory_balance(**found)
