@@ -76,6 +76,23 @@ static PyObject *equal_around(PyObject *self, PyObject *const *args, Py_ssize_t 
     return Py_BuildValue("nn", before, after < len ? after : (Py_ssize_t)-1);
 }
 
+/* find_flank(old, new, probes, flank_len): see alignment.py. */
+static PyObject *find_flank(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    Tokens old, new;
+    if (!wants(n, 4) || take_tokens(args[0], &old) < 0) return NULL;
+    if (take_tokens(args[1], &new) < 0) return PyBuffer_Release(&old.view), NULL;
+    Py_ssize_t len = PyLong_AsSsize_t(args[3]), found = -1, skipped = 0;
+    for (Py_ssize_t probe = 0; found < 0 && probe < PyList_GET_SIZE(args[2]); probe++) {
+        skipped = PyLong_AsSsize_t(PyList_GET_ITEM(args[2], probe));
+        if (old.len - skipped < len) break;
+        const int32_t *flank = old.at + old.len - skipped - len;
+        for (Py_ssize_t at = new.len - len; found < 0 && at >= 0; at--)
+            if (new.at[at] == *flank && !memcmp(new.at + at, flank, 4 * len)) found = at;
+    }
+    PyBuffer_Release(&old.view), PyBuffer_Release(&new.view);
+    return PyErr_Occurred() ? NULL : Py_BuildValue("nn", found < 0 ? (Py_ssize_t)0 : skipped, found);
+}
+
 /* --- Paths of the trie ------------------------------------------------------------------------------------------- */
 
 static Py_ssize_t number_of(PyObject *object, PyObject *name) {
@@ -278,6 +295,11 @@ static PyObject *find_set(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 
 /* --- The context rule -------------------------------------------------------------------------------------------- */
 
+static void note_equal(const int32_t *restrict left, const int32_t *restrict right, uint8_t *restrict is_equal,
+                       Py_ssize_t len) {
+    for (Py_ssize_t i = 0; i < len; i++) is_equal[i] |= left[i] == right[i];
+}
+
 /* count_misfits(context, here, shifts): how many tokens of each of the two have no equal at any of the shifts. */
 static PyObject *count_misfits(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     Tokens context, here;
@@ -290,10 +312,8 @@ static PyObject *count_misfits(PyObject *self, PyObject *const *args, Py_ssize_t
         for (Py_ssize_t s = 0; s < PySequence_Fast_GET_SIZE(shifts); s++) {
             Py_ssize_t shift = PyLong_AsSsize_t(PySequence_Fast_GET_ITEM(shifts, s)), low = shift < 0 ? -shift : 0;
             Py_ssize_t high = context.len < here.len - shift ? context.len : here.len - shift;
-            for (Py_ssize_t i = low; i < high; i++) {
-                uint8_t is_equal = context.at[i] == here.at[i + shift];
-                known[i] |= is_equal, seen[i + shift] |= is_equal;
-            }
+            note_equal(context.at + low, here.at + low + shift, known + low, high - low);
+            note_equal(context.at + low, here.at + low + shift, seen + low + shift, high - low);
         }
         for (Py_ssize_t i = 0; i < context.len; i++) num_foreign += !known[i];
         for (Py_ssize_t i = 0; i < here.len; i++) num_unseen += !seen[i];
@@ -612,7 +632,7 @@ done:
 
 #define FUNCTION(NAME) {#NAME, (PyCFunction)(void (*)(void))NAME, METH_FASTCALL, NULL}
 static PyMethodDef functions[] = {
-    FUNCTION(common_len),  FUNCTION(common_suffix_len), FUNCTION(equal_around), FUNCTION(equal_start),
+    FUNCTION(common_len),  FUNCTION(common_suffix_len), FUNCTION(equal_around), FUNCTION(find_flank), FUNCTION(equal_start),
     FUNCTION(equal_end),   FUNCTION(hash_endings),      FUNCTION(find_set),         FUNCTION(count_misfits), FUNCTION(words_in),
     FUNCTION(nearest_break), FUNCTION(find_words),      {NULL, NULL, 0, NULL}};
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "loops", NULL, -1, functions, NULL, NULL, NULL, NULL};
