@@ -70,8 +70,9 @@ class Lexicon:
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        self._book = Book([], [], [], *np.zeros((3, 1), dtype=np.bool_), np.zeros(1, dtype=np.int64))
-        self._breaks = np.zeros(1, dtype=np.bool_)
+        none = np.zeros(1, dtype=np.bool_)
+        self._book = Book([], [], [], none, none, none, np.zeros(1, dtype=np.int64))
+        self._breaks = none
         # The ids by their bare text, and the longest of these.
         self._by_word: defaultdict[str, list[int]] = defaultdict(list)
         self._longest = 0
@@ -228,7 +229,8 @@ def find_words(
         pairs = array("i", each)
         for token, rest_at in zip(pairs[::2], pairs[1::2], strict=True):
             by_token[token].append((number, rest_at))
-    goes_on, search = set(), _Search(tokens, book, most)
+    goes_on: set[int] = set()
+    search = _Search(tokens, book, most)
     table = np.zeros(len(book.texts) + 1, dtype=np.bool_)
     table[[*by_token]] = True
     places = np.flatnonzero(table.take(tokens, mode="clip")).tolist()
