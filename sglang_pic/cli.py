@@ -30,7 +30,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
-OWN_PACKAGES = ("sglang_pic", "pic_kernels", "pic_traces", "pic_bench")
+OWN_PACKAGES = ("sglang_pic", "pic_kernels", "pic_native", "pic_traces", "pic_bench")
 EXTRAS = {
     "bench": ("jinja2", "locust", "markdown_it", "matplotlib", "psutil"),
     "census": ("jinja2", "rich", "tokenizers"),

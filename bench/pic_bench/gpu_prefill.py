@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Final
 
-_NEEDED: Final = ("torch", "numpy", "pic_kernels", "pic_traces", "sglang_pic")
+_NEEDED: Final = ("torch", "numpy", "pic_kernels", "pic_native", "pic_traces", "sglang_pic")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
+from sglang_pic.core.native import compiled
 from sglang_pic.core.plan import Context
 from sglang_pic.core.spans import Span
 from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, common_len
@@ -23,7 +24,6 @@ from sglang_pic.core.trie import ANY, Node, Trie, equal_start, tokens_before
 
 # So many tokens that are equal on both sides put them in step again; fewer are equal by chance.
 _FLANK_TOKENS = 8
-_FLANK_BYTES = _FLANK_TOKENS * TOKEN_BYTES
 # So many equal tokens inside a difference make two fields of it.
 _SAME_TOKENS = 4
 # What was only added or only taken away is a field up to this part of `max_field_tokens`; else it is a text.
@@ -147,19 +147,12 @@ class Aligner:
         most = self._most
         old = tokens_before(node, old_end, min(most + _FLANK_TOKENS, old_end - shared))
         new = self._tokens[max(shared, new_end - most - _FLANK_TOKENS) : new_end]
-        # A slice of bytes costs a fraction of a slice of an array.
-        needles, haystack = old.tobytes(), new.tobytes()
-        for skipped in self._probes:
-            flank_end = len(old) - skipped
-            if flank_end < _FLANK_TOKENS:
-                break
-            end = TOKEN_BYTES * flank_end
-            at = _rfind(haystack, needles[end - _FLANK_BYTES : end])
-            if at is not None:
-                new_at = at + _FLANK_TOKENS
-                more = common_len(old[flank_end:], new[new_at:])
-                return skipped - more, len(new) - new_at - more
-        return None
+        skipped, at = find_flank(old, new, self._probes, _FLANK_TOKENS)
+        if at < 0:
+            return None
+        new_at = at + _FLANK_TOKENS
+        more = common_len(old[len(old) - skipped :], new[new_at:])
+        return skipped - more, len(new) - new_at - more
 
     def _beside(self, node: Node, at: int, shift: int, shared: int, fields: list[Difference]) -> Alignment:
         """The two are out of step up to the text that both begin with."""
@@ -219,11 +212,23 @@ def _join(rest: Alignment, fields: list[Difference]) -> Alignment:
     return Alignment(Context.CHANGED, (*rest.fields, *reversed(fields))[: MAX_ALIGNED_FIELDS + 1])
 
 
-def _rfind(haystack: bytes, needle: bytes) -> int | None:
-    """The last place where the tokens of `needle` stand, in tokens."""
-    end = len(haystack)
-    while (at := haystack.rfind(needle, 0, end)) >= 0:
-        if at % TOKEN_BYTES == 0:
-            return at // TOKEN_BYTES
-        end = at + len(needle) - 1
-    return None
+@compiled
+def find_flank(old: Tokens, new: Tokens, probes: list[int], flank_len: int) -> tuple[int, int]:
+    """The first of `probes` for which the `flank_len` tokens that end so far before the end of `old` stand in `new`.
+
+    Returns:
+        The probe, and the last place in `new` where they stand; (0, -1) where none does.
+    """
+    # A slice of bytes costs a fraction of a slice of an array.
+    needles, haystack = old.tobytes(), new.tobytes()
+    for skipped in probes:
+        end = TOKEN_BYTES * (len(old) - skipped)
+        needle = needles[max(0, end - TOKEN_BYTES * flank_len) : max(0, end)]
+        if len(needle) < TOKEN_BYTES * flank_len:
+            break
+        at = haystack.rfind(needle)
+        while at >= 0 and at % TOKEN_BYTES:
+            at = haystack.rfind(needle, 0, at + len(needle) - 1)
+        if at >= 0:
+            return skipped, at // TOKEN_BYTES
+    return 0, -1

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sglang_pic.core.lexicon import Lexicon
-from sglang_pic.core.spans import Span, intersect_spans
+from sglang_pic.core.spans import Span, holds
 from sglang_pic.core.tokens import Tokens
 
 # A value that is named in more places is followed no further.
@@ -77,7 +77,7 @@ def _spans_of(
 ) -> list[Span]:
     """What is computed around the rarest word of a line, where that stands elsewhere in a few places."""
     elsewhere = {
-        word: [place for place in found[word] if not intersect_spans(field.spans, place, place + 1)]
+        word: [place for place in found[word] if not holds(field.spans, place)]
         for word in line
         if len(found[word]) <= _TOO_MANY_PLACES
     }

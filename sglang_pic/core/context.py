@@ -10,11 +10,12 @@ end a run lies, the better the donor's context must fit: what stood before the d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import numpy as np
 
+from sglang_pic.core.native import compiled
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.tokens import Tokens
 
@@ -28,12 +29,19 @@ class Misfit(NamedTuple):
     """Tokens of the prompt that the donor's context lacks."""
 
 
-def compare_contexts(context: Tokens, here: Tokens, shifts: Iterable[int]) -> Misfit:
+def compare_contexts(context: Tokens, here: Tokens, shifts: AbstractSet[int]) -> Misfit:
     """Compare a donor's context with the text before a run, token by token, at each of the shifts.
 
     A token that is found at another shift counts as missing, so the result may be too large, never too small. One token
     of the context may stand for several of the text.
     """
+    num_foreign, num_unseen = count_misfits(context, here, tuple(shifts))
+    return Misfit(num_foreign, max(num_unseen, len(here) - len(context)))
+
+
+@compiled
+def count_misfits(context: Tokens, here: Tokens, shifts: tuple[int, ...]) -> tuple[int, int]:
+    """How many tokens of each of the two have no equal at any of the shifts."""
     foreign, unseen = (np.ones(len(tokens), dtype=np.bool_) for tokens in (context, here))
     for shift in shifts:
         low, high = max(0, -shift), min(len(context), len(here) - shift)
@@ -41,7 +49,7 @@ def compare_contexts(context: Tokens, here: Tokens, shifts: Iterable[int]) -> Mi
             differs = context[low:high] != here[low + shift : high + shift]
             foreign[low:high] &= differs
             unseen[low + shift : high + shift] &= differs
-    return Misfit(int(np.count_nonzero(foreign)), max(int(np.count_nonzero(unseen)), len(here) - len(context)))
+    return int(np.count_nonzero(foreign)), int(np.count_nonzero(unseen))
 
 
 class ContextRule:

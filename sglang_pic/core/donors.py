@@ -93,7 +93,7 @@ class DonorTable:
     def scan(self, tokens: Tokens, start: int, end: int) -> tuple[memoryview, memoryview]:
         """Where in `(start, end]` a known chunk may end, ascending, and the ending hash of each place.
 
-        A few places are there by chance: their ending is not in `heads`. Cost O(end - start) in numpy. The integers are
+        A few places are there by chance: their ending is not in `heads`. Cost O(end - start). The integers are
         not made into a list, because most of them lie inside a run and are passed over.
         """
         first = max(0, start + 1 - ENDING_LEN)

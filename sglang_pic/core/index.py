@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from sglang_pic.core import native
 from sglang_pic.core.chunker import Chunker, HashFunction, xxh3_name
 from sglang_pic.core.config import CoreConfig
 from sglang_pic.core.donors import DonorTable, TableSize
@@ -100,6 +101,7 @@ class ContentIndex:
         row_lookahead: int = 0,
     ) -> None:
         self.names, self._row_lookahead = names or RowNames(), row_lookahead
+        native.load()  # No request waits for the compiler.
         self.config = config or CoreConfig()
         self._lexicon = lexicon
         self._hash = hash_function

@@ -7,17 +7,20 @@ Words are compared without regard to case or to the spaces and signs in front of
 from __future__ import annotations
 
 import re
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from sglang_pic.core.native import compiled
 from sglang_pic.core.tokens import Tokens
 
 _T = TypeVar("_T", bound=np.generic)
-_Number = int | npt.NDArray[np.integer[Any]]
+_V = TypeVar("_V")
 
 _SIGNS = re.compile(r"[\W_]+")
 _LETTERS = re.compile(r"[^\W\d_]+")
@@ -37,6 +40,25 @@ _FREQUENT = 32
 # The plans of recorded sessions look at up to 251.
 _MOST_TRIES = 1 << 15
 _TRIES_PER_TOKEN = 1
+# In the place of a position: the token is the whole word.
+_WHOLE = -1
+_MOST_REMEMBERED = 1 << 16
+
+
+class Book(NamedTuple):
+    """What is known of each token of a vocabulary; the arrays have one more entry, for a token without text."""
+
+    texts: list[str]
+    bare: list[str]
+    """Without the signs in front, folded."""
+    folded: list[str]
+    signed: npt.NDArray[np.bool_]
+    """Whether signs stand in front."""
+    starts: npt.NDArray[np.bool_]
+    """Whether it begins inside a word."""
+    ends: npt.NDArray[np.bool_]
+    first: npt.NDArray[np.int64]
+    """The first character, folded."""
 
 
 class Lexicon:
@@ -48,59 +70,57 @@ class Lexicon:
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        self._texts: list[str] = []
-        # Without the signs in front, folded; and the ids by that.
-        self._words: list[str] = []
+        none = np.zeros(1, dtype=np.bool_)
+        self._book = Book([], [], [], none, none, none, np.zeros(1, dtype=np.int64))
+        self._breaks = none
+        # The ids by their bare text, and the longest of these.
         self._by_word: defaultdict[str, list[int]] = defaultdict(list)
         self._longest = 0
-        # Of each token, and at the end of one without text: whether it has a line break or signs in front, begins or
-        # ends inside a word; and its first character.
-        self._breaks, self._signed, self._starts, self._ends = np.zeros((4, 1), dtype=np.bool_)
-        self._first = np.zeros(1, dtype=np.int64)
+        # Of words that were asked for: the ways to write each, and its rank. Emptied when full.
+        self._ways: dict[str, bytes] = {}
+        self._ranks: dict[str, int] = {}
         self.extend(texts)
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self._book.texts)
 
     def extend(self, texts: Iterable[str]) -> None:
         """Add the texts of the following ids."""
-        added = list(texts)
-        signed = []
-        for token, text in enumerate(added, start=len(self._texts)):
-            bare = _without_signs(text)
-            signed.append(len(bare) < len(text))
-            word = bare.casefold()
-            self._words.append(word)
+        added, book = list(texts), self._book
+        folded = [text.casefold() for text in added]
+        bare = [_without_signs(text) for text in added]
+        signed = [len(word) < len(text) for word, text in zip(bare, added, strict=True)]
+        for token, word in enumerate(map(str.casefold, bare), start=len(self)):
+            book.bare.append(word)
             if word:
                 self._by_word[word].append(token)
                 self._longest = max(self._longest, len(word))
-        folded = [text.casefold() for text in added]
-        self._texts += added
+        book.texts.extend(added)
+        book.folded.extend(folded)
+        self._ways, self._ranks = {}, {}
         self._breaks = _append(self._breaks, ["\n" in text for text in added])
-        self._signed = _append(self._signed, signed)
-        self._starts = _append(self._starts, [text[:1].isalnum() for text in added])
-        self._ends = _append(self._ends, [text[-1:].isalnum() for text in added])
-        self._first = _append(self._first, [ord(text[0]) if text else 0 for text in folded])
+        self._book = book._replace(
+            signed=_append(book.signed, signed),
+            starts=_append(book.starts, [text[:1].isalnum() for text in added]),
+            ends=_append(book.ends, [text[-1:].isalnum() for text in added]),
+            first=_append(book.first, [ord(text[0]) if text else 0 for text in folded]),
+        )
 
     def text(self, tokens: Tokens) -> str:
         """The text of `tokens`; ids that are unknown have none."""
-        return "".join(map(self._text, tokens.tolist()))
-
-    def breaks(self, tokens: Tokens) -> npt.NDArray[np.bool_]:
-        """Which tokens hold a line break: `[len(tokens)]`."""
-        return self._breaks.take(tokens, mode="clip")
+        return "".join(_text(self._book.texts, token) for token in tokens.tolist())
 
     def line_start(self, tokens: Tokens, place: int, most: int) -> int:
         """Where the line of `place` begins, at most `most` tokens before it."""
         low = max(0, place - most)
-        breaks = np.flatnonzero(self.breaks(tokens[low:place]))
-        return low + int(breaks[-1]) + 1 if len(breaks) else low
+        at = nearest_break(tokens, low, place, self._breaks, True)
+        return low if at < 0 else at + 1
 
     def line_end(self, tokens: Tokens, place: int, most: int) -> int:
         """The line break from `place` on, at most `most` tokens behind it."""
         high = min(len(tokens), place + most)
-        breaks = np.flatnonzero(self.breaks(tokens[place:high]))
-        return place + int(breaks[0]) if len(breaks) else high
+        at = nearest_break(tokens, place, high, self._breaks, False)
+        return high if at < 0 else at
 
     def has_message_break(self, tokens: Tokens) -> bool:
         """Whether a message begins or ends in `tokens`."""
@@ -112,121 +132,186 @@ class Lexicon:
         A word of several tokens is rarer than any token. So is a number or a single letter, which has a low id
         whatever it stands for.
         """
-        if len(word) == 1 or any(character.isdigit() for character in word):
-            return len(self._texts)
-        return min(self._by_word.get(word, ()), default=len(self._texts))
+        known = self._ranks.get(word)
+        if known is None:
+            is_rare = len(word) == 1 or any(character.isdigit() for character in word)
+            known = len(self) if is_rare else min(self._by_word.get(word, ()), default=len(self))
+            _remember(self._ranks, word, known)
+        return known
 
     def words(self, tokens: Tokens, start: int, end: int) -> dict[str, None]:
         """The folded words that have a part in `[start, end)` of `tokens`, in order.
 
         Words that signs join are one, and also each by itself where it has letters: a part of a number says nothing.
         """
-        inside = [self._text(token) for token in tokens[start:end].tolist()]
-        if not inside:
-            return {}
-        left, right = [inside[0]], [inside[-1]]
-        for token in tokens[max(0, start - _WORD_TOKENS) : start][::-1].tolist():
-            if not _are_joined(self._text(token), left[-1]):
-                break
-            left.append(self._text(token))
-        for token in tokens[end : end + _WORD_TOKENS].tolist():
-            if not _are_joined(right[-1], self._text(token)):
-                break
-            right.append(self._text(token))
-        before, here = "".join(left[:0:-1]).casefold(), "".join(inside).casefold()
-        text, low = before + here + "".join(right[1:]).casefold(), len(before)
-        high = low + len(here)
-        found: dict[str, None] = {}
-        for joined in _JOINED.finditer(text):
-            for word in (joined, *_LETTERS.finditer(text, joined.start(), joined.end())):
-                if word.start() < high and word.end() > low:
-                    found[word.group()] = None
-        return found
+        return words_in(tokens, start, end, self._book.texts, self._book.folded, _WORD_TOKENS)
 
     def find(self, words: Iterable[str], tokens: Tokens, *, rare: Iterable[str] = ()) -> dict[str, list[int]] | None:
         """For each of the folded `words` the places of its first token, ascending; inside longer words it is not found.
 
-        Words of `rare` are looked for too, but not found where they are frequent. Cost O(len(tokens)) in numpy, once,
-        then O(places where one of the words may begin); `None` where these are too many.
+        Words of `rare` are looked for too, but not found where they are frequent. Cost O(len(tokens)) once, then
+        O(places where one of the words may begin); `None` where these are too many.
         """
-        found: dict[str, list[int]] = {word: [] for word in (*words, *rare)}
-        whole, begun = self._ways_to_write(found)
-        places = np.flatnonzero(self._table([*whole, *begun]).take(tokens, mode="clip"))
-        times = Counter(tokens[places].tolist())
-        given_up = {word for word in rare if sum(times[token] for token in self._by_word.get(word, ())) > _FREQUENT}
-        if given_up:
-            whole, begun = self._ways_to_write(word for word in found if word not in given_up)
-            places = places[self._table([*whole, *begun]).take(tokens[places], mode="clip")]
-        ids = tokens[places]
-        before, after = (tokens.take(places + step, mode="clip") for step in (-1, 1))
-        # Beyond both ends there is no text.
-        before[places == 0] = after[places == len(tokens) - 1] = len(self._texts)
-        is_edge = self._signed.take(ids, mode="clip") | ~self._ends.take(before, mode="clip")
-        is_edge &= ~self._starts.take(after, mode="clip") & self._table([*whole]).take(ids, mode="clip")
-        for place, token in zip(places[is_edge].tolist(), ids[is_edge].tolist(), strict=True):
-            found[whole[token]].append(place)
-        may_begin = self._may_begin(begun, ids, after)
-        starts = ids[may_begin].tolist()
-        if sum(len(begun[token]) for token in starts) > _MOST_TRIES + _TRIES_PER_TOKEN * len(tokens):
-            return None
-        for place, token, next_token in zip(places[may_begin].tolist(), starts, after[may_begin].tolist(), strict=True):
-            following = self._text(next_token).casefold()
-            for word, rest in begun[token]:
-                if rest.startswith(following[: len(rest)]) and self._stands_at(word, tokens, place):
-                    found[word].append(place)
-        return {word: sorted(each) for word, each in found.items()}
+        common, uncommon = dict.fromkeys(words), dict.fromkeys(rare)
+        asked = [*common, *(word for word in uncommon if word not in common)]
+        is_rare, ways = bytes(word in uncommon for word in asked), [self._ways_to_write(word) for word in asked]
+        most_tries = _MOST_TRIES + _TRIES_PER_TOKEN * len(tokens)
+        return find_words(asked, is_rare, ways, tokens, self._book, most_tries, _WORD_TOKENS)
 
-    def _table(self, ids: list[int]) -> npt.NDArray[np.bool_]:
-        """Which tokens are one of `ids`."""
-        table = np.zeros(len(self._texts) + 1, dtype=np.bool_)
-        table[ids] = True
-        return table
+    def _ways_to_write(self, word: str) -> bytes:
+        """The tokens that may begin a word: int32 pairs of a token and where in the word its text ends, or `_WHOLE`.
 
-    def _ways_to_write(self, words: Iterable[str]) -> tuple[dict[int, str], dict[int, list[tuple[str, str]]]]:
-        """The tokens that are one of the words; and those that may begin one, each with the rest of the word.
-
-        A number is of the second kind: signs beside it may be part of it, so that the texts around it are looked at.
+        A number never stands alone: signs beside it may be part of it, so that the texts around it are looked at.
         """
-        whole: dict[int, str] = {}
-        begun: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
-        for word in words:
-            for length in range(1, min(len(word), self._longest + 1)):
-                for token in self._by_word.get(word[:length], ()):
-                    begun[token].append((word, word[length:]))
-            for token in self._by_word.get(word, ()):
-                if word[0].isdigit() or word[-1].isdigit():
-                    begun[token].append((word, ""))
-                else:
-                    whole[token] = word
-        return whole, begun
+        known = self._ways.get(word)
+        if known is None:
+            pairs = [
+                (token, length)
+                for length in range(1, min(len(word), self._longest + 1))
+                for token in self._by_word.get(word[:length], ())
+            ]
+            ends_at = len(word) if word[:1].isdigit() or word[-1:].isdigit() else _WHOLE
+            pairs += [(token, ends_at) for token in self._by_word.get(word, ())]
+            known = array("i", chain.from_iterable(pairs)).tobytes()
+            _remember(self._ways, word, known)
+        return known
 
-    def _may_begin(self, begun: dict[int, list[tuple[str, str]]], ids: Tokens, after: Tokens) -> npt.NDArray[np.bool_]:
-        """Which of the tokens `ids` may begin a word, but few that go on otherwise in the tokens `after` them."""
-        goes_on = np.zeros(_PAIRS, dtype=np.bool_)
-        goes_on[[_pair(token, ord(rest[0])) for token, words in begun.items() for _, rest in words if rest]] = True
-        ended = [token for token, words in begun.items() if any(not rest for _, rest in words)]
-        may_begin: npt.NDArray[np.bool_] = goes_on[_pair(ids, self._first.take(after, mode="clip"))]
-        may_begin &= self._table([*begun]).take(ids, mode="clip")
-        may_begin |= self._table(ended).take(ids, mode="clip")
-        return may_begin
 
-    def _stands_at(self, word: str, tokens: Tokens, place: int) -> bool:
+@compiled
+def nearest_break(tokens: Tokens, start: int, end: int, breaks: npt.NDArray[np.bool_], is_last: bool) -> int:
+    """Where in `[start, end)` a token holds a line break, the last or the first one; -1 where none does."""
+    found = np.flatnonzero(breaks.take(tokens[start:end], mode="clip"))
+    return start + int(found[-1 if is_last else 0]) if len(found) else -1
+
+
+@compiled
+def words_in(tokens: Tokens, start: int, end: int, texts: list[str], folded: list[str], most: int) -> dict[str, None]:
+    """The words of `Lexicon.words`; one goes on for at most `most` tokens on both sides of the span."""
+    end = min(end, len(tokens))
+    if start >= end:
+        return {}
+    first, last = start, end
+    while first > 0 and start - first < most and _are_joined(texts, *tokens[first - 1 : first + 1].tolist()):
+        first -= 1
+    while last < len(tokens) and last - end < most and _are_joined(texts, *tokens[last - 1 : last + 1].tolist()):
+        last += 1
+    before, here, behind = (
+        "".join(_text(folded, token) for token in tokens[part].tolist())
+        for part in (slice(first, start), slice(start, end), slice(end, last))
+    )
+    low, high = len(before), len(before) + len(here)
+    text = before + here + behind
+    found: dict[str, None] = {}
+    for joined in _JOINED.finditer(text):
+        for word in (joined, *_LETTERS.finditer(text, joined.start(), joined.end())):
+            if word.start() < high and word.end() > low:
+                found[word.group()] = None
+    return found
+
+
+@compiled
+def find_words(
+    words: list[str], is_rare: bytes, ways: list[bytes], tokens: Tokens, book: Book, most_tries: int, most: int
+) -> dict[str, list[int]] | None:
+    """The places of `Lexicon.find`.
+
+    Args:
+        words: what is looked for.
+        is_rare: which of them are not found where they are frequent, as bytes of 0 and 1.
+        ways: how each of them is written, from `Lexicon`.
+        tokens: where.
+        book: the texts of the tokens.
+        most_tries: `None` is returned where more is to be looked at.
+        most: tokens of one word at most.
+    """
+    by_token: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, each in enumerate(ways):
+        pairs = array("i", each)
+        for token, rest_at in zip(pairs[::2], pairs[1::2], strict=True):
+            by_token[token].append((number, rest_at))
+    goes_on: set[int] = set()
+    search = _Search(tokens, book, most)
+    table = np.zeros(len(book.texts) + 1, dtype=np.bool_)
+    table[[*by_token]] = True
+    places = np.flatnonzero(table.take(tokens, mode="clip")).tolist()
+    times = Counter(
+        number
+        for place in places
+        for number, rest_at in by_token[int(tokens[place])]
+        if rest_at in (_WHOLE, len(words[number]))
+    )
+    for token, begun in by_token.items():
+        begun[:] = [way for way in begun if not (is_rare[way[0]] and times[way[0]] > _FREQUENT)]
+        rests = [words[number][rest_at:] for number, rest_at in begun if rest_at != _WHOLE]
+        goes_on.update(_pair(token, ord(rest[0])) for rest in rests if rest)
+    tried = {place: search.begun(place, by_token, words, goes_on) for place in places}
+    if sum(map(len, tried.values())) > most_tries:
+        return None
+    found: dict[str, list[int]] = {word: [] for word in words}
+    for place in places:
+        for number, rest_at in by_token[int(tokens[place])]:
+            if rest_at == _WHOLE and search.is_edge(place):
+                found[words[number]].append(place)
+        for number, rest_at in tried[place]:
+            if search.begins(words[number], rest_at, place):
+                found[words[number]].append(place)
+    return found
+
+
+class _Search:
+    """What one search looks at around a place."""
+
+    def __init__(self, tokens: Tokens, book: Book, most: int) -> None:
+        self._tokens, self._book, self._most = tokens, book, most
+
+    def begun(
+        self, place: int, by_token: dict[int, list[tuple[int, int]]], words: list[str], goes_on: set[int]
+    ) -> list[tuple[int, int]]:
+        """The words that may begin here and go on: none where the next token says otherwise."""
+        token = int(self._tokens[place])
+        begun = [way for way in by_token[token] if way[1] != _WHOLE]
+        is_whole = any(rest_at == len(words[number]) for number, rest_at in begun)
+        return begun if is_whole or _pair(token, int(self._book.first[self._clipped(place + 1)])) in goes_on else []
+
+    def is_edge(self, place: int) -> bool:
+        """Whether neither the token before this place nor the one behind it goes on with the word."""
+        here, before, after = map(self._clipped, (place, place - 1, place + 1))
+        book = self._book
+        return bool((book.signed[here] or not book.ends[before]) and not book.starts[after])
+
+    def begins(self, word: str, rest_at: int, place: int) -> bool:
+        """Whether the word, whose first `rest_at` characters the token at `place` has, is there and part of none."""
+        following, rest = self._of(self._book.folded, place + 1), word[rest_at:]
+        return rest.startswith(following[: len(rest)]) and self._stands_at(word, place)
+
+    def _stands_at(self, word: str, place: int) -> bool:
         """Whether the word begins in the token at `place` and is part of no longer one."""
-        text = self._words[int(tokens[place])]
-        for token in tokens[place + 1 : place + _WORD_TOKENS].tolist():
-            more = self._text(token)
+        book, bare = self._book, self._of(self._book.bare, place)
+        text = bare
+        for at in range(place + 1, min(place + self._most, len(self._tokens))):
+            more = self._of(book.texts, at)
             if not more or more[0].isspace() or len(text) > len(word) + 1:
                 break
-            text += more.casefold()
+            text += self._of(book.folded, at)
         if not text.startswith(word) or _goes_on(text[len(word) :], word[-1]):
             return False
-        before = "".join(map(self._text, tokens[max(0, place - 2) : place].tolist()))
-        token = int(tokens[place])
-        before += self._texts[token][: len(self._texts[token]) - len(self._words[token])]
+        before = "".join(self._of(book.texts, at) for at in range(max(0, place - 2), place))
+        here = self._of(book.texts, place)
+        before += here[: len(here) - len(bare)]
         return not _goes_on(before[::-1], word[0])
 
-    def _text(self, token: int) -> str:
-        return self._texts[token] if 0 <= token < len(self._texts) else ""
+    def _of(self, texts: list[str], place: int) -> str:
+        return _text(texts, int(self._tokens[place])) if place < len(self._tokens) else ""
+
+    def _clipped(self, place: int) -> int:
+        known = len(self._book.texts)
+        return min(max(int(self._tokens[place]), 0), known) if 0 <= place < len(self._tokens) else known
+
+
+def _remember(known: dict[str, _V], word: str, value: _V) -> None:
+    if len(known) >= _MOST_REMEMBERED:
+        known.clear()
+    known[word] = value
 
 
 def _append(known: npt.NDArray[_T], added: list[Any]) -> npt.NDArray[_T]:
@@ -234,13 +319,18 @@ def _append(known: npt.NDArray[_T], added: list[Any]) -> npt.NDArray[_T]:
     return np.concatenate([known[:-1], np.array(added, dtype=known.dtype), known[-1:]])
 
 
-def _pair(token: _Number, character: _Number) -> Any:
+def _pair(token: int, character: int) -> int:
     return (token * 31 + character) % _PAIRS
 
 
-def _are_joined(before: str, here: str) -> bool:
+def _text(texts: list[str], token: int) -> str:
+    return texts[token] if 0 <= token < len(texts) else ""
+
+
+def _are_joined(texts: list[str], before: int, here: int) -> bool:
     """Whether no space parts two tokens."""
-    return bool(before and here) and not before[-1].isspace() and not here[0].isspace()
+    left, right = _text(texts, before), _text(texts, here)
+    return bool(left and right) and not left[-1].isspace() and not right[0].isspace()
 
 
 def _without_signs(text: str) -> str:

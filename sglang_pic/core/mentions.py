@@ -16,7 +16,7 @@ import numpy as np
 from sglang_pic.core.alignment import Difference
 from sglang_pic.core.conclusions import TOKENS_BEFORE, TOKENS_BEHIND, Named, find_conclusions
 from sglang_pic.core.lexicon import Lexicon
-from sglang_pic.core.spans import Span, intersect_spans, merge_spans
+from sglang_pic.core.spans import Span, holds, merge_spans
 from sglang_pic.core.tokens import Tokens
 
 # Of a field the rarest words name it; a word that stands in more places than this says little by itself. So many of
@@ -157,7 +157,7 @@ def _rarest(words: Sequence[str], found: dict[str, list[int]], lexicon: Lexicon)
 
 
 def _outside(places: list[int], spans: list[Span]) -> list[int]:
-    return [place for place in places if not intersect_spans(spans, place, place + 1)]
+    return [place for place in places if not holds(spans, place)]
 
 
 def _near(places: list[int], others: list[int]) -> Iterator[int]:

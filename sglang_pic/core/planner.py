@@ -24,7 +24,7 @@ from sglang_pic.core.path import Path, PlanPaths
 from sglang_pic.core.plan import DropReason, Plan, PlanOptions, Run
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.surplus import limit_gaps, limit_runs, repair_seams
-from sglang_pic.core.tokens import Tokens
+from sglang_pic.core.tokens import Tokens, equal_around
 from sglang_pic.core.trie import ANY, ELIGIBLE, Node, Trie, equal_end, equal_start
 
 Resolver = Callable[[Path, int], int]
@@ -279,14 +279,13 @@ class Planner:
         min_run, offset = self._limits.min_run, shift + node.start
         low = max(0, chunk_end - min_run, offset)
         high = min(chunk_end + min_run, offset + len(node.tokens), self._end)
-        equal = (node.tokens[low - offset : high - offset] == self._tokens[low:high]).tobytes()
-        before = equal.rfind(b"\0", 0, chunk_end - low)
-        after = equal.find(b"\0", chunk_end - low)
+        here, there = self._tokens[low:high], node.tokens[low - offset : high - offset]
+        before, after = equal_around(here, there, chunk_end - low)
         if (before < 0 < low) or (after < 0 and high < self._end):
             return False
         self._work += high - low
         if after < 0:
-            after = len(equal)
+            after = len(here)
         if after - before > min_run:
             return False
         self._short[node.serial, shift] = low + after

@@ -9,6 +9,8 @@ from operator import itemgetter
 Span = tuple[int, int]
 """Half-open `[start, end)`, in tokens."""
 
+_FAR = 1 << 62
+
 
 def merge_spans(spans: Iterable[Span]) -> list[Span]:
     """The same positions as ascending, disjoint, not touching, non-empty spans."""
@@ -41,6 +43,12 @@ def subtract_spans(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
         if start < end:
             rest.append((start, end))
     return rest
+
+
+def holds(spans: Sequence[Span], position: int) -> bool:
+    """Whether one of `spans`, ascending and disjoint, holds `position`. Cost O(log(len(spans)))."""
+    i = bisect_right(spans, (position, _FAR)) - 1
+    return i >= 0 and position < spans[i][1]
 
 
 def intersect_spans(spans: Sequence[Span], start: int, end: int) -> list[Span]:

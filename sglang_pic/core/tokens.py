@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sglang_pic.core.native import compiled
+
 Tokens = npt.NDArray[np.int32]
 """Token ids: int32, one-dimensional, contiguous, little-endian."""
 
@@ -29,6 +31,7 @@ def require_tokens(tokens: Tokens) -> None:
         )
 
 
+@compiled
 def common_len(left: Tokens, right: Tokens) -> int:
     """How many leading tokens are equal. Cost O(result), not O(length): blocks of growing size are compared."""
     limit = min(len(left), len(right))
@@ -44,6 +47,7 @@ def common_len(left: Tokens, right: Tokens) -> int:
     return limit
 
 
+@compiled
 def common_suffix_len(left: Tokens, right: Tokens) -> int:
     """How many trailing tokens are equal. Cost O(result)."""
     limit = min(len(left), len(right))
@@ -58,3 +62,10 @@ def common_suffix_len(left: Tokens, right: Tokens) -> int:
         at = start
         block *= 4
     return limit
+
+
+@compiled
+def equal_around(left: Tokens, right: Tokens, middle: int) -> tuple[int, int]:
+    """The last place before `middle` where two arrays of one length differ, and the first from it on; -1 for none."""
+    equal = (left == right).tobytes()
+    return equal.rfind(b"\0", 0, middle), equal.find(b"\0", middle)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
-from enum import Enum
+from enum import IntEnum
 from typing import Final
 
 import numpy as np
 
+from sglang_pic.core.native import compiled
 from sglang_pic.core.spans import Span, subtract_spans
 from sglang_pic.core.tokens import Tokens, common_len, common_suffix_len
 
@@ -176,11 +177,11 @@ def tokens_before(node: Node, end: int, length: int) -> Tokens:
     return np.concatenate(parts[::-1]) if parts else node.tokens[:0]
 
 
-class Rows(Enum):
+class Rows(IntEnum):
     """Which tokens of a path an equal span may cover."""
 
-    ANY = "any"
-    ELIGIBLE = "eligible"
+    ANY = 0
+    ELIGIBLE = 1
 
 
 # Looking a member up in its class costs as much as comparing a few tokens.
@@ -188,6 +189,7 @@ ANY: Final = Rows.ANY
 ELIGIBLE: Final = Rows.ELIGIBLE
 
 
+@compiled
 def equal_start(node: Node, end: int, shift: int, tokens: Tokens, low: int, rows: Rows) -> tuple[Node, int, bool]:
     """Where the span of `tokens` begins that ends at `end` and stands on the path to `node`, `shift` tokens earlier.
 
@@ -214,6 +216,7 @@ def equal_start(node: Node, end: int, shift: int, tokens: Tokens, low: int, rows
     return node, at, False
 
 
+@compiled
 def equal_end(node: Node, start: int, shift: int, tokens: Tokens, stop: int, rows: Rows) -> tuple[Node, int]:
     """Where the span of `tokens` ends that begins at `start` and stands on a path through `node`, `shift` earlier.
 

@@ -7,6 +7,7 @@ import math
 from functools import partial
 from pathlib import Path
 
+import pic_native
 import pytest
 import torch
 from hypothesis import given, settings
@@ -292,7 +293,7 @@ def test_without_a_compiler_torch_does_it(
 ) -> None:
     """Missing or failing: one line in the log, and correct rows."""
     monkeypatch.setenv("CC", compiler)
-    monkeypatch.setattr(host_native, "cache_from_source", lambda name: str(tmp_path / Path(name).name))
+    monkeypatch.setattr(pic_native, "cache_from_source", lambda name: str(tmp_path / Path(name).name))
     host_native._load.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
@@ -313,7 +314,7 @@ def test_without_a_compiler_torch_does_it(
 def test_the_library_is_kept_where_it_can_be(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that cannot be written to costs a compilation, nothing else."""
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(host_native, "cache_from_source", lambda name: str(tmp_path / folder / Path(name).name))
+    monkeypatch.setattr(pic_native, "cache_from_source", lambda name: str(tmp_path / folder / Path(name).name))
     host_native._load.cache_clear()
     try:
         assert host_native.load() is not None

@@ -30,7 +30,7 @@ from tests.mutations import PAGE, ROOT, Mutation, read_table, render
 _FOLDERS = ("sglang_pic", "kernels", "traces", "bench/pic_bench", "tests")
 _FILES = ("pyproject.toml",)
 _PATHS = (".", "kernels", "traces", "bench")
-_OURS = ("sglang_pic", "pic_kernels", "pic_traces", "pic_bench", "tests")
+_OURS = ("sglang_pic", "pic_kernels", "pic_native", "pic_traces", "pic_bench", "tests")
 _LIMIT_S = 900
 _CONTEXT = multiprocessing.get_context("fork")
 

@@ -66,7 +66,7 @@ def refused_packages() -> set[str]:
             continue
         allowed.add(name)
         waiting += [re.match(r"[\w.-]+", line)[0] for line in needs if "extra ==" not in line]  # type: ignore[index]
-    ours = {"sglang_pic", "pic_bench", "pic_kernels", "pic_traces"}
+    ours = {"sglang_pic", "pic_bench", "pic_kernels", "pic_native", "pic_traces"}
     found = packages_distributions().items()
     return {name for name, homes in found if name not in ours and not allowed & {normal(home) for home in homes}}
 

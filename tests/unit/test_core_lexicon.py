@@ -93,4 +93,4 @@ def test_a_vocabulary_may_grow() -> None:
     assert lexicon.find(["beta"], as_tokens([0, 1])) == {"beta": []}
     lexicon.extend([" beta", "\n"])
     assert lexicon.find(["beta"], as_tokens([0, 1])) == {"beta": [0]}
-    assert lexicon.breaks(as_tokens([0, 1])).tolist() == [False, True]
+    assert lexicon.line_end(as_tokens([0, 1, 0]), 0, 3) == 1

@@ -1,0 +1,187 @@
+"""The compiled loops compute what their Python twins do, plans included, and may be missing."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import subprocess
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pic_native
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_pic.core import Lexicon, Tokens, as_tokens, native
+from sglang_pic.core.alignment import find_flank
+from sglang_pic.core.context import count_misfits
+from sglang_pic.core.ending_filter import find_set, hash_endings
+from sglang_pic.core.lexicon import find_words, nearest_break, words_in
+from sglang_pic.core.tokens import common_len, common_suffix_len, equal_around
+from sglang_pic.core.trie import ANY, ELIGIBLE, Trie, equal_end, equal_start
+
+pytestmark = pytest.mark.skipif(native.load() is None, reason="no C compiler")
+
+TOKENS = st.lists(st.integers(0, 3), max_size=60).map(as_tokens)
+# Words, numbers, signs and spaces in several scripts; letters whose folding is longer than they are.
+PIECES = [
+    "a",
+    "B",
+    " a",
+    "ab",
+    " Ab",
+    "ß",
+    "İ",
+    "ﬁ",
+    "²",
+    "٣",
+    "7",
+    "18",
+    ":",
+    ".",
+    ",",
+    "_",
+    "-",
+    " ",
+    "\n",
+    "'s",
+    "",
+    "界",
+]
+LEXICON = Lexicon(PIECES)
+TEXTS = st.lists(st.integers(0, len(PIECES) + 1), max_size=50).map(as_tokens)
+WORDS = st.lists(st.text("abß7182:.İ界", min_size=1, max_size=5).map(str.casefold), max_size=8, unique=True)
+
+
+def assert_alike(function: Any, *args: Any) -> None:
+    """The compiled function, and the Python function of which it is the twin, give the same."""
+    assert function(*args) == function.__wrapped__(*args)
+
+
+@given(TOKENS, TOKENS, st.integers(0, 60))
+def test_comparisons(left: Tokens, right: Tokens, middle: int) -> None:
+    assert_alike(common_len, left, right)
+    assert_alike(common_suffix_len, left, right)
+    both = min(len(left), len(right))
+    assert_alike(equal_around, left[:both], right[:both], min(middle, both))
+    assert_alike(find_flank, left, right, [0, 1, 5, 20], 8)
+    assert_alike(find_flank, left, right, [0, 2], 2)
+
+
+@given(TOKENS, TOKENS, st.lists(st.integers(-70, 70), max_size=3).map(tuple))
+def test_misfits(context: Tokens, here: Tokens, shifts: tuple[int, ...]) -> None:
+    assert_alike(count_misfits, context, here, shifts)
+
+
+@given(st.integers(0, 2), st.integers(0, 5000), st.integers(0, 9))
+def test_endings(seed: int, num_tokens: int, more: int) -> None:
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(-(1 << 31), 1 << 31, num_tokens + more).astype(np.int32)[more:]
+    slots = rng.integers(0, 256, 1 << 12, dtype=np.uint8)
+    assert_alike(hash_endings, tokens)
+    assert_alike(find_set, np.frombuffer(hash_endings(tokens), np.uint32), slots, 20)
+
+
+@given(st.lists(TOKENS.filter(len), min_size=1, max_size=6), st.data())
+def test_walks_of_the_trie(paths: list[Tokens], data: st.DataObject) -> None:
+    trie = Trie("n", OrderedDict(), itertools.count())
+    for path in paths:
+        node, stored = trie.walk(path)
+        if stored < node.end:
+            trie.split(node, stored)
+        if stored < len(path):
+            child = trie.append(node, path[stored:])
+            cuts = sorted(data.draw(st.lists(st.integers(child.start, child.end), max_size=4, unique=True)))
+            child.eligible = list(zip(cuts[::2], cuts[1::2], strict=False))
+    prompt, path = data.draw(TOKENS), data.draw(st.sampled_from(paths))
+    shift = data.draw(st.integers(-20, 20))
+    rows = data.draw(st.sampled_from([ANY, ELIGIBLE]))
+    node, stored = trie.walk(path)
+    end = data.draw(st.integers(1, max(1, stored)))
+    while node.start >= end:
+        node = node.parent
+    if 0 <= end + shift <= len(prompt):
+        low = data.draw(st.integers(max(0, shift), max(0, shift, end + shift)))
+        assert_alike_steps(trie, equal_start, node, end + shift, shift, prompt, low, rows)
+        assert_alike_steps(trie, equal_end, node, end + shift, shift, prompt, len(prompt), rows)
+
+
+def assert_alike_steps(trie: Trie, function: Any, *args: Any) -> None:
+    """Alike, and the work that they count too."""
+    results = []
+    for each in (function, function.__wrapped__):
+        trie.num_steps = 0
+        results.append((each(*args), trie.num_steps))
+    assert results[0] == results[1]
+
+
+@given(TEXTS, WORDS, WORDS, st.integers(0, 12))
+def test_words_are_found_alike(tokens: Tokens, words: list[str], rare: list[str], most_tries: int) -> None:
+    asked = list(dict.fromkeys([*words, *rare]))
+    ways = [LEXICON._ways_to_write(word) for word in asked]
+    is_rare = bytes(word in rare for word in asked)
+    for repeats in (1, 40):
+        text = np.tile(tokens, repeats)
+        for most in (most_tries, 1 << 20):
+            assert_alike(find_words, asked, is_rare, ways, text, LEXICON._book, most, 24)
+
+
+@given(TEXTS, st.integers(0, 50), st.integers(0, 50), st.integers(0, 4))
+def test_words_of_a_span(tokens: Tokens, start: int, end: int, most: int) -> None:
+    book = LEXICON._book
+    start = min(start, len(tokens))
+    assert_alike(words_in, tokens, start, end, book.texts, book.folded, most)
+    for is_last in (False, True):
+        assert_alike(nearest_break, tokens, start, end, LEXICON._breaks, is_last)
+
+
+PLANS = """
+import sys
+from pic_traces import load
+from pic_traces.encode import load_encoder
+from sglang_pic.census.simulate import simulate
+for outcome in simulate([("file", load("clock:sample:agents"))], load_encoder(None)):
+    print(outcome.prefix_len, outcome.runs, outcome.changed_fields, outcome.guarded)
+"""
+
+
+def test_plans_of_recorded_calls_are_the_same_without_the_loops() -> None:
+    plans = []
+    for way in ("auto", "python"):
+        environment = {**os.environ, "SGLANG_PIC_LOOPS": way}
+        done = subprocess.run(
+            [sys.executable, "-c", PLANS], env=environment, capture_output=True, text=True, check=True, timeout=120
+        )
+        plans.append(done.stdout)
+    assert plans[0] == plans[1]
+    assert plans[0].count("RunSpan") > 20
+
+
+def test_an_unknown_switch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_PIC_LOOPS", "fast")
+    with pytest.raises(ValueError, match="SGLANG_PIC_LOOPS='fast'"):
+        native.load()
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_without_a_compiler_python_does_it(
+    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setattr(pic_native, "cache_from_source", lambda name: str(tmp_path / Path(name).name))
+    native._load.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert native.load() is None
+            assert native.load() is None
+        assert len(caplog.records) == 1
+        assert compiler in caplog.text
+        counted = native.compiled(lambda left, right: len(left) + len(right))
+        assert counted("ab", "c") == 3
+    finally:
+        native._load.cache_clear()
