@@ -70,7 +70,7 @@ def test_the_readme_shows_what_the_demo_measured() -> None:
 
 def demo_table(folder: Path) -> Table:
     """Two rows a scene: stock, and the patched server with the defaults."""
-    header = ["calls", "server", "prompt tokens computed", "median TTFT", "same first token as stock"]
+    header = ["calls", "server", "tokens computed", "median TTFT", "first token as stock's"]
     table = Table(header, [])
     for name, run in load_scenes(folder).items():
         paired = run.summary.paired
@@ -79,10 +79,10 @@ def demo_table(folder: Path) -> Table:
         assert later is not None
         stock, patched = (run.summary.arms[arm].computed_tokens for arm in (paired.baseline, paired.arm))
         label = "behind a clock" if name.startswith("clock") else "as recorded"
-        table.rows.append([label, "stock SGLang", f"{stock:,}", seconds(later.baseline_ttft_p50_s), ""])
+        table.rows.append([label, "stock", f"{stock:,}", seconds(later.baseline_ttft_p50_s), ""])
         computed = f"{patched:,} ({percent(paired.computed_tokens_ratio)})"
         ttft = f"{seconds(later.ttft_p50_s)} ({times(later.ttft_speedup_p50)} faster)"
-        table.rows.append(["", "with sglang_pic", computed, ttft, percent(paired.first_token_agreement)])
+        table.rows.append(["", "sglang_pic", computed, ttft, percent(paired.first_token_agreement)])
     return table
 
 
