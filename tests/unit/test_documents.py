@@ -12,12 +12,14 @@ from pic_bench.compare.run_folder import load_scenes
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.numbers import percent, seconds, times
 
-from sglang_pic.reference import PAGE, README, render
+from sglang_pic.reference import OPERATE, PAGE, render
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [
-    README,
+    ROOT / "README.md",
+    ROOT / "SECURITY.md",
     ROOT / "sglang_pic" / "README.md",
+    OPERATE,
     PAGE,
     ROOT / "bench" / "results" / "README.md",
     ROOT / "bench" / "results" / "STUDY.md",
@@ -26,10 +28,18 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("path", [PAGE, README], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [PAGE, OPERATE], ids=lambda path: path.name)
 def test_generated_tables_are_up_to_date(path: Path) -> None:
     page = path.read_text()
     assert render(page) == page, "run `make reference`"
+
+
+@pytest.mark.parametrize(
+    ("page", "most"), [("README.md", 1300), ("sglang_pic/README.md", 1800), ("sglang_pic/OPERATE.md", 1100)]
+)
+def test_pages_that_everybody_reads_are_short(page: str, most: int) -> None:
+    """Figures with their conditions belong into the study, lists into the reference."""
+    assert len((ROOT / page).read_text().split()) <= most
 
 
 def test_every_environment_variable_is_in_the_reference() -> None:
