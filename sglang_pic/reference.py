@@ -1,4 +1,4 @@
-"""Writes the tables of `sglang_pic/REFERENCE.md`, and the README's line on features, from the code.
+"""Writes the tables of `sglang_pic/REFERENCE.md`, and the line on features of `OPERATE.md`, from the code.
 
 `python -m sglang_pic.reference` (`make reference`). The text around the tables stands in the page itself; a table
 begins at `<!-- generated: NAME -->` and ends at `<!-- end -->`.
@@ -32,8 +32,8 @@ from sglang_pic.config import PicConfig
 from sglang_pic.core.settings import Setting, settings_of
 
 PAGE: Final = Path(sglang_pic.__file__).with_name("REFERENCE.md")
-README: Final = PAGE.parent.parent / "README.md"
-_MATRIX: Final = "sglang_pic/REFERENCE.md#what-is-tested-admitted-and-refused"
+OPERATE: Final = PAGE.with_name("OPERATE.md")
+_MATRIX: Final = "REFERENCE.md#what-is-tested-admitted-and-refused"
 
 _METRICS: Final = (
     *accounting.METRICS,
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the pages' tables anew."""
     parser = argparse.ArgumentParser(prog="python -m sglang_pic.reference", description=__doc__.splitlines()[0])
     parser.parse_args(argv)
-    for page in (PAGE, README):
+    for page in (PAGE, OPERATE):
         page.write_text(render(page.read_text(encoding="utf-8")), encoding="utf-8")
         print(page, file=sys.stderr)
     return 0
@@ -124,7 +124,7 @@ def _support() -> str:
 
 
 def _features() -> str:
-    """What of the matrix limits users of stock SGLang, in a few lines for the README."""
+    """What of the matrix limits users of stock SGLang, in a few lines for the operator."""
     named: dict[Level, dict[str, None]] = {level: {} for level in Level}
     for entry in SUPPORT:
         if entry.feature or (entry.fallback and entry.path):

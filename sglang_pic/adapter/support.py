@@ -76,7 +76,7 @@ class Support(NamedTuple):
     change: str = ""
     """What to do about a refusal."""
     feature: str = ""
-    """What the README calls it; empty where it goes by `what`, or is left to the reference page."""
+    """What OPERATE.md calls it; empty where it goes by `what`, or is left to the reference page."""
     fallback: str = ""
     """Under which reason requests are counted that fall back."""
     modes: Sequence[str] = ("null", "prefill")

@@ -54,13 +54,13 @@ def read_table() -> tuple[list[Invariant], list[Mutation]]:
 
 
 def render(page: str) -> str:
-    """A page with the table of invariants, the code that keeps them and the tests that fail without it."""
+    """A page with the list of invariants, the code that keeps them and the tests that fail without it."""
     invariants, mutations = read_table()
-    lines = ["| | invariant | kept in | without that code these fail |", "|--:|---|---|---|"]
+    lines = []
     for number, what in invariants:
         mine = [mutation for mutation in mutations if mutation.invariant == number]
         files = dict.fromkeys(mutation.file.removeprefix("sglang_pic/").removeprefix("adapter/") for mutation in mine)
-        tests = dict.fromkeys(mutation.test.rpartition("/")[2].replace("::", ": ") for mutation in mine)
-        cells = (", ".join(f"`{file}`" for file in files), "<br>".join(f"`{test}`" for test in tests))
-        lines.append(f"| {number} | {what} | {' | '.join(cells)} |")
-    return _BLOCK.sub("\n".join(lines) + "\n", page)
+        tests = dict.fromkeys(mutation.test.rpartition("/")[2] for mutation in mine)
+        kept, fail = (", ".join(f"`{name}`" for name in names) for names in (files, tests))
+        lines.append(f"{number}. **{what[:1].upper()}{what[1:]}.** Kept in {kept}. Tests: {fail}\n")
+    return _BLOCK.sub("".join(lines), page)

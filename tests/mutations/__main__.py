@@ -2,7 +2,7 @@
 
     python -m tests.mutations          all of them
     python -m tests.mutations 1 9      those of invariants 1 and 9
-    python -m tests.mutations --page   write the table in sglang_pic/README.md, and run nothing
+    python -m tests.mutations --page   write the list in sglang_pic/README.md, and run nothing
 
 Every mutation of the table is made in a copy of the tree, in a temporary folder. First the named tests run without a
 mutation: they have to pass. Each run is a fork of this process, which has SGLang in memory already.
@@ -39,7 +39,7 @@ def main() -> int:
     """Print a line for each mutation; 1 if one survives or cannot be made."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__.splitlines()[0])
     parser.add_argument("invariants", nargs="*", type=int, metavar="N", help="only of these invariants")
-    parser.add_argument("--page", action="store_true", help="write the table in sglang_pic/README.md, and run nothing")
+    parser.add_argument("--page", action="store_true", help="write the list in sglang_pic/README.md, and run nothing")
     args = parser.parse_args()
     if args.page:
         PAGE.write_text(render(PAGE.read_text("utf8")), "utf8")

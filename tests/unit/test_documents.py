@@ -12,12 +12,14 @@ from pic_bench.compare.run_folder import load_scenes
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.numbers import percent, seconds, times
 
-from sglang_pic.reference import PAGE, README, render
+from sglang_pic.reference import OPERATE, PAGE, render
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [
-    README,
+    ROOT / "README.md",
+    ROOT / "SECURITY.md",
     ROOT / "sglang_pic" / "README.md",
+    OPERATE,
     PAGE,
     ROOT / "bench" / "results" / "README.md",
     ROOT / "bench" / "results" / "STUDY.md",
@@ -26,10 +28,18 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("path", [PAGE, README], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [PAGE, OPERATE], ids=lambda path: path.name)
 def test_generated_tables_are_up_to_date(path: Path) -> None:
     page = path.read_text()
     assert render(page) == page, "run `make reference`"
+
+
+@pytest.mark.parametrize(
+    ("page", "most"), [("README.md", 1300), ("sglang_pic/README.md", 1800), ("sglang_pic/OPERATE.md", 1100)]
+)
+def test_pages_that_everybody_reads_are_short(page: str, most: int) -> None:
+    """Figures with their conditions belong into the study, lists into the reference."""
+    assert len((ROOT / page).read_text().split()) <= most
 
 
 def test_every_environment_variable_is_in_the_reference() -> None:
@@ -70,7 +80,7 @@ def test_the_readme_shows_what_the_demo_measured() -> None:
 
 def demo_table(folder: Path) -> Table:
     """Two rows a scene: stock, and the patched server with the defaults."""
-    header = ["calls", "server", "prompt tokens computed", "median TTFT", "same first token as stock"]
+    header = ["calls", "server", "tokens computed", "median TTFT", "first token as stock's"]
     table = Table(header, [])
     for name, run in load_scenes(folder).items():
         paired = run.summary.paired
@@ -79,10 +89,10 @@ def demo_table(folder: Path) -> Table:
         assert later is not None
         stock, patched = (run.summary.arms[arm].computed_tokens for arm in (paired.baseline, paired.arm))
         label = "behind a clock" if name.startswith("clock") else "as recorded"
-        table.rows.append([label, "stock SGLang", f"{stock:,}", seconds(later.baseline_ttft_p50_s), ""])
+        table.rows.append([label, "stock", f"{stock:,}", seconds(later.baseline_ttft_p50_s), ""])
         computed = f"{patched:,} ({percent(paired.computed_tokens_ratio)})"
         ttft = f"{seconds(later.ttft_p50_s)} ({times(later.ttft_speedup_p50)} faster)"
-        table.rows.append(["", "with sglang_pic", computed, ttft, percent(paired.first_token_agreement)])
+        table.rows.append(["", "sglang_pic", computed, ttft, percent(paired.first_token_agreement)])
     return table
 
 

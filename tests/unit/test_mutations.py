@@ -29,7 +29,7 @@ def test_every_invariant_has_two_mutations_or_more() -> None:
     assert min(counts.values()) >= 2
 
 
-def test_the_page_has_the_table() -> None:
+def test_the_page_has_the_list() -> None:
     page = PAGE.read_text("utf8")
     assert "<!-- invariants: begin -->" in page
     assert page == render(page), "write it by `python -m tests.mutations --page`"
