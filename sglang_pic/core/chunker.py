@@ -102,4 +102,9 @@ class Chunker:
 def _delimiter_positions(tokens: Tokens, start: int, end: int, delimiters: frozenset[int]) -> list[int]:
     if not delimiters:
         return []
-    return (np.flatnonzero(np.isin(tokens[start:end], [*delimiters])) + start).tolist()
+    part = tokens[start:end]
+    # Several times faster than `numpy.isin` for the few that a template has.
+    found = np.zeros(len(part), dtype=np.bool_)
+    for delimiter in delimiters:
+        found |= part == delimiter
+    return (np.flatnonzero(found) + start).tolist()

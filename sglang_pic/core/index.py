@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
@@ -114,6 +115,8 @@ class ContentIndex:
         self._num_tokens = 0
         self._num_evicted = 0
         self._num_work = 0
+        # Emptied by whatever reads or changes the index.
+        self._noted: deque[Callable[[], None]] = deque()
         self.is_whole = True
         """False after an exception in the middle of a change: only `flush()` helps."""
 
@@ -146,11 +149,37 @@ class ContentIndex:
         spliced rows into the tree must name them here before the next plan. Cost: one walk over the stored
         part, then O(new tokens).
         """
+        self.note(namespace, tokens, computed, spliced=spliced, generations=generations, delimiters=delimiters)
+        self.settle()
+
+    def note(
+        self,
+        namespace: Hashable,
+        tokens: Tokens,
+        computed: Sequence[Span],
+        *,
+        spliced: Sequence[Span] = (),
+        generations: Sequence[tuple[int, int]] = (),
+        delimiters: frozenset[int] = frozenset(),
+    ) -> None:
+        """Publish later: at `settle`, or before anything else reads or changes the index. Cost O(1).
+
+        An answer need not wait until its text is cut, and no plan can tell the difference. Arguments as of `publish`;
+        none of them may change until then.
+        """
         require_tokens(tokens)
-        if len(tokens) == 0:
-            return
-        with self._changing():
-            self._publish(namespace, tokens, computed, spliced, generations, delimiters)
+        if len(tokens):
+            self._noted.append(partial(self._publish, namespace, tokens, computed, spliced, generations, delimiters))
+
+    def settle(self) -> None:
+        """Publish what was noted.
+
+        Raises:
+            Exception: a publication failed, and the index is not whole any more.
+        """
+        while self._noted:
+            with self._changing():
+                self._noted.popleft()()
 
     def _publish(
         self,
@@ -208,6 +237,7 @@ class ContentIndex:
         stop = len(tokens) if end is None else end
         if not 0 <= prefix_len <= stop <= len(tokens):
             raise ValueError(f"prefix_len={prefix_len!r}, end={end!r}: must lie in order inside {len(tokens)} tokens.")
+        self.settle()
         space = self._namespaces.get(namespace)
         if space is None or not space.donors.heads:
             return Plan(prefix_len=prefix_len, end=stop)
@@ -231,6 +261,7 @@ class ContentIndex:
 
     def forget(self, namespace: Hashable, tokens: Tokens, resident_len: int) -> None:
         """Drop every path that agrees with `tokens` beyond `resident_len`: the tree no longer holds it there."""
+        self.settle()
         space = self._namespaces.get(namespace)
         if space is None:
             return
@@ -241,6 +272,7 @@ class ContentIndex:
 
     def pin(self, namespace: Hashable, tokens: Tokens) -> None:
         """Let the donors on a published path be the last to leave for other donors of their chunks."""
+        self.settle()
         space = self._namespaces.get(namespace)
         if space is None:
             return
@@ -255,6 +287,7 @@ class ContentIndex:
 
     def unpin(self, namespace: Hashable, tokens: Tokens) -> None:
         """Undo one `pin` of the path, as far as it is still stored."""
+        self.settle()
         space = self._namespaces.get(namespace)
         if space is not None:
             for each in space.trie.walk(tokens)[0].lineage():
@@ -263,10 +296,12 @@ class ContentIndex:
     def flush(self, namespace: Hashable | None = None) -> None:
         """Forget one namespace, or all of them; all of them whatever state they are in."""
         if namespace is None:
+            self._noted.clear()
             self._size, self._ages, self._namespaces = TableSize(), OrderedDict(), {}
             self._num_tokens = 0
             self.is_whole = True
             return
+        self.settle()
         space = self._namespaces.get(namespace)
         if space is not None:
             for child in list(space.trie.root.children.values()):
@@ -275,6 +310,7 @@ class ContentIndex:
 
     def stats(self) -> IndexStats:
         """What the index holds. Cost O(nodes)."""
+        self.settle()
         return IndexStats(
             num_tokens=self._num_tokens,
             num_bytes=self._num_bytes(),

@@ -103,6 +103,7 @@ class Rank(Server):
         req.pic.admit(0, len(tokens), first_chunk=True)
         self.tree.checkpoint_into_tree(req, up_to=len(tokens))
         self.end(req)
+        self.tree.flush_pending_backups()
         return req
 
     def receive(self, tokens: list[int], **pic: Any) -> Any:

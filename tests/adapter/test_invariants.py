@@ -136,13 +136,13 @@ def test_rows_that_the_tree_did_not_adopt_make_no_donors() -> None:
     """Of two requests with one prompt side by side the second brings nothing: its rows are freed as duplicates."""
     rank = Rank(1, shuffle=0)
     published: list[Any] = []
-    keep = rank.index.publish
+    keep = rank.index.note
 
-    def publish(namespace: object, tokens: Any, computed: Any, **others: Any) -> None:
+    def note(namespace: object, tokens: Any, computed: Any, **others: Any) -> None:
         published.append((len(tokens), computed))
         keep(namespace, tokens, computed, **others)  # type: ignore[arg-type]
 
-    rank.index.publish = publish  # type: ignore[method-assign]
+    rank.index.note = note  # type: ignore[method-assign]
     for tokens in (TEXT, [*TEXT, *TEXT[:40]]):
         rank.start(tokens, {}, 0)
     for req in list(rank.running):

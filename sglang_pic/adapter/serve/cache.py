@@ -144,7 +144,7 @@ class PicRadixCache(UnifiedRadixCache):
         return result
 
     def checkpoint_into_tree(self, req: Req, *, up_to: int, **kwargs: Any) -> None:
-        """Hand the request's row to the tree, then publish what it computed."""
+        """Hand the request's row to the tree, then note what it computed."""
         self._inserted = []
         try:
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
@@ -156,6 +156,14 @@ class PicRadixCache(UnifiedRadixCache):
                     self.recover([req], Fallback.FAULT_PUBLICATION, error)
         finally:
             self._inserted = None
+
+    def flush_pending_backups(self) -> None:
+        """Publish what was noted: SGLang calls this after the answers of a batch have left."""
+        super().flush_pending_backups()
+        try:
+            self._publication.settle()
+        except Exception as error:
+            self.recover((), Fallback.FAULT_PUBLICATION, error)
 
     def _refused(self, req: Req) -> PinEnd | None:
         """Why the rows of a request are neither donors nor pinned."""

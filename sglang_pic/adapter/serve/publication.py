@@ -20,7 +20,9 @@ class Publication:
         self._index, self._delimiters = index, delimiters
 
     def publish(self, req: Req, path_len: int, *, adopted_from: int) -> None:
-        """Publish which rows of `[adopted_from, path_len)` the request computed itself, and which were spliced.
+        """Note which rows of `[adopted_from, path_len)` the request computed itself, and which were spliced.
+
+        The text is cut in `settle`, after the answer, or before the next plan.
 
         Args:
             req: the request; its rows are in the tree.
@@ -36,7 +38,7 @@ class Publication:
         start = max(adopted_from, state.matched_len)
         if start >= path_len:
             return
-        self._index.publish(
+        self._index.note(
             tree_namespace(req),
             as_tokens(req.full_untruncated_fill_ids[: path_len + self._index.names.lookahead]),
             [(start, path_len)],
@@ -45,6 +47,14 @@ class Publication:
             generations=[(max(position, start), number) for position, number in state.generations],
             delimiters=self._delimiters,
         )
+
+    def settle(self) -> None:
+        """Publish what was noted.
+
+        Raises:
+            Exception: a publication failed.
+        """
+        self._index.settle()
 
     @property
     def is_whole(self) -> bool:
