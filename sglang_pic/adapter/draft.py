@@ -101,7 +101,7 @@ def read_draft(ctx: BuildContext, target: Splicer) -> Draft | None:
         )
         if splicer.view.num_slots != target.view.num_slots:
             sizes = f"a KV pool of {splicer.view.num_slots!r} slots beside the target's {target.view.num_slots!r}"
-            raise UnsupportedError(Refused("both must be equal, because rows of a slot move together").line(sizes))
+            raise UnsupportedError(Refused("both must have as many, because rows of a slot move together").line(sizes))
     return Draft(found[0], splicer)
 
 
