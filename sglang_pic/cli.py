@@ -40,7 +40,7 @@ EXTRAS = {
 # Fixed, so that help text is the same in every terminal and in the README.
 HELP_WIDTH = 100
 _NO_FILE = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPERM, errno.EROFS}
-"""What a disk or its permissions say: the user's to mend, and no bug."""
+"""Errors of a disk or its permissions, which the user can mend: they are no bug."""
 _FORMATTER = cast("type[argparse.HelpFormatter]", partial(argparse.RawDescriptionHelpFormatter, width=HELP_WIDTH))
 
 

@@ -33,8 +33,8 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     (with `"request_us"`, `"floor_us"` and `"gap_floor_us"` where they are not 0)."""
     self_test: Literal["warn", "off", "refuse"] = "warn"
     """What happens at start-up if the model does not take splices of built-in prompts: `"warn"` logs it, `"refuse"`
-    stops the server, `"off"` does not test. A splice that is wrong, whatever the model makes of it, stops the server in
-    any case: rows and a gap batch are checked with `"off"`, too."""
+    stops the server, `"off"` does not test. A wrong splice stops the server whatever is set: rows and a gap batch are
+    checked with `"off"`, too."""
     # SmolLM2 measures KL 0.03 and keys 0.18, with keys left unrotated 1.3 and 1.0, with a base a tenth off 0.8 and 0.7
     # (bf16). Random weights take no splice from another context: 1.6 to 2.7 and 0.63 to 0.65.
     self_test_kl_limit: Annotated[float, Range(0)] = 0.25
@@ -44,21 +44,21 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     audit_rate: Annotated[float, Range(0, 1)] = 0.01
     """Share of spliced requests that are computed again in full while no request waits; 0 audits none."""
     audit_change_rate: Annotated[float, Range(0, 1)] = 0.05
-    """The same share of the requests that were spliced behind a changed field, if it is larger than `audit_rate`; with
-    `audit_rate` 0 none of them is audited either."""
+    """The same share of the requests that were spliced behind a changed field, if larger than `audit_rate`;
+    `audit_rate` 0 audits none of these either."""
     audit_kl_limit: Annotated[float, Range(0)] = 0.25
     """Nats: mean KL(full || spliced) of a namespace's audited requests above which splicing is switched off there;
     requests that were spliced behind a changed field have a mean of their own."""
     audit_kl_cap: Annotated[float, Range(0)] = 2.0
-    """Nats: what one audited request counts at most in that mean."""
+    """Nats: the most that one audited request counts in that mean."""
     audit_window: Annotated[int, Range(1, 10_000)] = 32
-    """The last audited requests of a namespace that the mean is over."""
+    """Number of a namespace's last audited requests that the mean covers."""
     audit_min: Annotated[int, Range(1, 10_000)] = 16
-    """Audited requests of a namespace before their mean can switch it off."""
+    """Audited requests that a namespace must have before their mean can switch it off."""
     # A fault is a defect: each may cost the whole index, and a server on which they go on gains nothing.
     fault_limit: Annotated[int, Range(1, 1_000_000)] = 8
-    """So many faults (exceptions of the plugin, after which requests are computed as usual) switch splicing off on the
-    whole server, until the cache is flushed or the server starts again."""
+    """Number of faults (exceptions of the plugin, after which requests are computed as usual) that switches splicing
+    off on the whole server, until the cache is flushed or the server starts again."""
     pin_max_percent: Annotated[int, Range(0, 100)] = 25
     """Largest share of the KV pool, in percent, that pinned prompts may hold; beyond it the oldest are given back."""
 

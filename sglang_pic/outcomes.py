@@ -1,4 +1,4 @@
-"""What the tests of each entry of the matrix came to: `make matrix` writes it, the reference page shows it."""
+"""The outcomes of each matrix entry's tests: `make matrix` writes them, the reference page shows them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One test, with all of its parameters."""
 
     features: list[str]
-    """The entries of the matrix that it shows."""
+    """The entries of the matrix that the test shows."""
     outcome: str
     """`passed`, or `failed` or `skipped` if that befell one of its parameters."""
 
@@ -33,10 +33,10 @@ class Outcomes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def read() -> Outcomes:
-    """What is on record."""
+    """The recorded outcomes."""
     return msgspec.json.decode(FILE.read_bytes(), type=Outcomes)
 
 
 def write(outcomes: Outcomes) -> None:
-    """Replace what is on record."""
+    """Replace the recorded outcomes."""
     FILE.write_bytes(msgspec.json.format(msgspec.json.encode(outcomes)) + b"\n")

@@ -119,12 +119,12 @@ def _support() -> str:
         table = _table(("status", "what", "why", "tests")[:columns], [row[:columns] for row in rows])
         parts.append(f"### {area.value[:1].upper()}{area.value[1:]}\n\n{table}")
     tests = "".join(f"{numbers[test]}. `{test}`: {outcome.outcome}\n" for test, outcome in recorded.tests.items())
-    parts.append(f"### Tests by number\n\nWhat they came to with SGLang {recorded.sglang}:\n\n{tests}")
+    parts.append(f"### Tests by number\n\nTheir outcomes with SGLang {recorded.sglang}:\n\n{tests}")
     return "\n".join(parts)
 
 
 def _features() -> str:
-    """What of the matrix limits users of stock SGLang, in a few lines for the operator."""
+    """The entries of the matrix that limit users of stock SGLang, in a few lines for OPERATE.md."""
     named: dict[Level, dict[str, None]] = {level: {} for level in Level}
     for entry in SUPPORT:
         if entry.feature or (entry.fallback and entry.path):

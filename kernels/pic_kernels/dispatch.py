@@ -1,4 +1,4 @@
-"""The move that both ops are: some rows turned, others copied along; which implementation does it."""
+"""The move that both ops share: some rows turned, others copied along. Chooses its implementation."""
 
 from __future__ import annotations
 

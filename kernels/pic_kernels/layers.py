@@ -1,7 +1,7 @@
 """The buffers of a pool's layers as one operand: checked once, with a table of their addresses.
 
-By the table one launch reaches every layer. The object that holds the buffers holds the table too, so that the table
-cannot outlive the memory it points to, and no call has to look it up.
+The table lets one launch reach every layer. The object that holds the buffers holds the table too, so that it cannot
+outlive the memory it points to, and no call has to look it up.
 """
 
 from __future__ import annotations

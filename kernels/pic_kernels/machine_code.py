@@ -1,4 +1,4 @@
-"""What Triton's compiler made of a kernel: access widths, registers, spills, read from its PTX and its cubin."""
+"""Reads the access widths, registers and spills of a compiled Triton kernel from its PTX and its cubin."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class MachineCode(NamedTuple):
     shared_bytes: int
     """Per program; 0 is wanted, since no thread needs what another one read."""
     threads_per_sm: int
-    """That its registers leave room for, of 2,048."""
+    """Threads that its registers leave room for, of 2,048."""
     instructions: int
     row_loads: dict[int, int]
-    """Loads of what is neither slot, shift, angle nor address, by width in bytes."""
+    """Loads of rows, by width in bytes: all but slots, shifts, angles and addresses."""
     row_stores: dict[int, int]
     """Stores by width in bytes."""
 

@@ -1,8 +1,8 @@
 """Digests of the functions of SGLang that the adapter relies on, by the versions that it was tested with.
 
-The contract says what a function must be called and hold; its digest says that it is the very function that was tested.
-Formatting, comments and docstrings do not count. Another digest stops nothing: the checks of the live model decide, and
-the operator is told the names.
+The contract checks a function's name and parts; the digest tells whether it is the function that was tested.
+Formatting, comments and docstrings do not count. An unknown digest stops nothing: the checks of the live model decide,
+and the log names the function.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def known_versions() -> tuple[str, ...]:
 
 
 def changed_bodies(paths: Iterable[str]) -> list[str]:
-    """Those of `paths` whose definition in the installed SGLang is none of the tested ones; missing ones are."""
+    """The `paths` whose definition in the installed SGLang is missing or was not tested."""
     return [path for path in paths if _digest_of(path) not in TESTED_BODIES.get(path, {})]
 
 

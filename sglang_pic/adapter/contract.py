@@ -1,8 +1,8 @@
 """Checks every symbol of SGLang that this adapter relies on, before anything is registered.
 
-`contract.toml` has the functions and classes: where each one is, its parameters, words that its source must hold; those
-that only some servers rely on are in a table for each feature. `seams.py` names the members of SGLang's objects that
-our code reads and writes, as types for mypy; the same names are looked up here in the installed SGLang.
+`contract.toml` names the functions and classes, their parameters and words that their source must hold; symbols that
+only some servers rely on stand in a table for each feature. `seams.py` names the members of SGLang's objects that our
+code reads and writes, as types for mypy; the same names are looked up here in the installed SGLang.
 
 SGLang swallows the exceptions of plugins, so a half-registered plugin would serve without its cache and say nothing; a
 missing or changed symbol must stop the server with one line instead.
@@ -49,7 +49,7 @@ _TABLES: Final = {
 }
 
 FRONT: Final = _TABLES["front"]
-"""What every process relies on that has the plugin, whatever the server's backend."""
+"""What every process with the plugin relies on, whatever the server's backend."""
 
 CONTRACT: Final = (
     *FRONT,
@@ -62,11 +62,11 @@ FEATURES: Final = {name: symbols for name, symbols in _TABLES.items() if name no
 """By feature, what only servers with it rely on; `support.py` finds which those are."""
 
 BODIES: Final = tuple(symbol.path for symbols in _TABLES.values() for symbol in symbols)
-"""What the table of digests has, beside `ATTENTION_BODIES`."""
+"""The paths in the table of digests, beside `ATTENTION_BODIES`."""
 
 ATTENTION_BODIES: Final[dict[str, tuple[str, ...]]] = {name: tuple(paths) for name, paths in _FILE["attention"].items()}
-"""By attention backend, what it was admitted for: how its tables are built, and that rows are written before any is
-read. No code of ours uses these names, so they are no part of the contract; their digests are kept."""
+"""By attention backend, the functions that it was admitted for: they build its tables, and write rows before any is
+read. Our code does not use them, so the contract leaves them out; only their digests are kept."""
 
 
 def check_contract(contract: Sequence[Symbol] = CONTRACT, *, without: str = "--radix-cache-backend pic") -> list[str]:
@@ -74,10 +74,10 @@ def check_contract(contract: Sequence[Symbol] = CONTRACT, *, without: str = "--r
 
     Args:
         contract: the symbols.
-        without: what to start without where SGLang does not keep them.
+        without: the flag that the error tells the operator to leave out.
 
     Returns:
-        Those with digests that are not what was tested, whatever they are called and hold.
+        The paths of symbols whose digests were not tested.
 
     Raises:
         ContractError: one line that names the first symbol that is missing or changed, and the versions.
@@ -98,7 +98,7 @@ def check_contract(contract: Sequence[Symbol] = CONTRACT, *, without: str = "--r
 
 
 def changed_attention(backend: str) -> list[str]:
-    """The functions of an attention backend that are not what was tested; none where none was."""
+    """The functions of an attention backend that differ from the tested ones; none for an untested backend."""
     try:
         return bodies.changed_bodies(ATTENTION_BODIES.get(backend, ()))
     finally:
@@ -111,9 +111,8 @@ def describe_changes(changed: Sequence[str]) -> str:
     names = ", ".join(path.removeprefix("sglang.srt.") for path in changed)
     counted = "1 function" if len(changed) == 1 else f"{len(changed)} functions"
     return (
-        f"SGLang {installed_version()} is not what was tested: {counted} that the cache relies on, other than in "
-        f"{tested}: {names}. Start-up checks the live model all the same; to have what was "
-        f"tested install sglang=={BUILT_FOR}."
+        f"SGLang {installed_version()} differs from {tested}, which was tested, in {counted} that the cache relies on: "
+        f"{names}. Start-up checks the live model all the same; for the tested version install sglang=={BUILT_FOR}."
     )
 
 

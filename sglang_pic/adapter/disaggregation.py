@@ -1,12 +1,12 @@
 """Prefill and decode on servers of their own (PD disaggregation).
 
 A prefill server splices as any other, and SGLang sends the rows of a request after its pass, spliced or computed. A
-decode server computes no prompts. With `--disaggregation-decode-enable-radix-cache` it keeps the rows that it was sent,
-as prefixes of later requests; so there a request has the key in SGLang's tree that it has on the prefill server, and
-rows that came from a splice reach no request that opted out.
+decode server computes no prompts. With `--disaggregation-decode-enable-radix-cache` it keeps received rows as prefixes
+of later requests. A request therefore has the same key in both servers' trees, so that no spliced row reaches a request
+that opted out.
 
-What was spliced is told to the client by the decode server. The counts travel in the row of SGLang's metadata that has
-the prompt's cached tokens, in places that SGLang leaves empty.
+The decode server tells the client what was spliced. The counts travel in the row of SGLang's metadata that has the
+prompt's cached tokens, in places that SGLang leaves empty.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def install_receiver(policy: ReusePolicy, mode: Mode) -> None:
     """Register the hooks of a decode server; SGLang applies them when its registry is applied.
 
     Args:
-        policy: the server's own; as on the prefill server, so that lanes are the same.
-        mode: how requests are served that do not say; likewise.
+        policy: the server's reuse policy, as on the prefill server, so that lanes are the same.
+        mode: the mode of requests that name none, as on the prefill server.
     """
     auditor = Auditor()
 
@@ -75,7 +75,7 @@ def _guarded(req: Any) -> Iterator[None]:
     try:
         yield
     except Exception:
-        logger.exception("sglang_pic: what was spliced of request %s is not told", req.rid)
+        logger.exception("sglang_pic: request %s is answered without its chunk hits", req.rid)
 
 
 def _send_counts(_: None, buffers: Any, req: Any) -> None:

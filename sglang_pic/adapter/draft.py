@@ -1,8 +1,8 @@
 """The draft model of speculative decoding: which one SGLang serves with, and how its rows are moved.
 
-Draft and target share slots and page tables, and each has a KV pool of its own. At the slot of a token the draft has a
-row that depends on the next token too, because SGLang shifts the draft's input by one: so the last token of an equal
-span is computed. What is spliced of the draft decides how many of its tokens are accepted, and no answer.
+Draft and target share slots and page tables, and each has a KV pool of its own. A draft's row also depends on the next
+token, because SGLang shifts the draft's input by one; so the last token of an equal span is computed. Spliced draft
+rows affect how many draft tokens are accepted, and no answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Draft:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """As SGLang runs the draft's passes; what is raised names the draft."""
+        """Run the draft's passes as SGLang does; errors name the draft."""
         from sglang.srt.layers.moe import utils as moe
         from sglang.srt.speculative.spec_utils import draft_tp_context
 
@@ -52,7 +52,7 @@ class Draft:
             yield
 
     def spec_info(self, tokens: torch.Tensor) -> Any:
-        """What a prefill of the draft is given beside `tokens`, `[num_tokens]`: hidden states that go by the token.
+        """The `spec_info` of the draft's prefill of `tokens`, `[num_tokens]`: hidden states made from the tokens.
 
         `hidden_states` is None for a draft that reads none of the target.
         """
@@ -107,7 +107,7 @@ def read_draft(ctx: BuildContext, target: Splicer) -> Draft | None:
 
 @contextmanager
 def named(runner: ModelRunner) -> Iterator[None]:
-    """Have what is raised say that it is about the draft model of `runner`, and name the draft's own flags."""
+    """Make errors say that they are about the draft model of `runner`, and name the draft's own flags."""
     algorithm: Any = runner.spec_algorithm
     try:
         yield

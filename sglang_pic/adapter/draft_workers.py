@@ -1,5 +1,4 @@
-"""Sees SGLang make its workers of speculative decoding: it makes them before it asks for the cache, and does not hand
-them over."""
+"""Notes SGLang's workers of speculative decoding, which SGLang makes before the cache and does not hand over."""
 
 from __future__ import annotations
 

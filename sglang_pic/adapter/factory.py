@@ -64,7 +64,7 @@ class _LiveModel(NamedTuple):
     max_sequences: int
     cost: CostModel | None
     row_lookahead: int
-    """Tokens behind a row that it depends on: what `ContentIndex` takes."""
+    """How many later tokens a row depends on, for `ContentIndex`."""
 
 
 def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> UnifiedRadixCache:
@@ -72,7 +72,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
 
     Args:
         ctx: what SGLang hands over.
-        changed_bodies: functions of SGLang that `check_contract` did not find as they were tested.
+        changed_bodies: functions of SGLang that differ from the tested ones, from `check_contract`.
 
     Raises:
         ConfigError: the configuration is not valid.
@@ -91,7 +91,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     audit = None
     if config.audit_rate > 0 and serving_group(ctx.tp_group) is not ctx.tp_group:
         if ctx.tp_rank == 0:
-            logger.info("sglang_pic: nothing is audited with DP attention: the pass of an audit would need every rank")
+            logger.info("sglang_pic: audits are off with DP attention: the pass of an audit would need every rank")
     elif config.audit_rate > 0:
         audit = Audit(runner, config, Series(audit_metrics.METRICS, labels), ctx.tp_group, sends_rows=mode == "prefill")
         shown["audit"] = audit.report
@@ -130,7 +130,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
 
 
 def warn_of_changes(ctx: BuildContext, changed_bodies: Sequence[str]) -> None:
-    """Name, on one rank, the functions of SGLang that are not what was tested: `changed_bodies` and the backend's."""
+    """Log, on one rank, the untested functions of SGLang: `changed_bodies` and the backend's."""
     if ctx.tp_rank != 0:
         return
     backend = ctx.tp_worker.model_runner.prefill_attention_backend_str
@@ -140,7 +140,7 @@ def warn_of_changes(ctx: BuildContext, changed_bodies: Sequence[str]) -> None:
 
 
 def _default_mode(ctx: BuildContext) -> Mode:
-    """How requests are served that do not say; says so, on one rank, where that is not spliced."""
+    """The mode of requests that name none; one rank logs it where it is `off`."""
     reason = opts_out(ctx)
     if reason and ctx.tp_rank == 0:
         logger.info("sglang_pic: %s", reason)
@@ -167,7 +167,7 @@ def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer, draft: D
 
 
 def _read_costs(ctx: BuildContext, config: PicConfig, splicer: Splicer, max_sequences: int) -> CostModel | None:
-    """What the cost gate goes by, measured if the operator gives no costs; `None` where it is off."""
+    """The cost gate's model, measured unless the operator gives costs; `None` where the gate is off."""
     if config.cost_gate == "off":
         return None
     if isinstance(config.cost_gate, CostModel):
@@ -271,7 +271,7 @@ def _check_rows(
         # Only the operator's own prompts can say whether that matters: the self-test measures answers.
         logger.warning(
             "sglang_pic: rows of %d layers, from layer %d on, differ more between positions than those of the tested "
-            "models: rounding grows with depth and changes the choice of experts. Splices are as far off as that.",
+            "models: rounding grows with depth and changes the choice of experts. Splices differ as much.",
             len(rows.noisy_layers),
             rows.noisy_layers[0],
         )

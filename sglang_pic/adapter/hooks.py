@@ -40,7 +40,7 @@ def apply_hooks() -> None:
     if missing:
         raise ContractError(
             f"{', '.join(missing)}: not hooked, so requests would be served wrongly. Either another plugin hooked it "
-            "first, and SGLang does so once, or SGLang's log says above what failed: start without that plugin, or "
+            "first (SGLang hooks a function once), or the log above says what failed. Start without that plugin, or "
             "without --radix-cache-backend pic."
         )
 

@@ -91,7 +91,7 @@ class Series:
 
 
 class _Child(Protocol):
-    """What counters, gauges and histograms do, each its own part of it."""
+    """The methods of counters, gauges and histograms; each has a part of them."""
 
     def inc(self, amount: float) -> None: ...
 

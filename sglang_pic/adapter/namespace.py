@@ -1,4 +1,4 @@
-"""The namespaces of the radix tree: what the client names, and the marks of ours that keep some requests apart.
+"""The namespaces of the radix tree: the client's key, and our marks that keep some requests apart.
 
 Rows are shared inside a namespace only, and requests of one namespace may have lanes of their own in it. Requests that
 opted out have the lane `off`, so that no row which came from a splice reaches them. Requests whose `edit` policy is not
@@ -21,10 +21,10 @@ OFF_LANE: Final = "off"
 
 
 class Namespace(NamedTuple):
-    """What rows are shared within."""
+    """Rows are shared only within a namespace."""
 
     extra_key: str | None = None
-    """SGLang's: what the client sent, then the id of the LoRA adapter. In the tree our marks begin it."""
+    """SGLang's key: what the client sent, then the id of the LoRA adapter. In the tree it begins with our marks."""
     cache_salt: str | None = None
     adapter: str | None = None
     """The id of the LoRA adapter; in the tree a mark of the key stands for it."""

@@ -1,4 +1,4 @@
-"""What this adapter reads and writes of SGLang's objects, as types.
+"""The members of SGLang's objects that this adapter reads and writes, as types.
 
 SGLang is untyped to our type checker, so each protocol lists exactly the members that our code touches. `contract.py`
 looks every one of them up in the installed SGLang at start-up, in the class that `SEAMS` names, beside the functions of

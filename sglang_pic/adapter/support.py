@@ -63,31 +63,31 @@ class Support(NamedTuple):
     reason: str
     """One clause: why this is admitted or refused, or what was tested."""
     path: str = ""
-    """Where SGLang's `TreeCacheBuildContext` has the value that tells whether a server has this, a server argument as
-    SGLang resolved it or a variable of its `environ`; empty where it is found otherwise, or where every server has it.
-    A space parts several."""
+    """The path in SGLang's `TreeCacheBuildContext` of the value that tells whether a server has this: a server argument
+    as SGLang resolved it, or a variable of `environ`. Empty if it is found otherwise, or every server has it. A space
+    separates several."""
     served: object = False
     """The value at `path` of a server without it; `False` stands for whatever counts as false. A list has all values of
     servers without it, and `""` for whatever counts as false."""
     values: Sequence[str] = ()
-    """The values at `path` of servers with it, where not of all others."""
+    """The values at `path` of servers with it; empty if these are all others."""
     beside: str = ""
-    """A path of something else that a server must have, too."""
+    """The path of a second value that a server must have, too."""
     change: str = ""
     """What to do about a refusal."""
     feature: str = ""
-    """What OPERATE.md calls it; empty where it goes by `what`, or is left to the reference page."""
+    """Its name in OPERATE.md; empty if that is `what`, or if only the reference page names it."""
     fallback: str = ""
-    """Under which reason requests are counted that fall back."""
+    """The reason that counts its requests that fall back."""
     modes: Sequence[str] = ("null", "prefill")
     """Values of `--disaggregation-mode` under which it is refused, or its `contract` checked; a decode server splices
     nothing."""
     contract: str = ""
-    """Which table of `contract.FEATURES` has what only servers with this rely on."""
+    """The table of `contract.FEATURES` with the symbols that only servers with this rely on."""
 
     @property
     def refused(self) -> Refused:
-        """Of a refusal."""
+        """The reason and the change of a refusal."""
         return Refused(self.reason, self.change)
 
 
@@ -151,7 +151,7 @@ _WITH_SEQUENCE_TABLES: Final = ("triton", "flashinfer", "trtllm_mha")
 """Attention backends with tables, or counters, for as many sequences as the request pool has rows."""
 _UNBOUNDED: Final = 1 << 20
 ONE_ROW: Final = "triton, flashinfer or trtllm_mha with --max-running-requests 1"
-"""What the table calls those with fewer rows than a splice needs."""
+"""The table's name of backends with fewer rows than a splice needs."""
 
 
 def check_support(ctx: BuildContext) -> None:
@@ -178,7 +178,7 @@ def refusals(ctx: BuildContext) -> Iterator[str]:
 
 
 def check_features(ctx: BuildContext) -> list[str]:
-    """As `check_contract`, of what only servers with the features of this one rely on."""
+    """`check_contract` for the features that this server has."""
     mode = disaggregation_mode(ctx)
     found = (entry for entry in present(ctx, Level.TESTED, Level.ADMITTED) if entry.contract and mode in entry.modes)
     needed = {entry.contract: entry.what for entry in found}
@@ -196,7 +196,7 @@ def present(ctx: BuildContext, *levels: Level) -> Iterator[Support]:
 
 
 def _has(entry: Support, value: object) -> bool:
-    """Whether a server with `value` at a path of `entry` is one that the entry is about."""
+    """Whether `entry` applies to a server with `value` at one of its paths."""
     if entry.values:
         return value in entry.values
     if isinstance(entry.served, list):
@@ -205,7 +205,7 @@ def _has(entry: Support, value: object) -> bool:
 
 
 def opts_out(ctx: BuildContext) -> str:
-    """The sentence that says why requests of a server are not spliced unless they ask for it; empty where they are."""
+    """Why a server splices only requests that ask for it, in a sentence; empty where it splices all."""
     found = (entry.reason for entry in present(ctx, Level.FALLS_BACK) if entry.fallback == Fallback.OFF.value)
     return " ".join(found)
 

@@ -14,7 +14,7 @@ from sglang_pic.core import Context, Plan
 
 # Text beside a field that is equal on both sides. The planner asks for as many tokens in front of a field.
 _FLANK_TOKENS = 8
-# Other fields before it may be longer or shorter than they were: so far is it looked for.
+# How far from its place a field is looked for, because fields before it may have changed their lengths.
 _REACH = 2048
 _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 

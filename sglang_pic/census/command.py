@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--upper-bound",
         action="store_true",
-        help="also search at every alignment for what repeats, to show how much of it is recovered (slower)",
+        help="also search for repeats at every alignment, to show the share that is recovered (slower)",
     )
     parser.add_argument(
         "--shared-cache", action="store_true", help="keep one cache for all files (default: an empty one for each)"
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "does the gain last?", "sessions side by side in simulated time, in a pool that is too small for them"
     )
-    group.add_argument("--hours", type=float, metavar="H", help="sessions start at random moments of so many hours")
-    group.add_argument("--windows", type=float, default=10.0, metavar="MINUTES", help="of a window (default: 10)")
+    group.add_argument("--hours", type=float, metavar="H", help="start sessions at random moments within H hours")
+    group.add_argument("--windows", type=float, default=10.0, metavar="MINUTES", help="window length (default: 10)")
     group.add_argument(
         "--pool-share",
         type=float,
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--pause-s", type=float, default=15.0, metavar="S", help="mean pause between a session's calls (default: 15)"
     )
-    group.add_argument("--pace-seed", type=int, default=1, metavar="N", help="of starts and pauses (default: 1)")
+    group.add_argument("--pace-seed", type=int, default=1, metavar="N", help="seed of starts and pauses (default: 1)")
     add_policy_arguments(parser)
 
 

@@ -40,12 +40,12 @@ class Window(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Trends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of the windows behind the warm-up; None of too few."""
+    """Trends over the windows after the warm-up; None where there are too few."""
 
     recovered: Trend | None
     """chunk / (prompt - prefix): what this cache serves of stock SGLang's misses."""
     kept: Trend | None
-    """(prefix + chunk) of the pool, of the same of a cache without limit."""
+    """prefix + chunk of the pool, as a share of the same of a cache without limit."""
 
 
 class Lasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,7 +61,7 @@ class Lasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     window_s: float
     windows: list[Window]
     warmup_windows: int
-    """Up to the one in which the pool was full for the first time; 1 where it never was."""
+    """Windows up to the first in which the pool was full; 1 where it never was."""
     trends: Trends
 
 
@@ -79,7 +79,7 @@ class Setup(NamedTuple):
     pace: Pace
     window_s: float
     pool_share: float
-    """Of the tokens that a cache without limit holds in the end."""
+    """Share of the tokens that a cache without limit holds in the end."""
 
 
 def pace_calls(sessions: Sequence[tuple[str, Session]], pace: Pace) -> Iterator[PacedCall]:
@@ -162,7 +162,7 @@ def fit_trends(windows: Sequence[Window], window_s: float) -> Trends:
 
 
 def _window(windows: Sequence[Window], at_s: float, window_s: float) -> Window:
-    """The window of a moment; what comes behind the last one counts nowhere."""
+    """The window of a moment; calls after the last window are not counted."""
     number = int(at_s / window_s)
     return windows[number] if number < len(windows) else Window()
 

@@ -39,10 +39,10 @@ _RUNS: _Columns = (
     ("another", lambda counts: _percent(_ratio(counts.detail.chunk_tokens_other_session, counts.chunk_tokens))),
 )
 _CHANGES: _Columns = (
-    ("calls with one", lambda counts: f"{_changes(counts).calls:,}"),
+    ("calls", lambda counts: f"{_changes(counts).calls:,}"),
     ("fields", lambda counts: f"{_changes(counts).fields:,}"),
-    ("chunk behind one", lambda counts: _share(_changes(counts).chunk_tokens, counts.prompt_tokens)),
-    ("new because of one", lambda counts: _share(_changes(counts).guarded_tokens, counts.prompt_tokens)),
+    ("chunk behind them", lambda counts: _share(_changes(counts).chunk_tokens, counts.prompt_tokens)),
+    ("new because of them", lambda counts: _share(_changes(counts).guarded_tokens, counts.prompt_tokens)),
 )
 _BOUND: _Columns = (
     ("at any place", lambda counts: _share(_repeated(counts)[0], counts.prompt_tokens)),
@@ -107,8 +107,8 @@ def render_lasting(result: Lasting) -> str:
         *told,
         "",
         f"{result.warmup_windows} windows, until the pool is full, do not count for a trend. recovered: chunk / (chunk "
-        "+ new), the share of stock SGLang's computed tokens that is saved. of unlimited: prefix + chunk, of what a "
-        "cache without limit serves. Intervals: 95 %, by resampling windows.",
+        "+ new), the share of stock SGLang's computed tokens that is saved. of unlimited: prefix + chunk, as a share "
+        "of the same of a cache without limit. Intervals: 95 %, by resampling windows.",
     )
 
 

@@ -39,9 +39,9 @@ class ChangedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Calls with such a field."""
     fields: int
     chunk_tokens: int
-    """Tokens of runs behind one."""
+    """Tokens of runs behind such a field."""
     guarded_tokens: int
-    """Tokens computed because of one, which would be spliced otherwise; a part of the new tokens."""
+    """Tokens computed because of such a field, which would be spliced otherwise; a part of the new tokens."""
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

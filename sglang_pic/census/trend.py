@@ -1,4 +1,4 @@
-"""Does a share fall over time? Its windows, its slope, and its second half against its first, with intervals."""
+"""Whether a share falls over time: its slope, and its second half against its first, with intervals."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     change: Interval
     """Second half less first half."""
     slope_per_hour: Interval
-    """Of a straight line through the windows' shares, each weighed by its tokens."""
+    """Slope of a straight line through the windows' shares, each weighed by its tokens."""
 
     @property
     def decays(self) -> bool:
-        """Whether the share falls beyond what its windows differ by chance."""
+        """Whether the share falls by more than its windows differ by chance."""
         return self.slope_per_hour.high < 0 or self.change.high < 0
 
 

@@ -26,23 +26,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("skills.json"),
         metavar="FILE",
-        help="keeps what was compiled, for `ensure` (default: %(default)s)",
+        help="records the compiled skills for `ensure` (default: %(default)s)",
     )
     shared.add_argument("--json", action="store_true", help="print the result as JSON")
-    compiling = actions.add_parser("compile", parents=[shared], help="compile a text and have it kept under a name")
+    compiling = actions.add_parser("compile", parents=[shared], help="compile a text and keep it under a name")
     compiling.add_argument("name", metavar="NAME", help="1 to 128 of A-Z a-z 0-9 . _ -")
     compiling.add_argument(
-        "files", metavar="FILE", nargs="+", type=Path, help="the skill; several are compiled in one pass"
+        "files", metavar="FILE", nargs="+", type=Path, help="the skill; several files are compiled in one pass"
     )
     compiling.add_argument("--behind", type=Path, metavar="FILE", help="the system prompt that the skill is used with")
-    actions.add_parser("list", parents=[shared], help="what the server keeps, oldest first")
-    dropping = actions.add_parser("drop", parents=[shared], help="have a skill given back")
+    actions.add_parser("list", parents=[shared], help="list the skills that the server keeps, oldest first")
+    dropping = actions.add_parser("drop", parents=[shared], help="drop a skill")
     dropping.add_argument("name", metavar="NAME")
-    actions.add_parser("ensure", parents=[shared], help="compile again what the server has lost")
+    actions.add_parser("ensure", parents=[shared], help="compile again the skills that the server has lost")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what is asked; prints the skills that it is about, one a line.
+    """Run the action, and print its skills, one a line.
 
     Returns:
         0, or 1 where there was nothing to drop.

@@ -1,4 +1,4 @@
-"""Changes of one field of a prompt that leave as much of the prompt as they can where it is.
+"""Changes one field of a prompt, and leaves as much of the prompt as possible in its place.
 
 Rows that were computed behind a field carry what the model concluded from its value. An erratum at the end of the
 prompt, or the field itself moved there, is text that every model computes: nothing before it changes, and nothing
@@ -42,7 +42,7 @@ def edit(messages: Sequence[Message], field: str, value: str, how: str = "erratu
             field's lines and its erratum out, and puts the line `FIELD: VALUE` at the end; not for JSON.
 
     Raises:
-        ConfigError: the field is not in the messages, or an argument is not what it has to be.
+        ConfigError: the field is not in the messages, or an argument is not valid.
     """
     if how not in [each.value for each in _How]:
         allowed = ", ".join(repr(each.value) for each in _How)
@@ -60,7 +60,7 @@ def edit(messages: Sequence[Message], field: str, value: str, how: str = "erratu
     if how == _How.HOIST.value:
         if any(places.is_member_in(text) for message in messages for text in _texts(message)):
             raise ConfigError(
-                f"field={field!r}, how='hoist': it is a member of JSON; use 'erratum' or 'field+erratum'."
+                f"field={field!r}, how='hoist': works for lines only, not in JSON; use 'erratum' or 'field+erratum'."
             )
         return _with_line(_mapped(without, places.without_lines), f"{field}: {value}")
     if how == _How.FIELD_AND_ERRATUM.value:

@@ -1,4 +1,4 @@
-"""What a client has compiled, so that it can be compiled again: in memory, and in a JSON file if there is one."""
+"""The skills that a client has compiled, kept so that they can be compiled again: in memory, or also in a JSON file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tokens: int
     """Of the system prompt and the skill, in whole pages of the server's cache."""
     digest: str
-    """Of the namespace and the tokens: another text, tokenizer or chat template gives another one."""
+    """Identifies namespace and tokens: another text, tokenizer or chat template gives another digest."""
 
 
 class CompiledSkill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,7 +58,7 @@ class Library:
         return tuple(self._skills.values())
 
     def add(self, skill: CompiledSkill) -> None:
-        """Keep a skill, instead of the one of its name."""
+        """Keep a skill; it replaces the skill of the same name."""
         self._skills.pop(skill.receipt.name, None)
         self._skills[skill.receipt.name] = skill
         self._write()

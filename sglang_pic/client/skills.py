@@ -1,4 +1,4 @@
-"""`Skills` and `AsyncSkills`: compile texts on a server, keep them there, drop them, compile again what was lost."""
+"""`Skills` and `AsyncSkills`: compile texts on a server, keep them there, drop them, compile lost texts again."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Skills(_Client["httpx.Client"]):
         return httpx.Client(timeout=timeout_s)
 
     def compile(self, name: str, text: str | Sequence[str], *, behind: str = "") -> Receipt:
-        """Compile a skill and have it kept under `name`, instead of an older one of that name.
+        """Compile a skill and keep it under `name`; it replaces an older skill of that name.
 
         Args:
             name: 1 to 128 of `A-Z a-z 0-9 . _ -`.
@@ -156,15 +156,15 @@ class Skills(_Client["httpx.Client"]):
         return self._run(self._compile(name, text, behind))
 
     def list(self) -> tuple[Pin, ...]:
-        """What the server keeps in this namespace, oldest first, by whomever it was compiled."""
+        """The pins that the server keeps in this namespace, oldest first, whoever compiled them."""
         return self._run(self._list())
 
     def drop(self, name: str) -> bool:
-        """Have a skill given back, and do not ensure it any more; whether the server had it."""
+        """Drop a skill, and do not ensure it any more; returns whether the server had it."""
         return self._run(self._drop(name))
 
     def ensure(self) -> tuple[Receipt, ...]:
-        """Compile again what the server has lost, after a restart, a flush, new weights or for lack of memory."""
+        """Compile again the skills that the server has lost by a restart, a flush, new weights or lack of memory."""
         return self._run(self._ensure())
 
     def close(self) -> None:

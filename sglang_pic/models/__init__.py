@@ -1,4 +1,4 @@
-"""The models that come with the project, prepared on the user's machine and never carried by the repository.
+"""Small models that `sglang-pic model` makes on the user's machine; the repository holds none.
 
 A prepared model is an ordinary checkpoint folder that any tool can read.
 """

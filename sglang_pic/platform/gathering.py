@@ -1,6 +1,6 @@
 """What SGLang needs on this platform where ranks gather their tokens (DP attention).
 
-SGLang takes its CPU branches where `SGLANG_USE_CPU_ENGINE` asks for its own CPU engine, which this platform is not.
+SGLang takes its CPU branches only where `SGLANG_USE_CPU_ENGINE` asks for its own CPU engine; this platform is another.
 """
 
 from __future__ import annotations

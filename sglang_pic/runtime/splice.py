@@ -1,6 +1,6 @@
 """Copies KV rows from slot to slot in all layers of a pool, with keys rotated by a shift.
 
-Which rows are copied where, and that nobody else owns the targets, is decided by the caller.
+The caller decides which rows are copied where, and owns the targets.
 """
 
 from __future__ import annotations

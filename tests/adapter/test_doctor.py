@@ -142,7 +142,7 @@ def test_a_plain_server_would_start(answers: dict[str, Answer]) -> None:
     assert answer.level(Area.POOL, "rows of bfloat16") == "tested"
     assert answer.level(Area.POOL, "pages of 1") == "tested"
     assert answer.level(Area.TOPOLOGY, "tensor parallelism of 1") == "tested"
-    assert "functions and classes are what was tested" in answer.found["contract"]
+    assert "every function and class that the plugin uses, as tested" in answer.found["contract"]
 
 
 def test_another_card_has_another_backend(answers: dict[str, Answer]) -> None:
@@ -291,7 +291,7 @@ def test_without_a_model_only_what_is_installed_is_looked_at(answers: dict[str, 
 def test_text_says_the_same_as_the_object(answers: dict[str, Answer]) -> None:
     lines = answers["text"].out.splitlines()
     assert lines[1] == "on h100"
-    assert lines[-1].startswith("would start; only a server can tell")
+    assert lines[-1].startswith("would start; start-up checks on the live model")
     for one in answers["hopper"].found["findings"]:
         assert any(re.match(rf"  {one['level']} .*: {re.escape(one['what'])} ", line) for line in lines)
 

@@ -81,8 +81,8 @@ def test_changed_fields_and_what_is_computed_because_of_them() -> None:
     assert (figures.num_changed, figures.guarded_len) == (1, 10)
     assert figures.behind_change_len == figures.hit_len == run.end - run.start - 10
     page = html_page(payload, "a title")
-    assert "computed because of one" in page
-    assert "computed because of one</span>" not in html_page(build("gen:random?sessions=1")[1], "a title")
+    assert "computed because of a changed field</span>" in page
+    assert "computed because of a changed field</span>" not in html_page(build("gen:random?sessions=1")[1], "a title")
 
 
 def test_text_is_bounded_by_the_page_and_by_the_call() -> None:

@@ -16,7 +16,7 @@ __all__ = ["Call", "CallSpec", "Message", "Session", "limit", "load"]
 
 
 def __getattr__(name: str) -> object:
-    """`limit` and `load` bring every format and generator, which `pic_traces.machine` has no use for."""
+    """Import `limit` and `load` late: they bring formats and generators that `pic_traces.machine` does not need."""
     if name not in ("limit", "load"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from pic_traces import source

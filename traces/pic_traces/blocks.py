@@ -1,6 +1,6 @@
 """Serving-level traces: requests as lengths, times and block ids, with no text (README.md beside this file).
 
-Such a trace tells prefix hits at most. A block's id names the block *with everything before it*, or may do, so equal
+Such a trace tells prefix hits at most: a block's id may name the block *with everything before it*, so that equal
 content at another position has another id.
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 class TraceError(Exception):
-    """Base of what this package raises on purpose; by itself: a trace cannot be read. Names the file and the place."""
+    """Base of this package's errors; by itself: a trace cannot be read. The message names the file and the place."""
 
 
 class OptionError(TraceError, ValueError):

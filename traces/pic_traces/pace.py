@@ -10,7 +10,7 @@ from pic_traces.session import Session
 
 
 class Pace(NamedTuple):
-    """Sessions that start at random moments of a span, as Poisson arrivals do of which the number is known."""
+    """Sessions that start at random moments of a span: Poisson arrivals of a known number."""
 
     spread_s: float
     """Sessions start in `[0, spread_s)`."""

@@ -19,10 +19,10 @@ GENERATED = ("pairs", "needle", "facts")
 _NUM_DOCUMENTS = 4
 _RETRIEVAL = ("kv", "needle", "pairs")
 _MAX_LEAD = 100
-"""Of what stands before a value, in characters; more than that is no key."""
+"""Longest text before a value that counts as its key, in characters."""
 _ASKED = "What is the value of this key?"
-"""Of a key that the answer begins with. A small model goes on from where the key stood last, which should be the list
-and not the question (SmolLM2, six pairs: 15 answers of 24 begin right; 3 of 12 behind a question with the key)."""
+"""The question if the answer begins with the key. A small model goes on from where the key stood last: that should be
+the list, not the question (SmolLM2, six pairs: 15 answers of 24 begin right; 3 of 12 if the question has the key)."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):

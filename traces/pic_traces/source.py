@@ -28,7 +28,7 @@ TRACE_HELP = (
     "recorded sessions or request logs (a file or a folder of them), sample:NAME, gen:NAME?key=value&..., or clock: in "
     "front of any of these"
 )
-"""What a command line says of an argument that `load` takes."""
+"""Help text of an argument that `load` takes."""
 
 _LOG_SUFFIXES = (*LINES_SUFFIXES, *JSON_SUFFIXES)
 

@@ -1,1 +1,1 @@
-"""The live audit: some spliced requests are computed again in full, and what differs is watched."""
+"""The live audit computes some spliced requests again in full and watches how far the first token differs."""

@@ -1,4 +1,4 @@
-"""The live audit: some spliced requests are computed again in full, and what differs too much is switched off.
+"""The live audit computes some spliced requests in full, and switches splicing off where they differ too much.
 
 `Audit` decides which requests are drawn, when a step of the full computation runs (`queue`, `full_pass`) and what
 follows from a verdict (`ledger`). A step runs when the server has nothing else to do, and, on a server that is never
@@ -58,16 +58,15 @@ class _Tally:
 class Audit(Auditor):
     """The audit of one scheduler rank, where `audit_rate` is above 0; `Auditor` describes the methods it overrides.
 
-    Four methods give up what the audit holds. Each gives up all that the one before does, and more: `release_slots`
-    the slots of an unfinished computation, `abandon` the requests that wait, `renew` the windows, `flush` the
-    generations.
+    Four methods give up state, each more than the one before: `release_slots` the slots of an unfinished computation,
+    `abandon` also the waiting requests, `renew` also the windows, `flush` also the generations.
 
     Args:
         runner: SGLang's model runner, from whose pool the full computation borrows slots.
         config: the operator's settings.
         series: exports this rank's `metrics.METRICS`.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
-        sends_rows: to decode servers, which may keep what was spliced before a namespace is switched off.
+        sends_rows: whether rows go to decode servers, which may keep spliced rows of a namespace that is off.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Audit(Auditor):
         self._has_warned = False
         self._num_rounds = 0
         self.recover: Callable[..., None] | None = None
-        """Notes a fault, as `PicRadixCache.recover` does; until it is set nothing is recovered from."""
+        """Notes a fault, as `PicRadixCache.recover` does. Until it is set, exceptions are raised."""
 
     def is_on(self, namespace: Namespace) -> bool:
         return self._ledger.is_on(namespace)
@@ -160,8 +159,8 @@ class Audit(Auditor):
         """Run a step where the scheduler has nothing to do, or wait for the step that runs."""
         if not self.has_work or not scheduler.is_fully_idle():
             return
-        # NOTE: requests that came during a step are served before another step is queued. Whether the step has ended is
-        # not asked, because ranks would get different answers.
+        # NOTE: requests that came during a step are served before another step is queued. The code does not ask whether
+        # the step has ended, because ranks would get different answers.
         with self._guarded(in_pass=True):
             if not self._queue.wait():
                 self._step(scheduler)
@@ -183,23 +182,23 @@ class Audit(Auditor):
         return self._queue.release_slots()
 
     def abandon(self) -> None:
-        """Rows or weights are about to change: no request that waits is audited, and no pass still runs."""
+        """Drop the waiting audits and wait for the running step, because rows or weights are about to change."""
         self._skip(AuditSkip.FLUSHED, self._queue.abandon())
 
     def renew(self) -> None:
-        """The weights have changed: what was audited does not hold for them, whether or not the tree was emptied."""
+        """Begin the windows anew, because the weights changed; the tree may still hold its rows."""
         self.abandon()
         self._ledger.renew()
         self._show_windows()
 
     def flush(self) -> None:
-        """The tree was emptied: nothing from before can be served any more."""
+        """Begin windows and generations anew, because the tree was emptied."""
         self.abandon()
         self._ledger.flush()
         self._show_windows()
 
     def resume(self, number: int) -> bool:
-        """Switch a namespace on again; whether `number` names one that is off, or is 0."""
+        """Switch a namespace on again; True if `number` is 0 or names a namespace that is off."""
         ended = self._ledger.resume(number)
         for suspension in ended:
             log_resumption(suspension)

@@ -20,7 +20,7 @@ from sglang_pic.adapter.probe.slots import whole_pages
 from sglang_pic.adapter.seams import Allocator, ModelRunner, Tree
 
 STEP_TOKENS = 256
-"""Tokens that a request which arrives may have to wait for: about the smallest batch that keeps a GPU busy."""
+"""Most tokens that an arriving request waits for: about the smallest batch that keeps a GPU busy."""
 
 # A prompt takes at most one fourth of the pool, because room is made by evicting rows that requests may reuse.
 _LARGEST_PART = 4
@@ -47,7 +47,7 @@ class FullPass:
         self.logits = torch.empty(0)  # of the last token that was computed
 
     def step(self) -> int:
-        """Compute the next tokens on the current stream, which is to be SGLang's forward stream; how many they are."""
+        """Compute the next tokens on the current stream, SGLang's forward stream, and return their number."""
         start, end = self._done, min(self._done + STEP_TOKENS, len(self._tokens))
         row = self._runner.req_to_token_pool.req_to_token[PADDING_ROW]
         row[:end] = self.slots[:end].to(row.dtype)
@@ -80,7 +80,7 @@ def is_too_long(allocator: Allocator, num_tokens: int) -> bool:
 
 
 def take_slots(tree: Tree, num_tokens: int) -> torch.Tensor | None:
-    """Slots for a prompt, evicting rows that nobody uses where none are free; `None` where that is not enough."""
+    """Slots for a prompt, or `None` if evicting unused rows does not free enough."""
     allocator = tree.token_to_kv_pool_allocator
     needed = whole_pages(num_tokens, allocator.page_size)
     if needed > allocator.available_size() + tree.evictable_size():

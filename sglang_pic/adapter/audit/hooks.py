@@ -1,6 +1,6 @@
-"""What gives the audit its moments: first tokens' logits, rounds with nothing to run, the operator's switch.
+"""The audit's hooks: first tokens' logits, rounds with nothing to run, the operator's switch.
 
-A server with `audit_rate` 0 has none of this.
+A server with `audit_rate` 0 installs none of them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def install(audit: Audit) -> None:
     hook("around", f"{scheduler}.maybe_sleep_on_idle", sleep)
     hook("after", f"{scheduler}.process_batch_result", after_result)
     hook("after", f"{scheduler}.record_weight_version_change", after_weights)
-    # NOTE: to SGLang a server whose audits wait is idle. From here on it has no weights, or others write them.
+    # NOTE: SGLang takes a server with waiting audits for idle. From here on its weights are gone or being written.
     hook("before", f"{weights}.begin_weight_update", before_weights)
     hook("after", f"{weights}.end_weight_update", after_weights)
     hook("before", f"{weights}.release_memory_occupation", before_weights)
@@ -68,14 +68,14 @@ def install(audit: Audit) -> None:
 
 
 def _add_switch(audit: Audit) -> Callable[..., dict[str, Any]]:
-    """`/set_internal_state` reaches every rank and takes numbers: the number of a suspension is all that is needed."""
+    """Let `/set_internal_state`, which reaches every rank and takes numbers, end a suspension by its number."""
     from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected, _UpdateHandler
 
     def validate(key: str, value: object) -> None:
         known = [suspended.number for suspended in audit.report().suspended]
         if value != 0 and value not in known:
             raise UpdateRejected(
-                f"{key}={value!r}: no such namespace is off; off are {known or 'none'}, and 0 switches all on."
+                f"{key}={value!r}: no namespace that is off has this number; use {known or 'none'}, or 0 for all."
             )
 
     def apply(_: str, value: int) -> None:

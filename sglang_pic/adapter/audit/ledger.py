@@ -1,10 +1,10 @@
 """The audited requests of each namespace, and the switch that turns splicing off where they differ too much.
 
-Values in, values out: no clock, no chance, no device, so that every rank decides alike.
+It uses no clock, no random numbers and no device, so that every rank decides alike.
 
-A namespace has two windows: requests that were spliced behind a changed field are drawn more often than others and are
-judged apart. In one mean they would count more than their share, or their faults would drown among requests that are
-well. Each window alone switches the namespace off.
+A namespace has two windows, because requests spliced behind a changed field are drawn more often than others. In a
+common mean they would count more than their share, or the others would hide their faults. Each window alone switches
+the namespace off.
 
 Namespaces of few requests (a salt for each user) may never have enough audits to be judged one by one. Their audits go
 into one more window, over all such namespaces. That window switches nothing off, because it cannot say whose requests
@@ -32,7 +32,7 @@ MAX_NAMESPACES = 1024
 
 
 class Window(Enum):
-    """Which of a namespace's audited requests a mean is over."""
+    """The audited requests of a namespace that a mean covers."""
 
     PLAIN = "plain"
     """Those with no run behind a changed field."""
@@ -44,7 +44,7 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True):
     """A namespace that is off, and why, as `/server_info` shows it; the salt is a secret, and is not shown."""
 
     number: int
-    """By which the operator switches the namespace on again; never given twice."""
+    """The operator names it to switch the namespace on again; no number is given twice."""
     extra_key: str | None
     has_salt: bool
     window: Window
@@ -61,8 +61,8 @@ class Undecided(msgspec.Struct, frozen=True, kw_only=True):
     """Namespaces that have too few audited requests to be judged, together, as `/server_info` shows them."""
 
     kl: float
-    """Mean of their last audited requests in nats, each counted up to `audit_kl_cap`, without the namespace that adds
-    most: one alone is for its own window to judge."""
+    """Mean KL of their last audited requests in nats, each counted up to `audit_kl_cap`, without the namespace that
+    adds most: its own window judges it."""
     is_above_limit: bool
     num_audited: int
     num_agreed: int
@@ -107,7 +107,7 @@ class AuditLedger:
     def is_on(self, namespace: Namespace) -> bool:
         """Whether requests of `namespace` may be spliced; O(1).
 
-        Where every record that fits must be kept, a namespace that has none cannot be watched, and is off.
+        If all records must be kept and no further one fits, a namespace without a record cannot be watched, and is off.
         """
         record = self._records.get(namespace)
         if record is None:
@@ -126,10 +126,10 @@ class AuditLedger:
 
         Args:
             namespace: the request's.
-            generation: in which it was spliced; a request of an earlier generation than the present is not entered.
+            generation: that in which the request was spliced; requests of earlier generations are ignored.
             kl: KL(full || spliced) of the first token, in nats.
             agreed: whether both had the same likeliest token.
-            window: the one that the request is entered into.
+            window: the window that receives the request.
 
         Returns:
             The suspension, if this request caused one.
@@ -166,10 +166,10 @@ class AuditLedger:
         """Switch a namespace on again, in a new generation and with empty windows.
 
         Args:
-            number: of its suspension; 0 for every namespace that is off.
+            number: of the suspension; 0 ends all.
 
         Returns:
-            What was ended; empty where the number names nothing that is off.
+            The suspensions that ended; empty if none has the number.
         """
         ended = []
         for record in self._records.values():

@@ -1,9 +1,8 @@
 """The prompts that wait for their full computation, and the one that is being computed.
 
-The full computation is not a request of SGLang's: as one it would be counted, aborted and retracted with the users', a
-chunk of it would go before every request that waits, and its row would be published. It is forward passes between two
-rounds of the scheduler instead. Its slots count as evictable and go back when SGLang needs them, so that no request
-waits for them.
+The full computation runs as forward passes between two rounds of the scheduler. As a request it would be counted,
+aborted and retracted with the users' requests, its chunks would go before every waiting request, and its row would be
+published. Its slots count as evictable and go back when SGLang needs them, so that no request waits for them.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import ModelRunner, Scheduler, Tree
 from sglang_pic.runtime.divergence import kl_and_differs
 
-# A prompt whose slots were needed this often is not computed.
+# A prompt that lost its slots this often is given up.
 _MAX_RESTARTS = 4
-# More than two distributions over any vocabulary can differ by unless one of them is broken.
+# Larger than the KL of two working distributions over any vocabulary; stands for a broken one.
 _WORST_KL = 1000.0
 
 
@@ -59,7 +58,7 @@ class FullQueue:
     Args:
         runner: SGLang's model runner.
         is_present: whether a drawn request's rows may still be served, so that its audit matters.
-        skip: is told why a request leaves the queue without being computed.
+        skip: called with the reason when a request leaves the queue without being computed.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class FullQueue:
         self._waiting.append(drawn)
 
     def wait(self) -> bool:
-        """Wait for the step that was queued last; whether there was one that had not been waited for."""
+        """Wait for the step that was queued last; False if there is none, or it was waited for before."""
         event, self._event = self._event, None
         if event is not None:
             event.synchronize()
@@ -96,9 +95,9 @@ class FullQueue:
         return self._waiting.popleft() if is_measured else None
 
     def step(self, scheduler: Scheduler) -> int:
-        """Queue the next step on the forward stream; how many tokens it computes, 0 where nothing can be computed.
+        """Queue the next step on the forward stream; returns its tokens, 0 where nothing can be computed.
 
-        A request that is measured must have been taken before.
+        Call `take_measured` before.
         """
         drawn = self._next(scheduler.tree_cache)
         if drawn is None or drawn.full is None:
@@ -118,7 +117,7 @@ class FullQueue:
         return num_tokens
 
     def release_slots(self) -> int:
-        """Give the slots back; the computation begins anew later. How many there were."""
+        """Give the slots back and return their number; the computation begins anew later."""
         count = self.num_slots
         if count:
             first = self._waiting[0]
@@ -129,7 +128,7 @@ class FullQueue:
         return count
 
     def abandon(self) -> int:
-        """Drop every request, and wait for the step that runs. How many there were."""
+        """Drop every request, wait for the running step, and return how many requests there were."""
         self.wait()
         self.release_slots()
         count = len(self)
@@ -165,8 +164,8 @@ class FullQueue:
 
 
 def _has_adapter(manager: Any, lora_id: str) -> bool:
-    """Whether an adapter is on the device; one that SGLang put out for others' requests is not fetched back."""
-    # NOTE: what loads beside the forward pass is there at another round on each rank.
+    """Whether an adapter is on the device; an adapter that SGLang evicted is not loaded again."""
+    # NOTE: an adapter that loads beside the forward pass arrives in another round on each rank.
     return not get_lora().enable_lora_overlap_loading and lora_id in manager.memory_pool.uid_to_buffer_id
 
 

@@ -23,7 +23,7 @@ class WindowReport(msgspec.Struct, frozen=True, kw_only=True):
     mean_kl: float
     """In nats, each request counted up to `audit_kl_cap`."""
     worst_window_kl: float
-    """The largest mean of a single namespace's last ones; 0 until one has `audit_min` of them."""
+    """The largest mean of one namespace's window; 0 until a namespace has `audit_min` such requests."""
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     mean_kl: float
     """Of all audited requests, in nats, each counted up to `audit_kl_cap`."""
     worst_window_kl: float
-    """The larger one of both windows'."""
+    """The larger of both windows' `worst_window_kl`."""
     windows: dict[Window, WindowReport]
     undecided: Undecided | None
     """`None` until there are `audit_min` such requests."""

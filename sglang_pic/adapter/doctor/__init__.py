@@ -1,1 +1,1 @@
-"""What a server would say when it starts, from the same tables and from SGLang's own arguments, before anyone waits."""
+"""Runs the checks of start-up on a server's arguments and model, without starting the server."""

@@ -18,12 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="model folder or hub name, as for `sglang serve`; without it only what is installed is looked at",
+        help="model folder or hub name, as for `sglang serve`; without it only installed versions are checked",
     )
     parser.add_argument(
         "--card",
         choices=sorted(CARDS),
-        help="answer for a server on this card instead of this machine's; none need be here",
+        help="answer for a server with this card; the machine need not have the card",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.set_defaults(server_args=[])

@@ -1,4 +1,4 @@
-"""Asks of a server that was not started what start-up asks of one that is: the same tables, every refusal at once."""
+"""Runs start-up's checks for a server that is not started, from the same tables, and collects every refusal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def examine(model: str | None, flags: Sequence[str], *, card: str | None) -> Fin
     """What start-up would find, as far as the arguments and the model's configuration tell.
 
     Args:
-        model: as `sglang serve` takes it; without one only what is installed is looked at.
+        model: as `sglang serve` takes it; if None, only installed versions are checked.
         flags: further flags of the server.
         card: a key of `CARDS` to answer for; this machine if None.
 
@@ -42,7 +42,7 @@ def examine(model: str | None, flags: Sequence[str], *, card: str | None) -> Fin
         ConfigError: the model cannot be read, or a flag is none of SGLang's.
     """
     if model is None and flags:
-        raise ConfigError(f"server flags {shlex.join(flags)!r}: name a MODEL before `--`; flags alone say too little.")
+        raise ConfigError(f"server flags {shlex.join(flags)!r}: name a MODEL before `--` to check them with.")
     found, refused = [*_packages()], [*_refused_by(load_config)]
     computed: list[str] = []
     changed: list[str] = []
@@ -81,7 +81,7 @@ def _refused_by(check: Callable[[], object]) -> Iterator[str]:
 
 
 def _refusals(resolved: Resolved) -> Iterator[str]:
-    """Everything that start-up would refuse at once, but one after the other."""
+    """Every refusal of start-up, one after the other."""
     yield from refusals(resolved.context)
     if disaggregation_mode(resolved.context) == "decode":
         return
@@ -94,7 +94,7 @@ def _refusals(resolved: Resolved) -> Iterator[str]:
 def _contract_state(changed: Sequence[str]) -> str:
     if changed:
         return describe_changes(changed)
-    return "what is used of SGLang is there, and all functions and classes are what was tested"
+    return "SGLang has every function and class that the plugin uses, as tested"
 
 
 def _packages() -> Iterator[Finding]:
@@ -120,7 +120,7 @@ def _server(resolved: Resolved) -> Iterator[Finding]:
 
 def _embedding(resolved: Resolved) -> Support:
     if resolved.embedding is None:
-        return Support(Area.EMBEDDING, Level.ADMITTED, "not told by the configuration", "start-up reads it")
+        return Support(Area.EMBEDDING, Level.ADMITTED, "not named in the configuration", "start-up reads it")
     return _judge(Area.EMBEDDING, f"{resolved.embedding}", others="any other")
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a server would be made of, and how far it was tested."""
+    """One part of a server (a package, the attention backend, ...), and how far it was tested."""
 
     area: str
     what: str
@@ -18,21 +18,21 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that can be said before a server is started."""
+    """What is known before a server is started."""
 
     command: str
     """The server's command line."""
     machine: str
     findings: list[Finding]
     contract: str
-    """Whether SGLang has what the plugin uses, and whether it is what was tested."""
+    """Whether SGLang has the functions that the plugin uses, and whether these are the tested ones."""
     computed: list[str]
     """Requests that such a server would compute instead of splicing."""
     refused: list[str]
     """Why the server would not start, each with what to change; empty where it would."""
 
 
-OPEN = "only a server can tell: whether rows move rightly, what a splice costs, how answers change (start-up checks it)"
+OPEN = "start-up checks on the live model whether rows move rightly, what a splice costs and how answers change"
 
 
 def to_json(findings: Findings) -> str:
@@ -41,7 +41,7 @@ def to_json(findings: Findings) -> str:
 
 
 def render(findings: Findings) -> str:
-    """Plain lines, what stops a server last."""
+    """Plain lines; refusals come last."""
     return "".join(f"{line}\n" for line in _lines(findings))
 
 

@@ -19,7 +19,7 @@ PADDING_ROW = 0
 
 
 def different_tokens(runner: ModelRunner, num_tokens: int, device: torch.device, *, first: int = 13) -> torch.Tensor:
-    """`[num_tokens]` int64: equal tokens would have equal values whatever attention does, and the same experts."""
+    """`[num_tokens]` int64, all different: equal tokens would have equal values and experts whatever attention does."""
     index = torch.arange(num_tokens, dtype=torch.int64, device=device)
     return (index * 7_919 + first) % int(runner.model_config.vocab_size)
 

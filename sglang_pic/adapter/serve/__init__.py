@@ -1,12 +1,11 @@
-"""One request on its way through the server, in the order of these modules.
+"""The stations of a request on its way through the server, in order.
 
-frontend, options            HTTP: bad options are refused
-scheduler, state             the request gets its options, its namespace and a state of ours
-admission                    SGLang considers the request for the next batch
-planning, resolver           why it is not reused, or what is spliced from which locked donors
-accounting, fallback         what was admitted is counted
-forward, gap_batch           donors' rows are moved, the gaps are computed; observers watch
-cache, publication           the row goes into the tree, and what was computed becomes a donor
-pins                         a prompt's rows stay there under a name
-auditor                      what all of them ask of the live audit
+frontend, options     HTTP 400 for bad options
+scheduler             gives the request its options, its namespace and a `state`
+admission             SGLang's `PrefillAdder`: plans the request, charges computed tokens only, counts in `accounting`
+planning, resolver    a plan (by `core`) and its locked donors, or a reason from `fallback`
+forward, gap_batch    moves donors' rows, unlocks them, computes the gaps; `dp_attention` moves rows earlier
+cache, publication    puts the row into the tree and makes donors of the computed chunks
+
+Beside the way: `faults` counts exceptions, `pins` keeps prompts under a name, `auditor` is the audit's interface.
 """

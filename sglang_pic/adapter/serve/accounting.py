@@ -1,4 +1,4 @@
-"""What is counted of every admitted request, and the metrics that show the counts.
+"""Counts the tokens of every admitted request, and exports the counts as metrics.
 
 `prompt = prefix + chunk + computed` holds for every admitted request; tokens that a retracted request computes again
 are not counted.
@@ -35,7 +35,7 @@ SPLICED_TOKENS: Final = Metric(
     "run. They add up to the source chunk of sglang:pic_tokens_total.",
     label="context",
     values={
-        Context.SAME.value: "It does not.",
+        Context.SAME.value: "The text is the same.",
         Context.MOVED.value: "Text stands elsewhere, is missing or was added; no field has another value.",
         Context.CHANGED.value: "A field has another value.",
         Context.OTHER.value: "Most of it is another text.",
@@ -50,7 +50,7 @@ GUARDED: Final = Metric(
 UNDONE: Final = Metric(
     "sglang:pic_undone_tokens_total",
     MetricKind.COUNTER,
-    "Of the source chunk of sglang:pic_tokens_total: tokens that were computed after all, because of a fault after "
+    "Tokens of the source chunk of sglang:pic_tokens_total that were computed after all, because of a fault after "
     "their request had been admitted.",
 )
 CHANGED_FIELDS: Final = Metric(
@@ -61,8 +61,8 @@ CHANGED_FIELDS: Final = Metric(
 FALLBACKS: Final = Metric(
     "sglang:pic_fallbacks_total",
     MetricKind.COUNTER,
-    "Requests, or candidate runs of requests, that were computed although the cache was on, by reason; of the reasons "
-    "that begin with fault_, the exceptions.",
+    "Requests, or candidate runs of requests, that were computed although the cache was on, by reason. Reasons that "
+    "begin with fault_ count exceptions.",
     label="reason",
     values={reason.value: reason.description for reason in REASONS},
 )
@@ -112,7 +112,7 @@ class Accounting:
         self._count_guard(req)
 
     def undo(self, req: Req) -> None:
-        """Nothing of the chunk that was admitted last is spliced after all: tell neither the client nor the tree so."""
+        """Take back the chunk hits of the chunk that was admitted last, for the client and the tree: it is computed."""
         num_spliced, _ = req.pic.undo_admission()
         req.cached_tokens -= num_spliced
         self._series.add(UNDONE, num_spliced)

@@ -1,10 +1,10 @@
 """Admission: SGLang's `PrefillAdder` with a prefill budget that counts computed tokens only.
 
-A request is planned when SGLang considers it, its chunk is cut by computed tokens, and what its runs were charged is
-given back. KV slots are still reserved for the whole extend: spliced rows need a place too.
+A request is planned when SGLang considers it, its chunk is cut by computed tokens, and the budget that its runs were
+charged is given back. KV slots are still reserved for the whole extend: spliced rows need a place too.
 
 What is counted at admission happens: a batch is narrowed to its gaps or computed whole. A request whose input or output
-goes by its tokens' places in the batch (input embeddings, hidden states) is never in one batch with a plan.
+goes by its tokens' places in the batch (input embeddings, hidden states) never shares a batch with a plan.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class PicPrefillAdder(PrefillAdder):
                 req.pic.drop_plan()
 
     def _would_wait_for_ever(self, req: Req) -> bool:
-        """Whether pins keep a request out and nobody runs who would leave it slots; then the oldest is given back."""
+        """Whether pins keep a request out and no running request will free slots; then the oldest pin is given back."""
         is_alone = not self.can_run_list and not self.running_batch.reqs
         return is_alone and self.tree_cache.give_back_pin(PinEnd.MEMORY)
 

@@ -35,4 +35,4 @@ class Auditor:
         """Consider an admitted request for an audit."""
 
     def flush(self) -> None:
-        """The tree was emptied: nothing of the time before can be served any more."""
+        """Begin anew, because the tree was emptied."""

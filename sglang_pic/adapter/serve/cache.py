@@ -83,8 +83,8 @@ class PicRadixCache(UnifiedRadixCache):
         self.faults.note(reason, error, in_pass=in_pass)
         is_lost = reason in (Fallback.FAULT_PUBLICATION, Fallback.FAULT_PINS) or not self._publication.is_whole
         if is_lost or self.faults.is_off:
-            # NOTE: what the index was not told of rows in the tree is not known of them: whether they may be donors,
-            # and how many changed fields they have behind them. So requests from here on do not find those rows.
+            # NOTE: the index may not know of rows in the tree whether they may be donors, and how many changed fields
+            # they have behind them. So later requests do not find those rows.
             self.faults.num_restarts += 1
             self._publication.flush()
             self.pins.abandon(self)
@@ -98,8 +98,7 @@ class PicRadixCache(UnifiedRadixCache):
             return True
 
     def change_weights(self) -> None:
-        """Give pins back and forget donors: their rows are those of other weights, whether or not SGLang keeps them as
-        prefixes."""
+        """Give pins back and forget donors: their rows are of other weights, even if SGLang keeps them as prefixes."""
         self.num_weights += 1
         while self.give_back_pin(PinEnd.WEIGHTS):
             pass

@@ -1,9 +1,9 @@
-"""DP attention: ranks serve different requests, and compute what lies behind attention together.
+"""DP attention: ranks serve different requests, and compute the layers behind attention together.
 
 Before every pass each rank tells the others how many tokens it computes, and all of them size their buffers by that.
-So a batch is laid out, and its rows are moved, before SGLang asks for the number: a batch whose splice failed is told
-as a whole one. From there on a fault ends the server, because a pass with another number of tokens would hang the other
-ranks, or give them the numbers of other tokens.
+So a batch is laid out, and its rows are moved, before SGLang asks for the number: a batch whose splice failed counts as
+a whole one. A later fault ends the server, because a pass with another number of tokens would hang the other ranks, or
+give them the numbers of other tokens.
 
 Each rank has a tree, an index, pins and faults of its own.
 """
@@ -45,7 +45,7 @@ def install(path: ForwardPath) -> None:
             local_batch.extend_num_tokens = whole
 
     def vote(original: Callable[..., bool], *, local_batch: ScheduleBatch | None, **options: Any) -> bool:
-        # NOTE: the vote goes by requests, and whether a graph can be replayed by the sequences of the narrowed batch.
+        # NOTE: SGLang votes by requests, but whether a graph can be replayed depends on the narrowed batch's sequences.
         return not path.narrows(local_batch) and original(local_batch=local_batch, **options)
 
     hook("around", f"{_MODULE}.SchedulerDPAttnAdapter.prepare_mlp_sync_batch", tell_gaps)

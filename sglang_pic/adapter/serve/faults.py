@@ -5,10 +5,9 @@ first of each reason is logged with its traceback, and `fault_limit` of them swi
 flushed or the server starts again. Everything here runs on the scheduler's thread, with overlap too: SGLang overlaps by
 streams.
 
-Ranks of tensor parallelism go on only where all of them had the same fault: one that alone computes in full would wait
-for ever for the others, or be answered with numbers of another pass. Before a fault nothing is exchanged. With DP
-attention that holds of the ranks that serve the same requests, and a fault in a pass, which all ranks share, ends the
-server.
+Tensor-parallel ranks go on only if all of them had the same fault: a rank that alone computes in full would wait for
+ever for the others, or receive numbers of another pass. Before a fault ranks exchange nothing. With DP attention this
+applies to the ranks that serve the same requests; a fault in a pass, which all ranks share, ends the server.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True):
     num_faults: int
     """Since the start or the last flush of the cache."""
     is_off: bool
-    """They have switched splicing off."""
+    """Whether faults have switched splicing off."""
     by_reason: dict[str, int]
     """Since the start."""
 
@@ -51,10 +50,10 @@ class Faults:
     """The faults of one scheduler rank.
 
     Args:
-        limit: so many faults switch splicing off.
+        limit: the number of faults that switches splicing off.
         series: exports `METRICS`.
         ranks: the ranks that serve the same requests, or `None` for one rank.
-        shares_passes: other ranks run the same passes, whatever they serve.
+        shares_passes: whether other ranks run the same passes, whatever they serve.
     """
 
     def __init__(
@@ -70,8 +69,8 @@ class Faults:
         self._by_reason: Counter[Fallback] = Counter()
         self._num_faults = 0
         self.num_restarts = 0
-        """How often the index was given up. Rows from before are not served to requests from after it: what a fault
-        left unsaid of them, as whether they may be donors, is not known."""
+        """How often the index was given up. Later requests get no rows from before, because the index may not know
+        whether these may be donors."""
 
     @property
     def is_off(self) -> bool:
@@ -79,7 +78,7 @@ class Faults:
         return self._num_faults >= self._limit
 
     def note(self, reason: Fallback, error: Exception, *, in_pass: bool = False) -> None:
-        """Note a fault that its request can do without.
+        """Note a fault after which its requests can still be computed.
 
         Args:
             reason: what failed.
@@ -114,7 +113,7 @@ class Faults:
             )
 
     def flush(self) -> None:
-        """The cache was emptied, and what faults may have left in it: splicing is on again."""
+        """Switch splicing on again: the cache was emptied, with all that faults may have left in it."""
         if self.is_off:
             logger.info("sglang_pic: the cache was flushed: splicing is on again after %d faults", self._num_faults)
         self._num_faults = 0

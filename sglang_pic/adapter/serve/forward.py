@@ -1,20 +1,19 @@
 """The forward pass: executes the splices of a batch, then computes its gaps.
 
-The only wrapper of `ModelRunner.forward`, and the only hook on `ForwardBatch.init_new`; whoever else wants to see a
-pass is an observer. A batch with neither splices nor observers costs one attribute test.
+This is the only wrapper of `ModelRunner.forward` and the only hook on `ForwardBatch.init_new`; other code watches
+passes as an `Observer`. A batch with neither splices nor observers costs one attribute test.
 
     ForwardBatch.init_new      take the requests' plans, lay out the gap batch
                                (ranks that gather tokens: `dp_attention.py` has both done before)
     ModelRunner.forward        move the donors' rows, unlock them, narrow the batch to its gaps, compute
     LogitsMetadata             see the narrowed batch request by request again
 
-With a draft model its rows are moved with the target's. Its own pass follows, over the same batch with the target's
-hidden states, which are there for the gaps' tokens only: it is narrowed by the same layout.
+A draft model's rows are moved with the target's. Its pass follows over the same batch and is narrowed by the same
+layout, because the target's hidden states exist for the gaps' tokens only.
 
-Where any of it raises, the batch is computed whole: its slots are reserved for that, and a pass writes each row before
-it reads it, over what was spliced or half computed. The pass may have more tokens than the prefill budget, which costs
-time only. A draft's pass that raises has hidden states for the gaps only: what it computes of the runs costs accepted
-tokens, and no answer.
+If any of this raises, the batch is computed whole: its slots are reserved, and a pass writes each row before it reads
+it, over spliced and half computed rows. The pass may have more tokens than the prefill budget, which costs time only. A
+draft's pass that raises has hidden states for the gaps only: its rows of the runs cost accepted tokens, and no answer.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ class Observer(Protocol):
     """Watches prefill passes over requests, whether or not anything is spliced."""
 
     def watch(self, batch: ScheduleBatch) -> Callable[[RunnerOutput], None] | None:
-        """Look at a batch just before its pass; what is to be told of the pass, or `None`.
+        """Look at a batch just before its pass; returns a callback for the pass's output, or `None`.
 
-        What is returned is called once, on the forward stream, before anything is sampled from the output.
+        The callback runs once, on the forward stream, before anything is sampled from the output.
         """
 
 
@@ -58,16 +57,16 @@ class Recover(Protocol):
 
 
 class _Pass(NamedTuple):
-    """What hangs on a `ForwardBatch` between the two hooks."""
+    """Attached to a `ForwardBatch` between the two hooks."""
 
     gap: GapBatch | None
     observers: Sequence[Callable[[RunnerOutput], None]] = ()
     spliced: Sequence[Req] = ()
     """The requests that have a splice."""
     is_told: bool = False
-    """The rows are moved, and the other ranks know how many tokens the gaps have."""
+    """Whether the rows are moved, and the other ranks know how many tokens the gaps have."""
     of_draft: bool = False
-    """Of the draft model: its rows are in place already."""
+    """Whether this is the draft model's pass, whose rows are in place already."""
 
 
 class ForwardPath:
@@ -83,13 +82,13 @@ class ForwardPath:
         self, splicer: Splicer, observers: Sequence[Observer] = (), *, draft_splicer: Splicer | None = None
     ) -> None:
         self.splicer, self._observers, self._draft_splicer = splicer, observers, draft_splicer
-        # What the draft model's pass over the same batch, which comes next, is narrowed by.
+        # Narrows the draft model's pass over the same batch, which comes next.
         self._for_draft: _Pass | None = None
-        # SGLang's runner rebuilds the batch, so what hangs on it does not reach the layers and the logits.
+        # SGLang's runner rebuilds the batch, so attributes of the batch do not reach the layers and the logits.
         self._running: GapBatch | None = None
         self._ahead: tuple[ScheduleBatch, _Pass] | None = None
         self.recover: Recover | None = None
-        """Until it is set, while the server starts, nothing is recovered from."""
+        """Until it is set, while the server starts, exceptions are raised."""
 
     def install(self) -> None:
         """Register the hooks; SGLang applies them when its registry is applied."""
@@ -122,8 +121,8 @@ class ForwardPath:
     def splice_ahead(self, batch: ScheduleBatch, model_runner: ModelRunner) -> int | None:
         """Execute the splices of a batch before ranks tell each other how many tokens each of them computes.
 
-        Where that raises the batch is computed whole, which is told then; from there on nothing changes the number. The
-        current stream has to be the one that the pass runs on.
+        If that raises, the batch is computed whole, and the number counts all of it; later nothing changes the number.
+        The current stream must be the one that the pass runs on.
 
         Returns:
             How many tokens the gaps have; `None` where all of the batch is computed.
@@ -145,7 +144,7 @@ class ForwardPath:
         return self._ahead is not None and self._ahead[0] is batch
 
     def _take_plans(self, batch: ScheduleBatch, model_runner: ModelRunner) -> _Pass:
-        """The gap batch of what the requests of a batch have planned, if anything."""
+        """The gap batch of the plans that a batch's requests have, if any."""
         plans = [req.pic.take_plan() for req in batch.reqs]
         spliced = [req for req, plan in zip(batch.reqs, plans, strict=True) if plan is not None]
         gap = None
@@ -214,7 +213,7 @@ class ForwardPath:
         except Exception as error:
             gap.locks.close()
             self._give_up(planned.spliced, reason, error, is_admitted=not planned.of_draft, in_pass=in_pass)
-        # What SGLang noted on the batch on the way is of the narrowed one.
+        # SGLang's notes on the batch are of the narrowed one.
         vars(batch).clear()
         vars(batch).update(whole)
         if planned.of_draft:
@@ -276,8 +275,8 @@ def hand_over(forward_batch: ForwardBatch, gap: GapBatch, *, of_draft: bool = Fa
 def replays_gaps(runner: ModelRunner, num_sequences: int, *, is_latent: bool) -> bool:
     """Whether the runner's captured prefill graphs compute a gap batch rightly, if they take as many tokens.
 
-    A breakable graph runs attention eagerly, on metadata of the batch at hand, and what it captured does not know of
-    sequences. A full graph has the number of sequences in it. Of SGLang's other versions it is not tested.
+    A breakable graph runs attention eagerly, on metadata of the batch at hand, and its captured part does not depend on
+    sequences. A full graph contains their number. SGLang's other versions are not tested.
 
     Args:
         runner: SGLang's model runner.

@@ -10,8 +10,7 @@ gap sees the earlier gaps of that layer and the spliced runs between them: one p
     [a, b)      run               spliced before the pass
     [b, end)    gap               computed: virtual sequence 1, its last token gives the logits
 
-Nothing here waits for the device: what it has to be told goes there in one copy when the batch is laid out, and the
-rest is derived there.
+Nothing here waits for the device: one copy brings the layout's numbers there, and the rest is derived there.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Splice:
 
 
 class _Columns(NamedTuple, Generic[_C]):
-    """What the device is told of a gap batch."""
+    """The numbers of a gap batch that are copied to the device."""
 
     owners: _C
     """Per virtual sequence, as in `GapBatch`; likewise the next two."""
@@ -245,7 +244,7 @@ def _gather_splice(moves: Sequence[_Move], columns: _Columns[torch.Tensor]) -> S
 
 
 def _read_here(slots: torch.Tensor) -> None:
-    """Keep memory until the current stream has read it: it is the scheduler's, which reuses it by its own stream."""
+    """Keep the scheduler's memory until the current stream has read it: the scheduler reuses it on its own stream."""
     if slots.is_cuda:
         slots.record_stream(torch.cuda.current_stream(slots.device))
 
@@ -253,8 +252,8 @@ def _read_here(slots: torch.Tensor) -> None:
 def _stage(columns: _Columns[list[int]], device: torch.device) -> tuple[_Columns[torch.Tensor], _Columns[torch.Tensor]]:
     """The columns on `device` in int64, and in int32, by one copy that is queued on the current stream.
 
-    NOTE: only a copy from pinned memory does not make the host wait, and each of `torch.tensor(..., device=device)`
-    waits for all that is queued. Torch keeps the pinned memory until the copy is done.
+    NOTE: only a copy from pinned memory does not make the host wait; `torch.tensor(..., device=device)` waits for all
+    queued work. Torch keeps the pinned memory until the copy is done.
     """
     host = torch.tensor([*itertools.chain.from_iterable(columns)], dtype=torch.int64, pin_memory=device.type != "cpu")
     there, lens = host.to(device, non_blocking=True), [*map(len, columns)]

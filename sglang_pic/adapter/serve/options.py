@@ -1,4 +1,4 @@
-"""What a request asks for, in `custom_params: {"pic": {"mode": "off", "seam_tokens": 8, "pin": "a skill"}}`.
+"""The options of a request, in `custom_params: {"pic": {"mode": "off", "seam_tokens": 8, "pin": "a skill"}}`.
 
 The front end parses the options to answer HTTP 400; the scheduler parses them again, because a request can reach it
 another way.
@@ -41,14 +41,14 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The parsed options."""
 
     mode: Mode | None = None
-    """`None` where the request does not say: the server's own."""
+    """`None` takes the server's own."""
     overrides: dict[str, int | str] = {}
     """Settings of the reuse policy that this request sets; the server's hold for the others."""
     skills: Skills = Skills.FAR
     pin: str | None = None
     """The name under which the prompt is pinned when the request has been served."""
     unpin: str | None = None
-    """The name of a pin that is given back then."""
+    """The name of a pin that is given back when the request has been served."""
 
     @property
     def names_pins(self) -> bool:

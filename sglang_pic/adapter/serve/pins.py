@@ -41,7 +41,7 @@ class PinEnd(Reason):
 
 PINS: Final = Metric("sglang:pic_pins", MetricKind.GAUGE, "Prompts that are pinned.")
 PINNED_TOKENS: Final = Metric(
-    "sglang:pic_pinned_tokens", MetricKind.GAUGE, "KV slots that pins hold; what several pins begin with counts once."
+    "sglang:pic_pinned_tokens", MetricKind.GAUGE, "KV slots that pins hold; a prefix of several pins counts once."
 )
 ENDED: Final = Metric(
     "sglang:pic_pins_ended_total",
@@ -60,11 +60,11 @@ class PinInfo(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     """Tokens that are held, in whole pages."""
     digest: str
-    """Tells this prompt from every other one, and with a `cache_salt` nothing to those who do not know the salt."""
+    """Identifies the prompt; with a `cache_salt` it tells nothing to those who do not know the salt."""
     extra_key: str | None
-    """As the client sent it; that of a LoRA adapter ends with the adapter's id."""
+    """As the client sent it; with a LoRA adapter it ends with the adapter's id."""
     has_salt: bool
-    """Its namespace has a `cache_salt`, which is not shown."""
+    """Whether its namespace has a `cache_salt`, which is not shown."""
 
 
 class PinReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,12 +103,12 @@ class Pins:
         """KV slots that pins hold."""
 
     def settle(self, req: Req, tree: Tree, refused: PinEnd | None) -> None:
-        """Carry out what a request asked for that has ended well: drop a pin, hold its own prompt.
+        """Carry out the pin options of a request that ended well: drop a pin, pin its own prompt.
 
         Args:
             req: the request; its rows are in the tree.
             tree: where they are.
-            refused: why its rows are not to be held, if so.
+            refused: why its rows must not be pinned, or `None`.
         """
         state: RequestState = req.pic
         options = state.options
@@ -205,7 +205,7 @@ class Pins:
 
 
 class _SortedPrompts:
-    """Prompts as bytes, in order: of all prompts the neighbours share the longest beginnings."""
+    """Prompts as sorted bytes: the prompt that shares the longest beginning is a neighbour."""
 
     def __init__(self) -> None:
         self._sorted: list[bytes] = []
@@ -215,13 +215,13 @@ class _SortedPrompts:
         return not self._sorted
 
     def add(self, data: bytes, page_size: int) -> int:
-        """Add a prompt; how many of its tokens are on pages of its own."""
+        """Add a prompt and return how many of its tokens are on pages of its own."""
         own = self._own_len(data, page_size)
         insort(self._sorted, data)
         return own
 
     def remove(self, data: bytes, page_size: int) -> int:
-        """Remove a prompt that was added; how many of its tokens were on pages of its own."""
+        """Remove a prompt that was added and return how many of its tokens were on pages of its own."""
         del self._sorted[bisect_left(self._sorted, data)]
         return self._own_len(data, page_size)
 

@@ -59,13 +59,13 @@ class RequestState:
     is_drawn: bool = False
     """The audit wants the logits of the pass that is admitted."""
     is_faulty: bool = False
-    """Its reuse failed with an exception: what is left of it is computed."""
+    """Whether its reuse failed with an exception; the rest of it is computed."""
     pending: PendingSplice | None = None
     """The plan that waits for the forward pass."""
     dropped: dict[DropReason, int] = field(default_factory=dict)
     """Candidate runs that the last plan left out, by reason."""
     changed_fields: tuple[Span, ...] = ()
-    """Fields that have another value in the context of a donor that the last plan, if one was made, found."""
+    """The changed fields that the last plan, if any, found in its donors' contexts."""
     guarded: tuple[Span, ...] = ()
     """What that plan computes because of them."""
     lost_plan: Fallback | None = None
@@ -98,7 +98,7 @@ class RequestState:
             self.changed_fields = self.guarded = ()
 
     def admit(self, start: int, end: int, *, first_chunk: bool) -> Plan | None:
-        """Note that `[start, end)` of the row is prefilled next, and clip the plan to it; what is left of the plan."""
+        """Note that `[start, end)` of the row is prefilled next, and clip the plan to it; returns the clipped plan."""
         if first_chunk:
             self.matched_len = start
         self.admitted_from, self.counted = start, (0, 0)
@@ -118,7 +118,7 @@ class RequestState:
         return pending
 
     def undo_admission(self) -> tuple[int, int]:
-        """Nothing of the chunk that was admitted last is spliced after all; what was counted for it, as `counted`."""
+        """Take back the splice of the chunk that was admitted last; returns what was counted for it, as `counted`."""
         self.drop_plan()
         self.is_drawn = False
         self.spliced = [span for span in self.spliced if span[0] < self.admitted_from]
@@ -129,7 +129,7 @@ class RequestState:
         return counted
 
     def release_row(self) -> None:
-        """The row is gone, because the request ended or was retracted: a later prefill starts anew."""
+        """Forget the row, because the request ended or was retracted; a later prefill starts anew."""
         self.drop_plan()
         self.matched_len = None
         self.is_drawn = False

@@ -22,7 +22,7 @@ class CauseList {
   nothingLost() {
     const breaks = this.model.causes.some((cause) => cause.key !== "rewind");
     const text = breaks
-      ? "No break cost anything that could be recovered: behind each of them the text is new."
+      ? "No break cost anything: behind each of them the text is new."
       : "Nothing broke: every call continues an earlier one, or is the first of its kind.";
     return element("p", "notice", text);
   }

@@ -320,7 +320,7 @@ class RowList {
     document.documentElement.classList.toggle("paper", isPrinting);
     this.painter.readColours();
     const isPart = this.items.length > PRINTED_ROWS;
-    document.getElementById("printed").textContent = isPart ? "On paper stand the first calls only; filter or sort to choose them." : "";
+    document.getElementById("printed").textContent = isPart ? "The print shows the first calls only; filter or sort to choose them." : "";
     this.redraw();
   }
 }

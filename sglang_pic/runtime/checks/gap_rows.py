@@ -1,4 +1,4 @@
-"""The start-up check of a gap batch: what a pass writes around and behind splices must be what it writes in full.
+"""The start-up check of a gap batch: rows computed around and behind splices must equal those of a full prefill.
 
 The tokens that the batch is given at its runs are wrong ones, so only a pass that splices, computes the gaps alone and
 lets them read the spliced rows comes out right. The caller runs the model.
@@ -20,8 +20,7 @@ from sglang_pic.runtime.views import PoolView
 # Healthy on the CPU platform, 2026-11: tiny-gqa 4e-5 (float32) and 0.07 (fp8_e4m3), tiny-mla 0.009, SmolLM2 0.04 and as
 # MLA 0.06 (bfloat16), SmolLM2 0.19 (fp8_e4m3). Without the prefix they are 1.1 to 2.0.
 _UNREAD: Final = 0.5
-"""Rows that come no nearer than this to the right ones, of the way to those behind the wrong tokens, did not read the
-spliced rows."""
+"""Largest allowed `GapErrors.unread`: above it the rows did not read the spliced rows."""
 
 
 class GapErrors(NamedTuple):
@@ -63,7 +62,7 @@ def measure_gaps(rows: Sequence[GapRows], behind: Sequence[int], logits: GapRows
         logits: of the last token.
 
     Returns:
-        `[max(2, num_layers)]` float64 on the CPU: `GapErrors.first`, then what `GapErrors.unread` is the smallest of.
+        `[max(2, num_layers)]` float64 on the CPU: `GapErrors.first`, then values whose smallest is `GapErrors.unread`.
     """
     errors = [relative_l2(rows[0].spliced, rows[0].full)]
     deeper = [GapRows(*(part[list(behind)] for part in layer)) for layer in rows[1:]]
@@ -96,7 +95,7 @@ def judge_gaps(errors: Tensor, view: PoolView, backend: str) -> GapErrors:
     unread = float(errors[1:].min())
     if unread > _UNREAD:
         reason = (
-            f"tokens behind a splice do not read its rows ({unread:.2g} of the way to what they are without them; "
+            f"tokens behind a splice do not read its rows ({unread:.2g} of the way to rows without the splice; "
             f"allowed is {_UNREAD})"
         )
         refused = Refused(reason, "choose another one with --attention-backend")

@@ -51,8 +51,8 @@ ROW_LIMITS: Final[Mapping[torch.dtype, RowLimits]] = MappingProxyType(
 """What the tested models stay below, by the dtype of their KV rows."""
 
 _UNEXPLAINED: Final = 3.0
-"""Keys of a deeper layer whose error is so many times that of the rows' rest were turned wrongly: what comes from the
-layers before is in both."""
+"""Keys of a deeper layer whose error is this many times that of the rest of the rows were turned wrongly: errors of
+earlier layers are in both."""
 
 _SHIFTS: Final = (1, 17, 1_000, 8_000)
 

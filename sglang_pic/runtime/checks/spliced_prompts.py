@@ -66,8 +66,8 @@ class SelfTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reasons: tuple[str, ...] = ()
     """What was over which limit and what to do, or why the test was skipped."""
     is_exact: bool = True
-    """Whether splices do what they should: what must equal a full prefill but for rounding does. Nothing serves without
-    that; the other limits are about how the model takes rows from another context, which is the operator's choice."""
+    """Whether the splices that must equal a full prefill but for rounding do so. No server starts without that; the
+    other limits are about how the model takes rows from another context, which is the operator's choice."""
     measured: Measured | None = None
     """`None` where nothing was measured."""
     seconds: float = 0.0

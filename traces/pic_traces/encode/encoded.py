@@ -15,7 +15,7 @@ from pic_traces.session import Call
 
 
 class Mark(NamedTuple):
-    """From character `at` of the prompt's text on, up to the next mark, a message of this role."""
+    """A message of this role, from character `at` of the prompt's text up to the next mark."""
 
     at: int
     role: str

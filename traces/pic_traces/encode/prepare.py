@@ -1,4 +1,4 @@
-"""Recorded messages as a chat template is given them: without thoughts, without images, with arguments parsed."""
+"""Recorded messages as a chat template gets them: without thoughts, without images, with arguments parsed."""
 
 from __future__ import annotations
 

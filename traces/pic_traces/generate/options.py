@@ -1,6 +1,6 @@
-"""What every workload can be asked for, and how options are read from a `gen:` spec and described.
+"""The options that all workloads share, and how options are read from a `gen:` spec and described.
 
-What an option means and what it may be stands once, in the field's `Meta`, for errors and documentation alike.
+An option's meaning and limits stand once, in the field's `Meta`, for errors and documentation alike.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the workloads write with: seeded writers, and drafts that become sessions.
+"""Seeded writers with which workloads write, and drafts that become sessions.
 
 Every session has a stream of text of its own, so that more sessions leave the earlier ones as they were.
 """
@@ -15,7 +15,7 @@ from pic_traces.vocabulary import WORDS, CountTokens, load_token_counter, make_t
 
 
 class Writer:
-    """A seeded stream of text: what is asked for next depends on what was asked for before, and on nothing else."""
+    """A seeded stream of text: each text depends on the seed and the earlier texts only."""
 
     def __init__(self, seed: str, count_tokens: CountTokens | None) -> None:
         self.rng = random.Random(seed)

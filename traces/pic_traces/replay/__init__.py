@@ -1,7 +1,7 @@
 """Replaying a trace against a server with locust, in a process of its own.
 
-`options` and `launch` are what callers use; they never import locust. `main` is the program of the process: the only
-module, with `users`, that does, and with it gevent's monkey patching. Nothing here knows SGLang's Python code.
+`options` and `launch` are what callers use; they never import locust. `main` is the program of the process; only `main`
+and `users` import locust, and with it gevent's monkey patching. Nothing here knows SGLang's Python code.
 """
 
 from __future__ import annotations

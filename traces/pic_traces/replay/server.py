@@ -1,4 +1,4 @@
-"""What the replay asks of the server before it starts: model, context length, kind, and what its template can show."""
+"""Asks the server before a replay starts: model, context length, kind, and what its chat template can show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pic_traces.flatten import Probe
 from pic_traces.replay.client import Endpoint, HttpReply
 from pic_traces.session import JsonValue, T, as_type
 
-_NOT_FOUND = (404, 405, 501)
 # How SGLang, vLLM and OpenAI word it.
 _TOO_LONG = re.compile(
     r"context length|context_length|longer than the model|maximum allowed length|max_model_len", re.I
