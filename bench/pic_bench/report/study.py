@@ -90,7 +90,7 @@ def _comparisons(folders: Mapping[str, str]) -> list[tuple[str, Json, Json, Json
     ]
 
 
-def _gain_tokens(folders: Mapping[str, str]) -> str:
+def _gain_tokens() -> str:
     rows = (
         [
             *(title, str(pair["requests"])),
@@ -99,14 +99,14 @@ def _gain_tokens(folders: Mapping[str, str]) -> str:
             *(f"{arm['computed_tokens']:,}" for arm in (stock, patched)),
             percent(pair["computed_tokens_ratio"]),
         ]
-        for title, pair, stock, patched in _comparisons(folders)
+        for title, pair, stock, patched in _comparisons(_SETS)
     )
     return _table("calls of | n | prefix hit | chunk hit | stock computes | patched computes | of stock's", rows)
 
 
-def _gain_times(folders: Mapping[str, str]) -> str:
+def _gain_times() -> str:
     rows = []
-    for title, pair, *_ in _comparisons(folders):
+    for title, pair, *_ in _comparisons(_SETS):
         nothing, over = pair["by_chunk_hit_tokens"][0], pair["at_least_chunk_hit_tokens"]
         speedups = [
             f"{times(b['ttft_speedup_p50'])} ({b['requests']})" if b["requests"] else "-" for b in (nothing, *over)
@@ -117,6 +117,18 @@ def _gain_times(folders: Mapping[str, str]) -> str:
         rows.append([title, times(pair["ttft_speedup_p50"]), *speedups, *same, spread])
     header = "calls of | TTFT, all | nothing spliced (n) | ≥ 256 (n) | ≥ 1,000 (n)"
     return _table(f"{header} | same first token | same answer | KL p50 / p99", rows)
+
+
+def _earlier() -> str:
+    rows = []
+    for title, pair, *_ in _comparisons(_EARLIER):
+        at_least_256 = pair["at_least_chunk_hit_tokens"][0]
+        speedup = f"{times(at_least_256['ttft_speedup_p50'])} ({at_least_256['requests']})"
+        same = percent(pair["first_token_agreement"])
+        rows.append(
+            [title, percent(pair["computed_tokens_ratio"]), speedup, same, divergence(pair["first_token_kl"]["p50"])]
+        )
+    return _table("calls of | computed, of stock's | TTFT, ≥ 256 spliced (n) | same first token | KL p50", rows)
 
 
 def _lasting() -> str:
@@ -205,29 +217,6 @@ def _edits() -> str:
                 where = [title, f"{cell['n']}, {cell['num_templates']}", f"`{cell['arm']}`"]
                 rows.append([*where, *recovery, *kl])
     return _table("model | prompts, templates | policy | recovery, mean | 10th perc. | KL mean / max | spliced", rows)
-
-
-def _edit_groups() -> str:
-    """`notes` by group: mean and 10th percentile of the recovery in every run."""
-    groups: dict[str, list[str]] = {}
-    for column, folder in enumerate(_EDIT_RUNS.values()):
-        for cell in _read(f"{folder}/summary.json")["edits"]:
-            if cell["arm"] == "notes" and cell["recovery"] and cell["group"] in ("distance", "family"):
-                title = cell["at"] if cell["group"] == "family" else f"distance {cell['at']}"
-                found = f"{_hundredths(cell['recovery']['value'])} / {_hundredths(cell['recovery_p10'])} ({cell['n']})"
-                groups.setdefault(title, ["-"] * len(_EDIT_RUNS))[column] = found
-    return _table(" | ".join(["prompts", *_EDIT_RUNS]), ([title, *found] for title, found in groups.items()))
-
-
-def _edits_alike() -> str:
-    rows = []
-    for title, folder in _EDIT_RUNS.items():
-        cells = [c for c in _read(f"{folder}/summary.json")["edits"] if c["group"] == "answer does not depend on it"]
-        for notes in (c for c in cells if c["arm"] == "notes"):
-            spliced = next(c for c in cells if (c["at"], c["arm"]) == (notes["at"], "in_place"))
-            kls = [divergence(cell["kl"]["value"]) for cell in (spliced, notes)]
-            rows.append([f"{notes['at']}, {title}", str(notes["n"]), *kls, percent(notes["spliced_of_in_place"])])
-    return _table("edit | prompts | KL `in_place` | KL `notes` | spliced, of `in_place`'s", rows)
 
 
 def _hundredths(value: float) -> str:
@@ -338,10 +327,9 @@ def _cost_gate() -> str:
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
-    "gain-tokens": partial(_gain_tokens, _SETS),
-    "gain-times": partial(_gain_times, _SETS),
-    "earlier-tokens": partial(_gain_tokens, _EARLIER),
-    "earlier-times": partial(_gain_times, _EARLIER),
+    "gain-tokens": _gain_tokens,
+    "gain-times": _gain_times,
+    "earlier": _earlier,
     "lasting": _lasting,
     "recall": _recall,
     "grid": _grid,
@@ -349,8 +337,6 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "tails": partial(_trace_cells, "fidelity-opendevin-defaults", 0),
     "questions": _questions,
     "edits": _edits,
-    "edit-groups": _edit_groups,
-    "edits-alike": _edits_alike,
     "turns": _turns,
     "compose": _compose,
     "speculation": _speculation,
