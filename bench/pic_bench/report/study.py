@@ -163,7 +163,7 @@ def _cells(folder: str, **wanted: object) -> list[Json]:
 def _grid() -> str:
     rows = []
     for donors, title in (("isolated", "alone"), ("context", "in context")):
-        for arm in ("naive", "seam-0", "seam-1", "seam-8", "seam-32"):
+        for arm in ("naive", "seam-0", "seam-1", "seam-32"):
             cells = {c["num_blocks"]: c for c in _cells("fidelity-grid", dtype="float32", donors=donors, arm=arm)}
             found = [
                 f"{divergence(c['kl']['value'])} / {percent(c['top1']['value'], 0)}" for _, c in sorted(cells.items())
