@@ -135,6 +135,10 @@ contract: setup $(foreach version,$(OTHER_SGLANG),.versions/sglang==$(version)) 
 reference: setup ## write the tables of sglang_pic/REFERENCE.md from the code
 	$(BIN)/python -m sglang_pic.reference
 
+.PHONY: study
+study: setup ## write the tables of the study's pages from the records in bench/results
+	$(BIN)/python -m pic_bench.report.study
+
 .PHONY: matrix
 matrix: setup ## run the tests that show the matrix of what is supported, and write their outcomes into it
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -p tests.e2e.matrix -m feature $(ARGS)

@@ -2,7 +2,7 @@
 
 While a prompt is prefilled, the model writes what follows from a field into the rows behind it: mostly where the value
 is named again, in the first tokens behind the field, and at the prompt's end (Programmable KV, arXiv:2606.17107). The
-rule was found on one set of templates and is judged on another (bench/results/STUDY.md).
+rule was found on one set of templates and is judged on another (bench/results/study/changed-fields.md).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _MAX_LENGTH = 1 << 20
 
 
 class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which runs are taken and how much of them is computed; for the defaults see bench/results/STUDY.md."""
+    """Which runs are taken and how much of them is computed; for the defaults see bench/results/study/defaults.md."""
 
     sink_tokens: Annotated[int, Range(0, _MAX_LENGTH)] = 32
     """Tokens at the start of a prompt whose rows are neither spliced nor donated."""

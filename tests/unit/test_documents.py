@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the tables of what is supported read the kernels' pools")
 from pic_bench.compare.run_folder import load_scenes
+from pic_bench.report import study
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.numbers import percent, seconds, times
 
@@ -22,7 +23,7 @@ PAGES = [
     OPERATE,
     PAGE,
     ROOT / "bench" / "results" / "README.md",
-    ROOT / "bench" / "results" / "STUDY.md",
+    *sorted(study.PAGES.glob("*.md")),
     ROOT / "traces" / "pic_traces" / "README.md",
     ROOT / "traces" / "pic_traces" / "data" / "README.md",
 ]
@@ -40,6 +41,23 @@ def test_generated_tables_are_up_to_date(path: Path) -> None:
 def test_pages_that_everybody_reads_are_short(page: str, most: int) -> None:
     """Figures with their conditions belong into the study, lists into the reference."""
     assert len((ROOT / page).read_text().split()) <= most
+
+
+@pytest.mark.parametrize("path", sorted(study.PAGES.glob("*.md")), ids=lambda path: path.name)
+def test_tables_of_the_study_are_what_the_records_say(path: Path) -> None:
+    page = path.read_text()
+    assert study.render(page) == page, "run `make study`"
+
+
+def test_every_table_of_the_study_is_shown_on_a_page() -> None:
+    pages = "".join(page.read_text() for page in study.PAGES.glob("*.md"))
+    shown = re.findall(r"<!-- generated: ([a-z0-9-]+) -->", pages)
+    assert sorted(shown) == sorted(study.TABLES)
+
+
+def test_the_study_stays_short() -> None:
+    words = re.findall(r"\S*\w\S*", " ".join(page.read_text() for page in study.PAGES.glob("*.md")))
+    assert len(words) <= 8_000
 
 
 def test_every_environment_variable_is_in_the_reference() -> None:
