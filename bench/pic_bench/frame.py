@@ -156,4 +156,5 @@ class _HelpFormat(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptio
     """The description as it is written; a default where there is one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default in (None, False, []) else super()._get_help_string(action)
+        is_plain = action.default in (None, []) or action.default is False or "default" in (action.help or "")
+        return action.help if is_plain else super()._get_help_string(action)
