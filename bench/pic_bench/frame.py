@@ -26,6 +26,7 @@ from sglang_pic.errors import PicError
 
 T = TypeVar("T")
 P = ParamSpec("P")
+Number = TypeVar("Number", int, float)
 
 
 class Finding(NamedTuple):
@@ -94,15 +95,16 @@ def keep(args: argparse.Namespace, result: msgspec.Struct) -> None:
         write_json(args.out, result)
 
 
-def at_least(least: float) -> Callable[[str], int]:
-    """The type of a whole number of `least` or more, for `add`."""
+def at_least(least: Number) -> Callable[[str], Number]:
+    """The type of a number of `least` or more, for `add`: whole where `least` is."""
+    kind = type(least)
 
-    def read(text: str) -> int:
-        if (number := int(text)) < least:
+    def read(text: str) -> Number:
+        if (number := kind(text)) < least:
             raise argparse.ArgumentTypeError(f"{text}: must be {least} or more")
         return number
 
-    read.__name__ = "whole number"
+    read.__name__ = kind.__name__
     return read
 
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from pic_bench.compare.server import Server
 from pic_bench.gpu.record import Found, Work
-from pic_bench.gpu.servers import Answer, Model, dummy_model, generate, serving, small_model
+from pic_bench.gpu.servers import Model, dummy_model, serving, small_model
 from pic_bench.report.stats import top_k_kl
+from pic_bench.serving import Answer, generate
 from sglang_pic.errors import BenchError, PicError
 
 OFF: Final = {"mode": "off"}
@@ -99,11 +100,11 @@ def compare(server: Server, model: Model, count: int, num_tokens: int) -> dict[s
         prompt, header = model.tokens(draw, num_tokens), model.tokens(draw, _HEADER_TOKENS)
         cold, again = generate(server, prompt), generate(server, prompt)
         _require("an equal prompt was not spliced", again.spliced_tokens, again)
-        strict, hit = generate(server, prompt, OFF), generate(server, prompt, OFF)
+        strict, hit = generate(server, prompt, pic=OFF), generate(server, prompt, pic=OFF)
         _require("with `mode: off` an equal prompt was no prefix hit", hit.cached_tokens, hit)
-        full, moved = generate(server, header + prompt, OFF), generate(server, header + prompt)
+        full, moved = generate(server, header + prompt, pic=OFF), generate(server, header + prompt)
         moved_share.append(moved.spliced_tokens / moved.prompt_tokens)
-        wrong = generate(server, prompt, _WRONG)
+        wrong = generate(server, prompt, pic=_WRONG)
         _require("a prompt whose rows are made wrong was not spliced", wrong.spliced_tokens, wrong)
         pairs = (("spliced", cold, again), ("hit", strict, hit), ("moved", full, moved), ("wrong", cold, wrong))
         for name, one, other in pairs:

@@ -12,7 +12,8 @@ import msgspec
 from pic_bench.compare.server import Server
 from pic_bench.gpu.checks import OFF, PROBE, compare, judge
 from pic_bench.gpu.record import Found, Work
-from pic_bench.gpu.servers import Model, dummy_model, generate, plugin_state, serving
+from pic_bench.gpu.servers import Model, dummy_model, plugin_state, serving
+from pic_bench.serving import generate
 from sglang_pic.errors import PicError
 
 _WAIT: Final = re.compile(r"(\S+\.py:\d+): UserWarning: called a synchronizing CUDA operation")
@@ -36,7 +37,7 @@ def run(work: Work) -> Found:
     with serving(work, "defaults-pic", "pic", model, probe=probe) as server:
         raw: dict[str, Any] = {"state": plugin_state(server)}
         figures = gate_figures(server.log_path.read_text("utf8", errors="replace"))
-        strict = [generate(server, prompt, OFF) for prompt in prompts]
+        strict = [generate(server, prompt, pic=OFF) for prompt in prompts]
         equal = sum(one.ids == other.ids for one, other in zip(stock, strict, strict=True))
         figures["off_equal"] = equal / count
         raw["off_equal_top_20"] = sum(one.first == two.first for one, two in zip(stock, strict, strict=True))
