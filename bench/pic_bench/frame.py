@@ -7,12 +7,15 @@ measures, the structs of its result and its table. Imports nothing that a machin
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import msgspec
@@ -73,8 +76,6 @@ class Study:
 
         @wraps(body)
         def main(argv: Sequence[str] | None = None) -> int:
-            from pic_bench.compare.command import interrupt_on_sigterm
-
             args = self.parser.parse_args(argv)
             try:
                 with interrupt_on_sigterm(), tempfile.TemporaryDirectory() as logs:
@@ -87,6 +88,20 @@ class Study:
                 return 130
 
         return main
+
+
+@contextmanager
+def interrupt_on_sigterm() -> Iterator[None]:
+    """Make SIGTERM unwind like Ctrl-C in the body, so that it leaves no servers behind."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def keep(args: argparse.Namespace, result: msgspec.Struct) -> None:

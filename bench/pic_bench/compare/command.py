@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from pic_traces.source import TRACE_HELP
 
+from pic_bench.frame import interrupt_on_sigterm
 from sglang_pic.arguments import collect_after_dashes
 
 if TYPE_CHECKING:
@@ -86,20 +83,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"sglang-pic: {failed} requests failed; see {args.out / 'report.md'}", file=sys.stderr)
         return FAILED_REQUESTS
     return 0
-
-
-@contextmanager
-def interrupt_on_sigterm() -> Iterator[None]:
-    """Make SIGTERM unwind like Ctrl-C in the body, so that it leaves no servers behind."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _settings(args: argparse.Namespace) -> Settings:
