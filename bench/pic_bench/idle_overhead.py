@@ -129,7 +129,9 @@ class IdleOverhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 STUDY = Study("idle_overhead", __doc__, seed=0)
 STUDY.add("--model", required=True, metavar="DIR", help="model folder, as for `sglang serve`")
-STUDY.add("--trace", default="sample:agents", help=f"{TRACE_HELP}; `gen:random?prompt=512&sessions=40` repeats nothing")
+STUDY.add(
+    "--trace", default="sample:opendevin", help=f"{TRACE_HELP}; gen:random?prompt=512&sessions=40 repeats nothing"
+)
 STUDY.add(
     "--arms",
     nargs="+",

@@ -18,9 +18,8 @@ import pytest
 import torch
 from pic_bench.environment import capture_environment
 from pic_bench.gpu import day, prefills
-from pic_bench.gpu.checks import judge
-from pic_bench.gpu.defaults import gate_figures, waits
-from pic_bench.gpu.energy import PowerMeter, measure_energy
+from pic_bench.gpu.checks import gate_figures, judge, waits
+from pic_bench.gpu.clocks import PowerMeter, measure_energy
 from pic_bench.gpu.record import (
     FIGURES,
     ITEMS,

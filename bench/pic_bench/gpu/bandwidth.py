@@ -26,8 +26,8 @@ from tqdm import tqdm
 
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.frame import Finding, Study, at_least
+from pic_bench.gpu.clocks import Timing, device_seconds, host_seconds, take_turns
 from pic_bench.gpu.kernel_pool import PAGE_SIZE, ROW_SHAPES, SHAPES, SLOT_ORDERS, Pool, Shape, Window, make_window
-from pic_bench.gpu.timing import Timing, device_seconds, host_seconds, take_turns
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError
 

@@ -16,12 +16,9 @@ import torch
 
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.frame import Finding, Study, at_least, keep
-from pic_bench.gpu.attention import TORCH, AttentionBackend
-from pic_bench.gpu.check import Check, check_model
-from pic_bench.gpu.energy import JouleCounter, measure_energy, open_counter
-from pic_bench.gpu.measure import Bench, PrefillTiming, time_gaps, time_runs
-from pic_bench.gpu.model import MODELS, TINY, Pool, Skeleton
-from pic_bench.gpu.timing import Deadline
+from pic_bench.gpu.clocks import Deadline, JouleCounter, measure_energy, open_counter
+from pic_bench.gpu.measure import Bench, Check, PrefillTiming, check_model, time_gaps, time_runs
+from pic_bench.gpu.model import MODELS, TINY, TORCH, AttentionBackend, Pool, Skeleton
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError, UnsupportedError
 

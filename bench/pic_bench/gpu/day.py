@@ -194,7 +194,7 @@ def _work(args: argparse.Namespace) -> int:
 
 
 def _record(item: Item, args: argparse.Namespace, status: str, found: Found, wall_s: float) -> Record:
-    from pic_bench.gpu.versions import card_of
+    from pic_bench.gpu.moves import card_of
 
     environment = capture_environment()
     if args.commit:

@@ -1,4 +1,4 @@
-"""The second item: rows that a splice moved against float64, on the device, for every dtype and layout.
+"""The first two items: is the device there, and are rows that a splice moved right, for every dtype and layout?
 
 Also a layer of more than 2^31 elements, where 32-bit addresses would wrap, and one small case under compute-sanitizer
 where that is installed.
@@ -18,9 +18,10 @@ from pic_kernels import Backend, LayerBuffers, RopeParams, choose_mha, choose_ml
 from pic_kernels.numerics import ROTATE_REL_L2
 from pic_kernels.operands import SUPPORTED_DTYPES
 
+from pic_bench.gpu.clocks import open_counter
 from pic_bench.gpu.kernel_pool import Shape, moved_error
 from pic_bench.gpu.record import Found, Work
-from sglang_pic.errors import BenchError
+from sglang_pic.errors import BenchError, UnsupportedError
 
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _SHIFTS: Final = (1_021, 0, -37, 131_072, 1)
@@ -39,7 +40,7 @@ LAYOUTS: Final = {
 }
 
 
-def run(work: Work) -> Found:
+def run_moves(work: Work) -> Found:
     """Every dtype and layout, then the large layer, then the sanitizer."""
     if work.is_dry:
         os.environ["SGLANG_PIC_KERNELS"] = "triton"
@@ -144,3 +145,37 @@ def _sanitize(work: Work) -> str:
     if work.is_dry or (done.returncode == 99 and "Device not supported" not in tail):
         return f"memory checks failed: {tail}"
     return f"compute-sanitizer could not check here (exit status {done.returncode}): {tail}"
+
+
+_TOOLS = ("nvidia-smi", "compute-sanitizer", "ncu", "nvcc")
+
+
+def card_of(device: str) -> dict[str, str]:
+    """What the driver says of the device; empty where it is none of NVIDIA's."""
+    if device != "cuda" or not torch.cuda.is_available():
+        return {}
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory_bytes": str(properties.total_memory),
+        "multiprocessors": str(properties.multi_processor_count),
+        "cuda": str(torch.version.cuda),
+        "devices": str(torch.cuda.device_count()),
+    }
+
+
+def run_versions(work: Work) -> Found:
+    """Multiply two matrices on the device and read its counters."""
+    side = 64 if work.is_dry else 4096
+    generator = torch.Generator(work.device).manual_seed(0)
+    left, right = (torch.randn(side, side, generator=generator, device=work.device) for _ in range(2))
+    wide = (left[:8].double() @ right.double()).float()
+    failures = [] if torch.allclose((left @ right)[:8], wide, rtol=1e-2, atol=0.5) else ["a product is wrong"]
+    notes = [f"{tool} is not on PATH" for tool in _TOOLS if shutil.which(tool) is None]
+    try:
+        joules = open_counter(torch.device(work.device))()
+    except UnsupportedError as error:
+        joules = None
+        notes.append(str(error))
+    return Found(notes=notes, failures=failures, raw={"joules": joules, "tools": [shutil.which(t) for t in _TOOLS]})

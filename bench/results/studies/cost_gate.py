@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-
 from pic_bench import frame
+
 from sglang_pic.core import CostModel
 from sglang_pic.core.costs import FEW_TOKENS, GapTimings, Timing, learn_costs
 

@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from tqdm import tqdm
-
 from pic_bench.compare.arms import Arm, build_arms
 from pic_bench.compare.server import Server
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.frame import Finding, Study, at_least, keep
 from pic_bench.report.markdown import Table
 from pic_bench.serving import generate, prompt_texts, serving
+from tqdm import tqdm
+
 from sglang_pic.errors import BenchError
 
 _OWN_CHUNKS = '{"cost_gate": "off", "self_test": "off", "audit_rate": 0.0}'

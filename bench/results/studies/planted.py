@@ -16,8 +16,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from tqdm import tqdm
-
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.fidelity.arms import FULL, STALE, Arm
 from pic_bench.fidelity.cases.planted import Attack, Planted, planted
@@ -28,6 +26,7 @@ from pic_bench.fidelity.target import NOBODY, Recorded, Target, serve_target
 from pic_bench.frame import Finding, Study, at_least, keep
 from pic_bench.report.markdown import Table
 from pic_bench.report.stats import Estimate, bootstrap
+from tqdm import tqdm
 
 MOST_TRIED = 8
 """So many prompts are tried for each that counts, before an attack is given up."""

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from pic_bench.frame import Finding, Study
+from pic_bench.out_folder import read_json, write_json
+from pic_bench.report.figures import colour, drawing, place
 from pic_traces.errors import TraceError
 from pic_traces.records import RequestRecord, Status, load_records
 from pic_traces.replay.options import ReplayOptions
 
-from pic_bench.frame import Finding, Study
-from pic_bench.out_folder import read_json, write_json
-from pic_bench.report.figures import colour, drawing, place
 from sglang_pic.census.lasting import Lasting, Trends, Window, fit_trends
 
 _WIDTH, _HEIGHT = 720, 340
