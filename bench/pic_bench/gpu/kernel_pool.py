@@ -142,15 +142,15 @@ class Pool:
             BenchError: a key is off by more than the kernels' tolerance, or a copied byte differs.
         """
         worst = 0.0
-        before = [_bits(buffer[window.src]) for buffer in self.buffers]
+        before = [buffer[window.src].view(torch.int16) for buffer in self.buffers]
         self.splice(window)
         for index, (buffer, old) in enumerate(zip(self.buffers, before, strict=True)):
             turned = self._turned if index < self.num_layers else None
+            new = buffer[window.dst].view(torch.int16)
             try:
-                error = moved_error(old, _bits(buffer[window.dst]), torch.bfloat16, turned, window.shifts, self.rope)
+                worst = max(worst, moved_error(old, new, torch.bfloat16, turned, window.shifts, self.rope))
             except BenchError as error:
                 raise BenchError(f"{name}: buffer {index}: {error}; nothing was timed.") from error
-            worst = max(worst, error)
         return worst
 
 
@@ -167,8 +167,9 @@ def moved_error(
         BenchError: further off than the kernels' tolerance, or a byte that is only copied differs.
     """
     still = shifts == 0
-    copied = [...] if turned is None else [(..., slice(turned.start)), (..., slice(turned.stop, None)), still]
-    if not all(torch.equal(new[part], old[part]) for part in copied):
+    start, stop = (turned.start, turned.stop) if turned is not None else (None, None)
+    copied, before = ((rows[..., :start], rows[..., stop:], rows[still]) for rows in (new, old))
+    if not all(map(torch.equal, copied, before)):
         raise BenchError("bytes that are only copied differ")
     if turned is None:
         return 0.0
@@ -207,10 +208,6 @@ def make_window(pool: Pool, order: str, num_tokens: int, start: int) -> Window:
     shifts = torch.full((num_tokens,), SHIFT, device=pool.device)
     src, dst = pair
     return Window(src, dst, shifts, start * elements, (start + 2 * num_tokens) * elements)
-
-
-def _bits(rows: Tensor) -> Tensor:
-    return rows.view(torch.int16)
 
 
 def _flashinfer_rope() -> Callable[..., None] | None:
