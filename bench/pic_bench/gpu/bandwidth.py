@@ -29,6 +29,7 @@ from pic_bench.frame import Finding, Study, at_least
 from pic_bench.gpu.clocks import Timing, device_seconds, host_seconds, take_turns
 from pic_bench.gpu.kernel_pool import PAGE_SIZE, ROW_SHAPES, SHAPES, SLOT_ORDERS, Pool, Shape, Window, make_window
 from pic_bench.report.markdown import Table, markdown_table
+from sglang_pic.errors import BenchError
 
 _SWITCH: Final = "SGLANG_PIC_KERNELS"
 _TOKENS: Final = (16, 128, 512, 1_504, 8_192, 32_768)
@@ -38,6 +39,8 @@ _END_TO_END_TOKENS: Final = 128
 _MOVED_BYTES: Final = 1 << 28
 _MAX_WINDOWS: Final = 8
 _SLOW_WAYS_S: Final = 1.0
+_PREFILL_TOKENS: Final = 1_500
+_PREFILL_REPEATS: Final = 5
 
 
 class KernelTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,15 +75,30 @@ class KernelTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.bytes_moved / way.p50_ms / 1e6
 
 
+class PrefillTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A splice, of slots in random order, which is slowest, and a prefill in bf16, taken in turns."""
+
+    model: str
+    tokens: int
+    prefill: Timing
+    splice: Timing
+
+    @property
+    def share(self) -> float:
+        """Time of the splice over that of the prefill."""
+        return self.splice.p50_ms / self.prefill.p50_ms
+
+
 class KernelResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the benchmark writes with `--out`."""
 
-    schema_version: int = 4
+    schema_version: int = 3
     environment: Environment
     device: str
     threads: int
     timings: list[KernelTiming]
     left_out: list[str]
+    prefill: PrefillTiming | None
 
 
 STUDY = Study("kernels", __doc__)
@@ -92,9 +110,7 @@ STUDY.add("--repeats", type=at_least(1), default=15, metavar="N", help="timed ca
 STUDY.add("--device", default="cpu", help="cpu, cuda, ...")
 STUDY.add("--backend", choices=[backend.value for backend in Backend], help="implementation (default: automatic)")
 STUDY.add("--memory-gib", type=float, metavar="GIB", help="most memory of a pool, in fewer layers (default: a third)")
-STUDY.retire(
-    {"--prefill": "`gpu_prefill --item gaps --model SmolLM2-135M --prompt 1500` times a splice beside its full prefill"}
-)
+STUDY.add("--prefill", type=Path, metavar="FOLDER", help="also splice 1,500 tokens of this model beside computing them")
 
 
 @STUDY.measures
@@ -114,15 +130,22 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
             left_out.append(f"{model}, {num_tokens} tokens: one layer does not fit {budget / 2**30:.1f} GiB")
         else:
             timings.append(timing)
+    prefill = time_prefill(args.prefill, device) if args.prefill else None
     result = KernelResult(
         environment=capture_environment(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         threads=torch.get_num_threads(),
         timings=timings,
         left_out=left_out,
+        prefill=prefill,
     )
     shown = [markdown_table(_table(timings)), *(f"left out: {note}" for note in left_out)]
-    shown.append(msgspec.json.encode(_headline(timings)).decode())
+    if prefill:
+        shown.append(
+            f"\n{prefill.model}, {prefill.tokens:,} tokens: computed in {prefill.prefill.p50_ms:.0f} ms, "
+            f"spliced in {prefill.splice.p50_ms:.1f} ms: {prefill.share:.2%}."
+        )
+    shown.append(msgspec.json.encode(_headline(timings, prefill)).decode())
     return Finding(result, "\n".join(shown))
 
 
@@ -208,7 +231,7 @@ def _table(timings: list[KernelTiming]) -> Table:
     return Table([*header, "move, rope", "call ms", "rel L2", "backend"], rows)
 
 
-def _headline(timings: list[KernelTiming]) -> dict[str, float]:
+def _headline(timings: list[KernelTiming], prefill: PrefillTiming | None) -> dict[str, float]:
     """The figures that the project's limits are about."""
     models = [t for t in timings if t.model in SHAPES]
     calls = [t.call_ms for t in timings if t.tokens == _END_TO_END_TOKENS and t.layers == t.layers_of_model]
@@ -218,9 +241,44 @@ def _headline(timings: list[KernelTiming]) -> dict[str, float]:
         "worst_call_us_128_tokens": [1e3 * call_ms for call_ms in calls],
         "least_speedup_over_move_then_rope": [t.move_then_rope.p50_ms / t.splice.p50_ms for t in timings],
         "worst_rel_l2": [t.rel_l2 for t in timings],
+        "splice_over_prefill": [prefill.share] if prefill else [],
     }
     line = {name: (min if name.startswith("least") else max)(values) for name, values in found.items() if values}
     return {name: float(f"{value:.4g}") for name, value in line.items()}
+
+
+def time_prefill(folder: Path, device: torch.device) -> PrefillTiming:
+    """Prefill and splice 1,500 tokens of the model in `folder`, in bf16, through transformers.
+
+    Raises:
+        BenchError: the folder holds no model with plain multi-head keys and values.
+    """
+    from sglang_pic.platform import torchvision_shim
+
+    # Before transformers, which imports torchvision; a CUDA build of that is common beside a CPU build of torch.
+    torchvision_shim.install()
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
+        config = model.config
+        heads, dim = config.num_key_value_heads, config.head_dim
+    except (OSError, ValueError, AttributeError) as error:
+        raise BenchError(f"--prefill {folder}: no model with num_key_value_heads and head_dim: {error}") from error
+    shape = Shape(layers=config.num_hidden_layers, heads=heads, dim=dim, rotary_dim=dim)
+    pool = Pool(shape, shape.layers, 4 * _PREFILL_TOKENS, device)
+    window = make_window(pool, "scattered", _PREFILL_TOKENS, 0)
+    pool.check(window, str(folder))
+    input_ids = (torch.arange(_PREFILL_TOKENS, device=device) * 7_919 % config.vocab_size)[None]
+
+    @torch.inference_mode()
+    def prefill() -> None:
+        # A server, too, wants the last token's logits only.
+        model(input_ids, use_cache=True, logits_to_keep=1)
+
+    ways = (prefill, lambda: pool.splice(window))
+    computed, spliced = take_turns(ways, _PREFILL_REPEATS, device, limit_s=0, unlimited=2)
+    return PrefillTiming(model=folder.resolve().name, tokens=_PREFILL_TOKENS, prefill=computed, splice=spliced)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -18,7 +18,7 @@ from pic_bench.environment import Environment, capture_environment
 from pic_bench.frame import Finding, Study, at_least, keep
 from pic_bench.gpu.clocks import Deadline, JouleCounter, measure_energy, open_counter
 from pic_bench.gpu.measure import Bench, Check, PrefillTiming, check_model, time_gaps, time_runs
-from pic_bench.gpu.model import MODELS, TORCH, AttentionBackend, Pool, Skeleton
+from pic_bench.gpu.model import MODELS, TINY, TORCH, AttentionBackend, Pool, Skeleton
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError, UnsupportedError
 
@@ -54,7 +54,9 @@ Every model is checked first, and what is wrong is not timed.
 _IS_GPU = torch.cuda.is_available()
 STUDY = Study("gpu_prefill", _HELP, seed=1)
 STUDY.add("--item", nargs="+", choices=_ITEMS, default=list(_ITEMS), help="what to time")
-STUDY.add("--model", nargs="+", choices=[*MODELS], default=["DeepSeek-V2-Lite", "Llama-3.1-8B"], help="dimensions")
+STUDY.add(
+    "--model", nargs="+", choices=[*MODELS], default=[name for name in MODELS if name not in TINY], help="dimensions"
+)
 STUDY.add("--backend", choices=_BACKENDS, default="triton" if _IS_GPU else "torch", help="who attends")
 STUDY.add("--device", default="cuda" if _IS_GPU else "cpu", help="where to run")
 STUDY.add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of weights and rows")
