@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 import tracemalloc
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Final, NamedTuple, ParamSpec, TypeVar
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,7 +22,7 @@ from fastcdc import fastcdc
 from tqdm import tqdm
 
 from pic_bench.environment import Environment, capture_environment
-from pic_bench.out_folder import write_json
+from pic_bench.frame import Finding, Study, at_least, ms, timed
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Plan, PlanOptions, Tokens
 from sglang_pic.errors import BenchError
@@ -37,9 +36,6 @@ _LEAST_RECOVERED: Final = 0.98
 _MOST_REUSE = PlanOptions(policy=MOST_REUSE)
 _NAMESPACE: Final = "bench"
 _WARMUP: Final = 3
-
-T = TypeVar("T")
-P = ParamSpec("P")
 
 
 class Case(NamedTuple):
@@ -95,42 +91,40 @@ class CoreResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     timings: list[CoreTiming]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+STUDY = Study("core", __doc__, seed=1)
+STUDY.add("--plans", type=at_least(1), default=60, metavar="N", help="timed plans of each case")
+
+
+@STUDY.measures
+def main(args: argparse.Namespace, _logs: Path) -> Finding:
     """Run the benchmark: a table, and one JSON line at the end, on stdout."""
-    parser = argparse.ArgumentParser(prog="python -m pic_bench.core", description=__doc__.splitlines()[0])
-    parser.add_argument("--plans", type=int, default=60, metavar="N", help="timed plans per case (default: 60)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of documents and prompts (default: 1)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result with the environment as JSON")
-    args = parser.parse_args(argv)
-    if args.plans < 1:
-        parser.error(f"--plans={args.plans}: must be 1 or more")
     rng = np.random.default_rng(args.seed)
     config = CoreConfig()
     index, documents = fill_index(config, rng)
     stats = index.stats()
-    print(f"index: {stats.num_donors:,} chunks, {stats.num_tokens:,} tokens\n")
     timings = [_time(index, documents, case, args.plans, rng) for case in tqdm(CASES, "plan", file=sys.stderr)]
-    print(markdown_table(_table(timings)))
     publish_ms, floor_ms = _time_publish(config, rng)
     memory = {f"{length:,}": _bytes_per_token(config, length) for length in (32_000, 600)}
-    print(f"\npublish 32k new tokens: {publish_ms:.2f} ms ({publish_ms / floor_ms:.1f} x FastCDC and xxHash alone)")
-    print("memory: " + ", ".join(f"{value:.1f} bytes a token in paths of {name}" for name, value in memory.items()))
-    if args.out:
-        result = CoreResult(
-            environment=capture_environment(),
-            config=config,
-            index_chunks=stats.num_donors,
-            index_tokens=stats.num_tokens,
-            bytes_per_token=memory,
-            publish_ms_32k=publish_ms,
-            publish_floor_ms_32k=floor_ms,
-            timings=timings,
-        )
-        write_json(args.out, result)
+    result = CoreResult(
+        environment=capture_environment(),
+        config=config,
+        index_chunks=stats.num_donors,
+        index_tokens=stats.num_tokens,
+        bytes_per_token=memory,
+        publish_ms_32k=publish_ms,
+        publish_floor_ms_32k=floor_ms,
+        timings=timings,
+    )
     by_case = {timing.case: timing.p50_ms for timing in timings}
     line = {key: round(by_case[case], 4) for key, case in HEADLINE.items()}
-    print(msgspec.json.encode({**line, "bytes_per_token": round(max(memory.values()), 2)}).decode())
-    return 0
+    shown = [
+        f"index: {stats.num_donors:,} chunks, {stats.num_tokens:,} tokens\n",
+        markdown_table(_table(timings)),
+        f"\npublish 32k new tokens: {publish_ms:.2f} ms ({publish_ms / floor_ms:.1f} x FastCDC and xxHash alone)",
+        "memory: " + ", ".join(f"{value:.1f} bytes a token in paths of {name}" for name, value in memory.items()),
+        msgspec.json.encode({**line, "bytes_per_token": round(max(memory.values()), 2)}).decode(),
+    ]
+    return Finding(result, "\n".join(shown))
 
 
 def fill_index(
@@ -155,14 +149,14 @@ def _time(
     times, recovered, names, cuts = [], [], [], []
     for _ in range(_WARMUP + num_plans):
         prompt, num_planted = make_prompt(rng, documents, case)
-        seconds, planned = _timed(plan, prompt)
+        seconds, planned = timed(plan, prompt)
         whole = plan(prompt, options=_MOST_REUSE)
         for each in (planned, whole):
             _check(each, prompt)
         recovered.append(_recovered(whole, num_planted))
         times.append(seconds)
-        names.append(_timed(_name_pieces, prompt, index.config)[0])
-        cuts.append(_timed(_cut, prompt, index.config)[0])
+        names.append(timed(_name_pieces, prompt, index.config)[0])
+        cuts.append(timed(_cut, prompt, index.config)[0])
     times, names, cuts = (each[_WARMUP:] for each in (times, names, cuts))
     return CoreTiming(
         case=case.name,
@@ -170,10 +164,10 @@ def _time(
         runs=case.num_runs,
         plans=num_plans,
         recovered=min(recovered) if case.num_runs else None,
-        p50_ms=_ms(times, 50),
-        p90_ms=_ms(times, 90),
-        xxhash_ms=_ms(names, 50),
-        fastcdc_ms=_ms(cuts, 50),
+        p50_ms=ms(times),
+        p90_ms=ms(times, 90),
+        xxhash_ms=ms(names),
+        fastcdc_ms=ms(cuts),
     )
 
 
@@ -223,9 +217,9 @@ def _time_publish(config: CoreConfig, rng: np.random.Generator) -> tuple[float, 
     times, floors = [], []
     for _ in range(12):
         document = _random(rng, 32_768)
-        times.append(_timed(index.publish, _NAMESPACE, document, [(0, len(document))])[0])
-        floors.append(_timed(_cut, document, config)[0] + _timed(_name_pieces, document, config)[0])
-    return _ms(times, 50), _ms(floors, 50)
+        times.append(timed(index.publish, _NAMESPACE, document, [(0, len(document))])[0])
+        floors.append(timed(_cut, document, config)[0] + timed(_name_pieces, document, config)[0])
+    return ms(times), ms(floors)
 
 
 def _bytes_per_token(config: CoreConfig, path_len: int) -> float:
@@ -258,16 +252,6 @@ def _table(timings: list[CoreTiming]) -> Table:
         for t in timings
     ]
     return Table(["prompt", "p50 ms", "p90 ms", "recovered", "x xxHash", "x FastCDC"], rows)
-
-
-def _timed(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[float, T]:
-    start = time.perf_counter()
-    result = call(*args, **kwargs)
-    return time.perf_counter() - start, result
-
-
-def _ms(seconds: list[float], percentile: int) -> float:
-    return float(np.percentile(seconds, percentile)) * 1e3
 
 
 def _random(rng: np.random.Generator, num_tokens: int) -> Tokens:

@@ -11,7 +11,7 @@ import argparse
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,8 +33,8 @@ from tqdm import tqdm
 
 from pic_bench.core import CASES, fill_index, make_prompt
 from pic_bench.environment import Environment, capture_environment
-from pic_bench.out_folder import write_json
-from pic_bench.report.markdown import Table, markdown_table
+from pic_bench.frame import Finding, Study, at_least, us
+from pic_bench.report.markdown import Table
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve import accounting
@@ -108,16 +108,14 @@ class HostResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     timings: list[HostTiming]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark: a table on stdout."""
-    parser = argparse.ArgumentParser(prog="python -m pic_bench.host", description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=60, metavar="N", help="timed requests a case (default: 60)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of documents and prompts (default: 1)")
-    parser.add_argument("--chunks", type=int, default=100_000, metavar="N", help="in the index (default: 100000)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result with the environment as JSON")
-    args = parser.parse_args(argv)
-    if args.requests < 1 or args.chunks < 1:
-        parser.error("--requests and --chunks must be 1 or more")
+STUDY = Study("host", __doc__, seed=1)
+STUDY.add("--requests", type=at_least(1), default=60, metavar="N", help="timed requests of each case")
+STUDY.add("--chunks", type=at_least(1), default=100_000, metavar="N", help="chunks in the index")
+
+
+@STUDY.measures
+def main(args: argparse.Namespace, _logs: Path) -> Finding:
+    """Time every step of every case."""
     # What a device computes in a server is not to be timed as work of many threads here.
     torch.set_num_threads(1)
     rng = np.random.default_rng(args.seed)
@@ -131,11 +129,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             prompts = [make_prompt(rng, [documents[i] for i in each], case)[0] for each in chosen]
             name = f"{case.name} of {num_documents}" if case.num_runs > 1 else case.name
             timings.append(_time(host, name, prompts))
-    print(markdown_table(_table(timings)))
-    if args.out:
-        chunks = index.stats().num_donors
-        write_json(args.out, HostResult(environment=capture_environment(), index_chunks=chunks, timings=timings))
-    return 0
+    chunks = index.stats().num_donors
+    result = HostResult(environment=capture_environment(), index_chunks=chunks, timings=timings)
+    return Finding(result, _table(timings))
 
 
 class _Host:
@@ -279,7 +275,7 @@ def _time(host: _Host, name: str, prompts: list[Tokens]) -> HostTiming:
     times = clock.times[_WARMUP:]
     totals = [sum(each[step] for step in BEFORE_LOGITS) for each in times]
     steps = {
-        step: Step(p50_us=_us(each, 50), min_us=_us(each, 0), operators=int(counted.times[0][step]))
+        step: Step(p50_us=us(each), min_us=us(each, 0), operators=int(counted.times[0][step]))
         for step in STEPS
         for each in [[request[step] for request in times]]
     }
@@ -291,8 +287,8 @@ def _time(host: _Host, name: str, prompts: list[Tokens]) -> HostTiming:
         num_spliced=sum(end - start for start, end in spans),
         requests=len(times),
         steps=steps,
-        total_p50_us=_us(totals, 50),
-        total_min_us=_us(totals, 0),
+        total_p50_us=us(totals),
+        total_min_us=us(totals, 0),
     )
 
 
@@ -351,10 +347,6 @@ def _table(timings: list[HostTiming]) -> Table:
         for t in timings
     ]
     return Table(["prompt", "runs", *STEPS, "p50 to the logits, us", "least"], rows)
-
-
-def _us(seconds: list[float], percentile: int) -> float:
-    return float(np.percentile(seconds, percentile)) * 1e6
 
 
 if __name__ == "__main__":

@@ -1,329 +1,303 @@
-"""Does a server with the plugin cost nothing where nothing can be reused?
+"""What does the plugin cost a call of which nothing can be spliced?
 
-A stock and a patched server run side by side. Seeded random prompts that share nothing go to one of them at a time, in
-the order stock, pic, pic, stock, and so on (ABBA), so that drift of the machine meets both alike. A turn is one prompt,
-or with `--sessions N` as many as N clients send one after the other; both turns of a pair have the same prompts.
+Starts of a server differ by more than the plugin could cost, so the same calls are compared in two ways in one run.
+Every round starts, one after the other, a stock server (`stock`), a patched one whose requests all have `mode: off`
+(`off`), a patched one with the defaults (`auto`), and a patched one where every call comes once in either mode
+(`off+auto`), each mode in a namespace of its own, in the order off, auto, auto, off, and so on.
 
-Starts of a server differ, and which of two started first may matter. So the servers are started in both orders,
-`--repeats` times, and both orders count alike. The processor time of each server's processes is reported too, because
-other work on the machine changes it least. Where starts differ by more than what is looked for, two baselines help:
-`--baseline off` sends both turns of a pair to one patched server, one of them with `mode: off`, which neither plans nor
-publishes; `--baseline control` starts two stock servers, and shows what starts alone make of the ratio.
+    on one server    the ratio of neighbouring calls of the alternating server: what `auto` costs
+    between starts   the ratio of the same call on two servers of a round: what it seems to cost, with luck of the start
+    start to start   the same arm in one round and the next: the luck of the start alone
+
+A ratio is the median over calls, and its interval is over starts. Only calls count of which every server took as many
+tokens from its cache: a call of which something was spliced is left out for all. With `--sessions N` a turn is a call
+of each of N clients side by side. `--arms stock+auto` has both servers run side by side, in alternation.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import itertools
-import random
 import shlex
 import sys
 import time
-import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
+from pic_traces.encode import load_encoder
+from pic_traces.source import TRACE_HELP, load
+from tqdm import tqdm
 
-from pic_bench.compare.arms import Arm, build_arms
-from pic_bench.compare.command import with_servers
-from pic_bench.compare.server import Server, free_port, launch_command
+from pic_bench.compare.arms import build_arms
+from pic_bench.compare.server import Server
 from pic_bench.environment import Environment, capture_environment
-from pic_bench.out_folder import write_json
-from pic_bench.report.stats import Estimate, bootstrap_medians
+from pic_bench.frame import Finding, Study, at_least, keep, median_over
+from pic_bench.report.markdown import Table, markdown_table
+from pic_bench.report.numbers import with_interval
+from pic_bench.report.stats import Estimate
+from pic_bench.serving import FirstToken, arm_server, first_token
 from sglang_pic.errors import BenchError
 
-BASELINES = ("stock", "off", "control")
-_OFF: dict[str, object] = {"pic": {"mode": "off"}}
-TARGET_TTFT_RATIO = 1.01
-TARGET_RATE_RATIO = 0.99
-FIRST_TOKEN_ID = 1000  # below lie the special tokens of the usual vocabularies
-LAST_TOKEN_ID = 30_000
+MODES = {"stock": None, "off": {"mode": "off"}, "auto": None}
+ARMS = ("stock", "off", "auto", "off+auto")
+HEADLINE = "auto / off, on one server"
+_WARMUP_TOKENS = 512
+# Below lie the special tokens of the usual vocabularies.
+_FIRST_ID, _LAST_ID = 1_000, 30_000
+Prompt = list[int]
 
 
 class Turn(NamedTuple):
-    """What one server did with the prompts of one turn."""
+    """One call of every client, side by side, in one mode."""
 
     ttft_s: list[float]
     elapsed_s: float
     cpu_s: float
-
-    @property
-    def ttft_p50_s(self) -> float:
-        """Median time to first token."""
-        return median(self.ttft_s)
-
-    @property
-    def requests_per_s(self) -> float:
-        """Requests answered per second, from the first one sent to the last one answered."""
-        return len(self.ttft_s) / self.elapsed_s
-
-
-class Side(NamedTuple):
-    """Where the turns of one side go, and the options of their requests."""
-
-    url: str
-    cpu_s: Callable[[], float]
-    """Processor time of the server's processes so far, in seconds."""
-    options: dict[str, object] | None = None
+    """Processor time of the server's processes, which other work on the machine changes least."""
+    cached_tokens: tuple[int, ...] = ()
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One start of both servers: which came first, and the turns of every pair on each."""
+    """One start of an arm's server or servers: the same turns in each of its modes."""
 
-    first: str
-    stock: list[Turn]
-    pic: list[Turn]
-
-    @property
-    def ttft_ratios(self) -> list[float]:
-        """pic / stock of the median time to first token, by pair."""
-        return [patched.ttft_p50_s / plain.ttft_p50_s for plain, patched in zip(self.stock, self.pic, strict=True)]
-
-    @property
-    def rate_ratios(self) -> list[float]:
-        """pic / stock of the requests per second, by pair."""
-        pairs = zip(self.stock, self.pic, strict=True)
-        return [patched.requests_per_s / plain.requests_per_s for plain, patched in pairs]
-
-    @property
-    def cpu_ratios(self) -> list[float]:
-        """pic / stock of the processor time, by pair."""
-        return [patched.cpu_s / plain.cpu_s for plain, patched in zip(self.stock, self.pic, strict=True)]
+    arm: str = ""
+    round: int = 0
+    turns: dict[str, list[Turn]] = {}
+    # Of records before version 7, in which two servers ran side by side.
+    first: str = ""
+    stock: list[Turn] = []
+    pic: list[Turn] = []
 
 
 class Ratios(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """pic / stock: the geometric mean over starts of the median over pairs, with its interval (`bootstrap_medians`)."""
+    """Medians over starts of medians over turns."""
 
     ttft: Estimate
     rate: Estimate
+    """Of requests per second."""
     cpu: Estimate
 
 
-class IdleOverhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The result: over both orders of start, and for each order."""
+class Comparison(Ratios, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One mode over another."""
 
-    schema_version: int = 6
+    name: str
+    ttft_by_start: list[float]
+
+
+class IdleOverhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The result."""
+
+    schema_version: int = 7
     environment: Environment
     model: str
-    baseline: str
-    """What `stock` stands for: `stock` itself, `off`, requests with `mode: off` on the patched server, or `control`,
-    where `pic` is a stock server too."""
+    trace: str = ""
     seed: int
     repeats: int
     pairs: int
     warmup_pairs: int
     sessions: int
-    requests_per_session: int
-    prompt_tokens: int
-    stock_ttft_p50_s: float
-    pic_ttft_p50_s: float
-    ratios: Ratios
-    by_first: dict[str, Ratios]
-    target_ttft_ratio: float = TARGET_TTFT_RATIO
-    target_rate_ratio: float = TARGET_RATE_RATIO
+    counted: list[int] = []
+    """Numbers of the turns that count."""
+    comparisons: list[Comparison] = []
+    target_ttft_ratio: float = 1.01
+    target_rate_ratio: float = 0.99
     starts: list[Start]
     server_args: dict[str, list[str]]
+    # Of records before version 7.
+    baseline: str = "stock"
+    requests_per_session: int = 1
+    prompt_tokens: int | None = None
+    stock_ttft_p50_s: float | None = None
+    pic_ttft_p50_s: float | None = None
+    ratios: Ratios | None = None
+    by_first: dict[str, Ratios] = {}
 
     @property
     def within_target(self) -> bool:
-        """Whether neither ratio is worse than its target."""
-        return self.ratios.ttft.value <= self.target_ttft_ratio and self.ratios.rate.value >= self.target_rate_ratio
+        """Whether neither ratio of the headline, or of what stands in its place, is worse than its target."""
+        found = next((each for each in self.comparisons if each.name == HEADLINE), self.comparisons[0])
+        return found.ttft.value <= self.target_ttft_ratio and found.rate.value >= self.target_rate_ratio
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; 0 within the target, 1 above it or a server failed, 130 interrupted."""
-    args = parse(argv)
-
-    def run(scratch: Path) -> int:
-        result = _measure_with_servers(args, scratch)
-        if args.out is not None:
-            write_json(args.out, result)
-        print(_lines(result))
-        return 0 if result.within_target else 1
-
-    return with_servers("idle_overhead", run)
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m pic_bench.idle_overhead", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--model", required=True, metavar="DIR", help="model folder, as for `sglang serve`")
-    add("--baseline", choices=BASELINES, default="stock", help="what the plugin is compared with (default: stock)")
-    add("--repeats", type=int, default=1, help="how often the servers are started in each order (default: 1)")
-    add("--pairs", type=int, default=40, help="measured pairs of each start (default: 40)")
-    add("--warmup-pairs", type=int, default=8, help="pairs sent before and not counted, each start (default: 8)")
-    add("--sessions", type=int, default=1, help="clients side by side (default: 1)")
-    add("--requests", type=int, default=1, help="prompts of each client in a turn (default: 1)")
-    add("--prompt-tokens", type=int, default=512, help="length of every prompt (default: 512)")
-    add("--max-total-tokens", type=int, default=16384, help="KV pool of each server (default: 16384)")
-    add("--server-arg", action="append", default=[], metavar="ARGS", help="flags for both servers")
-    add("--seed", type=int, default=0, help="of the prompts (default: 0)")
-    add("--out", type=Path, metavar="FILE", help="write the result as JSON there")
-    args = parser.parse_args(argv)
-    ones = (args.repeats, args.prompt_tokens, args.sessions, args.requests)
-    if args.pairs < 2 or args.warmup_pairs < 0 or min(ones) < 1:
-        parser.error("--pairs must be 2 or more, --warmup-pairs 0 or more, the others 1 or more")
-    return args
+STUDY = Study("idle_overhead", __doc__, seed=0)
+STUDY.add("--model", required=True, metavar="DIR", help="model folder, as for `sglang serve`")
+STUDY.add(
+    "--trace", default="sample:opendevin", help=f"{TRACE_HELP}; gen:random?prompt=512&sessions=40 repeats nothing"
+)
+STUDY.add(
+    "--arms",
+    nargs="+",
+    default=list(ARMS),
+    metavar="ARM",
+    help=f"started in every round; modes joined by + (default: {' '.join(ARMS)})",
+)
+STUDY.add("--repeats", type=at_least(1), default=5, metavar="N", help="rounds: starts of every arm")
+STUDY.add("--pairs", type=at_least(2), default=30, metavar="N", help="most turns of each mode in a start")
+STUDY.add("--warmup-pairs", type=at_least(0), default=4, metavar="N", help="random prompts first, not counted")
+STUDY.add("--sessions", type=at_least(1), default=1, metavar="N", help="clients side by side")
+STUDY.add("--max-total-tokens", type=int, default=65_536, metavar="N", help="KV pool of each server")
+STUDY.add("--server-arg", action="append", default=[], metavar="ARGS", help="flags for all servers; may repeat")
+STUDY.retire(
+    {
+        "--baseline": "a run has all three: see --arms and the row `start to start`",
+        "--requests": "a turn is one call of each client: --pairs",
+        "--prompt-tokens": "--trace 'gen:random?prompt=512&sessions=40'",
+    }
+)
 
 
-def measure(sides: Sequence[Side], args: argparse.Namespace, *, pairs: int, seed: int) -> list[list[Turn]]:
-    """The turns of `pairs` pairs on each of both sides, in ABBA order.
+@STUDY.measures
+def main(args: argparse.Namespace, logs: Path) -> Finding:
+    """Measure all rounds; 1 above the target or where a server failed."""
+    if unknown := {mode for arm in args.arms for mode in arm.split("+")} - MODES.keys():
+        raise BenchError(f"--arms: {', '.join(sorted(unknown))}: must be of {', '.join(MODES)}, joined by +.")
+    turns = prompts_of(args.trace, args.model, args.sessions, args.pairs)
+    starts: list[Start] = []
+    for number in range(args.repeats):
+        # Every second round the other way round, so that drift of the machine meets all arms alike.
+        for arm in args.arms[:: -1 if number % 2 else 1]:
+            with _servers(args, arm, logs / f"{number}-{arm}") as sides:
+                rng = np.random.default_rng(args.seed + number)
+                fresh = rng.integers(_FIRST_ID, _LAST_ID, (args.warmup_pairs, args.sessions, _WARMUP_TOKENS)).tolist()
+                take_turns(sides, fresh)
+                starts.append(Start(arm=arm, round=number, turns=take_turns(sides, turns, f"round {number}, {arm}")))
+        result = summarize(args, starts, len(turns))
+        keep(args, result)
+    return Finding(result, _shown(result), 0 if result.within_target else 1)
+
+
+def prompts_of(trace: str, model: str, clients: int, most: int) -> list[list[Prompt]]:
+    """Turns of a prompt of each client; a client has every so-many-th session of the trace, call after call."""
+    encoder = load_encoder(model)
+    calls: list[list[Prompt]] = [[] for _ in range(clients)]
+    for number, session in enumerate(load(trace)):
+        calls[number % clients] += [encoder.encode(call).tokens.tolist() for call in session.calls()]
+    turns = [list(turn) for turn in zip(*calls, strict=False)][:most]
+    if len(turns) < 2:
+        raise BenchError(f"--trace {trace!r}: too few calls for {clients} clients; two of each are the least.")
+    return turns
+
+
+class Side(NamedTuple):
+    """Where the turns of one mode go."""
+
+    mode: str
+    ask: Callable[[Prompt], FirstToken]
+    cpu_s: Callable[[], float]
+
+
+def take_turns(sides: Sequence[Side], turns: Sequence[list[Prompt]], what: str | None = None) -> dict[str, list[Turn]]:
+    """Every turn on every side; the order of the sides changes from turn to turn.
 
     Raises:
         BenchError: a server refused a request or broke off.
     """
-    source = random.Random(seed)
-    turns: list[list[Turn]] = [[] for _ in sides]
-    with ThreadPoolExecutor(args.sessions) as clients:
-        for number in range(pairs):
-            prompts = [
-                [
-                    [source.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(args.prompt_tokens)]
-                    for _ in range(args.requests)
-                ]
-                for _ in range(args.sessions)
-            ]
-            order = list(zip(sides, turns, strict=True))
-            for side, into in order if number % 2 == 0 else reversed(order):
-                into.append(_take_turn(side, prompts, clients))
-    return turns
+    taken: dict[str, list[Turn]] = {side.mode: [] for side in sides}
+    with ThreadPoolExecutor(max(map(len, turns), default=1)) as clients:
+        for number, prompts in enumerate(tqdm(turns, what, file=sys.stderr, disable=what is None, mininterval=10)):
+            for side in sides[:: -1 if number % 2 else 1]:
+                cpu_before, started = side.cpu_s(), time.perf_counter()
+                found = list(clients.map(side.ask, prompts))
+                elapsed, cpu_s = time.perf_counter() - started, side.cpu_s() - cpu_before
+                ttft, _, cached = zip(*found, strict=True)
+                taken[side.mode].append(Turn([*ttft], elapsed, cpu_s, cached))
+    return taken
 
 
-def _take_turn(side: Side, prompts: list[list[list[int]]], clients: ThreadPoolExecutor) -> Turn:
-    cpu_before, started = side.cpu_s(), time.perf_counter()
-    times = list(clients.map(lambda session: [_ttft(side, prompt) for prompt in session], prompts))
-    elapsed = time.perf_counter() - started
-    return Turn(list(itertools.chain.from_iterable(times)), elapsed, side.cpu_s() - cpu_before)
+@contextmanager
+def _servers(args: argparse.Namespace, arm: str, logs: Path) -> Iterator[list[Side]]:
+    """The servers of an arm until the block ends: a stock one, and one patched one for both modes."""
+    flags = ["--max-total-tokens", str(args.max_total_tokens), *shlex.split(" ".join(args.server_arg))]
+    stock, pic = build_arms(["stock", "pic"], server_args=flags, pic_config=None)
+    servers: dict[str, Server] = {}
+    with ExitStack() as stack:
+        sides = []
+        for mode in arm.split("+"):
+            kind = stock if mode == "stock" else pic
+            if kind.name not in servers:
+                print(f"starting the {kind.name} server of {arm}", file=sys.stderr)
+                server = arm_server(args.model, kind, logs.with_name(f"{logs.name}-{kind.name}.log"))
+                servers[kind.name] = stack.enter_context(server)
+                stack.enter_context(server.watch())
+            server = servers[kind.name]
+            ask = partial(first_token, server.base_url, pic=MODES[mode], extra_key=mode)
+            sides.append(Side(mode, ask, server.cpu_s))
+        yield sides
 
 
-def _measure_with_servers(args: argparse.Namespace, logs: Path) -> IdleOverhead:
-    extra = [word for text in args.server_arg for word in shlex.split(text)]
-    flags = ["--max-total-tokens", str(args.max_total_tokens), *extra]
-    arms = build_arms(["stock", "pic"], server_args=flags, pic_config=None)
-    if args.baseline == "control":
-        arms[1] = msgspec.structs.replace(arms[0], name="pic")
-    starts: list[Start] = []
-    for repeat in range(args.repeats):
-        # Every second repeat the other way round, so that drift of the machine meets both orders alike.
-        for order in (arms, arms[::-1]) if repeat % 2 == 0 else (arms[::-1], arms):
-            starts.append(_measure_start(args, order, len(starts), logs))
-    return summarize(args, starts, {arm.name: list(arm.server_args) for arm in arms})
+def summarize(args: argparse.Namespace, starts: Sequence[Start], num_turns: int) -> IdleOverhead:
+    """The result of measured starts.
 
-
-def _measure_start(args: argparse.Namespace, order: Sequence[Arm], number: int, logs: Path) -> Start:
-    """Start both servers in this order, measure all pairs, stop both."""
-    with contextlib.ExitStack() as stack:
-        servers = {}
-        for arm in order:
-            if arm.name == "stock" and args.baseline == "off":
-                continue
-            port = free_port()
-            print(f"start {number + 1} of {2 * args.repeats}: the {arm.name} server", file=sys.stderr)
-            command = launch_command(args.model, port, arm.server_args)
-            server = Server(command, port=port, log_path=logs / f"{number}-{arm.name}.log", env=arm.env)
-            servers[arm.name] = stack.enter_context(server)
-        for server in servers.values():
-            stack.enter_context(server.watch())
-        sides = [_side(servers[name]) for name in ("stock", "pic") if name in servers]
-        if args.baseline == "off":
-            sides.insert(0, _side(servers["pic"], _OFF))
-        print(f"warming up with {args.warmup_pairs} pairs, then measuring {args.pairs}", file=sys.stderr)
-        # No two measurements of one result have the same prompts.
-        measure(sides, args, pairs=args.warmup_pairs, seed=args.seed + 2 * number + 1)
-        stock, pic = measure(sides, args, pairs=args.pairs, seed=args.seed + 2 * number)
-    return Start(first=order[0].name, stock=stock, pic=pic)
-
-
-def _side(server: Server, options: dict[str, object] | None = None) -> Side:
-    return Side(server.base_url, server.cpu_s, options)
-
-
-def summarize(args: argparse.Namespace, starts: list[Start], server_args: dict[str, list[str]]) -> IdleOverhead:
-    """The result of measured starts."""
-    by_first: dict[str, list[Start]] = {}
+    Raises:
+        BenchError: no turn counts.
+    """
+    taken = [turns for start in starts for turns in start.turns.values()]
+    counted = [n for n in range(num_turns) if len({turns[n].cached_tokens for turns in taken}) == 1]
+    if not counted:
+        raise BenchError("of every call some server took more tokens from its cache than the others: nothing counts.")
+    pairs: dict[str, list[tuple[list[Turn], list[Turn]]]] = {}
     for start in starts:
-        by_first.setdefault(start.first, []).append(start)
-
-    def ratios(orders: Sequence[Sequence[Start]]) -> Ratios:
-        def estimate(of: Callable[[Start], list[float]]) -> Estimate:
-            return bootstrap_medians([[of(start) for start in order] for order in orders], seed=args.seed)
-
-        return Ratios(
-            ttft=estimate(lambda start: start.ttft_ratios),
-            rate=estimate(lambda start: start.rate_ratios),
-            cpu=estimate(lambda start: start.cpu_ratios),
-        )
-
+        where = "side by side" if "stock" in start.turns else "on one server"
+        for low, high in combinations(sorted(start.turns, key=[*MODES].index), 2):
+            pairs.setdefault(f"{high} / {low}, {where}", []).append((start.turns[high], start.turns[low]))
+    alone = {(start.arm, start.round): start.turns[start.arm] for start in starts if len(start.turns) == 1}
+    for low, high in combinations(MODES, 2):
+        found = [(alone[high, n], turns) for (arm, n), turns in alone.items() if arm == low and (high, n) in alone]
+        pairs |= {f"{high} / {low}, between starts": found} if found else {}
+    for mode in MODES:
+        found = [
+            (alone[mode, n + 1], turns) for (arm, n), turns in alone.items() if (arm, n + 1) in alone and arm == mode
+        ]
+        pairs |= {f"{mode} / {mode}, start to start": found} if found else {}
     return IdleOverhead(
         environment=capture_environment(),
         model=args.model,
-        baseline=args.baseline,
+        trace=args.trace,
         seed=args.seed,
         repeats=args.repeats,
-        pairs=args.pairs,
+        pairs=num_turns,
         warmup_pairs=args.warmup_pairs,
         sessions=args.sessions,
-        requests_per_session=args.requests,
-        prompt_tokens=args.prompt_tokens,
-        stock_ttft_p50_s=median(time for start in starts for turn in start.stock for time in turn.ttft_s),
-        pic_ttft_p50_s=median(time for start in starts for turn in start.pic for time in turn.ttft_s),
-        ratios=ratios(list(by_first.values())),
-        by_first={first: ratios([order]) for first, order in by_first.items()},
-        starts=starts,
-        server_args=server_args,
+        counted=counted,
+        comparisons=[_compared(name, found, counted, args.seed) for name, found in pairs.items()],
+        starts=list(starts),
+        server_args={"all": ["--max-total-tokens", str(args.max_total_tokens), *args.server_arg]},
     )
 
 
-def _ttft(side: Side, prompt: list[int]) -> float:
-    """Seconds from sending one request to the first event of its stream; the stream is read to its end."""
-    sampling = {"max_new_tokens": 1, "temperature": 0, "custom_params": side.options}
-    body = {"input_ids": prompt, "stream": True, "sampling_params": sampling}
-    request = urllib.request.Request(
-        side.url + "/generate", data=msgspec.json.encode(body), headers={"Content-Type": "application/json"}
-    )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    started = time.perf_counter()
-    try:
-        with opener.open(request, timeout=600) as answer:
-            first = answer.readline()
-            elapsed = time.perf_counter() - started
-            answer.read()
-    except OSError as error:
-        raise BenchError(f"{side.url}/generate: {error}") from error
-    if not first.startswith(b"data:") or b'"error"' in first:
-        raise BenchError(f"{side.url}/generate answered {first[:200]!r}; expected the first event of a stream.")
-    return elapsed
+def _compared(name: str, pairs: Sequence[tuple[list[Turn], list[Turn]]], counted: list[int], seed: int) -> Comparison:
+    def by_start(of: Callable[[Turn], float]) -> list[float]:
+        return [median(of(these[n]) / of(those[n]) for n in counted) for these, those in pairs]
+
+    ttft = by_start(lambda turn: median(turn.ttft_s))
+    rate, cpu = by_start(lambda turn: len(turn.ttft_s) / turn.elapsed_s), by_start(lambda turn: turn.cpu_s)
+    medians = {key: median_over(values, seed=seed) for key, values in (("ttft", ttft), ("rate", rate), ("cpu", cpu))}
+    return Comparison(name=name, ttft_by_start=ttft, **medians)
 
 
-def _lines(result: IdleOverhead) -> str:
-    def interval(of: Estimate) -> str:
-        return f"{of.value:.4f} (95 % {of.low:.4f} to {of.high:.4f})"
-
-    def both(ratios: Ratios) -> str:
-        return (
-            f"TTFT {interval(ratios.ttft)}, requests per second {interval(ratios.rate)}, "
-            f"processor time {interval(ratios.cpu)}"
-        )
-
-    verdict = "within" if result.within_target else "NOT within"
-    stock_ms, pic_ms = 1e3 * result.stock_ttft_p50_s, 1e3 * result.pic_ttft_p50_s
-    each = (f"{start.first} {median(start.ttft_ratios):.4f} {median(start.rate_ratios):.4f}" for start in result.starts)
-    return "\n".join(
+def _shown(result: IdleOverhead) -> str:
+    rows = [
         [
-            f"nothing to reuse, baseline {result.baseline}, {len(result.starts)} starts with {result.pairs} pairs of "
-            f"turns each, {result.sessions} clients side by side, prompts of {result.prompt_tokens} random tokens: "
-            f"median TTFT stock {stock_ms:.1f} ms, pic {pic_ms:.1f} ms",
-            f"pic / stock, both orders: {both(result.ratios)}; "
-            f"{verdict} the targets {result.target_ttft_ratio} and {result.target_rate_ratio}",
-            *(f"  {first} started first: {both(ratios)}" for first, ratios in result.by_first.items()),
-            f"  each start (first, TTFT, requests per second): {'; '.join(each)}",
+            each.name,
+            *(with_interval(one, "{:.3f}".format) for one in (each.ttft, each.rate, each.cpu)),
+            " ".join(f"{ratio:.3f}" for ratio in each.ttft_by_start),
         ]
+        for each in result.comparisons
+    ]
+    header = ["ratio, median over starts [95 %]", "time to first token", "requests a second", "processor time"]
+    verdict = "within" if result.within_target else "NOT within"
+    return (
+        f"{markdown_table(Table([*header, 'time to first token by start'], rows))}\n\n"
+        f"{len(result.counted)} of {result.pairs} turns count: of the others some server spliced or found more.\n"
+        f"{verdict} the targets {result.target_ttft_ratio} and {result.target_rate_ratio}"
     )
 
 

@@ -10,18 +10,16 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import torch
 from pic_kernels.machine_code import MachineCode, read_machine_code
 
+from pic_bench.frame import Finding, Study
 from pic_bench.gpu.kernel_pool import SHAPES, Shape
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError
-
-if TYPE_CHECKING:
-    pass
 
 
 class KernelCode(NamedTuple):
@@ -47,19 +45,17 @@ _DTYPES: Final = {
 CASES: Final = [(model, _SHAPES[model], dtype) for model, dtypes in _DTYPES.items() for dtype in dtypes]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+STUDY = Study("kernel_code", __doc__, has_out=False)
+STUDY.add("--arch", type=int, default=90, help="compute capability, 90 for sm_90")
+
+
+@STUDY.measures
+def main(args: argparse.Namespace, _logs: Path) -> Finding:
     """Compile, count and print; 1 if a kernel is not as wanted."""
-    parser = argparse.ArgumentParser(prog="python -m pic_bench.kernel_code", description=__doc__.splitlines()[0])
-    parser.add_argument("--arch", type=int, default=90, help="compute capability, 90 for sm_90")
-    args = parser.parse_args(argv)
-    try:
-        kernels = [measure(model, shape, dtype, args.arch) for model, shape, dtype in CASES]
-    except BenchError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(markdown_table(Table(_HEADER, [_row(kernel) for kernel in kernels])))
-    print("\nloads, stores: of rows, count x bytes; local, shared: bytes; threads: room by registers, of 2,048")
-    return 0 if all(kernel.code.is_good for kernel in kernels) else 1
+    kernels = [measure(model, shape, dtype, args.arch) for model, shape, dtype in CASES]
+    table = markdown_table(Table(_HEADER, [_row(kernel) for kernel in kernels]))
+    note = "loads, stores: of rows, count x bytes; local, shared: bytes; threads: room by registers, of 2,048"
+    return Finding(None, f"{table}\n\n{note}", 0 if all(kernel.code.is_good for kernel in kernels) else 1)
 
 
 def measure(model: str, shape: Shape, dtype: torch.dtype, arch: int) -> KernelCode:

@@ -12,7 +12,6 @@ import multiprocessing
 import resource
 import sys
 import time
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -24,8 +23,8 @@ from pic_traces.source import short_name
 from tqdm import tqdm
 
 from pic_bench.environment import Environment, capture_environment
-from pic_bench.out_folder import write_json
-from pic_bench.report.markdown import Table, markdown_table
+from pic_bench.frame import Finding, Study, timed
+from pic_bench.report.markdown import Table
 from sglang_pic.census.survey import Survey
 from sglang_pic.census.windows import WindowSearch
 from sglang_pic.core import MOST_REUSE, CoreConfig
@@ -80,26 +79,24 @@ class RecallResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sets: list[Recall]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure every set; a table on stdout; 1 if a set failed."""
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(prog="python -m pic_bench.recall", description=__doc__.splitlines()[0])
-    add, core = parser.add_argument, "instead of the settings for most reuse, e.g. '{\"seam_tokens\": 1}'"
-    add(
-        "traces",
-        nargs="*",
-        metavar="TRACE",
-        help="sessions or gen:NAME?... (default: all that needs no files)",
-    )
-    add("--tokenizer", metavar="DIR", help="folder with tokenizer and chat template (default: stand-in)")
-    add("--core", metavar="JSON", help=f"{core}; the others are the server's")
-    add("--out", type=Path, metavar="FILE", help="write the result with the environment as JSON")
-    add("--quiet", action="store_true", help="no progress bars")
-    args = parser.parse_args(argv)
+STUDY = Study("recall", __doc__)
+STUDY.add("traces", nargs="*", metavar="TRACE", help="sessions or gen:NAME?... (default: all that needs no files)")
+STUDY.add("--tokenizer", metavar="DIR", help="folder with tokenizer and chat template (default: a stand-in)")
+STUDY.add(
+    "--core",
+    metavar="JSON",
+    help="instead of the settings for most reuse, e.g. '{\"seam_tokens\": 1}'; the others are the server's",
+)
+STUDY.add("--quiet", action="store_true", help="no progress bars")
+
+
+@STUDY.measures
+def main(args: argparse.Namespace, _logs: Path) -> Finding:
+    """Measure every set; 1 if a set failed."""
     try:
         config = msgspec.json.decode(args.core, type=CoreConfig) if args.core else MOST_REUSE
     except (msgspec.DecodeError, ConfigError) as error:
-        parser.error(f"--core={args.core!r}: {error}")
+        STUDY.parser.error(f"--core={args.core!r}: {error}")
     traces = args.traces or [
         "sample:opendevin",
         *partition_shift(),
@@ -111,16 +108,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             sets.append(pool.submit(_measure, trace, args.tokenizer, config, args.quiet).result())
         print(f"{len(sets)} of {len(traces)} measured: {sets[-1].name}", file=sys.stderr)
-    print(markdown_table(Table(list(_HEADER), [_row(found) for found in sets])))
-    if args.out:
-        result = RecallResult(
-            environment=capture_environment(), tokenizer=args.tokenizer or "stand-in", config=config, sets=sets
-        )
-        write_json(args.out, result)
+    tokenizer = args.tokenizer or "stand-in"
+    result = RecallResult(environment=capture_environment(), tokenizer=tokenizer, config=config, sets=sets)
     failed = [found.name for found in sets if found.failed]
     if failed:
-        print(f"\nbelow {LEAST_RECOVERED:.0%} of the bound: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+        print(f"below {LEAST_RECOVERED:.0%} of the bound: {', '.join(failed)}", file=sys.stderr)
+    return Finding(result, Table(list(_HEADER), [_row(found) for found in sets]), 1 if failed else 0)
 
 
 def _measure(trace: str, tokenizer: str | None, config: CoreConfig, quiet: bool) -> Recall:
@@ -163,9 +156,8 @@ class _Clock:
         setattr(owner, method, self._timed)
 
     def _timed(self, *args: object, **kwargs: object) -> object:
-        started = time.perf_counter()
-        result = self._call(*args, **kwargs)
-        self.seconds += time.perf_counter() - started
+        seconds, result = timed(self._call, *args, **kwargs)
+        self.seconds += seconds
         return result
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pic_bench.soak.command import main
+from pic_bench.soak.__main__ import main
 from pic_bench.soak.record import Soak
 
 pytestmark = pytest.mark.e2e

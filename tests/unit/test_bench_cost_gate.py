@@ -43,4 +43,4 @@ def test_the_command_writes_what_it_is_asked_for(tmp_path: Path, capsys: pytest.
     assert msgspec.json.decode((tmp_path / "gate.json").read_bytes(), type=Study).seeds == (0,)
     with pytest.raises(SystemExit):
         main(["--seeds", "0"])
-    assert "--seeds 0: must be 1 or more" in capsys.readouterr().err
+    assert "argument --seeds: 0: must be 1 or more" in capsys.readouterr().err

@@ -11,14 +11,11 @@ import pytest
 import torch
 from pic_bench import gpu_prefill
 from pic_bench.gpu import command
-from pic_bench.gpu.attention import TORCH, AttentionBackend
-from pic_bench.gpu.check import check_attention, check_model
-from pic_bench.gpu.energy import measure_energy
-from pic_bench.gpu.measure import PrefillTiming
-from pic_bench.gpu.model import MODELS, TINY, Pool, Skeleton, routed
+from pic_bench.gpu.clocks import Timing, measure_energy
+from pic_bench.gpu.command import PrefillResult, break_even
+from pic_bench.gpu.measure import PrefillTiming, check_attention, check_model
+from pic_bench.gpu.model import MODELS, TINY, TORCH, AttentionBackend, Pool, Skeleton, routed
 from pic_bench.gpu.passes import SHIFT, gap_extend, make_lookup, plant, random_tokens, whole_extend
-from pic_bench.gpu.result import PrefillResult, break_even
-from pic_bench.gpu.timing import Timing
 
 from sglang_pic.core import MOST_REUSE
 from sglang_pic.errors import BenchError

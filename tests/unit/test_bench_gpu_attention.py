@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 from pic_bench.gpu import command
-from pic_bench.gpu.attention import AttentionShape
-from pic_bench.gpu.check import check_attention
 from pic_bench.gpu.command import make_backend
-from pic_bench.gpu.model import MODELS, Skeleton
+from pic_bench.gpu.measure import check_attention
+from pic_bench.gpu.model import MODELS, AttentionShape, Skeleton
 
 from sglang_pic.errors import UnsupportedError
 
@@ -28,8 +27,8 @@ EXPANDED = AttentionShape(4, 4, 32, 16, 0, 0.2, torch.float32)
 # A process of its own: Triton reads the variable when it is imported, for its own library too.
 INTERPRETED = """
 import torch
-from pic_bench.gpu.attention import AttentionShape
-from pic_bench.gpu.check import check_attention
+from pic_bench.gpu.model import AttentionShape
+from pic_bench.gpu.measure import check_attention
 from pic_bench.gpu.command import make_backend
 from sglang_pic.errors import UnsupportedError
 torch.set_num_threads(1)

@@ -18,11 +18,22 @@ import pytest
 import torch
 from pic_bench.environment import capture_environment
 from pic_bench.gpu import day, prefills
-from pic_bench.gpu.checks import judge
-from pic_bench.gpu.defaults import gate_figures, waits
-from pic_bench.gpu.energy import PowerMeter, measure_energy
-from pic_bench.gpu.items import FIGURES, ITEMS, LIMIT_S, Need
-from pic_bench.gpu.record import MARKS, Found, Record, Work, figure_table, file_name, read_records, render
+from pic_bench.gpu.checks import gate_figures, judge, waits
+from pic_bench.gpu.clocks import PowerMeter, measure_energy
+from pic_bench.gpu.record import (
+    FIGURES,
+    ITEMS,
+    LIMIT_S,
+    MARKS,
+    Found,
+    Need,
+    Record,
+    Work,
+    figure_table,
+    file_name,
+    read_records,
+    render,
+)
 from pic_bench.out_folder import write_json
 from pic_bench.report.markdown import markdown_table
 

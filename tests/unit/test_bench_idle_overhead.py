@@ -1,84 +1,97 @@
-"""The overhead with nothing to reuse: what the measured turns become."""
+"""The overhead with nothing to reuse: which turns are sent and count, and what they become."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
-from pic_bench.compare.command import with_servers
-from pic_bench.idle_overhead import IdleOverhead, Start, Turn, parse, summarize
-from pic_bench.report.stats import bootstrap_medians
+from pic_bench.idle_overhead import HEADLINE, STUDY, IdleOverhead, Side, Start, Turn, main, summarize, take_turns
+from pic_bench.serving import FirstToken
 
-from sglang_pic.errors import BenchError
-
-_STOCK = [Turn([1.0, 2.0, 3.0], 3.0, 4.0), Turn([2.0, 2.0, 2.0], 3.0, 4.0)]
+ARGS = STUDY.parser.parse_args(["--model", "m"])
 
 
-def _summary(pic: list[Turn], pic_first: list[Turn] | None = None) -> IdleOverhead:
-    args = parse(["--model", "m", "--pairs", "2", "--sessions", "3"])
-    starts = [Start(first="stock", stock=_STOCK, pic=pic), Start(first="pic", stock=_STOCK, pic=pic_first or pic)]
-    return summarize(args, starts, {"stock": [], "pic": []})
+def turns(ttft_s: Sequence[float], elapsed_s: float = 3.0, cpu_s: float = 4.0, cached: int = 0) -> list[Turn]:
+    """Of three clients each."""
+    return [Turn([0.5, each, 9.0], elapsed_s, cpu_s, (cached,) * 3) for each in ttft_s]
 
 
-def test_equal_turns_are_within_the_target() -> None:
-    result = _summary(_STOCK)
-    assert (result.ratios.ttft.value, result.ratios.rate.value, result.within_target) == (1.0, 1.0, True)
+def alternating(auto: list[Turn], off: list[Turn] | None = None) -> IdleOverhead:
+    start = Start(arm="off+auto", turns={"off": off or turns([2.0] * len(auto)), "auto": auto})
+    return summarize(ARGS, [start], len(auto))
 
 
-@pytest.mark.parametrize(
-    ("ttft", "elapsed", "ttft_ratio", "rate_ratio"),
-    [(2.04, 3.0, 1.02, 1.0), (2.0, 3.06, 1.0, 1 / 1.02)],
-    ids=["a slower first token", "fewer requests per second"],
-)
-def test_either_loss_misses_the_target(ttft: float, elapsed: float, ttft_ratio: float, rate_ratio: float) -> None:
-    result = _summary([Turn([1.0, ttft, 9.0], elapsed, 4.4)] * 2)
-    assert result.ratios.ttft.value == pytest.approx(ttft_ratio)
-    assert result.ratios.rate.value == pytest.approx(rate_ratio)
-    assert result.ratios.cpu.value == pytest.approx(1.1)
-    assert not result.within_target
+def test_modes_take_turns_and_every_other_pair_is_the_other_way_round() -> None:
+    asked: list[tuple[str, int]] = []
 
+    def side(mode: str) -> Side:
+        def ask(prompt: list[int]) -> FirstToken:
+            asked.append((mode, prompt[0]))
+            return FirstToken(0.1 * len(asked), len(prompt), prompt[0])
 
-def test_what_only_the_order_of_start_makes_cancels_out() -> None:
-    """The server that starts second takes a twentieth longer, whichever it is."""
-    result = _summary([Turn([2.1], 3.15, 4.0)] * 2, [Turn([2.0 / 1.05], 3.0 / 1.05, 4.0)] * 2)
-    assert result.by_first["stock"].ttft.value == pytest.approx(1.05)
-    assert result.by_first["pic"].ttft.value == pytest.approx(1 / 1.05)
-    assert result.ratios.ttft.value == pytest.approx(1.0)
+        return Side(mode, ask, lambda: 7.0 * len(asked))
 
-
-def test_an_interval_covers_what_differs_from_start_to_start() -> None:
-    """Twenty equal pairs say nothing of the next start; starts of one order are not mixed with those of the other."""
-    steady = bootstrap_medians([[[1.1] * 20, [1.1] * 20], [[0.9] * 20, [0.9] * 20]])
-    assert steady.low == steady.high == pytest.approx((1.1 * 0.9) ** 0.5)
-    differing = bootstrap_medians([[[1.0] * 20, [1.1] * 20]])
-    assert (differing.low, differing.high) == pytest.approx((1.0, 1.1))
-    spread = bootstrap_medians([[[1.0, 1.0, 1.2, 1.2, 1.1]]])
-    assert (spread.low, spread.value, spread.high) == pytest.approx((1.0, 1.1, 1.2))
-
-
-def test_a_number_that_is_too_small_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--model", "m", "--repeats", "0"])
-    assert "must be 2 or more" in capsys.readouterr().err
+    taken = take_turns([side("off"), side("auto")], [[[1]], [[2]], [[3]]])
+    assert asked == [("off", 1), ("auto", 1), ("auto", 2), ("off", 2), ("off", 3), ("auto", 3)]
+    assert [turn.cached_tokens for turn in taken["auto"]] == [(1,), (2,), (3,)]
+    assert [turn.ttft_s[0] for turn in taken["off"]] == pytest.approx([0.1, 0.4, 0.5])
+    assert {turn.cpu_s for turn in taken["auto"]} == {7.0}
 
 
 @pytest.mark.parametrize(
-    ("raised", "code", "said"),
+    ("auto", "ttft", "rate", "cpu", "within"),
     [
-        (BenchError("the server ended"), 1, "name: the server ended\n"),
-        (KeyboardInterrupt(), 130, "interrupted; servers stopped\n"),
+        (turns([2.0, 2.0]), 1.0, 1.0, 1.0, True),
+        (turns([2.04, 2.04], cpu_s=4.4), 1.02, 1.0, 1.1, False),
+        (turns([2.0, 2.0], elapsed_s=3.06), 1.0, 1 / 1.02, 1.0, False),
     ],
-    ids=["an error", "an interruption"],
+    ids=["equal turns", "a slower first token", "fewer requests per second"],
 )
-def test_how_a_program_with_servers_ends(
-    capsys: pytest.CaptureFixture[str], raised: BaseException, code: int, said: str
-) -> None:
-    folders = []
+def test_either_loss_misses_the_target(auto: list[Turn], ttft: float, rate: float, cpu: float, within: bool) -> None:
+    result = alternating(auto)
+    (found,) = result.comparisons
+    assert found.name == HEADLINE
+    assert (found.ttft.value, found.rate.value, found.cpu.value) == pytest.approx((ttft, rate, cpu))
+    assert result.within_target is within
 
-    def body(scratch: Path) -> int:
-        folders.append(scratch)
-        raise raised
 
-    assert with_servers("name", body) == code
-    assert capsys.readouterr().err == said
-    assert not folders[0].exists()
+def test_a_call_of_which_some_server_found_more_counts_for_none() -> None:
+    result = alternating([*turns([2.0]), *turns([0.1], cached=500), *turns([2.2])])
+    assert result.counted == [0, 2]
+    assert result.comparisons[0].ttft.value == pytest.approx(1.05)
+    with pytest.raises(Exception, match="nothing counts"):
+        alternating(turns([0.1], cached=500))
+
+
+def test_the_luck_of_a_start_is_told_from_what_a_mode_costs() -> None:
+    """Servers that start second in a round are a tenth slower; `auto` costs a hundredth."""
+    starts = []
+    for number in range(4):
+        lucky, unlucky = turns([2.0, 2.0]), turns([2.2, 2.2])
+        first, second = ("off", "auto") if number % 2 == 0 else ("auto", "off")
+        starts += [Start(arm=first, round=number, turns={first: lucky})]
+        starts += [Start(arm=second, round=number, turns={second: unlucky})]
+        both = {"off": turns([2.0, 2.0]), "auto": turns([2.02, 2.02])}
+        starts += [Start(arm="off+auto", round=number, turns=both)]
+    found = {each.name: each for each in summarize(ARGS, starts, 2).comparisons}
+    one, between = found[HEADLINE].ttft, found["auto / off, between starts"].ttft
+    assert (one.low, one.value, one.high, one.n) == pytest.approx((1.01, 1.01, 1.01, 4))
+    assert found["auto / off, between starts"].ttft_by_start == pytest.approx([1.1, 1 / 1.1] * 2)
+    assert between.low == pytest.approx(1 / 1.1)
+    assert between.high == pytest.approx(1.1)
+    assert found["off / off, start to start"].ttft_by_start == pytest.approx([1.1, 1 / 1.1, 1.1])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--repeats", "0"], "must be 1 or more"),
+        (["--pairs", "1"], "must be 2 or more"),
+        (["--baseline", "off"], "--baseline is gone: a run has all three"),
+        (["--prompt-tokens", "512"], "gen:random?prompt=512"),
+    ],
+)
+def test_what_is_refused_says_what_to_use(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--model", "m", *words])
+    assert said in capsys.readouterr().err

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import signal
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
-from pic_traces.errors import TraceError
 from pic_traces.source import TRACE_HELP
 
+from pic_bench.frame import interrupt_on_sigterm
 from sglang_pic.arguments import collect_after_dashes
-from sglang_pic.errors import PicError
 
 if TYPE_CHECKING:
     from pic_bench.compare.compare import Settings
@@ -89,36 +83,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"sglang-pic: {failed} requests failed; see {args.out / 'report.md'}", file=sys.stderr)
         return FAILED_REQUESTS
     return 0
-
-
-def with_servers(program: str, body: Callable[[Path], int]) -> int:
-    """The exit code of a program that starts servers: the body's, 1 for an error, 130 for Ctrl-C or SIGTERM.
-
-    The body gets a folder that is removed afterwards, for logs; errors are told in one line on stderr.
-    """
-    try:
-        with interrupt_on_sigterm(), tempfile.TemporaryDirectory() as scratch:
-            return body(Path(scratch))
-    except (PicError, TraceError) as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; servers stopped", file=sys.stderr)
-        return 130
-
-
-@contextmanager
-def interrupt_on_sigterm() -> Iterator[None]:
-    """Make SIGTERM unwind like Ctrl-C in the body, so that it leaves no servers behind."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _settings(args: argparse.Namespace) -> Settings:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pic_bench.compare.command import interrupt_on_sigterm
 from pic_bench.fidelity.arms import DEFAULT_POLICIES, RECORDED, parse_policy
 from pic_bench.fidelity.config import DEFAULT_SIZES, QUICK_SIZES, Config
 from pic_bench.fidelity.record import Change, Experiment, TemplateSet
+from pic_bench.frame import interrupt_on_sigterm
 from sglang_pic.errors import BenchError, ConfigError
 
 if TYPE_CHECKING:

@@ -25,10 +25,9 @@ from pic_kernels import Backend, host_native
 from tqdm import tqdm
 
 from pic_bench.environment import Environment, capture_environment
+from pic_bench.frame import Finding, Study, at_least
+from pic_bench.gpu.clocks import Timing, device_seconds, host_seconds, take_turns
 from pic_bench.gpu.kernel_pool import PAGE_SIZE, ROW_SHAPES, SHAPES, SLOT_ORDERS, Pool, Shape, Window, make_window
-from pic_bench.gpu.kernel_prefill import PrefillTiming, time_prefill
-from pic_bench.gpu.timing import Timing, device_seconds, host_seconds, take_turns
-from pic_bench.out_folder import write_json
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError
 
@@ -40,6 +39,8 @@ _END_TO_END_TOKENS: Final = 128
 _MOVED_BYTES: Final = 1 << 28
 _MAX_WINDOWS: Final = 8
 _SLOW_WAYS_S: Final = 1.0
+_PREFILL_TOKENS: Final = 1_500
+_PREFILL_REPEATS: Final = 5
 
 
 class KernelTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,6 +75,20 @@ class KernelTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.bytes_moved / way.p50_ms / 1e6
 
 
+class PrefillTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A splice, of slots in random order, which is slowest, and a prefill in bf16, taken in turns."""
+
+    model: str
+    tokens: int
+    prefill: Timing
+    splice: Timing
+
+    @property
+    def share(self) -> float:
+        """Time of the splice over that of the prefill."""
+        return self.splice.p50_ms / self.prefill.p50_ms
+
+
 class KernelResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the benchmark writes with `--out`."""
 
@@ -86,65 +101,52 @@ class KernelResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefill: PrefillTiming | None
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the benchmark: a table, and one JSON line at the end, on stdout."""
-    args = _parse(argv)
+STUDY = Study("kernels", __doc__)
+ORDERS = f"order of the slots (default: pages; all at {_ALL_ORDERS_AT} tokens, for rows)"
+STUDY.add("--model", choices=(*SHAPES, *ROW_SHAPES), action="append", help="shape (default: all; rows on a CPU only)")
+STUDY.add("--slots", choices=SLOT_ORDERS, action="append", help=ORDERS)
+STUDY.add("--tokens", type=int, action="append", metavar="N", help=f"of a splice, a multiple of {PAGE_SIZE}")
+STUDY.add("--repeats", type=at_least(1), default=15, metavar="N", help="timed calls of each case")
+STUDY.add("--device", default="cpu", help="cpu, cuda, ...")
+STUDY.add("--backend", choices=[backend.value for backend in Backend], help="implementation (default: automatic)")
+STUDY.add("--memory-gib", type=float, metavar="GIB", help="most memory of a pool, in fewer layers (default: a third)")
+STUDY.add("--prefill", type=Path, metavar="FOLDER", help="also splice 1,500 tokens of this model beside computing them")
+
+
+@STUDY.measures
+def main(args: argparse.Namespace, _logs: Path) -> Finding:
+    """Check and time every case: a table, and one JSON line at the end, on stdout."""
+    if any(n < PAGE_SIZE or n % PAGE_SIZE for n in args.tokens or ()):
+        STUDY.parser.error(f"--tokens {args.tokens}: must be multiples of {PAGE_SIZE}")
     if args.backend:
         os.environ[_SWITCH] = args.backend
     device = torch.device(args.device)
     budget = int(args.memory_gib * (1 << 30)) if args.memory_gib else _free_bytes(device) // 3
     timings: list[KernelTiming] = []
     left_out: list[str] = []
-    try:
-        for model, order, num_tokens in tqdm(_cases(args, device), "kernels", file=sys.stderr):
-            timing = _measure(model, order, num_tokens, args.repeats, device, budget)
-            if timing is None:
-                left_out.append(f"{model}, {num_tokens} tokens: one layer does not fit {budget / 2**30:.1f} GiB")
-            else:
-                timings.append(timing)
-        prefill = time_prefill(args.prefill, device) if args.prefill else None
-    except BenchError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(markdown_table(_table(timings)))
-    for note in left_out:
-        print(f"left out: {note}")
+    for model, order, num_tokens in tqdm(_cases(args, device), "kernels", file=sys.stderr):
+        timing = _measure(model, order, num_tokens, args.repeats, device, budget)
+        if timing is None:
+            left_out.append(f"{model}, {num_tokens} tokens: one layer does not fit {budget / 2**30:.1f} GiB")
+        else:
+            timings.append(timing)
+    prefill = time_prefill(args.prefill, device) if args.prefill else None
+    result = KernelResult(
+        environment=capture_environment(),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        threads=torch.get_num_threads(),
+        timings=timings,
+        left_out=left_out,
+        prefill=prefill,
+    )
+    shown = [markdown_table(_table(timings)), *(f"left out: {note}" for note in left_out)]
     if prefill:
-        computed_ms, spliced_ms = prefill.prefill.p50_ms, prefill.splice.p50_ms
-        print(f"\n{prefill.model}, {prefill.tokens:,} tokens: computed in {computed_ms:.0f} ms, ", end="")
-        print(f"spliced in {spliced_ms:.1f} ms: {prefill.share:.2%}.")
-    if args.out:
-        result = KernelResult(
-            environment=capture_environment(),
-            device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            threads=torch.get_num_threads(),
-            timings=timings,
-            left_out=left_out,
-            prefill=prefill,
+        shown.append(
+            f"\n{prefill.model}, {prefill.tokens:,} tokens: computed in {prefill.prefill.p50_ms:.0f} ms, "
+            f"spliced in {prefill.splice.p50_ms:.1f} ms: {prefill.share:.2%}."
         )
-        write_json(args.out, result)
-    print(msgspec.json.encode(_headline(timings, prefill)).decode())
-    return 0
-
-
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(prog="python -m pic_bench.kernels", description=__doc__.splitlines()[0])
-    add, orders = parser.add_argument, f"order of the slots (default: pages; all at {_ALL_ORDERS_AT} tokens, for rows)"
-    names = (*SHAPES, *ROW_SHAPES)
-    add("--model", choices=names, action="append", help="shape to time (default: all; rows on a CPU only)")
-    add("--slots", choices=SLOT_ORDERS, action="append", help=orders)
-    add("--tokens", type=int, action="append", metavar="N", help=f"tokens per splice, a multiple of {PAGE_SIZE}")
-    add("--repeats", type=int, default=15, metavar="N", help="timed calls per case (default: 15)")
-    add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
-    add("--backend", choices=[backend.value for backend in Backend], help="implementation (default: automatic)")
-    add("--memory-gib", type=float, metavar="GIB", help="most memory of a pool, in fewer layers (default: a third)")
-    add("--prefill", type=Path, metavar="FOLDER", help="also splice 1,500 tokens of this model beside computing them")
-    add("--out", type=Path, metavar="FILE", help="write the result with the environment as JSON")
-    args = parser.parse_args(argv)
-    if args.repeats < 1 or any(n < PAGE_SIZE or n % PAGE_SIZE for n in args.tokens or ()):
-        parser.error(f"--tokens {args.tokens}: multiples of {PAGE_SIZE}; --repeats {args.repeats}: 1 or more")
-    return args
+    shown.append(msgspec.json.encode(_headline(timings, prefill)).decode())
+    return Finding(result, "\n".join(shown))
 
 
 def _cases(args: argparse.Namespace, device: torch.device) -> list[tuple[str, str, int]]:
@@ -243,6 +245,40 @@ def _headline(timings: list[KernelTiming], prefill: PrefillTiming | None) -> dic
     }
     line = {name: (min if name.startswith("least") else max)(values) for name, values in found.items() if values}
     return {name: float(f"{value:.4g}") for name, value in line.items()}
+
+
+def time_prefill(folder: Path, device: torch.device) -> PrefillTiming:
+    """Prefill and splice 1,500 tokens of the model in `folder`, in bf16, through transformers.
+
+    Raises:
+        BenchError: the folder holds no model with plain multi-head keys and values.
+    """
+    from sglang_pic.platform import torchvision_shim
+
+    # Before transformers, which imports torchvision; a CUDA build of that is common beside a CPU build of torch.
+    torchvision_shim.install()
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
+        config = model.config
+        heads, dim = config.num_key_value_heads, config.head_dim
+    except (OSError, ValueError, AttributeError) as error:
+        raise BenchError(f"--prefill {folder}: no model with num_key_value_heads and head_dim: {error}") from error
+    shape = Shape(layers=config.num_hidden_layers, heads=heads, dim=dim, rotary_dim=dim)
+    pool = Pool(shape, shape.layers, 4 * _PREFILL_TOKENS, device)
+    window = make_window(pool, "scattered", _PREFILL_TOKENS, 0)
+    pool.check(window, str(folder))
+    input_ids = (torch.arange(_PREFILL_TOKENS, device=device) * 7_919 % config.vocab_size)[None]
+
+    @torch.inference_mode()
+    def prefill() -> None:
+        # A server, too, wants the last token's logits only.
+        model(input_ids, use_cache=True, logits_to_keep=1)
+
+    ways = (prefill, lambda: pool.splice(window))
+    computed, spliced = take_turns(ways, _PREFILL_REPEATS, device, limit_s=0, unlimited=2)
+    return PrefillTiming(model=folder.resolve().name, tokens=_PREFILL_TOKENS, prefill=computed, splice=spliced)
 
 
 def _free_bytes(device: torch.device) -> int:

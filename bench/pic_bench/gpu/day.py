@@ -24,8 +24,21 @@ import msgspec
 
 from pic_bench.environment import capture_environment
 from pic_bench.gpu import stand_ins
-from pic_bench.gpu.items import FIGURES, ITEMS, LIMIT_S, Item, Need
-from pic_bench.gpu.record import Found, Record, Work, figure_table, file_name, item_table, read_records, render
+from pic_bench.gpu.record import (
+    FIGURES,
+    ITEMS,
+    LIMIT_S,
+    Found,
+    Item,
+    Need,
+    Record,
+    Work,
+    figure_table,
+    file_name,
+    item_table,
+    read_records,
+    render,
+)
 from pic_bench.out_folder import write_json
 from pic_bench.report.markdown import markdown_table
 from sglang_pic.errors import PicError
@@ -181,7 +194,7 @@ def _work(args: argparse.Namespace) -> int:
 
 
 def _record(item: Item, args: argparse.Namespace, status: str, found: Found, wall_s: float) -> Record:
-    from pic_bench.gpu.versions import card_of
+    from pic_bench.gpu.moves import card_of
 
     environment = capture_environment()
     if args.commit:

@@ -8,18 +8,16 @@ from __future__ import annotations
 import random
 import threading
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any, Final
 
-import msgspec
 import numpy as np
-from pic_traces.replay.client import read_events
 
 from pic_bench.compare.server import Server
 from pic_bench.gpu.record import Found, Work
 from pic_bench.gpu.servers import Model, dummy_model, plugin_state, serving
+from pic_bench.serving import events, first_token
 from sglang_pic.errors import BenchError
 
 NO_PREFILL_GRAPHS: Final = ("--cuda-graph-config", '{"prefill": {"backend": "disabled"}}')
@@ -30,7 +28,6 @@ _LENGTHS: Final = {"2k": 2_048, "8k": 8_192, "32k": 32_768}
 _DRY_LENGTHS: Final = {"2k": 256, "8k": 512, "32k": 1_024}
 _STREAM_PROMPT, _STREAM_TOKENS = 256, 4_000
 _TIMEOUT_S: Final = 120.0
-_OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def run(work: Work) -> Found:
@@ -79,10 +76,10 @@ def measure(server: Server, model: Model, lengths: dict[str, int], streams: int,
                 question = model.tokens(draw, num_tokens - len(text) - len(header))
                 if number == 1:
                     running.begin()
-                seconds, share = _ttft(server, header + text + question)
+                found = first_token(server.base_url, header + text + question)
                 if number:
-                    first[name].append(seconds)
-                    shares.append(share)
+                    first[name].append(found.seconds)
+                    shares.append(found.cached_tokens / found.prompt_tokens)
             running.pause()
             cached[name] = median(shares)
     return {"ttft_s": first, "cached": cached, "between_s": running.between}
@@ -135,7 +132,7 @@ class Streams:
         try:
             while not self._over.is_set():
                 last = None
-                for _ in _events(self._server, prompt, _STREAM_TOKENS):
+                for _ in events(self._server.base_url, prompt, _STREAM_TOKENS, timeout_s=_TIMEOUT_S):
                     now = time.perf_counter()
                     if last is None:
                         self._started.release()
@@ -144,37 +141,6 @@ class Streams:
                     last = now
                     if self._over.is_set():
                         break
-        except (OSError, BenchError) as error:
+        except BenchError as error:
             self._errors.append(error)
             self._started.release()
-
-
-def _events(server: Server, prompt: Sequence[int], max_new_tokens: int) -> Iterator[dict[str, Any]]:
-    """The events of a streamed generation, as they come; closed, it is aborted.
-
-    Raises:
-        BenchError: the server answered with an error.
-    """
-    sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
-    body = msgspec.json.encode({"input_ids": list(prompt), "stream": True, "sampling_params": sampling})
-    request = urllib.request.Request(server.base_url + "/generate", body, {"Content-Type": "application/json"})
-    with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
-        for data in read_events(answer):
-            if data == b"[DONE]":
-                break
-            event = msgspec.json.decode(data)
-            if "error" in event:
-                raise BenchError(f"/generate: {event['error']}")
-            yield event
-
-
-def _ttft(server: Server, prompt: Sequence[int]) -> tuple[float, float]:
-    """Seconds to the first event of one request, and the share of its prompt that came from the cache."""
-    started, elapsed, meta = time.perf_counter(), None, {}
-    for event in _events(server, prompt, 1):
-        if elapsed is None:
-            elapsed = time.perf_counter() - started
-        meta = event["meta_info"]
-    if elapsed is None:
-        raise BenchError("/generate: the stream ended without a token")
-    return elapsed, meta["cached_tokens"] / meta["prompt_tokens"]

@@ -1,4 +1,10 @@
-"""The two measurements of `gpu_prefill`: prefills by share of hits, and first tokens with their energy by run length.
+"""What `gpu_prefill` checks and then measures: prefills by share of hits, first tokens and energy by run length.
+
+Before anything is timed, attention equals float32 on random rows; a prompt whose runs come from its own rows at shift 0
+gives the logits of its full prefill, as closely as an exact prefix hit does; rows that nobody wrote are NaN, rows of
+another prompt must be seen, and keys that a splice moved are those computed at their position. Random weights make a
+deep model amplify every rounding, so the first layers are compared, where wrong rows stand out; the other layers are
+the same code.
 
 A time is from the call on an idle device to the chosen token on the host: layout, attention's own plan, splice, pass
 and logits. Passes run eagerly; a short one is bound by its launches, in every way alike.
@@ -12,14 +18,13 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 import torch
+from pic_kernels.numerics import relative_l2
 from torch import Tensor
 
-from pic_bench.gpu.attention import AttentionBackend
-from pic_bench.gpu.energy import Energy, JouleCounter, measure_energy
-from pic_bench.gpu.model import Pool, Skeleton
+from pic_bench.gpu.clocks import Deadline, Energy, JouleCounter, Timing, measure_energy, take_turns
+from pic_bench.gpu.model import AttentionBackend, AttentionShape, Pool, Skeleton
 from pic_bench.gpu.passes import SHIFT, Extend, gap_extend, make_lookup, plant, random_tokens, whole_extend
-from pic_bench.gpu.timing import Deadline, Timing, take_turns
-from sglang_pic.core import Plan
+from sglang_pic.core import Plan, Tokens
 from sglang_pic.errors import BenchError
 
 _LIMIT_S: Final = 1.0
@@ -165,3 +170,136 @@ def time_runs(
         return timing
     energy = {name: measure_energy(way, joules, energy_s) for name, way in (("full", full), ("gaps", gaps))}
     return msgspec.structs.replace(timing, energy=energy)
+
+
+# Operands are rounded to the dtype, and so are the weights before they meet the values.
+_ATTENTION_REL_L2: Final = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+# Gaps beside a prefix hit on the same weights, and their bound where that hit repeats the bits; wrong rows are off by
+# 0.3 to 1.
+_TIMES_PREFIX_HIT: Final = 4.0
+_LOGITS_REL_L2: Final = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+# Both sides are rounded once: twice what the kernels' table allows one of them.
+_MOVED_KEYS_REL_L2: Final = {torch.float32: 1e-5, torch.bfloat16: 8e-3}
+_LAYERS: Final = 3
+# By how much wrong rows must be further off than right ones.
+_TIMES_WRONG: Final = 3.0
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far one backend is from the right result, as relative L2."""
+
+    model: str
+    backend: str
+    layers: int
+    """The model's first ones, with its head behind them."""
+    tokens: int
+    errors: dict[str, float]
+    """`attention`, then logits against those of the full prefill: of an exact prefix `hit`, of `gaps` with runs of the
+    same prompt's own rows at shift 0, and of the gaps with another prompt's rows (`wrong`), which the check must see;
+    `moved keys` of layer 0 against those computed at their position."""
+
+
+def check_model(name: str, model: Skeleton, pool: Pool, backend: AttentionBackend, num_tokens: int) -> Check:
+    """Compare the first layers; the pool holds three times the tokens and `SHIFT`, and is poisoned after.
+
+    Raises:
+        BenchError: something is further off than it may be; the message says what.
+    """
+    part = model.first_layers(_LAYERS)
+    shapes = {model.shape(is_absorbed=is_absorbed) for is_absorbed in (False, model.dims.latent > 0)}
+    attention = max(check_attention(backend, shape, model.device) for shape in shapes)
+
+    def logits(extend: Extend) -> Tensor:
+        return part.forward(extend, pool, backend)
+
+    rng = np.random.default_rng(7)
+    later, foreign = (random_tokens(rng, num_tokens + more, model.dims.vocab) for more in (SHIFT, 0))
+    slots = torch.randperm(3 * num_tokens + SHIFT, generator=torch.Generator().manual_seed(7)).to(model.device)
+    own, other, far = slots.split((num_tokens, num_tokens, num_tokens + SHIFT))
+    tokens, plan = model.to_device(later[SHIFT:]), _planted(later[SHIFT:], num_tokens, 0)
+    pool.poison()
+    full = logits(whole_extend(tokens, own, 0))
+    gap = logits(gap_extend(tokens, other, plan, own))
+    # NOTE: the same rows in another order would not do: attention does not see the order of rows.
+    logits(whole_extend(model.to_device(foreign), far[:num_tokens], 0))
+    wrong = logits(gap_extend(tokens, other, plan, far))
+    moved_plan = _planted(later, num_tokens, SHIFT)
+    logits(whole_extend(model.to_device(later), far, 0))
+    logits(gap_extend(tokens, other, moved_plan, far))
+    moved = torch.cat([torch.arange(run.target_start, run.target_end) for run in moved_plan.runs]).to(model.device)
+    turned = pool.keys[0][..., model.dims.latent : model.dims.row_dim]
+    moved_keys = relative_l2(turned[other[moved]], turned[own[moved]])
+    # Last, for it writes rows of the donor again.
+    prefix = logits(whole_extend(tokens, own, plan.num_spliced))
+    pool.poison()
+    errors = {
+        "attention": attention,
+        "hit": relative_l2(prefix, full),
+        "gaps": relative_l2(gap, full),
+        "wrong": relative_l2(wrong, full),
+        "moved keys": moved_keys,
+    }
+    check = Check(model=name, backend=backend.name, layers=len(part.layers), tokens=num_tokens, errors=errors)
+    _judge(check, model.dtype)
+    return check
+
+
+def check_attention(backend: AttentionBackend, shape: AttentionShape, device: torch.device) -> float:
+    """Relative L2 against float32, over gaps of one token and of more than a block, behind short and long prefixes.
+
+    Raises:
+        BenchError: further off than the dtype allows, or not finite.
+    """
+    spans = [(0, 33), (40, 41), (64, 64 + 150), (400, 417)]
+    random = torch.Generator(device).manual_seed(3)
+    num_slots, num_new = 600, sum(end - start for start, end in spans)
+    row = torch.randperm(num_slots, generator=torch.Generator().manual_seed(3))[:417].to(device)
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(size, generator=random, dtype=torch.float32, device=device).to(shape.dtype)
+
+    query = draw(num_new, shape.heads, shape.qk_dim) * 3
+    keys = draw(num_slots, shape.kv_heads, shape.qk_dim)
+    values = None if shape.latent else draw(num_slots, shape.kv_heads, shape.v_dim)
+    unused = torch.ones(num_slots, dtype=torch.bool, device=device).index_fill_(0, row, False)
+    for buffer in (keys,) if values is None else (keys, values):
+        buffer[unused] = float("nan")
+    positions = torch.cat([torch.arange(*span, device=device) for span in spans])
+    starts, ends = (list(bound) for bound in zip(*spans, strict=True))
+    extend = Extend(positions, positions, row, row[positions], starts, ends)
+    found = backend.plan(extend, row, shape)(query, keys, values)
+    wide_keys, wide_values = (
+        part[row].float().repeat_interleave(shape.heads // shape.kv_heads, dim=1)
+        for part in (keys, keys[..., : shape.v_dim] if values is None else values)
+    )
+    scores = torch.einsum("qhd,khd->hqk", query.float(), wide_keys) * shape.scale
+    hidden = torch.arange(len(row), device=device)[None, :] > positions[:, None]
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    error = relative_l2(found, torch.einsum("hqk,khd->qhd", weights, wide_values))
+    if not error <= _ATTENTION_REL_L2[shape.dtype]:
+        raise BenchError(f"attention backend {backend.name}, {shape}: off by {error:.2g}; nothing was timed.")
+    return error
+
+
+def _planted(donor: Tokens, num_tokens: int, shift: int) -> Plan:
+    plan = plant(donor, num_tokens, shift, share=0.8, num_runs=4)
+    if plan is None:
+        raise BenchError(f"a check of {num_tokens} tokens is too short for 4 runs; take 512 or more.")
+    return plan
+
+
+def share_of_allowed(check: Check, dtype: torch.dtype = torch.bfloat16) -> float:
+    """The error of the gaps' logits over what it may be beside an exact prefix hit."""
+    return check.errors["gaps"] / max(_TIMES_PREFIX_HIT * check.errors["hit"], _LOGITS_REL_L2[dtype])
+
+
+def _judge(check: Check, dtype: torch.dtype) -> None:
+    hit, gaps, wrong, moved_keys = (check.errors[name] for name in ("hit", "gaps", "wrong", "moved keys"))
+    allowed = max(_TIMES_PREFIX_HIT * hit, _LOGITS_REL_L2[dtype])
+    where = f"{check.model}, {check.layers} layers, {check.backend}"
+    if not gaps <= allowed:
+        raise BenchError(f"{where}: gap prefill is off by {gaps:.2g}, allowed {allowed:.2g}; not timed.")
+    if not moved_keys <= _MOVED_KEYS_REL_L2[dtype]:
+        raise BenchError(f"{where}: moved keys are off by {moved_keys:.2g}; not timed.")
+    if not wrong > _TIMES_WRONG * max(gaps, hit):
+        raise BenchError(f"{where}: rows of another prompt are off by {wrong:.2g} only, which is not seen; not timed.")

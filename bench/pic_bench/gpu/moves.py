@@ -1,4 +1,4 @@
-"""The second item: rows that a splice moved against float64, on the device, for every dtype and layout.
+"""The first two items: is the device there, and are rows that a splice moved right, for every dtype and layout?
 
 Also a layer of more than 2^31 elements, where 32-bit addresses would wrap, and one small case under compute-sanitizer
 where that is installed.
@@ -11,16 +11,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from pic_kernels import Backend, LayerBuffers, RopeParams, choose_mha, choose_mla, splice_mha, splice_mla
-from pic_kernels.numerics import ROTATE_REL_L2, relative_l2
+from pic_kernels.numerics import ROTATE_REL_L2
 from pic_kernels.operands import SUPPORTED_DTYPES
-from torch import Tensor
 
+from pic_bench.gpu.clocks import open_counter
+from pic_bench.gpu.kernel_pool import Shape, moved_error
 from pic_bench.gpu.record import Found, Work
-from sglang_pic.errors import BenchError
+from sglang_pic.errors import BenchError, UnsupportedError
 
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _SHIFTS: Final = (1_021, 0, -37, 131_072, 1)
@@ -30,27 +31,16 @@ _SMALL: Final = (
 )
 
 
-class Layout(NamedTuple):
-    """How a row is laid out; with a latent, values are in the keys' rows."""
-
-    name: str
-    heads: int
-    dim: int
-    rotary_dim: int
-    is_neox: bool
-    latent: int = 0
+LAYOUTS: Final = {
+    "NeoX": Shape(heads=8, dim=128, rotary_dim=128),
+    "interleaved": Shape(heads=8, dim=128, rotary_dim=128, is_neox=False),
+    "partial NeoX": Shape(heads=8, dim=128, rotary_dim=64),
+    "partial interleaved": Shape(heads=2, dim=128, rotary_dim=64, is_neox=False),
+    "MLA": Shape(heads=1, dim=576, rotary_dim=64, is_neox=False, latent=512),
+}
 
 
-LAYOUTS: Final = (
-    Layout("NeoX", 8, 128, 128, True),
-    Layout("interleaved", 8, 128, 128, False),
-    Layout("partial NeoX", 8, 128, 64, True),
-    Layout("partial interleaved", 2, 128, 64, False),
-    Layout("MLA", 1, 576, 64, False, 512),
-)
-
-
-def run(work: Work) -> Found:
+def run_moves(work: Work) -> Found:
     """Every dtype and layout, then the large layer, then the sanitizer."""
     if work.is_dry:
         os.environ["SGLANG_PIC_KERNELS"] = "triton"
@@ -71,17 +61,17 @@ def run(work: Work) -> Found:
     return Found(figures=figures, notes=notes, failures=failures, raw={"errors": errors, "tokens": num_tokens})
 
 
-def _cases(num_tokens: int) -> Iterator[tuple[str, Layout, torch.dtype, int]]:
+def _cases(num_tokens: int) -> Iterator[tuple[str, Shape, torch.dtype, int]]:
     for dtype in SUPPORTED_DTYPES:
-        for layout in LAYOUTS:
-            yield f"{layout.name}, {dtype}", layout, dtype, 3 * num_tokens
+        for name, layout in LAYOUTS.items():
+            yield f"{name}, {dtype}", layout, dtype, 3 * num_tokens
     # A pool of 2^32 elements, half of its rows beyond 2^31; FP8 keeps it at 4.3 GB.
-    latent = LAYOUTS[-1]
+    latent = LAYOUTS["MLA"]
     fp8 = torch.float8_e4m3fn
     yield "MLA beyond 2^31 elements", latent, fp8, (1 << 32) // latent.dim + 3 * num_tokens
 
 
-def check_moves(layout: Layout, dtype: torch.dtype, num_slots: int, num_tokens: int, device: torch.device) -> float:
+def check_moves(layout: Shape, dtype: torch.dtype, num_slots: int, num_tokens: int, device: torch.device) -> float:
     """Move rows between slots spread over the whole pool; the largest error as a share of what `dtype` allows.
 
     Raises:
@@ -114,56 +104,21 @@ def check_moves(layout: Layout, dtype: torch.dtype, num_slots: int, num_tokens: 
         splice_mha(keys, values, src, dst, shifts, rope)
     if choice.backend is not Backend.TRITON:
         raise BenchError(f"served by {choice.backend.value}, not by the fused kernel: {choice.reason}")
-    return _compare(layout, dtype, bits, before, dst, other, shifts, rope)
-
-
-def _compare(
-    layout: Layout,
-    dtype: torch.dtype,
-    bits: list[Tensor],
-    before: list[tuple[Tensor, Tensor]],
-    dst: Tensor,
-    other: Tensor,
-    shifts: Tensor,
-    rope: RopeParams,
-) -> float:
-    turned = slice(layout.latent, layout.latent + layout.rotary_dim)
-    still = shifts == 0
+    turned, error = slice(layout.latent, layout.latent + layout.rotary_dim), 0.0
     for index, (raw, (old, untouched)) in enumerate(zip(bits, before, strict=True)):
-        new = raw[dst]
         if not torch.equal(raw[other], untouched):
             raise BenchError("rows that are not part of the splice have changed")
-        same = torch.ones_like(new, dtype=torch.bool)
-        if index == 0:
-            same[..., turned] = still.view(-1, 1, 1)
-        if not torch.equal(new[same], old[same]):
-            raise BenchError(f"bytes that are only copied differ in buffer {index}")
-    moved, donors = (part[~still].view(dtype)[..., turned] for part in (bits[0][dst], before[0][0]))
-    error = relative_l2(moved, exact_turn(donors, shifts[~still], rope)) / ROTATE_REL_L2[dtype]
-    if not error <= 1:
-        raise BenchError(f"moved keys are off by {error:.3g} times what is allowed")
-    return error
-
-
-def exact_turn(rows: Tensor, shifts: Tensor, rope: RopeParams) -> Tensor:
-    """`rows` `[n, heads, rotary_dim]` turned in float64, as complex numbers: independent of the kernels."""
-    wide = rows.to(torch.float64)
-    angles = shifts.to(torch.float64)[:, None, None] * rope.inv_freq.to(torch.float64)
-    turn = torch.polar(torch.ones_like(angles), angles)
-    if rope.is_neox_style:
-        half = rope.rotary_dim // 2
-        turned = torch.complex(wide[..., :half].contiguous(), wide[..., half:].contiguous()) * turn
-        return torch.cat((turned.real, turned.imag), dim=-1)
-    return torch.view_as_real(torch.view_as_complex(wide.unflatten(-1, (-1, 2)).contiguous()) * turn).flatten(-2)
+        error = max(error, moved_error(old, raw[dst], dtype, None if index else turned, shifts, rope))
+    return error / ROTATE_REL_L2[dtype]
 
 
 def check_small(device: str) -> None:
     """One small case of either op, for the sanitizer."""
-    for layout in (LAYOUTS[0], LAYOUTS[-1]):
+    for layout in (LAYOUTS["NeoX"], LAYOUTS["MLA"]):
         check_moves(layout, torch.bfloat16, 120, 40 if device == "cuda" else 5, torch.device(device))
 
 
-def _refused(layout: Layout, dtype: torch.dtype, num_slots: int, device: torch.device) -> str:
+def _refused(layout: Shape, dtype: torch.dtype, num_slots: int, device: torch.device) -> str:
     """Why a case cannot run on this card; empty where it can."""
     if dtype == torch.float8_e4m3fn and (here := torch.cuda.get_device_capability(device)) < (8, 9):
         return f"FP8 needs compute capability 8.9, this is {here[0]}.{here[1]}"
@@ -190,3 +145,37 @@ def _sanitize(work: Work) -> str:
     if work.is_dry or (done.returncode == 99 and "Device not supported" not in tail):
         return f"memory checks failed: {tail}"
     return f"compute-sanitizer could not check here (exit status {done.returncode}): {tail}"
+
+
+_TOOLS = ("nvidia-smi", "compute-sanitizer", "ncu", "nvcc")
+
+
+def card_of(device: str) -> dict[str, str]:
+    """What the driver says of the device; empty where it is none of NVIDIA's."""
+    if device != "cuda" or not torch.cuda.is_available():
+        return {}
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory_bytes": str(properties.total_memory),
+        "multiprocessors": str(properties.multi_processor_count),
+        "cuda": str(torch.version.cuda),
+        "devices": str(torch.cuda.device_count()),
+    }
+
+
+def run_versions(work: Work) -> Found:
+    """Multiply two matrices on the device and read its counters."""
+    side = 64 if work.is_dry else 4096
+    generator = torch.Generator(work.device).manual_seed(0)
+    left, right = (torch.randn(side, side, generator=generator, device=work.device) for _ in range(2))
+    wide = (left[:8].double() @ right.double()).float()
+    failures = [] if torch.allclose((left @ right)[:8], wide, rtol=1e-2, atol=0.5) else ["a product is wrong"]
+    notes = [f"{tool} is not on PATH" for tool in _TOOLS if shutil.which(tool) is None]
+    try:
+        joules = open_counter(torch.device(work.device))()
+    except UnsupportedError as error:
+        joules = None
+        notes.append(str(error))
+    return Found(notes=notes, failures=failures, raw={"joules": joules, "tools": [shutil.which(t) for t in _TOOLS]})

@@ -19,14 +19,12 @@ import numpy as np
 import torch
 
 from pic_bench.gpu import bandwidth, command
-from pic_bench.gpu.check import share_of_allowed
-from pic_bench.gpu.energy import Energy, JouleCounter, measure_energy, open_counter
-from pic_bench.gpu.measure import Bench
+from pic_bench.gpu.clocks import Deadline, Energy, JouleCounter, measure_energy, open_counter
+from pic_bench.gpu.command import PrefillResult, break_even
+from pic_bench.gpu.measure import Bench, share_of_allowed
 from pic_bench.gpu.model import MODELS, Pool, Skeleton
 from pic_bench.gpu.passes import gap_extend, make_lookup, whole_extend
 from pic_bench.gpu.record import Found, Work
-from pic_bench.gpu.result import PrefillResult, break_even
-from pic_bench.gpu.timing import Deadline
 from sglang_pic.core import MOST_REUSE
 from sglang_pic.errors import BenchError, UnsupportedError
 

@@ -1,18 +1,69 @@
-"""The record of one item on disk, and the tables that a terminal and the page of results show of all records."""
+"""What `make gpu` runs and why: items, figures, the record of an item on disk, and the tables of all records.
+
+Imports no torch, so that the page of results can be written anywhere.
+"""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from pic_bench.environment import Environment
-from pic_bench.gpu.items import FIGURES, ITEMS, Figure
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError
 
+LIMIT_S: Final = 480.0
+"""Seconds that an item may take."""
+
+
+class Need(Enum):
+    """What an item needs beside a GPU."""
+
+    TORCH = "torch and triton"
+    SGLANG = "SGLang"
+
+
+class Figure(NamedTuple):
+    """One number that only a GPU can give, under a name that is a key of its item's `Found.figures`."""
+
+    name: str
+    item: str
+    what: str
+    form: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def aim(self) -> str:
+        """In words; empty where the number is only to be known."""
+        if self.at_least is not None:
+            return f"at least {self.form.format(self.at_least)}"
+        return "" if self.at_most is None else f"at most {self.form.format(self.at_most)}"
+
+    def is_met(self, value: float) -> bool:
+        """Whether a value reaches the aim; NaN never does."""
+        if self.at_least is not None:
+            return value >= self.at_least
+        return self.at_most is None or value <= self.at_most
+
+
+class Item(NamedTuple):
+    """One step of the day, as items.toml has it; a failure of one does not stop the next."""
+
+    name: str
+    what: str
+    need: Need
+    work: str
+
+
+_TABLE: Final = tomllib.loads(Path(__file__).with_name("items.toml").read_text("utf8"))["item"]
+ITEMS: Final = tuple(Item(each["name"], each["what"], Need(each["need"]), each["work"]) for each in _TABLE)
+FIGURES: Final = tuple(Figure(item=each["name"], **one) for each in _TABLE for one in each.get("figures", ()))
 MARKS: Final = ("<!-- gpu: begin -->", "<!-- gpu: end -->")
 """Around the table of the page."""
 

@@ -174,33 +174,6 @@ def serving(
             raise BenchError(f"{name}: the server logged a fault, see {log}: {text[found.start() :][:300]}")
 
 
-class Answer(NamedTuple):
-    """A greedy answer, with the top 20 of its first token."""
-
-    ids: list[int]
-    first: dict[str, float]
-    prompt_tokens: int
-    cached_tokens: int
-    spliced_tokens: int
-
-
-def generate(server: Server, prompt: Sequence[int], pic: Mapping[str, object] | None = None) -> Answer:
-    """Eight tokens after token ids; `pic` are the request's options."""
-    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
-    if pic is not None:
-        sampling["custom_params"] = {"pic": pic}
-    body = {"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True, "top_logprobs_num": 20}
-    answer = server.post("/generate", body)
-    meta = answer["meta_info"]
-    return Answer(
-        ids=[entry[1] for entry in meta["output_token_logprobs"]],
-        first={str(entry[1]): entry[0] for entry in meta["output_top_logprobs"][0]},
-        prompt_tokens=meta["prompt_tokens"],
-        cached_tokens=meta["cached_tokens"],
-        spliced_tokens=(meta.get("cached_tokens_details") or {}).get("pic", 0),
-    )
-
-
 def plugin_state(server: Server) -> dict[str, Any]:
     """The plugin's part of `/server_info`."""
     state, *_ = msgspec.json.decode(server.get("/server_info").encode())["internal_states"]

@@ -45,6 +45,8 @@ _CONTRACT = (
     Symbol(_CREATE, ("ctx",), ("get_radix_cache_factory(",), why="the moment to hook the serving path"),
 )
 _SERVE = "sglang_pic.adapter.serve"
+_PATH, _CACHE = f"{_SERVE}.forward.ForwardPath", f"{_SERVE}.cache.PicRadixCache"
+_INDEX = "sglang_pic.core.index.ContentIndex"
 # Of SGLang's dummy weights, uniform in [-1e-3, 1e-3).
 _DUMMY_STD = 1e-3 / 3**0.5
 _GAINS = {"q_proj": 2.0, "k_proj": 2.0, "qkv_proj": 2.0, "kv_a_proj": 2.0, "lm_head": 3.0}
@@ -64,49 +66,48 @@ def register() -> None:
         check_contract(_CONTRACT)
     except PicError as error:
         raise SystemExit(f"sglang_pic: {error}") from error
+    if config.request_options:
+        _hook("AROUND", f"{_SERVE}.options.parse_options", _parse_options)
+    if config.sharp_dummy:
+        _hook("AFTER", _DUMMY, _sharpen)
+    _hook("BEFORE", _CREATE, _hook_scheduler(config))
+
+
+def _hook(kind: str, target: str, hook: Callable[..., Any]) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    if config.request_options:
-        HookRegistry.register(f"{_SERVE}.options.parse_options", _parse_options, HookType.AROUND)
-    if config.sharp_dummy:
-        HookRegistry.register(_DUMMY, _sharpen, HookType.AFTER)
-    HookRegistry.register(_CREATE, _hook_scheduler(config), HookType.BEFORE)
+    HookRegistry.register(target, hook, HookType[kind])
 
 
 def _hook_scheduler(config: ProbeConfig) -> Callable[..., None]:
     # NOTE: here and not in `register`, because a hook imports what it wraps, and most of a server's processes have no
     # use for the serving path.
     def install(ctx: Any) -> None:
-        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+        from sglang.srt.plugins.hook_registry import HookRegistry
 
         if ctx.server_args.radix_cache_backend != "pic":
             return
         if config.request_options:
             faults = _Faults()
-            HookRegistry.register(f"{_SERVE}.planning.Planning.plan", _plan, HookType.AROUND)
-            HookRegistry.register(f"{_SERVE}.forward.ForwardPath.lay_out", faults.lay_out, HookType.AFTER)
-            HookRegistry.register(f"{_SERVE}.forward.ForwardPath.move_rows", faults.move_rows, HookType.AFTER)
+            _hook("AROUND", f"{_SERVE}.planning.Planning.plan", _plan)
+            _hook("AFTER", f"{_PATH}.lay_out", faults.lay_out)
+            _hook("AFTER", f"{_PATH}.move_rows", faults.move_rows)
         if config.sync_debug:
-            HookRegistry.register(f"{_SERVE}.forward.ForwardPath.lay_out", _warn_of_waits, HookType.BEFORE)
+            _hook("BEFORE", f"{_PATH}.lay_out", _warn_of_waits)
         # Ranks compute the same logits, so only the first one records; keys are those of its own heads.
         if config.record_dir is not None and ctx.tp_rank == 0:
-            HookRegistry.register(
-                f"{_SERVE}.forward.ForwardPath.__init__", _add_recorder(Path(config.record_dir)), HookType.BEFORE
-            )
+            _hook("BEFORE", f"{_PATH}.__init__", _add_recorder(Path(config.record_dir)))
         if config.ignore_prefix:
-            HookRegistry.register(f"{_SERVE}.cache.PicRadixCache.match_prefix", _ignore_prefix, HookType.AROUND)
+            _hook("AROUND", f"{_CACHE}.match_prefix", _ignore_prefix)
         if config.early_ends:
-            HookRegistry.register("sglang_pic.core.index.ContentIndex.__init__", _end_early, HookType.AROUND)
+            _hook("AROUND", f"{_INDEX}.__init__", _end_early)
         if config.check_invariants:
-            HookRegistry.register("sglang_pic.core.index.ContentIndex.publish", _check_invariants, HookType.AFTER)
+            _hook("AFTER", f"{_INDEX}.publish", _check_invariants)
         if config.watch_rows:
             _watch_rows(ctx.tp_worker.model_runner)
         HookRegistry.apply_hooks()
-        logger.warning(
-            "sglang_pic: this server is for experiments only: %s switches on %s",
-            PROBE_VARIABLE,
-            ", ".join(config.names_on) or "nothing",
-        )
+        switches = ", ".join(config.names_on) or "nothing"
+        logger.warning("sglang_pic: this server is for experiments only: %s switches on %s", PROBE_VARIABLE, switches)
 
     return install
 
@@ -133,30 +134,28 @@ def _plan(original: Callable[..., None], planning: Any, req: Any, *args: Any, **
 
 
 def _watch_rows(runner: Any) -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
     from pic_bench.probe_plugin.books import Bookkeeper
     from pic_bench.probe_plugin.row_watch import RowWatch
     from sglang_pic.runtime.views import view_pool
 
     watch = RowWatch(view_pool(runner.token_to_kv_pool), runner)
     keeper = Bookkeeper(runner, watch)
-    memory, path = "sglang.srt.mem_cache", f"{_SERVE}.forward.ForwardPath"
-    allocator = type(runner.token_to_kv_pool_allocator)
+    kind = type(runner.token_to_kv_pool_allocator)
+    allocator, tree = f"{kind.__module__}.{kind.__name__}", "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
     for name in ("alloc", "alloc_extend", "alloc_decode"):
-        if hasattr(allocator, name):
-            HookRegistry.register(f"{allocator.__module__}.{allocator.__name__}.{name}", watch.on_alloc, HookType.AFTER)
-    HookRegistry.register(f"{allocator.__module__}.{allocator.__name__}.clear", watch.on_clear, HookType.AFTER)
-    HookRegistry.register(f"{path}.lay_out", watch.lay_out, HookType.AFTER)
-    HookRegistry.register(f"{path}._prepare", watch.prepare, HookType.AFTER)
-    HookRegistry.register(f"{path}._forward", watch.forward, HookType.AROUND)
-    HookRegistry.register(f"{path}.move_rows", watch.move_rows, HookType.AROUND)
-    HookRegistry.register(f"{_SERVE}.cache.PicRadixCache.__init__", keeper.on_tree, HookType.AFTER)
-    HookRegistry.register(f"{_SERVE}.cache.PicRadixCache.reset", keeper.on_reset, HookType.AFTER)
-    HookRegistry.register(f"{memory}.unified_radix_cache.UnifiedRadixCache.lock", keeper.on_lock, HookType.AFTER)
-    HookRegistry.register(f"{memory}.unified_radix_cache.UnifiedRadixCache.unlock", keeper.on_unlock, HookType.BEFORE)
-    HookRegistry.register(f"{memory}.unified_radix_cache.UnifiedRadixCache._evict", keeper.on_evict, HookType.AFTER)
-    HookRegistry.register("sglang_pic.adapter.server_info.install", keeper.add_part, HookType.BEFORE)
+        if hasattr(kind, name):
+            _hook("AFTER", f"{allocator}.{name}", watch.on_alloc)
+    _hook("AFTER", f"{allocator}.clear", watch.on_clear)
+    _hook("AFTER", f"{_PATH}.lay_out", watch.lay_out)
+    _hook("AFTER", f"{_PATH}._prepare", watch.prepare)
+    _hook("AROUND", f"{_PATH}._forward", watch.forward)
+    _hook("AROUND", f"{_PATH}.move_rows", watch.move_rows)
+    _hook("AFTER", f"{_CACHE}.__init__", keeper.on_tree)
+    _hook("AFTER", f"{_CACHE}.reset", keeper.on_reset)
+    _hook("AFTER", f"{tree}.lock", keeper.on_lock)
+    _hook("BEFORE", f"{tree}.unlock", keeper.on_unlock)
+    _hook("AFTER", f"{tree}._evict", keeper.on_evict)
+    _hook("BEFORE", "sglang_pic.adapter.server_info.install", keeper.add_part)
 
 
 class _Faults:
@@ -190,12 +189,10 @@ class _Faults:
 
 def _add_recorder(folder: Path) -> Callable[..., Any]:
     def add(path: Any, splicer: Any, observers: Any = (), **draft: Any) -> Any:
-        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
         from pic_bench.probe_plugin.recorder import Recorder
 
         recorder = Recorder(splicer.view, folder)
-        HookRegistry.register(_LOGITS, recorder.keep, HookType.AFTER)
+        _hook("AFTER", _LOGITS, recorder.keep)
         return (path, splicer, [*observers, recorder]), draft
 
     return add

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import random
+import shlex
 import sys
 import time
 from collections import Counter
@@ -12,16 +14,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count, islice
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 from pic_traces.encode import load_encoder
 from tqdm import tqdm
 
-from pic_bench.compare.arms import Arm, build_arms
-from pic_bench.compare.server import Server, free_port, launch_command
+from pic_bench.compare.arms import build_arms
+from pic_bench.compare.server import Server
 from pic_bench.environment import capture_environment
-from pic_bench.probe_plugin import PROBE_VARIABLE
+from pic_bench.serving import arm_server
 from pic_bench.soak.client import Outcomes, send
 from pic_bench.soak.judge import Judge
 from pic_bench.soak.load import Fault, Request, Session, requests, sessions
@@ -62,28 +63,11 @@ _ENVIRONMENT = {
 }
 
 
-class Settings(NamedTuple):
-    """What a soak is asked for."""
-
-    model: str
-    seconds: float
-    seed: int
-    page_size: int
-    pool_tokens: int
-    side_by_side: int
-    """Sessions at a time."""
-    server_args: Sequence[str]
-    patched_args: Sequence[str]
-    """For the patched server alone."""
-    logs: Path
-    quiet: bool
-
-
 @dataclass(slots=True)
 class _Run:
     """What the rounds of a soak share."""
 
-    settings: Settings
+    args: argparse.Namespace
     patient: Patient
     judge: Judge
     control: Control | None
@@ -97,11 +81,11 @@ class _Run:
     @property
     def deadline(self) -> float:
         """When no further request is sent."""
-        return self.started_at + self.settings.seconds
+        return self.started_at + self.args.seconds
 
     def play(self, session: Session, number: int) -> None:
         """Send the requests of a session, one after the other."""
-        for request in requests(session, number, self.settings.seed):
+        for request in requests(session, number, self.args.seed):
             if time.monotonic() > self.deadline:
                 return
             self.patient.note_pin(request)
@@ -135,17 +119,17 @@ class _Run:
 
     def account(self) -> Soak:
         """The counts so far; at an idle point."""
-        patient, judge, settings = self.patient, self.judge, self.settings
+        patient, judge, args = self.patient, self.judge, self.args
         books, counters, stale = patient.wait_idle(), patient.counters(), patient.stale_rows() - self.stale_before
         failures = [*self.outcomes.failures, *patient.log_faults()]
         fallbacks, tokens = (_by_label(counters, name) for name in ("fallbacks", "tokens"))
         words = [*judge.mismatches, *patient.leaks, *(f"{n} rows {what}" for what, n in stale.items()), *failures]
         return Soak(
             environment=capture_environment(),
-            model=Path(settings.model).name,
-            seed=settings.seed,
-            page_size=settings.page_size,
-            pool_tokens=settings.pool_tokens,
+            model=Path(args.model).name,
+            seed=args.seed,
+            page_size=args.page_size,
+            pool_tokens=args.pool_tokens,
             seconds=round(time.monotonic() - self.started_at, 1),
             sessions=self.num_sessions,
             requests=self.outcomes.num_requests + len(self.outcomes.failures),
@@ -184,21 +168,21 @@ class _Run:
             self.num_flushes += 1
 
 
-def soak(settings: Settings, tell: Callable[[Soak], None]) -> Soak:
+def soak(args: argparse.Namespace, tell: Callable[[Soak], None]) -> Soak:
     """Run a soak; `tell` gets the counts so far after every round. Raises `BenchError` where a server ends."""
-    encoder = load_encoder(settings.model)
-    with _servers(settings) as (stock, pic), Judge(stock) as judge:
+    encoder = load_encoder(args.model)
+    with _servers(args) as (stock, pic), Judge(stock) as judge:
         patient = Patient(pic)
-        control = _control(settings, patient, judge) if settings.page_size == 1 else None
-        run = _Run(settings, patient, judge, control, patient.stale_rows(), time.monotonic())
-        waiting = enumerate(sessions(encoder, settings.seed))
-        rng = random.Random(settings.seed)
+        control = _control(args, patient, judge) if args.page_size == 1 else None
+        run = _Run(args, patient, judge, control, patient.stale_rows(), time.monotonic())
+        waiting = enumerate(sessions(encoder, args.seed))
+        rng = random.Random(args.seed)
         known: set[str] = set()
         interval = 0.5 if sys.stderr.isatty() else 30.0
-        told = {"disable": settings.quiet, "mininterval": interval, "file": sys.stderr}
-        with tqdm(total=round(settings.seconds), unit="s", desc="soak", **told) as bar:
+        told = {"disable": args.quiet, "mininterval": interval, "file": sys.stderr}
+        with tqdm(total=round(args.seconds), unit="s", desc="soak", **told) as bar:
             while time.monotonic() < run.deadline:
-                run.round(list(islice(waiting, settings.side_by_side)), rng)
+                run.round(list(islice(waiting, args.sessions)), rng)
                 so_far = run.account()
                 tell(so_far)
                 for problem in so_far.what:
@@ -206,12 +190,12 @@ def soak(settings: Settings, tell: Callable[[Soak], None]) -> Soak:
                         known.add(problem)
                         bar.write(problem, file=sys.stderr)
                 bar.set_postfix(requests=run.outcomes.num_requests, refresh=False)
-                bar.update(round(min(time.monotonic() - run.started_at, settings.seconds)) - bar.n)
+                bar.update(round(min(time.monotonic() - run.started_at, args.seconds)) - bar.n)
         judge.finish()
         return run.account()
 
 
-def _control(settings: Settings, patient: Patient, judge: Judge) -> Control:
+def _control(args: argparse.Namespace, patient: Patient, judge: Judge) -> Control:
     """Unlock donors too early, and ask for other prompts' answers: both must be found.
 
     The donors' request and the one that is spliced fit into the pool together only where the donors are given up. The
@@ -219,8 +203,8 @@ def _control(settings: Settings, patient: Patient, judge: Judge) -> Control:
     """
     patient.flush()
     before = patient.stale_rows()
-    rng = random.Random(settings.seed)
-    document, end = _random_tokens(rng, (settings.pool_tokens - 70) // 2), _random_tokens(rng, 250)
+    rng = random.Random(args.seed)
+    document, end = _random_tokens(rng, (args.pool_tokens - 70) // 2), _random_tokens(rng, 250)
     for prompt, pic in (
         (document, None),
         ([*_random_tokens(rng, 40), *document, *end], {"testing": {"unlock_donors": True}}),
@@ -249,25 +233,25 @@ def _random_tokens(rng: random.Random, number: int) -> list[int]:
 
 
 @contextmanager
-def _servers(settings: Settings) -> Iterator[tuple[Server, Server]]:
+def _servers(args: argparse.Namespace) -> Iterator[tuple[Server, Server]]:
     """The stock and the patched server, started side by side."""
     flags = (
-        *("--dtype", "float32", "--chunked-prefill-size", "128", "--page-size", str(settings.page_size)),
+        *("--dtype", "float32", "--chunked-prefill-size", "128", "--page-size", str(args.page_size)),
         *("--enable-mixed-chunk", "--skip-server-warmup", "--enable-metrics", "--enable-cache-report"),
         # A line for every pass and request would be most of what the servers do.
         *("--log-level", "warning", "--log-level-http", "warning"),
-        *settings.server_args,
+        *shlex.split(" ".join(args.server_arg)),
     )
     tight = (
-        *("--max-total-tokens", str(settings.pool_tokens)),
+        *("--max-total-tokens", str(args.pool_tokens)),
         *("--max-running-requests", "8", "--schedule-conservativeness", "0.1"),
-        *settings.patched_args,
+        *shlex.split(" ".join(args.patched_arg)),
     )
     stock, pic = build_arms(["stock", "pic"], server_args=flags, pic_config=msgspec.json.encode(_CONFIG).decode())
-    probe = {PROBE_VARIABLE: msgspec.json.encode(_PROBE).decode(), **_ENVIRONMENT}
+    roomy, one_thread = ("--max-total-tokens", "8000"), {"OMP_NUM_THREADS": "1"}
     servers = [
-        _server(settings, stock, ("--max-total-tokens", "8000"), {"OMP_NUM_THREADS": "1"}),
-        _server(settings, pic, tight, probe),
+        arm_server(args.model, stock, args.logs / "stock.log", flags=roomy, env=one_thread),
+        arm_server(args.model, pic, args.logs / "pic.log", flags=tight, probe=_PROBE, env=_ENVIRONMENT),
     ]
     with ExitStack() as stack:
         with ThreadPoolExecutor(len(servers)) as pool:
@@ -277,9 +261,3 @@ def _servers(settings: Settings) -> Iterator[tuple[Server, Server]]:
         for started in starting:
             started.result()
         yield servers[0], servers[1]
-
-
-def _server(settings: Settings, arm: Arm, flags: Sequence[str], env: dict[str, str]) -> Server:
-    port = free_port()
-    command = launch_command(settings.model, port, [*arm.server_args, *flags])
-    return Server(command, port=port, log_path=settings.logs / f"{arm.name}.log", env={**arm.env, **env})

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+from pic_bench import frame
 
-from pic_bench.out_folder import write_json
 from sglang_pic.core import CostModel
 from sglang_pic.core.costs import FEW_TOKENS, GapTimings, Timing, learn_costs
 
@@ -177,24 +177,20 @@ Case = tuple[int, int, int, int]
 Rule = Callable[[Case], bool]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m pic_bench.cost_gate", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=20, help="calibrations of each machine (20)")
-    parser.add_argument("--out", type=Path, help="also write everything as JSON")
-    args = parser.parse_args(argv)
-    if args.seeds < 1:
-        parser.error(f"--seeds {args.seeds}: must be 1 or more")
+STUDY = frame.Study("cost_gate", __doc__)
+STUDY.add("--seeds", type=frame.at_least(1), default=20, metavar="N", help="calibrations of each machine")
+
+
+@STUDY.measures
+def main(args: argparse.Namespace, _logs: Path) -> frame.Finding:
+    """Study every machine."""
     seeds = range(args.seeds)
-    study = Study(
-        seeds=tuple(seeds),
-        reported=tuple(study_machine(shown, seeds) for machine in REPORTED for shown in _both_ways(machine)),
-        for_choosing=tuple(study_machine(shown, seeds) for machine in FOR_CHOOSING for shown in _both_ways(machine)),
+    reported, for_choosing = (
+        tuple(study_machine(shown, seeds) for machine in machines for shown in _both_ways(machine))
+        for machines in (REPORTED, FOR_CHOOSING)
     )
-    print(as_table(study.reported))
-    if args.out is not None:
-        write_json(args.out, study)
-    return 0
+    result = Study(seeds=tuple(seeds), reported=reported, for_choosing=for_choosing)
+    return frame.Finding(result, as_table(result.reported))
 
 
 def _both_ways(machine: Machine) -> list[Machine]:

@@ -14,25 +14,20 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from pic_traces.source import load
+from pic_bench.compare.arms import Arm, build_arms
+from pic_bench.compare.server import Server
+from pic_bench.environment import Environment, capture_environment
+from pic_bench.frame import Finding, Study, at_least, keep
+from pic_bench.report.markdown import Table
+from pic_bench.serving import generate, prompt_texts, serving
 from tqdm import tqdm
 
-from pic_bench.compare.arms import Arm, build_arms
-from pic_bench.compare.command import with_servers
-from pic_bench.compare.server import Server, free_port, launch_command
-from pic_bench.environment import Environment, capture_environment
-from pic_bench.out_folder import write_json
-from pic_bench.probe_plugin import PROBE_VARIABLE
-from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError
 
 _OWN_CHUNKS = '{"cost_gate": "off", "self_test": "off", "audit_rate": 0.0}'
 _CONFIG = '{"core": {"tail_tokens": 0, "edit": "in_place"}, ' + _OWN_CHUNKS[1:]
-_AS_WITH_DRAFT = '{"early_ends": true}'
-_IGNORE_PREFIX = '{"ignore_prefix": true}'
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,40 +63,33 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     setups: list[SetupResult]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print a table; 1 where a server failed, 130 interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m pic_bench.speculation", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    form = "'MODEL FLAGS'"
-    add("--setup", action="append", required=True, metavar=form, help="a model and the flags of its draft; may repeat")
-    add(
-        "--prompts",
-        default="gen:agent_meta?header=50&body=250&calls=5&sessions=10&seed=5",
-        help="source of the prompts (default: 50 of agents behind a clock)",
-    )
-    add("--max-tokens", type=int, default=32, help="of each answer (default: 32)")
-    add("--dtype", default="float32", help="of weights and rows (default: float32)")
-    add("--out", type=Path, metavar="FILE", help="write the result as JSON there")
-    args = parser.parse_args(argv)
-    return with_servers("speculation", lambda logs: _run(args, logs))
+STUDY = Study("speculation", __doc__)
+FORM = "'MODEL FLAGS'"
+STUDY.add("--setup", action="append", required=True, metavar=FORM, help="a model and its draft's flags; may repeat")
+STUDY.add(
+    "--prompts",
+    default="gen:agent_meta?header=50&body=250&calls=5&sessions=10&seed=5",
+    metavar="TRACE",
+    help="where prompts come from; by default 50 of agents behind a clock",
+)
+STUDY.add("--max-tokens", type=at_least(2), default=32, metavar="N", help="tokens of each answer")
+STUDY.add("--dtype", default="float32", help="of weights and rows")
 
 
-def _run(args: argparse.Namespace, logs: Path) -> int:
-    prompts = [
-        "\n".join(str(message["content"]) for message in call.messages)
-        for session in load(args.prompts)
-        for call in session.calls()
-    ]
+@STUDY.measures
+def main(args: argparse.Namespace, logs: Path) -> Finding:
+    """Measure every setup; 1 where a server failed."""
+    prompts = prompt_texts(args.prompts)
     setups = [shlex.split(text) for text in args.setup]
     if short := [text for text, words in zip(args.setup, setups, strict=True) if len(words) < 2]:
         raise BenchError(f"--setup {short[0]!r}: must be a model and the flags of its draft.")
-    environment, results = capture_environment(), []
+    environment = capture_environment()
+    result = Speculation(environment=environment, prompts=args.prompts, setups=[])
     for model, *flags in setups:
-        results.append(measure(model, flags, ["--dtype", args.dtype], prompts, args.max_tokens, logs))
-        if args.out is not None:
-            write_json(args.out, Speculation(environment=environment, prompts=args.prompts, setups=results))
-    print(markdown_table(table(results)))
-    return 0
+        found = measure(model, flags, ["--dtype", args.dtype], prompts, args.max_tokens, logs)
+        result.setups.append(found)
+        keep(args, result)
+    return Finding(result, table(result.setups))
 
 
 def measure(
@@ -113,49 +101,34 @@ def measure(
         BenchError: a server failed.
     """
     stock, pic = build_arms(["stock", "pic"], server_args=common, pic_config=_CONFIG)
-    pic = _with_probe(pic, _AS_WITH_DRAFT)
-    draft = {arm.name: _with(arm, flags) for arm in (stock, pic)}
-    (own,) = build_arms(["pic"], server_args=[*common, *flags], pic_config=_OWN_CHUNKS)
-    twice = _answers(
-        model, _with_probe(own, _IGNORE_PREFIX), [prompt for prompt in prompts for _ in range(2)], max_tokens, logs
-    )
+    (own,) = build_arms(["pic"], server_args=common, pic_config=_OWN_CHUNKS)
+
+    def answers(arm: Arm, flags: Sequence[str], probe: dict[str, object] | None, times: int = 1) -> list[Answer]:
+        """To every prompt, sent so many times in a row: the last time's."""
+        with serving(model, arm, logs, flags=flags, probe=probe) as server:
+            asked = (prompt for prompt in tqdm(prompts, arm.name, mininterval=10.0) for _ in range(times))
+            return [_ask(server, prompt, max_tokens) for prompt in asked][times - 1 :: times]
+
     return SetupResult(
         model=Path(model).name,
         flags=shlex.join(flags),
-        stock=_answers(model, stock, prompts, max_tokens, logs),
-        stock_draft=_answers(model, draft["stock"], prompts, max_tokens, logs),
-        pic=_answers(model, pic, prompts, max_tokens, logs),
-        pic_draft=_answers(model, draft["pic"], prompts, max_tokens, logs),
-        shift_zero=twice[1::2],
+        shift_zero=answers(own, flags, {"ignore_prefix": True}, times=2),
+        stock=answers(stock, (), None),
+        stock_draft=answers(stock, flags, None),
+        # The probe ends runs a token early, as beside a draft.
+        pic=answers(pic, (), {"early_ends": True}),
+        pic_draft=answers(pic, flags, {"early_ends": True}),
     )
 
 
-def _with(arm: Arm, flags: Sequence[str]) -> Arm:
-    return msgspec.structs.replace(arm, server_args=(*arm.server_args, *flags))
-
-
-def _with_probe(arm: Arm, switches: str) -> Arm:
-    return msgspec.structs.replace(arm, env={**arm.env, PROBE_VARIABLE: switches})
-
-
-def _answers(model: str, arm: Arm, prompts: Sequence[str], max_tokens: int, logs: Path) -> list[Answer]:
-    port = free_port()
-    command = launch_command(model, port, arm.server_args)
-    with Server(command, port=port, log_path=logs / f"{port}.log", env=arm.env) as server, server.watch():
-        label = f"{Path(model).name} {shlex.join(arm.server_args)}"
-        return [_ask(server, prompt, max_tokens) for prompt in tqdm(prompts, label, mininterval=10.0)]
-
-
 def _ask(server: Server, prompt: str, max_tokens: int) -> Answer:
-    sampling = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": True}
-    answer: dict[str, Any] = server.post("/generate", {"text": prompt, "sampling_params": sampling})
-    meta = answer["meta_info"]
+    found = generate(server, prompt, max_new_tokens=max_tokens, with_logprobs=False)
     return Answer(
-        tokens=answer["output_ids"],
-        prompt_tokens=meta["prompt_tokens"],
-        cached_tokens=meta["cached_tokens"],
-        spliced_tokens=(meta.get("cached_tokens_details") or {}).get("pic", 0),
-        num_verified=meta.get("spec_verify_ct", 0),
+        tokens=found.ids,
+        prompt_tokens=found.prompt_tokens,
+        cached_tokens=found.cached_tokens,
+        spliced_tokens=found.spliced_tokens,
+        num_verified=found.num_verified,
     )
 
 

@@ -16,9 +16,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from tqdm import tqdm
-
-from pic_bench.compare.command import with_servers
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.fidelity.arms import FULL, STALE, Arm
 from pic_bench.fidelity.cases.planted import Attack, Planted, planted
@@ -26,9 +23,10 @@ from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.metrics import divergence, log_softmax
 from pic_bench.fidelity.record import MIN_GAP, Donors
 from pic_bench.fidelity.target import NOBODY, Recorded, Target, serve_target
-from pic_bench.out_folder import write_json
-from pic_bench.report.markdown import Table, markdown_table
+from pic_bench.frame import Finding, Study, at_least, keep
+from pic_bench.report.markdown import Table
 from pic_bench.report.stats import Estimate, bootstrap
+from tqdm import tqdm
 
 MOST_TRIED = 8
 """So many prompts are tried for each that counts, before an attack is given up."""
@@ -113,25 +111,16 @@ class PlantedRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     victims: list[Victim]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print a table; 1 where a server failed, 130 interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m pic_bench.planted", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--model", required=True, metavar="DIR", help="model folder, as for `sglang serve`")
-    add(
-        "--attack", action="append", choices=[one.value for one in Attack], help="one attack; may repeat (default: all)"
-    )
-    add("--victims", type=int, default=32, help="prompts that count, of each attack (default: 32)")
-    add("--dtype", default="float32", help="as for `sglang serve` (default: float32)")
-    add("--seed", type=int, default=0, help="of the prompts (default: 0)")
-    add("--out", type=Path, metavar="FILE", help="write the result as JSON there")
-    args = parser.parse_args(argv)
-    if args.victims < 1:
-        parser.error(f"--victims {args.victims}: must be 1 or more.")
-    return with_servers("planted", lambda logs: _run(args, logs))
+STUDY = Study("planted", __doc__, seed=0)
+STUDY.add("--model", required=True, metavar="DIR", help="model folder, as for `sglang serve`")
+STUDY.add("--attack", action="append", choices=[one.value for one in Attack], help="may repeat (default: all)")
+STUDY.add("--victims", type=at_least(1), default=32, metavar="N", help="prompts that count, of each attack")
+STUDY.add("--dtype", default="float32", help="as for `sglang serve`")
 
 
-def _run(args: argparse.Namespace, logs: Path) -> int:
+@STUDY.measures
+def main(args: argparse.Namespace, logs: Path) -> Finding:
+    """Measure every attack; 1 where a server failed or no prompt of an attack counts."""
     text = ModelText(Path(args.model))
     victims: list[Victim] = []
     tried: dict[str, int] = {}
@@ -149,12 +138,11 @@ def _run(args: argparse.Namespace, logs: Path) -> int:
             for victim in tqdm(found, desc=name, total=args.victims, file=sys.stderr, mininterval=30.0):
                 victims.append(victim)
                 # What was measured stays where the run is broken off.
-                if args.out is not None:
-                    write_json(args.out, _result(args, tried, victims))
+                keep(args, _result(args, tried, victims))
             if (count := sum(victim.attack == name for victim in victims)) < args.victims:
                 print(f"planted: {name}: {count} of {args.victims} prompts count, of {tried[name]}", file=sys.stderr)
-    print(markdown_table(_table(summarize(victims))))
-    return 0 if {victim.attack for victim in victims} == {*tried} else 1
+    result = _result(args, tried, victims)
+    return Finding(result, _table(result.settings), 0 if {victim.attack for victim in victims} == {*tried} else 1)
 
 
 def _result(args: argparse.Namespace, tried: dict[str, int], victims: list[Victim]) -> PlantedRows:

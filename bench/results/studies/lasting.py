@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from pic_bench.frame import Finding, Study
+from pic_bench.out_folder import read_json, write_json
+from pic_bench.report.figures import colour, drawing, place
 from pic_traces.errors import TraceError
 from pic_traces.records import RequestRecord, Status, load_records
 from pic_traces.replay.options import ReplayOptions
 
-from pic_bench.out_folder import write_json
-from pic_bench.report.figures import colour, drawing, place
 from sglang_pic.census.lasting import Lasting, Trends, Window, fit_trends
 
 _WIDTH, _HEIGHT = 720, 340
@@ -116,24 +117,21 @@ def draw(told: Sequence[tuple[str, LastingReplay | Lasting]]) -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+STUDY = Study("lasting", __doc__, has_out=False)
+STUDY.add("--replay", type=Path, required=True, metavar="DIR", help="run folder of a paced replay")
+STUDY.add("--census", type=Path, required=True, metavar="FILE", help="of `census --hours --json`")
+STUDY.add("--window-s", type=float, default=600.0, metavar="S", help="length of the replay's windows")
+STUDY.add("--warmup-windows", type=int, default=1, metavar="N", help="windows of the replay that do not count")
+STUDY.add("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+
+
+@STUDY.measures
+def main(args: argparse.Namespace, _logs: Path) -> Finding:
     """Write DIR/replay.json, census.json and lasting.svg; 1: a file cannot be read, 3: a recovered share falls."""
-    parser = argparse.ArgumentParser(prog="python -m pic_bench.lasting", description=__doc__.splitlines()[0])
-    parser.add_argument("--replay", type=Path, required=True, metavar="DIR", help="run folder of a paced replay")
-    parser.add_argument("--census", type=Path, required=True, metavar="FILE", help="of `census --hours --json`")
-    parser.add_argument("--window-s", type=float, default=600.0, help="length of the replay's windows (default: 600)")
-    parser.add_argument("--warmup-windows", type=int, default=1, help="of the replay, not counted (default: 1)")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
-    args = parser.parse_args(argv)
-    try:
-        options = msgspec.json.decode((args.replay / "config.json").read_bytes(), type=ReplayOptions)
-        replay = summarize(
-            load_records(args.replay), options, window_s=args.window_s, warmup_windows=args.warmup_windows
-        )
-        census = msgspec.json.decode(args.census.read_bytes(), type=Lasting)
-    except (TraceError, OSError, msgspec.DecodeError) as error:
-        print(f"lasting: {error}", file=sys.stderr)
-        return 1
+    options = read_json(args.replay / "config.json", ReplayOptions, "the config.json of a replay")
+    records = load_records(args.replay)
+    replay = summarize(records, options, window_s=args.window_s, warmup_windows=args.warmup_windows)
+    census = read_json(args.census, Lasting, "what `census --hours --json` prints")
     args.out.mkdir(parents=True, exist_ok=True)
     write_json(args.out / "replay.json", replay)
     write_json(args.out / "census.json", census)
@@ -144,7 +142,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     (args.out / "lasting.svg").write_text(draw(runs), "utf8")
     # What an unlimited cache serves grows with all that it ever saw, so a pool's part of it may fall.
     trends = (census.trends.recovered, replay.trends.recovered)
-    return 3 if any(trend is not None and trend.decays for trend in trends) else 0
+    falls = any(trend is not None and trend.decays for trend in trends)
+    return Finding(None, f"written to {args.out}; a recovered share {'falls' if falls else 'does not fall'}", 3 * falls)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,177 @@
+"""The frame of the studies of this package: what a study is asked, how its work is timed, where its result goes.
+
+A module declares a `Study` with its arguments and decorates the function that measures; what is left in it is what it
+measures, the structs of its result and its table. Imports nothing that a machine with torch and Triton alone lacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple, ParamSpec, TypeVar
+
+import msgspec
+import numpy as np
+from pic_traces.errors import TraceError
+
+from pic_bench.out_folder import write_json
+from pic_bench.report.markdown import Table, markdown_table
+from pic_bench.report.stats import RESAMPLES, Estimate
+from sglang_pic.errors import PicError
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Number = TypeVar("Number", int, float)
+
+
+class Finding(NamedTuple):
+    """What a study found."""
+
+    result: msgspec.Struct | None
+    """For `--out` and `--json`."""
+    shown: Table | str
+    """For stdout."""
+    exit_code: int = 0
+
+
+class Study:
+    """The command `python -m pic_bench.NAME`.
+
+    Args:
+        doc: the module's docstring, which `--help` shows.
+        seed: the default of `--seed`; None for a study that draws nothing.
+        has_out: whether the frame offers `--out FILE` and `--json`, and writes and prints the result.
+    """
+
+    def __init__(self, name: str, doc: str | None, *, seed: int | None = None, has_out: bool = True) -> None:
+        self.name = name
+        prog = f"python -m pic_bench.{name}"
+        self.parser = argparse.ArgumentParser(prog=prog, description=doc, formatter_class=_HelpFormat)
+        self.add = self.parser.add_argument
+        if seed is not None:
+            self.add("--seed", type=int, default=seed, metavar="N", help="of all that is drawn")
+        if has_out:
+            self.add("--out", type=Path, metavar="FILE", help="write the result with its environment as JSON there")
+            self.add("--json", action="store_true", help="print the result as JSON instead of the table")
+
+    def retire(self, options: Mapping[str, str]) -> None:
+        """Refuse options of earlier versions with a message that says what to use instead."""
+        for option, instead in options.items():
+            self.add(option, action=_Retired, const=instead, help=argparse.SUPPRESS)
+
+    def measures(self, body: Callable[[argparse.Namespace, Path], Finding]) -> Callable[..., int]:
+        """Make the function that measures a `main(argv)`.
+
+        The function gets the arguments and a folder for logs, which is removed afterwards. `main` returns the exit
+        code: the finding's, 1 for an error, which is told in one line on stderr, 130 for Ctrl-C or SIGTERM.
+        """
+
+        @wraps(body)
+        def main(argv: Sequence[str] | None = None) -> int:
+            args = self.parser.parse_args(argv)
+            try:
+                with interrupt_on_sigterm(), tempfile.TemporaryDirectory() as logs:
+                    return _finish(args, body(args, Path(logs)))
+            except (PicError, TraceError) as error:
+                print(f"{self.name}: {error}", file=sys.stderr)
+                return 1
+            except KeyboardInterrupt:
+                print("interrupted; servers stopped", file=sys.stderr)
+                return 130
+
+        return main
+
+
+@contextmanager
+def interrupt_on_sigterm() -> Iterator[None]:
+    """Make SIGTERM unwind like Ctrl-C in the body, so that it leaves no servers behind."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def keep(args: argparse.Namespace, result: msgspec.Struct) -> None:
+    """Write a result, or what there is of it so far, where `--out` asks for it."""
+    if getattr(args, "out", None) is not None:
+        write_json(args.out, result)
+
+
+def at_least(least: Number) -> Callable[[str], Number]:
+    """The type of a number of `least` or more, for `add`: whole where `least` is."""
+    kind = type(least)
+
+    def read(text: str) -> Number:
+        if (number := kind(text)) < least:
+            raise argparse.ArgumentTypeError(f"{text}: must be {least} or more")
+        return number
+
+    read.__name__ = kind.__name__
+    return read
+
+
+def timed(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[float, T]:
+    """Seconds that a call took, and what it gave."""
+    start = time.perf_counter()
+    result = call(*args, **kwargs)
+    return time.perf_counter() - start, result
+
+
+def ms(seconds: Sequence[float], percentile: float = 50) -> float:
+    """A percentile in milliseconds."""
+    return float(np.percentile(seconds, percentile)) * 1e3
+
+
+def us(seconds: Sequence[float], percentile: float = 50) -> float:
+    """A percentile in microseconds."""
+    return ms(seconds, percentile) * 1e3
+
+
+def median_over(values: Sequence[float], *, seed: int = 0) -> Estimate:
+    """The median of independent values, such as one of each start of a server, with its bootstrap interval.
+
+    One value says nothing of the next: its interval is the value.
+    """
+    from scipy.stats import bootstrap
+
+    low = high = value = float(np.median(values))
+    if len(values) > 1:
+        made = bootstrap((values,), np.median, n_resamples=RESAMPLES, method="percentile", rng=seed)
+        low, high = (float(bound) for bound in made.confidence_interval)
+    return Estimate(value=value, low=low, high=high, n=len(values))
+
+
+def _finish(args: argparse.Namespace, found: Finding) -> int:
+    if found.result is not None:
+        keep(args, found.result)
+    if found.result is not None and getattr(args, "json", False):
+        print(msgspec.json.format(msgspec.json.encode(found.result), indent=2).decode())
+    else:
+        print(markdown_table(found.shown) if isinstance(found.shown, Table) else found.shown)
+    return found.exit_code
+
+
+class _Retired(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.error(f"{self.option_strings[0]} is gone: {self.const}")
+
+
+class _HelpFormat(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """The description as it is written; a default where there is one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        is_plain = action.default in (None, []) or action.default is False or "default" in (action.help or "")
+        return action.help if is_plain else super()._get_help_string(action)

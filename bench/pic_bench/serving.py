@@ -1,0 +1,163 @@
+"""Servers of studies: an arm of a comparison as a running server, and the calls that a study makes to it."""
+
+from __future__ import annotations
+
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from pic_traces.replay.client import read_events
+from pic_traces.source import load
+
+from pic_bench.compare.arms import Arm
+from pic_bench.compare.server import Server, free_port, launch_command
+from pic_bench.probe_plugin import PROBE_VARIABLE
+from sglang_pic.errors import BenchError
+
+_TIMEOUT_S = 600.0
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class Answer(NamedTuple):
+    """What a server said of one prompt."""
+
+    ids: list[int]
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompt, spliced ones too."""
+    spliced_tokens: int
+    num_verified: int
+    """Passes of the target after the prompt's own; 0 without a draft."""
+    first: dict[str, float]
+    """Log probabilities of the 20 likeliest first tokens, by id."""
+
+
+class FirstToken(NamedTuple):
+    """The first token of a stream."""
+
+    seconds: float
+    prompt_tokens: int
+    cached_tokens: int
+
+
+def arm_server(
+    model: str,
+    arm: Arm,
+    log_path: Path,
+    *,
+    flags: Sequence[str] = (),
+    probe: Mapping[str, object] | None = None,
+    env: Mapping[str, str | None] | None = None,
+    start_timeout_s: float = 900.0,
+) -> Server:
+    """The server of an arm, not yet started, with more flags, switches of the probe plugin and variables."""
+    port = free_port()
+    switches = {} if probe is None else {PROBE_VARIABLE: msgspec.json.encode(probe).decode()}
+    command = launch_command(model, port, [*arm.server_args, *flags])
+    variables = {**arm.env, **switches, **(env or {})}
+    return Server(command, port=port, log_path=log_path, env=variables, start_timeout_s=start_timeout_s)
+
+
+@contextmanager
+def serving(model: str, arm: Arm, logs: Path, **settings: Any) -> Iterator[Server]:
+    """`arm_server`, started, watched until the block ends, and stopped.
+
+    Raises:
+        BenchError: the server does not start, or ends by itself.
+    """
+    server = arm_server(model, arm, logs / f"{time.time_ns()}-{arm.name}.log", **settings)
+    print(f"starting {arm.name}: {Path(model).name} {' '.join(arm.server_args)}", file=sys.stderr)
+    with server, server.watch():
+        yield server
+
+
+def prompt_texts(trace: str) -> list[str]:
+    """The text of every call of a trace, without a chat template."""
+    calls = (call for session in load(trace) for call in session.calls())
+    return ["\n".join(str(message["content"]) for message in call.messages) for call in calls]
+
+
+def generate(
+    server: Server,
+    prompt: str | Sequence[int],
+    *,
+    max_new_tokens: int = 8,
+    pic: Mapping[str, object] | None = None,
+    with_logprobs: bool = True,
+) -> Answer:
+    """A greedy answer of so many tokens; `pic` are the request's options.
+
+    Raises:
+        BenchError: the server refused the request.
+    """
+    text: dict[str, object] = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
+    body = text | {"sampling_params": _sampling(max_new_tokens, pic)}
+    if with_logprobs:
+        body |= {"return_logprob": True, "top_logprobs_num": 20}
+    answer = server.post("/generate", body)
+    meta = answer["meta_info"]
+    return Answer(
+        ids=answer["output_ids"],
+        prompt_tokens=meta["prompt_tokens"],
+        cached_tokens=meta["cached_tokens"],
+        spliced_tokens=(meta.get("cached_tokens_details") or {}).get("pic", 0),
+        num_verified=meta.get("spec_verify_ct", 0),
+        first={str(entry[1]): entry[0] for entry in meta["output_top_logprobs"][0]} if with_logprobs else {},
+    )
+
+
+def events(
+    url: str,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    *,
+    pic: Mapping[str, object] | None = None,
+    extra_key: str | None = None,
+    timeout_s: float = _TIMEOUT_S,
+) -> Iterator[dict[str, Any]]:
+    """The events of a streamed greedy answer, as they come; closed, the request is aborted.
+
+    Raises:
+        BenchError: the server does not answer, or answered with an error.
+    """
+    body = {"input_ids": list(prompt), "stream": True, "sampling_params": _sampling(max_new_tokens, pic)}
+    data = msgspec.json.encode(body if extra_key is None else {**body, "extra_key": extra_key})
+    request = urllib.request.Request(url + "/generate", data, {"Content-Type": "application/json"})
+    try:
+        with _OPENER.open(request, timeout=timeout_s) as answer:
+            for found in read_events(answer):
+                if found == b"[DONE]":
+                    break
+                event = msgspec.json.decode(found)
+                if "error" in event:
+                    raise BenchError(f"{url}/generate: {event['error']}")
+                yield event
+    except (OSError, msgspec.DecodeError) as error:
+        raise BenchError(f"{url}/generate: {error}") from error
+
+
+def first_token(
+    url: str, prompt: Sequence[int], *, pic: Mapping[str, object] | None = None, extra_key: str | None = None
+) -> FirstToken:
+    """Send one request and time its first event; the stream is read to its end.
+
+    Raises:
+        BenchError: the server does not answer, refuses the request or ends the stream without a token.
+    """
+    started, elapsed, meta = time.perf_counter(), None, {}
+    for event in events(url, prompt, 1, pic=pic, extra_key=extra_key):
+        elapsed = elapsed or time.perf_counter() - started
+        meta = event["meta_info"]
+    if elapsed is None:
+        raise BenchError(f"{url}/generate: the stream ended without a token.")
+    return FirstToken(elapsed, meta["prompt_tokens"], meta["cached_tokens"])
+
+
+def _sampling(max_new_tokens: int, pic: Mapping[str, object] | None) -> dict[str, object]:
+    options = {} if pic is None else {"custom_params": {"pic": pic}}
+    return {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True, **options}
