@@ -32,7 +32,7 @@ EXIT_INTERRUPTED = 130
 
 OWN_PACKAGES = ("sglang_pic", "pic_kernels", "pic_native", "pic_traces", "pic_bench")
 EXTRAS = {
-    "bench": ("jinja2", "locust", "markdown_it", "matplotlib", "psutil"),
+    "bench": ("jinja2", "locust", "markdown_it", "matplotlib", "psutil", "scipy"),
     "census": ("jinja2", "rich", "tokenizers"),
     "client": ("httpx",),
 }

@@ -4,6 +4,8 @@ The code of a study that was run once lies beside the results, in bench/results/
 a module of this package like the others: `python -m pic_bench.planted`.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 
 _STUDIES = Path(__file__).resolve().parents[1] / "results" / "studies"

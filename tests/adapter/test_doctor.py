@@ -238,7 +238,7 @@ def test_a_refusal_is_one_line_and_a_failed_check(case: str, line: str, answers:
         ("bad flag", r"server flags: unrecognized arguments: --no-such-flag 3"),
         ("no folder", r"model='.*nowhere': no such folder; .*"),
         ("empty folder", r"model='.*empty': the folder has no config\.json; .*"),
-        ("only flags", r"server flags '--page-size 64': name a MODEL before `--`; .*"),
+        ("only flags", r"server flags '--page-size 64': name a MODEL before `--` to check .*"),
     ],
 )
 def test_what_cannot_be_read_is_a_usage_error(case: str, line: str, answers: dict[str, Answer]) -> None:

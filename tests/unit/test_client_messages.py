@@ -100,7 +100,7 @@ def test_members_of_json_stay_json(messages: list[Message], value: str) -> None:
     member, erratum = edited[-1]["content"].split("\n")
     assert json.loads(member) == {"shelf": value, "price": 3, "other": {"shelf": _plain(value), "open": True}}
     assert errata(edited, "shelf") == [erratum]
-    with pytest.raises(ConfigError, match="member of JSON"):
+    with pytest.raises(ConfigError, match="works for lines only, not in JSON"):
         edit([state], "shelf", value, "hoist")
 
 
