@@ -7,6 +7,7 @@ into flat arrays instead of an object each.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,16 +108,34 @@ class DonorTable:
         Also how many spans were named to find them.
         """
         found = []
-        names: dict[int, int] = {}
-        for donor in self.of(ending):
-            length = self.lengths[donor]
+        named: dict[int, int] = {}
+        lengths, names, following = self.lengths, self.names, self._next
+        donor = self.heads.get(ending, NONE)
+        while donor != NONE:
+            length = lengths[donor]
             if length <= end:
-                name = names.get(length)
+                name = named.get(length)
                 if name is None:
-                    name = names[length] = self.hash_function(data[TOKEN_BYTES * (end - length) : TOKEN_BYTES * end])
-                if name == self.names[donor]:
+                    name = named[length] = self.hash_function(data[TOKEN_BYTES * (end - length) : TOKEN_BYTES * end])
+                if name == names[donor]:
                     found.append(donor)
-        return found, len(names)
+            donor = following[donor]
+        return found, len(named)
+
+    def all_shorter(self, ending: int, chunk_end: int, equal_ends: Mapping[tuple[int, int], int]) -> bool:
+        """Whether `chunk_end` lies in an equal span that is known, for every donor of an ending.
+
+        Args:
+            equal_ends: `(serial of a node, shift)` -> where the equal span ends.
+        """
+        nodes, starts, lengths, following = self.nodes, self.starts, self.lengths, self._next
+        donor = self.heads.get(ending, NONE)
+        while donor != NONE:
+            place = nodes[donor].serial, chunk_end - starts[donor] - lengths[donor]  # type: ignore[union-attr]
+            if chunk_end > equal_ends.get(place, 0):
+                return False
+            donor = following[donor]
+        return True
 
     def of(self, ending: int) -> list[int]:
         """All donors of an ending, freshest first."""

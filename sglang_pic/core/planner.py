@@ -379,12 +379,7 @@ class Planner:
         if not self._short:
             return False
         self._work += _WORK_PER_ENDING
-        donors = self._donors
-        for donor in donors.of(ending):
-            place = donors.node(donor).serial, chunk_end - donors.end(donor)
-            if chunk_end > self._short.get(place, 0):
-                return False
-        return True
+        return self._donors.all_shorter(ending, chunk_end, self._short)
 
     def _count_drop(self, found: _Candidate | None) -> None:
         if found is None:

@@ -49,13 +49,13 @@ class TreeResolver:
         Raises:
             ResolveError: the tree, or our use of it, raised.
         """
-        with _looking_up(path):
-            return self._find(path, end)
-
-    def _find(self, path: Path, end: int) -> int:
         known = self._found.get(path)
         if known is not None and known.length >= end:
             return known.length
+        with _looking_up(path):
+            return self._find(path, end, known)
+
+    def _find(self, path: Path, end: int, known: _Resident | None) -> int:
         # The tree matches whole pages: ask for the page that holds the last token. A path that is asked for again
         # carries several runs: it is matched to its end, once.
         page_size, beyond = self._names
