@@ -68,11 +68,26 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     fake: FakeServer
+    is_running = False
 
     def log_message(self, *_: object) -> None:
         pass
 
+    def start(self, body: dict[str, Any]) -> None:
+        """A call runs from here until its answer is about to be complete: the client may send the next one then."""
+        with self.fake.lock:
+            self.is_running = True
+            self.fake.seen.append(body)
+            self.fake.running += 1
+            self.fake.most_running = max(self.fake.most_running, self.fake.running)
+
+    def stop(self) -> None:
+        with self.fake.lock:
+            self.fake.running -= self.is_running
+            self.is_running = False
+
     def reply(self, status: int, value: object) -> None:
+        self.stop()
         raw = json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -97,15 +112,11 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path != "/v1/chat/completions":
             self.reply(404, {"detail": "Not Found"})
         else:
-            with self.fake.lock:
-                self.fake.seen.append(body)
-                self.fake.running += 1
-                self.fake.most_running = max(self.fake.most_running, self.fake.running)
+            self.start(body)
             try:
                 self.chat(body)
             finally:
-                with self.fake.lock:
-                    self.fake.running -= 1
+                self.stop()
 
     def chat(self, body: dict[str, Any]) -> None:
         tokens = self.fake.count(body)
@@ -143,6 +154,7 @@ class Handler(BaseHTTPRequestHandler):
             logprobs = {"content": [entry]} if body.get("logprobs") else None
             self.event(choice(delta={"content": word}, logprobs=logprobs))
             if broken:
+                self.stop()
                 self.wfile.write(b"0\r\n\r\n")
                 return
             if number < 2:
@@ -155,6 +167,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.fake.sglang:
             usage["prompt_tokens_details"] = {"cached_tokens": tokens // 2 + tokens // 4}
         self.event({"choices": [], "usage": usage})
+        self.stop()
         self.event("[DONE]")
         self.wfile.write(b"0\r\n\r\n")
 
