@@ -62,19 +62,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.fixture(scope="session", autouse=True)
 def _no_network() -> Iterator[None]:
     """Refuses connections that leave the machine, in this process."""
-    connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
+
+    def guarded(connect: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse_or_connect(self: socket.socket, address: tuple[str, int]) -> Any:
+            _refuse_remote(self, address)
+            return connect(self, address)
+
+        return refuse_or_connect
+
     with pytest.MonkeyPatch.context() as patch:
-
-        def guarded(self: socket.socket, address: tuple[str, int]) -> None:
-            _refuse_remote(self, address)
-            connect(self, address)
-
-        def guarded_ex(self: socket.socket, address: tuple[str, int]) -> int:
-            _refuse_remote(self, address)
-            return connect_ex(self, address)
-
-        patch.setattr(socket.socket, "connect", guarded)
-        patch.setattr(socket.socket, "connect_ex", guarded_ex)
+        for name in ("connect", "connect_ex"):
+            patch.setattr(socket.socket, name, guarded(getattr(socket.socket, name)))
         yield
 
 

@@ -33,6 +33,12 @@ def join(*parts: Tokens) -> Tokens:
     return np.concatenate(parts)
 
 
+def log(seed: int, lines: list[Tokens], field_len: int, ids: tuple[int, int] = WORDS) -> Tokens:
+    """Lines behind a header, each with a field of its own in front."""
+    fields = (join(text(seed + i, field_len, ids), line) for i, line in enumerate(lines))
+    return join(text(99_999, 60), *fields)
+
+
 def publish(index: ContentIndex, tokens: Tokens) -> None:
     index.publish("a", tokens, [(0, len(tokens))])
 
@@ -67,46 +73,30 @@ def many_generations(index: ContentIndex, scale: int = 1) -> Tokens:
 def fields_in_every_line(index: ContentIndex, scale: int = 1, num_lines: int = 450) -> Tokens:
     """A log, behind another one that has other stamps."""
     lines = [text(i, 150) for i in range(num_lines * scale)]
-
-    def log(seed: int) -> Tokens:
-        return join(text(99_999, 60), *(join(text(seed + i, 2), line) for i, line in enumerate(lines)))
-
-    publish(index, log(10_000))
-    return log(50_000)
+    publish(index, log(10_000, lines, 2))
+    return log(50_000, lines, 2)
 
 
 def fields_of_two_words(index: ContentIndex, scale: int = 1) -> Tokens:
     """Long fields of the same two tokens in another order, equal in countless ways."""
     lines = [text(i, 90) for i in range(60 * scale)]
-
-    def log(seed: int) -> Tokens:
-        return join(text(99_999, 60), *(join(text(seed + i, 120, (500, 502)), line) for i, line in enumerate(lines)))
-
     for seed in (10_000, 20_000, 30_000):
-        publish(index, log(seed))
-    return log(50_000)
+        publish(index, log(seed, lines, 120, (500, 502)))
+    return log(50_000, lines, 120, (500, 502))
 
 
 def fields_of_one_long_word(index: ContentIndex, scale: int = 1) -> Tokens:
     """A hundred tokens without a space between them."""
     lines = [text(i, 150) for i in range(60 * scale)]
-
-    def log(seed: int) -> Tokens:
-        return join(text(99_999, 60), *(join(text(seed + i, 100, LETTERS), line) for i, line in enumerate(lines)))
-
-    publish(index, log(10_000))
-    return log(50_000)
+    publish(index, log(10_000, lines, 100, LETTERS))
+    return log(50_000, lines, 100, LETTERS)
 
 
 def numbers_behind_numbers(index: ContentIndex, scale: int = 1) -> Tokens:
     """Values that are numbers, before a text in which every token may begin one."""
     lines = [text(i, 150) for i in range(100 * scale)]
-
-    def log(seed: int) -> Tokens:
-        return join(text(99_999, 60), *(join(text(seed + i, 12, NUMBERS), line) for i, line in enumerate(lines)))
-
-    publish(index, log(10_000))
-    return join(log(50_000), text(77, 20_000 * scale, NUMBERS))
+    publish(index, log(10_000, lines, 12, NUMBERS))
+    return join(log(50_000, lines, 12, NUMBERS), text(77, 20_000 * scale, NUMBERS))
 
 
 def near_donors(index: ContentIndex, scale: int = 1) -> Tokens:

@@ -73,29 +73,18 @@ def _run(target: str, kind: str, out: Path, seconds: int) -> dict[str, Any]:
     folder = out / f"{target}-{kind}"
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "tests.fuzz.run", "--only", target, "--kind", kind]
-    done = subprocess.run(
-        [*command, "--seconds", str(seconds), "--out", str(folder)],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    command += ["--seconds", str(seconds), "--out", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     (folder / "log").write_text(done.stderr + done.stdout)
-    runs = [
-        int(found) for found in re.findall(r"^#(\d+)|^Done (\d+) runs", done.stderr, re.M) for found in found if found
-    ]
-    coverage = [int(found) for found in re.findall(r"cov: (\d+)", done.stderr)]
     crashes = sorted(path.name for path in folder.iterdir() if re.match("crash|timeout|oom", path.name))
     if done.returncode and not crashes:
         raise SystemExit(f"{target}, {kind}: did not run: {done.stderr[-2000:]}")
-    return {
-        "target": target,
-        "kind": kind,
-        "inputs": max(runs, default=0),
-        "edges": max(coverage, default=0),
-        "seconds": seconds,
-        "crashes": crashes,
-    }
+    inputs, edges = (
+        max(map(int, re.findall(pattern, done.stderr, re.M)), default=0)
+        for pattern in (r"^(?:#|Done )(\d+)", r"cov: (\d+)")
+    )
+    tried = {"target": target, "kind": kind, "inputs": inputs, "edges": edges}
+    return {**tried, "seconds": seconds, "crashes": crashes}
 
 
 def main() -> int:

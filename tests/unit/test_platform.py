@@ -15,8 +15,8 @@ from sglang_pic import platform
 from sglang_pic.platform import torchvision_shim
 
 
-@pytest.fixture(autouse=True)
-def _plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """No accelerator, no settings, and no shim left behind by a test."""
     for name in ("SGLANG_PLATFORM", "SGLANG_USE_CPU_ENGINE"):
         monkeypatch.delenv(name, raising=False)
@@ -24,38 +24,32 @@ def _plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchvision_shim, "is_needed", lambda: False)
 
 
-def test_takes_a_machine_with_only_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert platform.activate() == platform.PLATFORM_CLASS
-    monkeypatch.setenv("SGLANG_PLATFORM", "pic_cpu")
-    assert platform.activate() == platform.PLATFORM_CLASS
+@pytest.mark.usefixtures("plain_machine")
+@pytest.mark.parametrize(
+    ("chosen", "is_ours"),
+    [
+        ({}, True),
+        ({"SGLANG_PLATFORM": "pic_cpu"}, True),
+        ({"SGLANG_PLATFORM": "other"}, False),
+        ({"SGLANG_USE_CPU_ENGINE": "1"}, False),
+        ({"SGLANG_PLATFORM": "pic_cpu", "SGLANG_USE_CPU_ENGINE": "1"}, True),
+    ],
+)
+def test_takes_a_machine_with_only_a_cpu_and_leaves_what_the_operator_chose(
+    monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str], *, is_ours: bool
+) -> None:
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    assert platform.activate() == (platform.PLATFORM_CLASS if is_ours else None)
 
 
-@pytest.mark.parametrize(("name", "value"), [("SGLANG_PLATFORM", "other"), ("SGLANG_USE_CPU_ENGINE", "1")])
-def test_leaves_what_the_operator_chose(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    monkeypatch.setenv(name, value)
-    assert platform.activate() is None
-
-
-def test_own_name_outweighs_the_cpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SGLANG_PLATFORM", "pic_cpu")
-    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
-    assert platform.activate() == platform.PLATFORM_CLASS
-
-
-@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps", "torch_npu"])
 def test_leaves_an_accelerator_alone(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.undo()
+    """SGLang's own, and those that a package outside its tree brings."""
     for name in ("cuda", "xpu", "mps"):
         monkeypatch.setattr(getattr(torch, name), "is_available", lambda name=name: name == kind)
+    monkeypatch.setattr(platform, "_is_installed", lambda package: package == kind)
     assert platform._find_accelerator() == kind
-    assert platform.activate() is None
-
-
-def test_leaves_an_out_of_tree_accelerator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    for name in ("cuda", "xpu", "mps"):
-        monkeypatch.setattr(getattr(torch, name), "is_available", lambda: False)
-    monkeypatch.setattr(platform, "_is_installed", lambda package: package == "torch_npu")
     assert platform.activate() is None
 
 
@@ -71,7 +65,6 @@ def test_import_is_cheap() -> None:
 def test_shim_reads_the_build_of_torchvision(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str | None, expected: bool
 ) -> None:
-    monkeypatch.undo()
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
     package = tmp_path / "torchvision" / "__init__.py"
@@ -86,14 +79,12 @@ def test_shim_reads_the_build_of_torchvision(
 
 def test_shim_leaves_a_matching_build_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a torch that has CUDA, torchvision loads its own operators."""
-    monkeypatch.undo()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert not torchvision_shim.is_needed()
 
 
 def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rank gets its own cores and its share of OpenMP threads; what the operator set is kept."""
-    monkeypatch.undo()
     torchvision_shim.install()
     pytest.importorskip("sglang")
     from sglang_pic.platform import cpu
@@ -102,18 +93,14 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 5})
     monkeypatch.delenv("SGLANG_CPU_OMP_THREADS_BIND", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    cpu._share_machine(2)
-    assert os.environ["SGLANG_CPU_OMP_THREADS_BIND"] == "0,2|1,5"
-    assert os.environ["OMP_NUM_THREADS"] == "2"
-    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "3|4")
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    cpu._share_machine(2)
-    assert os.environ["SGLANG_CPU_OMP_THREADS_BIND"] == "3|4"
-    assert os.environ["OMP_NUM_THREADS"] == "7"
+    for bound, threads in (("0,2|1,5", "2"), ("3|4", "7")):
+        cpu._share_machine(2)
+        assert (os.environ["SGLANG_CPU_OMP_THREADS_BIND"], os.environ["OMP_NUM_THREADS"]) == (bound, threads)
+        monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "3|4")
+        monkeypatch.setenv("OMP_NUM_THREADS", "7")
 
 
 def test_memory_that_others_take_while_ranks_start_ends_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
     torchvision_shim.install()
     bootstrap = pytest.importorskip("sglang.srt.distributed.bootstrap")
     from sglang_pic.platform import cpu

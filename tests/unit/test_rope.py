@@ -15,6 +15,10 @@ def _read(model: nn.Module) -> RopeGeometry:
     return read_geometry(model, max_shift=8_192)
 
 
+def _layer(rotary: nn.Module | None, layer_id: int = 1, **core: int) -> nn.Module:
+    return models.Attention(rotary, models.RadixAttention(layer_id, **core))
+
+
 @pytest.mark.parametrize("is_neox", [True, False])
 @pytest.mark.parametrize("rotary_dim", [16, 8])
 def test_reads_and_verifies_plain_rope(is_neox: bool, rotary_dim: int) -> None:
@@ -28,10 +32,18 @@ def test_reads_and_verifies_plain_rope(is_neox: bool, rotary_dim: int) -> None:
     assert models.rotation_error(rotary, params) < 1e-3
 
 
-def test_a_magnitude_stays_out_of_the_rotation() -> None:
-    """YaRN's mscale is in the model's table; a moved key keeps it, it is not applied again."""
-    rotary = models.RotaryEmbedding(magnitude=1.37)
-    assert models.rotation_error(rotary, _read(models.make_llama(rotary=rotary)).params[0]) < 1e-3
+@pytest.mark.parametrize(
+    ("rotary", "off"),
+    [
+        # YaRN's mscale is in the model's table; a moved key keeps it, it is not applied again.
+        (models.RotaryEmbedding(magnitude=1.37), (0, 1e-3)),
+        (models.RotaryEmbedding(table_dtype=torch.bfloat16), (1e-4, 2e-2)),
+        (models.MRotaryEmbedding(), (0, 1e-3)),
+    ],
+    ids=["magnitude", "table in the model's dtype", "M-RoPE"],
+)
+def test_other_tables_are_read_as_what_they_turn_by(rotary: nn.Module, off: tuple[float, float]) -> None:
+    assert off[0] <= models.rotation_error(rotary, _read(models.make_llama(rotary=rotary)).params[0]) < off[1]
 
 
 def test_linear_scaling_divides_positions() -> None:
@@ -43,47 +55,27 @@ def test_linear_scaling_divides_positions() -> None:
         _read(models.make_llama(rotary=models.LinearScalingRotaryEmbedding(scaling_factors=[1.0, 2.0])))
 
 
-def test_tables_in_the_models_dtype_are_accepted() -> None:
-    rotary = models.RotaryEmbedding(table_dtype=torch.bfloat16)
-    assert 1e-4 < models.rotation_error(rotary, _read(models.make_llama(rotary=rotary)).params[0]) < 2e-2
-
-
 def test_layers_that_differ_in_base_are_grouped() -> None:
     local, wide = models.RotaryEmbedding(base=1e4), models.RotaryEmbedding(base=1e6)
     again = models.RotaryEmbedding(base=1e4)
-    model = models.make_model(
-        *(models.Attention(rope, models.RadixAttention(i)) for i, rope in enumerate((local, wide, again)))
-    )
-    geometry = _read(model)
+    geometry = _read(models.make_model(*map(_layer, (local, wide, again), range(3))))
     assert [indices for _, indices in geometry.groups()] == [[0, 2], [1]]
     for rotary, params in zip((local, wide, again), geometry.params, strict=True):
         assert models.rotation_error(rotary, params) < 1e-3
 
 
-def test_two_cores_of_one_layer_are_one_layer() -> None:
-    """DeepSeek holds an absorbed and an expanded attention with one layer id."""
+def test_layer_ids_are_those_of_the_attention() -> None:
+    """A pipeline stage's need not begin at 0, and DeepSeek has an absorbed and an expanded attention with one id."""
     rotary = models.RotaryEmbedding()
+    assert _read(models.make_model(_layer(rotary, 5), _layer(rotary, 4))).layer_ids == (4, 5)
     layer = models.Attention(rotary, models.RadixAttention(0), models.RadixAttention(0))
     assert _read(models.make_model(layer)).layer_ids == (0,)
-
-
-def test_layer_ids_of_a_pipeline_stage_need_not_begin_at_zero() -> None:
-    rotary = models.RotaryEmbedding()
-    layers = [models.Attention(rotary, models.RadixAttention(i)) for i in (5, 4)]
-    assert _read(models.make_model(*layers)).layer_ids == (4, 5)
-
-
-def test_m_rope_is_read() -> None:
-    rotary = models.MRotaryEmbedding()
-    assert models.rotation_error(rotary, _read(models.make_llama(rotary=rotary)).params[0]) < 1e-3
 
 
 def test_layers_with_windows_are_read() -> None:
     """A window is a matter of which rows are read; what a row holds turns as in any other layer."""
     rotary = models.RotaryEmbedding()
-    model = models.make_model(
-        *(models.Attention(rotary, models.RadixAttention(i, sliding_window_size=w)) for i, w in enumerate((4_095, -1)))
-    )
+    model = models.make_model(*(_layer(rotary, i, sliding_window_size=w) for i, w in enumerate((4_095, -1))))
     assert [indices for _, indices in _read(model).groups()] == [[0, 1]]
 
 
@@ -108,13 +100,9 @@ def test_gemma3_turns_by_what_the_model_hands_down() -> None:
 
 
 def _with_two_rotations() -> nn.Module:
-    layer = models.Attention(models.RotaryEmbedding(), models.RadixAttention(1))
+    layer = _layer(models.RotaryEmbedding())
     layer.add_module("rotary_emb_2", models.RotaryEmbedding())
     return layer
-
-
-def _layer(rotary: nn.Module | None, **core: int) -> nn.Module:
-    return models.Attention(rotary, models.RadixAttention(1, **core))
 
 
 @pytest.mark.parametrize(
@@ -126,10 +114,10 @@ def _layer(rotary: nn.Module | None, **core: int) -> nn.Module:
         (_layer(None), r"layer 'layers\.1' \(Attention\), which has no rotary embedding: every layer must have one"),
         (_layer(models.RotaryEmbedding(), is_cross_attention=True), "which attends to other text"),
         (_layer(models.RotaryEmbedding(), use_irope=True), "which attends in chunks"),
-        (models.Attention(nn.ModuleList([models.RotaryEmbedding()] * 2), models.RadixAttention(1)), "no rotary"),
+        (_layer(nn.ModuleList([models.RotaryEmbedding()] * 2)), "no rotary"),
         (_with_two_rotations(), r"several rotary embeddings \(RotaryEmbedding, RotaryEmbedding\)"),
         (models.Attention(models.RotaryEmbedding(), models.RadixAttention(1), use_rope=False), "no rotary embedding"),
-        (models.Attention(models.RotaryEmbedding(), models.RadixAttention(0)), "on the rows of layer 'layers.0'"),
+        (_layer(models.RotaryEmbedding(), 0), "on the rows of layer 'layers.0'"),
         (
             models.HunYuanAttention(models.RotaryEmbedding(), models.RadixAttention(1), use_qk_norm=True),
             "which normalises keys after their rotation",
@@ -139,7 +127,7 @@ def _layer(rotary: nn.Module | None, **core: int) -> nn.Module:
 def test_refuses_layers_by_name(layer: nn.Module, match: str) -> None:
     """Next to a plain layer: one layer that cannot be shifted is enough."""
     with pytest.raises(UnsupportedError, match=match) as caught:
-        _read(models.make_model(models.Attention(models.RotaryEmbedding(), models.RadixAttention(0)), layer))
+        _read(models.make_model(_layer(models.RotaryEmbedding(), 0), layer))
     assert models.LINE.fullmatch(str(caught.value))
 
 

@@ -1,6 +1,8 @@
-"""The splice executor: moved keys are the keys the model computes at the target."""
+"""Which KV pools are moved and which are refused, and the splice executor: moved keys are the model's at the target."""
 
 from __future__ import annotations
+
+from contextlib import nullcontext
 
 import pytest
 import rope_models as models
@@ -8,8 +10,8 @@ import torch
 from pic_kernels.numerics import relative_l2
 from torch import Tensor
 
-from sglang_pic.errors import UnsupportedError
-from sglang_pic.runtime import Splicer, read_geometry, view_pool
+from sglang_pic.errors import ContractError, UnsupportedError
+from sglang_pic.runtime import PoolKind, Splicer, read_geometry, view_pool
 
 
 def _splicer(pool: object, model: torch.nn.Module | None = None) -> Splicer:
@@ -18,6 +20,70 @@ def _splicer(pool: object, model: torch.nn.Module | None = None) -> Splicer:
 
 def _ids(*slots: int) -> Tensor:
     return torch.tensor(slots, dtype=torch.int64)
+
+
+def test_mha_pool_is_seen_as_it_is() -> None:
+    pool = models.MHATokenToKVPool(page_size=16, v_head_dim=8, start_layer=4)
+    view = view_pool(pool)
+    assert view.kind is PoolKind.MHA
+    assert [buffer.data_ptr() for buffer in view.keys] == [buffer.data_ptr() for buffer in pool.k_buffer]
+    assert [buffer.data_ptr() for buffer in view.values] == [buffer.data_ptr() for buffer in pool.v_buffer]
+    assert (view.num_slots, view.page_size, view.num_layers, view.start_layer) == (80, 16, 3, 4)
+    assert (view.rope_offset, view.rope_dim) == (0, 16)
+
+
+def test_mla_pool_is_seen_as_latent_rows() -> None:
+    view = view_pool(models.MLATokenToKVPool(dtype=torch.bfloat16))
+    assert view.kind is PoolKind.MLA
+    assert view.values == ()
+    assert (view.rope_offset, view.rope_dim) == (24, 16)
+
+
+def test_fp8_pools_store_bytes() -> None:
+    view = view_pool(models.MHATokenToKVPool(dtype=torch.float8_e4m3fn))
+    assert {buffer.dtype for buffer in (*view.keys, *view.values)} == {torch.float8_e4m3fn}
+
+
+def _set(attribute: str, value: object) -> models.MHATokenToKVPool:
+    pool = models.MHATokenToKVPool()
+    setattr(pool, attribute, value)
+    return pool
+
+
+@pytest.mark.parametrize(
+    ("pool", "match"),
+    [
+        (models.DSATokenToKVPool(), "DSATokenToKVPool: its sparse-attention indexer"),
+        (models.PageInterleaveMHATokenToKVPool(), "PageInterleaveMHATokenToKVPool, a MHATokenToKVPool with a layout"),
+        (models.SWAKVPool(), "SWAKVPool: .*; start with --disable-hybrid-swa-memory"),
+        (object(), "object: how it stores rows is not known"),
+        (models.MHATokenToKVPool(dtype=torch.float8_e5m2), "rows of float8_e5m2: .*--kv-cache-dtype"),
+        (models.MHATokenToKVPool(layer_num=0), "no layer"),
+        (_set("kv_cache_layout", "vectorized_5d"), "kv_cache_layout='vectorized_5d'"),
+        (_set("use_hnd", True), "use_hnd=True"),
+        (_set("is_quantized_kv_cache", True), "is_quantized_kv_cache=True"),
+        (_set("post_capture_active", True), "post_capture_active=True"),
+        (_set("layer_shard_enabled", True), "layer_shard_enabled=True"),
+    ],
+)
+def test_refuses_pools_by_name_and_layouts_by_attribute(pool: object, match: str) -> None:
+    with pytest.raises(UnsupportedError, match=match) as caught:
+        view_pool(pool)
+    assert models.LINE.fullmatch(str(caught.value))
+
+
+def test_refuses_buffers_of_another_shape() -> None:
+    pool = models.MHATokenToKVPool()
+    pool.k_buffer[1] = pool.k_buffer[1].transpose(0, 1).contiguous()
+    with pytest.raises(UnsupportedError, match="layer 1 of shape"):
+        view_pool(pool)
+
+
+def test_a_pool_that_lost_an_attribute_breaks_the_contract() -> None:
+    pool = models.MLATokenToKVPool()
+    del pool.kv_lora_rank
+    with pytest.raises(ContractError, match="kv_lora_rank"):
+        view_pool(pool)
 
 
 def test_moved_keys_are_the_models_own_at_the_target() -> None:
@@ -55,13 +121,6 @@ def test_fp8_rows_move() -> None:
     assert torch.equal(pool.v_buffer[0][9], pool.v_buffer[0][2])
 
 
-def test_a_splice_of_nothing_writes_nothing() -> None:
-    pool = models.MHATokenToKVPool()
-    before = [buffer.clone() for buffer in (*pool.k_buffer, *pool.v_buffer)]
-    _splicer(pool).splice(_ids(), _ids(), _ids())
-    assert all(map(torch.equal, before, (*pool.k_buffer, *pool.v_buffer)))
-
-
 @pytest.mark.parametrize(
     ("src", "dst", "shifts", "error", "match"),
     [
@@ -70,14 +129,15 @@ def test_a_splice_of_nothing_writes_nothing() -> None:
         (_ids(1, 2), _ids(3), _ids(1, 1), ValueError, "with one n"),
         (_ids(1), _ids(3), _ids(-1_001), ValueError, "max_shift=1000"),
         (_ids(1), _ids(3).int(), _ids(1), TypeError, "dst.dtype"),
+        (_ids(), _ids(), _ids(), None, None),
     ],
 )
-def test_broken_operands_write_nothing(
-    src: Tensor, dst: Tensor, shifts: Tensor, error: type[Exception], match: str
+def test_broken_operands_and_none_write_nothing(
+    src: Tensor, dst: Tensor, shifts: Tensor, error: type[Exception] | None, match: str | None
 ) -> None:
     pool = models.MHATokenToKVPool()
     before = [buffer.clone() for buffer in (*pool.k_buffer, *pool.v_buffer)]
-    with pytest.raises(error, match=match):
+    with nullcontext() if error is None else pytest.raises(error, match=match):
         _splicer(pool).splice(src, dst, shifts)
     assert all(map(torch.equal, before, (*pool.k_buffer, *pool.v_buffer)))
 

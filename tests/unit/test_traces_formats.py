@@ -1,15 +1,16 @@
-"""Loading traces: both recorded forms, request logs, format detection and error messages."""
+"""Loading traces: both recorded forms, request logs, files and folders of them, and what is refused."""
 
 from __future__ import annotations
 
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pic_traces import Call, limit, load
+from pic_traces import Call, Session, limit, load
 from pic_traces.errors import TraceError
 
 MESSAGES = [
@@ -21,18 +22,28 @@ MESSAGES = [
 ]
 
 
-def write(path: Path, *lines: object) -> Path:
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+GOOD = {"session_id": "x", "messages": MESSAGES, "turns": [2, 4]}
+
+
+def write(path: Path, *values: object, indent: int | None = None) -> Path:
+    """A file with a line for each value: a text as it is, all else as JSON; packed if the name says so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (value if isinstance(value, str) else json.dumps(value, indent=indent) for value in values)
+    data = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
 
 
-def texts(call: Call) -> list[object]:
-    return [message["content"] for message in call.messages]
+def request(text: str, **fields: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": text}], **fields}
+
+
+def texts(*calls: Call) -> list[object]:
+    return [message["content"] for call in calls for message in call.messages]
 
 
 def test_append_only_sessions(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.jsonl", {"session_id": "x", "messages": MESSAGES, "turns": [2, 4], "tools": [{"a": 1}]})
-    (session,) = load(path)
+    (session,) = load(write(tmp_path / "t.jsonl", {**GOOD, "tools": [{"a": 1}]}))
     first, second = session.calls()
     assert texts(first) == ["s", "u0"]
     assert first.completion == MESSAGES[2]
@@ -42,17 +53,9 @@ def test_append_only_sessions(tmp_path: Path) -> None:
 
 
 def test_prompts_with_ranges_from_gzip(tmp_path: Path) -> None:
-    path = tmp_path / "no_ending_needed"
-    record = {
-        "session_id": "x",
-        "messages": MESSAGES,
-        "turns": [4, 2],
-        "prompts": [[0, [2, 4]], [[0, 1], 1]],
-        "agents": ["planner", None],
-        "note": "unknown keys are ignored",
-    }
-    path.write_bytes(gzip.compress(b"\n" + json.dumps(record).encode() + b"\n\n"))
-    (session,) = load(path)
+    prompts = {"turns": [4, 2], "prompts": [[0, [2, 4]], [[0, 1], 1]], "agents": ["planner", None]}
+    packed = write(tmp_path / "t.gz", "", {**GOOD, **prompts, "note": "unknown keys are ignored"}, "")
+    (session,) = load(packed.rename(tmp_path / "no_ending_needed"))
     first, second = session.calls()
     assert (texts(first), first.agent) == (["s", "a0", "u1"], "planner")
     assert (texts(second), second.agent) == (["s", "u0"], None)
@@ -75,17 +78,14 @@ def test_prompts_say_what_the_readme_code_says(data: st.DataObject, tmp_path_fac
 
 
 def test_request_log_groups_lines(tmp_path: Path) -> None:
-    def user(text: str) -> dict[str, object]:
-        return {"messages": [{"role": "user", "content": text}]}
-
     chat = {"choices": [{"message": {"role": "assistant", "content": "three"}}]}
     path = write(
         tmp_path / "log.jsonl",
-        {**user("1"), "session_id": "s", "response": "one", "temperature": 0.7},
-        {**user("2"), "completion": {"role": "assistant", "content": "two"}},
-        {"custom_id": "c", "body": {**user("3"), "metadata": {"session_id": "s"}}, "response": {"body": chat}},
-        {"request": {**user("4"), "user": "ann", "tools": [{"t": 1}], "tool_choice": "none"}, "response": chat},
-        {**user("5"), "user": "ann"},
+        request("1", session_id="s", response="one", temperature=0.7),
+        request("2", completion={"role": "assistant", "content": "two"}),
+        {"custom_id": "c", "body": request("3", metadata={"session_id": "s"}), "response": {"body": chat}},
+        {"request": request("4", user="ann", tools=[{"t": 1}], tool_choice="none"), "response": chat},
+        request("5", user="ann"),
     )
     sessions = list(load(path))
     assert [session.session_id for session in sessions] == ["s", "line-000002", "user-ann"]
@@ -96,15 +96,11 @@ def test_request_log_groups_lines(tmp_path: Path) -> None:
 
 
 def test_limits_cut_sessions_and_calls(tmp_path: Path) -> None:
-    record = {"session_id": "x", "messages": MESSAGES, "turns": [2, 4]}
-    path = write(tmp_path / "t.jsonl", record, record, record)
+    path = write(tmp_path / "t.jsonl", GOOD, GOOD, GOOD)
     assert [s.num_calls for s in limit(load(path))] == [2, 2, 2]
     assert [s.num_calls for s in limit(load(path), num_sessions=2)] == [2, 2]
     assert [s.num_calls for s in limit(load(path), num_calls=3)] == [2, 1]
     assert [s.num_calls for s in limit(load(path), num_calls=2)] == [2]
-
-
-GOOD = {"session_id": "x", "messages": MESSAGES, "turns": [2, 4]}
 
 
 @pytest.mark.parametrize(
@@ -112,41 +108,129 @@ GOOD = {"session_id": "x", "messages": MESSAGES, "turns": [2, 4]}
     [
         ('{"session_id": "x",', r"t\.jsonl:2: bad JSON: .*a trace is JSONL"),
         ("[1]", r"t\.jsonl:2: list instead of a JSON object"),
-        (json.dumps({"messages": MESSAGES, "turns": [2]}), r"t\.jsonl:2: .*missing required field `session_id`"),
-        (
-            json.dumps({**GOOD, "turns": [5]}),
-            r"t\.jsonl:2: turns\[0\] is 5; messages has 5 entries, so 0 to 4 is allowed",
-        ),
-        (json.dumps({**GOOD, "turns": [0]}), r"t\.jsonl:2: call 0 was sent no messages: turns\[0\] is 0"),
-        (json.dumps({**GOOD, "turns": ["2"]}), r"t\.jsonl:2: not a recorded session: Expected `int`.*turns"),
-        (json.dumps({**GOOD, "prompts": [[0]]}), r"t\.jsonl:2: prompts has 1 entries but turns has 2"),
-        (json.dumps({**GOOD, "prompts": [[0], [[3, 6]]]}), r"t\.jsonl:2: prompts\[1\] has \(3, 6\); .*within \[0, 5\)"),
-        (json.dumps({**GOOD, "prompts": [[-1], [0]]}), r"t\.jsonl:2: prompts\[0\] has -1; "),
-        (json.dumps({**GOOD, "agents": []}), r"t\.jsonl:2: agents has 0 entries"),
-        (json.dumps({**GOOD, "messages": [{"content": "x"}]}), r"t\.jsonl:2: messages\[0\] has role None"),
+        ({"messages": MESSAGES, "turns": [2]}, r"t\.jsonl:2: .*missing required field `session_id`"),
+        ({**GOOD, "turns": [5]}, r"t\.jsonl:2: turns\[0\] is 5; messages has 5 entries, so 0 to 4 is allowed"),
+        ({**GOOD, "turns": [0]}, r"t\.jsonl:2: call 0 was sent no messages: turns\[0\] is 0"),
+        ({**GOOD, "turns": ["2"]}, r"t\.jsonl:2: not a recorded session: Expected `int`.*turns"),
+        ({**GOOD, "prompts": [[0]]}, r"t\.jsonl:2: prompts has 1 entries but turns has 2"),
+        ({**GOOD, "prompts": [[0], [[3, 6]]]}, r"t\.jsonl:2: prompts\[1\] has \(3, 6\); .*within \[0, 5\)"),
+        ({**GOOD, "prompts": [[-1], [0]]}, r"t\.jsonl:2: prompts\[0\] has -1; "),
+        ({**GOOD, "agents": []}, r"t\.jsonl:2: agents has 0 entries"),
+        ({**GOOD, "messages": [{"content": "x"}]}, r"t\.jsonl:2: messages\[0\] has role None"),
     ],
 )
-def test_errors_name_file_line_and_fault(tmp_path: Path, line: str, message: str) -> None:
-    (tmp_path / "t.jsonl").write_text(f"{json.dumps(GOOD)}\n{line}\n")
+def test_errors_name_file_line_and_fault(tmp_path: Path, line: object, message: str) -> None:
     with pytest.raises(TraceError, match=message):
-        list(load(tmp_path / "t.jsonl"))
+        list(load(write(tmp_path / "t.jsonl", GOOD, line)))
 
 
-def test_errors_of_whole_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("empty", [""], "empty: no sessions: the file has no lines"),
+        ("odd", [{"prompt": "hello"}], r"odd:1: unknown trace format: its keys are prompt; expected"),
+        ("mixed", [request(""), {"x": 1}], r"mixed:2: no chat request: no `messages` among the keys x"),
+        ("none", [{"messages": []}], r"none:1: no chat request: messages is \[\]"),
+        ("answer", [request("", response=3)], r"answer:1: the recorded answer is 3; a string"),
+    ],
+)
+def test_errors_of_whole_files(tmp_path: Path, name: str, values: list[object], message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        list(load(write(tmp_path / name, *values)))
+
+
+def test_a_file_that_is_not_there_or_cut_off(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"missing\.jsonl': no such file; a path, sample:NAME or gen:NAME"):
         load(tmp_path / "missing.jsonl")
-    (tmp_path / "empty").write_text("\n")
-    with pytest.raises(TraceError, match="empty: no sessions: the file has no lines"):
-        load(tmp_path / "empty")
-    with pytest.raises(TraceError, match=r"odd:1: unknown trace format: its keys are prompt; expected"):
-        load(write(tmp_path / "odd", {"prompt": "hello"}))
-    whole = gzip.compress((json.dumps(GOOD) + "\n").encode() * 200)
-    (tmp_path / "cut.gz").write_bytes(whole[: len(whole) // 2])
+    cut = write(tmp_path / "cut.gz", *[GOOD] * 200)
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
     with pytest.raises(TraceError, match=r"cut\.gz.*cannot be read"):
-        list(load(tmp_path / "cut.gz"))
-    with pytest.raises(TraceError, match=r"mixed:2: no chat request: no `messages` among the keys x"):
-        list(load(write(tmp_path / "mixed", {"messages": [{"role": "user", "content": ""}]}, {"x": 1})))
-    with pytest.raises(TraceError, match=r"empty_request:1: no chat request: messages is \[\]"):
-        list(load(write(tmp_path / "empty_request", {"messages": []})))
-    with pytest.raises(TraceError, match=r"answer:1: the recorded answer is 3; a string"):
-        list(load(write(tmp_path / "answer", {"messages": MESSAGES, "response": 3})))
+        list(load(cut))
+
+
+def contents(session: Session) -> list[object]:
+    return texts(*session.calls())
+
+
+def test_a_folder_is_one_log_in_the_order_of_its_paths(tmp_path: Path) -> None:
+    write(tmp_path / "b.jsonl", request("3", user="ann"), request("4", user="ann"))
+    write(tmp_path / "a" / "2.json", request("2", session_id="s", response="two"), indent=2)
+    write(tmp_path / "a" / "1.json.gz", [request("1"), request("1b", session_id="s")])
+    write(tmp_path / "c.jsonl.gz", "", request("5", session_id="s"), request("6"))
+    write(tmp_path / "d.json", request("7"), request("8"))
+    write(tmp_path / "empty.json", " ")
+    write(tmp_path / "notes.txt", "no log")
+    write(tmp_path / ".hidden" / "x.jsonl", "no log either")
+    sessions = list(load(tmp_path))
+    assert [(session.session_id, contents(session)) for session in sessions] == [
+        ("a/1.json.gz-000001", ["1"]),
+        ("s", ["1b", "2", "5"]),
+        ("user-ann", ["3", "4"]),
+        ("c.jsonl.gz-000003", ["6"]),
+        ("d.json-000001", ["7"]),
+        ("d.json-000002", ["8"]),
+    ]
+    assert {session.source for session in sessions} == {tmp_path.name}
+    answers = [call.completion for call in sessions[1].calls()]
+    assert answers == [None, {"role": "assistant", "content": "two"}, None]
+
+
+def test_recorded_sessions_in_a_folder(tmp_path: Path) -> None:
+    write(tmp_path / "1.jsonl", GOOD)
+    write(tmp_path / "2.json", [{**GOOD, "session_id": "q"}] * 2, indent=1)
+    assert [session.session_id for session in load(str(tmp_path))] == ["x", "q", "q"]
+
+
+def test_one_pretty_printed_file(tmp_path: Path) -> None:
+    (session,) = load(write(tmp_path / "one.json", request("1"), indent=4))
+    assert contents(session) == ["1"]
+    assert session.source == "one.json"
+
+
+def test_equal_messages_of_a_log_are_held_once(tmp_path: Path) -> None:
+    """Requests repeat their history; a log of them must not take the memory of all prompts."""
+    history: list[Any] = [{"role": "user", "content": f"text {number}"} for number in range(3)]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    lines = [{"messages": history[:count], "tools": tools, "session_id": "s"} for count in (1, 2, 3)]
+    (session,) = load(write(tmp_path / "log.jsonl", *lines))
+    calls = list(session.calls())
+    assert [len(call.messages) for call in calls] == [1, 2, 3]
+    assert len({id(message) for call in calls for message in call.messages}) == 3
+    assert len({id(call.tools) for call in calls}) == 1
+
+
+def test_folders_without_sessions_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    with pytest.raises(TraceError, match=r"log: no trace in this folder; files \*\.jsonl, .*\*\.json\.gz are read"):
+        load(folder)
+    write(folder / "0.json", "")
+    with pytest.raises(TraceError, match=r"log: no sessions: its 1 files are empty, .*0\.json the first"):
+        load(folder)
+    write(folder / "1.json", request("1"))
+    assert len(list(load(folder))) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([GOOD], r"2\.json: of recorded sessions .*, but .*1\.json has OpenAI chat requests"),
+        ([[request("2"), {"learning_rate": 1}]], r"2\.json: item 2: of an unknown format, but .*keys: learning_rate"),
+        ([[request("2"), 3]], r"2\.json: item 2: int instead of a JSON object"),
+        (['{\n"messages": ['], r"2\.json: bad JSON: .*; a \.json file is one JSON object or a list of them"),
+        (["7"], r"2\.json: int instead of a JSON object or a list of them"),
+        ([request("1"), "{"], r"2\.json:2: bad JSON: "),
+    ],
+)
+def test_a_folder_with_one_bad_file_is_refused(tmp_path: Path, values: list[object], message: str) -> None:
+    write(tmp_path / "1.json", request("1"))
+    write(tmp_path / "2.json", *values)
+    with pytest.raises(TraceError, match=message):
+        list(load(tmp_path))
+
+
+def test_a_packed_file_of_a_folder_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    whole = write(tmp_path / "3.json.gz", request("1" * 1000))
+    whole.write_bytes(whole.read_bytes()[:20])
+    with pytest.raises(TraceError, match=r"3\.json\.gz: cannot be read"):
+        list(load(tmp_path))
