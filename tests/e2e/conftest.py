@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.servers import SERVERS, OneServer
-from tests.e2e.serving import Client
+from tests.e2e.serving import TEST_LIMIT_S, Client
 
 _NAMES = list(SERVERS)
 _RUNNING = pytest.StashKey[OneServer]()
@@ -20,7 +20,10 @@ def _servers_of(item: pytest.Item | None) -> tuple[str, ...]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the tests of one server side by side, and those of shared servers first."""
+    """Puts the tests of one server side by side, and those of shared servers first; each has time for a slow start."""
+    for item in items:
+        if item.get_closest_marker("e2e"):
+            item.add_marker(pytest.mark.timeout(TEST_LIMIT_S))
     shared = [item for item in items if _servers_of(item)]
     # A test of two servers stands between those of the first and those of the second one.
     shared.sort(key=lambda item: (_NAMES.index(_servers_of(item)[0]), len(_servers_of(item))))

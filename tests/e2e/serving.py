@@ -27,6 +27,12 @@ _COMMON_ARGS = (
     *("--device", "cpu", "--enable-cache-report", "--enable-metrics", "--max-total-tokens", "24000"),
     "--skip-server-warmup",
 )
+# What takes longer hangs. A test has more time than both, so that it says what it waited for: `TEST_LIMIT_S`.
+_WAIT_LIMIT_S, _START_LIMIT_S = 300.0, 600.0
+TEST_LIMIT_S = 1200.0
+"""pytest's limit for a test with a server."""
+# An answer of that many tokens has not ended when it is aborted.
+_ENDLESS = 4000
 
 
 class Answer(NamedTuple):
@@ -61,8 +67,8 @@ class Client:
         return {} if self.dp_rank is None else {"routed_dp_rank": self.dp_rank}
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """The answer of the server; raises `BenchError` on an error status."""
-        return self.server.post(path, body)
+        """The answer of the server; raises `BenchError` on an error status, `OSError` where none comes in time."""
+        return self.server.post(path, body, _WAIT_LIMIT_S)
 
     def generate(self, prompt: Sequence[int], *, pic: object = None, max_new_tokens: int = 8, **body: Any) -> Answer:
         """Greedy text after token ids, with the first token's distribution."""
@@ -103,6 +109,21 @@ class Client:
         """The prompts at once, so that the scheduler forms mixed batches."""
         with ThreadPoolExecutor(len(prompts)) as pool:
             return list(pool.map(lambda prompt: self.generate(prompt, **options), prompts))
+
+    @contextmanager
+    def running(self, prompt: Sequence[int]) -> Iterator[None]:
+        """A request decodes while the block runs: its prompt is computed before, and it is aborted afterwards."""
+        rid, before = f"running-{time.monotonic_ns()}", self.counters().get("prompt_tokens", 0.0)
+        sampling = {"temperature": 0, "max_new_tokens": _ENDLESS, "ignore_eos": True}
+        body = {"input_ids": list(prompt), "rid": rid, "sampling_params": sampling, **self.route}
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(self.post, "/generate", body)
+            try:
+                wait_until(lambda: self.counters().get("prompt_tokens", 0.0) - before >= len(prompt))
+                yield
+            finally:
+                self.post("/abort_request", {"rid": rid})
+        assert answer.result()["meta_info"]["finish_reason"]["type"] == "abort", "it ended before the block"
 
     def counters(self) -> dict[str, float]:
         """Our counters, `name{label}` for the labelled ones."""
@@ -174,7 +195,7 @@ def serve(
             "OMP_NUM_THREADS": "1",
             **(env or {}),
         },
-        start_timeout_s=300,
+        start_timeout_s=_START_LIMIT_S,
     )
     with server, pytest.MonkeyPatch.context() as patch:
         client = Client(server, 0 if {"--dp-size", "--attn-dp-size"} & {*args} else None)
@@ -186,12 +207,12 @@ def serve(
         server.stop()
 
 
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = 120.0) -> None:
-    """Return as soon as `condition` holds; fail where it does not in time."""
-    deadline = time.monotonic() + timeout_s
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Return as soon as `condition` holds; fail where it never does."""
+    deadline = time.monotonic() + _WAIT_LIMIT_S
     while not condition():
-        assert time.monotonic() < deadline, f"not after {timeout_s} s: {condition}"
-        time.sleep(0.1)
+        assert time.monotonic() < deadline, f"not after {_WAIT_LIMIT_S} s: {condition}"
+        time.sleep(0.05)
 
 
 def random_tokens(seed: int, count: int) -> list[int]:

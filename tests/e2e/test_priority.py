@@ -15,7 +15,8 @@ from tests.e2e.serving import Client, random_tokens, wait_until
 
 pytestmark = pytest.mark.e2e
 
-_LONG, _SHORT = 100, 8
+# Rounds of decoding: the third request is there long before the first two have ended.
+_LONG, _SHORT = 400, 8
 
 
 @pytest.mark.feature("priority scheduling", "rows of float8_e4m3fn", "pages of any other size")
@@ -35,7 +36,7 @@ def test_a_request_that_was_preempted_is_planned_again(client: Client) -> None:
     before = client.counters()
     with ThreadPoolExecutor(3) as pool:
         running = [pool.submit(ask, *job) for job in jobs[:2]]
-        wait_until(lambda: client.counters()["spliced_requests"] - before["spliced_requests"] >= 2)
+        wait_until(lambda: client.counters()["prompt_tokens"] - before["prompt_tokens"] >= sum(map(len, lower)))
         answers = [pool.submit(ask, *jobs[2]), *running]
         first, *others = [answer.result() for answer in answers]
     assert [answer["output_ids"] for answer in (*others, first)] == computed

@@ -22,7 +22,6 @@ def test_fa3_answers_as_the_cpu_backend_does(client_of: Callable[[str], Client])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @on_servers("gqa_page16", "gqa_page16.triton")
 def test_triton_answers_as_the_cpu_backend_does(client_of: Callable[[str], Client]) -> None:
     """The same with SGLang's kernels interpreted, where every pass takes seconds: one prompt of two chunks."""

@@ -13,28 +13,35 @@ from pic_bench.soak.record import Soak
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.timeout(900)
 def test_a_short_soak_is_clean(
     model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`make soak` has minutes for the same; bench/results/soak.json is half an hour of it."""
     # All that a server has to say is in its log when the soak is over.
     monkeypatch.setattr("pic_bench.compare.server.TERM_GRACE_S", 0.0)
-    out = tmp_path / "soak.json"
-    flags = ("--seconds", "15", "--seed", "3", "--quiet", "--out", str(out), "--logs", str(tmp_path))
-    code = main(["--model", str(model_dir("tiny-gqa")), *flags])
-    found = msgspec.json.decode(out.read_bytes(), type=Soak)
-    assert (found.mismatches, found.leaks, found.stale_rows, found.failures) == (0, 0, 0, 0), found.what
-    assert code == 0
-    # It says nothing unless there was something to go wrong.
-    assert {"abort", "disconnect", "invalid"} <= set(found.faults)
-    assert found.outcomes["answered"] > 20
-    assert found.evicted_tokens > 2 * found.pool_tokens
-    assert found.retractions > 0
-    assert found.flushes > 0
-    assert found.compared > 0
-    assert found.spliced_rows_checked > 0
+    # A machine that comes to little in so many seconds is given more.
+    for seconds in (15, 60, 240):
+        out = tmp_path / f"soak-{seconds}.json"
+        flags = ("--seconds", str(seconds), "--seed", "3", "--quiet", "--out", str(out), "--logs", str(tmp_path))
+        code = main(["--model", str(model_dir("tiny-gqa")), *flags])
+        found = msgspec.json.decode(out.read_bytes(), type=Soak)
+        assert (found.mismatches, found.leaks, found.stale_rows, found.failures) == (0, 0, 0, 0), found.what
+        assert code == 0
+        if is_eventful(found):
+            break
+    assert is_eventful(found), "it says nothing unless there was something to go wrong"
     # Donors that are unlocked before their rows are copied are found, and so is the answer to another prompt.
     assert found.control is not None
     assert found.control.stale_rows > 0
     assert found.control.mismatches == found.control.num_mismatches
+
+
+def is_eventful(found: Soak) -> bool:
+    """Whether all happened that a soak is for."""
+    counts = (found.retractions, found.flushes, found.compared, found.spliced_rows_checked)
+    return (
+        {"abort", "disconnect", "invalid"} <= set(found.faults)
+        and found.outcomes["answered"] > 20
+        and found.evicted_tokens > 2 * found.pool_tokens
+        and all(count > 0 for count in counts)
+    )

@@ -51,7 +51,6 @@ def drafts_of(client: Client, prompt: Sequence[int]) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_trees_of_an_eagle_draft_change_no_answer(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     """Two branches in each step, chunked prompts, batches, prefix hits; sampled and structured answers end as asked."""
     tree = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "6")
@@ -94,7 +93,6 @@ def answers_of(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("model", "draft", "args", "num_right"),
     [
