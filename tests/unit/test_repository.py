@@ -47,6 +47,11 @@ def python_files(*folders: Path) -> list[Path]:
     return [path for folder in folders for path in sorted(folder.rglob("*.py"))]
 
 
+def our_files() -> list[Path]:
+    """The Python files of the product and of its tests."""
+    return python_files(*SOURCE_DIRS, ROOT / "tests")
+
+
 @cache
 def parsed(path: Path) -> ast.Module:
     """The syntax tree of a Python file, read once for all the rules."""
@@ -58,6 +63,11 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def output(*command: str | Path) -> str:
+    """What a command prints, run in the repository's root."""
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
 @pytest.mark.parametrize("arguments", [["-c", "{}"], ["-m", "timeit", "-n", "1", "-r", "1", "-s", "{}", "pass"]])
 def test_hugging_faces_kernels_resolves_from_the_root(arguments: list[str]) -> None:
     """Python puts the working directory first on its path, and SGLang imports a package called `kernels`."""
@@ -66,17 +76,12 @@ def test_hugging_faces_kernels_resolves_from_the_root(arguments: list[str]) -> N
     except PackageNotFoundError:
         pytest.skip("Hugging Face's kernels is not installed here; make setup installs it")
     code = "import kernels; print(kernels.__file__)"
-    command = [sys.executable, *(word.format(code) for word in arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines()[0] == str(wanted)
+    said = output(sys.executable, *(word.format(code) for word in arguments))
+    assert said.splitlines()[0] == str(wanted)
 
 
-@pytest.mark.parametrize("folder", ["kernels", "traces", "bench"])
-def test_folder_is_no_package(folder: str) -> None:
-    assert not (ROOT / folder / "__init__.py").exists()
-
-
-def test_version_is_the_same_everywhere() -> None:
+def test_folders_of_packages_are_no_packages_and_the_version_is_the_same_everywhere() -> None:
+    assert not [folder for folder in SOURCE_DIRS[1:] if (folder / "__init__.py").exists()]
     assert PROJECT["project"]["version"] == __version__
 
 
@@ -88,23 +93,18 @@ def test_cpu_environment_is_pinned_and_free_of_cuda() -> None:
     assert [name for name, count in names.items() if count > 1] == []
     assert "torch" not in names
     # nvidia-ml-py only reads counters, in plain Python.
-    assert [name for name in names if re.match(r"nvidia|cuda|cupy|flashinfer|sgl(ang)?-kernel", name)] == [
-        "nvidia-ml-py"
-    ]
+    devices = re.compile(r"nvidia|cuda|cupy|flashinfer|sgl(ang)?-kernel")
+    assert list(filter(devices.match, names)) == ["nvidia-ml-py"]
     wanted = {re.match(r"[A-Za-z0-9_.-]+", line).group().lower() for line in PROJECT["project"]["dependencies"]}  # type: ignore[union-attr]
     assert wanted <= set(names)
 
 
-def test_python_files_are_short() -> None:
-    files = python_files(*SOURCE_DIRS, ROOT / "tests")
-    long = {relative(path): lines for path in files if (lines := path.read_text().count("\n")) > MAX_FILE_LINES}
+def test_files_are_short_and_functions_fit_on_a_screen() -> None:
+    long = {relative(path): lines for path in our_files() if (lines := path.read_text().count("\n")) > MAX_FILE_LINES}
     assert long == {}, f"files over {MAX_FILE_LINES} lines"
-
-
-def test_functions_fit_on_a_screen() -> None:
     long = {
         f"{relative(path)}:{node.lineno} {node.name}": lines
-        for path in python_files(*SOURCE_DIRS, ROOT / "tests")
+        for path in our_files()
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (lines := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
@@ -116,7 +116,7 @@ def test_every_module_says_what_it_is_for() -> None:
     """In a sentence about the module, not about what it owns. Only the `__init__.py` of a folder may be empty."""
     wrong = [
         relative(path)
-        for path in python_files(*SOURCE_DIRS, ROOT / "tests")
+        for path in our_files()
         if path.name != "__init__.py" or path.read_text().strip()
         if (ast.get_docstring(parsed(path)) or "Owns").startswith("Owns")
     ]
@@ -127,7 +127,7 @@ def test_annotations_are_not_evaluated() -> None:
     """A file with nothing but a docstring needs no import."""
     eager = [
         relative(path)
-        for path in python_files(*SOURCE_DIRS, ROOT / "tests")
+        for path in our_files()
         if "from __future__ import annotations" not in path.read_text() and len(parsed(path).body) > 1
     ]
     assert eager == [], "modules without `from __future__ import annotations`"
@@ -135,12 +135,8 @@ def test_annotations_are_not_evaluated() -> None:
 
 def test_exports_exist() -> None:
     """Every name in `__all__` is defined in the module, unless a module's `__getattr__` brings it."""
-    missing = {
-        relative(path): sorted(absent)
-        for path in python_files(*SOURCE_DIRS)
-        if (absent := missing_exports(parsed(path)))
-    }
-    assert missing == {}
+    missing = {relative(path): missing_exports(parsed(path)) for path in python_files(*SOURCE_DIRS)}
+    assert {path: names for path, names in missing.items() if names} == {}
 
 
 def missing_exports(tree: ast.Module) -> set[str]:
@@ -167,11 +163,8 @@ def missing_exports(tree: ast.Module) -> set[str]:
 def test_every_test_is_found() -> None:
     """pytest collects test_*.py only, and two test files of one name cannot be imported side by side."""
     files = [path for path in python_files(ROOT / "tests") if path.name not in ("__init__.py", "conftest.py")]
-    hidden = [
-        relative(path)
-        for path in files
-        if not path.name.startswith("test_") and re.search(r"^\s*def test_", path.read_text(), re.MULTILINE)
-    ]
+    helpers = [path for path in files if not path.name.startswith("test_")]
+    hidden = [relative(path) for path in helpers if re.search(r"^\s*def test_", path.read_text(), re.MULTILINE)]
     assert hidden == []
     assert [name for name, count in Counter(path.name for path in files).items() if count > 1] == []
     assert [relative(path) for path in files if path.parent == ROOT / "tests"] == []
@@ -200,14 +193,9 @@ def test_imports_point_one_way() -> None:
 
 
 def test_kernels_import_torch_and_triton_only() -> None:
-    allowed = set(sys.stdlib_module_names) | {"torch", "triton", "pic_kernels", "pic_native"}
-    foreign = {
-        f"{relative(path)}: {name}"
-        for path in python_files(ROOT / "kernels")
-        for name in imported_packages(parsed(path))
-        if name not in allowed
-    }
-    assert foreign == set()
+    allowed = {*sys.stdlib_module_names, "torch", "triton", "pic_kernels", "pic_native"}
+    foreign = {relative(path): imported_packages(parsed(path)) - allowed for path in python_files(ROOT / "kernels")}
+    assert {path: names for path, names in foreign.items() if names} == {}
 
 
 def imported_packages(tree: ast.Module) -> set[str]:
@@ -226,8 +214,7 @@ def test_importing_the_decisions_loads_neither_torch_nor_sglang() -> None:
         "import sys, sglang_pic.cli, sglang_pic.config, sglang_pic.core, pic_traces\n"
         "print(sorted({'torch', 'triton', 'sglang', 'locust', 'gevent'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "[]\n"
+    assert output(sys.executable, "-c", code) == "[]\n"
 
 
 def fenced_blocks() -> list[tuple[str, str]]:
@@ -261,8 +248,7 @@ def test_documented_make_targets_exist() -> None:
 
 
 def test_make_without_a_target_lists_the_targets() -> None:
-    done = subprocess.run(["make", "-C", ROOT, "-s"], capture_output=True, text=True, check=True, timeout=60)
-    assert re.search(r"^  make demo +\S", done.stdout, re.MULTILINE)
+    assert re.search(r"^  make demo +\S", output("make", "-s"), re.MULTILINE)
 
 
 def test_setup_without_python_311_says_what_to_do(tmp_path: Path) -> None:
