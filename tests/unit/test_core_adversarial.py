@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from core_builders import CLOSE, DELIMITERS, donor_spans, index_of, join, plan_of, publish, spans, text
 from msgspec.structs import replace
 
 from sglang_pic.core import (
@@ -18,7 +19,6 @@ from sglang_pic.core import (
     CostModel,
     DropReason,
     Path,
-    Plan,
     PlanOptions,
     Tokens,
     as_tokens,
@@ -27,41 +27,10 @@ from sglang_pic.core.chunker import HashFunction, xxh3_name
 from sglang_pic.core.ending_filter import ENDING_LEN, ending_hashes
 from sglang_pic.core.invariants import check
 
-DELIMITER = 1
-DELIMITERS = frozenset({DELIMITER})
-CLOSE = as_tokens([DELIMITER])
 UNBOUNDED = CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, max_index_tokens=1 << 40, max_index_bytes=1 << 44)
 MAX_PER_ENDING = 32
 # What a plan may do for each token of a prompt, beside a constant.
 MAX_WORK = 34
-
-
-def text(seed: int, length: int) -> Tokens:
-    return as_tokens(np.random.default_rng(seed).integers(3, 50_000, length))
-
-
-def join(*parts: Tokens) -> Tokens:
-    return np.concatenate(parts)
-
-
-def all_resident(path: Path, end: int) -> int:
-    return end
-
-
-def publish_whole(index: ContentIndex, tokens: Tokens, namespace: str = "a") -> None:
-    index.publish(namespace, tokens, [(0, len(tokens))], delimiters=DELIMITERS)
-
-
-def plan_of(index: ContentIndex, prompt: Tokens, options: PlanOptions | None = None, namespace: str = "a") -> Plan:
-    """A plan, each run of which is proved equal to its donor token by token."""
-    plan = index.plan(namespace, prompt, prefix_len=0, resolve=all_resident, options=options)
-    at = 0
-    for run in plan.runs:
-        assert at <= run.target_start < run.target_end < len(prompt)
-        donor = run.donor.tokens(run.donor_end)[run.donor_start :]
-        assert np.array_equal(donor, prompt[run.target_start : run.target_end])
-        at = run.target_end
-    return plan
 
 
 class CountingHash:
@@ -85,6 +54,7 @@ LONG: dict[str, Callable[[], Tokens]] = {
     "one message": lambda: np.resize(join(CLOSE, text(0, 40)), MILLION),
     "two ids at random": lambda: as_tokens(np.random.default_rng(0).integers(5, 7, MILLION)),
     "noise": lambda: text(0, MILLION),
+    "noise and repeats": lambda: np.hstack([np.tile(text(0, 64), (15_000, 1)), text(1, 45_000).reshape(-1, 3)]).ravel(),
 }
 
 
@@ -99,11 +69,11 @@ def test_a_million_tokens_are_linear_work(kind: str, config: CoreConfig, most_wo
     tokens = LONG[kind]()
     hash_function = CountingHash()
     index = ContentIndex(config, hash_function=hash_function)
-    publish_whole(index, join(text(1, 50), tokens))
+    publish(index, text(1, 50), tokens)
     # One for each chunk, none of which is looked up if it has fewer than eight tokens.
     assert hash_function.num_calls <= MILLION / 8 + 10
     hash_function.num_calls = 0
-    plan = plan_of(index, join(text(2, 70), tokens, text(3, 9)))
+    plan = plan_of(index, text(2, 70), tokens, text(3, 9))
     assert index.stats().num_work <= most_work * MILLION
     assert hash_function.num_calls <= MILLION / 100
     assert plan.num_computed <= most_computed
@@ -123,9 +93,9 @@ def test_prompts_of_hardly_any_tokens(ids: list[int], length: int) -> None:
     )
     prompt = as_tokens(ids[:length])
     index.publish("a", prompt, [(0, length)], spliced=[(0, 1)], delimiters=frozenset({7}))
-    publish_whole(index, np.resize(as_tokens(ids), 200))
+    publish(index, np.resize(as_tokens(ids), 200))
     for prefix_len in range(length + 1):
-        plan = index.plan("a", prompt, prefix_len=prefix_len, resolve=all_resident)
+        plan = plan_of(index, prompt, prefix_len=prefix_len)
         assert (plan.num_computed, plan.runs) == (length - prefix_len, ())
     index.forget("a", prompt, 0)
     check(index)
@@ -134,12 +104,11 @@ def test_prompts_of_hardly_any_tokens(ids: list[int], length: int) -> None:
 def test_equal_chunks_thousands_of_times_are_few_donors() -> None:
     """In one publication, and in many."""
     message = join(CLOSE, text(0, 40))
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, np.resize(message, 41 * 5_000))
+    index = index_of(np.resize(message, 41 * 5_000))
     once = index.stats()
     assert once.num_donors <= 2 * once.num_endings <= 20
     for i in range(2_000):
-        publish_whole(index, join(text(1_000 + i, 5), message, message[:1]))
+        publish(index, text(1_000 + i, 5), message, message[:1])
     assert index.stats().num_donors <= 4 * index.stats().num_endings
     assert index.stats().num_endings <= once.num_endings + 10
     check(index)
@@ -150,7 +119,7 @@ def crowd(num_chunks: int, hash_function: HashFunction = xxh3_name) -> tuple[Con
     ending = text(0, ENDING_LEN)
     index = ContentIndex(UNBOUNDED, hash_function=hash_function)
     for i in range(num_chunks):
-        publish_whole(index, join(text(1 + i, 40), CLOSE, text(9_000 + i, 1 + i % 7), ending, CLOSE))
+        publish(index, text(1 + i, 40), CLOSE, text(9_000 + i, 1 + i % 7), ending, CLOSE)
     return index, ending
 
 
@@ -175,8 +144,8 @@ def test_a_prompt_full_of_a_crowded_ending_is_bounded_work() -> None:
 def test_a_crowded_ending_does_not_hide_what_follows_it() -> None:
     index, ending = crowd(100)
     body = text(77_777, 3_000)
-    publish_whole(index, join(text(77_778, 60), body))
-    plan = plan_of(index, join(text(77_779, 50), np.resize(ending, 2_000), body, text(77_780, 9)))
+    publish(index, text(77_778, 60), body)
+    plan = plan_of(index, text(77_779, 50), np.resize(ending, 2_000), body, text(77_780, 9))
     assert plan.num_spliced == 2_999
 
 
@@ -186,7 +155,7 @@ def test_thousands_of_tiny_namespaces() -> None:
     prompt = join(text(1, 40), path[40:], text(2, 9))
     names = [f"user {i}" for i in range(2_000)]
     for name in names:
-        publish_whole(index, path, name)
+        publish(index, path, namespace=name)
     assert index.stats().num_namespaces == 2_000
     assert index.stats().num_tokens == 2_000 * 150
     assert plan_of(index, prompt, namespace=names[1_234]).runs
@@ -213,7 +182,7 @@ def test_a_hash_that_hardly_tells_anything_serves_no_foreign_tokens(seed: int, n
         parts = [sources[i][a : a + 60] for i, a in zip(rng.integers(0, 4, 4), rng.integers(0, 150, 4), strict=True)]
         prompt = join(*parts)
         num_runs += len(plan_of(index, prompt).runs)
-        publish_whole(index, prompt)
+        publish(index, prompt)
     check(index)
     assert num_runs > 50
 
@@ -252,8 +221,7 @@ def test_colliding_endings_serve_no_foreign_tokens(hash_function: HashFunction) 
         index.publish("a", prompts[1], [(70, 80)], delimiters=DELIMITERS)
         assert (index.stats().num_donors, index.stats().num_endings) == (2, 1), "both are donors under one ending"
         for seed, window in ((3, known), (4, other)):
-            plan = plan_of(index, join(text(seed, 50), CLOSE, window, CLOSE, text(8, 20)))
-            assert [(run.target_start, run.target_end) for run in plan.runs] == [(51, 60)]
+            assert spans(plan_of(index, text(seed, 50), CLOSE, window, CLOSE, text(8, 20))) == [(51, 60)]
         check(index)
 
 
@@ -263,8 +231,7 @@ def test_token_ids_may_be_anything_an_int32_can_hold(base: int) -> None:
     path, opening = as_tokens(ids), int(ids[150])
     index = ContentIndex(MOST_REUSE)
     index.publish("a", path, [(0, 400)], delimiters=frozenset({opening, 2**31 - 1, -(2**31)}))
-    plan = plan_of(index, join(text(1, 50), path[100:], as_tokens([base, 2**31 - 1])))
-    assert [(run.donor_start, run.donor_end) for run in plan.runs] == [(101, 400)]
+    assert donor_spans(plan_of(index, text(1, 50), path[100:], as_tokens([base, 2**31 - 1]))) == [(101, 400)]
     index.forget("a", path, 200)
     assert index.stats().num_tokens == 200
     check(index)
@@ -273,8 +240,7 @@ def test_token_ids_may_be_anything_an_int32_can_hold(base: int) -> None:
 def test_a_conversation_of_thousands_of_turns() -> None:
     """Shorter and shorter prefixes cut one path into as many nodes as turns, then it goes on."""
     path = text(0, 40_000)
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, path)
+    index = index_of(path)
     for end in range(39_980, 0, -20):
         index.publish("a", path[:end], [])
     assert index.stats().num_nodes == 2_000
@@ -282,32 +248,28 @@ def test_a_conversation_of_thousands_of_turns() -> None:
     longer = join(path, text(1, 300))
     index.publish("a", longer, [(40_000, 40_300)])
     check(index)
-    paths: set[int] = set()
+    paths: dict[int, Path] = {}
 
     def resolve(donor: Path, end: int) -> int:
-        paths.add(id(donor))
+        paths[id(donor)] = donor
         return end
 
-    plan = index.plan("a", join(text(2, 60), longer, text(3, 9)), prefix_len=0, resolve=resolve)
-    assert [(run.donor_start, run.donor_end) for run in plan.runs] == [(33, 40_300)]
+    assert donor_spans(plan_of(index, text(2, 60), longer, text(3, 9), resolve=resolve)) == [(33, 40_300)]
     # Two hundred runs of one conversation, backwards: its tokens are joined once, not once for each run.
     parts = [join(path[at : at + 120], text(at, 3)) for at in range(39_800, 100, -200)]
-    plan = index.plan("a", join(text(4, 60), *parts), prefix_len=0, resolve=resolve)
-    assert len(plan.runs) >= 195
+    assert len(plan_of(index, text(4, 60), *parts, resolve=resolve).runs) >= 195
     assert len(paths) == 2, "one in each plan"
     check(index)
 
 
 def test_a_trie_that_branches_at_every_token() -> None:
     path = text(0, 500)
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, path)
+    index = index_of(path)
     for at in range(499, 0, -1):
-        publish_whole(index, join(path[:at], text(at, 30)))
+        publish(index, path[:at], text(at, 30))
     assert index.stats().num_paths == 500
     check(index)
-    plan = plan_of(index, join(text(1_000, 60), path, text(1_001, 9)))
-    assert [(run.donor_start, run.donor_end) for run in plan.runs] == [(33, 500)]
+    assert donor_spans(plan_of(index, text(1_000, 60), path, text(1_001, 9))) == [(33, 500)]
     # Down a branch, not only along the stem.
     prompt = join(text(1_000, 60), path[:300], text(300, 30), text(1_001, 9))
     assert [(run.donor_start, run.donor_end) for run in plan_of(index, prompt).runs] == [(33, 330)]
@@ -321,7 +283,7 @@ def test_forgetting_at_any_position_leaves_the_rest(position: int) -> None:
     )
     path = join(stem, left)
     for tokens in (path, join(stem, right), join(stem[:10], right)):
-        publish_whole(index, tokens)
+        publish(index, tokens)
     index.forget("a", path, position)
     check(index)
     kept = max(position, 0)
@@ -334,9 +296,8 @@ def test_forgetting_at_any_position_leaves_the_rest(position: int) -> None:
     index.forget("a", path, position)
     index.forget("nobody", path, 0)
     assert index.stats() == held, "what is forgotten is forgotten"
-    publish_whole(index, path)
-    plan = plan_of(index, join(text(3, 20), path, text(4, 5)))
-    assert [(run.donor_start, run.donor_end) for run in plan.runs] == [(1, 131)]
+    publish(index, path)
+    assert donor_spans(plan_of(index, text(3, 20), path, text(4, 5))) == [(1, 131)]
     check(index)
 
 
@@ -347,14 +308,14 @@ def test_a_tiny_bound_in_tokens_holds(max_index_tokens: int) -> None:
     num_published = 0
     for i in range(40):
         path = join(stem[: i % 51], text(1 + i % 9, 10 + 5 * i))
-        publish_whole(index, path)
+        publish(index, path)
         num_published += len(path)
         check(index)
-        plan_of(index, join(text(100, 9), path))
+        plan_of(index, text(100, 9), path)
     assert index.stats().num_evicted_tokens <= num_published - index.stats().num_tokens
-    publish_whole(index, text(200, max_index_tokens))
+    publish(index, text(200, max_index_tokens))
     assert index.stats().num_tokens == max_index_tokens, "a path that just fits stays, alone"
-    publish_whole(index, text(201, max_index_tokens + 1))
+    publish(index, text(201, max_index_tokens + 1))
     assert index.stats().num_tokens == index.stats().num_namespaces == 0, "a path that does not fit at all goes"
     check(index)
 
@@ -363,14 +324,14 @@ def test_a_tiny_bound_in_tokens_holds(max_index_tokens: int) -> None:
 def test_a_tiny_bound_in_bytes_holds(max_index_bytes: int) -> None:
     index = ContentIndex(CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, max_index_bytes=max_index_bytes))
     for i in range(300):
-        publish_whole(index, join(text(i % 7, 60), text(10 + i, 200 + 3 * i)), namespace="ab"[i % 2])
+        publish(index, text(i % 7, 60), text(10 + i, 200 + 3 * i), namespace="ab"[i % 2])
         if i % 20 == 0:
             check(index)
     stats = index.stats()
     assert 0.5 * max_index_bytes < stats.num_bytes <= max_index_bytes
     last = text(10 + 299, 200 + 3 * 299)
-    assert plan_of(index, join(text(1_000, 60), last, text(1_001, 9)), namespace="b").num_spliced == len(last) - 1
-    publish_whole(index, text(2_000, max_index_bytes // 4), namespace="b")
+    assert plan_of(index, text(1_000, 60), last, text(1_001, 9), namespace="b").num_spliced == len(last) - 1
+    publish(index, text(2_000, max_index_bytes // 4), namespace="b")
     assert index.stats().num_bytes <= max_index_bytes, "its tokens alone fill the bound"
     check(index)
 
@@ -379,14 +340,14 @@ def test_a_flush_in_the_middle_leaves_no_trace() -> None:
     """The same calls after a flush give the same plans as on an index that was never used."""
     used, fresh = ContentIndex(MOST_REUSE), ContentIndex(MOST_REUSE)
     for i in range(50):
-        publish_whole(used, join(text(i % 5, 200), text(i, 100)), namespace="ab"[i % 2])
+        publish(used, text(i % 5, 200), text(i, 100), namespace="ab"[i % 2])
     used.flush()
     for i in range(60):
         prompt = join(text(100 + i, 40), text(i % 4, 150), text(i % 3 + 10, 150))
         plans = [plan_of(index, prompt) for index in (used, fresh)]
         assert plans[0] == plans[1]
         for index, plan in zip((used, fresh), plans, strict=True):
-            index.publish("a", prompt, plan.gaps, spliced=[(run.target_start, run.target_end) for run in plan.runs])
+            index.publish("a", prompt, plan.gaps, spliced=spans(plan))
         if i == 30:
             for index in (used, fresh):
                 index.flush("a")
@@ -401,12 +362,12 @@ def test_spans_that_do_not_pay_are_looked_at_once(length: int) -> None:
     index = ContentIndex(UNBOUNDED)
     for copy in range(4):
         parts = [join(body, text(10_000 + 4 * i + copy, 5)) for i, body in enumerate(bodies)]
-        publish_whole(index, join(text(9_000 + copy, 50), *parts))
+        publish(index, text(9_000 + copy, 50), *parts)
     long = text(8_000, 4_000)
-    publish_whole(index, join(text(8_001, 50), long))
+    publish(index, text(8_001, 50), long)
     cost = CostModel(computed_token_us=2.0, spliced_token_us=1.0, gap_us=2_000.0)
     prompt = join(text(7_000, 60), *(join(body, text(20_000 + i, 5)) for i, body in enumerate(bodies)), long)
-    plan = plan_of(index, prompt, PlanOptions(cost=cost))
+    plan = plan_of(index, prompt, options=PlanOptions(cost=cost))
     assert [run.num_tokens for run in plan.runs] == [3_998]
     assert index.stats().num_work <= 24 * len(prompt)
     assert plan.dropped[DropReason.COST_GATE] <= 4 * len(bodies)
@@ -414,13 +375,12 @@ def test_spans_that_do_not_pay_are_looked_at_once(length: int) -> None:
 
 def test_many_revoked_spans_of_a_long_path() -> None:
     path = text(0, 200_000)
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, path)
+    index = index_of(path)
     spliced = [(at, at + 10) for at in range(100, 200_000, 50)]
     index.publish("a", path, [], spliced=spliced)
     check(index)
     plan = plan_of(
-        index, join(text(1, 60), path[1_000:2_000]), PlanOptions(policy=replace(MOST_REUSE, min_run_tokens=1))
+        index, text(1, 60), path[1_000:2_000], options=PlanOptions(policy=replace(MOST_REUSE, min_run_tokens=1))
     )
     assert 0 < plan.num_spliced <= 1_000 * 40 / 50
     for run in plan.runs:
@@ -431,15 +391,15 @@ def test_a_table_gives_back_what_a_long_path_needed() -> None:
     """Else every namespace would keep the memory of the longest path it ever held, which no bound counts."""
     index = ContentIndex(MOST_REUSE)
     small, large = text(0, 200), text(1, 200_000)
-    publish_whole(index, small)
-    publish_whole(index, large)
+    publish(index, small)
+    publish(index, large)
     (table,) = (space.donors for space in index._namespaces.values())
     assert len(table.nodes) > 10_000
     index.forget("a", large, 0)
     check(index)
     assert len(table.nodes) <= 300
     assert len(table.starts) == len(table.names) == len(table.nodes)
-    assert plan_of(index, join(text(2, 40), small[40:], text(3, 9))).num_spliced == 159
-    publish_whole(index, large)
+    assert plan_of(index, text(2, 40), small[40:], text(3, 9)).num_spliced == 159
+    publish(index, large)
     check(index)
-    assert plan_of(index, join(text(2, 40), large[40:900], text(3, 9))).num_spliced == 859
+    assert plan_of(index, text(2, 40), large[40:900], text(3, 9)).num_spliced == 859

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from core_builders import join, plan_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,10 +79,9 @@ def test_pinned_rows_are_spliced_near_the_end_as_far_as_they_are_pinned(pinned: 
     rng = np.random.default_rng(7)
     block, donor_head, head, question = (as_tokens(rng.integers(3, 50_000, n)) for n in (400, 190, 600, 10))
     index = ContentIndex(CoreConfig())
-    path = np.concatenate([donor_head, block])
+    path = join(donor_head, block)
     index.publish("a", path, [(0, len(path))])
     options = PlanOptions(pinned_len=None if pinned is None else lambda donor: min(pinned, len(donor)))
-    prompt = np.concatenate([head, block, question])
-    plan = index.plan("a", prompt, prefix_len=0, resolve=lambda _, end: end, options=options)
+    plan = plan_of(index, head, block, question, options=options)
     assert plan.num_spliced == spliced
     assert all(run.target_start - run.donor_start == 410 and run.seam_len == 32 for run in plan.runs)

@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import pytest
+from core_builders import plan_of, spans
+from msgspec.structs import replace
 
 from sglang_pic.core import (
     MESSAGE_BREAK,
@@ -17,12 +19,12 @@ from sglang_pic.core import (
     Lexicon,
     Plan,
     PlanOptions,
-    Tokens,
     as_tokens,
 )
 from sglang_pic.core.invariants import check
 
 Edit = Literal["notes", "in_place", "recompile"]
+EDITS: tuple[Edit, Edit] = ("in_place", "recompile")
 
 # Ids are words: signs, then fields and their values, then the words of any text.
 SIGNS = ["\n", ":", "."]
@@ -46,24 +48,21 @@ def filler(length: int, rng: np.random.Generator = RNG) -> list[int]:
     return [int(word) for word in words]
 
 
-def served(
-    prompt: list[int], index: ContentIndex, *, edit: Edit = "notes", plan_only: bool = False
-) -> tuple[Plan, Tokens]:
+def served(prompt: list[int], index: ContentIndex, policy: CoreConfig | None = None) -> Plan:
     """Plan a prompt as a server would, and publish it."""
     tokens = as_tokens(prompt)
-    policy = CoreConfig(tail_tokens=0, edit=edit)
-    plan = index.plan("a", tokens, prefix_len=0, resolve=lambda _, end: end, options=PlanOptions(policy=policy))
-    if not plan_only:
-        runs = plan.runs
-        index.publish(
-            "a",
-            tokens,
-            [(0, len(tokens))],
-            spliced=[(run.target_start, run.target_end) for run in runs],
-            generations=[(run.target_start, run.generation) for run in runs],
-        )
-        check(index)
-    return plan, tokens
+    plan = plan_of(index, tokens, options=PlanOptions(policy=policy))
+    generations = [(run.target_start, run.generation) for run in plan.runs]
+    index.publish("a", tokens, [(0, len(tokens))], spliced=spans(plan), generations=generations)
+    check(index)
+    return plan
+
+
+def second_plan(first: list[int], second: list[int], edit: Edit = "notes", lexicon: Lexicon | None = LEXICON) -> Plan:
+    """Of two prompts one after the other."""
+    index = ContentIndex(CONFIG, lexicon=lexicon)
+    served(first, index)
+    return served(second, index, replace(CONFIG, edit=edit))
 
 
 HEAD, BODY, MORE = filler(60), filler(300), filler(300)
@@ -81,12 +80,6 @@ def is_spliced(plan: Plan, start: int, end: int) -> bool:
     return any(run.target_start < end and run.target_end > start for run in plan.runs)
 
 
-def two_prompts(edit: Edit, *, mention: int = BETA) -> Plan:
-    index = ContentIndex(CONFIG, lexicon=LEXICON)
-    served(prompt_with(ALPHA, mention=mention), index)
-    return served(prompt_with(BETA, mention=mention), index, edit=edit)[0]
-
-
 FIELD = len(HEAD) + 2
 MENTION = FIELD + 3 + len(BODY) + 2
 END = MENTION + 9 + len(MORE) + len(QUESTION)
@@ -94,23 +87,17 @@ END = MENTION + 9 + len(MORE) + len(QUESTION)
 
 @pytest.mark.parametrize("mention", [ALPHA, BETA], ids=["old", "new"])
 def test_notes_compute_what_names_the_field_and_splice_the_rest(mention: int) -> None:
-    plan = two_prompts("notes", mention=mention)
+    plan = second_plan(prompt_with(ALPHA, mention=mention), prompt_with(BETA, mention=mention))
     assert plan.end == END
     assert plan.changed_fields == ((FIELD, FIELD + 1),)
-    assert not is_spliced(plan, FIELD, FIELD + 1 + SEAM)
-    assert not is_spliced(plan, MENTION - 1, MENTION + 24)
-    assert not is_spliced(plan, END - TAIL, END)
-    assert [(run.target_start, run.target_end) for run in plan.runs] == [
-        (FIELD + 1 + SEAM, MENTION - 1),
-        (MENTION + 24, END - TAIL),
-    ]
+    assert spans(plan) == [(FIELD + 1 + SEAM, MENTION - 1), (MENTION + 24, END - TAIL)]
     assert {run.context for run in plan.runs} == {Context.CHANGED}
     assert plan.num_behind_change == plan.num_spliced
     assert plan.guarded == ((MENTION - 1, MENTION + 24), (END - TAIL, END - 1))
 
 
 def test_in_place_splices_and_recompile_computes_everything_behind_the_field() -> None:
-    in_place, recompile = two_prompts("in_place"), two_prompts("recompile")
+    in_place, recompile = (second_plan(prompt_with(ALPHA), prompt_with(BETA), edit) for edit in EDITS)
     assert is_spliced(in_place, MENTION, MENTION + 1)
     assert in_place.guarded == ()
     assert in_place.num_behind_change == in_place.num_spliced > 600
@@ -120,16 +107,12 @@ def test_in_place_splices_and_recompile_computes_everything_behind_the_field() -
 
 
 def test_without_texts_everything_behind_the_field_is_computed() -> None:
-    index = ContentIndex(CONFIG)
-    served(prompt_with(ALPHA), index)
-    assert served(prompt_with(BETA), index)[0].runs == ()
+    assert second_plan(prompt_with(ALPHA), prompt_with(BETA), lexicon=None).runs == ()
 
 
 def test_a_label_is_computed_wherever_it_stands_alone() -> None:
-    index = ContentIndex(CONFIG, lexicon=LEXICON)
     rest = [*BODY, SHELF, *MORE, *QUESTION]
-    served([*HEAD, SHELF, COLON, ALPHA, *rest], index)
-    plan, _ = served([*HEAD, SHELF, COLON, BETA, *rest], index)
+    plan = second_plan([*HEAD, SHELF, COLON, ALPHA, *rest], [*HEAD, SHELF, COLON, BETA, *rest])
     label = len(HEAD) + 3 + len(BODY)
     assert not is_spliced(plan, label, label + 3)
     assert is_spliced(plan, label + 3, label + 4)
@@ -158,9 +141,7 @@ def chain(value: int, *, again: list[int]) -> list[int]:
 def test_what_a_line_concludes_from_a_value_is_computed_where_it_stands_again(
     again: list[int], is_computed: bool
 ) -> None:
-    index = ContentIndex(CONFIG, lexicon=LEXICON)
-    served(chain(ALPHA, again=again), index)
-    plan, _ = served(chain(BETA, again=again), index)
+    plan = second_plan(chain(ALPHA, again=again), chain(BETA, again=again))
     keeper = FIELD + 3 + len(BODY) + 9 + len(MORE) + 1
     assert is_spliced(plan, keeper - 8, keeper - 4)
     assert is_spliced(plan, keeper, keeper + 2) is not is_computed
@@ -174,12 +155,11 @@ def test_a_frequent_word_counts_near_the_label_only() -> None:
     own = range(FIRST_VALUE + 100, FIRST_VALUE + 134)
     parts[6] += [NEWLINE, SHELF, *own[:4], often, *own[4:]]
     rest = [token for part in parts for token in part] + QUESTION
-    index = ContentIndex(CONFIG, lexicon=LEXICON)
-    served([*HEAD, SHELF, COLON, often + 1, NEWLINE, *rest], index)
-    plan, tokens = served([*HEAD, SHELF, COLON, often, NEWLINE, *rest], index)
-    places = [place for place in np.flatnonzero(tokens == often).tolist() if place > len(HEAD) + 3]
-    labels = [place for place in np.flatnonzero(tokens == SHELF).tolist() if place > len(HEAD) + 3]
-    near = [place for place in places if abs(place - labels[0]) <= 24]
+    field = [*HEAD, SHELF, COLON, often]
+    plan = second_plan([*field[:-1], often + 1, NEWLINE, *rest], [*field, NEWLINE, *rest])
+    label = len(field) + 1 + rest.index(SHELF)
+    places = [len(field) + 1 + at for at, token in enumerate(rest) if token == often]
+    near = [place for place in places if abs(place - label) <= 24]
     assert len(places) == 13
     assert len(near) == 1
     assert not is_spliced(plan, near[0], near[0] + 24)
@@ -190,20 +170,15 @@ def test_where_a_frequent_word_is_all_there_is_everything_from_its_first_place_o
     often = FIRST_VALUE
     parts = [[*filler(60), often, *filler(60)] for _ in range(12)]
     rest = [token for part in parts for token in part] + QUESTION
-    index = ContentIndex(CONFIG, lexicon=LEXICON)
-    served([*HEAD, SHELF, COLON, often + 1, NEWLINE, *rest], index)
-    plan, _ = served([*HEAD, SHELF, COLON, often, NEWLINE, *rest], index)
-    first = len(HEAD) + 4 + 60
-    assert max(run.target_end for run in plan.runs) == first
+    plan = second_plan([*HEAD, SHELF, COLON, often + 1, NEWLINE, *rest], [*HEAD, SHELF, COLON, often, NEWLINE, *rest])
+    assert max(run.target_end for run in plan.runs) == len(HEAD) + 4 + 60
 
 
 def test_other_messages_are_no_field() -> None:
     """One message with another text is; two messages in place of one are not, however short."""
     rest = [NEWLINE, *BODY, *QUESTION]
     for old, context in ((filler(9), Context.CHANGED), ([*filler(9), BREAK, *filler(9)], Context.MOVED)):
-        index = ContentIndex(CONFIG, lexicon=LEXICON)
-        served([*HEAD, BREAK, *old, BREAK, *rest], index)
-        plan, _ = served([*HEAD, BREAK, *filler(9), BREAK, *rest], index)
+        plan = second_plan([*HEAD, BREAK, *old, BREAK, *rest], [*HEAD, BREAK, *filler(9), BREAK, *rest])
         assert {run.context for run in plan.runs} == {context}
 
 
@@ -214,7 +189,7 @@ def test_rows_computed_under_the_same_value_come_first() -> None:
     clean = [*HEAD, SHELF, COLON, BETA, NEWLINE, *block[:200]]
     served([*filler(200), *clean], index)
     served([*filler(220), *HEAD, SHELF, COLON, ALPHA, NEWLINE, *block], index)
-    plan, _ = served([*filler(240), *HEAD, SHELF, COLON, BETA, NEWLINE, *block, *QUESTION], index, plan_only=True)
+    plan = served([*filler(240), *HEAD, SHELF, COLON, BETA, NEWLINE, *block, *QUESTION], index)
     start = 240 + len(HEAD) + 4
     covering = [run for run in plan.runs if run.target_start <= start + 100 < run.target_end]
     assert [run.donor_start - run.target_start for run in covering] == [-40]
@@ -226,7 +201,7 @@ def test_a_field_that_nothing_names_costs_nothing_but_the_end_and_no_generation(
     for turn in range(12):
         history += filler(150)
         clock = FIRST_VALUE + turn
-        plan, _ = served([*HEAD, KEEPER, COLON, clock, NEWLINE, *history, *QUESTION], index)
+        plan = served([*HEAD, KEEPER, COLON, clock, NEWLINE, *history, *QUESTION], index)
         assert plan.num_guarded <= TAIL + 3
         assert all(run.generation == 0 for run in plan.runs)
         if turn:
@@ -235,19 +210,13 @@ def test_a_field_that_nothing_names_costs_nothing_but_the_end_and_no_generation(
 
 @pytest.mark.parametrize("max_generation", [0, 1, 2, 5])
 def test_rows_are_renewed_before_they_have_too_many_changes_behind_them(max_generation: int) -> None:
-    config = CoreConfig(tail_tokens=0, max_generation=max_generation)
-    index = ContentIndex(config, lexicon=LEXICON)
+    index = ContentIndex(replace(CONFIG, max_generation=max_generation), lexicon=LEXICON)
     history: list[int] = []
     spliced, oldest = [], 0
     for turn in range(10 * (max_generation + 1)):
         value = FIRST_VALUE + turn
         history += [NEWLINE, SHELF, value, NEWLINE, *filler(150)]
-        tokens = as_tokens([*HEAD, SHELF, COLON, value, NEWLINE, *history, *QUESTION])
-        plan = index.plan("a", tokens, prefix_len=0, resolve=lambda _, end: end)
-        spans = [(run.target_start, run.target_end) for run in plan.runs]
-        steps = [(run.target_start, run.generation) for run in plan.runs]
-        index.publish("a", tokens, [(0, len(tokens))], spliced=spans, generations=steps)
-        check(index)
+        plan = served([*HEAD, SHELF, COLON, value, NEWLINE, *history, *QUESTION], index)
         spliced.append(plan.num_spliced)
         oldest = max([oldest, *(run.generation for run in plan.runs)])
     assert oldest == max_generation + 1
@@ -279,20 +248,17 @@ def plant(rng: np.random.Generator) -> Planted:
             lines.insert(int(rng.integers(len(lines) + 1)), ("mention", [*named, *filler(8, rng), NEWLINE]))
         if rng.integers(2):
             lines.insert(int(rng.integers(len(lines) + 1)), ("label", [label, *filler(6, rng), NEWLINE]))
-    prompts: list[list[int]] = []
-    head = filler(int(rng.integers(40, 90)), rng)
-    mentions: list[int] = []
-    labels: list[int] = []
+    prompts, head = [], filler(int(rng.integers(40, 90)), rng)
     for side in (1, 2):
         prompt = [*head, NEWLINE]
         for field in fields:
             prompt += [field[0], COLON, *field[side], NEWLINE, *field[3], NEWLINE]
-        mentions, labels = [], []
+        places: dict[str, list[int]] = {"text": [], "mention": [], "label": []}
         for kind, line in lines:
-            (mentions if kind == "mention" else labels if kind == "label" else []).append(len(prompt))
+            places[kind].append(len(prompt))
             prompt += line
         prompts.append(prompt)
-    return Planted(prompts, mentions, labels)
+    return Planted(prompts, places["mention"], places["label"])
 
 
 def test_no_mention_no_label_and_no_tail_of_a_changed_field_is_ever_spliced() -> None:
@@ -302,15 +268,13 @@ def test_no_mention_no_label_and_no_tail_of_a_changed_field_is_ever_spliced() ->
         index = ContentIndex(CONFIG, lexicon=LEXICON)
         old, new = map(as_tokens, planted.prompts)
         index.publish("a", old, [(0, len(old))])
-        plan = index.plan("a", new, prefix_len=0, resolve=lambda _, end: end)
+        plan = plan_of(index, new)
         behind = [run for run in plan.runs if run.context is Context.CHANGED]
         taken = np.zeros(len(new) + 24, dtype=np.bool_)
         for run in behind:
             taken[run.target_start : run.target_end] = True
-        for place in planted.mentions:
-            assert not taken[place : place + 24].any(), (seed, place)
-        for place in planted.labels:
-            assert not taken[place : place + 3].any(), (seed, place)
+        for places, num_tokens in ((planted.mentions, 24), (planted.labels, 3)):
+            assert not any(taken[place : place + num_tokens].any() for place in places), seed
         assert not behind or not taken[len(new) - TAIL :].any(), seed
         num_runs += len(behind)
     assert num_runs > 10_000

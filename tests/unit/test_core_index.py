@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 
 import msgspec
 import numpy as np
 import pytest
+from core_builders import all_resident, donor_spans, index_of, join, plan_of, publish, spans, text
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -244,7 +244,7 @@ class IndexMachine(RuleBasedStateMachine):
         namespace, tokens = data.draw(st.sampled_from(self.past))
         if data.draw(st.booleans()):
             return namespace, tokens
-        return namespace, np.concatenate([tokens[: data.draw(st.integers(0, len(tokens)))], data.draw(pieces)])
+        return namespace, join(tokens[: data.draw(st.integers(0, len(tokens)))], data.draw(pieces))
 
     def _plan(
         self, namespace: object, tokens: Tokens, prefix_len: int, end: int, chosen: PlanOptions, page_size: int = 1
@@ -259,7 +259,7 @@ class IndexMachine(RuleBasedStateMachine):
             return resident - resident % page_size
 
         plans = [
-            index.plan(namespace, tokens, prefix_len=prefix_len, end=end, options=chosen, resolve=resolve)
+            plan_of(index, tokens, prefix_len=prefix_len, end=end, options=chosen, resolve=resolve, namespace=namespace)
             for index in self.indexes
         ]
         assert plans[0] == plans[1]
@@ -323,47 +323,19 @@ IndexMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=
 TestIndex = IndexMachine.TestCase
 
 
-def text(seed: int, length: int) -> Tokens:
-    return as_tokens(np.random.default_rng(seed).integers(3, 50_000, length))
-
-
-def all_resident(path: Path, end: int) -> int:
-    return end
-
-
-def publish_whole(index: ContentIndex, tokens: Tokens, namespace: str = "a") -> None:
-    index.publish(namespace, tokens, [(0, len(tokens))])
-
-
-@pytest.mark.parametrize("length", [60, 100, 400, 3_000])
-@pytest.mark.parametrize("seed", range(5))
-def test_what_was_computed_is_found_to_the_token(length: int, seed: int) -> None:
-    """At two or three chunks it is a matter of where the cuts fall; above that it is certain enough to test."""
-    body = text(seed, length)
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, np.concatenate([text(100, 91), body, text(101, 50)]))
-    plan = index.plan("a", np.concatenate([text(102, 64), body, text(103, 17)]), prefix_len=0, resolve=all_resident)
-    if length > 100 or plan.runs:
-        (run,) = plan.runs
-        assert (run.target_start, run.target_end, run.shift) == (65, 64 + length, 64 - 91)
-
-
 def test_rows_that_a_splice_replaced_are_donors_no_more() -> None:
     """The tree evicted a path and holds it again, part of it spliced: its neighbours must not grow into that part."""
     path = text(0, 1_000)
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, path)
+    index = index_of(path)
     num_donors = index.stats().num_donors
     index.publish("a", path[:700], [], spliced=[(400, 600)])
     assert 0 < index.stats().num_donors < num_donors
     check(index)
-    prompt = np.concatenate([text(1, 50), path[100:], text(2, 9)])
-    plan = index.plan("a", prompt, prefix_len=0, resolve=all_resident)
-    assert [(run.donor_start, run.donor_end) for run in plan.runs] == [(101, 400), (601, 1_000)]
+    prompt = join(text(1, 50), path[100:], text(2, 9))
+    assert donor_spans(plan_of(index, prompt)) == [(101, 400), (601, 1_000)]
     # Computed once more at their place they are donors again.
     index.publish("a", path, [(350, 650)])
-    plan = index.plan("a", prompt, prefix_len=0, resolve=all_resident)
-    assert [(run.donor_start, run.donor_end) for run in plan.runs] == [(101, 1_000)]
+    assert donor_spans(plan_of(index, prompt)) == [(101, 1_000)]
 
 
 def test_a_spliced_span_makes_no_donors() -> None:
@@ -373,18 +345,16 @@ def test_a_spliced_span_makes_no_donors() -> None:
     only_computed = ContentIndex(MOST_REUSE)
     only_computed.publish("a", path, [(0, 300), (600, 900)])
     assert index.stats() == only_computed.stats()
-    prompt = np.concatenate([text(1, 50), path[290:610], text(2, 9)])
-    assert not index.plan("a", prompt, prefix_len=0, resolve=all_resident).runs
+    assert not plan_of(index, text(1, 50), path[290:610], text(2, 9)).runs
 
 
 @pytest.mark.parametrize(("min_run_tokens", "num_runs"), [(200, 1), (201, 0)])
 def test_the_minimum_run_counts_equal_tokens(min_run_tokens: int, num_runs: int) -> None:
     body = text(0, 200)
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, np.concatenate([text(1, 50), body, text(2, 50)]))
-    prompt = np.concatenate([text(3, 60), body, text(4, 9)])
+    index = index_of(join(text(1, 50), body, text(2, 50)))
+    prompt = join(text(3, 60), body, text(4, 9))
     options = PlanOptions(policy=msgspec.structs.replace(MOST_REUSE, min_run_tokens=min_run_tokens))
-    plan = index.plan("a", prompt, prefix_len=0, options=options, resolve=all_resident)
+    plan = plan_of(index, prompt, options=options)
     assert len(plan.runs) == num_runs
     assert bool(plan.dropped) == (num_runs == 0)
 
@@ -427,41 +397,38 @@ def test_two_processes_make_the_same_plans() -> None:
 
 def test_one_long_donor_wins_over_many_short_ones() -> None:
     body = text(0, 1_000)
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, np.concatenate([text(1, 100), body]))
+    index = index_of(join(text(1, 100), body))
     for i in range(10):
-        publish_whole(index, np.concatenate([text(10 + i, 77), body[100 * i : 100 * i + 100]]))
-    plan = index.plan("a", np.concatenate([text(2, 50), body, text(3, 9)]), prefix_len=0, resolve=all_resident)
-    assert [(run.target_start, run.target_end) for run in plan.runs] == [(51, 1_050)]
+        publish(index, text(10 + i, 77), body[100 * i : 100 * i + 100])
+    assert spans(plan_of(index, text(2, 50), body, text(3, 9))) == [(51, 1_050)]
 
 
 def test_of_equal_donors_the_one_with_the_same_context_wins() -> None:
     body, context = text(0, 300), text(1, 40)
-    tool, other = as_tokens([1]), as_tokens([2])
+    tool, other = as_tokens([50_001]), as_tokens([50_002])
     index = ContentIndex(MOST_REUSE)
     # The context is not eligible itself: it may only speak for the donor that follows it.
-    right = np.concatenate([text(2, 100), context, tool, body, text(3, 30)])
+    right = join(text(2, 100), context, tool, body, text(3, 30))
     index.publish("a", right, [(140, len(right))])
-    publish_whole(index, np.concatenate([text(4, 100), other, tool, body, text(5, 30)]))
-    prompt = np.concatenate([text(6, 90), context, tool, body, text(7, 30)])
-    (run,) = index.plan("a", prompt, prefix_len=0, resolve=all_resident).runs
+    publish(index, text(4, 100), other, tool, body, text(5, 30))
+    (run,) = plan_of(index, text(6, 90), context, tool, body, text(7, 30)).runs
     assert run.donor.tokens().tolist() == right.tolist()
 
 
 def test_of_equal_donors_the_freshest_wins_and_the_next_one_serves_when_it_has_gone() -> None:
     body = text(0, 300)
     index = ContentIndex(MOST_REUSE)
-    paths = [np.concatenate([text(1 + i, 80 + i), body]) for i in range(3)]
+    paths = [join(text(1 + i, 80 + i), body) for i in range(3)]
     for path in paths:
-        publish_whole(index, path)
-    prompt = np.concatenate([text(9, 70), body, text(10, 9)])
-    (run,) = index.plan("a", prompt, prefix_len=0, resolve=all_resident).runs
+        publish(index, path)
+    prompt = join(text(9, 70), body, text(10, 9))
+    (run,) = plan_of(index, prompt).runs
     assert run.donor.tokens().tolist() == paths[2].tolist()
 
     def only_the_first(path: Path, end: int) -> int:
         return end if len(path) == len(paths[0]) else 0
 
-    plan = index.plan("a", prompt, prefix_len=0, resolve=only_the_first)
+    plan = plan_of(index, prompt, resolve=only_the_first)
     assert [run.donor.tokens().tolist() for run in plan.runs] == [paths[0].tolist()]
     assert {reason.value: count for reason, count in plan.dropped.items()} == {"donor_evicted": 2}
     assert index.stats().num_paths == 1
@@ -485,111 +452,28 @@ def test_what_is_computed_later_is_eligible_to_the_token(start: int, end: int) -
     assert not any(node.eligible for node in index._ages.values())
 
 
-def test_turns_of_a_conversation_share_their_tokens() -> None:
-    index = ContentIndex(MOST_REUSE)
-    path = text(0, 10)
-    for turn in range(20):
-        longer = np.concatenate([path, text(turn + 1, 200)])
-        index.publish("a", longer, [(len(path), len(longer))])
-        path = longer
-    assert index.stats().num_tokens == len(path)
-    # A chunk over the border of two turns is a donor too: one run covers them all.
-    prompt = np.concatenate([text(99, 60), path[10:], text(98, 5)])
-    plan = index.plan("a", prompt, prefix_len=0, resolve=all_resident)
-    # The first tokens of the path were never said to be computed, and the sink follows.
-    assert [run.donor_end - run.donor_start for run in plan.runs] == [len(path) - 32 - 1]
-
-
 def test_eviction_takes_the_least_recently_used_leaves_first() -> None:
     index = ContentIndex(CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, max_index_tokens=1_000))
     trunk = text(0, 400)
-    branches = [np.concatenate([trunk, text(i + 1, 200)]) for i in range(5)]
+    branches = [join(trunk, text(i + 1, 200)) for i in range(5)]
     for branch in branches[:3]:
-        publish_whole(index, branch)
-    prompt = np.concatenate([text(50, 40), branches[0][400:], text(51, 5)])
-    assert index.plan("a", prompt, prefix_len=0, resolve=all_resident).runs, "branch 0 becomes the youngest"
-    publish_whole(index, branches[3])
+        publish(index, branch)
+    assert plan_of(index, text(50, 40), branches[0][400:], text(51, 5)).runs, "branch 0 becomes the youngest"
+    publish(index, branches[3])
     assert index.stats().num_tokens == 1_000
     assert index.stats().num_evicted_tokens == 200
-    found = [
-        bool(
-            index.plan(
-                "a", np.concatenate([text(52, 40), b[400:], text(53, 5)]), prefix_len=0, resolve=all_resident
-            ).runs
-        )
-        for b in branches[:4]
-    ]
+    found = [bool(plan_of(index, text(52, 40), b[400:], text(53, 5)).runs) for b in branches[:4]]
     assert found == [True, False, True, True]
-    publish_whole(index, text(60, 5_000))
+    publish(index, text(60, 5_000))
     assert index.stats().num_tokens <= 1_000
     check(index)
-
-
-REPETITIVE: dict[str, Callable[[int], Tokens]] = {
-    "one token": lambda n: as_tokens(np.full(n, 7)),
-    "period 2": lambda n: as_tokens(np.resize([7, 8], n)),
-    "period 3": lambda n: as_tokens(np.resize([7, 8, 9], n)),
-    "equal chunks": lambda n: np.resize(text(0, 64), n),
-    "equal messages": lambda n: np.resize(np.concatenate([as_tokens([1]), text(0, 40), as_tokens([2])]), n),
-    "noise and repeats": lambda n: np.concatenate([np.concatenate([text(0, 64), text(i, 3)]) for i in range(n // 67)]),
-}
-
-
-@pytest.mark.parametrize("kind", REPETITIVE)
-def test_repetitive_text_is_bounded_work(kind: str) -> None:
-    """Work per token is counted, not timed: it must not grow with the prompt."""
-    per_token = []
-    for length in (4_000, 32_000):
-        num_hashed = 0
-
-        def counting(data: memoryview) -> int:
-            nonlocal num_hashed
-            num_hashed += 1
-            return xxh3_name(data)
-
-        index = ContentIndex(CoreConfig(edit="in_place"), hash_function=counting)
-        tokens = REPETITIVE[kind](length)
-        num_resolved = 0
-
-        def resolve(path: Path, end: int) -> int:
-            nonlocal num_resolved
-            num_resolved += 1
-            return end
-
-        for header in (40, 55):
-            path = np.concatenate([text(header, header), tokens])
-            index.publish("a", path, [(0, len(path))], delimiters=DELIMITERS)
-        prompt = np.concatenate([text(70, 70), tokens])
-        plan = index.plan("a", prompt, prefix_len=0, resolve=resolve)
-        # Chunks of the largest size are cut by position: a period may put them out of step, which is a miss.
-        assert plan.num_computed < 0.2 * length or kind.startswith("period")
-        assert num_resolved == len(plan.runs)
-        assert num_hashed <= 4 * length // 8
-        per_token.append(index.stats().num_work / length)
-        check(index)
-    assert per_token[1] <= 1.5 * per_token[0] + 1
-    assert per_token[1] < 40
-
-
-@pytest.mark.parametrize("length", range(4))
-def test_tiny_prompts_have_no_runs(length: int) -> None:
-    index = ContentIndex(
-        CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, sink_tokens=0, min_run_tokens=1, min_spliced_tokens=1)
-    )
-    publish_whole(index, text(0, 100))
-    publish_whole(index, text(0, length))
-    plan = index.plan("a", text(0, length), prefix_len=0, resolve=all_resident)
-    assert plan.num_spliced + plan.num_computed == length
-    assert plan.num_computed >= min(length, 1)
 
 
 def test_a_prompt_may_end_before_its_tokens() -> None:
     index = ContentIndex(MOST_REUSE)
     body = text(0, 500)
-    publish_whole(index, np.concatenate([text(1, 50), body]))
-    prompt = np.concatenate([text(2, 60), body])
-    plan = index.plan("a", prompt, prefix_len=100, end=400, resolve=all_resident)
-    assert [(run.target_start, run.target_end) for run in plan.runs] == [(100, 399)]
+    publish(index, text(1, 50), body)
+    assert spans(plan_of(index, text(2, 60), body, prefix_len=100, end=400)) == [(100, 399)]
 
 
 @pytest.mark.parametrize(("prefix_len", "end"), [(-1, None), (11, None), (5, 4), (0, 11)])

@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from core_builders import CLOSE, DELIMITERS, donor_spans, join, plan_of, spans, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_pic.core import ContentIndex, CoreConfig, Path, Plan, Tokens, as_tokens
+from sglang_pic.core import ContentIndex, CoreConfig, Tokens
 from sglang_pic.core.chunker import HashFunction, xxh3_name
 from sglang_pic.core.ending_filter import EndingHashes, ending_hashes
 from sglang_pic.core.invariants import check
@@ -21,20 +22,7 @@ from sglang_pic.core.invariants import check
 CONFIG = CoreConfig(
     edit="in_place", seam_tokens=0, tail_tokens=0, sink_tokens=2, min_run_tokens=8, min_spliced_tokens=8
 )
-DELIMITERS = frozenset({1})
 NAMESPACES = ("", "a", "a\x1f", "b", None, ("a", "b"), ("a", None))
-
-
-def text(seed: int, length: int) -> Tokens:
-    return as_tokens(np.random.default_rng(seed).integers(3, 50_000, length))
-
-
-def plan_of(index: ContentIndex, namespace: object, prompt: Tokens) -> Plan:
-    def resolve(path: Path, end: int) -> int:
-        assert path.namespace == namespace, "no path of another namespace is even asked for"
-        return end
-
-    return index.plan(namespace, prompt, prefix_len=0, resolve=resolve)
 
 
 def four_bits(data: memoryview) -> int:
@@ -73,18 +61,16 @@ def test_colliding_hashes_serve_only_equal_tokens_of_the_namespace(hash_function
         index = ContentIndex(CONFIG, hash_function=hash_function)
         computed: defaultdict[object, list[tuple[Tokens, np.ndarray]]] = defaultdict(list)
         for number, (namespace, parts) in enumerate(calls):
-            prompt = np.concatenate([text(100 + number, 5), *(np.append(text(part, 30), 1) for part in parts)])
-            prompt = as_tokens(prompt)
-            plan = plan_of(index, namespace, prompt)
+            prompt = join(text(100 + number, 5), *(join(text(part, 30), CLOSE) for part in parts))
+            plan = plan_of(index, prompt, namespace=namespace)
             for found in plan.runs:
                 donor = found.donor.tokens(found.donor_end)
-                assert np.array_equal(donor[found.donor_start :], prompt[found.target_start : found.target_end])
                 assert any(
                     np.array_equal(tokens[: found.donor_end], donor)
                     and is_own[found.donor_start : found.donor_end].all()
                     for tokens, is_own in computed[namespace]
                 ), "the donor's rows were computed by a request of this namespace, behind these very tokens"
-            spliced = [(found.target_start, found.target_end) for found in plan.runs]
+            spliced = spans(plan)
             index.publish(namespace, prompt, plan.gaps, spliced=spliced, delimiters=DELIMITERS)
             is_own = np.ones(len(prompt), dtype=np.bool_)
             for start, end in spliced:
@@ -101,9 +87,9 @@ def test_the_weakest_hashes_still_find_what_is_there(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(f"sglang_pic.core.{module}.ending_hashes", weak_endings(4))
     index = ContentIndex(CONFIG, hash_function=four_bits)
     body = text(1, 400)
-    index.publish("a", np.concatenate([text(2, 20), body]), [(0, 420)])
-    assert plan_of(index, "a", np.concatenate([text(3, 30), body, text(4, 5)])).num_spliced >= 390
-    assert not plan_of(index, "b", np.concatenate([text(3, 30), body, text(4, 5)])).runs
+    index.publish("a", join(text(2, 20), body), [(0, 420)])
+    assert plan_of(index, text(3, 30), body, text(4, 5)).num_spliced >= 390
+    assert not plan_of(index, text(3, 30), body, text(4, 5), namespace="b").runs
 
 
 @pytest.mark.parametrize("edit", ["in_place", "notes", "recompile"])
@@ -112,22 +98,20 @@ def test_a_namespace_plans_as_if_it_were_alone(edit: str) -> None:
     config = CoreConfig(edit=edit, tail_tokens=0)
     alone, shared, num_spliced = ContentIndex(config), ContentIndex(config), 0
     for i in range(30):
-        shared.publish("theirs", np.concatenate([text(500 + i, 40), text(i % 6, 400)]), [(0, 440)])
+        shared.publish("theirs", join(text(500 + i, 40), text(i % 6, 400)), [(0, 440)])
     for i in range(12):
-        prompt = np.concatenate([text(900 + i, 50), text(i % 6, 400), text(i % 4, 300)])
+        prompt = join(text(900 + i, 50), text(i % 6, 400), text(i % 4, 300))
         work = [index.stats().num_work for index in (alone, shared)]
-        plans = [plan_of(index, "mine", prompt) for index in (alone, shared)]
+        plans = [plan_of(index, prompt, namespace="mine") for index in (alone, shared)]
         assert i >= 4 or not plans[0].runs, "what others computed is not found"
         num_spliced += plans[0].num_spliced
-        assert [(run.target_start, run.target_end, run.donor_start) for run in plans[0].runs] == [
-            (run.target_start, run.target_end, run.donor_start) for run in plans[1].runs
-        ]
+        assert spans(plans[0]) == spans(plans[1])
+        assert donor_spans(plans[0]) == donor_spans(plans[1])
         assert plans[0].dropped == plans[1].dropped
         grown = [index.stats().num_work - before for index, before in zip((alone, shared), work, strict=True)]
         assert grown[0] == grown[1]
         for index, plan in zip((alone, shared), plans, strict=True):
-            spliced = [(run.target_start, run.target_end) for run in plan.runs]
-            index.publish("mine", prompt, plan.gaps, spliced=spliced)
+            index.publish("mine", prompt, plan.gaps, spliced=spans(plan))
     assert num_spliced > 500, "its own is"
 
 
@@ -144,6 +128,5 @@ def test_a_hundred_thousand_tiny_requests_stay_within_the_bounds() -> None:
             check(index)
     assert index.stats().num_bytes <= config.max_index_bytes
     before = index.stats().num_work
-    plan = plan_of(index, "one", text(7, 4_000))
-    assert not plan.runs
+    assert not plan_of(index, text(7, 4_000), namespace="one").runs
     assert index.stats().num_work - before <= 4_000

@@ -7,10 +7,11 @@ import random
 import msgspec
 import numpy as np
 import pytest
+from core_builders import join, plan_of, text
 
 from sglang_pic.core import ContentIndex, Path, PlanOptions, RowNames, Tokens, as_tokens, intersect_spans
 from sglang_pic.core.invariants import check
-from tests.unit.test_core_index import CONFIG, all_resident, rows_of, text
+from tests.unit.test_core_index import CONFIG, rows_of
 
 NEXT_TOKEN = RowNames(lookahead=1)
 
@@ -25,7 +26,7 @@ def test_a_row_that_two_paths_have_each_of_their_own_is_no_donor_for_either(name
     """Where a row's name ends behind the row, a path that branches off has its own row of the last token they share."""
     index = ContentIndex(CONFIG, names=names, row_lookahead=names.lookahead)
     shared, (start, _) = text(91, 50), names.parted(50)
-    ends = [np.concatenate([shared, text(92 + number, 80)]) for number in range(2)]
+    ends = [join(shared, text(92 + number, 80)) for number in range(2)]
     # The first path's own row there came from a splice, as the 20 before it did.
     index.publish("a", ends[0], [(0, 30), (50, 130)], spliced=[(30, 50)])
     index.publish("a", ends[1], [(start, 130)])
@@ -39,7 +40,7 @@ def test_a_path_that_ended_has_no_row_by_the_name_of_a_longer_one() -> None:
     index.publish("a", path[:120], [(0, 119)])
     assert is_eligible(index, path, 119)
     assert not is_eligible(index, path, 129)
-    index.publish("a", np.concatenate([path, text(95, 10)]), [(129, 139)])
+    index.publish("a", join(path, text(95, 10)), [(129, 139)])
     assert is_eligible(index, path, 129)
 
 
@@ -48,7 +49,7 @@ def test_a_path_that_the_index_had_lost_comes_back_with_its_own_row(names: RowNa
     """The tree holds a path whose row before the branch was spliced; the index forgot it, and learnt of another one."""
     index = ContentIndex(CONFIG, names=names, row_lookahead=names.lookahead)
     shared, (start, _) = text(91, 50), names.parted(50)
-    known, lost = (np.concatenate([shared, text(92 + number, 80)]) for number in range(2))
+    known, lost = (join(shared, text(92 + number, 80)) for number in range(2))
     index.publish("a", lost, [(0, 20), (50, 130)], spliced=[(20, 50)])
     index.flush("a")
     index.publish("a", known, [(start, 130)])
@@ -56,15 +57,14 @@ def test_a_path_that_the_index_had_lost_comes_back_with_its_own_row(names: RowNa
     # A turn that goes on behind the first tokens of the lost path's own.
     index.publish("a", lost, [(50, 130)])
     policy = msgspec.structs.replace(CONFIG, seam_tokens=0)
-    prompt = np.concatenate([text(95, 20), lost[40:], text(96, 20)])
-    (run,) = index.plan("a", prompt, prefix_len=0, resolve=all_resident, options=PlanOptions(policy=policy)).runs
+    (run,) = plan_of(index, text(95, 20), lost[40:], text(96, 20), options=PlanOptions(policy=policy)).runs
     assert run.donor_start == 50, "no row of the lost path that was spliced"
 
 
 def test_spliced_rows_before_the_place_where_paths_part_are_no_donors() -> None:
     """The tree had lost what both share, and the second path brings it again, in part spliced."""
     index = ContentIndex(CONFIG, names=NEXT_TOKEN, row_lookahead=1)
-    paths = [np.concatenate([text(91, 50), text(92 + number, 80)]) for number in range(2)]
+    paths = [join(text(91, 50), text(92 + number, 80)) for number in range(2)]
     index.publish("a", paths[0], [(0, 130)])
     index.publish("a", paths[1], [(0, 130)], spliced=[(10, 45)])
     assert [is_eligible(index, paths[1], position) for position in (9, 10, 44, 45)] == [True, False, False, True]
@@ -74,7 +74,7 @@ def test_spliced_rows_before_the_place_where_paths_part_are_no_donors() -> None:
 def test_a_path_that_the_tree_has_lost_takes_no_others_along(names: RowNames) -> None:
     """It begins in the middle of a page that it shares with another: each has rows of its own there."""
     index = ContentIndex(CONFIG, names=names, row_lookahead=names.lookahead)
-    lost, kept = (np.concatenate([text(91, 50), text(92 + number, 80)]) for number in range(2))
+    lost, kept = (join(text(91, 50), text(92 + number, 80)) for number in range(2))
     index.publish("a", lost, [(0, 120)])
     index.publish("a", kept, [(names.parted(50)[0], 120)])
     (rest, _), asked = names.parted(50), []
@@ -84,7 +84,7 @@ def test_a_path_that_the_tree_has_lost_takes_no_others_along(names: RowNames) ->
         return rest + names.lookahead if np.array_equal(asked[-1], lost[:51]) else end
 
     def spliced(path: Tokens) -> int:
-        plan = index.plan("a", np.concatenate([text(95, 20), path[:120]]), prefix_len=0, resolve=resolve)
+        plan = plan_of(index, text(95, 20), path[:120], resolve=resolve)
         return sum(run.num_tokens for run in plan.runs)
 
     expected = spliced(kept)
@@ -143,7 +143,7 @@ def test_every_row_that_a_plan_reads_was_computed_at_its_place(names: RowNames, 
         matched, length = tree.num_rows(tokens), (len(tokens) - names.lookahead) // names.page_size * names.page_size
         if matched >= length:
             continue
-        runs = index.plan("a", tokens, prefix_len=matched, resolve=tree.resolve).runs if rng.random() < 0.7 else ()
+        runs = plan_of(index, tokens, prefix_len=matched, resolve=tree.resolve).runs if rng.random() < 0.7 else ()
         for run in runs:
             rows = [tree.rows.get(tree.name(run.donor.tokens(), at)) for at in range(run.donor_start, run.donor_end)]
             assert all(rows), "a donor's rows were computed in place"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from core_builders import join
 
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Tokens, as_tokens
 
@@ -28,7 +29,7 @@ def conversations(
     turns = [system] * num_conversations
     for _ in range(num_turns):
         for i, path in enumerate(turns):
-            turns[i] = np.concatenate([path, as_tokens(rng.integers(3, 50_000, length))])
+            turns[i] = join(path, as_tokens(rng.integers(3, 50_000, length)))
             yield turns[i], len(path)
 
 
@@ -37,7 +38,7 @@ def equal_text(rng: np.random.Generator, num_paths: int) -> Iterator[tuple[Token
     documents = [as_tokens(rng.integers(3, 50_000, 200)) for _ in range(10)]
     for _ in range(num_paths):
         header = as_tokens(rng.integers(3, 50_000, 40))
-        yield np.concatenate([header, *(documents[i] for i in rng.permutation(10))]), 0
+        yield join(header, *(documents[i] for i in rng.permutation(10))), 0
 
 
 WORKLOADS: dict[str, Callable[[np.random.Generator], Iterator[tuple[Tokens, int]]]] = {

@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
-import numpy as np
+from core_builders import join, plan_of, publish, text
 
-from sglang_pic.core import MOST_REUSE, ContentIndex, Path, Tokens, as_tokens
+from sglang_pic.core import MOST_REUSE, ContentIndex, Path
 from sglang_pic.core.invariants import check
-
-
-def text(seed: int, length: int) -> Tokens:
-    return as_tokens(np.random.default_rng(seed).integers(3, 50_000, length))
-
-
-def publish_whole(index: ContentIndex, tokens: Tokens) -> None:
-    index.publish("a", tokens, [(0, len(tokens))])
 
 
 def test_donors_of_a_pinned_path_are_the_last_to_leave() -> None:
     index = ContentIndex(MOST_REUSE)
     block = text(1, 200)
-    pinned = np.concatenate([text(2, 60), block])
-    publish_whole(index, pinned)
+    pinned = join(text(2, 60), block)
+    publish(index, pinned)
     index.pin("a", pinned)
     for seed in range(3, 12):
-        publish_whole(index, np.concatenate([text(seed, 70), block]))
+        publish(index, text(seed, 70), block)
         check(index)
 
     def is_served() -> bool:
         """Whether the pinned path is a donor where no other one is resident."""
-        prompt = np.concatenate([text(99, 90), block, text(98, 9)])
+        prompt = join(text(99, 90), block, text(98, 9))
 
         def resolve(path: Path, end: int) -> int:
             return end if path.tokens(60).tolist() == pinned[:60].tolist() else 0
 
-        return bool(index.plan("a", prompt, prefix_len=0, resolve=resolve).runs)
+        return bool(plan_of(index, prompt, resolve=resolve).runs)
 
     assert is_served()
     index.unpin("a", pinned)
     for seed in range(20, 32):
-        publish_whole(index, np.concatenate([text(seed, 70), block]))
+        publish(index, text(seed, 70), block)
     assert not is_served()
     assert all(not node.num_pins for node in index._ages.values())

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import msgspec
 import numpy as np
 import pytest
+from core_builders import asking, donor_spans, index_of, join, plan_of, publish, serve, spans, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,40 +31,8 @@ from sglang_pic.core.tokens import common_len
 SINK = CoreConfig().sink_tokens
 
 
-def asking(*, compute_from: int | None = None, **policy: int) -> PlanOptions:
-    """The settings for most reuse with these instead."""
-    return PlanOptions(policy=msgspec.structs.replace(MOST_REUSE, **policy), compute_from=compute_from)
-
-
-def text(seed: int, length: int) -> Tokens:
-    return as_tokens(np.random.default_rng(seed).integers(3, 50_000, length))
-
-
-def join(*parts: Tokens) -> Tokens:
-    return np.concatenate(parts)
-
-
-def all_resident(path: Path, end: int) -> int:
-    return end
-
-
 def resident_up_to(left: int, path: Path, end: int) -> int:
     return min(end, left)
-
-
-def publish_whole(index: ContentIndex, tokens: Tokens) -> None:
-    index.publish("a", tokens, [(0, len(tokens))])
-
-
-def serve(index: ContentIndex, tokens: Tokens, prefix_len: int = 0) -> Plan:
-    """Plan, then publish as a request does: what it spliced is no donor."""
-    plan = index.plan("a", tokens, prefix_len=prefix_len, resolve=all_resident)
-    index.publish("a", tokens, plan.gaps, spliced=spans(plan))
-    return plan
-
-
-def spans(plan: Plan) -> list[tuple[int, int]]:
-    return [(run.target_start, run.target_end) for run in plan.runs]
 
 
 def spread(bodies: list[Tokens], rng: np.random.Generator) -> tuple[Tokens, list[int]]:
@@ -78,24 +46,19 @@ def spread(bodies: list[Tokens], rng: np.random.Generator) -> tuple[Tokens, list
     return join(*parts, as_tokens(rng.integers(3, 50_000, 20))), starts
 
 
-def test_the_planted_neighbours_are_where_they_are_said_to_be() -> None:
-    bodies = [text(i, 30 + i) for i in range(5)]
-    tokens, starts = spread(bodies, np.random.default_rng(0))
-    assert all(tokens[at : at + len(body)].tolist() == body.tolist() for body, at in zip(bodies, starts, strict=True))
-
-
-@pytest.mark.parametrize(("length", "least"), [(64, 0.985), (80, 0.998), (96, 0.998), (128, 0.998), (256, 0.998)])
+@pytest.mark.parametrize(
+    ("length", "least"), [(64, 0.985), (80, 0.998), (96, 0.998), (128, 0.998), (256, 0.998), (400, 1.0)]
+)
 def test_repeats_are_found_at_any_alignment(length: int, least: float) -> None:
     """Every window of 64 tokens is to hold a whole chunk; one in a hundred does not, at that length only."""
     num_found = num_repeats = 0
     for seed in range(4):
         rng = np.random.default_rng(seed)
         bodies = [as_tokens(rng.integers(3, 50_000, length)) for _ in range(250)]
-        index = ContentIndex(MOST_REUSE)
-        publish_whole(index, spread(bodies, rng)[0])
+        index = index_of(spread(bodies, rng)[0])
         order = rng.permutation(len(bodies))
         prompt, starts = spread([bodies[i] for i in order], rng)
-        runs = spans(index.plan("a", prompt, prefix_len=0, resolve=all_resident))
+        runs = spans(plan_of(index, prompt))
         whole = {(at + 1, at + length) for at in starts}
         assert set(runs) <= whole, "nothing but the planted repeats is equal, and all of it but its seam is spliced"
         num_found += len(runs)
@@ -108,52 +71,36 @@ def test_repeats_are_found_at_any_alignment(length: int, least: float) -> None:
 def test_periodic_text_is_found_out_of_phase(period: int, length: int) -> None:
     """Such text is cut by length, not by content: only a scan at every alignment finds it again."""
     unit = text(period, period)
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, join(text(100, 91), np.resize(unit, length), text(101, 50)))
+    index = index_of(join(text(100, 91), np.resize(unit, length), text(101, 50)))
     for phase in {0, 1, period // 2, period - 1}:
         body = np.resize(np.roll(unit, -phase), length)
-        plan = index.plan("a", join(text(102, 64), body, text(103, 17)), prefix_len=0, resolve=all_resident)
+        plan = plan_of(index, text(102, 64), body, text(103, 17))
         # Behind that phase the donor has `phase` tokens less; they are computed where they are too few for a run.
         assert length - plan.num_spliced <= min(phase, 7) + 1
         assert all(64 <= a < b <= 64 + length for a, b in spans(plan))
 
 
 def test_a_longer_copy_is_covered_by_a_shorter_periodic_donor() -> None:
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, join(text(0, 60), np.resize(as_tokens([5, 6, 7]), 300)))
-    plan = index.plan(
-        "a", join(text(1, 60), np.resize(as_tokens([5, 6, 7]), 3_000)), prefix_len=0, resolve=all_resident
-    )
+    index = index_of(join(text(0, 60), np.resize(as_tokens([5, 6, 7]), 300)))
+    plan = plan_of(index, text(1, 60), np.resize(as_tokens([5, 6, 7]), 3_000))
     assert plan.num_computed <= 60 + 3 + 11, "each run goes on where the last one ends: no seams between them"
 
 
-@pytest.mark.parametrize("length", [8, 30, 63])
+@pytest.mark.parametrize("length", [6, 8, 30, 63])
 def test_a_fragment_between_two_runs_is_spliced_though_it_is_short(length: int) -> None:
-    """What was computed between two spliced runs is part of a long equal span, though it alone may be spliced."""
+    """What was computed between two spliced runs is part of a long equal span; eight of its tokens may be spliced."""
     first, middle, last = text(1, 300), text(2, length), text(3, 300)
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, join(text(10, 70), first, text(11, 5)))
-    publish_whole(index, join(text(12, 80), last, text(13, 5)))
-    known = serve(index, join(text(20, 50), first, middle, last, text(21, 9)))
+    index = index_of(join(text(10, 70), first, text(11, 5)), join(text(12, 80), last, text(13, 5)))
+    known = serve(index, text(20, 50), first, middle, last, text(21, 9))
     at = 50 + 300
     assert spans(known) == [(51, at), (at + length + 1, at + length + 300)]
-    plan = serve(index, join(text(30, 66), first, middle, last, text(31, 9)))
+    plan = serve(index, text(30, 66), first, middle, last, text(31, 9))
     at = 66 + 300
     # The seam of the second run was computed too: it belongs to the fragment.
-    assert spans(plan)[:2] == [(67, at), (at, at + length + 1)]
-    assert plan.runs[1].seam_len == 0
-    assert plan.num_computed == 66 + 9 + 2, "the seams of the two long runs"
+    fragment = [(at, at + length + 1, 0)] if length >= 8 else []
+    expected = [(67, at, 1), *fragment, (at + length + 1 + len(fragment), at + length + 300, 1)]
+    assert [(run.target_start, run.target_end, run.seam_len) for run in plan.runs] == expected
     check(index)
-
-
-def test_a_fragment_of_fewer_than_eight_tokens_is_computed() -> None:
-    first, middle, last = text(1, 300), text(2, 6), text(3, 300)
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, join(text(10, 70), first, text(11, 5)))
-    publish_whole(index, join(text(12, 80), last, text(13, 5)))
-    serve(index, join(text(20, 50), first, middle, last, text(21, 9)))
-    plan = serve(index, join(text(30, 66), first, middle, last, text(31, 9)))
-    assert spans(plan) == [(67, 366), (373, 672)]
 
 
 @pytest.mark.parametrize("context_len", [0, 1, 8, 15, 16, 17, 40])
@@ -161,14 +108,13 @@ def test_a_fragment_of_fewer_than_eight_tokens_is_computed() -> None:
 def test_a_run_that_goes_on_in_its_own_context_needs_no_seam(before: str, context_len: int) -> None:
     """After a run, or after the exact prefix; 16 equal tokens of context are enough, 15 are not."""
     left, right = text(1, 200), text(2, 200)
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, join(text(10, 70), left, text(11, 60)))
+    index = index_of(join(text(10, 70), left, text(11, 60)))
     donor = join(text(12, 80), left[200 - context_len :], right, text(13, 60))
     # The context is no donor: otherwise the run would begin in it.
     index.publish("a", donor, [(80 + context_len, len(donor))])
     prompt = join(text(20, 50), left, right, text(21, 9))
     prefix_len = 250 if before == "prefix" else 0
-    *earlier, run = index.plan("a", prompt, prefix_len=prefix_len, resolve=all_resident).runs
+    *earlier, run = plan_of(index, prompt, prefix_len=prefix_len).runs
     assert [(other.target_start, other.target_end) for other in earlier] == ([(51, 250)] if before == "run" else [])
     seam_len = 0 if context_len >= 16 else 1
     assert (run.target_start, run.target_end, run.seam_len) == (250 + seam_len, 450, seam_len)
@@ -181,7 +127,7 @@ def test_a_run_behind_a_gap_has_a_seam_whatever_its_context(gap_len: int) -> Non
     index = ContentIndex(MOST_REUSE)
     path = join(text(10, 70), body)
     index.publish("a", path, [(70 + gap_len, len(path))])
-    (run,) = index.plan("a", join(text(20, 50), body, text(21, 9)), prefix_len=0, resolve=all_resident).runs
+    (run,) = plan_of(index, text(20, 50), body, text(21, 9)).runs
     assert (run.target_start, run.seam_len) == (50 + gap_len + 1, 1)
 
 
@@ -189,24 +135,20 @@ def test_a_run_behind_a_gap_has_a_seam_whatever_its_context(gap_len: int) -> Non
 def test_rows_of_the_very_same_path_need_no_seam(prefix_len: int) -> None:
     """Shift 0 and equal from position 0 on: the rows are exact, wherever the tree's own match ended."""
     path = text(1, 300)
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, path)
-    (run,) = index.plan("a", join(path, text(2, 9)), prefix_len=prefix_len, resolve=all_resident).runs
+    index = index_of(path)
+    (run,) = plan_of(index, path, text(2, 9), prefix_len=prefix_len).runs
     assert (run.target_start, run.target_end, run.seam_len) == (max(SINK, prefix_len), 300, 0)
-    changed = path.copy()
-    changed[5] += 1
-    (run,) = index.plan("a", join(changed, text(2, 9)), prefix_len=0, resolve=all_resident).runs
-    assert (run.target_start, run.shift, run.seam_len) == (SINK + 1, 0, 1)
 
 
-def test_what_follows_the_first_changed_token_is_not_exact() -> None:
+@pytest.mark.parametrize(("at", "runs"), [(5, [(SINK + 1, 300, 1)]), (150, [(SINK, 150, 0), (152, 300, 1)])])
+def test_what_follows_the_first_changed_token_is_not_exact(at: int, runs: list[tuple[int, int, int]]) -> None:
     path = text(1, 300)
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, path)
-    changed = path.copy()
-    changed[150] += 1
-    runs = index.plan("a", join(changed, text(2, 9)), prefix_len=0, resolve=all_resident).runs
-    assert [(run.target_start, run.target_end, run.seam_len) for run in runs] == [(SINK, 150, 0), (152, 300, 1)]
+    index = index_of(path)
+    path = path.copy()
+    path[at] += 1
+    found = plan_of(index, path, text(2, 9)).runs
+    assert [(run.target_start, run.target_end, run.seam_len) for run in found] == runs
+    assert {run.shift for run in found} == {0}
 
 
 @given(st.integers(0, 480), st.integers(0, 3))
@@ -214,10 +156,10 @@ def test_what_follows_the_first_changed_token_is_not_exact() -> None:
 def test_what_is_to_be_computed_is_computed(compute_from: int, seam_tokens: int) -> None:
     index = ContentIndex(MOST_REUSE)
     body = text(0, 400)
-    publish_whole(index, join(text(1, 45), body, text(2, 20)))
+    publish(index, text(1, 45), body, text(2, 20))
     prompt = join(text(3, 40), body, text(4, 30))
     options = asking(seam_tokens=seam_tokens, compute_from=compute_from)
-    plan = index.plan("a", prompt, prefix_len=0, options=options, resolve=all_resident)
+    plan = plan_of(index, prompt, options=options)
     start, end = 40 + seam_tokens, min(440, compute_from)
     # The equal span is long enough in any case; of it at least eight tokens are to be spliced.
     assert spans(plan) == ([(start, end)] if end - start >= 8 else [])
@@ -229,10 +171,10 @@ def test_the_tail_is_computed(tail_tokens: int, compute_from: int | None) -> Non
     """It is counted from the last token whose logits are wanted first."""
     index = ContentIndex(MOST_REUSE)
     body = text(0, 400)
-    publish_whole(index, join(text(1, 45), body, text(2, 20)))
+    publish(index, text(1, 45), body, text(2, 20))
     prompt = join(text(3, 40), body, text(4, 30))
     options = asking(tail_tokens=tail_tokens, compute_from=compute_from)
-    plan = index.plan("a", prompt, prefix_len=0, options=options, resolve=all_resident)
+    plan = plan_of(index, prompt, options=options)
     last = len(prompt) if compute_from is None else min(len(prompt), compute_from + 1)
     # Of what stands before, only the 40 tokens before the body are not the donor's too.
     knows_most = 0.4 * (last - 4 * tail_tokens) >= 40
@@ -246,11 +188,11 @@ def test_what_is_foreign_to_the_prompt_stays_out_of_the_tail(num_changed: int, f
     """Rows may lie there that were computed after at most so many tokens that do not stand before them here."""
     index = ContentIndex(MOST_REUSE)
     path = text(0, 300)
-    publish_whole(index, path)
+    publish(index, path)
     changed = path.copy()
     changed[5 : 5 + num_changed] += 1
     options = asking(tail_tokens=200, foreign_tokens=foreign_tokens, unseen_percent=100)
-    plan = index.plan("a", join(changed, text(1, 9)), prefix_len=0, options=options, resolve=all_resident)
+    plan = plan_of(index, changed, text(1, 9), options=options)
     start = SINK + (1 if num_changed else 0)
     assert spans(plan) == [(start, 300 if num_changed <= foreign_tokens else 109)]
 
@@ -276,25 +218,22 @@ HEAD, CLOSING, TURN = text(0, 300), text(1, 100), text(2, 60)
 def test_a_donor_that_has_seen_less_fits_the_tail_and_one_that_has_seen_else_does_not(
     donor: tuple[Tokens, ...], prompt: tuple[Tokens, ...], fits: bool
 ) -> None:
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, join(*donor))
+    index = index_of(join(*donor))
     tokens = join(*prompt, text(6, 5))
     options = asking(tail_tokens=105, foreign_tokens=8, unseen_percent=20, seam_tokens=2)
-    plan = index.plan("a", tokens, prefix_len=0, options=options, resolve=all_resident)
+    plan = plan_of(index, tokens, options=options)
     closing = (len(tokens) - 103, len(tokens) - 5)
     assert (closing in spans(plan)) == fits
     assert plan.dropped.get(DropReason.TAIL, 0) == (0 if fits else 1)
 
 
 def test_the_tail_goes_to_the_donor_that_fits_though_another_is_longer() -> None:
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, join(HEAD, CLOSING))
-    publish_whole(index, join(HEAD[:240], text(7, 160), TURN, CLOSING))
+    index = index_of(join(HEAD, CLOSING), join(HEAD[:240], text(7, 160), TURN, CLOSING))
     tokens = join(HEAD, TURN, CLOSING, text(6, 5))
     options = asking(tail_tokens=105, foreign_tokens=8, unseen_percent=20)
-    plan = index.plan("a", tokens, prefix_len=len(HEAD), options=options, resolve=all_resident)
+    plan = plan_of(index, tokens, prefix_len=len(HEAD), options=options)
     assert [(run.target_start, run.target_end, run.shift) for run in plan.runs] == [(301, 360, -100), (361, 460, 60)]
-    without = index.plan("a", tokens, prefix_len=len(HEAD), resolve=all_resident)
+    without = plan_of(index, tokens, prefix_len=len(HEAD))
     assert [(run.target_start, run.target_end, run.shift) for run in without.runs] == [(301, 460, -100)]
 
 
@@ -304,15 +243,9 @@ def test_near_the_end_a_donor_knows_the_better_part(num_known: int, end: int | N
     index = ContentIndex(MOST_REUSE)
     body = text(1, 400)
     before = text(0, 600)
-    publish_whole(index, join(text(2, 600 - num_known), before[600 - num_known :], body))
+    publish(index, text(2, 600 - num_known), before[600 - num_known :], body)
     tokens = join(before, body)
-    plan = index.plan(
-        "a",
-        tokens,
-        prefix_len=0,
-        options=asking(tail_tokens=100),
-        resolve=all_resident,
-    )
+    plan = plan_of(index, tokens, options=asking(tail_tokens=100))
     assert [run.target_end for run in plan.runs] == ([] if end is None else [end])
     assert plan.dropped.get(DropReason.TAIL, 0) == (0 if end == 999 else 1)
 
@@ -325,14 +258,8 @@ def test_runs_that_end_before_the_tail_are_as_many_as_there_are() -> None:
         join(*[part for number, body in enumerate(bodies) for part in (text(seed + number, 20), body)])
         for seed in (1000, 2000)
     )
-    publish_whole(index, donor)
-    plan = index.plan(
-        "a",
-        target,
-        prefix_len=0,
-        options=asking(tail_tokens=1500),
-        resolve=all_resident,
-    )
+    publish(index, donor)
+    plan = plan_of(index, target, options=asking(tail_tokens=1500))
     # All in front of the tail but the first, before which the donor has seen nothing of what stands here.
     assert len(plan.runs) == 44
     assert plan.runs[-1].target_end == len(target) - 1500
@@ -342,15 +269,9 @@ def test_a_text_that_is_repeated_is_no_context_of_its_own() -> None:
     """The first copy's rows do not know that they are repeated: the second is computed near the end."""
     index = ContentIndex(MOST_REUSE)
     once = join(text(0, 100), text(1, 500))
-    publish_whole(index, once)
+    publish(index, once)
     tokens = join(once, text(1, 500), text(2, 10))
-    plan = index.plan(
-        "a",
-        tokens,
-        prefix_len=len(once),
-        options=asking(tail_tokens=50),
-        resolve=all_resident,
-    )
+    plan = plan_of(index, tokens, prefix_len=len(once), options=asking(tail_tokens=50))
     assert spans(plan) == [(601, len(tokens) - 200)]
 
 
@@ -402,7 +323,7 @@ def test_plans_on_a_tree_of_pages_stay_inside_it(seed: int, page_size: int) -> N
         prompt = join(text(step, int(rng.integers(1, 90))), *parts, text(step + 500, 7))
         prefix_len = tree.match(prompt[:-1])
         tree.answers.clear()
-        plan = index.plan("a", prompt, prefix_len=prefix_len, resolve=tree.resolve)
+        plan = plan_of(index, prompt, prefix_len=prefix_len, resolve=tree.resolve)
         check_pages(plan, tree, prompt)
         num_spliced += plan.num_spliced
         held = tree.insert(prompt)
@@ -418,10 +339,10 @@ def test_a_run_up_to_a_branch_inside_a_page_costs_no_branch() -> None:
     stem = text(0, 203)
     index, tree = ContentIndex(MOST_REUSE), PagedTree(16)
     for i in range(5):
-        publish_whole(index, tree.insert(join(stem, text(1 + i, 301))))
+        publish(index, tree.insert(join(stem, text(1 + i, 301))))
     held = index.stats()
     prompt = join(text(10, 60), stem, text(11, 40))
-    plan = index.plan("a", prompt, prefix_len=0, resolve=tree.resolve)
+    plan = plan_of(index, prompt, resolve=tree.resolve)
     assert spans(plan) == [(60 + SINK + 1, 263)]
     assert index.stats().num_tokens == held.num_tokens, "nothing was taken for evicted"
     check_pages(plan, tree, prompt)
@@ -429,37 +350,36 @@ def test_a_run_up_to_a_branch_inside_a_page_costs_no_branch() -> None:
 
 def test_a_donor_that_has_shrunk_serves_what_is_left_of_it() -> None:
     body = text(0, 500)
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, join(text(1, 60), body))
+    index = index_of(join(text(1, 60), body))
     prompt = join(text(2, 70), body, text(3, 9))
     for left in (560, 559, 500, 333, 150, 123):
-        plan = index.plan("a", prompt, prefix_len=0, resolve=partial(resident_up_to, left))
+        plan = plan_of(index, prompt, resolve=partial(resident_up_to, left))
         # At 123 of 560 tokens the equal span has 63.
         assert spans(plan) == ([(71, 70 + left - 60)] if left > 123 else [])
         assert index.stats().num_tokens == left
         check(index)
 
 
-def test_all_runs_of_a_conversation_have_one_path() -> None:
-    """A resolver matches and locks a path once, however many nodes it has."""
+def test_turns_of_a_conversation_share_their_tokens_and_one_path() -> None:
+    """A resolver matches and locks a path once, however many nodes it has; a run may cover all of them."""
     turns = [text(i, 150) for i in range(40)]
     index = ContentIndex(MOST_REUSE)
     for i in range(1, len(turns) + 1):
         index.publish("a", join(*turns[:i]), [(150 * (i - 1), 150 * i)])
     assert index.stats().num_nodes == len(turns)
-    prompt = join(text(99, 50), *(join(turns[i], text(100 + i, 10)) for i in (3, 30, 7, 12, 39)))
-    plan = index.plan("a", prompt, prefix_len=0, resolve=all_resident)
+    assert index.stats().num_tokens == 40 * 150
+    plan = plan_of(index, text(99, 50), *(join(turns[i], text(100 + i, 10)) for i in (3, 30, 7, 12, 39)))
     assert len(plan.runs) == 5
     assert len({id(run.donor) for run in plan.runs}) == 1
+    # A chunk over the border of two turns is a donor too.
+    assert donor_spans(plan_of(index, text(98, 60), *turns, text(97, 5))) == [(SINK + 1, 40 * 150)]
 
 
 @pytest.mark.parametrize(("donor_start", "target_start"), [(0, 100), (20, 100), (100, 0), (100, 20), (7, 7)])
 def test_the_sink_is_never_part_of_a_run(donor_start: int, target_start: int) -> None:
     body = text(0, 300)
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, join(text(1, donor_start), body))
-    prompt = join(text(2, target_start), body, text(3, 9))
-    (run,) = index.plan("a", prompt, prefix_len=0, resolve=all_resident).runs
+    index = index_of(join(text(1, donor_start), body))
+    (run,) = plan_of(index, text(2, target_start), body, text(3, 9)).runs
     assert min(run.donor_start, run.target_start) == SINK + 1
     assert run.target_end == target_start + 300
 
@@ -467,11 +387,10 @@ def test_the_sink_is_never_part_of_a_run(donor_start: int, target_start: int) ->
 @pytest.mark.parametrize(("request_us", "gap_us", "num_runs"), [(0.0, 100.0, 2), (0.0, 250.0, 1), (900.0, 100.0, 0)])
 def test_the_cost_gate_takes_only_what_pays(request_us: float, gap_us: float, num_runs: int) -> None:
     """Runs of 199 and 599 tokens save a microsecond a token."""
-    index = ContentIndex(MOST_REUSE)
-    publish_whole(index, np.concatenate([text(1, 50), text(2, 200), text(3, 50), text(4, 600)]))
-    prompt = np.concatenate([text(5, 60), text(2, 200), text(6, 70), text(4, 600), text(7, 9)])
+    index = index_of(join(text(1, 50), text(2, 200), text(3, 50), text(4, 600)))
+    prompt = join(text(5, 60), text(2, 200), text(6, 70), text(4, 600), text(7, 9))
     cost = CostModel(computed_token_us=1.5, spliced_token_us=0.5, gap_us=gap_us, request_us=request_us)
-    plan = index.plan("a", prompt, prefix_len=0, options=PlanOptions(cost=cost), resolve=all_resident)
+    plan = plan_of(index, prompt, options=PlanOptions(cost=cost))
     assert len(plan.runs) == num_runs
     assert (plan.dropped.get(DropReason.COST_GATE, 0) > 0) == (num_runs < 2)
 
@@ -480,10 +399,8 @@ def test_the_cost_gate_takes_only_what_pays(request_us: float, gap_us: float, nu
 def test_with_more_than_allowed_the_longest_runs_stay(limit: str, most: int) -> None:
     index = ContentIndex(MOST_REUSE)
     parts = [text(10 + i, 300 + 50 * i) for i in range(4)]
-    publish_whole(
-        index, np.concatenate([text(0, 40), *(p for i, part in enumerate(parts) for p in (part, text(20 + i, 9)))])
-    )
-    prompt = np.concatenate([text(1, 60), *(p for i, part in enumerate(parts) for p in (part, text(30 + i, 9)))])
-    plan = index.plan("a", prompt, prefix_len=0, options=PlanOptions(**{limit: most}), resolve=all_resident)
+    publish(index, text(0, 40), *(p for i, part in enumerate(parts) for p in (part, text(20 + i, 9))))
+    prompt = join(text(1, 60), *(p for i, part in enumerate(parts) for p in (part, text(30 + i, 9))))
+    plan = plan_of(index, prompt, options=PlanOptions(**{limit: most}))
     assert [run.num_tokens for run in plan.runs] == [399, 449]
     assert plan.dropped == {DropReason(limit): 2}

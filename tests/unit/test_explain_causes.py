@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable, Iterator
 
 import pytest
-from explain_fakes import WordEncoder, call_of, calls_of, chat, serve
+from explain_fakes import call_of, chat, serve
 from pic_traces import load
 from pic_traces.encode import load_encoder
 from pic_traces.session import Call, Message
 
+from sglang_pic.census.outcome import Outcome
 from sglang_pic.census.simulate import simulate
 from sglang_pic.core import CoreConfig
 from sglang_pic.explain.cause import Cause
@@ -27,10 +29,19 @@ def prose(seed: int, num_words: int = 150) -> str:
     return " ".join(rng.choice(WORDS) for _ in range(num_words))
 
 
+def breaks(outcomes: Iterable[Outcome]) -> Iterator[tuple[Outcome, Break | None]]:
+    """Each outcome and what broke there."""
+    lexicon = Lexicon()
+    diagnoser = Diagnoser(lexicon.decode)
+    for outcome in outcomes:
+        found = diagnoser.diagnose(outcome)
+        assert found is None or "\ufffd" not in found.old
+        yield outcome, found
+        lexicon.learn(outcome.encoded, outcome.prefix_len)
+
+
 def diagnose(*calls: Call) -> list[Break | None]:
-    encoder = WordEncoder()
-    diagnoser = Diagnoser(encoder.decode)
-    return [diagnoser.diagnose(outcome) for outcome in serve(calls, encoder)]
+    return [found for _, found in breaks(serve(calls))]
 
 
 def second(first: list[Message], then: list[Message], **options: str | int) -> Break:
@@ -138,13 +149,10 @@ def test_every_cause_has_its_words() -> None:
 
 def worst_cause(trace: str) -> Counter[Cause]:
     """Tokens lost by cause, on what census and encoder really give."""
-    encoder, lexicon, lost = load_encoder(None), Lexicon(), Counter[Cause]()
-    diagnoser = Diagnoser(lexicon.decode)
-    for outcome in simulate([(trace, load(trace))], encoder, config=CoreConfig(edit="in_place")):
-        if (found := diagnoser.diagnose(outcome)) is not None:
+    lost = Counter[Cause]()
+    for _, found in breaks(simulate([(trace, load(trace))], load_encoder(None), config=CoreConfig(edit="in_place"))):
+        if found is not None:
             lost[found.cause] += found.num_lost
-            assert "\ufffd" not in found.old
-        lexicon.learn(outcome.encoded, outcome.prefix_len)
     return lost
 
 
@@ -176,10 +184,9 @@ def test_places_that_look_alike_are_one_group() -> None:
     calls = [
         call_of(chat(f"Number {n} of it. Time: 10:{n + 10}:00.\n{BODY}", "Go."), session=f"s{n}") for n in range(5)
     ]
-    encoder, grouping = WordEncoder(), Grouping()
-    diagnoser = Diagnoser(encoder.decode)
-    for outcome in serve(calls, encoder):
-        if (found := diagnoser.diagnose(outcome)) is not None:
+    grouping = Grouping()
+    for outcome, found in breaks(serve(calls)):
+        if found is not None:
             grouping.add(found, outcome.ref.number, outcome.agent)
     (group,) = grouping.ranked()
     assert group.num_calls == 4
@@ -190,5 +197,5 @@ def test_places_that_look_alike_are_one_group() -> None:
 def test_call_order_of_sessions_is_kept() -> None:
     """Agents of one session do not end each other's history."""
     session = next(iter(load("gen:subagents?sessions=1")))
-    found = diagnose(*calls_of([session]))
+    found = diagnose(*session.calls())
     assert Cause.COMPACTION not in {item.cause for item in found if item}

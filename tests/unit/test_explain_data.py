@@ -9,12 +9,12 @@ import zlib
 import msgspec
 import numpy as np
 import pytest
-from explain_fakes import WordEncoder, behind_change, call_of, chat, serve
+from explain_fakes import call_of, chat, prices, serve
 from pic_traces import load
 from pic_traces.encode import load_encoder
 
-from sglang_pic.census.outcome import ChangedField
 from sglang_pic.census.simulate import simulate
+from sglang_pic.core import CoreConfig
 from sglang_pic.explain.data import Payload, PayloadBuilder
 from sglang_pic.explain.lexicon import Lexicon
 from sglang_pic.explain.page import html_page
@@ -61,25 +61,21 @@ def test_losses_add_up() -> None:
 
 
 def test_changed_fields_and_what_is_computed_because_of_them() -> None:
-    encoder, builder = WordEncoder(), PayloadBuilder(2)
-    body = " ".join(f"word{number % 7} of{number % 11} many{number % 13}" for number in range(60))
-    first, second = serve((call_of(chat(f"Price: {price}. {body}", "Buy?")) for price in ("seven", "eight")), encoder)
-    (run,) = second.runs
-    guarded = (run.start + 30, run.start + 40)
-    price = second.prefix_len
-    builder.add(first)
-    builder.add(behind_change(second, ChangedField(price, price + 1, first.encoded.tokens[price : price + 1]), guarded))
+    builder = PayloadBuilder(2)
+    for outcome in serve(prices("seven", "eight"), CoreConfig(seam_tokens=1, tail_tokens=0)):
+        builder.add(outcome)
     payload = builder.build("words", is_exact=False)
     call = payload.calls[1]
     (field,) = call.changed_fields
     assert [payload.texts[text] for text in (field.old, field.new)] == [" seven", " eight"]
     assert payload.texts[field.before].endswith("Price:")
-    assert [(span.start, span.end) for span in call.spans if span.is_guarded] == [guarded]
-    assert [span.is_behind_change for span in call.spans if span.donor is not None] == [True, True]
+    assert [(span.start, span.end) for span in call.spans if span.is_guarded] == list(outcome.guarded)
+    assert len(outcome.guarded) >= 2
+    assert [span.is_behind_change for span in call.spans if span.donor is not None] == [True] * len(outcome.runs)
     assert payload.calls[0].changed_fields == []
     figures = payload.figures()
-    assert (figures.num_changed, figures.guarded_len) == (1, 10)
-    assert figures.behind_change_len == figures.hit_len == run.end - run.start - 10
+    assert (figures.num_changed, figures.guarded_len) == (1, outcome.num_guarded)
+    assert figures.behind_change_len == figures.hit_len == outcome.num_chunk_hit
     page = html_page(payload, "a title")
     assert "computed because of a changed field</span>" in page
     assert "computed because of a changed field</span>" not in html_page(build("gen:random?sessions=1")[1], "a title")
@@ -109,8 +105,8 @@ def test_title_is_escaped() -> None:
 
 
 def test_lexicon_gives_back_what_it_learnt() -> None:
-    encoder, lexicon = WordEncoder(), Lexicon()
-    encoded = encoder.encode(call_of(chat("You are Ödön, 東京.", "x = {1: 2}"), "fine"))
+    lexicon = Lexicon()
+    encoded = load_encoder(None).encode(call_of(chat("You are Ödön, 東京.", "x = {1: 2}"), "fine"))
     lexicon.learn(encoded, 3)
     assert lexicon.decode(encoded.path[3:]) == encoded.text(3, len(encoded.path))
     assert lexicon.decode(np.array([9_999], np.int32)) == "\ufffd"
@@ -128,12 +124,3 @@ def test_pool_keeps_a_text_once() -> None:
     pool = SnippetPool(max_bytes=5)
     assert [pool.add(text) for text in ("ab", "", "ab", "cde", "f", "ab")] == [1, 0, 1, 2, 0, 1]
     assert pool.num_refused == 1
-
-
-def test_fake_cache_and_census_agree_on_prefixes() -> None:
-    """The tests of causes stand on the fake; it must see the same breaks as the real simulation."""
-    calls = [call for session in load("sample:opendevin") for call in session.calls()]
-    encoder = load_encoder(None)
-    real = simulate([("f", load("sample:opendevin"))], encoder)
-    for one, other in zip(real, serve(calls, encoder), strict=True):
-        assert (one.prefix_len, len(one.expected) > 0) == (other.prefix_len, len(other.expected) > 0)

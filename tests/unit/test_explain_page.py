@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 from explain_browser import Page, find_browser, open_browser
-from explain_fakes import WordEncoder, behind_change, call_of, chat, serve
+from explain_fakes import BODY, call_of, chat, prices, serve
 from pic_traces import load
 from pic_traces.encode import load_encoder
 from pic_traces.session import Call
 
-from sglang_pic.census.outcome import ChangedField
 from sglang_pic.census.simulate import simulate
-from sglang_pic.core import CoreConfig
+from sglang_pic.core import MOST_REUSE, CoreConfig
 from sglang_pic.explain.cause import Cause
 from sglang_pic.explain.data import BreakRow, CallRow, CauseRow, Payload, PayloadBuilder, SessionRow, SpanRow
 from sglang_pic.explain.groups import Group
@@ -27,7 +26,6 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on PATH")
 MANY = 10_000
 # Of a view of 900 pixels, with what is kept above and below it.
 MOST_ROWS = 80
-BODY = " ".join(f"word{number % 7} of{number % 11} many{number % 13}" for number in range(60))
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +100,11 @@ def write(tmp_path_factory: pytest.TempPathFactory, payload: Payload, title: str
     return path
 
 
-def explain(tmp_path_factory: pytest.TempPathFactory, calls: list[Call], title: str = "a test") -> Path:
+def explain(
+    tmp_path_factory: pytest.TempPathFactory, calls: list[Call], title: str = "a test", config: CoreConfig = MOST_REUSE
+) -> Path:
     builder = PayloadBuilder(len(calls))
-    for outcome in serve(calls, WordEncoder()):
+    for outcome in serve(calls, config):
         builder.add(outcome)
     return write(tmp_path_factory, builder.build("words", is_exact=False), title)
 
@@ -256,28 +256,24 @@ def test_bar_has_the_colours_of_its_spans(page: Page, sample: Path) -> None:
 
 
 def test_changed_fields_are_marked(page: Page, tmp_path_factory: pytest.TempPathFactory) -> None:
-    prices = ("seven", "eight", "nine")
-    calls = [call_of(chat(f"Price: {price}. {BODY}", "Buy?"), index=n) for n, price in enumerate(prices)]
-    builder = PayloadBuilder(len(calls))
-    first, second, third = serve(calls, WordEncoder())
-    ((start, end, *_),), at = second.runs, second.prefix_len
-    field = ChangedField(at, at + 1, first.encoded.tokens[at : at + 1])
-    for outcome in (first, behind_change(second, field, (start + 60, start + 90)), third):
-        builder.add(outcome)
-    page.open(write(tmp_path_factory, builder.build("words", is_exact=False)), height=1600)
+    calls = prices("seven", "eight", "eight")
+    config = CoreConfig(seam_tokens=1, tail_tokens=0)
+    _, outcome, _ = serve(calls, config)
+    (start, end), at, run = outcome.guarded[0], outcome.prefix_len, outcome.runs[-1]
+    page.open(explain(tmp_path_factory, calls, config=config), height=1600)
     choose(page, "scale", "call")
     choose(page, "cause", "changed")
     to_calls(page)
     assert [label.split(":")[0] for label in rows(page)] == ["s · call 1"]
-    assert "30 tokens computed because of a changed field" in rows(page)[0]
-    assert colour_at(page, 1, start + 75) == colour_of(page, "field")
+    assert f"{outcome.num_guarded} tokens computed because of a changed field" in rows(page)[0]
+    assert colour_at(page, 1, (start + end) / 2) == colour_of(page, "field")
     assert colour_at(page, 1, at + 0.5, y=25) == colour_of(page, "field"), "the mark below the bar"
-    assert colour_at(page, 1, end - 40, y=25) != colour_of(page, "field")
-    page.move(*place(page, 1, start + 75))
-    assert "Computed because of a changed field: 30 tokens" in card(page)
+    assert colour_at(page, 1, run.end - 40, y=25) != colour_of(page, "field")
+    page.move(*place(page, 1, (start + end) / 2))
+    assert f"Computed because of a changed field: {end - start} tokens" in card(page)
     assert "It may draw on a changed field" in card(page)
     assert "seven →  eight" in card(page).replace("·", " ")
-    page.move(*place(page, 1, end - 20))
+    page.move(*place(page, 1, run.end - 20))
     assert "Spliced behind a changed field" in card(page)
     page.move(*place(page, 1, at + 0.5))
     assert "broke the prefix here" in card(page), "the field is told once"

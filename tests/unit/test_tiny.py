@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
+from core_builders import join, plan_of, text
 
-from sglang_pic.core import MOST_REUSE, ContentIndex, Path, Tokens, as_tokens
+from sglang_pic.core import MOST_REUSE, ContentIndex, Tokens, as_tokens
 from sglang_pic.core.invariants import check
 
-OPEN, CLOSE = 1, 2
-DELIMITERS = frozenset({OPEN, CLOSE})
-
-
-def text(seed: int, length: int) -> Tokens:
-    return as_tokens(np.random.default_rng(seed).integers(3, 50_000, length))
+OPEN, CLOSE = as_tokens([1]), as_tokens([2])
+DELIMITERS = frozenset({1, 2})
 
 
 def prompt(*messages: Tokens) -> Tokens:
-    return np.concatenate([part for message in messages for part in (as_tokens([OPEN]), message, as_tokens([CLOSE]))])
-
-
-def everything_is_resident(path: Path, end: int) -> int:
-    return end
+    return join(*(part for message in messages for part in (OPEN, message, CLOSE)))
 
 
 def test_a_changed_header_costs_only_itself() -> None:
@@ -31,7 +23,7 @@ def test_a_changed_header_costs_only_itself() -> None:
     index = ContentIndex(MOST_REUSE)
     index.publish("tenant", first, [(0, len(first))], delimiters=DELIMITERS)
 
-    plan = index.plan("tenant", second, prefix_len=1, resolve=everything_is_resident)
+    plan = plan_of(index, second, prefix_len=1, namespace="tenant")
 
     (run,) = plan.runs
     assert run.shift == 73 - 60
@@ -44,11 +36,11 @@ def test_a_changed_header_costs_only_itself() -> None:
     spliced = [(run.target_start, run.target_end)]
     index.publish("tenant", second, [(1, len(second))], spliced=spliced, delimiters=DELIMITERS)
     third = prompt(text(5, 99), document, text(6, 10))
-    again = index.plan("tenant", third, prefix_len=1, resolve=everything_is_resident)
+    again = plan_of(index, third, prefix_len=1, namespace="tenant")
     assert [run.donor.tokens(run.donor_end).tolist() for run in again.runs] == [first[: run.donor_end].tolist()]
 
     # Another tenant sees nothing of it, and when the rows have left the tree nobody does.
-    assert not index.plan("other", third, prefix_len=1, resolve=everything_is_resident).runs
-    gone = index.plan("tenant", third, prefix_len=1, resolve=lambda path, end: 0)
+    assert not plan_of(index, third, prefix_len=1, namespace="other").runs
+    gone = plan_of(index, third, prefix_len=1, resolve=lambda path, end: 0, namespace="tenant")
     assert not gone.runs
     check(index)

@@ -1,0 +1,114 @@
+"""Texts, indexes and plans for tests of the core."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from sglang_pic.core import (
+    MOST_REUSE,
+    ContentIndex,
+    CoreConfig,
+    Path,
+    Plan,
+    PlanOptions,
+    Resolver,
+    Span,
+    Tokens,
+    as_tokens,
+)
+
+__all__ = [
+    "CLOSE",
+    "DELIMITERS",
+    "all_resident",
+    "asking",
+    "donor_spans",
+    "index_of",
+    "join",
+    "plan_of",
+    "publish",
+    "serve",
+    "spans",
+    "text",
+]
+
+DELIMITERS = frozenset({1})
+CLOSE = as_tokens([1])
+
+
+def text(seed: int, length: int) -> Tokens:
+    """Random tokens without delimiters: the same for the same seed."""
+    return as_tokens(np.random.default_rng(seed).integers(3, 50_000, length))
+
+
+def join(*parts: Tokens) -> Tokens:
+    """One text of several."""
+    return np.concatenate(parts)
+
+
+def all_resident(path: Path, end: int) -> int:
+    """Resolves as a tree that evicts nothing."""
+    return end
+
+
+def asking(*, compute_from: int | None = None, **policy: int) -> PlanOptions:
+    """The settings for most reuse with these instead."""
+    return PlanOptions(policy=msgspec.structs.replace(MOST_REUSE, **policy), compute_from=compute_from)
+
+
+def index_of(*paths: Tokens, config: CoreConfig = MOST_REUSE) -> ContentIndex:
+    """An index in which each of the paths was computed whole."""
+    index = ContentIndex(config)
+    for path in paths:
+        publish(index, path)
+    return index
+
+
+def publish(index: ContentIndex, *parts: Tokens, namespace: object = "a") -> None:
+    """A request that computed all of its prompt."""
+    tokens = join(*parts)
+    index.publish(namespace, tokens, [(0, len(tokens))], delimiters=DELIMITERS)
+
+
+def plan_of(
+    index: ContentIndex,
+    *parts: Tokens,
+    namespace: object = "a",
+    prefix_len: int = 0,
+    end: int | None = None,
+    options: PlanOptions | None = None,
+    resolve: Resolver = all_resident,
+) -> Plan:
+    """A plan, each run of which is proved equal to its donor token by token."""
+    prompt = join(*parts)
+
+    def resolve_own(path: Path, end: int) -> int:
+        assert path.namespace == namespace, "no path of another namespace is even asked for"
+        return resolve(path, end)
+
+    plan = index.plan(namespace, prompt, prefix_len=prefix_len, end=end, options=options, resolve=resolve_own)
+    at = prefix_len
+    for run in plan.runs:
+        assert at <= run.target_start < run.target_end < len(prompt)
+        donor = run.donor.tokens(run.donor_end)[run.donor_start :]
+        assert np.array_equal(donor, prompt[run.target_start : run.target_end])
+        at = run.target_end
+    return plan
+
+
+def serve(index: ContentIndex, *parts: Tokens, namespace: object = "a") -> Plan:
+    """Plan, then publish as a request does: what it spliced is no donor."""
+    plan = plan_of(index, *parts, namespace=namespace)
+    index.publish(namespace, join(*parts), plan.gaps, spliced=spans(plan), delimiters=DELIMITERS)
+    return plan
+
+
+def spans(plan: Plan) -> list[Span]:
+    """What is spliced."""
+    return [(run.target_start, run.target_end) for run in plan.runs]
+
+
+def donor_spans(plan: Plan) -> list[Span]:
+    """What is read."""
+    return [(run.donor_start, run.donor_end) for run in plan.runs]
