@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 from pic_traces.errors import TraceError
 
+from pic_bench.environment import Environment, capture_environment
 from pic_bench.out_folder import write_json
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.stats import RESAMPLES, Estimate
@@ -102,6 +103,22 @@ def interrupt_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a study writes with `--out`."""
+
+    schema_version: int = 1
+    environment: Environment
+
+
+R = TypeVar("R", bound=Result)
+
+
+def result_of(kind: type[R], args: argparse.Namespace, **found: object) -> R:
+    """A result: the environment, the arguments of which it has a field of that name, and what was found."""
+    asked = {name: value for name, value in vars(args).items() if name in kind.__struct_fields__}
+    return kind(**{"environment": capture_environment(), **asked, **found})
 
 
 def keep(args: argparse.Namespace, result: msgspec.Struct) -> None:

@@ -37,8 +37,7 @@ from tqdm import tqdm
 
 from pic_bench.compare.arms import build_arms
 from pic_bench.compare.server import Server
-from pic_bench.environment import Environment, capture_environment
-from pic_bench.frame import Finding, Study, at_least, keep, median_over
+from pic_bench.frame import Finding, Result, Study, at_least, keep, median_over, result_of
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.numbers import with_interval
 from pic_bench.report.stats import Estimate
@@ -92,11 +91,10 @@ class Comparison(Ratios, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ttft_by_start: list[float]
 
 
-class IdleOverhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The result."""
+class IdleOverhead(Result, kw_only=True):
+    """The result file."""
 
     schema_version: int = 7
-    environment: Environment
     model: str
     trace: str = ""
     seed: int
@@ -104,9 +102,9 @@ class IdleOverhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pairs: int
     warmup_pairs: int
     sessions: int
-    counted: list[int] = []
+    counted: list[int] = msgspec.field(default_factory=list)
     """Numbers of the turns that count."""
-    comparisons: list[Comparison] = []
+    comparisons: list[Comparison] = msgspec.field(default_factory=list)
     target_ttft_ratio: float = 1.01
     target_rate_ratio: float = 0.99
     starts: list[Start]
@@ -118,7 +116,7 @@ class IdleOverhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stock_ttft_p50_s: float | None = None
     pic_ttft_p50_s: float | None = None
     ratios: Ratios | None = None
-    by_first: dict[str, Ratios] = {}
+    by_first: dict[str, Ratios] = msgspec.field(default_factory=dict)
 
     @property
     def within_target(self) -> bool:
@@ -257,15 +255,10 @@ def summarize(args: argparse.Namespace, starts: Sequence[Start], num_turns: int)
             (alone[mode, n + 1], turns) for (arm, n), turns in alone.items() if (arm, n + 1) in alone and arm == mode
         ]
         pairs |= {f"{mode} / {mode}, start to start": found} if found else {}
-    return IdleOverhead(
-        environment=capture_environment(),
-        model=args.model,
-        trace=args.trace,
-        seed=args.seed,
-        repeats=args.repeats,
+    return result_of(
+        IdleOverhead,
+        args,
         pairs=num_turns,
-        warmup_pairs=args.warmup_pairs,
-        sessions=args.sessions,
         counted=counted,
         comparisons=[_compared(name, found, counted, args.seed) for name, found in pairs.items()],
         starts=list(starts),

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import count, islice
 from pathlib import Path
@@ -21,9 +21,9 @@ from tqdm import tqdm
 
 from pic_bench.compare.arms import build_arms
 from pic_bench.compare.server import Server
-from pic_bench.environment import capture_environment
+from pic_bench.frame import result_of
 from pic_bench.serving import arm_server
-from pic_bench.soak.client import Outcomes, send
+from pic_bench.soak.client import Outcome, send
 from pic_bench.soak.judge import Judge
 from pic_bench.soak.load import Fault, Request, Session, requests, sessions
 from pic_bench.soak.patient import Patient
@@ -74,7 +74,10 @@ class _Run:
     stale_before: Counter[str]
     """Wrong rows that the control made."""
     started_at: float
-    outcomes: Outcomes = field(default_factory=Outcomes)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    """As injected."""
+    failures: list[str] = field(default_factory=list)
     num_sessions: int = 0
     num_flushes: int = 0
 
@@ -83,25 +86,15 @@ class _Run:
         """When no further request is sent."""
         return self.started_at + self.args.seconds
 
-    def play(self, session: Session, number: int) -> None:
-        """Send the requests of a session, one after the other."""
-        for request in requests(session, number, self.args.seed):
-            if time.monotonic() > self.deadline:
-                return
-            self.patient.note_pin(request)
-            answer = send(self.patient.server, request, self.outcomes)
-            if answer is not None and request.is_compared:
-                self.judge.consider(request, answer)
-
     def round(self, played: Sequence[tuple[int, Session]], rng: random.Random) -> None:
         """Play sessions side by side, then let the server come to rest and account for everything."""
         with ThreadPoolExecutor(len(played)) as pool:
-            waiting = {pool.submit(self.play, session, number) for number, session in played}
+            waiting = {pool.submit(self._play, session, number) for number, session in played}
             flush_in = rng.randrange(8)
             for tick in count():
                 done, waiting = wait(waiting, timeout=_SAMPLE_S)
                 for future in done:
-                    future.result()
+                    self._count(future.result())
                 self.patient.server.check_alive()
                 self.patient.sample_memory()
                 if not waiting:
@@ -119,22 +112,21 @@ class _Run:
 
     def account(self) -> Soak:
         """The counts so far; at an idle point."""
-        patient, judge, args = self.patient, self.judge, self.args
+        patient, verdicts = self.patient, [verdict for _, verdict in self.judge.verdicts]
         books, counters, stale = patient.wait_idle(), patient.counters(), patient.stale_rows() - self.stale_before
-        failures = [*self.outcomes.failures, *patient.log_faults()]
+        mismatches = [f"{request.rid}: {told}" for request, (told, *_) in self.judge.verdicts if told is not None]
+        failures = [*self.failures, *patient.log_faults()]
         fallbacks, tokens = (_by_label(counters, name) for name in ("fallbacks", "tokens"))
-        words = [*judge.mismatches, *patient.leaks, *(f"{n} rows {what}" for what, n in stale.items()), *failures]
-        return Soak(
-            environment=capture_environment(),
-            model=Path(args.model).name,
-            seed=args.seed,
-            page_size=args.page_size,
-            pool_tokens=args.pool_tokens,
+        words = [*mismatches, *patient.leaks, *(f"{n} rows {what}" for what, n in stale.items()), *failures]
+        return result_of(
+            Soak,
+            self.args,
+            model=Path(self.args.model).name,
             seconds=round(time.monotonic() - self.started_at, 1),
             sessions=self.num_sessions,
-            requests=self.outcomes.num_requests + len(self.outcomes.failures),
-            outcomes=dict(sorted(self.outcomes.counts.items())),
-            faults=dict(sorted(self.outcomes.faults.items())),
+            requests=self.outcomes.total() + len(self.failures),
+            outcomes=dict(sorted(self.outcomes.items())),
+            faults=dict(sorted(self.faults.items())),
             idle_points=patient.num_idle_points,
             flushes=self.num_flushes,
             tokens=tokens,
@@ -146,10 +138,10 @@ class _Run:
             audited=patient.num_audited(),
             spliced_rows_checked=books["num_spliced_rows"],
             read_rows_checked=books["num_read_rows"],
-            compared=judge.num_compared,
-            ties=judge.num_ties,
-            largest_logprob_difference=judge.largest,
-            mismatches=len(judge.mismatches),
+            compared=len(verdicts),
+            ties=sum(verdict.is_tie for verdict in verdicts),
+            largest_logprob_difference=max((v.largest for v in verdicts if v.difference is None), default=0.0),
+            mismatches=len(mismatches),
             leaks=len(patient.leaks),
             stale_rows=stale.total(),
             failures=len(failures),
@@ -158,12 +150,34 @@ class _Run:
             control=self.control,
         )
 
+    def _play(self, session: Session, number: int) -> list[tuple[Fault, Outcome]]:
+        """Send the requests of a session, one after the other."""
+        ended = []
+        for request in requests(session, number, self.args.seed):
+            if time.monotonic() > self.deadline:
+                break
+            self.patient.note_pin(request)
+            outcome = send(self.patient.server, request)
+            if outcome.answer is not None and request.is_compared:
+                self.judge.consider(request, outcome.answer)
+            ended.append((request.fault, outcome))
+        return ended
+
+    def _count(self, ended: Sequence[tuple[Fault, Outcome]]) -> None:
+        for fault, outcome in ended:
+            if fault is not Fault.NONE:
+                self.faults[fault.value] += 1
+            if outcome.failure is None:
+                self.outcomes[outcome.how] += 1
+            else:
+                self.failures.append(outcome.failure)
+
     def _flush_while_busy(self) -> None:
         """A flush that SGLang refuses, unless no request runs at that moment."""
         try:
             self.patient.server.post("/flush_cache", {})
         except BenchError:
-            self.outcomes.inject("flush while busy")
+            self.faults["flush while busy"] += 1
         else:
             self.num_flushes += 1
 
@@ -171,7 +185,7 @@ class _Run:
 def soak(args: argparse.Namespace, tell: Callable[[Soak], None]) -> Soak:
     """Run a soak; `tell` gets the counts so far after every round. Raises `BenchError` where a server ends."""
     encoder = load_encoder(args.model)
-    with _servers(args) as (stock, pic), Judge(stock) as judge:
+    with _servers(args) as (stock, pic), closing(Judge(stock)) as judge:
         patient = Patient(pic)
         control = _control(args, patient, judge) if args.page_size == 1 else None
         run = _Run(args, patient, judge, control, patient.stale_rows(), time.monotonic())
@@ -189,9 +203,9 @@ def soak(args: argparse.Namespace, tell: Callable[[Soak], None]) -> Soak:
                     if problem not in known:
                         known.add(problem)
                         bar.write(problem, file=sys.stderr)
-                bar.set_postfix(requests=run.outcomes.num_requests, refresh=False)
+                bar.set_postfix(requests=run.outcomes.total(), refresh=False)
                 bar.update(round(min(time.monotonic() - run.started_at, args.seconds)) - bar.n)
-        judge.finish()
+        judge.close()
         return run.account()
 
 
@@ -209,7 +223,7 @@ def _control(args: argparse.Namespace, patient: Patient, judge: Judge) -> Contro
         (document, None),
         ([*_random_tokens(rng, 40), *document, *end], {"testing": {"unlock_donors": True}}),
     ):
-        send(patient.server, _request("control", prompt, pic), Outcomes())
+        send(patient.server, _request("control", prompt, pic))
     stale = patient.stale_rows() - before
     prompts = [
         _request(f"control-{seed}", _random_tokens(rng, 400), {"mode": "off"}) for seed in range(_NUM_MISMATCHES)
