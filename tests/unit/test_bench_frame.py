@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pic_bench import core, cost_gate, idle_overhead, lasting, planted, recall, shift_zero, speculation
+from pic_bench import core, cost_gate, idle_overhead, lasting, plain_splice, planted, recall, shift_zero, speculation
 from pic_bench.frame import Finding, Study, at_least, median_over
 from pic_bench.report.markdown import Table
 from pic_bench.report.stats import Estimate
@@ -24,6 +24,7 @@ KINDS = {
     "cost-gate.json": cost_gate.Study,
     "gain-lasts/replay.json": lasting.LastingReplay,
     "idle-overhead*.json": idle_overhead.IdleOverhead,
+    "plain-splice/*.json": plain_splice.PlainSplice,
     "planted-*.json": planted.PlantedRows,
     "recall.json": recall.RecallResult,
     "shift-zero.json": shift_zero.ShiftZero,
