@@ -75,7 +75,7 @@ class CoreTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """FastCDC alone over the same bytes, as the chunker feeds them."""
 
 
-class CoreResult(Result, kw_only=True):
+class CoreResult(Result, frozen=True, kw_only=True):
     """The result file."""
 
     config: CoreConfig

@@ -98,7 +98,7 @@ class HostTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     total_min_us: float
 
 
-class HostResult(Result, kw_only=True):
+class HostResult(Result, frozen=True, kw_only=True):
     """The result file."""
 
     index_chunks: int

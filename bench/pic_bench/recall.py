@@ -68,7 +68,7 @@ class Recall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.repeated_tokens >= _LEAST_TOKENS and self.share < LEAST_RECOVERED
 
 
-class RecallResult(Result, kw_only=True):
+class RecallResult(Result, frozen=True, kw_only=True):
     """The result file."""
 
     tokenizer: str

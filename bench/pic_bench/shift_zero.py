@@ -55,7 +55,7 @@ class SetupResult(Setup, frozen=True, kw_only=True, forbid_unknown_fields=True):
     exact_hit: Difference
 
 
-class ShiftZero(Result, kw_only=True):
+class ShiftZero(Result, frozen=True, kw_only=True):
     """The result file."""
 
     prompts: int

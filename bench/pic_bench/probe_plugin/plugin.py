@@ -1,15 +1,4 @@
-"""The hooks of experiments on the serving path.
-
-SGLang's dummy weights             wider
-SGLang's create_tree_cache         in a scheduler that makes our cache: everything below, and a warning
-options.parse_options              the request's own options
-Planning.plan                      donors of another namespace, or unlocked too early
-ForwardPath.lay_out, .move_rows    keys left unrotated, rows corrupted; torch warns of waits from now on
-ForwardPath.__init__               the recorder among the observers
-PicRadixCache.match_prefix         no exact prefix hits
-ContentIndex.publish               the index's invariants
-_watch_rows names more             every row, slot and lock
-"""
+"""The hooks of experiments: on SGLang's dummy weights and tree factory, on our serving path, index and cache."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.at_end / self.after_warm_up - 1
 
 
-class Soak(Result, kw_only=True):
+class Soak(Result, frozen=True, kw_only=True):
     """The counts of a run. Those from `mismatches` to `failures` must be 0."""
 
     model: str

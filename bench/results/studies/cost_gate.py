@@ -157,11 +157,11 @@ STUDY.add("--seeds", type=frame.at_least(1), default=20, metavar="N", help="cali
 def main(args: argparse.Namespace, _logs: Path) -> frame.Finding:
     """Study every machine."""
     seeds = range(args.seeds)
-    rows = {
-        name: tuple(study_machine(shown, seeds) for machine in machines for shown in both_ways(machine))
-        for name, machines in MACHINES.items()
-    }
-    return frame.Finding(Study(seeds=tuple(seeds), **rows), _table(rows["reported"]))
+    reported, for_choosing = (
+        tuple(study_machine(shown, seeds) for machine in MACHINES[name] for shown in both_ways(machine))
+        for name in ("reported", "for_choosing")
+    )
+    return frame.Finding(Study(seeds=tuple(seeds), reported=reported, for_choosing=for_choosing), _table(reported))
 
 
 def both_ways(machine: Machine) -> list[Machine]:

@@ -70,7 +70,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     same_first_token: int
 
 
-class PlainSplice(Result, kw_only=True):
+class PlainSplice(Result, frozen=True, kw_only=True):
     """The result file."""
 
     model: str
@@ -192,7 +192,7 @@ def measure(model: PlainModel, frames: QaFrames, text: ModelText, cases: Iterabl
             sources = [(rows[tuple(donor.ids)], donor.start, donor.start) for donor in donors]
             for seam in seams:
                 found[name, seam].append(_outcome(full, model.spliced(case, sources, gold, seam), gold))
-    rows = [
+    result = [
         Row(
             donors=name,
             seam_tokens=seam,
@@ -203,7 +203,7 @@ def measure(model: PlainModel, frames: QaFrames, text: ModelText, cases: Iterabl
         )
         for (name, seam), outcomes in found.items()
     ]
-    return rows, control
+    return result, control
 
 
 def _outcome(full: Tensor, logits: Tensor, gold: Ids) -> _Outcome:

@@ -96,7 +96,7 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     moved_p90: float
 
 
-class PlantedRows(Result, kw_only=True):
+class PlantedRows(Result, frozen=True, kw_only=True):
     """The result file."""
 
     model: str

@@ -53,7 +53,7 @@ class SetupResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The prompts' second time on the server that throws prefix hits away."""
 
 
-class Speculation(Result, kw_only=True):
+class Speculation(Result, frozen=True, kw_only=True):
     """The result file."""
 
     prompts: str
