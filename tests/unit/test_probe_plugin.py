@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pic_bench.probe_plugin import PROBE_VARIABLE, register
-from pic_bench.probe_plugin.options import ProbeConfig, ProbedOptions, RequestProbe, load
-from pic_bench.probe_plugin.plugin import _parse_options
+from pic_bench.probe_plugin.options import ProbeConfig, ProbedOptions, RequestProbe, load, parse_probed
 
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills, parse_options
 from sglang_pic.errors import ConfigError
@@ -13,8 +12,7 @@ from sglang_pic.errors import ConfigError
 
 def parse(pic: object) -> RequestOptions:
     """The options of a request on a server that takes experiments."""
-    options: RequestOptions = _parse_options(parse_options, {"pic": pic, "thinking_budget": 3})
-    return options
+    return parse_probed(parse_options, {"pic": pic, "thinking_budget": 3})
 
 
 def test_without_the_variable_nothing_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,13 +119,7 @@ def measure(
 
 def _ask(server: Server, prompt: str, max_tokens: int) -> Answer:
     found = generate(server, prompt, max_new_tokens=max_tokens, with_logprobs=False)
-    return Answer(
-        tokens=found.ids,
-        prompt_tokens=found.prompt_tokens,
-        cached_tokens=found.cached_tokens,
-        spliced_tokens=found.spliced_tokens,
-        num_verified=found.num_verified,
-    )
+    return Answer(tokens=found.ids, **{name: getattr(found, name) for name in Answer.__struct_fields__[1:]})
 
 
 def table(results: Sequence[SetupResult]) -> Table:
