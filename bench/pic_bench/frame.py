@@ -25,7 +25,6 @@ from pic_traces.errors import TraceError
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.out_folder import write_json
 from pic_bench.report.markdown import Table, markdown_table
-from pic_bench.report.stats import RESAMPLES, Estimate
 from sglang_pic.errors import PicError
 
 T = TypeVar("T")
@@ -155,20 +154,6 @@ def ms(seconds: Sequence[float], percentile: float = 50) -> float:
 def us(seconds: Sequence[float], percentile: float = 50) -> float:
     """A percentile in microseconds."""
     return ms(seconds, percentile) * 1e3
-
-
-def median_over(values: Sequence[float], *, seed: int = 0) -> Estimate:
-    """The median of independent values, such as one of each start of a server, with its bootstrap interval.
-
-    One value says nothing of the next: its interval is the value.
-    """
-    from scipy.stats import bootstrap
-
-    low = high = value = float(np.median(values))
-    if len(values) > 1:
-        made = bootstrap((values,), np.median, n_resamples=RESAMPLES, method="percentile", rng=seed)
-        low, high = (float(bound) for bound in made.confidence_interval)
-    return Estimate(value=value, low=low, high=high, n=len(values))
 
 
 def _finish(args: argparse.Namespace, found: Finding) -> int:

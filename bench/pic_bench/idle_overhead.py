@@ -37,10 +37,10 @@ from pic_traces.source import TRACE_HELP, load
 from tqdm import tqdm
 
 from pic_bench.compare.arms import build_arms
-from pic_bench.frame import Finding, Result, Study, at_least, keep, median_over, result_of
+from pic_bench.frame import Finding, Result, Study, at_least, keep, result_of
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.numbers import with_interval
-from pic_bench.report.stats import Estimate
+from pic_bench.report.stats import Estimate, Statistic, bootstrap
 from pic_bench.serving import FirstToken, first_token, serving
 from sglang_pic.errors import BenchError
 
@@ -266,10 +266,13 @@ def _compared(name: str, pairs: Sequence[tuple[list[Turn], list[Turn]]], counted
     def by_start(of: Callable[[Turn], float]) -> list[float]:
         return [median(of(these[n]) / of(those[n]) for n in counted) for these, those in pairs]
 
-    ttft = by_start(lambda turn: median(turn.ttft_s))
-    rate, cpu = by_start(lambda turn: len(turn.ttft_s) / turn.elapsed_s), by_start(lambda turn: turn.cpu_s)
-    medians = {key: median_over(values, seed=seed) for key, values in (("ttft", ttft), ("rate", rate), ("cpu", cpu))}
-    return Comparison(name=name, ttft_by_start=ttft, **medians)
+    found = {
+        "ttft": by_start(lambda turn: median(turn.ttft_s)),
+        "rate": by_start(lambda turn: len(turn.ttft_s) / turn.elapsed_s),
+        "cpu": by_start(lambda turn: turn.cpu_s),
+    }
+    medians = {key: bootstrap(values, statistic=Statistic.MEDIAN, seed=seed) for key, values in found.items()}
+    return Comparison(name=name, ttft_by_start=found["ttft"], **medians)
 
 
 def _shown(result: IdleOverhead) -> str:
