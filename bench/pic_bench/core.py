@@ -21,8 +21,7 @@ import xxhash
 from fastcdc import fastcdc
 from tqdm import tqdm
 
-from pic_bench.environment import Environment, capture_environment
-from pic_bench.frame import Finding, Study, at_least, ms, timed
+from pic_bench.frame import Finding, Result, Study, at_least, ms, result_of, timed
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Plan, PlanOptions, Tokens
 from sglang_pic.errors import BenchError
@@ -76,11 +75,9 @@ class CoreTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """FastCDC alone over the same bytes, as the chunker feeds them."""
 
 
-class CoreResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the benchmark writes with `--out`."""
+class CoreResult(Result, frozen=True, kw_only=True):
+    """The result file."""
 
-    schema_version: int = 1
-    environment: Environment
     config: CoreConfig
     index_chunks: int
     index_tokens: int
@@ -105,8 +102,9 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     timings = [_time(index, documents, case, args.plans, rng) for case in tqdm(CASES, "plan", file=sys.stderr)]
     publish_ms, floor_ms = _time_publish(config, rng)
     memory = {f"{length:,}": _bytes_per_token(config, length) for length in (32_000, 600)}
-    result = CoreResult(
-        environment=capture_environment(),
+    result = result_of(
+        CoreResult,
+        args,
         config=config,
         index_chunks=stats.num_donors,
         index_tokens=stats.num_tokens,

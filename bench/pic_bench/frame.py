@@ -22,9 +22,9 @@ import msgspec
 import numpy as np
 from pic_traces.errors import TraceError
 
+from pic_bench.environment import Environment, capture_environment
 from pic_bench.out_folder import write_json
 from pic_bench.report.markdown import Table, markdown_table
-from pic_bench.report.stats import RESAMPLES, Estimate
 from sglang_pic.errors import PicError
 
 T = TypeVar("T")
@@ -104,6 +104,22 @@ def interrupt_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a study writes with `--out`."""
+
+    schema_version: int = 1
+    environment: Environment
+
+
+R = TypeVar("R", bound=Result)
+
+
+def result_of(kind: type[R], args: argparse.Namespace, **found: object) -> R:
+    """A result: the environment, the arguments of which it has a field of that name, and what was found."""
+    asked = {name: value for name, value in vars(args).items() if name in kind.__struct_fields__}
+    return kind(**{"environment": capture_environment(), **asked, **found})
+
+
 def keep(args: argparse.Namespace, result: msgspec.Struct) -> None:
     """Write a result, or what there is of it so far, where `--out` asks for it."""
     if getattr(args, "out", None) is not None:
@@ -138,20 +154,6 @@ def ms(seconds: Sequence[float], percentile: float = 50) -> float:
 def us(seconds: Sequence[float], percentile: float = 50) -> float:
     """A percentile in microseconds."""
     return ms(seconds, percentile) * 1e3
-
-
-def median_over(values: Sequence[float], *, seed: int = 0) -> Estimate:
-    """The median of independent values, such as one of each start of a server, with its bootstrap interval.
-
-    One value says nothing of the next: its interval is the value.
-    """
-    from scipy.stats import bootstrap
-
-    low = high = value = float(np.median(values))
-    if len(values) > 1:
-        made = bootstrap((values,), np.median, n_resamples=RESAMPLES, method="percentile", rng=seed)
-        low, high = (float(bound) for bound in made.confidence_interval)
-    return Estimate(value=value, low=low, high=high, n=len(values))
 
 
 def _finish(args: argparse.Namespace, found: Finding) -> int:

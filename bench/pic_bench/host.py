@@ -32,8 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
 from pic_bench.core import CASES, fill_index, make_prompt
-from pic_bench.environment import Environment, capture_environment
-from pic_bench.frame import Finding, Study, at_least, us
+from pic_bench.frame import Finding, Result, Study, at_least, result_of, us
 from pic_bench.report.markdown import Table
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
@@ -99,11 +98,9 @@ class HostTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     total_min_us: float
 
 
-class HostResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the benchmark writes with `--out`."""
+class HostResult(Result, frozen=True, kw_only=True):
+    """The result file."""
 
-    schema_version: int = 1
-    environment: Environment
     index_chunks: int
     timings: list[HostTiming]
 
@@ -129,8 +126,7 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
             prompts = [make_prompt(rng, [documents[i] for i in each], case)[0] for each in chosen]
             name = f"{case.name} of {num_documents}" if case.num_runs > 1 else case.name
             timings.append(_time(host, name, prompts))
-    chunks = index.stats().num_donors
-    result = HostResult(environment=capture_environment(), index_chunks=chunks, timings=timings)
+    result = result_of(HostResult, args, index_chunks=index.stats().num_donors, timings=timings)
     return Finding(result, _table(timings))
 
 

@@ -20,6 +20,7 @@ import argparse
 import shlex
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -36,13 +37,11 @@ from pic_traces.source import TRACE_HELP, load
 from tqdm import tqdm
 
 from pic_bench.compare.arms import build_arms
-from pic_bench.compare.server import Server
-from pic_bench.environment import Environment, capture_environment
-from pic_bench.frame import Finding, Study, at_least, keep, median_over
+from pic_bench.frame import Finding, Result, Study, at_least, keep, result_of
 from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.numbers import with_interval
-from pic_bench.report.stats import Estimate
-from pic_bench.serving import FirstToken, arm_server, first_token
+from pic_bench.report.stats import Estimate, Statistic, bootstrap
+from pic_bench.serving import FirstToken, first_token, serving
 from sglang_pic.errors import BenchError
 
 MODES = {"stock": None, "off": {"mode": "off"}, "auto": None}
@@ -92,11 +91,10 @@ class Comparison(Ratios, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ttft_by_start: list[float]
 
 
-class IdleOverhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The result."""
+class IdleOverhead(Result, frozen=True, kw_only=True):
+    """The result file."""
 
     schema_version: int = 7
-    environment: Environment
     model: str
     trace: str = ""
     seed: int
@@ -104,9 +102,9 @@ class IdleOverhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pairs: int
     warmup_pairs: int
     sessions: int
-    counted: list[int] = []
+    counted: list[int] = msgspec.field(default_factory=list)
     """Numbers of the turns that count."""
-    comparisons: list[Comparison] = []
+    comparisons: list[Comparison] = msgspec.field(default_factory=list)
     target_ttft_ratio: float = 1.01
     target_rate_ratio: float = 0.99
     starts: list[Start]
@@ -118,7 +116,7 @@ class IdleOverhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stock_ttft_p50_s: float | None = None
     pic_ttft_p50_s: float | None = None
     ratios: Ratios | None = None
-    by_first: dict[str, Ratios] = {}
+    by_first: dict[str, Ratios] = msgspec.field(default_factory=dict)
 
     @property
     def within_target(self) -> bool:
@@ -164,7 +162,7 @@ def main(args: argparse.Namespace, logs: Path) -> Finding:
     for number in range(args.repeats):
         # Every second round the other way round, so that drift of the machine meets all arms alike.
         for arm in args.arms[:: -1 if number % 2 else 1]:
-            with _servers(args, arm, logs / f"{number}-{arm}") as sides:
+            with _servers(args, arm, logs) as sides:
                 rng = np.random.default_rng(args.seed + number)
                 fresh = rng.integers(_FIRST_ID, _LAST_ID, (args.warmup_pairs, args.sessions, _WARMUP_TOKENS)).tolist()
                 take_turns(sides, fresh)
@@ -216,21 +214,16 @@ def take_turns(sides: Sequence[Side], turns: Sequence[list[Prompt]], what: str |
 def _servers(args: argparse.Namespace, arm: str, logs: Path) -> Iterator[list[Side]]:
     """The servers of an arm until the block ends: a stock one, and one patched one for both modes."""
     flags = ["--max-total-tokens", str(args.max_total_tokens), *shlex.split(" ".join(args.server_arg))]
-    stock, pic = build_arms(["stock", "pic"], server_args=flags, pic_config=None)
-    servers: dict[str, Server] = {}
+    modes = {mode: "stock" if mode == "stock" else "pic" for mode in arm.split("+")}
     with ExitStack() as stack:
-        sides = []
-        for mode in arm.split("+"):
-            kind = stock if mode == "stock" else pic
-            if kind.name not in servers:
-                print(f"starting the {kind.name} server of {arm}", file=sys.stderr)
-                server = arm_server(args.model, kind, logs.with_name(f"{logs.name}-{kind.name}.log"))
-                servers[kind.name] = stack.enter_context(server)
-                stack.enter_context(server.watch())
-            server = servers[kind.name]
-            ask = partial(first_token, server.base_url, pic=MODES[mode], extra_key=mode)
-            sides.append(Side(mode, ask, server.cpu_s))
-        yield sides
+        servers = {
+            kind.name: stack.enter_context(serving(args.model, kind, logs))
+            for kind in build_arms([*dict.fromkeys(modes.values())], server_args=flags, pic_config=None)
+        }
+        yield [
+            Side(mode, partial(first_token, server.base_url, pic=MODES[mode], extra_key=mode), server.cpu_s)
+            for mode, server in ((mode, servers[kind]) for mode, kind in modes.items())
+        ]
 
 
 def summarize(args: argparse.Namespace, starts: Sequence[Start], num_turns: int) -> IdleOverhead:
@@ -243,29 +236,25 @@ def summarize(args: argparse.Namespace, starts: Sequence[Start], num_turns: int)
     counted = [n for n in range(num_turns) if len({turns[n].cached_tokens for turns in taken}) == 1]
     if not counted:
         raise BenchError("of every call some server took more tokens from its cache than the others: nothing counts.")
-    pairs: dict[str, list[tuple[list[Turn], list[Turn]]]] = {}
+    pairs = defaultdict[str, list[tuple[list[Turn], list[Turn]]]](list)
     for start in starts:
         where = "side by side" if "stock" in start.turns else "on one server"
         for low, high in combinations(sorted(start.turns, key=[*MODES].index), 2):
-            pairs.setdefault(f"{high} / {low}, {where}", []).append((start.turns[high], start.turns[low]))
+            pairs[f"{high} / {low}, {where}"].append((start.turns[high], start.turns[low]))
     alone = {(start.arm, start.round): start.turns[start.arm] for start in starts if len(start.turns) == 1}
+    rounds = range(args.repeats)
     for low, high in combinations(MODES, 2):
-        found = [(alone[high, n], turns) for (arm, n), turns in alone.items() if arm == low and (high, n) in alone]
-        pairs |= {f"{high} / {low}, between starts": found} if found else {}
+        for n in rounds:
+            if (low, n) in alone and (high, n) in alone:
+                pairs[f"{high} / {low}, between starts"].append((alone[high, n], alone[low, n]))
     for mode in MODES:
-        found = [
-            (alone[mode, n + 1], turns) for (arm, n), turns in alone.items() if (arm, n + 1) in alone and arm == mode
-        ]
-        pairs |= {f"{mode} / {mode}, start to start": found} if found else {}
-    return IdleOverhead(
-        environment=capture_environment(),
-        model=args.model,
-        trace=args.trace,
-        seed=args.seed,
-        repeats=args.repeats,
+        for n in rounds:
+            if (mode, n) in alone and (mode, n + 1) in alone:
+                pairs[f"{mode} / {mode}, start to start"].append((alone[mode, n + 1], alone[mode, n]))
+    return result_of(
+        IdleOverhead,
+        args,
         pairs=num_turns,
-        warmup_pairs=args.warmup_pairs,
-        sessions=args.sessions,
         counted=counted,
         comparisons=[_compared(name, found, counted, args.seed) for name, found in pairs.items()],
         starts=list(starts),
@@ -277,10 +266,13 @@ def _compared(name: str, pairs: Sequence[tuple[list[Turn], list[Turn]]], counted
     def by_start(of: Callable[[Turn], float]) -> list[float]:
         return [median(of(these[n]) / of(those[n]) for n in counted) for these, those in pairs]
 
-    ttft = by_start(lambda turn: median(turn.ttft_s))
-    rate, cpu = by_start(lambda turn: len(turn.ttft_s) / turn.elapsed_s), by_start(lambda turn: turn.cpu_s)
-    medians = {key: median_over(values, seed=seed) for key, values in (("ttft", ttft), ("rate", rate), ("cpu", cpu))}
-    return Comparison(name=name, ttft_by_start=ttft, **medians)
+    found = {
+        "ttft": by_start(lambda turn: median(turn.ttft_s)),
+        "rate": by_start(lambda turn: len(turn.ttft_s) / turn.elapsed_s),
+        "cpu": by_start(lambda turn: turn.cpu_s),
+    }
+    medians = {key: bootstrap(values, statistic=Statistic.MEDIAN, seed=seed) for key, values in found.items()}
+    return Comparison(name=name, ttft_by_start=found["ttft"], **medians)
 
 
 def _shown(result: IdleOverhead) -> str:

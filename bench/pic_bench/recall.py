@@ -22,8 +22,7 @@ from pic_traces.generate import WORKLOADS, partition_shift
 from pic_traces.source import short_name
 from tqdm import tqdm
 
-from pic_bench.environment import Environment, capture_environment
-from pic_bench.frame import Finding, Study, timed
+from pic_bench.frame import Finding, Result, Study, result_of, timed
 from pic_bench.report.markdown import Table
 from sglang_pic.census.survey import Survey
 from sglang_pic.census.windows import WindowSearch
@@ -69,11 +68,9 @@ class Recall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.repeated_tokens >= _LEAST_TOKENS and self.share < LEAST_RECOVERED
 
 
-class RecallResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the benchmark writes with `--out`."""
+class RecallResult(Result, frozen=True, kw_only=True):
+    """The result file."""
 
-    schema_version: int = 1
-    environment: Environment
     tokenizer: str
     config: CoreConfig
     sets: list[Recall]
@@ -108,8 +105,7 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             sets.append(pool.submit(_measure, trace, args.tokenizer, config, args.quiet).result())
         print(f"{len(sets)} of {len(traces)} measured: {sets[-1].name}", file=sys.stderr)
-    tokenizer = args.tokenizer or "stand-in"
-    result = RecallResult(environment=capture_environment(), tokenizer=tokenizer, config=config, sets=sets)
+    result = result_of(RecallResult, args, tokenizer=args.tokenizer or "stand-in", config=config, sets=sets)
     failed = [found.name for found in sets if found.failed]
     if failed:
         print(f"below {LEAST_RECOVERED:.0%} of the bound: {', '.join(failed)}", file=sys.stderr)

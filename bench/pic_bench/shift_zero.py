@@ -17,8 +17,7 @@ import numpy as np
 
 from pic_bench.compare.arms import build_arms
 from pic_bench.compare.server import Server
-from pic_bench.environment import Environment, capture_environment
-from pic_bench.frame import Finding, Study, at_least
+from pic_bench.frame import Finding, Result, Study, at_least, result_of
 from pic_bench.report.markdown import Table
 from pic_bench.report.stats import top_k_kl
 from pic_bench.serving import generate, prompt_texts, serving
@@ -56,11 +55,9 @@ class SetupResult(Setup, frozen=True, kw_only=True, forbid_unknown_fields=True):
     exact_hit: Difference
 
 
-class ShiftZero(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ShiftZero(Result, frozen=True, kw_only=True):
     """The result file."""
 
-    schema_version: int = 1
-    environment: Environment
     prompts: int
     prompt_tokens: int
     seed: int
@@ -79,15 +76,8 @@ def main(args: argparse.Namespace, logs: Path) -> Finding:
     """Measure every setup; 1 where a server failed or served nothing from its cache."""
     setups = [_parse(text) for text in args.setup]
     prompts = seeded_prompts(args.prompts, args.prompt_tokens, args.seed)
-    results = [measure(setup, prompts, logs) for setup in setups]
-    result = ShiftZero(
-        environment=capture_environment(),
-        prompts=args.prompts,
-        prompt_tokens=args.prompt_tokens,
-        seed=args.seed,
-        setups=results,
-    )
-    return Finding(result, _table(results))
+    result = result_of(ShiftZero, args, setups=[measure(setup, prompts, logs) for setup in setups])
+    return Finding(result, _table(result.setups))
 
 
 def _parse(text: str) -> Setup:

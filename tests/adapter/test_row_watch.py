@@ -38,39 +38,38 @@ class Server:
         self, row: int, tokens: list[int], slots: torch.Tensor, splice: tuple[Run, torch.Tensor] | None = None
     ) -> None:
         """Prefill a request whose row has those slots, with at most one run."""
-        self.watch.on_alloc(slots, None)
         self.table[row, : len(tokens)] = slots.to(torch.int32)
-        req = SimpleNamespace(
-            origin_input_ids=tokens,
-            output_ids=[],
-            full_untruncated_fill_ids=tokens,
-            kv=SimpleNamespace(req_pool_idx=row),
-        )
+        req = self._request(row, tokens)
         batch = SimpleNamespace(reqs=[req], prefix_lens=[0], forward_mode=EXTEND)
-        fields = {"out_cache_loc": slots, "input_ids": torch.tensor(tokens), "positions": torch.arange(len(tokens))}
-        forward_batch = SimpleNamespace(**fields)
         gap = None
+        self.watch.on_alloc(slots, None)
         if splice is not None:
             run, src = splice
             dst = slots[run.target_start : run.target_end]
             gap = SimpleNamespace(splice=SimpleNamespace(src=src, dst=dst, shifts=torch.full_like(dst, run.shift)))
             self.watch.lay_out(gap, None, [SimpleNamespace(sources=[splice])], batch, None)
-        self.watch.prepare(None, None, forward_batch, None, batch, None)
-        self.watch.forward(self._forward, gap, None, None, forward_batch)
+        self._pass(batch, gap, slots, torch.tensor(tokens), torch.arange(len(tokens)))
+
+    def reuse(self) -> None:
+        """Prefill a prompt with the donor's rows but the first two in its middle."""
+        self.compute(2, [*READER, *DONOR[2:], *END], READER_SLOTS, (run(4, 14, donor_start=2), DONOR_SLOTS[2:]))
 
     def decode(self, row: int, tokens: list[int], slot: int) -> None:
         """Compute the row of one more token behind `tokens`."""
-        slots = torch.tensor([slot])
-        self.watch.on_alloc(slots, None)
+        self.watch.on_alloc(torch.tensor([slot]), None)
         self.table[row, len(tokens)] = slot
-        req = SimpleNamespace(origin_input_ids=tokens, output_ids=[], kv=SimpleNamespace(req_pool_idx=row))
-        batch = SimpleNamespace(reqs=[req], forward_mode=DECODE)
-        position = torch.tensor([len(tokens)])
-        forward_batch = SimpleNamespace(
-            out_cache_loc=slots, input_ids=torch.tensor([5]), positions=position, seq_lens_cpu=position + 1
-        )
+        batch = SimpleNamespace(reqs=[self._request(row, tokens)], forward_mode=DECODE)
+        self._pass(batch, None, torch.tensor([slot]), torch.tensor([5]), torch.tensor([len(tokens)]))
+
+    def _request(self, row: int, tokens: list[int]) -> Any:
+        ids = {"origin_input_ids": tokens, "output_ids": [], "full_untruncated_fill_ids": tokens}
+        return SimpleNamespace(**ids, kv=SimpleNamespace(req_pool_idx=row))
+
+    def _pass(self, batch: Any, gap: Any, slots: torch.Tensor, input_ids: torch.Tensor, at: torch.Tensor) -> None:
+        fields = {"out_cache_loc": slots, "input_ids": input_ids, "positions": at, "seq_lens_cpu": at[-1:] + 1}
+        forward_batch = SimpleNamespace(**fields)
         self.watch.prepare(None, None, forward_batch, None, batch, None)
-        self.watch.forward(self._forward, None, None, None, forward_batch)
+        self.watch.forward(self._forward, gap, None, None, forward_batch)
 
     def _forward(self, gap: Any, _inner: object, _runner: object, batch: Any) -> None:
         computed = batch.out_cache_loc
@@ -83,15 +82,19 @@ class Server:
         self.view.values[0][gap.splice.dst] = self.view.values[0][gap.splice.src]
 
 
+@pytest.fixture
+def server() -> Server:
+    """One that has computed the donor."""
+    made = Server()
+    made.compute(1, DONOR, DONOR_SLOTS)
+    assert not made.watch.found
+    return made
+
+
 def run(start: int, end: int, *, donor_start: int) -> Run:
     """A run into the target span `[start, end)`."""
-    return Run(
-        target_start=start,
-        target_end=end,
-        donor_start=donor_start,
-        donor=Path("donor", [as_tokens(DONOR)]),
-        seam_len=0,
-    )
+    donor = Path("donor", [as_tokens(DONOR)])
+    return Run(target_start=start, target_end=end, donor_start=donor_start, donor=donor, seam_len=0)
 
 
 def free_donor(server: Server) -> None:
@@ -128,6 +131,10 @@ def keep_target(server: Server) -> None:
     server.watch.on_alloc = lambda *_: None  # type: ignore[method-assign]
 
 
+def copy_nothing(server: Server) -> None:
+    server._move = lambda *_: None  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(
     ("fault", "found"),
     [
@@ -139,33 +146,21 @@ def keep_target(server: Server) -> None:
         (damage_donor, {"spliced from a row that changed": 1}),
         (splice_donor, {"spliced from a spliced row": 10}),
         (keep_target, {"written while owned by others": 16}),
+        (copy_nothing, {"copied wrongly": 10}),
     ],
 )
-def test_a_splice_reads_and_writes_its_own_rows(fault: Callable[[Server], None] | None, found: dict[str, int]) -> None:
-    server = Server()
-    server.compute(1, DONOR, DONOR_SLOTS)
-    assert not server.watch.found
+def test_a_splice_reads_and_writes_its_own_rows(
+    server: Server, fault: Callable[[Server], None] | None, found: dict[str, int]
+) -> None:
     if fault is not None:
         fault(server)
         server.watch.found.clear()
-    spliced = (run(4, 14, donor_start=2), DONOR_SLOTS[2:])
-    server.compute(2, [*READER, *DONOR[2:], *END], READER_SLOTS, spliced)
+    server.reuse()
     assert dict(server.watch.found) == found
     assert server.watch.is_computed(READER_SLOTS).tolist() == [True] * 4 + [False] * 10 + [True] * 2
 
 
-def test_a_copy_that_brings_other_rows_is_found() -> None:
-    server = Server()
-    server.compute(1, DONOR, DONOR_SLOTS)
-    server._move = lambda *_: None  # type: ignore[method-assign]
-    spliced = (run(4, 14, donor_start=2), DONOR_SLOTS[2:])
-    server.compute(2, [*READER, *DONOR[2:], *END], READER_SLOTS, spliced)
-    assert dict(server.watch.found) == {"copied wrongly": 10}
-
-
-def test_the_next_pass_reads_the_rows_of_its_request() -> None:
-    server = Server()
-    server.compute(1, DONOR, DONOR_SLOTS)
+def test_the_next_pass_reads_the_rows_of_its_request(server: Server) -> None:
     server.decode(1, DONOR, 13)
     assert not server.watch.found
     server.table[1, 3] = 5
@@ -173,12 +168,13 @@ def test_the_next_pass_reads_the_rows_of_its_request() -> None:
     assert dict(server.watch.found) == {"read for another token": 1}
 
 
-def test_rows_in_the_tree_are_those_that_were_written() -> None:
-    server = Server()
-    server.compute(1, DONOR, DONOR_SLOTS)
-    assert server.watch.check_slots(DONOR_SLOTS, torch.tensor(DONOR), torch.arange(12)) == 0
-    assert server.watch.check_slots(DONOR_SLOTS, torch.tensor(DONOR), torch.arange(12) + 1) == 12
+def test_rows_in_the_tree_are_those_that_were_written(server: Server) -> None:
+    def num_wrong(tokens: torch.Tensor | None, shift: int = 0) -> int:
+        return server.watch.check_slots(DONOR_SLOTS, tokens, torch.arange(12) + shift)
+
+    assert num_wrong(torch.tensor(DONOR)) == 0
+    assert num_wrong(torch.tensor(DONOR), shift=1) == 12
     damage_donor(server)
-    assert server.watch.check_slots(DONOR_SLOTS, None, torch.arange(12)) == 1
+    assert num_wrong(None) == 1
     server.watch.on_clear()
-    assert server.watch.check_slots(DONOR_SLOTS, torch.tensor(DONOR), torch.arange(12)) == 12
+    assert num_wrong(torch.tensor(DONOR)) == 12

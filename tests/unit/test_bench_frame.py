@@ -1,4 +1,4 @@
-"""What studies share: how they end, where results go, intervals. Every kept record loads as its study's result."""
+"""What studies share: how they end, where results go. Every kept record loads as its study's result."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pic_bench import core, cost_gate, idle_overhead, lasting, planted, recall, shift_zero, speculation
-from pic_bench.frame import Finding, Study, at_least, median_over
+from pic_bench import core, cost_gate, idle_overhead, lasting, plain_splice, planted, recall, shift_zero, speculation
+from pic_bench.frame import Finding, Study, at_least
 from pic_bench.report.markdown import Table
-from pic_bench.report.stats import Estimate
 from pic_bench.soak.record import Soak
 
 from sglang_pic.errors import BenchError
@@ -24,6 +23,7 @@ KINDS = {
     "cost-gate.json": cost_gate.Study,
     "gain-lasts/replay.json": lasting.LastingReplay,
     "idle-overhead*.json": idle_overhead.IdleOverhead,
+    "plain-splice/*.json": plain_splice.PlainSplice,
     "planted-*.json": planted.PlantedRows,
     "recall.json": recall.RecallResult,
     "shift-zero.json": shift_zero.ShiftZero,
@@ -99,10 +99,3 @@ def test_help_teaches_and_a_retired_option_names_its_successor(capsys: pytest.Ca
     assert "--number" not in shown.out
     assert "--number is gone: --count" in shown.err
     assert "argument --count: 0: must be 1 or more" in shown.err
-
-
-def test_an_interval_covers_what_differs_from_start_to_start() -> None:
-    assert median_over([1.1] * 20) == Estimate(value=1.1, low=1.1, high=1.1, n=20)
-    assert median_over([1.2]) == Estimate(value=1.2, low=1.2, high=1.2, n=1)
-    spread = median_over([1.0, 1.0, 1.2, 1.2, 1.1])
-    assert (spread.low, spread.value, spread.high) == pytest.approx((1.0, 1.1, 1.2))

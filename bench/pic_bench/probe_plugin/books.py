@@ -13,7 +13,6 @@ import torch
 from pic_bench.probe_plugin.row_watch import RowWatch
 from sglang_pic.adapter.seams import ModelRunner
 from sglang_pic.core.invariants import check
-from sglang_pic.core.trie import Node
 
 
 class Books(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,14 +33,10 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     num_locks: int
     num_pins: int
     num_borrowed_slots: int
-    num_free_slots: int
     num_tree_slots: int
     num_index_tokens: int
-    num_index_bytes: int
     num_index_donors: int
     num_index_evicted_tokens: int
-    num_resident_tokens: int
-    """Of the index's tokens, those whose rows are in the tree."""
 
 
 class Bookkeeper:
@@ -83,18 +78,15 @@ class Bookkeeper:
     def read(self) -> Books:
         """The books; on the scheduler's thread."""
         tree, runner, watch = self._tree, self._runner, self._watch
-        rows = runner.req_to_token_pool
-        is_idle = len(rows.free_slots) == rows.size
+        is_idle = len(runner.req_to_token_pool.free_slots) == runner.req_to_token_pool.size
         walk = tree.tree_core.walk_for_kv_canary(unlocked_only=False, swa_resident_only=False)
         index = tree.planning._index
         stats = index.stats()
         problems: list[str] = []
-        num_resident = 0
         if is_idle:
             problems += self._check_slots(walk.slot_indices, walk.positions)
             problems += self._check_locks()
-            num_resident, found = self._check_index(index)
-            problems += found
+            problems += self._check_index(index)
         return Books(
             is_idle=is_idle,
             problems=problems,
@@ -105,13 +97,10 @@ class Bookkeeper:
             num_locks=len(self._locks),
             num_pins=len(tree.pins.report().held),
             num_borrowed_slots=tree.auditor.num_slots,
-            num_free_slots=int(runner.token_to_kv_pool_allocator.available_size()),
             num_tree_slots=len(walk.slot_indices),
             num_index_tokens=stats.num_tokens,
-            num_index_bytes=stats.num_bytes,
             num_index_donors=stats.num_donors,
             num_index_evicted_tokens=stats.num_evicted_tokens,
-            num_resident_tokens=num_resident,
         )
 
     def _check_slots(self, slots: torch.Tensor, positions: torch.Tensor) -> Iterator[str]:
@@ -144,37 +133,28 @@ class Bookkeeper:
             except AssertionError as error:
                 yield f"SGLang's check of its tree: {error}"
 
-    def _check_index(self, index: Any) -> tuple[int, list[str]]:
-        """How many of the index's tokens are resident, and what is wrong with those or with the index itself.
+    def _check_index(self, index: Any) -> Iterator[str]:
+        """The index is whole, and rows that are in the tree are its tokens', those of donors computed.
 
         NOTE: matching a path makes it young in the tree, which only changes what is evicted next.
         """
-        problems = []
         try:
             check(index)
         except AssertionError as error:
-            problems.append(f"the chunk index: {error}")
-        counted: set[int] = set()
-        num_resident = num_wrong = num_spliced = 0
-        for namespace, space in index._namespaces.items():
-            for leaf in _leaves(space.trie.root):
-                line = leaf.lineage()
-                tokens = np.concatenate([node.tokens for node in line]).astype(np.int64)
-                slots = self._resident(namespace, tokens)
-                num_wrong += self._watch.check_slots(
-                    slots, torch.from_numpy(tokens[: len(slots)]), torch.arange(len(slots))
-                )
-                computed = self._watch.is_computed(slots)
-                for node in line:
-                    if node.serial not in counted:
-                        counted.add(node.serial)
-                        num_resident += max(0, min(node.end, len(slots)) - node.start)
-                        num_spliced += sum(int((~computed[start:end]).sum()) for start, end in node.eligible)
+            yield f"the chunk index: {error}"
+        num_wrong = num_spliced = 0
+        for leaf in [node for node in index._ages.values() if not node.children]:
+            line = leaf.lineage()
+            tokens = np.concatenate([node.tokens for node in line]).astype(np.int64)
+            slots = self._resident(leaf.trie.namespace, tokens)
+            positions = torch.arange(len(slots))
+            num_wrong += self._watch.check_slots(slots, torch.from_numpy(tokens[: len(slots)]), positions)
+            is_spliced = ~self._watch.is_computed(slots)
+            num_spliced += sum(int(is_spliced[start:end].sum()) for node in line for start, end in node.eligible)
         if num_wrong:
-            problems.append(f"{num_wrong} resident tokens of the index have other rows")
+            yield f"{num_wrong} resident tokens of the index have other rows"
         if num_spliced:
-            problems.append(f"{num_spliced} rows that came from a splice may be donors")
-        return num_resident, problems
+            yield f"{num_spliced} rows that came from a splice may be donors"
 
     def _resident(self, namespace: Any, tokens: np.ndarray) -> torch.Tensor:
         """The slots of as much of a path as is in the tree."""
@@ -187,12 +167,3 @@ class Bookkeeper:
         result = self._tree.match_prefix(MatchPrefixParams(key=key))
         slots = self._tree.path_device_indices(result.last_device_node)[: result.device_prefix_len]
         return slots.to(torch.int64)
-
-
-def _leaves(root: Node) -> Iterator[Node]:
-    waiting = list(root.children.values())
-    while waiting:
-        node = waiting.pop()
-        waiting += node.children.values()
-        if not node.children:
-            yield node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -96,21 +96,22 @@ def load() -> ProbeConfig | None:
         ) from error
 
 
-def split_options(custom_params: object) -> tuple[object, RequestProbe | None]:
-    """A request's `custom_params` without the options of the experiment, and these.
+def parse_probed(original: Callable[[object], RequestOptions], custom_params: object) -> RequestOptions:
+    """Around `parse_options`: the options of a request and, where it has any, those of the experiment.
 
     Raises:
         ConfigError: naming the value and what is allowed.
     """
     pic = custom_params.get("pic") if isinstance(custom_params, Mapping) else None
     if not isinstance(custom_params, Mapping) or not isinstance(pic, Mapping) or "testing" not in pic:
-        return custom_params, None
+        return original(custom_params)
     try:
         probe = msgspec.convert(pic["testing"], RequestProbe)
     except msgspec.ValidationError as error:
         raise ConfigError(f"custom_params.pic.testing: {error}") from error
-    plain = {name: value for name, value in pic.items() if name != "testing"}
-    return {**custom_params, "pic": plain}, probe
+    options = original({**custom_params, "pic": {name: value for name, value in pic.items() if name != "testing"}})
+    settings = {**probe.policy, **options.overrides}
+    return ProbedOptions(**msgspec.structs.asdict(options) | {"overrides": settings}, probe=probe)
 
 
 def probe_of(req: Any) -> RequestProbe:

@@ -1,15 +1,4 @@
-"""The hooks of experiments on the serving path.
-
-SGLang's dummy weights             wider
-SGLang's create_tree_cache         in a scheduler that makes our cache: everything below, and a warning
-options.parse_options              the request's own options
-Planning.plan                      donors of another namespace, or unlocked too early
-ForwardPath.lay_out, .move_rows    keys left unrotated, rows corrupted; torch warns of waits from now on
-ForwardPath.__init__               the recorder among the observers
-PicRadixCache.match_prefix         no exact prefix hits
-ContentIndex.publish               the index's invariants
-_watch_rows names more             every row, slot and lock
-"""
+"""The hooks of experiments: on SGLang's dummy weights and tree factory, on our serving path, index and cache."""
 
 from __future__ import annotations
 
@@ -19,16 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from pic_bench.probe_plugin.options import (
-    PROBE_VARIABLE,
-    ProbeConfig,
-    ProbedOptions,
-    load,
-    probe_of,
-    split_options,
-)
+from pic_bench.probe_plugin.options import PROBE_VARIABLE, ProbeConfig, load, parse_probed, probe_of
 from sglang_pic.adapter.contract import Symbol, check_contract
 from sglang_pic.errors import PicError
 
@@ -67,7 +47,7 @@ def register() -> None:
     except PicError as error:
         raise SystemExit(f"sglang_pic: {error}") from error
     if config.request_options:
-        _hook("AROUND", f"{_SERVE}.options.parse_options", _parse_options)
+        _hook("AROUND", f"{_SERVE}.options.parse_options", parse_probed)
     if config.sharp_dummy:
         _hook("AFTER", _DUMMY, _sharpen)
     _hook("BEFORE", _CREATE, _hook_scheduler(config))
@@ -110,15 +90,6 @@ def _hook_scheduler(config: ProbeConfig) -> Callable[..., None]:
         logger.warning("sglang_pic: this server is for experiments only: %s switches on %s", PROBE_VARIABLE, switches)
 
     return install
-
-
-def _parse_options(original: Callable[..., Any], custom_params: object) -> Any:
-    plain, probe = split_options(custom_params)
-    options = original(plain)
-    if probe is None:
-        return options
-    settings = {**probe.policy, **options.overrides}
-    return ProbedOptions(**msgspec.structs.asdict(options) | {"overrides": settings}, probe=probe)
 
 
 def _plan(original: Callable[..., None], planning: Any, req: Any, *args: Any, **kwargs: Any) -> None:

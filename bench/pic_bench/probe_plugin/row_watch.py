@@ -19,8 +19,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,16 +37,14 @@ _MAX_LOGGED = 20
 _CONTENT_EVERY = 8
 
 
-@dataclass(slots=True)
-class _Claim:
+class _Claim(NamedTuple):
     """What the plans of a batch say of the rows that are spliced: `[num_spliced]` int64 each."""
 
     tokens: Tensor
     source_positions: Tensor
 
 
-@dataclass(slots=True)
-class _Watched:
+class _Watched(NamedTuple):
     """A batch of requests between the two hooks: which tokens the slots of each row hold, and what is spliced."""
 
     rows: list[tuple[int, Tensor]]
@@ -135,12 +132,9 @@ class RowWatch:
         # With padding behind them once the pass is over, where ranks gather tokens.
         input_ids, positions = batch.input_ids, batch.positions
         output = original(path, inner, runner, batch, *args, **kwargs)
-        fresh = slots if self._claim is None else slots[self._token[slots] == -1]
         kept = slice(None) if self._claim is None else self._token[slots] == -1
-        self._token[fresh], self._position[fresh] = (
-            input_ids[kept].to(torch.int64),
-            positions[kept].to(torch.int64),
-        )
+        fresh = slots[kept]
+        self._token[fresh], self._position[fresh] = input_ids[kept].to(torch.int64), positions[kept].to(torch.int64)
         self._content[fresh], self._is_computed[fresh] = self._hash(fresh), True
         self._claim = None
         return output
@@ -196,12 +190,9 @@ class RowWatch:
 
     def _is_free(self, slots: Tensor) -> Tensor:
         allocator: Any = self._runner.token_to_kv_pool_allocator
-        free = allocator.get_all_free_pages()
-        pages = slots // self._view.page_size
-        is_free = torch.isin(pages, free)
-        for group in allocator.free_group or ():
-            is_free |= torch.isin(pages, group // self._view.page_size)
-        return is_free
+        page_size = self._view.page_size
+        free = [allocator.get_all_free_pages(), *(group // page_size for group in allocator.free_group or ())]
+        return torch.isin(slots // page_size, torch.cat(free))
 
     def _hash(self, slots: Tensor) -> Tensor:
         total = torch.zeros(len(slots), dtype=torch.int64)
@@ -210,8 +201,7 @@ class RowWatch:
         return total
 
     def _report(self, what: str, wrong: Tensor, slots: Tensor) -> None:
-        count = int(wrong.sum())
-        if not count:
+        if not (count := int(wrong.sum())):
             return
         self._num_reports += 1
         if self._num_reports <= _MAX_LOGGED:

@@ -19,14 +19,64 @@ examples:
 from __future__ import annotations
 
 import argparse
+import random
+import shlex
 import sys
-from functools import partial
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import count, islice
 from pathlib import Path
 
 import msgspec
+from pic_traces.encode import load_encoder
+from tqdm import tqdm
 
-from pic_bench.frame import Finding, Study, at_least, keep
-from pic_bench.soak.soak import soak
+from pic_bench.compare.arms import build_arms
+from pic_bench.compare.server import Server
+from pic_bench.frame import Finding, Study, at_least, keep, result_of
+from pic_bench.serving import arm_server
+from pic_bench.soak.client import Outcome, send
+from pic_bench.soak.judge import Judge
+from pic_bench.soak.load import Fault, Request, Session, requests, sessions
+from pic_bench.soak.patient import Patient
+from pic_bench.soak.record import Control, Soak
+from sglang_pic.errors import BenchError
+
+_SAMPLE_S = 0.5
+_PAUSE_S = 3.0
+_MAX_WORDS = 20
+_NUM_MISMATCHES = 8
+# Most runs are taken, all of them are audited, and no namespace is switched off: random weights take no splice from
+# another context. The index is small enough to be full.
+_CONFIG = {
+    "self_test": "off",
+    "cost_gate": "off",
+    "audit_rate": 1.0,
+    "audit_kl_limit": 1e6,
+    "audit_kl_cap": 1e7,
+    "core": {
+        "sink_tokens": 8,
+        "seam_tokens": 1,
+        "min_run_tokens": 16,
+        "min_spliced_tokens": 8,
+        "tail_tokens": 0,
+        "max_index_tokens": 5_000,
+    },
+}
+_PROBE = {"watch_rows": True, "request_options": True}
+# SGLang's own checks of its pools, in every round of its scheduler, and a retraction at every 15th pass that decodes
+# only, whether or not slots are short. One thread: two servers share a small machine.
+_ENVIRONMENT = {
+    "SGLANG_TEST_RETRACT": "1",
+    "SGLANG_TEST_RETRACT_INTERVAL": "15",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+    "OMP_NUM_THREADS": "1",
+}
 
 STUDY = Study("soak", __doc__, seed=0)
 STUDY.add("--model", required=True, metavar="DIR", help="model folder; a tiny one gives many requests")
@@ -46,8 +96,217 @@ STUDY.add("--quiet", action="store_true", help="no progress bar")
 def main(args: argparse.Namespace, scratch: Path) -> Finding:
     """Run a soak; the counts so far are kept after each round."""
     args.logs = args.logs or scratch
-    result = soak(args, partial(keep, args))
+    encoder = load_encoder(args.model)
+    with _servers(args) as (stock, pic), closing(Judge(stock)) as judge:
+        patient = Patient(pic)
+        control = _control(args, patient, judge) if args.page_size == 1 else None
+        run = _Run(args, patient, judge, control, patient.stale_rows(), time.monotonic())
+        waiting = enumerate(sessions(encoder, args.seed))
+        rng = random.Random(args.seed)
+        known: set[str] = set()
+        interval = 0.5 if sys.stderr.isatty() else 30.0
+        told = {"disable": args.quiet, "mininterval": interval, "file": sys.stderr}
+        with tqdm(total=round(args.seconds), unit="s", desc="soak", **told) as bar:
+            while time.monotonic() < run.deadline:
+                run.round(list(islice(waiting, args.sessions)), rng)
+                so_far = run.account()
+                keep(args, so_far)
+                for problem in so_far.what:
+                    if problem not in known:
+                        known.add(problem)
+                        bar.write(problem, file=sys.stderr)
+                bar.set_postfix(requests=run.outcomes.total(), refresh=False)
+                bar.update(round(min(time.monotonic() - run.started_at, args.seconds)) - bar.n)
+        judge.close()
+        result = run.account()
     return Finding(result, msgspec.json.encode(result).decode(), 0 if result.is_clean else 1)
+
+
+@dataclass(slots=True)
+class _Run:
+    """What the rounds of a soak share."""
+
+    args: argparse.Namespace
+    patient: Patient
+    judge: Judge
+    control: Control | None
+    stale_before: Counter[str]
+    """Wrong rows that the control made."""
+    started_at: float
+    outcomes: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    """As injected."""
+    failures: list[str] = field(default_factory=list)
+    num_sessions: int = 0
+    num_flushes: int = 0
+
+    @property
+    def deadline(self) -> float:
+        """When no further request is sent."""
+        return self.started_at + self.args.seconds
+
+    def round(self, played: Sequence[tuple[int, Session]], rng: random.Random) -> None:
+        """Play sessions side by side, then let the server come to rest and account for everything."""
+        with ThreadPoolExecutor(len(played)) as pool:
+            waiting = {pool.submit(self._play, session, number) for number, session in played}
+            flush_in = rng.randrange(8)
+            for tick in count():
+                done, waiting = wait(waiting, timeout=_SAMPLE_S)
+                for future in done:
+                    self._count(future.result())
+                self.patient.server.check_alive()
+                self.patient.sample_memory()
+                if not waiting:
+                    break
+                if tick == flush_in:
+                    self._flush_while_busy()
+        self.num_sessions += len(played)
+        self.patient.wait_idle()
+        if rng.random() < 0.15:
+            time.sleep(_PAUSE_S)
+            self.patient.wait_idle()
+        if rng.random() < 0.9:
+            self.patient.flush()
+            self.num_flushes += 1
+
+    def account(self) -> Soak:
+        """The counts so far; at an idle point."""
+        patient, verdicts = self.patient, [verdict for _, verdict in self.judge.verdicts]
+        books, counters, stale = patient.wait_idle(), patient.counters(), patient.stale_rows() - self.stale_before
+        mismatches = [f"{request.rid}: {told}" for request, (told, *_) in self.judge.verdicts if told is not None]
+        failures = [*self.failures, *patient.log_faults()]
+        fallbacks, tokens = (_by_label(counters, name) for name in ("fallbacks", "tokens"))
+        words = [*mismatches, *patient.leaks, *(f"{n} rows {what}" for what, n in stale.items()), *failures]
+        return result_of(
+            Soak,
+            self.args,
+            model=Path(self.args.model).name,
+            seconds=round(time.monotonic() - self.started_at, 1),
+            sessions=self.num_sessions,
+            requests=self.outcomes.total() + len(self.failures),
+            outcomes=dict(sorted(self.outcomes.items())),
+            faults=dict(sorted(self.faults.items())),
+            idle_points=patient.num_idle_points,
+            flushes=self.num_flushes,
+            tokens=tokens,
+            evicted_tokens=books["num_evicted_tokens"],
+            index_evicted_tokens=books["num_index_evicted_tokens"],
+            retractions=counters["retractions"],
+            donors_vanished=fallbacks.get("donor_evicted", 0),
+            fallbacks={reason: number for reason, number in fallbacks.items() if number},
+            audited=patient.num_audited(),
+            spliced_rows_checked=books["num_spliced_rows"],
+            read_rows_checked=books["num_read_rows"],
+            compared=len(verdicts),
+            ties=sum(verdict.is_tie for verdict in verdicts),
+            largest_logprob_difference=max((v.largest for v in verdicts if v.difference is None), default=0.0),
+            mismatches=len(mismatches),
+            leaks=len(patient.leaks),
+            stale_rows=stale.total(),
+            failures=len(failures),
+            what=words[:_MAX_WORDS],
+            memory=patient.memory(self.started_at),
+            control=self.control,
+        )
+
+    def _play(self, session: Session, number: int) -> list[tuple[Fault, Outcome]]:
+        """Send the requests of a session, one after the other."""
+        ended = []
+        for request in requests(session, number, self.args.seed):
+            if time.monotonic() > self.deadline:
+                break
+            self.patient.note_pin(request)
+            outcome = send(self.patient.server, request)
+            if outcome.answer is not None and request.is_compared:
+                self.judge.consider(request, outcome.answer)
+            ended.append((request.fault, outcome))
+        return ended
+
+    def _count(self, ended: Sequence[tuple[Fault, Outcome]]) -> None:
+        for fault, outcome in ended:
+            if fault is not Fault.NONE:
+                self.faults[fault.value] += 1
+            if outcome.failure is None:
+                self.outcomes[outcome.how] += 1
+            else:
+                self.failures.append(outcome.failure)
+
+    def _flush_while_busy(self) -> None:
+        """A flush that SGLang refuses, unless no request runs at that moment."""
+        try:
+            self.patient.server.post("/flush_cache", {})
+        except BenchError:
+            self.faults["flush while busy"] += 1
+        else:
+            self.num_flushes += 1
+
+
+def _control(args: argparse.Namespace, patient: Patient, judge: Judge) -> Control:
+    """Unlock donors too early, and ask for other prompts' answers: both must be found.
+
+    The donors' request and the one that is spliced fit into the pool together only where the donors are given up. The
+    slots that they leave are then the last ones that the second request gets: in its prompt's end, which is computed.
+    """
+    patient.flush()
+    before = patient.stale_rows()
+    rng = random.Random(args.seed)
+    document, end = _random_tokens(rng, (args.pool_tokens - 70) // 2), _random_tokens(rng, 250)
+    for prompt, pic in (
+        (document, None),
+        ([*_random_tokens(rng, 40), *document, *end], {"testing": {"unlock_donors": True}}),
+    ):
+        send(patient.server, _request("control", prompt, pic))
+    stale = patient.stale_rows() - before
+    prompts = [
+        _request(f"control-{seed}", _random_tokens(rng, 400), {"mode": "off"}) for seed in range(_NUM_MISMATCHES)
+    ]
+    found = sum(judge.control(request, seed) for seed, request in enumerate(prompts))
+    return Control(stale_rows=stale.total(), mismatches=found, num_mismatches=_NUM_MISMATCHES)
+
+
+def _by_label(counters: Mapping[str, int], name: str) -> dict[str, int]:
+    """A labelled counter's numbers by label."""
+    beginning = f"{name}_total{{"
+    return {key.split("=")[1].rstrip("}"): value for key, value in counters.items() if key.startswith(beginning)}
+
+
+def _request(rid: str, prompt: list[int], pic: object) -> Request:
+    return Request(rid, prompt, 4, pic, None, None, None, Fault.NONE, 0.0, is_compared=True, dp_rank=0)
+
+
+def _random_tokens(rng: random.Random, number: int) -> list[int]:
+    return [rng.randrange(1000, 40_000) for _ in range(number)]
+
+
+@contextmanager
+def _servers(args: argparse.Namespace) -> Iterator[tuple[Server, Server]]:
+    """The stock and the patched server, started side by side."""
+    flags = (
+        *("--dtype", "float32", "--chunked-prefill-size", "128", "--page-size", str(args.page_size)),
+        *("--enable-mixed-chunk", "--skip-server-warmup", "--enable-metrics", "--enable-cache-report"),
+        # A line for every pass and request would be most of what the servers do.
+        *("--log-level", "warning", "--log-level-http", "warning"),
+        *shlex.split(" ".join(args.server_arg)),
+    )
+    tight = (
+        *("--max-total-tokens", str(args.pool_tokens)),
+        *("--max-running-requests", "8", "--schedule-conservativeness", "0.1"),
+        *shlex.split(" ".join(args.patched_arg)),
+    )
+    stock, pic = build_arms(["stock", "pic"], server_args=flags, pic_config=msgspec.json.encode(_CONFIG).decode())
+    roomy, one_thread = ("--max-total-tokens", "8000"), {"OMP_NUM_THREADS": "1"}
+    servers = [
+        arm_server(args.model, stock, args.logs / "stock.log", flags=roomy, env=one_thread),
+        arm_server(args.model, pic, args.logs / "pic.log", flags=tight, probe=_PROBE, env=_ENVIRONMENT),
+    ]
+    with ExitStack() as stack:
+        with ThreadPoolExecutor(len(servers)) as pool:
+            starting = [pool.submit(server.__enter__) for server in servers]
+            for server in servers:
+                stack.push(server)
+        for started in starting:
+            started.result()
+        yield servers[0], servers[1]
 
 
 if __name__ == "__main__":

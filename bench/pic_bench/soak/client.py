@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import http.client
 import threading
-from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,92 +17,60 @@ _TIMEOUT_S = 300.0
 _LIFE_S = 2.0
 
 
-class Outcomes:
-    """What became of the requests; of several threads."""
+class Outcome(NamedTuple):
+    """What became of a request."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.counts: Counter[str] = Counter()
-        """By outcome: answered, and the faults that took effect."""
-        self.faults: Counter[str] = Counter()
-        """By kind, as injected."""
-        self.failures: list[str] = []
-        """Answers that no fault explains."""
-
-    def add(self, outcome: str) -> None:
-        """Count an outcome."""
-        with self._lock:
-            self.counts[outcome] += 1
-
-    def inject(self, fault: str) -> None:
-        """Count a fault."""
-        with self._lock:
-            self.faults[fault] += 1
-
-    def fail(self, what: str) -> None:
-        """Note what no fault explains."""
-        with self._lock:
-            self.failures.append(what)
-
-    @property
-    def num_requests(self) -> int:
-        """Requests that have come to an end."""
-        return self.counts.total()
+    how: str
+    """Answered, ended by a fault that was injected, or failed: that no fault explains."""
+    answer: dict[str, Any] | None = None
+    """Where it is complete."""
+    failure: str | None = None
 
 
-def send(server: Server, request: Request, outcomes: Outcomes) -> dict[str, Any] | None:
-    """Send one request; its answer where it has one that is complete."""
-    if request.fault is not Fault.NONE:
-        outcomes.inject(request.fault.value)
+def send(server: Server, request: Request) -> Outcome:
+    """Send one request; its outcome."""
     try:
         if request.fault is Fault.DISCONNECT:
-            _leave(server, request, outcomes)
-            return None
-        aborter = None
+            _leave(server, request)
+            return Outcome("disconnected")
+        aborter = threading.Timer(request.moment * _LIFE_S, _abort, (server, request))
         if request.fault is Fault.ABORT:
-            aborter = threading.Timer(request.moment * _LIFE_S, _abort, (server, request))
             aborter.start()
         try:
-            answer = server.post("/generate", request.body, _TIMEOUT_S)
+            return _judge(request, server.post("/generate", request.body, _TIMEOUT_S))
         finally:
-            if aborter is not None:
-                aborter.cancel()
+            aborter.cancel()
+            if aborter.ident is not None:
                 aborter.join()
     except BenchError as error:
         if request.fault is Fault.INVALID and "HTTP 400" in str(error):
-            outcomes.add("refused")
-        elif request.fault is Fault.ABORT and "bort" in str(error):
-            outcomes.add("aborted")
-        else:
-            outcomes.fail(f"{request.rid} ({request.fault.value}): {error}")
-        return None
+            return Outcome("refused")
+        if request.fault is Fault.ABORT and "bort" in str(error):
+            return Outcome("aborted")
+        return _failed(request, str(error))
     except (OSError, http.client.HTTPException) as error:
-        outcomes.fail(f"{request.rid} ({request.fault.value}): {type(error).__name__} {error}")
-        return None
-    return _judge(request, answer, outcomes)
+        return _failed(request, f"{type(error).__name__} {error}")
 
 
-def _judge(request: Request, answer: Any, outcomes: Outcomes) -> dict[str, Any] | None:
+def _judge(request: Request, answer: dict[str, Any]) -> Outcome:
     """An answer of status 200."""
     if request.fault is Fault.INVALID:
-        outcomes.fail(f"{request.rid}: {request.pic!r} was not refused")
-        return None
-    reason = (answer["meta_info"].get("finish_reason") or {}).get("type")
-    if reason == "abort":
-        if request.fault is Fault.ABORT:
-            outcomes.add("aborted")
-        else:
-            outcomes.fail(f"{request.rid}: aborted by the server: {answer['meta_info']['finish_reason']}")
-        return None
+        return _failed(request, f"{request.pic!r} was not refused")
+    reason = answer["meta_info"].get("finish_reason") or {}
+    if reason.get("type") == "abort":
+        is_meant = request.fault is Fault.ABORT
+        return Outcome("aborted") if is_meant else _failed(request, f"aborted by the server: {reason}")
     # An abort may come when the answer is complete.
-    if len(answer["output_ids"]) != request.new_tokens:
-        outcomes.fail(f"{request.rid}: {len(answer['output_ids'])} tokens instead of {request.new_tokens}")
-        return None
-    outcomes.add("answered")
-    return dict(answer)
+    if (found := len(answer["output_ids"])) != request.new_tokens:
+        return _failed(request, f"{found} tokens instead of {request.new_tokens}")
+    return Outcome("answered", answer)
 
 
-def _leave(server: Server, request: Request, outcomes: Outcomes) -> None:
+def _failed(request: Request, what: str) -> Outcome:
+    return Outcome("failed", failure=f"{request.rid} ({request.fault.value}): {what}")
+
+
+def _leave(server: Server, request: Request) -> None:
     """Read a few events of the stream and go away, at times before the first one."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=_TIMEOUT_S)
     try:
@@ -117,7 +84,6 @@ def _leave(server: Server, request: Request, outcomes: Outcomes) -> None:
             threading.Event().wait(request.moment * _LIFE_S)
     finally:
         connection.close()
-    outcomes.add("disconnected")
 
 
 def _abort(server: Server, request: Request) -> None:

@@ -21,6 +21,10 @@ _IDLE_TIMEOUT_S = 120.0
 _POLL_S = 0.2
 _WARM_S, _WINDOW_S = 300.0, 60.0
 _MIB = 1 << 20
+_EMPTIED = ("num_locks", "num_pins", "num_tree_slots", "num_index_tokens", "num_index_donors")
+# Without a warm-up SGLang asks its own port to freeze the garbage collector, at times before the port is open.
+_PORT_NOT_OPEN_YET = re.compile(r"post-warmup freeze_gc failed\n.*?(?=^\[\d{4}-)", re.DOTALL | re.MULTILINE)
+_LOGGED_FAULT = re.compile(r"^.*(?:Traceback|leak).*\n(?:.*\n){0,3}", re.MULTILINE)
 
 
 class Patient:
@@ -36,11 +40,8 @@ class Patient:
         self.num_idle_points = 0
         self._pins: set[tuple[str, str | None, bool]] = set()
         self._memory: list[tuple[float, int]] = []
-        self._schedulers = [
-            process
-            for process in psutil.Process(server.pid).children(recursive=True)
-            if "scheduler" in " ".join(process.cmdline())
-        ]
+        children = psutil.Process(server.pid).children(recursive=True)
+        self._schedulers = [child for child in children if "scheduler" in " ".join(child.cmdline())]
 
     def note_pin(self, request: Request) -> None:
         """A request is going to be sent: only what some request named may be pinned."""
@@ -70,11 +71,8 @@ class Patient:
             if not any(waiting.values()):
                 break
             if time.monotonic() > deadline:
-                self.leaks += [
-                    f"{_IDLE_TIMEOUT_S:g} s after the last client left {what}"
-                    for what, is_so in waiting.items()
-                    if is_so
-                ]
+                left = (what for what, is_so in waiting.items() if is_so)
+                self.leaks += [f"{_IDLE_TIMEOUT_S:g} s after the last client left {what}" for what in left]
                 break
             time.sleep(_POLL_S)
         self.num_idle_points += 1
@@ -90,12 +88,7 @@ class Patient:
         self.server.post("/flush_cache?timeout=60", {})
         self._pins.clear()
         books = self.wait_idle()
-        left = {
-            name: books[name]
-            for name in ("num_locks", "num_pins", "num_tree_slots", "num_index_tokens", "num_index_donors")
-            if books[name]
-        }
-        if left:
+        if left := {name: books[name] for name in _EMPTIED if books[name]}:
             self.leaks.append(f"left by a flush: {left}")
 
     def counters(self) -> dict[str, int]:
@@ -123,15 +116,12 @@ class Patient:
 
     def num_audited(self) -> int:
         """Requests that were audited."""
-        return sum(int(_audit(state)["num_audited"]) for state in self._states())
+        return sum(_audit(state)["num_audited"] for state in self._states())
 
     def log_faults(self) -> list[str]:
         """What the server has logged of exceptions and leaks."""
         log = _PORT_NOT_OPEN_YET.sub("", self.server.log_path.read_text(errors="replace"))
-        return [
-            f"log: {found[0][:300]}"
-            for found in re.finditer(r"^.*(?:Traceback|leak).*\n(?:.*\n){0,3}", log, re.MULTILINE)
-        ]
+        return [f"log: {found[0][:300]}" for found in _LOGGED_FAULT.finditer(log)]
 
     def _states(self) -> list[dict[str, Any]]:
         """The plugin's part of `/server_info`, of each rank that serves requests of its own."""
@@ -139,9 +129,9 @@ class Patient:
         return [dict(state["pic"]) for state in internal]
 
 
-def _audit(state: dict[str, Any]) -> dict[str, int]:
+def _audit(state: dict[str, Any]) -> Counter[str]:
     """What the audit says of itself; with DP attention there is none."""
-    return dict(state.get("audit") or {"num_pending": 0, "num_audited": 0})
+    return Counter(state.get("audit") or {})
 
 
 def _added(found: Iterable[Mapping[str, Any]]) -> Counter[str]:
@@ -150,7 +140,3 @@ def _added(found: Iterable[Mapping[str, Any]]) -> Counter[str]:
     for each in found:
         total.update({name: number for name, number in each.items() if isinstance(number, int)})
     return total
-
-
-# Without a warm-up SGLang asks its own port to freeze the garbage collector, at times before the port is open.
-_PORT_NOT_OPEN_YET = re.compile(r"post-warmup freeze_gc failed\n.*?(?=^\[\d{4}-)", re.DOTALL | re.MULTILINE)

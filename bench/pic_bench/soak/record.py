@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pic_bench.environment import Environment
+from pic_bench.frame import Result
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,11 +30,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.at_end / self.after_warm_up - 1
 
 
-class Soak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Soak(Result, frozen=True, kw_only=True):
     """The counts of a run. Those from `mismatches` to `failures` must be 0."""
 
-    schema_version: int = 1
-    environment: Environment
     model: str
     seed: int
     page_size: int

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 from pic_bench import frame
+from pic_bench.report.markdown import Table
 
 from sglang_pic.core import CostModel
 from sglang_pic.core.costs import FEW_TOKENS, GapTimings, Timing, learn_costs
@@ -69,16 +70,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def prefill_us(self, num_left: int, num_spliced: int, num_gaps: int, num_before: int) -> float:
         """A prompt's prefill in passes of at most `CHUNK` tokens, `num_before` of others in the first."""
-        computed, left, total = num_left - num_spliced, num_before + num_left - num_spliced, 0.0
+        left = num_before + num_left - num_spliced
         eager = self.gaps_run_eagerly and num_spliced > 0
-        while left > 0:
-            tokens = min(left, CHUNK)
-            total += self.pass_us(tokens, num_left / 2, num_gaps=num_gaps if num_spliced else 0, eager=eager)
-            left -= tokens
-        if num_spliced:
-            total += self.around_us + self.copy_us(num_spliced)
-        assert computed > 0
-        return total
+        passes = (min(CHUNK, left - done) for done in range(0, left, CHUNK))
+        total = sum(self.pass_us(tokens, num_left / 2, num_gaps=num_gaps, eager=eager) for tokens in passes)
+        return total + (self.around_us + self.copy_us(num_spliced) if num_spliced else 0.0)
 
 
 class Simulated:
@@ -108,32 +104,8 @@ class Simulated:
         return GapTimings(self._time(spliced_us(1)), self._time(spliced_us(num_gaps)), self._time(around_us))
 
 
-def gpu(name: str, billion: float, layers: int, hidden: int, row_kb: float, *speed: float, **other: float) -> Machine:
-    """A dense model in bf16 on one device of `speed`: TFLOPS, GB/s; `other` may say more."""
-    tflops, bandwidth = speed
-    fields: dict[str, float] = {"active_billion": billion, "weights_gb": 2 * billion, **other}
-    made = {"name": name, "layers": layers, "hidden": hidden, "row_kb": row_kb, "tflops": tflops, **fields}
-    return msgspec.convert({**made, "bandwidth_gb_s": bandwidth}, Machine)
-
-
-H100, A100, L40S, L4 = (500.0, 3_350.0), (220.0, 2_000.0), (160.0, 864.0), (55.0, 300.0)
-# The gate's constants were chosen on these, and on those of its unit tests.
-FOR_CHOOSING = (
-    gpu("360M, A100", 0.36, 32, 960, 40, *A100),
-    gpu("1.5B, A100", 1.5, 28, 1_536, 28, *A100),
-    gpu("7B, A100", 7.6, 28, 3_584, 56, *A100),
-    gpu("14B, H100", 14.8, 48, 5_120, 192, *H100),
-)
-REPORTED = (
-    gpu("135M, H100", 0.135, 30, 576, 22, *H100),
-    gpu("0.6B, L4", 0.6, 28, 1_024, 112, *L4),
-    gpu("1B, H100", 1.24, 16, 2_048, 32, *H100),
-    gpu("8B, H100", 8.0, 32, 4_096, 128, *H100),
-    gpu("8B, L40S", 8.0, 32, 4_096, 128, *L40S),
-    gpu("30B-A3B, H100", 3.3, 48, 2_048, 96, *H100, weights_gb=61, layer_us=40, eager_layer_us=180),
-    gpu("70B, 4 H100", 70.6, 80, 8_192, 80, 4 * 350.0, 3_350.0, weights_gb=35, layer_us=45),
-    gpu("135M, CPU", 0.135, 30, 576, 22, 0.27, 20.0, eager_layer_us=900, graph_layer_us=900, gap_us=1_300),
-)
+MACHINES = msgspec.toml.decode(Path(__file__).with_name("machines.toml").read_bytes(), type=dict[str, list[Machine]])
+"""Those that are `reported`, and others `for_choosing` the gate's constants."""
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -186,14 +158,14 @@ def main(args: argparse.Namespace, _logs: Path) -> frame.Finding:
     """Study every machine."""
     seeds = range(args.seeds)
     reported, for_choosing = (
-        tuple(study_machine(shown, seeds) for machine in machines for shown in _both_ways(machine))
-        for machines in (REPORTED, FOR_CHOOSING)
+        tuple(study_machine(shown, seeds) for machine in MACHINES[name] for shown in both_ways(machine))
+        for name in ("reported", "for_choosing")
     )
-    result = Study(seeds=tuple(seeds), reported=reported, for_choosing=for_choosing)
-    return frame.Finding(result, as_table(result.reported))
+    return frame.Finding(Study(seeds=tuple(seeds), reported=reported, for_choosing=for_choosing), _table(reported))
 
 
-def _both_ways(machine: Machine) -> list[Machine]:
+def both_ways(machine: Machine) -> list[Machine]:
+    """Its passes with gaps in a graph, and without one, where that takes longer."""
     if machine.eager_layer_us == machine.graph_layer_us:
         return [machine]
     eager = msgspec.structs.replace(machine, name=f"{machine.name}, gaps eager", gaps_run_eagerly=True)
@@ -249,19 +221,16 @@ def _score(saved: dict[Case, float], rules: Sequence[Rule]) -> Score:
     )
 
 
-def as_table(rows: Sequence[Row]) -> str:
-    """A table in Markdown."""
-    lines = [
-        "| machine | oracle splices | gate: decides otherwise | loses | at worst | always splicing loses | "
-        "32 against 256 tokens loses |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+def _table(rows: Sequence[Row]) -> Table:
+    header = ["machine", "oracle splices", "gate: decides otherwise", "loses", "at worst"]
+    cells = [
+        [
+            *(row.machine.name, f"{row.oracle_splices:.0%}", f"{row.gate.wrong:.1%}", f"{row.gate.lost:.2%}"),
+            *(f"{row.gate.worst_ms:.2f} ms", f"{row.always.lost:.2%}", f"{row.short_slope.lost:.2%}"),
+        ]
+        for row in rows
     ]
-    for row in rows:
-        lines.append(
-            f"| {row.machine.name} | {row.oracle_splices:.0%} | {row.gate.wrong:.1%} | {row.gate.lost:.2%} | "
-            f"{row.gate.worst_ms:.2f} ms | {row.always.lost:.2%} | {row.short_slope.lost:.2%} |"
-        )
-    return "\n".join(lines)
+    return Table([*header, "always splicing loses", "32 against 256 tokens loses"], cells)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,13 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from pic_bench.environment import Environment, capture_environment
 from pic_bench.fidelity.arms import FULL, STALE, Arm
 from pic_bench.fidelity.cases.planted import Attack, Planted, planted
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.metrics import divergence, log_softmax
 from pic_bench.fidelity.record import MIN_GAP, Donors
 from pic_bench.fidelity.target import NOBODY, Recorded, Target, serve_target
-from pic_bench.frame import Finding, Study, at_least, keep
+from pic_bench.frame import Finding, Result, Study, at_least, keep, result_of
 from pic_bench.report.markdown import Table
 from pic_bench.report.stats import Estimate, bootstrap
 from tqdm import tqdm
@@ -97,11 +96,9 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     moved_p90: float
 
 
-class PlantedRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PlantedRows(Result, frozen=True, kw_only=True):
     """The result file."""
 
-    schema_version: int = 1
-    environment: Environment
     model: str
     dtype: str
     seed: int
@@ -146,15 +143,8 @@ def main(args: argparse.Namespace, logs: Path) -> Finding:
 
 
 def _result(args: argparse.Namespace, tried: dict[str, int], victims: list[Victim]) -> PlantedRows:
-    return PlantedRows(
-        environment=capture_environment(),
-        model=Path(args.model).name,
-        dtype=args.dtype,
-        seed=args.seed,
-        tried=tried,
-        settings=summarize(victims),
-        victims=victims,
-    )
+    found = {"tried": tried, "settings": summarize(victims), "victims": victims}
+    return result_of(PlantedRows, args, model=Path(args.model).name, **found)
 
 
 def _victims(

@@ -18,8 +18,7 @@ from pathlib import Path
 import msgspec
 from pic_bench.compare.arms import Arm, build_arms
 from pic_bench.compare.server import Server
-from pic_bench.environment import Environment, capture_environment
-from pic_bench.frame import Finding, Study, at_least, keep
+from pic_bench.frame import Finding, Result, Study, at_least, keep, result_of
 from pic_bench.report.markdown import Table
 from pic_bench.serving import generate, prompt_texts, serving
 from tqdm import tqdm
@@ -54,11 +53,9 @@ class SetupResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The prompts' second time on the server that throws prefix hits away."""
 
 
-class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Speculation(Result, frozen=True, kw_only=True):
     """The result file."""
 
-    schema_version: int = 1
-    environment: Environment
     prompts: str
     setups: list[SetupResult]
 
@@ -83,8 +80,7 @@ def main(args: argparse.Namespace, logs: Path) -> Finding:
     setups = [shlex.split(text) for text in args.setup]
     if short := [text for text, words in zip(args.setup, setups, strict=True) if len(words) < 2]:
         raise BenchError(f"--setup {short[0]!r}: must be a model and the flags of its draft.")
-    environment = capture_environment()
-    result = Speculation(environment=environment, prompts=args.prompts, setups=[])
+    result = result_of(Speculation, args, setups=[])
     for model, *flags in setups:
         found = measure(model, flags, ["--dtype", args.dtype], prompts, args.max_tokens, logs)
         result.setups.append(found)
@@ -123,13 +119,7 @@ def measure(
 
 def _ask(server: Server, prompt: str, max_tokens: int) -> Answer:
     found = generate(server, prompt, max_new_tokens=max_tokens, with_logprobs=False)
-    return Answer(
-        tokens=found.ids,
-        prompt_tokens=found.prompt_tokens,
-        cached_tokens=found.cached_tokens,
-        spliced_tokens=found.spliced_tokens,
-        num_verified=found.num_verified,
-    )
+    return Answer(tokens=found.ids, **{name: getattr(found, name) for name in Answer.__struct_fields__[1:]})
 
 
 def table(results: Sequence[SetupResult]) -> Table:

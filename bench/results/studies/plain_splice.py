@@ -1,6 +1,5 @@
 """Is it the splice that errs, or its context? Questions over spliced documents in plain PyTorch, with transformers.
 
-The script that wrote `plain-splice.json`: `python bench/results/plain-splice/plain_splice.py --model DIR --data FILE`.
 It builds the prompts of `sglang-pic fidelity --experiment qa` and splices their documents from donors whose context is
 more or less the prompt's own, without the server's planner, kernels or pools: the model's own rotary module turns the
 keys. First it proves itself: keys of the prompt computed further on and turned back must give the full prefill's
@@ -17,23 +16,21 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
-from pic_bench.environment import Environment, capture_environment
 from pic_bench.fidelity.cases.case import Case
 from pic_bench.fidelity.cases.qa import QaFrames, qa_case
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.record import Donors
-from pic_bench.out_folder import write_json
-from pic_traces.errors import TraceError
+from pic_bench.frame import Finding, Result, Study, at_least, result_of
+from pic_bench.report.markdown import Table, markdown_table
 from pic_traces.questions import generated_questions, is_question_set, read_questions
 from torch import Tensor
 from tqdm import tqdm
 
-from sglang_pic.errors import BenchError, PicError
+from sglang_pic.errors import BenchError
 from sglang_pic.platform import torchvision_shim
 from sglang_pic.runtime.divergence import kl_and_differs
-
-__all__ = ["Donor", "Placement", "PlainModel", "PlainSplice", "Row", "main", "measure", "placements"]
 
 Ids = list[int]
 
@@ -73,11 +70,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     same_first_token: int
 
 
-class PlainSplice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PlainSplice(Result, frozen=True, kw_only=True):
     """The result file."""
 
-    schema_version: int = 1
-    environment: Environment
     model: str
     source: str
     seed: int
@@ -197,7 +192,18 @@ def measure(model: PlainModel, frames: QaFrames, text: ModelText, cases: Iterabl
             sources = [(rows[tuple(donor.ids)], donor.start, donor.start) for donor in donors]
             for seam in seams:
                 found[name, seam].append(_outcome(full, model.spliced(case, sources, gold, seam), gold))
-    return [_row(name, seam, outcomes) for (name, seam), outcomes in found.items()], control
+    result = [
+        Row(
+            donors=name,
+            seam_tokens=seam,
+            prompts=len(outcomes),
+            right=sum(outcome.right for outcome in outcomes),
+            kl_mean=float(np.mean([outcome.kl for outcome in outcomes])),
+            same_first_token=sum(outcome.same_first_token for outcome in outcomes),
+        )
+        for (name, seam), outcomes in found.items()
+    ]
+    return result, control
 
 
 def _outcome(full: Tensor, logits: Tensor, gold: Ids) -> _Outcome:
@@ -205,70 +211,41 @@ def _outcome(full: Tensor, logits: Tensor, gold: Ids) -> _Outcome:
     return _Outcome(right=logits.argmax(-1).tolist() == gold, kl=float(kl), same_first_token=not differs)
 
 
-def _row(donors: str, seam_tokens: int | None, outcomes: Sequence[_Outcome]) -> Row:
-    return Row(
-        donors=donors,
-        seam_tokens=seam_tokens,
-        prompts=len(outcomes),
-        right=sum(outcome.right for outcome in outcomes),
-        kl_mean=sum(outcome.kl for outcome in outcomes) / len(outcomes),
-        same_first_token=sum(outcome.same_first_token for outcome in outcomes),
+STUDY = Study("plain_splice", __doc__, seed=0)
+STUDY.add("--model", type=Path, required=True, metavar="DIR", help="a checkpoint with its tokenizer")
+STUDY.add("--data", type=Path, metavar="FILE", help="a question set (default: generated pairs of values)")
+STUDY.add("--questions", type=at_least(1), default=10, metavar="N", help="questions to ask")
+STUDY.add("--quiet", action="store_true", help="no progress bar")
+
+
+@STUDY.measures
+def main(args: argparse.Namespace, _logs: Path) -> Finding:
+    """Measure; 1 where the model or the questions do not fit."""
+    if args.data is not None and not is_question_set(args.data):
+        raise BenchError(f"--data {str(args.data)!r}: no question set; its lines must have `documents` and `qa`.")
+    text = ModelText(args.model)
+    frames, model = QaFrames(text), PlainModel(args.model)
+    questions = (
+        list(generated_questions("pairs", limit=args.questions, seed=args.seed))
+        if args.data is None
+        else read_questions(args.data, limit=args.questions, seed=args.seed)
     )
+    bar = tqdm(questions, "questions", file=sys.stderr, disable=args.quiet, leave=False)
+    rows, control = measure(model, frames, text, (qa_case(frames, text, q, seed=args.seed) for q in bar))
+    source = args.data.name if args.data else "generated pairs"
+    result = result_of(PlainSplice, args, model=args.model.name, source=source, control_kl=control, rows=rows)
+    shown = markdown_table(_table(rows))
+    told = f"The control, the prompt's own keys moved and turned back: a KL of {control:.1e} at most."
+    return Finding(result, f"{shown}\n\n{told}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print a table; 1 where the model or the questions do not fit, 130 interrupted."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="a checkpoint with its tokenizer")
-    parser.add_argument("--data", type=Path, metavar="FILE", help="a question set (default: generated pairs of values)")
-    parser.add_argument("--questions", type=int, default=10, help="questions to ask (default: 10)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON there")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    args = parser.parse_args(argv)
-    try:
-        if args.questions < 1:
-            raise BenchError(f"--questions {args.questions}: must be 1 or more.")
-        if args.data is not None and not is_question_set(args.data):
-            raise BenchError(f"--data {str(args.data)!r}: no question set; its lines must have `documents` and `qa`.")
-        text = ModelText(args.model)
-        frames, model = QaFrames(text), PlainModel(args.model)
-        questions = (
-            list(generated_questions("pairs", limit=args.questions, seed=args.seed))
-            if args.data is None
-            else read_questions(args.data, limit=args.questions, seed=args.seed)
-        )
-        bar = tqdm(questions, "questions", file=sys.stderr, disable=args.quiet, leave=False)
-        rows, control = measure(model, frames, text, (qa_case(frames, text, q, seed=args.seed) for q in bar))
-    except (PicError, TraceError) as error:
-        print(f"plain_splice: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    print(_table(rows))
-    print(f"\nThe control, the prompt's own keys moved and turned back: a KL of {control:.1e} at most.")
-    if args.out is not None:
-        result = PlainSplice(
-            environment=capture_environment(),
-            model=args.model.name,
-            source=args.data.name if args.data else "generated pairs",
-            seed=args.seed,
-            control_kl=control,
-            rows=rows,
-        )
-        write_json(args.out, result)
-    return 0
-
-
-def _table(rows: Sequence[Row]) -> str:
-    lines = ["| donors | seam | right | KL of the first token | same first token |", "|---|--:|--:|--:|--:|"]
+def _table(rows: Sequence[Row]) -> Table:
+    cells = []
     for row in rows:
         seam = "" if row.seam_tokens is None else str(row.seam_tokens)
-        lines.append(
-            f"| {row.donors} | {seam} | {row.right} of {row.prompts} | {row.kl_mean:.2g} | {row.same_first_token} |"
-        )
-    return "\n".join(lines)
+        right = f"{row.right} of {row.prompts}"
+        cells.append([row.donors, seam, right, f"{row.kl_mean:.2g}", str(row.same_first_token)])
+    return Table(["donors", "seam", "right", "KL of the first token", "same first token"], cells)
 
 
 if __name__ == "__main__":
