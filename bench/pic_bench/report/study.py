@@ -75,7 +75,7 @@ def _rows(wanted: Json) -> Iterator[Json]:
     rows = _JINJA.compile_expression(wanted["rows"]) if "rows" in wanted else lambda record: [record]
     is_shown = _JINJA.compile_expression(wanted.get("where", "true"))
     for path, title in titles.items():
-        yield from ({"title": title, **row} for row in rows(_read(path)) if is_shown(row))
+        yield from ({"title": title, **row} for row in rows(_read(path)) or () if is_shown(row))
 
 
 def _interval(estimate: Json, write: str) -> str:
