@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
             runs that go together.
         ConfigError: `--out` is missing, needless or cannot be used.
     """
-    from pic_bench.compare import combined
-    from pic_bench.fidelity import report
+    from pic_bench.compare import report as comparison
+    from pic_bench.fidelity import report as fidelity
     from pic_bench.fidelity.folder import has_records
     from pic_bench.fidelity.merge import merge_runs
     from pic_bench.out_folder import print_report
@@ -48,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
     elif args.out is not None or args.force:
         raise ConfigError("--out and --force are for several folders; the report of one is written into it.")
     if has_records(folder):
-        report.write_report(folder)
-        print_report(folder, report.headline, as_json=args.json)
+        fidelity.write_report(folder)
+        print_report(folder, fidelity.headline, as_json=args.json)
     else:
-        combined.write_all(folder)
-        print_report(folder, combined.headline, as_json=args.json)
+        comparison.write_all(folder)
+        print_report(folder, comparison.headline, as_json=args.json)
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +13,9 @@ import msgspec
 from pic_traces.replay.client import read_events
 from pic_traces.source import load
 
-from pic_bench.compare.arms import Arm
-from pic_bench.compare.server import Server, free_port, launch_command
-from pic_bench.probe_plugin import PROBE_VARIABLE
+from pic_bench.compare.arms import Arm, arm_server
+from pic_bench.compare.server import POST_TIMEOUT_S, Server, request
 from sglang_pic.errors import BenchError
-
-_TIMEOUT_S = 600.0
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Answer(NamedTuple):
@@ -43,24 +38,6 @@ class FirstToken(NamedTuple):
     seconds: float
     prompt_tokens: int
     cached_tokens: int
-
-
-def arm_server(
-    model: str,
-    arm: Arm,
-    log_path: Path,
-    *,
-    flags: Sequence[str] = (),
-    probe: Mapping[str, object] | None = None,
-    env: Mapping[str, str | None] | None = None,
-    start_timeout_s: float = 900.0,
-) -> Server:
-    """The server of an arm, not yet started, with more flags, switches of the probe plugin and variables."""
-    port = free_port()
-    switches = {} if probe is None else {PROBE_VARIABLE: msgspec.json.encode(probe).decode()}
-    command = launch_command(model, port, [*arm.server_args, *flags])
-    variables = {**arm.env, **switches, **(env or {})}
-    return Server(command, port=port, log_path=log_path, env=variables, start_timeout_s=start_timeout_s)
 
 
 @contextmanager
@@ -95,8 +72,7 @@ def generate(
     Raises:
         BenchError: the server refused the request.
     """
-    text: dict[str, object] = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
-    body = text | {"sampling_params": _sampling(max_new_tokens, pic)}
+    body = _greedy(prompt, max_new_tokens, pic)
     if with_logprobs:
         body |= {"return_logprob": True, "top_logprobs_num": 20}
     answer = server.post("/generate", body)
@@ -118,18 +94,18 @@ def events(
     *,
     pic: Mapping[str, object] | None = None,
     extra_key: str | None = None,
-    timeout_s: float = _TIMEOUT_S,
+    timeout_s: float = POST_TIMEOUT_S,
 ) -> Iterator[dict[str, Any]]:
     """The events of a streamed greedy answer, as they come; closed, the request is aborted.
 
     Raises:
         BenchError: the server does not answer, or answered with an error.
     """
-    body = {"input_ids": list(prompt), "stream": True, "sampling_params": _sampling(max_new_tokens, pic)}
-    data = msgspec.json.encode(body if extra_key is None else {**body, "extra_key": extra_key})
-    request = urllib.request.Request(url + "/generate", data, {"Content-Type": "application/json"})
+    body = {**_greedy(prompt, max_new_tokens, pic), "stream": True}
+    if extra_key is not None:
+        body["extra_key"] = extra_key
     try:
-        with _OPENER.open(request, timeout=timeout_s) as answer:
+        with request(url + "/generate", body, timeout_s=timeout_s) as answer:
             for found in read_events(answer):
                 if found == b"[DONE]":
                     break
@@ -158,6 +134,8 @@ def first_token(
     return FirstToken(elapsed, meta["prompt_tokens"], meta["cached_tokens"])
 
 
-def _sampling(max_new_tokens: int, pic: Mapping[str, object] | None) -> dict[str, object]:
+def _greedy(prompt: str | Sequence[int], max_new_tokens: int, pic: Mapping[str, object] | None) -> dict[str, object]:
+    text: dict[str, object] = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
     options = {} if pic is None else {"custom_params": {"pic": pic}}
-    return {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True, **options}
+    sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True, **options}
+    return {**text, "sampling_params": sampling}

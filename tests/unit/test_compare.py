@@ -13,15 +13,12 @@ from pic_bench.compare import command
 from pic_bench.compare.arms import ArmKind, build_arms, read_pic_config
 from pic_bench.compare.counters import counters_between, pic_counters
 from pic_bench.compare.pairing import Pair, compare_arms, pair_records, summarize_arm
-from pic_bench.compare.run_folder import COMPARISON, ScenesConfig
-from pic_bench.compare.scenes import make_scenes
+from pic_bench.compare.run_folder import COMPARISON, Config, ScenesConfig, make_scenes
 from pic_bench.out_folder import claim_folder, write_json
 from pic_bench.report.stats import Statistic, bootstrap, merge_tokens, top_k_kl
 from pic_traces.records import RequestRecord, Status
-from pic_traces.replay import ReplayOptions
 
 from sglang_pic.errors import ConfigError
-from tests.unit.comparison_config import comparison_config
 
 
 def record(call: int, **fields: object) -> RequestRecord:
@@ -180,7 +177,7 @@ def test_arms_differ_in_exactly_what_they_should() -> None:
     assert {"--enable-cache-report", "--enable-metrics", "--page-size"} <= set(stock.server_args)
     assert pic.env == {"SGLANG_PIC_CONFIG": '{"max_gaps": 8}'}
     assert off.custom_params == {"pic": {"mode": "off"}}
-    assert pic.custom_params is None
+    assert pic.custom_params == {}
     assert stock.env["SGLANG_PIC_CONFIG"] is None
     loaded = set(str(stock.env["SGLANG_PLUGINS"]).split(","))
     assert loaded.isdisjoint({"pic", "pic_probe"}), "stock must not load the cache's plugin, nor its probe"
@@ -239,8 +236,7 @@ def test_the_scenes_of_an_earlier_comparison_are_overwritten_and_nothing_else(tm
 def test_only_an_earlier_comparison_is_overwritten_and_only_with_force(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     claim_folder(folder, COMPARISON, force=False)
-    config = comparison_config()
-    write_json(folder / "config.json", config)
+    write_json(folder / "config.json", Config(trace="t", model="m", arms=["stock"]))
     (folder / "arms" / "stock").mkdir(parents=True)
     (folder / "notes.txt").write_text("mine", "utf8")
     with pytest.raises(ConfigError, match="--force"):
@@ -253,16 +249,16 @@ def test_only_an_earlier_comparison_is_overwritten_and_only_with_force(tmp_path:
 
 
 def test_every_scene_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    config = comparison_config()
-    replay = ReplayOptions(trace="t", base_url="http://127.0.0.1:1", out=str(tmp_path))
+    config = Config(trace="t", model="m", arms=["stock"])
     traces = ["clock:3@logs/My Log.jsonl.gz", "My-Log", "gen:random?calls=2", "gen:random?calls=2", "arms", "../.."]
-    scenes = make_scenes(traces, tmp_path, config, replay)
+    scenes = make_scenes(traces, tmp_path, config)
     names = ["clock-3-my-log", "my-log", "gen-random-calls-2", "gen-random-calls-2-2", "arms-2", "trace"]
     assert [scene.name for scene in scenes] == names
     assert [scene.folder for scene in scenes] == [tmp_path / name for name in names]
-    assert [scene.config.trace for scene in scenes] == [scene.replay.trace for scene in scenes] == traces
-    (only,) = make_scenes(["t"], tmp_path, config, replay)
-    assert (only.folder, only.config, only.replay) == (tmp_path, config, replay)
+    assert [scene.config.trace for scene in scenes] == traces
+    assert [scene.namespace for scene in scenes] == names
+    (only,) = make_scenes(["t"], tmp_path, config)
+    assert (only.folder, only.config, only.namespace) == (tmp_path, config, None)
 
 
 def test_words_after_dashes_go_to_the_servers() -> None:

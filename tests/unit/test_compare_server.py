@@ -15,15 +15,14 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from pic_bench.compare.arms import build_arms
+from pic_bench.compare.arms import Arm, build_arms
 from pic_bench.compare.compare import Settings, run_compare
-from pic_bench.compare.scenes import make_scenes
+from pic_bench.compare.run_folder import Config, make_scenes
 from pic_bench.compare.server import Server, free_port
 from pic_traces.records import RequestRecord, summarize
 from pic_traces.replay import ReplayOptions
 
 from sglang_pic.errors import BenchError
-from tests.unit.comparison_config import comparison_config
 
 FAKE_SERVER = """
 import http.server, os, signal, subprocess, sys
@@ -158,7 +157,7 @@ def test_compare_runs_every_arm_and_leaves_the_folder_of_the_layout(
         asked.append(options)
         return _write_records(options, chunk_hit=0 if len(asked) == 1 else 600)
 
-    (run,) = run_compare(_settings(tmp_path / "run", ["stock", "pic", "pic-off"]), launch=_launch, replay=replay)
+    (run,) = run_compare(_settings(tmp_path / "run", ["stock", "pic", "pic-off"]), start=_start, replay=replay)
     assert [options.custom_params for options in asked] == [{}, {}, {"pic": {"mode": "off"}}]
     assert all(options.extra_body == {} for options in asked)
     assert len({options.base_url for options in asked}) == 3
@@ -190,7 +189,7 @@ def test_scenes_share_an_arms_server_and_no_rows(tmp_path: Path, capfd: pytest.C
     out = tmp_path / "run"
     traces = ["clock:gen:random", "gen:random"]
     for _ in range(2):
-        runs = run_compare(_settings(out, ["stock", "pic"], traces, force=True), launch=_launch, replay=replay)
+        runs = run_compare(_settings(out, ["stock", "pic"], traces, force=True), start=_start, replay=replay)
     names = ["clock-gen-random", "gen-random"]
     del asked[:4]
     assert [options.trace for options in asked] == traces * 2
@@ -217,11 +216,11 @@ def test_a_server_that_dies_during_the_replay_fails_the_comparison(tmp_path: Pat
         return _write_records(options, chunk_hit=0)
 
     with pytest.raises(BenchError, match="out of slots"):
-        run_compare(_settings(tmp_path / "run", ["stock"]), launch=_launch, replay=replay)
+        run_compare(_settings(tmp_path / "run", ["stock"]), start=_start, replay=replay)
 
 
-def _launch(_model: str, port: int, _server_args: Sequence[str]) -> list[str]:
-    return command(port, "alone")
+def _start(_model: str, _arm: Arm, log_path: Path, **_: object) -> Server:
+    return make_server(log_path.parent, "alone")
 
 
 def _write_records(options: ReplayOptions, *, chunk_hit: int) -> Path:
@@ -255,15 +254,8 @@ def _write_records(options: ReplayOptions, *, chunk_hit: int) -> Path:
 
 
 def _settings(out: Path, arms: list[str], traces: Sequence[str] = ("gen:random",), *, force: bool = False) -> Settings:
-    config = comparison_config(traces[0], model="fake-model", arms=arms)
-    replay = ReplayOptions(trace=traces[0], base_url="http://127.0.0.1:1", out=str(out))
-    return Settings(
-        scenes=make_scenes(traces, out, config, replay),
-        arms=build_arms(arms, server_args=[], pic_config=None),
-        out=out,
-        force=force,
-        start_timeout_s=60,
-    )
+    scenes = make_scenes(traces, out, Config(trace=traces[0], model="fake-model", arms=arms))
+    return Settings(scenes=scenes, arms=build_arms(arms, server_args=[], pic_config=None), out=out, force=force)
 
 
 def _crash_later(server: Server) -> None:

@@ -15,8 +15,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from pic_bench.compare.arms import build_arms
 from pic_bench.compare.compare import Settings, run_compare
-from pic_bench.compare.scenes import make_scenes
+from pic_bench.compare.run_folder import Config, make_scenes
 from pic_bench.fidelity.folder import PROBES
 from pic_bench.out_folder import write_whole
 from pic_traces import load
@@ -27,7 +28,6 @@ from pic_traces.replay import ReplayOptions, run_replay
 
 from sglang_pic.cli import main
 from sglang_pic.client.library import Library
-from tests.unit.comparison_config import comparison_config
 from tests.unit.test_replay_process import PACKAGE_ROOTS, FakeServer, Handler, QuietServer, command, fake, write_trace
 
 __all__ = ["fake"]
@@ -147,15 +147,10 @@ def test_a_comparison_reads_its_whole_trace_before_a_server_starts(tmp_path: Pat
     """A gzip file that was cut off late."""
     whole, trace = (DATA / "opendevin_sample.jsonl.gz").read_bytes(), tmp_path / "cut.jsonl.gz"
     trace.write_bytes(whole[: len(whole) // 2])
-    config = comparison_config(str(trace))
-    replay = ReplayOptions(trace=str(trace), base_url="http://127.0.0.1:1", out=str(tmp_path))
-    scenes = make_scenes([str(trace)], tmp_path / "run", config, replay)
-
-    def start(*_: object) -> list[str]:
-        raise AssertionError("no server is started")
-
+    scenes = make_scenes([str(trace)], tmp_path / "run", Config(trace=str(trace), model="m", arms=["stock"]))
+    arms = build_arms(["stock"], server_args=[], pic_config=None)
     with pytest.raises(TraceError, match="after line 2: cannot be read: Compressed file ended"):
-        run_compare(Settings(scenes=scenes, arms=[], out=tmp_path / "run"), launch=start)
+        run_compare(Settings(scenes=scenes, arms=arms, out=tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 

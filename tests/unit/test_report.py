@@ -12,11 +12,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pic_bench.compare.model import Model
 from pic_bench.compare.pairing import compare_arms, summarize_arm
-from pic_bench.compare.report import write_reports
-from pic_bench.compare.run_folder import ScenesConfig, arm_folder, scene_folder
-from pic_bench.compare.summary import ScenesSummary, Summary, Trace
+from pic_bench.compare.report import write_all
+from pic_bench.compare.run_folder import Config, ScenesConfig, arm_folder, scene_folder
+from pic_bench.compare.summary import Model, ScenesSummary, Summary, Trace
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.out_folder import write_json
 from pic_bench.report.numbers import percent, times
@@ -25,7 +24,6 @@ from pic_traces.records import RequestRecord, Status
 
 from sglang_pic.cli import main
 from sglang_pic.errors import BenchError
-from tests.unit.comparison_config import comparison_config
 
 SERVER_ARGS = ["--enable-cache-report", "--enable-metrics", "--device", "cpu"]
 
@@ -61,7 +59,7 @@ def make_run(
     )
     write_json(folder / "summary.json", summary)
     write_json(folder / "environment.json", _environment())
-    write_json(folder / "config.json", comparison_config("sample:opendevin", model="models/smollm2", arms=arms))
+    write_json(folder / "config.json", Config(trace="sample:opendevin", model="models/smollm2", arms=[*arms]))
     for arm in arms:
         where = arm_folder(folder, arm)
         where.mkdir(parents=True)
@@ -149,7 +147,7 @@ class _Page(HTMLParser):
 
 def test_report_says_the_numbers_of_the_summary(tmp_path: Path) -> None:
     summary = make_run(tmp_path)
-    write_reports(tmp_path)
+    write_all(tmp_path)
     paired = summary.paired
     assert paired is not None
     for name in ("report.md", "report.html"):
@@ -167,7 +165,7 @@ def test_report_says_the_numbers_of_the_summary(tmp_path: Path) -> None:
 
 def test_html_is_self_contained_and_well_formed(tmp_path: Path) -> None:
     make_run(tmp_path)
-    write_reports(tmp_path)
+    write_all(tmp_path)
     text = (tmp_path / "report.html").read_text("utf8")
     page = _Page()
     page.feed(text)
@@ -183,7 +181,7 @@ def test_html_is_self_contained_and_well_formed(tmp_path: Path) -> None:
 
 def test_drawing_for_the_readme_is_valid_xml(tmp_path: Path) -> None:
     make_run(tmp_path)
-    write_reports(tmp_path)
+    write_all(tmp_path)
     root = ET.fromstring((tmp_path / "report.svg").read_text("utf8"))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "prefers-color-scheme" in (root.find("{http://www.w3.org/2000/svg}style").text or "")  # type: ignore[union-attr]
@@ -192,7 +190,7 @@ def test_drawing_for_the_readme_is_valid_xml(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arms", [("stock",), ("stock", "pic"), ("stock", "pic-off"), ("stock", "stock-again")])
 def test_every_choice_of_arms_renders(tmp_path: Path, arms: tuple[str, ...]) -> None:
     make_run(tmp_path, arms=arms, num_requests=12)
-    write_reports(tmp_path)
+    write_all(tmp_path)
     text = (tmp_path / "report.md").read_text("utf8")
     assert ("The noise floor was not measured" in text) == ("stock-again" not in arms)
     assert (tmp_path / "report.html").read_text("utf8").count("<svg") == (2 if "pic" in arms else 1)
@@ -201,14 +199,14 @@ def test_every_choice_of_arms_renders(tmp_path: Path, arms: tuple[str, ...]) -> 
 def test_a_run_without_answers_renders(tmp_path: Path) -> None:
     """A trace whose every prompt is too long still ends with a report that says so."""
     make_run(tmp_path, num_requests=1)
-    write_reports(tmp_path)
+    write_all(tmp_path)
     text = (tmp_path / "report.md").read_text("utf8")
     assert "there is nothing to compare" in text
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="sglang-pic compare --out"):
-        write_reports(tmp_path)
+        write_all(tmp_path)
 
 
 def test_a_kept_run_is_compared_anew_from_packed_records(tmp_path: Path) -> None:
@@ -220,7 +218,8 @@ def test_a_kept_run_is_compared_anew_from_packed_records(tmp_path: Path) -> None
         records = arm_folder(tmp_path, arm) / "requests.jsonl"
         records.with_name("requests.jsonl.gz").write_bytes(gzip.compress(records.read_bytes()))
         records.unlink()
-    anew = write_reports(tmp_path).summary
+    (run,) = write_all(tmp_path)
+    anew = run.summary
     assert anew == told
     assert msgspec.json.decode((tmp_path / "summary.json").read_bytes(), type=Summary) == anew
 
@@ -229,10 +228,10 @@ def test_packed_records_that_cannot_be_unpacked_are_named(tmp_path: Path) -> Non
     make_run(tmp_path)
     records = arm_folder(tmp_path, "pic") / "requests.jsonl"
     records.with_name("requests.jsonl.gz").write_bytes(gzip.compress(records.read_bytes())[:-20])
-    write_reports(tmp_path)
+    write_all(tmp_path)
     records.unlink()
     with pytest.raises(ReplayError, match=r"requests\.jsonl\.gz cannot be unpacked"):
-        write_reports(tmp_path)
+        write_all(tmp_path)
 
 
 @pytest.fixture

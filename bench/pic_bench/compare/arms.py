@@ -1,17 +1,20 @@
-"""The arms of a comparison: each one's server flags, its environment and the options that its requests carry."""
+"""The arms of a comparison: each one's server, its flags and environment, and the options that its requests carry."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from pic_traces.session import JsonValue
 
-from pic_bench.probe_plugin import PROBE_PLUGIN
+from pic_bench.compare.server import Server, free_port, launch_command
+from pic_bench.probe_plugin import PROBE_PLUGIN, PROBE_VARIABLE
 from sglang_pic.config import CONFIG_VARIABLE, read_config
 from sglang_pic.errors import ConfigError
 
@@ -41,7 +44,8 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     kind: ArmKind
     server_args: tuple[str, ...]
     env: dict[str, str | None]
-    custom_params: dict[str, dict[str, str]] | None = None
+    custom_params: dict[str, JsonValue] = {}
+    """Of every request."""
 
     @property
     def is_stock(self) -> bool:
@@ -81,6 +85,26 @@ def build_arms(names: Sequence[str], *, server_args: Sequence[str], pic_config: 
     return arms
 
 
+def arm_server(
+    model: str,
+    arm: Arm,
+    log_path: Path,
+    *,
+    flags: Sequence[str] = (),
+    probe: Mapping[str, object] | None = None,
+    env: Mapping[str, str | None] | None = None,
+    **waiting: Any,
+) -> Server:
+    """The server of an arm, not yet started, with more flags, switches of the probe plugin and variables.
+
+    `waiting` is `start_timeout_s` and `progress` of `Server`.
+    """
+    port = free_port()
+    switches = {} if probe is None else {PROBE_VARIABLE: msgspec.json.encode(probe).decode()}
+    command = launch_command(model, port, [*arm.server_args, *flags])
+    return Server(command, port=port, log_path=log_path, env={**arm.env, **switches, **(env or {})}, **waiting)
+
+
 def read_pic_config(text: str | None) -> str | None:
     """`--pic-config` as the patched server reads it: JSON text as given, a file as its absolute path.
 
@@ -103,7 +127,7 @@ def _arm(name: str, kind: ArmKind, server_args: tuple[str, ...], pic_config: str
             name=name, kind=kind, server_args=flags, env={"SGLANG_PLUGINS": _other_plugins(), CONFIG_VARIABLE: None}
         )
     env: dict[str, str | None] = {} if pic_config is None else {CONFIG_VARIABLE: pic_config}
-    off = {"pic": {"mode": "off"}} if kind is ArmKind.PIC_OFF else None
+    off: dict[str, JsonValue] = {"pic": {"mode": "off"}} if kind is ArmKind.PIC_OFF else {}
     return Arm(name=name, kind=kind, server_args=(*flags, *PIC_FLAGS), env=env, custom_params=off)
 
 

@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
         BenchError, ReplayError: a server or a replay failed.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the servers are stopped.
     """
-    from pic_bench.compare.combined import headline
     from pic_bench.compare.compare import run_compare
+    from pic_bench.compare.report import headline
     from pic_bench.out_folder import print_report
 
     settings = _settings(args)
@@ -86,27 +86,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    from pic_traces.replay import ReplayOptions
-
     from pic_bench.compare.arms import build_arms, read_pic_config
     from pic_bench.compare.compare import Settings
-    from pic_bench.compare.run_folder import Config
-    from pic_bench.compare.scenes import make_scenes
+    from pic_bench.compare.run_folder import Config, make_scenes
 
     names = [name.strip() for name in args.arms.split(",") if name.strip()]
     server_args = [word for text in args.server_arg for word in shlex.split(text)] + args.server_args
     pic_config = read_pic_config(args.pic_config)
     arms = build_arms(names, server_args=server_args, pic_config=pic_config)
-    replay = ReplayOptions(
-        trace=args.traces[0],
-        base_url="http://127.0.0.1:1",  # every arm has its own
-        out=str(args.out),
-        sessions=args.sessions,
-        limit_sessions=args.limit_sessions,
-        limit_calls=args.limit_calls,
-        max_tokens=args.max_tokens,
-        logprobs=20,
-    ).check()
     config = Config(
         trace=args.traces[0],
         model=args.model,
@@ -119,7 +106,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         max_tokens=args.max_tokens,
     )
     return Settings(
-        scenes=make_scenes(args.traces, args.out, config, replay),
+        scenes=make_scenes(args.traces, args.out, config),
         arms=arms,
         out=args.out,
         force=args.force,

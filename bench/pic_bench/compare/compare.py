@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,20 +15,18 @@ from pic_traces.records import RequestRecord, load_records, load_summary
 from pic_traces.replay import ReplayOptions, run_replay
 from pic_traces.source import limit, short_name
 
-from pic_bench.compare.arms import Arm, ArmKind
-from pic_bench.compare.combined import write_all
+from pic_bench.compare.arms import Arm, ArmKind, arm_server
 from pic_bench.compare.counters import counters_between, pic_counters
-from pic_bench.compare.model import model_facts
 from pic_bench.compare.pairing import compare_arms, summarize_arm
-from pic_bench.compare.run_folder import COMPARISON, Run, ScenesConfig, arm_folder
-from pic_bench.compare.scenes import Scene
-from pic_bench.compare.server import Server, free_port, launch_command
-from pic_bench.compare.summary import ArmSummary, Paired, Summary, Trace
+from pic_bench.compare.report import write_all
+from pic_bench.compare.run_folder import COMPARISON, Run, Scene, ScenesConfig, arm_folder
+from pic_bench.compare.server import Server
+from pic_bench.compare.summary import ArmSummary, Summary, Trace, model_facts
 from pic_bench.environment import capture_environment, now
 from pic_bench.out_folder import claim_folder, write_json
 from sglang_pic.errors import BenchError
 
-LaunchCommand = Callable[[str, int, Sequence[str]], list[str]]
+StartServer = Callable[..., Server]
 Replay = Callable[[ReplayOptions], Path]
 
 
@@ -56,22 +54,24 @@ class _ArmRun(NamedTuple):
     records: list[RequestRecord]
 
 
-def run_compare(
-    settings: Settings, *, launch: LaunchCommand = launch_command, replay: Replay = run_replay
-) -> list[Run]:
+def run_compare(settings: Settings, *, start: StartServer = arm_server, replay: Replay = run_replay) -> list[Run]:
     """Run every arm, write the folder, and return what it says of every scene.
 
     Args:
-        launch: the command line of a server, from model, port and flags.
-        replay: replays the trace and writes the records; `pic_traces.replay.run_replay`.
+        start: makes the server of an arm, as `arm_server` does.
+        replay: replays the trace and writes the records.
 
     Raises:
         ConfigError: the folder cannot be used.
         TraceError: a trace cannot be read.
         BenchError: a server failed, or a replay ended early; the records so far stay in the folder.
         ReplayError: a replay could not start or crashed.
+        OptionError: an option of the replay is not allowed.
     """
-    for scene in settings.scenes:  # a trace that cannot be read must not cost the start of a server
+    # What cannot be replayed must not cost the start of a server.
+    for scene in settings.scenes:
+        for arm in settings.arms:
+            _replay_options(settings, scene, arm, "http://127.0.0.1:1").check()
         wanted = scene.config
         limit(load(wanted.trace), num_sessions=wanted.limit_sessions, num_calls=wanted.limit_calls)
     claim_folder(settings.out, COMPARISON, force=settings.force)
@@ -80,7 +80,7 @@ def run_compare(
     runs: dict[str, dict[str, _ArmRun]] = {scene.name: {} for scene in settings.scenes}
     for number, arm in enumerate(settings.arms, start=1):
         say = _Speaker(f"[{number}/{len(settings.arms)}] {arm.name}:", quiet=settings.quiet)
-        for scene, run in zip(settings.scenes, _run_arm(settings, arm, launch, replay, say), strict=True):
+        for scene, run in zip(settings.scenes, _run_arm(settings, arm, start, replay, say), strict=True):
             runs[scene.name][arm.name] = run
     for scene in settings.scenes:
         write_json(scene.folder / "summary.json", _summarize(settings, scene, runs[scene.name], started_at))
@@ -118,17 +118,10 @@ class _Speaker:
             print(f"\r\x1b[K{self._prefix} starting server ... {seconds:.0f} s", end="", file=sys.stderr, flush=True)
 
 
-def _run_arm(settings: Settings, arm: Arm, launch: LaunchCommand, replay: Replay, say: _Speaker) -> list[_ArmRun]:
+def _run_arm(settings: Settings, arm: Arm, start: StartServer, replay: Replay, say: _Speaker) -> list[_ArmRun]:
     """One server of the arm, which serves every scene; returns what it made of each."""
-    port = free_port()
-    server = Server(
-        launch(settings.scenes[0].config.model, port, arm.server_args),
-        port=port,
-        log_path=arm_folder(settings.out, arm.name) / "server.log",
-        env=arm.env,
-        start_timeout_s=settings.start_timeout_s,
-        progress=say.waiting,
-    )
+    model, log = settings.scenes[0].config.model, arm_folder(settings.out, arm.name) / "server.log"
+    server = start(model, arm, log, start_timeout_s=settings.start_timeout_s, progress=say.waiting)
     say.line("starting server ...")
     runs: list[_ArmRun] = []
     counters: dict[str, float] = {}
@@ -147,17 +140,15 @@ def _run_arm(settings: Settings, arm: Arm, launch: LaunchCommand, replay: Replay
 def _replay_scene(settings: Settings, scene: Scene, arm: Arm, server: Server, replay: Replay) -> dict[str, float]:
     """Replay a scene into its arm's folder; returns the server's counters afterwards."""
     folder = arm_folder(scene.folder, arm.name)
-    options = msgspec.structs.replace(
-        scene.replay,
-        base_url=server.base_url,
-        out=str(folder),
-        custom_params={**scene.replay.custom_params, **(arm.custom_params or {})},
-        force=True,
-        quiet=settings.quiet,
-    )
     with server.watch():
-        replay(options)
-    metrics = _metrics(server)
+        replay(_replay_options(settings, scene, arm, server.base_url))
+    try:
+        metrics = server.get("/metrics")
+    except OSError as error:
+        server.check_alive(grace_s=2.0)
+        raise BenchError(
+            f"{server.base_url}/metrics gave {error}; the arm needs --enable-metrics. Log: {server.log_path}"
+        ) from error
     server.check_alive()
     (folder / "metrics.txt").write_text(metrics, "utf8")
     return pic_counters(metrics)
@@ -180,42 +171,42 @@ def _arm_run(scene: Scene, arm: Arm, server: Server, counters: dict[str, float])
     return _ArmRun(summary, records)
 
 
-def _metrics(server: Server) -> str:
-    try:
-        return server.get("/metrics")
-    except OSError as error:
-        server.check_alive(grace_s=2.0)
-        raise BenchError(
-            f"{server.base_url}/metrics gave {error}; the arm needs --enable-metrics. Log: {server.log_path}"
-        ) from error
+def _replay_options(settings: Settings, scene: Scene, arm: Arm, base_url: str) -> ReplayOptions:
+    asked = scene.config
+    return ReplayOptions(
+        trace=asked.trace,
+        base_url=base_url,
+        out=str(arm_folder(scene.folder, arm.name)),
+        sessions=asked.sessions,
+        limit_sessions=asked.limit_sessions,
+        limit_calls=asked.limit_calls,
+        max_tokens=asked.max_tokens,
+        extra_body={} if scene.namespace is None else {"extra_key": scene.namespace},
+        custom_params=arm.custom_params,
+        logprobs=20,
+        force=True,
+        quiet=settings.quiet,
+    )
 
 
-def _summarize(settings: Settings, scene: Scene, runs: Mapping[str, _ArmRun], started_at: str) -> Summary:
-    baseline = next((arm.name for arm in settings.arms if arm.is_stock), settings.arms[0].name)
-    comparisons = [
-        compare_arms(baseline, runs[baseline].records, arm.name, runs[arm.name].records)
-        for arm in settings.arms
-        if arm.name != baseline
-    ]
-    base_is_stock = next(arm for arm in settings.arms if arm.name == baseline).is_stock
+def _summarize(settings: Settings, scene: Scene, runs: dict[str, _ArmRun], started_at: str) -> Summary:
+    base = next((arm for arm in settings.arms if arm.is_stock), settings.arms[0])
+    others = [arm for arm in settings.arms if arm is not base]
+    records = runs[base.name].records
+    comparisons = [compare_arms(base.name, records, arm.name, runs[arm.name].records) for arm in others]
+    patched = [pair for pair, arm in zip(comparisons, others, strict=True) if arm.kind is ArmKind.PIC]
     # Prefix hits alone change stock's answers: stock with none of them is the better floor of the two.
-    floors = sorted((arm for arm in settings.arms if arm.is_stock and arm.name != baseline), key=_floor_order)
-    floor = floors[0].name if floors else None
-    first_pic = next((arm.name for arm in settings.arms if arm.kind is ArmKind.PIC), None)
+    floors = sorted((arm for arm in others if arm.is_stock), key=lambda arm: arm.kind is not ArmKind.STOCK_COLD)
     return Summary(
-        trace=_trace(scene.config.trace, runs[baseline].records),
+        trace=_trace(scene.config.trace, records),
         model=model_facts(scene.config.model),
         started_at=started_at,
         finished_at=now(),
         arms={name: run.summary for name, run in runs.items()},
-        paired=_find(comparisons, first_pic) if base_is_stock else None,
+        paired=patched[0] if base.is_stock and patched else None,
         comparisons=comparisons,
-        noise_floor=floor if base_is_stock else None,
+        noise_floor=floors[0].name if floors else None,
     )
-
-
-def _find(comparisons: Sequence[Paired], arm: str | None) -> Paired | None:
-    return next((pair for pair in comparisons if pair.arm == arm), None)
 
 
 def _trace(trace: str, records: Sequence[RequestRecord]) -> Trace:
@@ -230,7 +221,3 @@ def _trace(trace: str, records: Sequence[RequestRecord]) -> Trace:
         sessions=len({record.session_id for record in measured}),
         calls=len(measured),
     )
-
-
-def _floor_order(arm: Arm) -> bool:
-    return arm.kind is not ArmKind.STOCK_COLD

@@ -1,28 +1,61 @@
-"""Writes a comparison's reports from its folder alone: summary.json, report.md, report.html and report.svg."""
+"""Writes a comparison's reports from its folder alone: summary.json, report.md, report.html and report.svg.
+
+A comparison on several traces (scenes) has these for every scene, and a combined report of all.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pic_bench.compare import charts
 from pic_bench.compare.pairing import Pair
-from pic_bench.compare.run_folder import Run, load_run
-from pic_bench.compare.summary import Paired
-from pic_bench.compare.tables import arms_table, buckets_table, comparison_table, counters_table
-from pic_bench.out_folder import write_json
-from pic_bench.report.numbers import percent, plural, times
+from pic_bench.compare.run_folder import Run, load_run, load_scenes, scene_folder
+from pic_bench.compare.summary import LaterCalls, Paired, ScenesSummary, Summary
+from pic_bench.compare.tables import arms_table, buckets_table, comparison_table, counters_table, kl_percentiles
+from pic_bench.out_folder import scenes_of, write_json
+from pic_bench.report.figures import Drawing
+from pic_bench.report.markdown import Table
+from pic_bench.report.numbers import count, percent, plural, seconds, times
 from pic_bench.report.page import render_pages, render_text
 
 MAX_LISTED = 12
 MAX_ANSWER_CHARS = 1500
 
 
-def write_reports(folder: Path) -> Run:
-    """Write the summary and the three reports into the comparison's folder and return the run they show.
+def write_all(folder: Path) -> list[Run]:
+    """Write the reports of a comparison, on one trace or on several; returns the run of each trace.
 
     Raises:
         BenchError: if the folder is no finished comparison.
     """
+    runs = {scene: _write_run(scene_folder(folder, scene)) for scene in scenes_of(folder)}
+    if not runs:
+        return [_write_run(folder)]
+    first, *_ = runs.values()
+    drawn = charts.scenes([run.summary for run in runs.values()])
+    title = f"{' and '.join(run.summary.trace.name for run in runs.values())} on {first.summary.model.name}"
+    note = "Grey is stock SGLang, green the patched server, on the same requests."
+    values = {
+        "runs": runs,
+        "note": note,
+        "table": _table(runs, _figures),
+        "environment": first.environment,
+        "summary": first.summary,
+    }
+    told = ScenesSummary(scenes={name: run.summary for name, run in runs.items()})
+    _write(folder, told, "scenes.md.j2", title, note, {"report": drawn}, values)
+    return list(runs.values())
+
+
+def headline(folder: Path) -> str:
+    """What the report of a comparison says first, as a person reads it in a terminal."""
+    runs = load_scenes(folder)
+    return _closing_lines(runs) if runs else render_text("overview.md.j2", **_overview_values(load_run(folder).summary))
+
+
+def _write_run(folder: Path) -> Run:
+    """Write the reports of one trace."""
     run = load_run(folder)
     summary = run.summary
     title = f"{summary.trace.name} on {summary.model.name}"
@@ -30,29 +63,37 @@ def write_reports(folder: Path) -> Run:
     drawings = {"report": poster}
     if summary.paired is not None:
         drawings["speedup"] = charts.speedup_scatter(run.pairs(summary.paired), summary.paired)
-    pages = render_pages("comparison.md.j2", title, drawings, **_overview_values(run), **_values(run))
-    write_json(folder / "summary.json", summary)
-    (folder / "report.md").write_text(pages.markdown, "utf8")
-    (folder / "report.html").write_text(pages.html, "utf8")
-    (folder / "report.svg").write_text(poster.standalone(title, _subtitle(run)), "utf8")
+    values = {**_overview_values(summary), **_values(run)}
+    _write(folder, summary, "comparison.md.j2", title, _subtitle(summary), drawings, values)
     return run
 
 
-def overview(run: Run) -> str:
-    """The top of the report: title, result and the two tables, as a person reads them in a terminal."""
-    return render_text("overview.md.j2", **_overview_values(run))
+def _write(
+    folder: Path,
+    summary: Summary | ScenesSummary,
+    template: str,
+    title: str,
+    subtitle: str,
+    drawings: Mapping[str, Drawing],
+    values: Mapping[str, object],
+) -> None:
+    pages = render_pages(template, title, drawings, **values)
+    write_json(folder / "summary.json", summary)
+    (folder / "report.md").write_text(pages.markdown, "utf8")
+    (folder / "report.html").write_text(pages.html, "utf8")
+    (folder / "report.svg").write_text(drawings["report"].standalone(title, subtitle), "utf8")
 
 
-def _overview_values(run: Run) -> dict[str, object]:
-    paired = run.summary.paired
+def _overview_values(summary: Summary) -> dict[str, object]:
+    paired = summary.paired
     return {
-        "summary": run.summary,
+        "summary": summary,
         "paired": paired,
         "later": paired.from_second_call if paired is not None else None,
         "most": paired.at_least_chunk_hit_tokens[-1] if paired is not None else None,
-        "floor": run.summary.floor,
-        "arms": arms_table(run),
-        "comparison": comparison_table(run),
+        "floor": summary.floor,
+        "arms": arms_table(summary),
+        "comparison": comparison_table(summary),
     }
 
 
@@ -63,7 +104,7 @@ def _values(run: Run) -> dict[str, object]:
         "config": run.config,
         "environment": run.environment,
         "buckets": buckets_table(summary.paired) if summary.paired is not None else None,
-        "counters": counters_table(run),
+        "counters": counters_table(summary),
         "around": _around,
         "request_lists": _request_lists(run, summary.paired) if summary.paired is not None else {},
         "complete": not any(arm.skipped or arm.failed for arm in arms)
@@ -73,8 +114,8 @@ def _values(run: Run) -> dict[str, object]:
     }
 
 
-def _subtitle(run: Run) -> str:
-    summary, paired = run.summary, run.summary.paired
+def _subtitle(summary: Summary) -> str:
+    paired = summary.paired
     subtitle = f"{plural(summary.trace.calls, 'call')} of {plural(summary.trace.sessions, 'session')}"
     if paired is not None and paired.requests:
         subtitle += f"; {percent(paired.computed_tokens_ratio)} of stock's tokens computed, "
@@ -97,3 +138,58 @@ def _around(text: str, same: int) -> tuple[str, str]:
     before, after = text[start : min(same, end)], text[min(same, end) : end]
     rest = " …" if len(text) > end else ""
     return ("… " if start else "") + before + ("" if after else rest), after + (rest if after else "")
+
+
+def _closing_lines(runs: Mapping[str, Run]) -> str:
+    """The terminal's last lines but the path of the report: what every scene saves, and how many answers agree."""
+    table = _table(runs, _closing)
+    rows = [table.header, *table.rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join([*lines, _conditions(next(iter(runs.values())))])
+
+
+def _table(runs: Mapping[str, Run], figures: Callable[[Summary, Paired, LaterCalls], dict[str, str]]) -> Table:
+    """A row per figure, a column per scene."""
+    columns = [
+        figures(summary, paired, paired.from_second_call)
+        if (paired := (summary := run.summary).paired) is not None and paired.from_second_call is not None
+        else {}
+        for run in runs.values()
+    ]
+    labels = dict.fromkeys(label for column in columns for label in column)
+    header = ["", *(run.summary.trace.name for run in runs.values())]
+    return Table(header, [[label, *(column.get(label, "not compared") for column in columns)] for label in labels])
+
+
+def _closing(summary: Summary, paired: Paired, later: LaterCalls) -> dict[str, str]:
+    stock, patched = (count(summary.arms[name].computed_tokens) for name in (paired.baseline, paired.arm))
+    ttfts = f"{seconds(later.baseline_ttft_p50_s)} → {seconds(later.ttft_p50_s)}"
+    return {
+        "Tokens computed, of stock's": f"{percent(paired.computed_tokens_ratio)} ({stock} → {patched})",
+        "TTFT from a session's second call on": f"{times(later.ttft_speedup_p50)} faster ({ttfts})",
+        "Same first token as stock": f"{percent(paired.first_token_agreement)} of {plural(paired.requests, 'request')}",
+    }
+
+
+def _figures(_: Summary, paired: Paired, later: LaterCalls) -> dict[str, str]:
+    second = "from a session's second call on"
+    return {
+        "requests": f"{paired.requests:,}",
+        "tokens computed, of stock's": percent(paired.computed_tokens_ratio),
+        f"tokens computed {second}, of stock's": percent(later.computed_tokens_ratio),
+        "median TTFT speedup": times(paired.ttft_speedup_p50),
+        f"median TTFT speedup {second}": times(later.ttft_speedup_p50),
+        f"median TTFT {second}, stock": seconds(later.baseline_ttft_p50_s),
+        f"median TTFT {second}, patched": seconds(later.ttft_p50_s),
+        "same first token as stock": percent(paired.first_token_agreement),
+        "same whole answer as stock": percent(paired.output_agreement),
+        "KL of the first token, p50 / p99": kl_percentiles(paired),
+    }
+
+
+def _conditions(run: Run) -> str:
+    model, environment = run.summary.model, run.environment
+    machine = "; ".join(environment.gpus) or f"{environment.num_cpus} CPUs"
+    parts = [model.name, *([model.dtype] if model.dtype else []), machine]
+    return f"{', '.join(parts)}. Spliced answers are approximate; requests with `mode: off` are exact."

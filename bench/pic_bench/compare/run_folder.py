@@ -9,12 +9,15 @@ combined report, a config.json that lists the scenes and the logs of the servers
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 
 import msgspec
 from pic_traces.records import RequestRecord, Status, load_records
+from pic_traces.source import short_name
 
 from pic_bench.compare.pairing import Pair, compare_arms, pair_records
 from pic_bench.compare.summary import Paired, Summary
@@ -36,12 +39,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     trace: str
     model: str
     arms: list[str]
-    server_args: list[str]
-    pic_config: str | None
-    sessions: int
-    limit_sessions: int | None
-    limit_calls: int | None
-    max_tokens: int
+    server_args: list[str] = []
+    pic_config: str | None = None
+    sessions: int = 1
+    limit_sessions: int | None = None
+    limit_calls: int | None = None
+    max_tokens: int = 16
 
 
 class ScenesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +53,18 @@ class ScenesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     schema_version: int = 1
     kind: str = COMPARISON.kind
     scenes: list[str]
+
+
+class Scene(msgspec.Struct, frozen=True, kw_only=True):
+    """One trace of a comparison, called a scene where there are several."""
+
+    name: str
+    """Its key among the scenes, and the name of its folder where there are several."""
+    folder: Path
+    """A complete run folder; the comparison's own where there is one trace."""
+    config: Config
+    namespace: str | None = None
+    """The `extra_key` of its requests: no scene is served from rows of another on the same server."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -82,6 +97,21 @@ def arm_folder(folder: Path, arm: str) -> Path:
 def scene_folder(folder: Path, scene: str) -> Path:
     """Where a scene's files lie: a comparison's folder of its own."""
     return folder / scene
+
+
+def make_scenes(traces: Sequence[str], out: Path, config: Config) -> list[Scene]:
+    """A scene for every trace, from the configuration of the first."""
+    scenes: list[Scene] = []
+    for trace in traces:
+        # A name for a folder: lower case letters, digits, dots and dashes, unlike what else lies there.
+        plain = re.sub(r"[^a-z0-9.]+", "-", short_name(trace).lower()).strip("-.") or "trace"
+        taken = {*COMPARISON.owned, *(scene.name for scene in scenes)}
+        name = next(n for n in chain([plain], (f"{plain}-{number}" for number in count(2))) if n not in taken)
+        asked = msgspec.structs.replace(config, trace=trace)
+        scenes.append(Scene(name=name, folder=scene_folder(out, name), config=asked, namespace=name))
+    if len(scenes) == 1:
+        return [msgspec.structs.replace(scenes[0], folder=out, namespace=None)]
+    return scenes
 
 
 def load_scenes(folder: Path) -> dict[str, Run]:

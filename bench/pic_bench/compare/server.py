@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -41,6 +42,21 @@ def launch_command(model: str, port: int, server_args: Sequence[str]) -> list[st
     """The command line of an SGLang server of this Python environment on `port` of the loopback interface."""
     head = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
     return [*head, "--host", "127.0.0.1", "--port", str(port), *server_args]
+
+
+# Loopback only: a proxy from the environment must not see these requests.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def request(url: str, body: object = None, *, timeout_s: float) -> HTTPResponse:
+    """The open answer to a GET, or to a POST of `body` as JSON.
+
+    Raises:
+        OSError: no answer, or one with an error status (urllib's errors are OSErrors).
+    """
+    data = None if body is None else msgspec.json.encode(body)
+    asked = urllib.request.Request(url, data, {} if data is None else {"Content-Type": "application/json"})
+    return _OPENER.open(asked, timeout=timeout_s)
 
 
 class Server:
@@ -119,7 +135,8 @@ class Server:
             with suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(grace_s)
         if code is not None:
-            raise BenchError(self._ended_message(code))
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit status {code}"
+            raise BenchError(f"the server {how}. Log: {self.log_path}, its last lines:\n{self.log_tail()}")
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -191,8 +208,8 @@ class Server:
         Raises:
             OSError: if the server does not answer with a success status (urllib's errors are OSErrors).
         """
-        with _OPENER.open(self.base_url + path, timeout=timeout_s) as answer:
-            return bytes(answer.read()).decode("utf8", errors="replace")
+        with request(self.base_url + path, timeout_s=timeout_s) as answer:
+            return answer.read().decode("utf8", errors="replace")
 
     def post(self, path: str, body: object, timeout_s: float = POST_TIMEOUT_S) -> Any:
         """The JSON answer to a POST of `body` as JSON; the text where the answer is no JSON.
@@ -201,11 +218,9 @@ class Server:
             BenchError: the server answered with an error status; the message has the status and the answer.
             OSError: it did not answer.
         """
-        data = msgspec.json.encode(body)
-        request = urllib.request.Request(self.base_url + path, data, {"Content-Type": "application/json"})
         try:
-            with _OPENER.open(request, timeout=timeout_s) as answer:
-                text = bytes(answer.read())
+            with request(self.base_url + path, body, timeout_s=timeout_s) as answer:
+                text = answer.read()
         except urllib.error.HTTPError as error:
             with error:
                 said = error.read().decode("utf8", errors="replace")
@@ -214,12 +229,7 @@ class Server:
 
     def _start(self) -> None:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        env = dict(os.environ)
-        for name, value in self._env.items():
-            if value is None:
-                env.pop(name, None)
-            else:
-                env[name] = value
+        env = {name: value for name, value in {**os.environ, **self._env}.items() if value is not None}
         self._log = self.log_path.open("wb")
         self._log.write(f"$ {shlex.join(self.command)}\n".encode())
         self._log.flush()
@@ -265,15 +275,14 @@ class Server:
             return False
         return True
 
-    def _ended_message(self, code: int) -> str:
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit status {code}"
-        return f"the server {how}. Log: {self.log_path}, its last lines:\n{self.log_tail()}"
-
     def _remember_family(self, pid: int) -> None:
         """Note every descendant: a process that left the session is still found when its parent is gone."""
         with suppress(psutil.Error):
             self._family.update(psutil.Process(pid).children(recursive=True))
-        self._family.update(p for p in psutil.process_iter() if _session(p.pid) == pid and p.pid != pid)
+        for process in psutil.process_iter():
+            with suppress(OSError):
+                if os.getsid(process.pid) == pid != process.pid:
+                    self._family.add(process)
 
     def _kill_rest(self, process: subprocess.Popen[bytes]) -> list[psutil.Process]:
         """Kill what is left of the group and of the descendants; returns what is alive even then."""
@@ -282,7 +291,8 @@ class Server:
             process.kill()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(KILL_GRACE_S)
-        _signal_group(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
         for member in self._family:
             with suppress(psutil.Error):  # is_running() compares start times: a recycled pid is not ours
                 if member.is_running():
@@ -290,22 +300,6 @@ class Server:
         _, left = psutil.wait_procs(list(self._family), timeout=KILL_GRACE_S)
         self._family.clear()
         return [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-
-# Loopback only: a proxy from the environment must not see these requests.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def _signal_group(pgid: int, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pgid, number)
-
-
-def _session(pid: int) -> int:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return -1
 
 
 def _name(process: psutil.Process) -> str:

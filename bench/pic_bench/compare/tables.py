@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from pic_bench.compare.run_folder import Run
-from pic_bench.compare.summary import ArmSummary, Paired
+from pic_bench.compare.summary import ArmSummary, Paired, Summary
 from pic_bench.report.markdown import Table
 from pic_bench.report.numbers import percent, seconds, times
 
 
-def arms_table(run: Run) -> Table:
+def arms_table(summary: Summary) -> Table:
     """Tokens by source and TTFT of every arm."""
     header = ["arm", "requests", "prompt tokens", "prefix hit", "chunk hit", "computed"]
     header += ["TTFT p50", "p90", "p99", "wall"]
-    return Table(header, [_arm_row(name, arm) for name, arm in run.summary.arms.items()])
+    return Table(header, [_arm_row(name, arm) for name, arm in summary.arms.items()])
 
 
-def comparison_table(run: Run) -> Table:
+def comparison_table(summary: Summary) -> Table:
     """Every arm against the baseline: speed and agreement side by side."""
-    comparisons = run.summary.comparisons
+    comparisons = summary.comparisons
     baseline = comparisons[0].baseline if comparisons else "stock"
     lows = [bucket.low for bucket in comparisons[0].at_least_chunk_hit_tokens] if comparisons else []
     header = [f"against {baseline}", "pairs", "computed tokens", "TTFT speedup"]
     header += [f"≥ {low:,} chunk-hit" for low in lows]
     header += ["same first token", "same answer", "KL p50 / p99"]
-    return Table(header, [_comparison_row(run, pair) for pair in comparisons])
+    return Table(header, [_comparison_row(summary, pair) for pair in comparisons])
 
 
 def buckets_table(paired: Paired) -> Table:
@@ -40,9 +39,9 @@ def buckets_table(paired: Paired) -> Table:
     return Table(["chunk-hit tokens", "pairs", f"{paired.baseline} p50", f"{paired.arm} p50", "TTFT speedup"], rows)
 
 
-def counters_table(run: Run) -> Table:
+def counters_table(summary: Summary) -> Table:
     """The plugin's counters of every arm that has some."""
-    arms = run.summary.arms.items()
+    arms = summary.arms.items()
     rows = [[key, name, f"{value:g}"] for name, arm in arms for key, value in arm.pic_counters.items()]
     return Table(["counter", "arm", "value"], rows)
 
@@ -61,8 +60,8 @@ def _arm_row(name: str, arm: ArmSummary) -> list[str]:
     return [name, sent, f"{arm.prompt_tokens:,}", *sources, *times_]
 
 
-def _comparison_row(run: Run, pair: Paired) -> list[str]:
-    name = f"{pair.arm} (noise floor)" if pair.arm == run.summary.noise_floor else pair.arm
+def _comparison_row(summary: Summary, pair: Paired) -> list[str]:
+    name = f"{pair.arm} (noise floor)" if pair.arm == summary.noise_floor else pair.arm
     at_least = [
         f"{times(b.ttft_speedup_p50)} (n={b.requests})" if b.requests else "-" for b in pair.at_least_chunk_hit_tokens
     ]
