@@ -24,7 +24,7 @@ from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Span, derange
 from pic_bench.fidelity.cases.passages import FrameText, PassageJobs, filler_len, grid_case, make_filler, shift_case
 from pic_bench.fidelity.cases.qa import QA_MIN_SPLICED, qa_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
-from pic_bench.fidelity.check import check_naive
+from pic_bench.fidelity.compared import check_naive
 from pic_bench.fidelity.config import QUICK_SIZES
 from pic_bench.fidelity.measure import Unrealised, check_realised
 from pic_bench.fidelity.record import Donors, Experiment, Probe

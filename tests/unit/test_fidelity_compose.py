@@ -15,14 +15,14 @@ from pic_bench.fidelity.arms import EXACT, FULL, Arm
 from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Job
 from pic_bench.fidelity.cases.compose import ORDERS_PER_LIBRARY, SEAMS, compose_jobs, other_orders
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
-from pic_bench.fidelity.cells import make_cells
-from pic_bench.fidelity.composed import by_skills, composed_table
+from pic_bench.fidelity.compared import make_cells, make_panels
 from pic_bench.fidelity.config import QUICK_SIZES
 from pic_bench.fidelity.measure import Unrealised, check_realised, measure_case
-from pic_bench.fidelity.panels import make_panels
+from pic_bench.fidelity.pictures import by_skills
 from pic_bench.fidelity.record import Donors, Experiment, append_lines
 from pic_bench.fidelity.report import write_report
 from pic_bench.fidelity.summary import Thresholds
+from pic_bench.fidelity.tables import skills_table
 from pic_bench.fidelity.target import Recorded
 
 from sglang_pic.errors import ConfigError
@@ -175,12 +175,12 @@ def test_the_report_says_what_share_of_the_skills_is_spliced(tmp_path: Path) -> 
         for arm, kind, kl, hit in arms
     ]
     cells = make_cells(make_panels(probes, Thresholds())[0], Thresholds())
-    rows = composed_table(cells).rows
+    rows = skills_table(cells).rows
     assert [row[:5] for row in rows[:2]] == [["2 skills", w, "32", "4", "90.0 %"] for w in ("alone", "together")]
     assert [row[4] for row in rows] == ["90.0 %"] * 4 + ["100 %"] * 4
     assert [row[5] for row in rows[:2]] == [".050 [.050, .050]", ".050 [.050, .050]"]
     one = make_cells(make_panels([p for p in probes if p.unit == "c-16-0"], Thresholds())[0], Thresholds())
-    assert composed_table(one).rows[0][5:] == [".050", ".050", "100 %"], "one library has no interval"
+    assert skills_table(one).rows[0][5:] == [".050", ".050", "100 %"], "one library has no interval"
     drawn = by_skills(cells).drawing.body
     assert all(name in drawn for name in ("alone, seam 0", "alone, seam 32", "together, seam 0", "together, seam 32"))
     append_lines(tmp_path / "probes.jsonl", probes)

@@ -23,9 +23,9 @@ from pic_bench.fidelity.cases.edits import (
 )
 from pic_bench.fidelity.cases.templates import Field, Template, templates
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.edit_cells import GATED, UNAFFECTED, make_edit_cells
 from pic_bench.fidelity.measure import Unrealised, measure_edit
 from pic_bench.fidelity.record import Donors, Edit, Experiment, Family, Probe, TemplateSet, append_lines
+from pic_bench.fidelity.recovery import GATED, UNAFFECTED, gate, make_edit_cells
 from pic_bench.fidelity.report import write_report
 from pic_bench.fidelity.target import NOBODY, Recorded
 from pic_bench.report.stats import common_len
@@ -206,7 +206,7 @@ def test_recovery_is_the_share_of_the_way_from_the_old_answer_to_the_new_one(tmp
     probes += [record for number in (11, 12) for record in records(number, s, Family.CLOCK)]
     probes += records(13, {"full": 1.0})
     probes += [msgspec.structs.replace(record, chunk_hit_tokens=0) for record in records(14, s)]
-    cells = {(cell.group, cell.at, cell.arm): cell for cell in make_edit_cells(probes)}
+    cells = {(cell.group, cell.at, cell.arm): cell for cell in make_edit_cells(gate(probes))}
     notes, in_place = cells[GATED, "all", "notes"], cells[GATED, "all", "in_place"]
     assert notes.recovery is not None
     assert (notes.n, notes.num_templates) == (10, 3)

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 from fidelity_records import probe, shifts, trace
-from pic_bench.fidelity.cells import make_cells
-from pic_bench.fidelity.panels import make_panels
+from pic_bench.fidelity.compared import make_cells, make_panels
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.summary import Cell, Thresholds
 from pic_bench.report.stats import Estimate, Statistic, bootstrap, bootstrap_ratio

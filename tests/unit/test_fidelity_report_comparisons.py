@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from fidelity_records import grid, probe, questions, shifts, trace
-from pic_bench.fidelity.comparisons import make_comparisons
-from pic_bench.fidelity.panels import make_panels
+from pic_bench.fidelity.compared import make_comparisons, make_panels
 from pic_bench.fidelity.record import Probe
 from pic_bench.fidelity.summary import Comparison, Thresholds
 from pic_bench.fidelity.tables import comparisons_table

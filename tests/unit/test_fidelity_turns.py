@@ -14,8 +14,8 @@ from pic_bench.fidelity.arms import FULL, Arm
 from pic_bench.fidelity.cases.case import Case
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.cases.turns import conversation
+from pic_bench.fidelity.compared import make_panels
 from pic_bench.fidelity.drift import by_turn, drift_table, make_drifts, quarters
-from pic_bench.fidelity.panels import make_panels
 from pic_bench.fidelity.record import Change, Donors, Experiment, append_lines
 from pic_bench.fidelity.report import write_report
 from pic_bench.fidelity.summary import Thresholds

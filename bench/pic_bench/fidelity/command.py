@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         BenchError: a server failed, or too many prompts were not served as meant.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the server is stopped, and what was measured stays.
     """
-    from pic_bench.fidelity.check import check_naive
+    from pic_bench.fidelity.compared import check_naive
     from pic_bench.fidelity.folder import claim_run, read_probes
     from pic_bench.fidelity.plan import make_plan
     from pic_bench.fidelity.report import headline, write_report
