@@ -27,9 +27,9 @@ from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
 from pic_bench.fidelity.compared import check_naive
 from pic_bench.fidelity.config import QUICK_SIZES
 from pic_bench.fidelity.measure import Unrealised, check_realised
+from pic_bench.fidelity.passes import TraceCall, distinct_tokens
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.target import Recorded
-from pic_bench.fidelity.trace import TraceCall, distinct_tokens
 from pic_traces.questions import GENERATED, Question, generated_questions, read_questions
 
 from sglang_pic.errors import BenchError, ConfigError

@@ -17,7 +17,7 @@ from pic_bench.fidelity.cases.compose import ORDERS_PER_LIBRARY, SEAMS, compose_
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
 from pic_bench.fidelity.compared import make_cells, make_panels
 from pic_bench.fidelity.config import QUICK_SIZES
-from pic_bench.fidelity.measure import Unrealised, check_realised, measure_case
+from pic_bench.fidelity.measure import Unrealised, check_realised, measure
 from pic_bench.fidelity.pictures import by_skills
 from pic_bench.fidelity.record import Donors, Experiment, append_lines
 from pic_bench.fidelity.report import write_report
@@ -148,7 +148,7 @@ def test_skills_are_pinned_where_the_prompts_of_their_library_find_them(jobs: li
     first, second = [job for job in jobs if job.case.library == "compose-4-0"][:2]
     servers = [Server(job.case) for job in (first, second)]
     for job, server in zip((first, second), servers, strict=True):
-        probes = measure_case(job, server, text, dtype="float32", page_size=1)
+        probes = measure(job, server, text, dtype="float32", page_size=1)
         assert [p.chunk_hit_tokens == p.block_tokens for p in probes] == [not arm.is_control for arm in job.arms]
         assert server.read_from == {key for key, _ in server.pinned}
         assert len(server.pinned) == 4 + 1

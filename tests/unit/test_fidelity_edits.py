@@ -12,18 +12,17 @@ import numpy as np
 import pytest
 from fidelity_records import probe
 from pic_bench.fidelity.arms import EDIT_ARMS, FULL, STALE, Arm, parse_policy
-from pic_bench.fidelity.cases.case import MIN_HEADER
+from pic_bench.fidelity.cases.case import MIN_HEADER, Job
 from pic_bench.fidelity.cases.edits import (
     BEFORE_QUESTION,
     DISTANCES,
     UNAFFECTED_TOKENS,
-    EditJob,
     edit_job,
     edit_jobs,
 )
 from pic_bench.fidelity.cases.templates import Field, Template, templates
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.measure import Unrealised, measure_edit
+from pic_bench.fidelity.measure import Unrealised, measure
 from pic_bench.fidelity.record import Donors, Edit, Experiment, Family, Probe, TemplateSet, append_lines
 from pic_bench.fidelity.recovery import GATED, UNAFFECTED, gate, make_edit_cells
 from pic_bench.fidelity.report import write_report
@@ -60,7 +59,7 @@ def test_no_text_of_a_template_is_in_both_sets() -> None:
     assert len({template.name for template in EVERY}) == len(EVERY)
 
 
-def job_of(template: Template, text: ModelText, distance: int = 32, number: int = 0) -> EditJob:
+def job_of(template: Template, text: ModelText, distance: int = 32, number: int = 0) -> Job:
     return edit_job(template, text, ARMS, distance, number, 0, "report")
 
 
@@ -70,17 +69,17 @@ def test_the_two_prompts_differ_in_their_fields_alone(template: Template, text: 
     for number, distance in enumerate(DISTANCES):
         job = job_of(template, text, distance, number)
         assert job == job_of(template, text, distance, number)
-        old, new = (text.text(ids).split("\n") for ids in (job.old, job.case.prompt))
+        old, new = (text.text(ids).split("\n") for ids in (job.case.edited.old, job.case.prompt))
         changed = [pair for pair in zip(old, new, strict=True) if pair[0] != pair[1]]
-        assert len(changed) == job.edit.num_fields
-        assert common_len(job.old, job.case.prompt) >= MIN_HEADER
-        assert job.edit.old_tokens + job.edit.new_tokens > 0
+        assert len(changed) == job.case.edited.edit.num_fields
+        assert common_len(job.case.edited.old, job.case.prompt) >= MIN_HEADER
+        assert job.case.edited.edit.old_tokens + job.case.edited.edit.new_tokens > 0
         assert template.lead in text.text(job.case.prompt)[-len(template.lead) - 20 :]
-        assert (job.answers is None) is not template.family.is_gated
-        assert job.answers is None or job.answers.old != job.answers.new
+        assert (job.case.edited.answers is None) is not template.family.is_gated
+        assert job.case.edited.answers is None or job.case.edited.answers.old != job.case.edited.answers.new
         rules = text.text(job.case.prompt).count(template.rules_title)
         assert rules == 1, "or the distance is another's"
-        fewest = UNAFFECTED_TOKENS - 64 if job.answers is None else distance + min(BEFORE_QUESTION)
+        fewest = UNAFFECTED_TOKENS - 64 if job.case.edited.answers is None else distance + min(BEFORE_QUESTION)
         assert len(job.case.prompt) >= fewest
 
 
@@ -95,11 +94,11 @@ def test_filler_stands_between_the_fields_and_the_rules(text: ModelText) -> None
 def test_every_template_meets_every_distance(text: ModelText) -> None:
     of = templates(TemplateSet.REPORT)
     jobs = edit_jobs(TemplateSet.REPORT, 4 * len(of), text, 0, [])
-    met = Counter((job.edit.template, job.edit.distance) for job in jobs)
+    met = Counter((job.case.edited.edit.template, job.case.edited.edit.distance) for job in jobs)
     assert len(met) == 4 * len(of)
     assert len({job.case.name for job in jobs}) == len(jobs)
-    assert len({job.edit.template for job in jobs[: len(of)]}) == len(of)
-    assert {job.edit.num_fields for job in jobs} == {1, 2, 3, 4}
+    assert len({job.case.edited.edit.template for job in jobs[: len(of)]}) == len(of)
+    assert {job.case.edited.edit.num_fields for job in jobs} == {1, 2, 3, 4}
     named = parse_policy("notes=edit:notes,edit_tail:128")
     (job, *_) = edit_jobs(TemplateSet.REPORT, 1, text, 0, [named, parse_policy("mine=seam:8")])
     assert [arm.name for arm in job.arms] == ["full", "stale", "in_place", "notes", "recompile", "mine"]
@@ -128,7 +127,7 @@ def test_templates_that_cannot_be_used_are_refused(text: ModelText) -> None:
 class Server:
     """Stands for the server: the new answer's logit is what is given for the arm, all others are 0."""
 
-    def __init__(self, job: EditJob, logits: dict[str, float], *, cached: int = 0) -> None:
+    def __init__(self, job: Job, logits: dict[str, float], *, cached: int = 0) -> None:
         self.job, self.logits, self.cached = job, logits, cached
         self.asked: list[tuple[str, bool, str, str]] = []
 
@@ -136,22 +135,22 @@ class Server:
         self, prompt: list[int], gold: list[int], arm: Arm, *, key: str, donors_from: str, keys: bool
     ) -> Recorded:
         assert not gold
-        self.asked.append((arm.name, prompt == self.job.old, key, donors_from))
+        self.asked.append((arm.name, prompt == self.job.case.edited.old, key, donors_from))
         logits = np.zeros((1, 49_152), dtype=np.float32)
-        assert self.job.answers is not None
-        logits[0, self.job.answers.new] = self.logits[arm.name]
+        assert self.job.case.edited.answers is not None
+        logits[0, self.job.case.edited.answers.new] = self.logits[arm.name]
         hits = 0 if arm in (FULL, STALE) else 100
         return Recorded(logits=logits, spliced=[], keys=None, prefix_hit_tokens=self.cached, chunk_hit_tokens=hits)
 
 
 @pytest.fixture
-def job(text: ModelText) -> EditJob:
+def job(text: ModelText) -> Job:
     return job_of(templates(TemplateSet.REPORT)[0], text)
 
 
-def test_a_prompt_is_served_under_every_arm_behind_the_old_one(job: EditJob, text: ModelText) -> None:
+def test_a_prompt_is_served_under_every_arm_behind_the_old_one(job: Job, text: ModelText) -> None:
     server = Server(job, {"full": 3.0, "stale": 1.0, "in_place": 1.5, "notes": 2.5, "recompile": 3.0})
-    probes = {probe.arm: probe for probe in measure_edit(job, server, text, dtype="float32")}
+    probes = {probe.arm: probe for probe in measure(job, server, text, dtype="float32", page_size=1)}
     assert list(probes) == [arm.name for arm in ARMS]
     assert [(name, is_old) for name, is_old, *_ in server.asked if is_old] == [("stale", True)]
     donors_key = server.asked[1][2]
@@ -165,14 +164,14 @@ def test_a_prompt_is_served_under_every_arm_behind_the_old_one(job: EditJob, tex
     assert not job.is_done([probes[name] for name in ("full", "stale", "in_place")])
 
 
-def test_a_prompt_whose_field_the_model_does_not_use_is_served_no_further(job: EditJob, text: ModelText) -> None:
+def test_a_prompt_whose_field_the_model_does_not_use_is_served_no_further(job: Job, text: ModelText) -> None:
     server = Server(job, {"full": 1.4, "stale": 1.0})
-    probes = measure_edit(job, server, text, dtype="float32")
+    probes = measure(job, server, text, dtype="float32", page_size=1)
     assert [probe.arm for probe in probes] == ["full", "stale"]
     assert job.is_done(probes), "it is not served again"
     assert not job.is_done(probes[:1])
-    with pytest.raises(Unrealised, match="full: a full prefill was served cached tokens"):
-        measure_edit(job, Server(job, server.logits, cached=7), text, dtype="float32")
+    with pytest.raises(Unrealised, match="full-none: 7 prefix hit and 0 chunk hit tokens, 0 and 0 were meant"):
+        measure(job, Server(job, server.logits, cached=7), text, dtype="float32", page_size=1)
 
 
 def records(number: int, s: dict[str, float], family: Family = Family.JSON, **edit: object) -> list[Probe]:

@@ -23,12 +23,11 @@ from pic_bench.fidelity.config import DEFAULT_SIZES, Config
 from pic_bench.fidelity.folder import claim_run, read_config, read_environment, read_left_out, read_probes
 from pic_bench.fidelity.measure import Unrealised
 from pic_bench.fidelity.merge import merge_runs
+from pic_bench.fidelity.passes import TraceCall, TraceRun, Vault
 from pic_bench.fidelity.plan import chosen_questions, make_plan, named_policies
 from pic_bench.fidelity.record import Experiment, Probe, append_lines
 from pic_bench.fidelity.runner import run_fidelity
 from pic_bench.fidelity.target import Recorded
-from pic_bench.fidelity.trace import TraceCall, TraceRun
-from pic_bench.fidelity.vault import Vault
 from pic_bench.out_folder import write_json
 from pic_traces.questions import GENERATED
 
@@ -131,7 +130,7 @@ class Server:
         self.starts = 0
         self.served: list[str] = []
         monkeypatch.setattr(runner, "serve_target", self._start)
-        monkeypatch.setattr(runner, "measure_case", self._measure)
+        monkeypatch.setattr(runner, "measure", self._measure)
 
     @contextmanager
     def _start(self, *_: object, **__: object) -> Iterator[None]:
@@ -237,7 +236,7 @@ class Kv:
     ) -> Recorded:
         assert not keys
         assert key == donors_from
-        if key == "trace":
+        if key == "pass":
             self.passes[-1].append((len(prompt) + len(gold), len(prompt) - 1))
         hits = 0 if arm.is_control else len(prompt) // 2
         logits = np.zeros((len(gold) + 1, 200), dtype=np.float32)
@@ -246,7 +245,7 @@ class Kv:
     def serve(
         self, tokens: list[int], arm: Arm, *, key: str, donors_from: str, compute_from: int | None = None
     ) -> None:
-        assert (key, donors_from) == ("trace", "trace")
+        assert (key, donors_from) == ("pass", "pass")
         self.passes[-1].append((len(tokens), compute_from))
 
     def greedy(self, prompts: list[list[int]], *_: object) -> list[list[int]]:

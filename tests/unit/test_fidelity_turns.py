@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,12 +17,11 @@ from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.cases.turns import conversation
 from pic_bench.fidelity.compared import make_panels
 from pic_bench.fidelity.drift import by_turn, drift_table, make_drifts, quarters
+from pic_bench.fidelity.passes import TURNS_POLICIES, TurnsRun, Vault
 from pic_bench.fidelity.record import Change, Donors, Experiment, append_lines
 from pic_bench.fidelity.report import write_report
 from pic_bench.fidelity.summary import Thresholds
 from pic_bench.fidelity.target import Recorded
-from pic_bench.fidelity.turns import POLICIES, TurnsRun
-from pic_bench.fidelity.vault import Vault
 
 from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import BenchError, ConfigError
@@ -88,8 +88,18 @@ class Server:
 def turns_run(tmp_path: Path, text: ModelText) -> Callable[..., TurnsRun]:
     cases = conversation(Change.NEW, 4, text, 0)
 
-    def make(arms: tuple[Arm, ...] = POLICIES, done: frozenset[tuple[str, str]] = frozenset()) -> TurnsRun:
-        return TurnsRun(_short(cases), arms, text, Vault(tmp_path / "vault"), "float32", done)
+    def make(
+        server: Server, arms: tuple[Arm, ...] = TURNS_POLICIES, done: AbstractSet[tuple[str, str]] = frozenset()
+    ) -> TurnsRun:
+        return TurnsRun(
+            turns=_short(cases),
+            arms=arms,
+            target=server,  # type: ignore[arg-type]
+            text=text,
+            vault=Vault(tmp_path / "vault"),
+            dtype="float32",
+            done=done,
+        )
 
     return make
 
@@ -101,29 +111,29 @@ def _short(cases: list[Case]) -> list[Case]:
 
 def test_every_policy_has_a_cache_that_lives_through_its_pass(turns_run: Callable[..., TurnsRun]) -> None:
     server = Server()
-    probes = [record for step in turns_run().steps(server) for record in step.probes]
+    probes = [record for step in turns_run(server).steps() for record in step.probes]
     assert [(p.prompt, p.arm) for p in probes] == [
         (f"new-{turn:02}", arm) for arm in ("full", "in_place", "notes", "recompile") for turn in range(4)
     ]
     keys = {asked[1] for asked in server.asked[:4]}
     assert len(keys) == 4, "a full prefill meets nobody's rows"
-    passes = [["flush", *[(arm.name, "turns", None)] * 4] for arm in POLICIES]
+    passes = [["flush", *[(arm.name, "pass", None)] * 4] for arm in TURNS_POLICIES]
     assert server.asked[4:] == [asked for one in passes for asked in one]
-    assert all(ReusePolicy(**arm.overrides).edit == arm.name for arm in POLICIES)
+    assert all(ReusePolicy(**arm.overrides).edit == arm.name for arm in TURNS_POLICIES)
 
 
 def test_a_pass_that_was_broken_off_is_served_again_from_its_first_turn(turns_run: Callable[..., TurnsRun]) -> None:
-    first = [record for step in turns_run().steps(Server()) for record in step.probes]
+    first = [record for step in turns_run(Server()).steps() for record in step.probes]
     kept = frozenset((p.prompt, p.arm) for p in first if p.arm != "notes" or p.prompt == "new-00")
     server = Server()
-    again = [record for step in turns_run((POLICIES[1],), kept).steps(server) for record in step.probes]
+    again = [record for step in turns_run(server, TURNS_POLICIES[1:2], kept).steps() for record in step.probes]
     assert [(p.prompt, p.arm) for p in again] == [(f"new-{turn:02}", "notes") for turn in (1, 2, 3)]
-    assert server.asked == ["flush", *[("notes", "turns", None)] * 4], "full prefills are kept"
+    assert server.asked == ["flush", *[("notes", "pass", None)] * 4], "full prefills are kept"
 
 
 def test_a_full_prefill_that_was_served_cached_tokens_is_refused(turns_run: Callable[..., TurnsRun]) -> None:
     with pytest.raises(BenchError, match="new-00: a full prefill was served 3 cached tokens"):
-        list(turns_run().steps(Server(cached=3)))
+        list(turns_run(Server(cached=3)).steps())
 
 
 def test_the_report_compares_the_last_turns_with_the_first(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def make_cells(panels: Sequence[Panel], thresholds: Thresholds) -> list[Cell]:
     return [
         _cell(panel, donors, arm, thresholds)
         for panel in panels
-        for donors, arm in sorted(panel.arms, key=lambda key: _order_of_arms(*key, thresholds))
+        for donors, arm in sorted(panel.arms, key=lambda key: _order_of_arms(key[0], key[1], thresholds))
     ]
 
 

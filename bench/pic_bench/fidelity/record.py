@@ -170,6 +170,13 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Prompt tokens that the model prefilled."""
         return self.prompt_tokens - self.prefix_hit_tokens - self.chunk_hit_tokens
 
+    def uses_no_field(self, stale: Probe) -> bool:
+        """Of EDITS: whether this full prefill and the old prompt's differ too little for anything to be recovered.
+
+        Never where the answer is not meant to change.
+        """
+        return self.log_odds is not None and stale.log_odds is not None and self.log_odds - stale.log_odds < MIN_GAP
+
     @property
     def agrees_to_end(self) -> bool:
         """Whether all greedy tokens are the full prefill's."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pic_bench.fidelity.pictures import RECOVERY, Curve, Picture, plot, slug
-from pic_bench.fidelity.record import MIN_GAP, Edit, Probe
+from pic_bench.fidelity.record import Edit, Probe
 from pic_bench.fidelity.summary import EditCase, EditCell
 from pic_bench.fidelity.tables import Titled, arm_name, optional
 from pic_bench.report.markdown import Table
@@ -56,8 +56,7 @@ def gate(probes: Sequence[Probe]) -> Gated:
     kept: list[Arms] = []
     alike = computed = 0
     for arms in (arms for arms in found.values() if {"full", "stale"} <= arms.keys()):
-        gap = _gap(arms)
-        if gap is not None and gap < MIN_GAP:
+        if arms["full"].uses_no_field(arms["stale"]):
             alike += 1
         elif not any(probe.chunk_hit_tokens for probe in arms.values()):
             computed += 1
