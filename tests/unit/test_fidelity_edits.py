@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from fidelity_records import probe
-from pic_bench.fidelity.arms import EDIT_ARMS, FULL, STALE, Arm, parse_policy
+from fidelity_records import Asked, StandIn, probe, recorded
+from pic_bench.fidelity.arms import EDIT_ARMS, FULL, STALE, parse_policy
 from pic_bench.fidelity.cases.case import MIN_HEADER, Job
 from pic_bench.fidelity.cases.edits import (
     BEFORE_QUESTION,
@@ -124,23 +124,18 @@ def test_templates_that_cannot_be_used_are_refused(text: ModelText) -> None:
         job_of(alike, text)
 
 
-class Server:
-    """Stands for the server: the new answer's logit is what is given for the arm, all others are 0."""
+class Server(StandIn):
+    """The new answer's logit is what is given for the arm, all others are 0."""
 
-    def __init__(self, job: Job, logits: dict[str, float], *, cached: int = 0) -> None:
-        self.job, self.logits, self.cached = job, logits, cached
-        self.asked: list[tuple[str, bool, str, str]] = []
+    def __init__(self, job: Job, logits: dict[str, float], *, prefix: int = 0) -> None:
+        super().__init__(prefix=prefix)
+        self.new, self.logits = job.case.edited.answers.new, logits
 
-    def record(
-        self, prompt: list[int], gold: list[int], arm: Arm, *, key: str, donors_from: str, keys: bool
-    ) -> Recorded:
-        assert not gold
-        self.asked.append((arm.name, prompt == self.job.case.edited.old, key, donors_from))
-        logits = np.zeros((1, 49_152), dtype=np.float32)
-        assert self.job.case.edited.answers is not None
-        logits[0, self.job.case.edited.answers.new] = self.logits[arm.name]
-        hits = 0 if arm in (FULL, STALE) else 100
-        return Recorded(logits=logits, spliced=[], keys=None, prefix_hit_tokens=self.cached, chunk_hit_tokens=hits)
+    def answer(self, asked: Asked) -> Recorded:
+        assert not asked.gold
+        found = recorded(prefix=self.prefix, hits=0 if asked.arm in (FULL, STALE) else 100, vocab=49_152)
+        found.logits[0, self.new] = self.logits[asked.arm.name]
+        return found
 
 
 @pytest.fixture
@@ -152,11 +147,10 @@ def test_a_prompt_is_served_under_every_arm_behind_the_old_one(job: Job, text: M
     server = Server(job, {"full": 3.0, "stale": 1.0, "in_place": 1.5, "notes": 2.5, "recompile": 3.0})
     probes = {probe.arm: probe for probe in measure(job, server, text, dtype="float32", page_size=1)}
     assert list(probes) == [arm.name for arm in ARMS]
-    assert [(name, is_old) for name, is_old, *_ in server.asked if is_old] == [("stale", True)]
-    donors_key = server.asked[1][2]
-    assert server.asked[1][3] == NOBODY
-    assert {donors_from for *_, donors_from in server.asked[2:]} == {donors_key}
-    assert len({key for _, _, key, _ in server.asked}) == len(ARMS), "no arm meets another's rows"
+    assert [asked.arm.name for asked in server.asked if asked.prompt == job.case.edited.old] == ["stale"]
+    assert server.asked[1].donors_from == NOBODY
+    assert {asked.donors_from for asked in server.asked[2:]} == {server.asked[1].key}
+    assert len({asked.key for asked in server.asked}) == len(ARMS), "no arm meets another's rows"
     assert {name: probe.log_odds for name, probe in probes.items()} == server.logits
     assert (probes["full"].computed_tokens, probes["stale"].computed_tokens) == (len(job.case.prompt), 0)
     assert probes["full"].kl == 0 < probes["notes"].kl < probes["stale"].kl
@@ -171,7 +165,7 @@ def test_a_prompt_whose_field_the_model_does_not_use_is_served_no_further(job: J
     assert job.is_done(probes), "it is not served again"
     assert not job.is_done(probes[:1])
     with pytest.raises(Unrealised, match="full-none: 7 prefix hit and 0 chunk hit tokens, 0 and 0 were meant"):
-        measure(job, Server(job, server.logits, cached=7), text, dtype="float32", page_size=1)
+        measure(job, Server(job, server.logits, prefix=7), text, dtype="float32", page_size=1)
 
 
 def records(number: int, s: dict[str, float], family: Family = Family.JSON, **edit: object) -> list[Probe]:
