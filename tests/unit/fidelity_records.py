@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+import numpy as np
+from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.record import Donors, Experiment, Probe
+from pic_bench.fidelity.target import Recorded
 
 SEAMS = (0, 1, 2, 4, 8, 16, 32)
 POLICIES = {"default": 0.45, "seam-8": 0.5, "seam-32": 0.62, "min-run-256": 0.7, "seam-8-min-128": 0.55}
@@ -33,6 +37,59 @@ def probe(**fields: object) -> Probe:
     control = fields.get("arm") in ("full", "retest", "exact")
     defaults = {"donors": Donors.NONE, "chunk_hit_tokens": 0} if control else {}
     return Probe(**{**values, **defaults, **fields})  # type: ignore[arg-type]
+
+
+class Asked(NamedTuple):
+    """What a stand-in for the server was asked to record."""
+
+    prompt: list[int]
+    gold: list[int]
+    arm: Arm
+    key: str
+    donors_from: str | None
+
+
+class StandIn:
+    """Stands for the server: notes what it is asked, and splices half of every prompt but for controls.
+
+    Args:
+        prefix: prefix hit tokens of every request.
+    """
+
+    def __init__(self, *, prefix: int = 0) -> None:
+        self.prefix = prefix
+        self.asked: list[Asked] = []
+
+    def record(
+        self, prompt: list[int], gold: list[int], arm: Arm, *, key: str, donors_from: str | None, keys: bool
+    ) -> Recorded:
+        """One request of the experiments."""
+        assert not keys
+        self.asked.append(Asked(prompt, gold, arm, key, donors_from))
+        return self.answer(self.asked[-1])
+
+    def answer(self, asked: Asked) -> Recorded:
+        """What is recorded of a request."""
+        hits = 0 if asked.arm.is_control else len(asked.prompt) // 2
+        return recorded(prefix=self.prefix, hits=hits, positions=len(asked.gold) + 1)
+
+
+def recorded(
+    spliced: Sequence[tuple[int, int]] = (),
+    *,
+    prefix: int = 0,
+    hits: int | None = None,
+    positions: int = 1,
+    vocab: int = 200,
+) -> Recorded:
+    """A recorded request whose logits are 0; its chunk hit is what was spliced, where `hits` does not say otherwise."""
+    return Recorded(
+        logits=np.zeros((positions, vocab), dtype=np.float32),
+        spliced=list(spliced),
+        keys=None,
+        prefix_hit_tokens=prefix,
+        chunk_hit_tokens=sum(end - start for start, end in spliced) if hits is None else hits,
+    )
 
 
 def grid(

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
+from fidelity_records import recorded
 from pic_bench.fidelity.arms import (
     CONTROLS,
     DEFAULT_POLICIES,
@@ -24,12 +24,9 @@ from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Span, derange
 from pic_bench.fidelity.cases.passages import FrameText, PassageJobs, filler_len, grid_case, make_filler, shift_case
 from pic_bench.fidelity.cases.qa import QA_MIN_SPLICED, qa_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
-from pic_bench.fidelity.check import check_naive
 from pic_bench.fidelity.config import QUICK_SIZES
 from pic_bench.fidelity.measure import Unrealised, check_realised
-from pic_bench.fidelity.record import Donors, Experiment, Probe
-from pic_bench.fidelity.target import Recorded
-from pic_bench.fidelity.trace import TraceCall, distinct_tokens
+from pic_bench.fidelity.record import Donors, Experiment
 from pic_traces.questions import GENERATED, Question, generated_questions, read_questions
 
 from sglang_pic.errors import BenchError, ConfigError
@@ -212,26 +209,9 @@ def test_a_question_set_is_read_one_question_of_each_item_first(tmp_path: Path) 
     assert {q.name for q in found[:3]} == {"x-0", "y-0", "z-0"}
 
 
-def recorded(spliced: list[tuple[int, int]], *, prefix: int = 0) -> Recorded:
-    return Recorded(
-        logits=np.zeros((1, 2), dtype=np.float32),
-        spliced=spliced,
-        keys=None,
-        prefix_hit_tokens=prefix,
-        chunk_hit_tokens=sum(end - start for start, end in spliced),
-    )
-
-
 def test_what_was_not_spliced_as_meant_is_found() -> None:
-    case = Case(
-        experiment=Experiment.GRID,
-        name="c",
-        source="s",
-        prompt=[1] * 300,
-        gold=[],
-        blocks=(Span(50, 130), Span(140, 220)),
-        donors={},
-    )
+    blocks = (Span(50, 130), Span(140, 220))
+    case = Case(experiment=Experiment.GRID, name="c", source="s", prompt=[1] * 300, gold=[], blocks=blocks)
     arm = Arm(name="seam-8", donors=Donors.ISOLATED, overrides={"seam_tokens": 8})
     check_realised(case, arm, recorded([(58, 130), (148, 220)]), 1)
     check_realised(case, arm, recorded([(64, 128), (160, 208)]), 16)
@@ -275,47 +255,3 @@ def test_orders_of_sessions() -> None:
     for wrong in ("", "shuffled", "shuffled-0", "shuffled-10000", "Recorded", "../x"):
         with pytest.raises(ConfigError, match="--order"):
             parse_order(wrong)
-
-
-def test_distinct_tokens_are_the_rows_of_a_prefix_cache() -> None:
-    calls = [TraceCall("t", i, 0, prompt, [9]) for i, prompt in enumerate(([1, 2, 3], [1, 2, 3, 9, 4], [1, 5]))]
-    assert distinct_tokens(calls) == 4 + 2 + 2
-
-
-def probe(prompt: str, arm: str, forced_kl: float) -> Probe:
-    return Probe(
-        experiment=Experiment.GRID,
-        dtype="float32",
-        prompt=prompt,
-        source="s",
-        arm=arm,
-        num_blocks=1,
-        donors=Donors.ISOLATED,
-        shift=None,
-        prompt_tokens=1,
-        prefix_hit_tokens=0,
-        chunk_hit_tokens=0,
-        top1_probability=1.0,
-        kl=0.0,
-        cosine=1.0,
-        top1_agrees=True,
-        forced_kl=forced_kl,
-    )
-
-
-def test_the_check_holds_only_where_the_naive_arm_is_worse_beyond_chance() -> None:
-    worse = [p for i in range(10) for p in (probe(f"{i}", "naive", 0.5 + i / 100), probe(f"{i}", "seam-1", 0.01 * i))]
-    (checked,) = check_naive(worse)
-    assert checked.holds
-    assert checked.difference is not None
-    assert (checked.difference.n, checked.difference.value) == (10, pytest.approx(0.5))
-    assert str(checked).startswith("check holds: float32: mean KL without rotation less with it 0.5 [")
-    mixed = [p for i in range(10) for p in (probe(f"{i}", "naive", i % 2), probe(f"{i}", "seam-1", (i + 1) % 2))]
-    assert not check_naive(mixed)[0].holds
-    luck = [*mixed, probe("x", "naive", 1.0), probe("x", "seam-1", 0.0)]
-    (lucky,) = check_naive(luck)
-    assert lucky.difference is not None
-    assert lucky.difference.value > 0
-    assert not lucky.holds
-    assert not check_naive([probe("1", "naive", 1.0)])[0].holds, "nothing to pair is no pass"
-    assert check_naive([]) == []

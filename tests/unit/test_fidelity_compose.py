@@ -8,21 +8,20 @@ from itertools import chain
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-from fidelity_records import probe
-from pic_bench.fidelity.arms import EXACT, FULL, Arm
+from fidelity_records import Asked, StandIn, probe, recorded
+from pic_bench.fidelity.arms import EXACT, FULL
 from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Job
 from pic_bench.fidelity.cases.compose import ORDERS_PER_LIBRARY, SEAMS, compose_jobs, other_orders
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
-from pic_bench.fidelity.cells import make_cells
-from pic_bench.fidelity.composed import by_skills, composed_table
+from pic_bench.fidelity.compared import make_cells, make_panels
 from pic_bench.fidelity.config import QUICK_SIZES
-from pic_bench.fidelity.measure import Unrealised, check_realised, measure_case
-from pic_bench.fidelity.panels import make_panels
+from pic_bench.fidelity.measure import Unrealised, check_realised, measure
+from pic_bench.fidelity.pictures import by_skills
 from pic_bench.fidelity.record import Donors, Experiment, append_lines
 from pic_bench.fidelity.report import write_report
 from pic_bench.fidelity.summary import Thresholds
+from pic_bench.fidelity.tables import skills_table
 from pic_bench.fidelity.target import Recorded
 
 from sglang_pic.errors import ConfigError
@@ -107,50 +106,39 @@ def test_a_seam_may_be_left_out_between_skills_and_nothing_else_is_spliced(jobs:
     job = next(job for job in jobs if len(job.case.blocks) == 4)
     case, arm = job.case, job.arms[-1]
     first, last = case.blocks[0].start, case.blocks[-1].end
-    shape = {"logits": np.zeros((1, 4), np.float32), "keys": None, "prefix_hit_tokens": 0, "chunk_hit_tokens": 9}
-    check_realised(case, arm, Recorded(spliced=[(first, last)], **shape), 1)
+    check_realised(case, arm, recorded([(first, last)]), 1)
     with pytest.raises(Unrealised, match="2 tokens outside"):
-        check_realised(case, arm, Recorded(spliced=[(first, last + 2)], **shape), 1)
+        check_realised(case, arm, recorded([(first, last + 2)]), 1)
 
 
-class Server:
-    """Stands for the server: notes what is computed, and splices all skills but for controls."""
+class Server(StandIn):
+    """Notes what is pinned, and splices all skills but for controls."""
 
     def __init__(self, case: Case) -> None:
+        super().__init__()
         self._case = case
         self.pinned: dict[tuple[str, str], list[int]] = {}
-        self.read_from: set[str] = set()
 
     def compute(self, tokens: list[int], *, key: str, off: bool = False, pin: str | None = None) -> None:
         if pin is not None:
             assert not off
             self.pinned[key, pin] = tokens
 
-    def record(
-        self, prompt: list[int], gold: list[int], arm: Arm, *, key: str, donors_from: str, keys: bool
-    ) -> Recorded:
-        blocks, hits = self._case.blocks, self._case.warm_len
-        spliced = [] if arm.is_control else [(blocks[0].start, blocks[-1].end)]
-        if not arm.is_control:
-            assert arm.options == {"skills": "near"}
-            self.read_from.add(donors_from)
-        prefix = len(prompt) - 1 if arm == EXACT else hits
-        return Recorded(
-            logits=np.zeros((1, 9), np.float32),
-            spliced=spliced,
-            keys=None,
-            prefix_hit_tokens=prefix,
-            chunk_hit_tokens=sum(end - start for start, end in spliced),
-        )
+    def answer(self, asked: Asked) -> Recorded:
+        blocks = self._case.blocks
+        prefix = len(asked.prompt) - 1 if asked.arm == EXACT else self._case.warm_len
+        return recorded([] if asked.arm.is_control else [(blocks[0].start, blocks[-1].end)], prefix=prefix)
 
 
 def test_skills_are_pinned_where_the_prompts_of_their_library_find_them(jobs: list[Job], text: ModelText) -> None:
     first, second = [job for job in jobs if job.case.library == "compose-4-0"][:2]
     servers = [Server(job.case) for job in (first, second)]
     for job, server in zip((first, second), servers, strict=True):
-        probes = measure_case(job, server, text, dtype="float32", page_size=1)
+        probes = measure(job, server, text, dtype="float32", page_size=1)
         assert [p.chunk_hit_tokens == p.block_tokens for p in probes] == [not arm.is_control for arm in job.arms]
-        assert server.read_from == {key for key, _ in server.pinned}
+        spliced = [asked for asked in server.asked if not asked.arm.is_control]
+        assert {asked.donors_from for asked in spliced} == {key for key, _ in server.pinned}
+        assert all(asked.arm.options == {"skills": "near"} for asked in spliced)
         assert len(server.pinned) == 4 + 1
     assert servers[0].pinned == servers[1].pinned
 
@@ -175,12 +163,12 @@ def test_the_report_says_what_share_of_the_skills_is_spliced(tmp_path: Path) -> 
         for arm, kind, kl, hit in arms
     ]
     cells = make_cells(make_panels(probes, Thresholds())[0], Thresholds())
-    rows = composed_table(cells).rows
+    rows = skills_table(cells).rows
     assert [row[:5] for row in rows[:2]] == [["2 skills", w, "32", "4", "90.0 %"] for w in ("alone", "together")]
     assert [row[4] for row in rows] == ["90.0 %"] * 4 + ["100 %"] * 4
     assert [row[5] for row in rows[:2]] == [".050 [.050, .050]", ".050 [.050, .050]"]
     one = make_cells(make_panels([p for p in probes if p.unit == "c-16-0"], Thresholds())[0], Thresholds())
-    assert composed_table(one).rows[0][5:] == [".050", ".050", "100 %"], "one library has no interval"
+    assert skills_table(one).rows[0][5:] == [".050", ".050", "100 %"], "one library has no interval"
     drawn = by_skills(cells).drawing.body
     assert all(name in drawn for name in ("alone, seam 0", "alone, seam 32", "together, seam 0", "together, seam 32"))
     append_lines(tmp_path / "probes.jsonl", probes)

@@ -10,22 +10,21 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from fidelity_records import probe
-from pic_bench.fidelity.arms import EDIT_ARMS, FULL, STALE, Arm, parse_policy
-from pic_bench.fidelity.cases.case import MIN_HEADER
+from fidelity_records import Asked, StandIn, probe, recorded
+from pic_bench.fidelity.arms import EDIT_ARMS, FULL, STALE, parse_policy
+from pic_bench.fidelity.cases.case import MIN_HEADER, Job
 from pic_bench.fidelity.cases.edits import (
     BEFORE_QUESTION,
     DISTANCES,
     UNAFFECTED_TOKENS,
-    EditJob,
     edit_job,
     edit_jobs,
 )
 from pic_bench.fidelity.cases.templates import Field, Template, templates
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.edit_cells import GATED, UNAFFECTED, make_edit_cells
-from pic_bench.fidelity.measure import Unrealised, measure_edit
+from pic_bench.fidelity.measure import Unrealised, measure
 from pic_bench.fidelity.record import Donors, Edit, Experiment, Family, Probe, TemplateSet, append_lines
+from pic_bench.fidelity.recovery import GATED, UNAFFECTED, gate, make_edit_cells
 from pic_bench.fidelity.report import write_report
 from pic_bench.fidelity.target import NOBODY, Recorded
 from pic_bench.report.stats import common_len
@@ -60,7 +59,7 @@ def test_no_text_of_a_template_is_in_both_sets() -> None:
     assert len({template.name for template in EVERY}) == len(EVERY)
 
 
-def job_of(template: Template, text: ModelText, distance: int = 32, number: int = 0) -> EditJob:
+def job_of(template: Template, text: ModelText, distance: int = 32, number: int = 0) -> Job:
     return edit_job(template, text, ARMS, distance, number, 0, "report")
 
 
@@ -70,17 +69,17 @@ def test_the_two_prompts_differ_in_their_fields_alone(template: Template, text: 
     for number, distance in enumerate(DISTANCES):
         job = job_of(template, text, distance, number)
         assert job == job_of(template, text, distance, number)
-        old, new = (text.text(ids).split("\n") for ids in (job.old, job.case.prompt))
+        old, new = (text.text(ids).split("\n") for ids in (job.case.edited.old, job.case.prompt))
         changed = [pair for pair in zip(old, new, strict=True) if pair[0] != pair[1]]
-        assert len(changed) == job.edit.num_fields
-        assert common_len(job.old, job.case.prompt) >= MIN_HEADER
-        assert job.edit.old_tokens + job.edit.new_tokens > 0
+        assert len(changed) == job.case.edited.edit.num_fields
+        assert common_len(job.case.edited.old, job.case.prompt) >= MIN_HEADER
+        assert job.case.edited.edit.old_tokens + job.case.edited.edit.new_tokens > 0
         assert template.lead in text.text(job.case.prompt)[-len(template.lead) - 20 :]
-        assert (job.answers is None) is not template.family.is_gated
-        assert job.answers is None or job.answers.old != job.answers.new
+        assert (job.case.edited.answers is None) is not template.family.is_gated
+        assert job.case.edited.answers is None or job.case.edited.answers.old != job.case.edited.answers.new
         rules = text.text(job.case.prompt).count(template.rules_title)
         assert rules == 1, "or the distance is another's"
-        fewest = UNAFFECTED_TOKENS - 64 if job.answers is None else distance + min(BEFORE_QUESTION)
+        fewest = UNAFFECTED_TOKENS - 64 if job.case.edited.answers is None else distance + min(BEFORE_QUESTION)
         assert len(job.case.prompt) >= fewest
 
 
@@ -95,11 +94,11 @@ def test_filler_stands_between_the_fields_and_the_rules(text: ModelText) -> None
 def test_every_template_meets_every_distance(text: ModelText) -> None:
     of = templates(TemplateSet.REPORT)
     jobs = edit_jobs(TemplateSet.REPORT, 4 * len(of), text, 0, [])
-    met = Counter((job.edit.template, job.edit.distance) for job in jobs)
+    met = Counter((job.case.edited.edit.template, job.case.edited.edit.distance) for job in jobs)
     assert len(met) == 4 * len(of)
     assert len({job.case.name for job in jobs}) == len(jobs)
-    assert len({job.edit.template for job in jobs[: len(of)]}) == len(of)
-    assert {job.edit.num_fields for job in jobs} == {1, 2, 3, 4}
+    assert len({job.case.edited.edit.template for job in jobs[: len(of)]}) == len(of)
+    assert {job.case.edited.edit.num_fields for job in jobs} == {1, 2, 3, 4}
     named = parse_policy("notes=edit:notes,edit_tail:128")
     (job, *_) = edit_jobs(TemplateSet.REPORT, 1, text, 0, [named, parse_policy("mine=seam:8")])
     assert [arm.name for arm in job.arms] == ["full", "stale", "in_place", "notes", "recompile", "mine"]
@@ -125,39 +124,33 @@ def test_templates_that_cannot_be_used_are_refused(text: ModelText) -> None:
         job_of(alike, text)
 
 
-class Server:
-    """Stands for the server: the new answer's logit is what is given for the arm, all others are 0."""
+class Server(StandIn):
+    """The new answer's logit is what is given for the arm, all others are 0."""
 
-    def __init__(self, job: EditJob, logits: dict[str, float], *, cached: int = 0) -> None:
-        self.job, self.logits, self.cached = job, logits, cached
-        self.asked: list[tuple[str, bool, str, str]] = []
+    def __init__(self, job: Job, logits: dict[str, float], *, prefix: int = 0) -> None:
+        super().__init__(prefix=prefix)
+        self.new, self.logits = job.case.edited.answers.new, logits
 
-    def record(
-        self, prompt: list[int], gold: list[int], arm: Arm, *, key: str, donors_from: str, keys: bool
-    ) -> Recorded:
-        assert not gold
-        self.asked.append((arm.name, prompt == self.job.old, key, donors_from))
-        logits = np.zeros((1, 49_152), dtype=np.float32)
-        assert self.job.answers is not None
-        logits[0, self.job.answers.new] = self.logits[arm.name]
-        hits = 0 if arm in (FULL, STALE) else 100
-        return Recorded(logits=logits, spliced=[], keys=None, prefix_hit_tokens=self.cached, chunk_hit_tokens=hits)
+    def answer(self, asked: Asked) -> Recorded:
+        assert not asked.gold
+        found = recorded(prefix=self.prefix, hits=0 if asked.arm in (FULL, STALE) else 100, vocab=49_152)
+        found.logits[0, self.new] = self.logits[asked.arm.name]
+        return found
 
 
 @pytest.fixture
-def job(text: ModelText) -> EditJob:
+def job(text: ModelText) -> Job:
     return job_of(templates(TemplateSet.REPORT)[0], text)
 
 
-def test_a_prompt_is_served_under_every_arm_behind_the_old_one(job: EditJob, text: ModelText) -> None:
+def test_a_prompt_is_served_under_every_arm_behind_the_old_one(job: Job, text: ModelText) -> None:
     server = Server(job, {"full": 3.0, "stale": 1.0, "in_place": 1.5, "notes": 2.5, "recompile": 3.0})
-    probes = {probe.arm: probe for probe in measure_edit(job, server, text, dtype="float32")}
+    probes = {probe.arm: probe for probe in measure(job, server, text, dtype="float32", page_size=1)}
     assert list(probes) == [arm.name for arm in ARMS]
-    assert [(name, is_old) for name, is_old, *_ in server.asked if is_old] == [("stale", True)]
-    donors_key = server.asked[1][2]
-    assert server.asked[1][3] == NOBODY
-    assert {donors_from for *_, donors_from in server.asked[2:]} == {donors_key}
-    assert len({key for _, _, key, _ in server.asked}) == len(ARMS), "no arm meets another's rows"
+    assert [asked.arm.name for asked in server.asked if asked.prompt == job.case.edited.old] == ["stale"]
+    assert server.asked[1].donors_from == NOBODY
+    assert {asked.donors_from for asked in server.asked[2:]} == {server.asked[1].key}
+    assert len({asked.key for asked in server.asked}) == len(ARMS), "no arm meets another's rows"
     assert {name: probe.log_odds for name, probe in probes.items()} == server.logits
     assert (probes["full"].computed_tokens, probes["stale"].computed_tokens) == (len(job.case.prompt), 0)
     assert probes["full"].kl == 0 < probes["notes"].kl < probes["stale"].kl
@@ -165,14 +158,14 @@ def test_a_prompt_is_served_under_every_arm_behind_the_old_one(job: EditJob, tex
     assert not job.is_done([probes[name] for name in ("full", "stale", "in_place")])
 
 
-def test_a_prompt_whose_field_the_model_does_not_use_is_served_no_further(job: EditJob, text: ModelText) -> None:
+def test_a_prompt_whose_field_the_model_does_not_use_is_served_no_further(job: Job, text: ModelText) -> None:
     server = Server(job, {"full": 1.4, "stale": 1.0})
-    probes = measure_edit(job, server, text, dtype="float32")
+    probes = measure(job, server, text, dtype="float32", page_size=1)
     assert [probe.arm for probe in probes] == ["full", "stale"]
     assert job.is_done(probes), "it is not served again"
     assert not job.is_done(probes[:1])
-    with pytest.raises(Unrealised, match="full: a full prefill was served cached tokens"):
-        measure_edit(job, Server(job, server.logits, cached=7), text, dtype="float32")
+    with pytest.raises(Unrealised, match="full-none: 7 prefix hit and 0 chunk hit tokens, 0 and 0 were meant"):
+        measure(job, Server(job, server.logits, prefix=7), text, dtype="float32", page_size=1)
 
 
 def records(number: int, s: dict[str, float], family: Family = Family.JSON, **edit: object) -> list[Probe]:
@@ -206,7 +199,7 @@ def test_recovery_is_the_share_of_the_way_from_the_old_answer_to_the_new_one(tmp
     probes += [record for number in (11, 12) for record in records(number, s, Family.CLOCK)]
     probes += records(13, {"full": 1.0})
     probes += [msgspec.structs.replace(record, chunk_hit_tokens=0) for record in records(14, s)]
-    cells = {(cell.group, cell.at, cell.arm): cell for cell in make_edit_cells(probes)}
+    cells = {(cell.group, cell.at, cell.arm): cell for cell in make_edit_cells(gate(probes))}
     notes, in_place = cells[GATED, "all", "notes"], cells[GATED, "all", "in_place"]
     assert notes.recovery is not None
     assert (notes.n, notes.num_templates) == (10, 3)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Iterable
 from html.parser import HTMLParser
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -47,13 +48,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def read_summary(path: Path) -> Summary:
-    return msgspec.json.decode(path.read_bytes(), type=Summary)
+@pytest.fixture(scope="module")
+def summary(folder: Path) -> Summary:
+    return msgspec.json.decode((folder / "summary.json").read_bytes(), type=Summary)
 
 
-def run_of(path: Path, probes: Sequence[Probe]) -> Path:
+@pytest.fixture(scope="module")
+def markdown(folder: Path) -> str:
+    return (folder / "report.md").read_text("utf8")
+
+
+def run_of(path: Path, probes: Iterable[Probe]) -> Path:
     append_lines(path / "probes.jsonl", probes)
     return path
+
+
+def report_of(path: Path, probes: Iterable[Probe]) -> str:
+    write_report(run_of(path, probes))
+    return (path / "report.md").read_text("utf8")
 
 
 class _Page(HTMLParser):
@@ -95,14 +107,11 @@ def test_the_page_is_one_file_and_well_formed(folder: Path) -> None:
         assert text.count(f"--{name}:") == 2, f"--{name} is not defined for light and dark"
 
 
-def test_both_outputs_have_the_same_parts_and_tables(folder: Path) -> None:
-    summary = read_summary(folder / "summary.json")
-    markdown = (folder / "report.md").read_text("utf8")
+def test_both_outputs_have_the_same_parts_and_tables(folder: Path, summary: Summary, markdown: str) -> None:
     page = (folder / "report.html").read_text("utf8")
     words = "".join(_Page(page).words)
-    for title in (*PARTS.values(), "What a setting changes", "Prompts that moved furthest", "Limits", "Words"):
-        assert f"## {title}" in markdown
-        assert title in words
+    titles = (*PARTS.values(), "What a setting changes", "Prompts that moved furthest", "Limits", "Words")
+    assert all(f"## {title}" in markdown and title in words for title in titles)
     for one in summary.comparisons:
         for shown in (one.what, one.where, with_interval(one.difference, signed(divergence))):
             assert shown in markdown
@@ -114,8 +123,7 @@ def test_both_outputs_have_the_same_parts_and_tables(folder: Path) -> None:
     assert markdown.count("\n| --- ") + markdown.count("\n| ----") == page.count("<table>")
 
 
-def test_every_table_names_n_and_has_the_floor(folder: Path) -> None:
-    markdown = (folder / "report.md").read_text("utf8")
+def test_every_table_names_n_and_has_the_floor(markdown: str) -> None:
     tables = re.findall(r"(?:^\|.*\n?)+", markdown, re.MULTILINE)
     assert len(tables) > 15
     for table in tables:
@@ -126,8 +134,7 @@ def test_every_table_names_n_and_has_the_floor(folder: Path) -> None:
     assert sum("naive (not rotated)" in table for table in tables) >= len(tables) - 3
 
 
-def test_pictures_lie_beside_the_report(folder: Path) -> None:
-    markdown = (folder / "report.md").read_text("utf8")
+def test_pictures_lie_beside_the_report(folder: Path, markdown: str) -> None:
     named = set(re.findall(r"!\[[^\]]+\]\(([^ )]+)", markdown))
     assert named == {path.name for path in folder.glob("*.svg")}
     kinds = ("kl-by-seam", "kl-by-runs", "kl-by-shift", "scores", "cost-top-1", "cost-kl")
@@ -147,8 +154,7 @@ def test_a_report_is_made_again_alike_and_leaves_no_old_picture(folder: Path) ->
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_prompts_that_moved_furthest(folder: Path) -> None:
-    summary = read_summary(folder / "summary.json")
+def test_prompts_that_moved_furthest(summary: Summary) -> None:
     for experiment in PARTS:
         worst = [one for one in summary.worst if one.experiment.value == experiment]
         assert [one.kl for one in worst] == sorted((one.kl for one in worst), reverse=True)
@@ -160,35 +166,29 @@ def test_prompts_that_moved_furthest(folder: Path) -> None:
     assert all(one.floor_kl is not None for one in summary.worst)
 
 
-def test_settings_are_shown_on_a_line_each(folder: Path) -> None:
-    measured = (folder / "report.md").read_text("utf8").partition("## How it was measured")[2].splitlines()
+def test_settings_and_what_was_left_out_are_said(markdown: str) -> None:
+    measured = markdown.partition("## How it was measured")[2].splitlines()
     assert "- **sizes**: {prompts:21,blocks:[1,4,16]}" in measured
     assert "- **dtypes**: float32" in measured
     assert not any("data" in line.partition(":")[0] for line in measured)
-
-
-def test_what_was_left_out_is_said(folder: Path) -> None:
-    assert "grid, float32: 1 prompt not spliced as meant" in (folder / "report.md").read_text("utf8")
+    assert "grid, float32: 1 prompt not spliced as meant" in markdown
 
 
 def test_unpaired_and_repeated_records_are_said(tmp_path: Path) -> None:
     probes = [probe(prompt=f"p{i}") for i in range(3)] + [probe(arm="exact", prompt="p0", kl=0.0), probe(prompt="p1")]
-    summary = write_report(run_of(tmp_path, probes))
-    markdown = (tmp_path / "report.md").read_text("utf8")
-    assert "In 1 cell up to 2 prompts measured in one of arm and floor only" in markdown
-    assert "(2 not paired)" in markdown
-    assert "1 record measured again" in markdown
-    assert "The smallest cell has n = 1" in markdown
-    assert summary.repeated == 1
+    written = report_of(tmp_path, probes)
+    assert "In 1 cell up to 2 prompts measured in one of arm and floor only" in written
+    assert "(2 not paired)" in written
+    assert "1 record measured again" in written
+    assert "The smallest cell has n = 1" in written
 
 
 @pytest.mark.parametrize("experiment", PARTS)
 def test_parts_without_records_are_left_out(experiment: str, tmp_path: Path) -> None:
     makers = {"grid": grid, "shift": shifts, "qa": questions, "trace": trace}
-    write_report(run_of(tmp_path, [p for number, p in enumerate(makers[experiment]()) if number < 400]))
-    markdown = (tmp_path / "report.md").read_text("utf8")
-    assert [title for title in PARTS.values() if f"## {title}" in markdown] == [PARTS[experiment]]
-    assert "an unnamed model" in markdown
+    written = report_of(tmp_path, islice(makers[experiment](), 400))
+    assert [title for title in PARTS.values() if f"## {title}" in written] == [PARTS[experiment]]
+    assert "an unnamed model" in written
     _Page((tmp_path / "report.html").read_text("utf8"))
 
 
@@ -199,11 +199,14 @@ def test_controls_alone_make_a_report(tmp_path: Path) -> None:
     assert "exact" in headline(tmp_path)
 
 
-def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
-    run_of(tmp_path, [probe(prompt=f"p{i}") for i in range(3)])
-    whole = (tmp_path / "probes.jsonl").read_bytes()
-    (tmp_path / "probes.jsonl").write_bytes(whole[:-20])
+def test_records_may_be_packed_and_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    plain = run_of(tmp_path, [probe(prompt=f"p{i}") for i in range(3)]) / "probes.jsonl"
+    whole = plain.read_bytes()
+    plain.write_bytes(whole[:-20])
     assert write_report(tmp_path).probes == 2
+    (tmp_path / "probes.jsonl.gz").write_bytes(gzip.compress(whole))
+    plain.unlink()
+    assert write_report(tmp_path).probes == 3
 
 
 def test_a_policy_is_code_in_the_notes_of_both_outputs(tmp_path: Path) -> None:
@@ -212,15 +215,6 @@ def test_a_policy_is_code_in_the_notes_of_both_outputs(tmp_path: Path) -> None:
     write_report(tmp_path)
     assert "under <code>more</code>." in (tmp_path / "report.html").read_text("utf8")
     assert "under `more`." in (tmp_path / "report.md").read_text("utf8")
-
-
-def test_packed_records_are_read(tmp_path: Path) -> None:
-    run_of(tmp_path, [probe(prompt=f"p{i}") for i in range(3)])
-    plain = tmp_path / "probes.jsonl"
-    (tmp_path / "probes.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
-    plain.unlink()
-    assert write_report(tmp_path).probes == 3
-    assert main(["report", str(tmp_path)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -245,27 +239,24 @@ def test_a_broken_folder_is_refused(name: str, content: bytes, says: str, tmp_pa
 
 
 def test_the_text_of_a_prompt_cannot_end_its_fence(tmp_path: Path) -> None:
-    write_report(run_of(tmp_path, [probe(text="a\n````\n## not a heading")]))
-    markdown = (tmp_path / "report.md").read_text("utf8")
-    assert "\n`````text\na\n````\n## not a heading\n`````\n" in markdown
+    written = report_of(tmp_path, [probe(text="a\n````\n## not a heading")])
+    assert "\n`````text\na\n````\n## not a heading\n`````\n" in written
 
 
 def test_the_dagger_marks_what_says_little(tmp_path: Path) -> None:
-    write_report(run_of(tmp_path, [probe(prompt=f"p{i}", top1_probability=0.1) for i in range(3)]))
-    markdown = (tmp_path / "report.md").read_text("utf8")
-    assert "100 % [100, 100]†" in markdown
-    assert "†: the full prefill itself is not competent here" in markdown
+    written = report_of(tmp_path, [probe(prompt=f"p{i}", top1_probability=0.1) for i in range(3)])
+    assert "100 % [100, 100]†" in written
+    assert "†: the full prefill itself is not competent here" in written
     write_report(tmp_path, Thresholds(competent_probability=0.05))
     assert "100 % [100, 100]†" not in (tmp_path / "report.md").read_text("utf8")
 
 
-def test_the_verb_reports_a_fidelity_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(folder)]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith(headline(folder))
-    assert out.endswith(f"Report: {folder / 'report.html'}\n")
-    assert main(["report", str(folder), "--json"]) == 0
-    assert capsys.readouterr().out == (folder / "summary.json").read_text("utf8")
+def test_the_verb_reports_a_fidelity_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_of(tmp_path, [probe(prompt=f"p{i}") for i in range(3)])
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{headline(tmp_path)}\nReport: {tmp_path / 'report.html'}\n"
+    assert main(["report", str(tmp_path), "--json"]) == 0
+    assert capsys.readouterr().out == (tmp_path / "summary.json").read_text("utf8")
 
 
 def test_the_terminal_shows_the_largest_place_of_each_experiment(folder: Path) -> None:

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 from fidelity_records import probe
 from pic_bench.environment import capture_environment
 from pic_bench.fidelity import runner
-from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.cases.case import Job
-from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.command import _config, add_arguments
-from pic_bench.fidelity.config import DEFAULT_SIZES, Config
+from pic_bench.fidelity.config import Config, Sizes
 from pic_bench.fidelity.folder import claim_run, read_config, read_environment, read_left_out, read_probes
 from pic_bench.fidelity.measure import Unrealised
 from pic_bench.fidelity.merge import merge_runs
 from pic_bench.fidelity.plan import chosen_questions, make_plan, named_policies
 from pic_bench.fidelity.record import Experiment, Probe, append_lines
 from pic_bench.fidelity.runner import run_fidelity
-from pic_bench.fidelity.target import Recorded
-from pic_bench.fidelity.trace import TraceCall, TraceRun
-from pic_bench.fidelity.vault import Vault
 from pic_bench.out_folder import write_json
 from pic_traces.questions import GENERATED
 
@@ -44,7 +37,7 @@ def parse(*words: str) -> Config:
 
 def test_arguments_become_a_configuration() -> None:
     whole = parse()
-    assert whole.sizes == DEFAULT_SIZES
+    assert whole.sizes == Sizes()
     assert whole.experiments == tuple(Experiment)
     assert whole.dtypes == ("float32", "bfloat16")
     assert whole.policies[0] == "default"
@@ -131,7 +124,7 @@ class Server:
         self.starts = 0
         self.served: list[str] = []
         monkeypatch.setattr(runner, "serve_target", self._start)
-        monkeypatch.setattr(runner, "measure_case", self._measure)
+        monkeypatch.setattr(runner, "measure", self._measure)
 
     @contextmanager
     def _start(self, *_: object, **__: object) -> Iterator[None]:
@@ -223,77 +216,6 @@ def test_an_earlier_run_outlives_a_command_that_cannot_begin(grid_run: tuple[Con
     assert (folder / "probes.jsonl").exists()
 
 
-class Kv:
-    """Stands for the server of a trace: keeps what is asked, and splices half of every prompt but for controls."""
-
-    def __init__(self) -> None:
-        self.passes: list[list[tuple[int, int | None]]] = []
-
-    def flush(self) -> None:
-        self.passes.append([])
-
-    def record(
-        self, prompt: list[int], gold: list[int], arm: Arm, *, key: str, donors_from: str, keys: bool
-    ) -> Recorded:
-        assert not keys
-        assert key == donors_from
-        if key == "trace":
-            self.passes[-1].append((len(prompt) + len(gold), len(prompt) - 1))
-        hits = 0 if arm.is_control else len(prompt) // 2
-        logits = np.zeros((len(gold) + 1, 200), dtype=np.float32)
-        return Recorded(logits=logits, spliced=[], keys=None, prefix_hit_tokens=0, chunk_hit_tokens=hits)
-
-    def serve(
-        self, tokens: list[int], arm: Arm, *, key: str, donors_from: str, compute_from: int | None = None
-    ) -> None:
-        assert (key, donors_from) == ("trace", "trace")
-        self.passes[-1].append((len(tokens), compute_from))
-
-    def greedy(self, prompts: list[list[int]], *_: object) -> list[list[int]]:
-        return [[1] for _ in prompts]
-
-
-@pytest.fixture
-def trace_run(tmp_path: Path, model_dir: Callable[[str], Path]) -> Callable[[Kv, list[Probe]], TraceRun]:
-    """A trace of six calls, of which the three longer ones are measured, under two policies."""
-    calls = [TraceCall("t", n, 0, list(range(60 + 100 * (n % 2))), list(range(20 + 20 * n))) for n in range(6)]
-
-    words = ("--policy", "default", "--policy", "more=tail:0", "--order", "recorded", "--order", "reversed")
-    config = parse("--experiment", "trace", *words, "--min-chunk-hit", "64", "--greedy", "1")
-
-    def make(server: Kv, done: list[Probe]) -> TraceRun:
-        return TraceRun(
-            config=config,
-            calls=calls,
-            target=server,  # type: ignore[arg-type]
-            text=ModelText(model_dir("smollm2")),
-            vault=Vault(tmp_path / "vault"),
-            dtype="float32",
-            done={(record.prompt, record.arm) for record in done},
-        )
-
-    return make
-
-
-def test_every_pass_over_a_trace_fills_the_cache_alike(trace_run: Callable[[Kv, list[Probe]], TraceRun]) -> None:
-    server = Kv()
-    probes = [record for step in trace_run(server, []).steps() for record in step.probes]
-    assert len({(record.prompt, record.arm) for record in probes}) == len(probes) == 2 * 3 * 6
-    found, exact, more, naive = server.passes[::2]
-    assert found == exact == more == naive
-    assert server.passes[1::2] == [server.passes[1]] * 4 != server.passes[::2]
-
-
-def test_a_trace_goes_on_without_what_an_earlier_run_kept(
-    tmp_path: Path, trace_run: Callable[[Kv, list[Probe]], TraceRun]
-) -> None:
-    probes = [record for step in trace_run(Kv(), []).steps() for record in step.probes]
-    kept = [record for record in probes if record.arm != "more"]
-    shutil.rmtree(tmp_path / "vault")
-    again = [record for step in trace_run(Kv(), kept).steps() for record in step.probes]
-    assert [(r.prompt, r.arm) for r in again] == [(r.prompt, r.arm) for r in probes if r.arm == "more"]
-
-
 def finished(folder: Path, *words: str, commit: str = "a" * 40) -> Path:
     """A run of one record for each number format, with its environment."""
     config = parse(*words)
@@ -350,7 +272,7 @@ def test_a_trace_is_whole_where_one_run_measured_all_of_it(tmp_path: Path) -> No
     more = finished(tmp_path / "more", *trace, "bfloat16", "--greedy", "40", "--prompts", "7")
     merge_runs([single, more], tmp_path / "amounts", force=False)
     united = read_config(tmp_path / "amounts").sizes
-    assert (united.greedy_prompts, united.prompts) == (40, DEFAULT_SIZES.prompts)
+    assert (united.greedy_prompts, united.prompts) == (40, Sizes().prompts)
     assert not list((tmp_path / "amounts").glob("*.done"))
 
 

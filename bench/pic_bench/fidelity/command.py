@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pic_bench.fidelity.arms import DEFAULT_POLICIES, RECORDED, parse_policy
-from pic_bench.fidelity.config import DEFAULT_SIZES, QUICK_SIZES, Config
+from pic_bench.fidelity.config import QUICK_SIZES, Config, Sizes
 from pic_bench.fidelity.record import Change, Experiment, TemplateSet
 from pic_bench.frame import interrupt_on_sigterm
+from sglang_pic.core.settings import Setting, settings_of
 from sglang_pic.errors import BenchError, ConfigError
 
 if TYPE_CHECKING:
@@ -26,23 +27,7 @@ DTYPES = ("float32", "bfloat16")
 MIN_CHUNK_HIT = 256
 SLOW = (Experiment.TRACE, Experiment.TURNS)
 """Not of a quick run, unless they are asked for."""
-SIZES = {
-    "--prompts": ("prompts", "prompts of grid for each number of blocks"),
-    "--shift-prompts": ("shift_prompts", "prompts for each shift"),
-    "--questions": ("questions", "questions from each source"),
-    "--blocks": ("blocks", "numbers of blocks of grid"),
-    "--seams": ("seams", "seam tokens of grid"),
-    "--shifts": ("shifts", "positions by which shift moves a block"),
-    "--skills": ("skills", "numbers of skills that compose puts together"),
-    "--skill-tokens": ("skill_tokens", "tokens of compose's shortest and longest skill"),
-    "--compositions": ("compositions", "prompts of compose for each number of skills"),
-    "--turns": ("turns", "turns of each conversation of turns"),
-    "--edits": ("edits", "prompts of edits, from the templates in turn"),
-    "--calls": ("calls", "only the first N calls of every trace"),
-    "--greedy": ("greedy_prompts", "prompts of each number of blocks after which some arms generate 64 tokens"),
-    "--keys": ("key_prompts", "prompts of each number of blocks and of each shift whose keys are compared"),
-}
-"""Flags that say how much is measured: the field of `Sizes`, and the help."""
+NO_FLAG = ("greedy_tokens", "answer_tokens")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,14 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sample:opendevin; grid, shift and compose take their text from the first; may repeat (default: what the "
         "package carries)",
     )
+    abouts = "; ".join(f"{experiment.value}: {experiment.about}" for experiment in Experiment)
     several(
         "--experiment",
         choices=[experiment.value for experiment in Experiment],
-        help="grid: seam tokens, number of runs, donors alone or in context; shift: how far a run is moved; qa: "
-        "questions over documents in another order; trace: the calls of a trace in order, under policies; compose: "
-        "skills compiled alone or together, in other orders; turns: a conversation whose field changes at each turn; "
-        "edits: a prompt behind the same prompt with other values in its fields; may repeat (default: all; --quick: "
-        "all but trace and turns)",
+        help=f"{abouts}; may repeat (default: all; --quick: all but trace and turns)",
     )
     dtypes = f"number format of the server; may repeat (default: {' and '.join(DTYPES)}, one after the other)"
     several("--dtype", metavar="NAME", help=dtypes)
@@ -113,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         BenchError: a server failed, or too many prompts were not served as meant.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the server is stopped, and what was measured stays.
     """
-    from pic_bench.fidelity.check import check_naive
+    from pic_bench.fidelity.compared import check_naive
     from pic_bench.fidelity.folder import claim_run, read_probes
     from pic_bench.fidelity.plan import make_plan
     from pic_bench.fidelity.report import headline, write_report
@@ -143,16 +125,21 @@ def run(args: argparse.Namespace) -> int:
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="a look in a few minutes: few prompts, blocks and seams")
-    for flag, (field, text) in SIZES.items():
-        default, quick = getattr(DEFAULT_SIZES, field), getattr(QUICK_SIZES, field)
-        several = isinstance(default, tuple)
+    for size in _sizes():
+        several = isinstance(size.default, tuple)
+        text = size.description[0].lower() + size.description[1:].removesuffix(".")
         parser.add_argument(
-            flag,
-            dest=field,
+            {"greedy_prompts": "--greedy", "key_prompts": "--keys"}.get(size.name, f"--{size.name.replace('_', '-')}"),
+            dest=size.name,
             type=_numbers if several else int,
             metavar="N,N,..." if several else "N",
-            help=f"{text} (default: {_shown(default)}; --quick: {_shown(quick)})",
+            help=f"{text} (default: {_shown(size.default)}; --quick: {_shown(getattr(QUICK_SIZES, size.name))})",
         )
+
+
+def _sizes() -> list[Setting]:
+    """The sizes that have a flag."""
+    return [size for name, size in settings_of(Sizes).items() if name not in NO_FLAG]
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -172,8 +159,8 @@ def _config(args: argparse.Namespace) -> Config:
     experiments = tuple(Experiment(name) for name in dict.fromkeys(args.experiment or chosen))
     if args.policy and not {Experiment.TRACE, Experiment.EDITS, Experiment.TURNS} & {*experiments}:
         raise ConfigError(f"--policy {args.policy[0]!r}: trace, edits and turns have policies; add --experiment trace.")
-    asked = {field: getattr(args, field) for field, _ in SIZES.values()}
-    sizes = QUICK_SIZES if args.quick else DEFAULT_SIZES
+    asked = {size.name: getattr(args, size.name) for size in _sizes()}
+    sizes = QUICK_SIZES if args.quick else Sizes()
     # A run that has no use for policies can be resumed after the default ones have changed.
     policies = tuple(args.policy) or (DEFAULT_POLICIES if Experiment.TRACE in experiments else ())
     return Config(

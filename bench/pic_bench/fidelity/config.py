@@ -18,35 +18,38 @@ MIN_SKILL_TOKENS = 100
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much is measured."""
+    """How much is measured; what is said of a field is also the help of its flag."""
 
-    prompts: int
-    """For each number of blocks, of GRID."""
-    shift_prompts: int
-    """For each shift."""
-    questions: int
-    """From each source of questions."""
-    calls: int | None
-    """Of a trace; None for all."""
-    edits: int = 240
-    """Prompts, over all templates of the set."""
-    blocks: tuple[int, ...]
-    seams: tuple[int, ...]
-    shifts: tuple[int, ...]
+    prompts: int = 100
+    """Prompts of grid for each number of blocks."""
+    shift_prompts: int = 100
+    """Prompts for each shift."""
+    questions: int = 60
+    """Questions from each source."""
+    blocks: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Numbers of blocks of grid."""
+    seams: tuple[int, ...] = (0, 1, 2, 4, 8, 16, 32)
+    """Seam tokens of grid."""
+    shifts: tuple[int, ...] = (1, 16, 64, 256, 1024, 4096)
+    """Positions by which shift moves a block."""
     skills: tuple[int, ...] = (1, 2, 4, 8, 16)
-    """Of COMPOSE: how many are put together."""
+    """Numbers of skills that compose puts together."""
     skill_tokens: tuple[int, int] = (100, 400)
-    """The shortest skill and the longest."""
+    """Tokens of compose's shortest and longest skill."""
     compositions: int = 24
-    """Composed prompts for each number of skills."""
+    """Prompts of compose for each number of skills."""
     turns: int = 64
-    """Of every conversation of TURNS."""
-    greedy_prompts: int
-    """So many prompts of each number of blocks are generated from."""
+    """Turns of each conversation of turns."""
+    edits: int = 240
+    """Prompts of edits, from the templates in turn."""
+    calls: int | None = None
+    """Only the first N calls of every trace."""
+    greedy_prompts: int = 24
+    """Prompts of each number of blocks after which some arms generate 64 tokens."""
+    key_prompts: int = 10
+    """Prompts of each number of blocks and of each shift whose keys are compared."""
     greedy_tokens: int = 64
     answer_tokens: int = 32
-    key_prompts: int
-    """The keys of so many prompts of each number of blocks, and of each shift, are compared."""
 
     def __post_init__(self) -> None:
         for name in ("prompts", "shift_prompts", "questions", "compositions", "turns", "edits"):
@@ -96,17 +99,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             parse_order(order)
 
 
-DEFAULT_SIZES = Sizes(
-    prompts=100,
-    shift_prompts=100,
-    questions=60,
-    calls=None,
-    blocks=(1, 2, 4, 8, 16),
-    seams=(0, 1, 2, 4, 8, 16, 32),
-    shifts=(1, 16, 64, 256, 1024, 4096),
-    greedy_prompts=24,
-    key_prompts=10,
-)
 QUICK_SIZES = Sizes(
     prompts=8,
     shift_prompts=8,

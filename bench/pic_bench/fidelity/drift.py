@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pic_bench.fidelity.panels import Panel
+from pic_bench.fidelity.compared import Panel
 from pic_bench.fidelity.pictures import Picture, slug
 from pic_bench.fidelity.record import Experiment
 from pic_bench.fidelity.summary import Drift
+from pic_bench.fidelity.tables import Titled
 from pic_bench.report.figures import LINES, colour, drawing, log_ticks
 from pic_bench.report.markdown import Table
 from pic_bench.report.numbers import divergence, share, tick
@@ -21,6 +22,7 @@ FEWEST_KL = 1e-7
 """A lower KL is drawn as this one."""
 WINDOW = 8
 """Turns over which a curve is the mean."""
+_TOKENS = ("prompt_tokens", "chunk_hit_tokens", "computed_tokens")
 _WIDTH, _ROW, _TOP, _LEFT, _BOTTOM = 250.0, 170.0, 66.0, 62.0, 62.0
 
 
@@ -28,21 +30,24 @@ def make_drifts(panels: Sequence[Panel]) -> list[Drift]:
     """Every conversation under every policy, its turns in order."""
     found = []
     for panel in (panel for panel in panels if panel.experiment is Experiment.TURNS):
-        for (_, arm), records in panel.arms.items():
+        for arm, records in ((arm, records) for (_, arm), records in panel.arms.items() if arm != "full"):
             probes = sorted(records.values(), key=lambda probe: probe.prompt)
+            tokens = {name: [getattr(probe, name) for probe in probes] for name in _TOKENS}
+            kl, forced_kl = [probe.kl for probe in probes], [probe.forced_kl or 0.0 for probe in probes]
+            top1 = float(np.mean([probe.top1_agrees for probe in probes]))
             drift = Drift(
-                dtype=panel.dtype,
-                source=panel.source,
-                arm=arm,
-                kl=[probe.kl for probe in probes],
-                forced_kl=[probe.forced_kl or 0.0 for probe in probes],
-                prompt_tokens=[probe.prompt_tokens for probe in probes],
-                chunk_hit_tokens=[probe.chunk_hit_tokens for probe in probes],
-                computed_tokens=[probe.computed_tokens for probe in probes],
-                top1=float(np.mean([probe.top1_agrees for probe in probes])),
+                dtype=panel.dtype, source=panel.source, arm=arm, **tokens, kl=kl, forced_kl=forced_kl, top1=top1
             )
-            found += [] if arm == "full" else [drift]
+            found.append(drift)
     return found
+
+
+def shown(drifts: Sequence[Drift]) -> Iterator[Titled | Picture]:
+    """The tables and pictures of TURNS."""
+    for dtype in dict.fromkeys(drift.dtype for drift in drifts):
+        some = [drift for drift in drifts if drift.dtype == dtype]
+        yield Titled(f"KL from the first turns to the last: {dtype}", drift_table(some))
+        yield by_turn(some)
 
 
 def drift_table(drifts: Sequence[Drift]) -> Table:

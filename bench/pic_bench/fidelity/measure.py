@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pic_bench.fidelity.arms import EXACT, FULL, STALE, Arm
-from pic_bench.fidelity.cases.case import Case, Job, Span
-from pic_bench.fidelity.cases.edits import EditJob
+from pic_bench.fidelity.cases.case import Case, Edited, Job, Span
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.metrics import (
     centred_cosine,
@@ -43,59 +42,37 @@ class Reference:
         self.top1_probability = float(self.probabilities[0].max())
 
 
-def measure_case(job: Job, target: Target, text: ModelText, *, dtype: str, page_size: int) -> list[Probe]:
+def measure(job: Job, target: Target, text: ModelText, *, dtype: str, page_size: int) -> list[Probe]:
     """One record for each arm, in their order; the first arm is the full prefill.
+
+    Of EDITS only those of the two full prefills where these say that nothing is to be recovered.
 
     Raises:
         Unrealised: an arm's blocks were not spliced as meant, or a control was not what it should be.
         BenchError: the server refused a request or is gone.
     """
-    case, wants = job.case, job.wants
+    case = job.case
     assert job.arms[0] == FULL, "the full prefill comes first"
     _prepare(case, job.arms, target)
     reference: Reference | None = None
     probes: dict[str, Probe] = {}
     for arm in job.arms:
-        recorded = target.record(
-            case.prompt, case.gold, arm, key=_key(case, arm), donors_from=_donors_key(case, arm.donors), keys=wants.keys
-        )
+        prompt, donors_from = case.prompt, _donors_key(case, arm.donors)
+        if case.edited is not None and arm == STALE:
+            # The old prompt's rows are the donors of all arms after it.
+            prompt, donors_from = case.edited.old, NOBODY
+        recorded = target.record(prompt, case.gold, arm, key=_key(case, arm), donors_from=donors_from, keys=job.keys)
         check_realised(case, arm, recorded, page_size)
         reference = reference or Reference(recorded)
-        probes[arm.label] = compare(reference, recorded, arm, case, dtype, text)
-    if chosen := [arm for arm in job.arms if arm.name in wants.greedy_arms]:
+        probe = compare(reference, recorded, arm, case, dtype, text)
+        probes[arm.label] = _add_edit(probe, case.edited, recorded) if case.edited else probe
+        if arm == STALE and probes[FULL.label].uses_no_field(probes[STALE.label]):
+            break
+    if chosen := [arm for arm in job.arms if arm.name in job.greedy_arms]:
         keys = [_key(case, arm) for arm in chosen]
-        generated = target.greedy([case.prompt] * len(chosen), chosen, keys, wants.greedy_tokens)
+        generated = target.greedy([case.prompt] * len(chosen), chosen, keys, job.greedy_tokens)
         for arm, ids in zip(chosen, generated, strict=True):
             probes[arm.label] = add_greedy(probes[arm.label], case, generated[chosen.index(FULL)], ids, text)
-    return list(probes.values())
-
-
-def measure_edit(job: EditJob, target: Target, text: ModelText, *, dtype: str) -> list[Probe]:
-    """One record for each arm; only those of the two full prefills where these say that nothing is to be recovered.
-
-    Raises:
-        Unrealised: a full prefill was served cached tokens.
-        BenchError: the server refused a request or is gone.
-    """
-    case = job.case
-    donors_key = _key(case, STALE)
-    reference: Reference | None = None
-    probes: dict[str, Probe] = {}
-    for arm in job.arms:
-        # The old prompt's rows, computed in a namespace of their own, are the donors of all arms after it.
-        prompt, donors_from = (job.old, NOBODY) if arm == STALE else (case.prompt, donors_key)
-        recorded = target.record(prompt, [], arm, key=_key(case, arm), donors_from=donors_from, keys=False)
-        if arm in (FULL, STALE) and recorded.prefix_hit_tokens + recorded.chunk_hit_tokens:
-            raise Unrealised(f"{arm.name}: a full prefill was served cached tokens")
-        reference = reference or Reference(recorded)
-        found = compare(reference, recorded, arm, case, dtype, text)
-        logits = recorded.logits[0].astype(float)
-        odds = None if job.answers is None else float(logits[job.answers.new] - logits[job.answers.old])
-        # What is stale costs nothing: the old prompt's answer stands for the new one's.
-        free = {"prefix_hit_tokens": found.prompt_tokens} if arm == STALE else {}
-        probes[arm.name] = msgspec.structs.replace(found, edit=job.edit, log_odds=odds, **free)
-        if arm == STALE and job.is_gated_out(probes[FULL.name], probes[STALE.name]):
-            break
     return list(probes.values())
 
 
@@ -153,11 +130,12 @@ def check_realised(case: Case, arm: Arm, recorded: Recorded, page_size: int) -> 
     Raises:
         Unrealised: it was not.
     """
-    if arm.is_control:
+    if arm.is_control or arm == STALE:
         # The first gold position's logits are asked for, so the last token of the prompt is computed in any case.
         wanted = len(case.prompt) - 1 if arm == EXACT else case.warm_len
         short = wanted - recorded.prefix_hit_tokens
-        if recorded.chunk_hit_tokens or not (0 <= short < page_size if arm == EXACT else abs(short) < _SLACK):
+        slack = _SLACK if case.warm_len else 1
+        if recorded.chunk_hit_tokens or not (0 <= short < page_size if arm == EXACT else abs(short) < slack):
             raise Unrealised(
                 f"{arm.label}: {recorded.prefix_hit_tokens} prefix hit and {recorded.chunk_hit_tokens} chunk hit "
                 f"tokens, {wanted} and 0 were meant"
@@ -181,6 +159,15 @@ def check_realised(case: Case, arm: Arm, recorded: Recorded, page_size: int) -> 
 _SLACK = 8
 
 
+def _add_edit(probe: Probe, edited: Edited, recorded: Recorded) -> Probe:
+    """The record with what was edited, and how much likelier the new answer is than the old one."""
+    logits = recorded.logits[0].astype(float)
+    odds = None if edited.answers is None else float(logits[edited.answers.new] - logits[edited.answers.old])
+    # What is stale costs nothing: the old prompt's answer stands for the new one's.
+    free = {"prefix_hit_tokens": probe.prompt_tokens} if probe.arm == STALE.name else {}
+    return msgspec.structs.replace(probe, edit=edited.edit, log_odds=odds, **free)
+
+
 def _inside(recorded: Recorded, block: Span) -> int:
     return sum(max(0, min(end, block.end) - max(start, block.start)) for start, end in recorded.spliced)
 
@@ -188,7 +175,7 @@ def _inside(recorded: Recorded, block: Span) -> int:
 def _prepare(case: Case, arms: Sequence[Arm], target: Target) -> None:
     """Have the donors computed, and every arm's warm prefix; the hit of the exact arm is on the full prefill's rows."""
     for kind in dict.fromkeys(arm.donors for arm in arms if not arm.is_control):
-        for number, donor in enumerate(case.donors[kind]):
+        for number, donor in enumerate(case.donors.get(kind, ())):
             target.compute(donor, key=_donors_key(case, kind), pin=f"skill-{number}" if case.library else None)
     if case.warm_len:
         for arm in arms:
@@ -203,7 +190,7 @@ def _key(case: Case, arm: Arm) -> str:
 
 
 def _donors_key(case: Case, kind: Donors) -> str:
-    return f"{case.library or case.name}/donors-{kind.value}"
+    return _key(case, STALE) if kind is Donors.EDITED else f"{case.library or case.name}/donors-{kind.value}"
 
 
 def _key_error(reference: npt.NDArray[np.float32] | None, recorded: Recorded) -> float | None:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from pic_bench.fidelity.record import Donors
 from pic_bench.fidelity.summary import CONTROLS, Cell, seam_of
-from pic_bench.fidelity.tables import UNDECIDED, arm_name
+from pic_bench.fidelity.tables import COMPILED, UNDECIDED, arm_name
 from pic_bench.report.figures import LINES, Drawing, colour, drawing, place
 from pic_bench.report.numbers import divergence, plural, points, share, tick
 from pic_bench.report.stats import Estimate
@@ -121,6 +121,28 @@ def trade_offs(cells: Sequence[Cell]) -> Iterator[Picture]:
             note += f" {UNDECIDED} The model is undecided on most of these calls: see the table."
         file = slug("cost", name, kept[0].dtype, kept[0].source, str(kept[0].min_chunk_hit or "all"))
         yield Picture(file, title, note, drawn)
+
+
+def by_skills(cells: Sequence[Cell]) -> Picture:
+    """KL against the number of skills: a curve for each way to compile them, with no seam and with the longest."""
+    kept = [cell for cell in cells if cell.donors in COMPILED]
+    counts = _columns(kept)
+    seams = {seam for cell in kept if (seam := seam_of(cell.arm)) is not None}
+    curves = []
+    for donors, compiled in COMPILED.items():
+        for seam, dash in sorted({min(seams): "--", max(seams): "-"}.items()):
+            some = [cell for cell in kept if cell.donors is donors and seam_of(cell.arm) == seam]
+            points = [(counts.index(cell.num_blocks or 0), cell.kl) for cell in some]
+            if points:
+                curves.append(Curve(f"{compiled}, seam {seam}", points, dash))
+    # One skill behind its own system prompt is an exact hit, which would press everything else together.
+    exact = {arm_name(cell.arm): cell.kl for cell in cells if cell.arm == "exact" and cell.num_blocks == counts[-1]}
+    title = f"KL against number of skills: {_dtype_and_source(kept)}"
+    drawn = plot(title, curves, exact, "skills composed", slots=counts)
+    note = "Skills compiled alone behind the system prompt, or together in one pass; 95 % intervals over libraries."
+    if any(cell.undecided for cell in kept):
+        note += f" {UNDECIDED} in the table: the model is undecided."
+    return Picture(slug("skills", kept[0].dtype, kept[0].source), title, note, drawn)
 
 
 def plot(

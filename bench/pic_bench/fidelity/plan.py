@@ -19,14 +19,14 @@ from pic_traces.questions import (
 from pic_bench.fidelity.arms import DEFAULT_POLICIES, Arm, parse_policy
 from pic_bench.fidelity.cases.case import Case, Job
 from pic_bench.fidelity.cases.compose import compose_jobs
-from pic_bench.fidelity.cases.edits import EditJob, edit_jobs
+from pic_bench.fidelity.cases.edits import edit_jobs
 from pic_bench.fidelity.cases.passages import PassageJobs
 from pic_bench.fidelity.cases.qa import qa_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
 from pic_bench.fidelity.cases.turns import conversation
 from pic_bench.fidelity.config import Config
+from pic_bench.fidelity.passes import TraceCall, distinct_tokens, trace_calls
 from pic_bench.fidelity.record import Donors, Experiment
-from pic_bench.fidelity.trace import TraceCall, distinct_tokens, trace_calls
 
 DEFAULT_TRACE = "sample:opendevin"
 MAX_TEXT_QUESTIONS = 200
@@ -42,7 +42,7 @@ class Plan:
     config: Config
     text: ModelText
     passages: PassageJobs
-    jobs: list[Job | EditJob]
+    jobs: list[Job]
     calls: list[TraceCall]
     conversations: list[list[Case]]
     """Of TURNS: the prompts of each, turn by turn."""
@@ -60,7 +60,7 @@ def make_plan(config: Config, *, quiet: bool) -> Plan:
     text = ModelText(Path(config.model))
     pool = TextPool(*_text_source(config), text)
     passages = PassageJobs(config.sizes, pool, text, config.seed)
-    jobs: list[Job | EditJob] = []
+    jobs: list[Job] = []
     if Experiment.GRID in config.experiments:
         jobs += passages.grid()
     if Experiment.SHIFT in config.experiments:

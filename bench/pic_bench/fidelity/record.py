@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 from pic_traces.packed import is_written, read_written
@@ -17,22 +17,23 @@ field, and there is nothing to recover."""
 
 
 class Experiment(Enum):
-    """What is varied."""
+    """What is varied, with what the command line says of it."""
 
-    GRID = "grid"
-    """Seam tokens, number of runs, donors in isolation or in context."""
-    SHIFT = "shift"
-    """How far a run is moved."""
-    QA = "qa"
-    """Questions over documents in another order, with gold answers."""
-    TRACE = "trace"
-    """The calls of a recorded trace, in order, under a policy."""
-    COMPOSE = "compose"
-    """Skills compiled alone or together, then put together in other orders."""
-    TURNS = "turns"
-    """A growing conversation with a field that changes at every turn, under a policy for changed fields."""
-    EDITS = "edits"
-    """Prompts served behind the same prompt with other values in its fields."""
+    about: str
+
+    def __new__(cls, name: str, about: str = "") -> Self:
+        """A member whose value is its name in records."""
+        one = object.__new__(cls)
+        one._value_, one.about = name, about
+        return one
+
+    GRID = "grid", "seam tokens, number of runs, donors alone or in context"
+    SHIFT = "shift", "how far a run is moved"
+    QA = "qa", "questions over documents in another order"
+    TRACE = "trace", "the calls of a trace in order, under policies"
+    COMPOSE = "compose", "skills compiled alone or together, in other orders"
+    TURNS = "turns", "a conversation whose field changes at each turn"
+    EDITS = "edits", "a prompt behind the same prompt with other values in its fields"
 
 
 class Donors(Enum):
@@ -169,6 +170,13 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def computed_tokens(self) -> int:
         """Prompt tokens that the model prefilled."""
         return self.prompt_tokens - self.prefix_hit_tokens - self.chunk_hit_tokens
+
+    def uses_no_field(self, stale: Probe) -> bool:
+        """Of EDITS: whether this full prefill and the old prompt's differ too little for anything to be recovered.
+
+        Never where the answer is not meant to change.
+        """
+        return self.log_odds is not None and stale.log_odds is not None and self.log_odds - stale.log_odds < MIN_GAP
 
     @property
     def agrees_to_end(self) -> bool:

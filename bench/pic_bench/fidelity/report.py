@@ -3,29 +3,52 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from pic_bench.environment import Environment
-from pic_bench.fidelity.cells import make_cells
-from pic_bench.fidelity.comparisons import make_comparisons
-from pic_bench.fidelity.drift import make_drifts
-from pic_bench.fidelity.edit_cells import GATED, gate, make_edit_cases, make_edit_cells, split_edits
-from pic_bench.fidelity.edited import edit_table
+from pic_bench.fidelity import drift, recovery
+from pic_bench.fidelity.compared import Panel, make_cells, make_comparisons, make_panels
 from pic_bench.fidelity.folder import PROBES, read_environment, read_left_out, read_probes
-from pic_bench.fidelity.panels import Panel, make_panels
-from pic_bench.fidelity.record import Experiment, Probe
-from pic_bench.fidelity.sections import Section, make_sections
-from pic_bench.fidelity.summary import Summary, Thresholds, Worst
-from pic_bench.fidelity.tables import UNDECIDED, arm_name, comparisons_table, telling_table
+from pic_bench.fidelity.pictures import DONORS, Picture, by_runs, by_seam, by_shift, by_skills, scores, trade_offs
+from pic_bench.fidelity.record import MIN_GAP, Donors, Experiment, Probe
+from pic_bench.fidelity.summary import CONTROLS, Cell, Summary, Thresholds, Worst
+from pic_bench.fidelity.tables import (
+    UNDECIDED,
+    Titled,
+    arm_name,
+    comparisons_table,
+    crossed,
+    detail_table,
+    kl_cell,
+    question_table,
+    skills_table,
+    telling_table,
+    top1_cell,
+    trace_table,
+)
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, read_json, write_json
+from pic_bench.report.numbers import plural
 from pic_bench.report.page import render_pages, render_text
 from sglang_pic.errors import BenchError
 
 NUM_WORST = 8
 """Of each experiment."""
+Shown = Iterator[Titled | Picture | None]
+
+
+class Section(NamedTuple):
+    """Tables and pictures of one experiment."""
+
+    title: str
+    tables: list[Titled]
+    pictures: list[Picture]
+    first_policy: str = ""
+    """The policy that says which calls of a trace were measured."""
+    note: str = ""
 
 
 def write_report(folder: Path, thresholds: Thresholds | None = None) -> Summary:
@@ -71,7 +94,7 @@ def headline(folder: Path) -> str:
         summary=summary,
         table=telling_table(summary.cells),
         mark=UNDECIDED,
-        edits=edit_table(summary.edits, GATED),
+        edits=recovery.edit_table(summary.edits, recovery.GATED),
     )
 
 
@@ -84,8 +107,8 @@ def summarize(
     left_out: dict[str, int],
 ) -> Summary:
     """All figures of the records; the same records in the same order give the same figures."""
-    others, edits = split_edits(probes)
-    panels, repeated = make_panels(others, thresholds)
+    panels, repeated = make_panels((probe for probe in probes if probe.edit is None), thresholds)
+    edits = recovery.gate([probe for probe in probes if probe.edit is not None])
     return Summary(
         model=Path(config.get("model", "")).name or "an unnamed model",
         probes=len(probes),
@@ -96,13 +119,96 @@ def summarize(
         environment=environment,
         cells=make_cells(panels, thresholds),
         comparisons=make_comparisons(panels),
-        drifts=make_drifts(panels),
+        drifts=drift.make_drifts(panels),
         worst=_worst(panels, thresholds),
-        edits=make_edit_cells(edits),
-        edit_cases=make_edit_cases(edits),
-        edits_alike=gate(edits).alike,
-        edits_computed=gate(edits).computed,
+        edits=recovery.make_edit_cells(edits),
+        edit_cases=recovery.make_edit_cases(edits),
+        edits_alike=edits.alike,
+        edits_computed=edits.computed,
     )
+
+
+def make_sections(summary: Summary) -> list[Section]:
+    """A section for every experiment that was run."""
+    of = {experiment: [c for c in summary.cells if c.experiment is experiment] for experiment in Experiment}
+    policies = summary.config.get("policies", "") if summary.config.get("min_chunk_hit") else ""
+    alike, computed = plural(summary.edits_alike, "prompt"), plural(summary.edits_computed, "prompt")
+    edited = (
+        "Each prompt is served behind the same prompt with other values in 1 to 4 of its fields, whose rows are the "
+        f"donors. Left out: {alike} whose two full prefills differ by less than {MIN_GAP} nats, and {computed} of "
+        "which no policy splices anything."
+    )
+    found = [
+        _section(
+            "Seam tokens, number of runs, donors", _passages(of[Experiment.GRID], "runs spliced", by_seam, by_runs)
+        ),
+        _section("How far a run is moved", _passages(of[Experiment.SHIFT], "positions moved", by_shift)),
+        _section("Questions over documents in another order", _questions(of[Experiment.QA])),
+        _section(
+            "Calls of a trace, in order, under each policy",
+            _trace(of[Experiment.TRACE]),
+            first_policy=policies.split(",")[0].partition("=")[0],
+        ),
+        _section("Skills compiled once, composed in other orders", _skills(of[Experiment.COMPOSE])),
+        _section("A field that changes at every turn of a conversation", drift.shown(summary.drifts)),
+        _section(
+            "A field changed, the rest of the prompt spliced",
+            recovery.shown(summary.edits, summary.edit_cases),
+            note=edited,
+        ),
+    ]
+    return [section for section in found if section.tables]
+
+
+def _section(title: str, shown: Iterable[Titled | Picture | None], **words: str) -> Section:
+    found = list(shown)
+    tables = [one for one in found if isinstance(one, Titled)]
+    return Section(title, tables, [one for one in found if isinstance(one, Picture)], **words)
+
+
+def _passages(cells: Sequence[Cell], unit: str, *draw: Callable[[Sequence[Cell]], Picture | None]) -> Shown:
+    """GRID by number of blocks, or SHIFT by positions: for each dtype, data and kind of donors, with the controls."""
+    for where, of_place in _places(cells):
+        kinds = [d for d in Donors if any(c.donors is d and c.arm not in CONTROLS for c in of_place)]
+        for donors in kinds or [Donors.NONE]:
+            some = [cell for cell in of_place if cell.donors is donors or cell.arm in CONTROLS]
+            arms = [cell for cell in some if cell.arm != "full"]
+            about = where + (f", {DONORS[donors]}" if donors in DONORS else "")
+            yield Titled(f"Mean KL: {about}", crossed(arms, f"{unit} →", kl_cell))
+            yield Titled(f"Top-1 agreement: {about}", crossed(arms, f"{unit} →", top1_cell))
+            yield Titled(f"All metrics: {about}", detail_table(some, unit), folded=True)
+            yield from (one(some) for one in draw)
+
+
+def _questions(cells: Sequence[Cell]) -> Shown:
+    for dtype in dict.fromkeys(cell.dtype for cell in cells):
+        some = [cell for cell in cells if cell.dtype == dtype]
+        yield Titled(f"Scores: {dtype}", question_table(some))
+        yield Titled(f"All metrics: {dtype}", detail_table(some, "-"), folded=True)
+        yield scores(some)
+
+
+def _trace(cells: Sequence[Cell]) -> Shown:
+    for where, some in _places(cells):
+        # The calls that reuse much come first: of the others most are alike under every policy.
+        for least in sorted({cell.min_chunk_hit for cell in some}, reverse=True):
+            calls = [cell for cell in some if cell.min_chunk_hit == least and cell.arm != "full"]
+            which = f"calls with {least} or more chunk-hit tokens" if least else "all measured calls"
+            yield Titled(f"{where}: {which}", trace_table(calls))
+            yield from trade_offs(calls)
+
+
+def _skills(cells: Sequence[Cell]) -> Shown:
+    for where, some in _places(cells):
+        yield Titled(f"Skills composed: {where}", skills_table(some))
+        yield Titled(f"All metrics: {where}", detail_table(some, "skills"), folded=True)
+        yield by_skills(some)
+
+
+def _places(cells: Sequence[Cell]) -> Iterator[tuple[str, list[Cell]]]:
+    """The cells of every dtype and data, with the two as words."""
+    for dtype, source in dict.fromkeys((cell.dtype, cell.source) for cell in cells):
+        yield f"{dtype}, {source}", [cell for cell in cells if (cell.dtype, cell.source) == (dtype, source)]
 
 
 def _values(summary: Summary, sections: Sequence[Section]) -> dict[str, object]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 from tqdm import tqdm
 
 from pic_bench.environment import Environment, capture_environment, joined
-from pic_bench.fidelity.cases.case import Case, Job
-from pic_bench.fidelity.cases.edits import EditJob
+from pic_bench.fidelity.cases.case import Job
 from pic_bench.fidelity.folder import (
     LEFT_OUT,
     PROBES,
@@ -25,13 +25,11 @@ from pic_bench.fidelity.folder import (
     read_probes,
     trace_mark,
 )
-from pic_bench.fidelity.measure import Unrealised, measure_case, measure_edit
+from pic_bench.fidelity.measure import Unrealised, measure
+from pic_bench.fidelity.passes import TURNS_POLICIES, TraceRun, TurnsRun, Vault
 from pic_bench.fidelity.plan import Plan, named_policies
 from pic_bench.fidelity.record import Experiment, LeftOut, Probe, append_lines
 from pic_bench.fidelity.target import Target, serve_target
-from pic_bench.fidelity.trace import Step, TraceRun
-from pic_bench.fidelity.turns import POLICIES, TurnsRun
-from pic_bench.fidelity.vault import Vault
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, write_json
 from sglang_pic.errors import BenchError
 
@@ -88,13 +86,12 @@ class _FormatRun:
             done[probe.experiment, probe.prompt].append(probe)
         # Served again, they would be left out again.
         left = self._names_left_out()
-        jobs: list[Job | EditJob] = [*self.plan.jobs, *self.plan.passages.replacing(left)]
+        jobs = [*self.plan.jobs, *self.plan.passages.replacing(left)]
         todo = [j for j in jobs if not j.is_done(done[j.case.experiment, j.case.name]) and j.case.name not in left]
         self.resumed, self.left_out = len(jobs) - len(todo) - len(left), len(left)
-        wants_trace = bool(self.plan.calls) and not trace_mark(self.folder, self.dtype).exists()
-        arms = frozenset((probe.prompt, probe.arm) for probe in probes if probe.experiment is Experiment.TURNS)
-        turns = [run for cases in self.plan.conversations if (run := self._turns_run(cases, arms))]
-        if not todo and not wants_trace and not turns:
+        passes: list[Callable[..., TraceRun | TurnsRun]]
+        passes = [*self._traces(probes), *self._conversations(probes)]
+        if not todo and not passes:
             return
         write_json(self.folder / ENVIRONMENT, _environment(self.folder))
         if not self.quiet:
@@ -114,22 +111,19 @@ class _FormatRun:
                 replacing = self.plan.passages.replacing(self._names_left_out())
                 todo = [job for job in replacing if job.case.name not in known]
                 jobs += todo
-            if wants_trace:
-                self._measure_traces(target)
-            for run in turns:
-                self._measure_steps(run.steps(target), run.cost, run.turns[0].source)
+            for make in passes:
+                self._measure_passes(make(target=target))
+            if self.plan.calls:
+                trace_mark(self.folder, self.dtype).touch()
             shutil.rmtree(self.folder / VAULT / self.dtype, ignore_errors=True)
 
-    def _measure_jobs(self, jobs: Sequence[Job | EditJob], target: Target) -> None:
+    def _measure_jobs(self, jobs: Sequence[Job], target: Target) -> None:
         words = list(self.plan.config.server_args)
         page_size = int(words[words.index("--page-size") + 1]) if "--page-size" in words else 1
         with self._bar(sum(job.cost for job in jobs), self.dtype) as bar:
             for job in jobs:
                 try:
-                    if isinstance(job, EditJob):
-                        probes = measure_edit(job, target, self.plan.text, dtype=self.dtype)
-                    else:
-                        probes = measure_case(job, target, self.plan.text, dtype=self.dtype, page_size=page_size)
+                    probes = measure(job, target, self.plan.text, dtype=self.dtype, page_size=page_size)
                     append_lines(self.folder / PROBES, probes)
                     self.measured += 1
                 except Unrealised as error:
@@ -137,7 +131,7 @@ class _FormatRun:
                 bar.set_description(f"{self.dtype} {job.case.name}", refresh=False)
                 bar.update(job.cost)
 
-    def _leave_out(self, job: Job | EditJob, error: Unrealised) -> None:
+    def _leave_out(self, job: Job, error: Unrealised) -> None:
         case = job.case
         left = LeftOut(experiment=case.experiment, dtype=self.dtype, prompt=case.name, reason=str(error))
         append_lines(self.folder / LEFT_OUT, [left])
@@ -149,41 +143,36 @@ class _FormatRun:
                 f"All: {self.folder / LEFT_OUT}."
             ) from error
 
-    def _measure_traces(self, target: Target) -> None:
-        """Every trace; what a pass that is broken off has measured is kept, and the pass served again."""
-        probes = [(p.source, p.prompt, p.arm) for p in read_probes(self.folder) if self._is_of_trace(p)]
-        for source in dict.fromkeys(call.source for call in self.plan.calls):
-            run = TraceRun(
-                config=self.plan.config,
-                calls=[call for call in self.plan.calls if call.source == source],
-                target=target,
-                text=self.plan.text,
-                vault=Vault(self.folder / VAULT / self.dtype / source.replace("/", "_")),
-                dtype=self.dtype,
-                done={(prompt, arm) for of, prompt, arm in probes if of == source},
-            )
-            self._measure_steps(run.steps(), run.num_passes * sum(len(call.prompt) for call in run.calls), source)
-        trace_mark(self.folder, self.dtype).touch()
+    def _traces(self, probes: Sequence[Probe]) -> Iterator[Callable[..., TraceRun]]:
+        """Every trace, but for the target; none where all were measured to their end."""
+        calls = [] if trace_mark(self.folder, self.dtype).exists() else self.plan.calls
+        for source in dict.fromkeys(call.source for call in calls):
+            done = {(p.prompt, p.arm) for p in probes if p.experiment is Experiment.TRACE and p.source == source}
+            of = [call for call in calls if call.source == source]
+            common = self._common(source.replace("/", "_"), done)
+            yield partial(TraceRun, config=self.plan.config, calls=of, **common)
 
-    def _turns_run(self, turns: Sequence[Case], done: frozenset[tuple[str, str]]) -> TurnsRun | None:
-        """The passes over a conversation that lack a record, if any."""
-        policies = named_policies(self.plan.config) or POLICIES
-        arms = [arm for arm in policies if any((case.name, arm.name) not in done for case in turns)]
-        if not arms:
-            return None
-        vault = Vault(self.folder / VAULT / self.dtype / f"turns-{turns[0].source}")
-        return TurnsRun(turns, arms, self.plan.text, vault, self.dtype, done)
+    def _conversations(self, probes: Sequence[Probe]) -> Iterator[Callable[..., TurnsRun]]:
+        """The conversations that lack a record, but for the target."""
+        done = {(probe.prompt, probe.arm) for probe in probes if probe.experiment is Experiment.TURNS}
+        policies = named_policies(self.plan.config) or TURNS_POLICIES
+        for turns in self.plan.conversations:
+            arms = [arm for arm in policies if any((case.name, arm.name) not in done for case in turns)]
+            if arms:
+                yield partial(TurnsRun, turns=turns, arms=arms, **self._common(f"turns-{turns[0].source}", done))
 
-    def _measure_steps(self, steps: Iterable[Step], cost: int, name: str) -> None:
-        with self._bar(cost, f"{self.dtype} {name}") as bar:
-            for step in steps:
+    def _common(self, name: str, done: set[tuple[str, str]]) -> dict[str, Any]:
+        """What every kind of passes is made with; what a pass that was broken off has measured is kept."""
+        vault = Vault(self.folder / VAULT / self.dtype / name)
+        return {"text": self.plan.text, "vault": vault, "dtype": self.dtype, "done": done}
+
+    def _measure_passes(self, run: TraceRun | TurnsRun) -> None:
+        with self._bar(run.cost, f"{self.dtype} {run.source}") as bar:
+            for step in run.steps():
                 append_lines(self.folder / PROBES, step.probes)
                 self.measured += len(step.probes)
-                bar.set_description(f"{self.dtype} {name} {step.label}", refresh=False)
+                bar.set_description(f"{self.dtype} {run.source} {step.label}", refresh=False)
                 bar.update(step.prompt_tokens)
-
-    def _is_of_trace(self, probe: Probe) -> bool:
-        return probe.experiment is Experiment.TRACE and probe.dtype == self.dtype
 
     def _names_left_out(self) -> list[str]:
         """The names of all prompts that were left out so far."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
-from pic_bench.fidelity.record import Experiment
+from pic_bench.fidelity.record import Donors, Experiment
 from pic_bench.fidelity.summary import Cell, Comparison, seam_of
 from pic_bench.report.markdown import Table
 from pic_bench.report.numbers import divergence, number, plural, points, score, share, signed, with_interval
@@ -13,7 +14,17 @@ from pic_bench.report.stats import Estimate
 
 UNDECIDED = "†"
 FLOOR_NAMES = {"exact": "exact hit (noise floor)", "retest": "full prefill again", "full": "full prefill"}
+COMPILED = {Donors.ISOLATED: "alone", Donors.CONTEXT: "together"}
+"""How skills were compiled."""
 Write = Callable[[Cell], str]
+
+
+class Titled(NamedTuple):
+    """A table under a title; folded away where few will read it."""
+
+    title: str
+    table: Table
+    folded: bool = False
 
 
 def arm_name(arm: str) -> str:
@@ -29,6 +40,11 @@ def kl_cell(cell: Cell) -> str:
 def top1_cell(cell: Cell) -> str:
     """Agreement of the likeliest first token, marked where it says little."""
     return with_interval(cell.top1, share) + UNDECIDED * (cell.undecided or cell.incompetent)
+
+
+def optional(value: float | None, write: Callable[[float], str]) -> str:
+    """A figure, or `-` where it was not measured."""
+    return "-" if value is None else write(value)
 
 
 def crossed(cells: Sequence[Cell], unit: str, write: Write) -> Table:
@@ -57,6 +73,21 @@ def question_table(cells: Sequence[Cell]) -> Table:
 def trace_table(cells: Sequence[Cell]) -> Table:
     """What a policy computes, and how far its answers are from the full prefill's."""
     return _table(cells, {"policy": _arm, "calls (n)": _n, **_TRACE})
+
+
+def skills_table(cells: Sequence[Cell]) -> Table:
+    """A row for every number of skills, way to compile them and seam; the longest seam, the server's, first."""
+    header = ["skills", "compiled", "seam", "n", "of the skills spliced", "KL mean", "p95", "same first token"]
+    rows = []
+    for cell in sorted((cell for cell in cells if cell.donors in COMPILED), key=_order_of_skills):
+        place = [plural(cell.num_blocks or 0, "skill"), COMPILED[cell.donors], str(seam_of(cell.arm)), f"{cell.n:,}"]
+        kl, top1 = kl_cell(cell), top1_cell(cell)
+        if cell.num_units == 1:
+            # Prompts of a single library say nothing about other skills: no interval.
+            kl, top1 = divergence(cell.kl.value), share(cell.top1.value) + UNDECIDED * cell.undecided
+        spliced = share(cell.chunk_hit_tokens / max(1, cell.block_tokens))
+        rows.append([*place, spliced, kl, divergence(cell.kl_p95), top1])
+    return Table(header, rows)
 
 
 def comparisons_table(comparisons: Sequence[Comparison], min_prompts: int) -> Table:
@@ -136,10 +167,6 @@ def _decided(cell: Cell) -> str:
     return f"{with_interval(cell.top1_decided, share)} (n = {cell.top1_decided.n:,})"
 
 
-def _full(value: float | None, write: Callable[[float], str]) -> str:
-    return "-" if value is None else write(value)
-
-
 def _computed(cell: Cell) -> str:
     against = cell.against_floor
     if against is not None and against.baseline == "exact":
@@ -159,6 +186,10 @@ def _where(cell: Cell) -> str:
     where += [f"≥ {cell.min_chunk_hit} chunk-hit"] if cell.min_chunk_hit else []
     where += [cell.donors.value] if cell.donors.value not in ("none", "trace") else []
     return ", ".join(where)
+
+
+def _order_of_skills(cell: Cell) -> tuple[int, int, int]:
+    return -(seam_of(cell.arm) or 0), cell.num_blocks or 0, list(COMPILED).index(cell.donors)
 
 
 def _side(difference: Estimate) -> str:
@@ -186,7 +217,7 @@ _DETAIL: dict[str, Write] = {
     "top-1 less floor, points": _less_floor("top1", points),
     "forced KL": _of("forced_kl", divergence),
     "perplexity": _of("perplexity", "{:.2f}".format),
-    "of the full prefill": lambda cell: _full(cell.full_perplexity, "{:.2f}".format),
+    "of the full prefill": lambda cell: optional(cell.full_perplexity, "{:.2f}".format),
     "ratio": _of("perplexity_ratio", number),
     **_GREEDY,
     "K error": _of("key_error", divergence),
@@ -197,7 +228,7 @@ _QUESTIONS: dict[str, Write] = {
     "n": _n,
     "spliced": lambda cell: share(cell.chunk_hit_tokens / max(1, cell.prompt_tokens)),
     "score": _of("score", score),
-    "of the full prefill": lambda cell: _full(cell.full_score, score) + UNDECIDED * cell.incompetent,
+    "of the full prefill": lambda cell: optional(cell.full_score, score) + UNDECIDED * cell.incompetent,
     "difference by prompt": lambda cell: _of("score_change", signed(score))(cell) + UNDECIDED * cell.incompetent,
     "exact match": _of("exact_match", share),
     "KL mean": kl_cell,

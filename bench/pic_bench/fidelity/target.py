@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pic_bench.compare.arms import PIC_FLAGS, default_server_args
-from pic_bench.compare.server import Server, free_port, launch_command
+from pic_bench.compare.arms import build_arms
+from pic_bench.compare.server import Server
 from pic_bench.fidelity.arms import Arm
-from pic_bench.probe_plugin import PROBE_VARIABLE
-from sglang_pic.config import CONFIG_VARIABLE
+from pic_bench.serving import arm_server
 from sglang_pic.errors import BenchError
 
 NOBODY = "nobody"
@@ -182,18 +181,11 @@ def serve_target(
     start_timeout_s: float,
 ) -> Iterator[Target]:
     """A patched server that splices and records what a request asks for, stopped when the block ends."""
-    port = free_port()
-    flags = ["--dtype", dtype, "--max-total-tokens", str(pool_tokens), "--chunked-prefill-size", "-1"]
-    command = launch_command(model, port, [*default_server_args(), *PIC_FLAGS, *flags, *server_args])
+    flags = ["--dtype", dtype, "--max-total-tokens", str(pool_tokens), "--chunked-prefill-size", "-1", *server_args]
+    config = {"cost_gate": "off", "self_test": "off", "audit_rate": 0.0}
+    (arm,) = build_arms(["pic"], server_args=(), pic_config=json.dumps(config))
     with tempfile.TemporaryDirectory(prefix="pic-fidelity-", dir=_SHM if _SHM.is_dir() else None) as folder:
-        config = {"cost_gate": "off", "self_test": "off", "audit_rate": 0.0}
         probe = {"request_options": True, "record_dir": folder}
-        server = Server(
-            command,
-            port=port,
-            log_path=log_path,
-            env={CONFIG_VARIABLE: json.dumps(config), PROBE_VARIABLE: json.dumps(probe)},
-            start_timeout_s=start_timeout_s,
-        )
+        server = arm_server(model, arm, log_path, flags=flags, probe=probe, start_timeout_s=start_timeout_s)
         with server, server.watch():
             yield Target(server, Path(folder))

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from pic_bench.fidelity.arms import Arm
-from pic_bench.fidelity.record import Donors, Experiment, Probe
+from pic_bench.fidelity.arms import FULL, STALE, Arm
+from pic_bench.fidelity.record import Donors, Edit, Experiment, Probe
 from sglang_pic.errors import BenchError
 
 # The attention sink is 32 tokens by default: rows below it are neither donors nor spliced.
@@ -35,6 +35,24 @@ class Span(NamedTuple):
 
     start: int
     end: int
+
+
+class Tokens(NamedTuple):
+    """The first tokens by which two answers differ."""
+
+    old: int
+    new: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edited:
+    """How a prompt differs from the one that is served before it, whose rows are its donors; it ends where the two
+    answers part."""
+
+    old: Ids
+    answers: Tokens | None
+    """None where the answer is not meant to change."""
+    edit: Edit
 
 
 class FrameWords(msgspec.Struct, frozen=True):
@@ -88,30 +106,20 @@ class Case:
     """The answer is right when it contains a gold answer; otherwise it is scored by the words it shares."""
     block_shifts: Mapping[Donors, tuple[int, ...]] = field(default_factory=dict)
     """How far each block is moved from where its donor stands."""
+    edited: Edited | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wants:
-    """What is measured of a case besides the logits.
-
-    Args:
-        greedy_arms: the names of the arms that generate; empty for none.
-        greedy_tokens: how many tokens they generate.
-        keys: whether keys are compared.
-    """
-
-    greedy_arms: frozenset[str] = frozenset()
-    greedy_tokens: int = 64
-    keys: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
-    """A case and what is measured of it."""
+    """A case, the arms that it is served under, and what is measured of it besides the logits."""
 
     case: Case
     arms: tuple[Arm, ...]
-    wants: Wants
+    greedy_arms: frozenset[str] = frozenset()
+    """The names of the arms that generate."""
+    greedy_tokens: int = 64
+    keys: bool = False
+    """Whether keys are compared."""
 
     @property
     def cost(self) -> int:
@@ -125,11 +133,15 @@ class Job:
             if not arm.is_control:
                 computed = whole - spliced + (arm.seam_tokens or 0) * len(case.blocks)
             total += computed + _REQUEST_COST
-        return total + (self.wants.greedy_tokens * _DECODE_COST if self.wants.greedy_arms else 0)
+        return total + (self.greedy_tokens * _DECODE_COST if self.greedy_arms else 0)
 
     def is_done(self, probes: Sequence[Probe]) -> bool:
         """Whether these records of the prompt, of one number format, are all that is wanted."""
-        return len(probes) >= len(self.arms)
+        by_arm = {(probe.arm, probe.donors): probe for probe in probes}
+        full, stale = by_arm.get((FULL.name, FULL.donors)), by_arm.get((STALE.name, STALE.donors))
+        if full and stale and full.uses_no_field(stale):
+            return True
+        return by_arm.keys() >= {(arm.name, arm.donors) for arm in self.arms}
 
 
 def derange(count: int, rng: random.Random) -> list[int]:

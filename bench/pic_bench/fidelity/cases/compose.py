@@ -18,7 +18,7 @@ from itertools import accumulate, chain, pairwise
 import msgspec
 
 from pic_bench.fidelity.arms import EXACT, FULL, Arm
-from pic_bench.fidelity.cases.case import PASSAGES, Case, Ids, Job, Span, Wants
+from pic_bench.fidelity.cases.case import PASSAGES, Case, Ids, Job, Span
 from pic_bench.fidelity.cases.text import ModelText, TextPool
 from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.record import Donors, Experiment
@@ -122,7 +122,7 @@ def _jobs(numbers: range, num_skills: int, sizes: Sizes, text: ModelText, pool: 
             library = Library(name, sizes, num_skills, text, pool, seed)
         orders = other_orders(num_skills, per_library, random.Random(f"{name}-{seed}"))
         arms = [msgspec.structs.replace(_arm(seam), donors=kind) for kind in library.donors for seam in SEAMS]
-        yield Job(library.case(orders[place], place, seed), (FULL, EXACT, *arms), Wants())
+        yield Job(case=library.case(orders[place], place, seed), arms=(FULL, EXACT, *arms))
 
 
 def _arm(seam_tokens: int) -> Arm:

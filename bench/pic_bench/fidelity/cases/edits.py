@@ -9,14 +9,12 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from pic_bench.fidelity.arms import EDIT_ARMS, FULL, STALE, Arm
-from pic_bench.fidelity.cases.case import Case, Ids
+from pic_bench.fidelity.cases.case import Case, Edited, Ids, Job, Tokens
 from pic_bench.fidelity.cases.templates import Choice, Layout, Template, fillers, templates
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.record import MIN_GAP, Edit, Experiment, Probe, TemplateSet
+from pic_bench.fidelity.record import Edit, Experiment, TemplateSet
 from pic_bench.report.stats import common_len
 from sglang_pic.errors import BenchError
 
@@ -26,47 +24,10 @@ BEFORE_QUESTION = (64, 256, 448)
 within them would say nothing."""
 UNAFFECTED_TOKENS = 1024
 """Least length of a prompt whose answer does not depend on the field, for its share of spliced tokens to be told."""
-_REQUEST_COST = 60  # what a request costs beyond its tokens, in tokens computed
 _ALTERNATIVES = re.compile(r"\[([^]|]+(?:\|[^]|]+)+)\]")
 
 
-class Tokens(NamedTuple):
-    """The first tokens by which two answers differ."""
-
-    old: int
-    new: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EditJob:
-    """A prompt, the prompt that is served before it, and the arms."""
-
-    case: Case
-    """Its prompt ends where the two answers part."""
-    old: Ids
-    answers: Tokens | None
-    """None where the answer is not meant to change."""
-    edit: Edit
-    arms: tuple[Arm, ...]
-
-    @property
-    def cost(self) -> int:
-        """About what the job takes, in tokens computed; for the estimate of what is left."""
-        return 3 * len(self.case.prompt) + len(self.arms) * _REQUEST_COST
-
-    def is_gated_out(self, full: Probe, stale: Probe) -> bool:
-        """Whether the full prefills of both prompts say that the model does not use the field: nothing to recover."""
-        return self.answers is not None and (full.log_odds or 0.0) - (stale.log_odds or 0.0) < MIN_GAP
-
-    def is_done(self, probes: Sequence[Probe]) -> bool:
-        """Whether these records of the prompt, of one number format, are all that is wanted."""
-        by_arm = {probe.arm: probe for probe in probes}
-        full, stale = by_arm.get(FULL.name), by_arm.get(STALE.name)
-        gated_out = full is not None and stale is not None and self.is_gated_out(full, stale)
-        return gated_out or all(arm.name in by_arm for arm in self.arms)
-
-
-def edit_jobs(of: TemplateSet, num_prompts: int, text: ModelText, seed: int, policies: Sequence[Arm]) -> list[EditJob]:
+def edit_jobs(of: TemplateSet, num_prompts: int, text: ModelText, seed: int, policies: Sequence[Arm]) -> list[Job]:
     """Prompts from all templates of a set in turn.
 
     Args:
@@ -83,7 +44,7 @@ def edit_jobs(of: TemplateSet, num_prompts: int, text: ModelText, seed: int, pol
 
 def edit_job(
     template: Template, text: ModelText, arms: tuple[Arm, ...], distance: int, number: int, seed: int, source: str
-) -> EditJob:
+) -> Job:
     """One prompt of a template; the same arguments give the same prompt."""
     rng = random.Random(f"edits-{seed}-{template.name}-{number}")
     counts = range(1, 1 + len(template.fields))
@@ -105,8 +66,9 @@ def edit_job(
         num_fields=num_fields,
     )
     name = f"edits-{template.name}-{number}"
-    case = Case(experiment=Experiment.EDITS, name=name, source=source, prompt=prompts[1], gold=[])
-    return EditJob(case=case, old=prompts[0], answers=answers, edit=edit, arms=arms)
+    edited = Edited(old=prompts[0], answers=answers, edit=edit)
+    case = Case(experiment=Experiment.EDITS, name=name, source=source, prompt=prompts[1], gold=[], edited=edited)
+    return Job(case=case, arms=arms)
 
 
 Values = list[tuple[Choice, str]]

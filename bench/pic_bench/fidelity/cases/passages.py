@@ -11,8 +11,8 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from pic_bench.fidelity.arms import CONTROLS, spliced_arms
-from pic_bench.fidelity.cases.case import PASSAGES, Case, Frame, Job, Wants, place_blocks
+from pic_bench.fidelity.arms import CONTROLS, Arm, spliced_arms
+from pic_bench.fidelity.cases.case import PASSAGES, Case, Frame, Job, place_blocks
 from pic_bench.fidelity.cases.text import ModelText, TextPool
 from pic_bench.fidelity.config import BLOCK_TOKENS, Sizes
 from pic_bench.fidelity.record import Donors, Experiment
@@ -81,17 +81,19 @@ class PassageJobs:
     def _grid_job(self, num_blocks: int, number: int) -> Job:
         case = grid_case(self._frames, self._pool, num_blocks=num_blocks, number=number, seed=self._seed)
         arms = (*CONTROLS, *spliced_arms(self._sizes.seams, (Donors.ISOLATED, Donors.CONTEXT)))
-        return Job(case, arms, self._wants(number, _GREEDY_ARMS))
+        return self._job(case, arms, number, _GREEDY_ARMS)
 
     def _shift_job(self, shift: int, number: int) -> Job:
         if not self._filler:
             self._filler = make_filler(self._pool, filler_len(self._frames, max(self._shifts)), self._seed)
         case = shift_case(self._frames, self._pool, self._filler, shift=shift, number=number, seed=self._seed)
         arms = (*CONTROLS, *spliced_arms((1,), (Donors.ISOLATED,)))
-        return Job(case, arms, self._wants(number, frozenset()))
+        return self._job(case, arms, number, frozenset())
 
-    def _wants(self, number: int, greedy_arms: frozenset[str]) -> Wants:
-        return Wants(
+    def _job(self, case: Case, arms: tuple[Arm, ...], number: int, greedy_arms: frozenset[str]) -> Job:
+        return Job(
+            case=case,
+            arms=arms,
             greedy_arms=greedy_arms if number < self._sizes.greedy_prompts else frozenset(),
             greedy_tokens=self._sizes.greedy_tokens,
             keys=number < self._sizes.key_prompts,

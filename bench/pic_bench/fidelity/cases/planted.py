@@ -13,8 +13,8 @@ import random
 from enum import Enum
 from typing import NamedTuple
 
-from pic_bench.fidelity.cases.case import Ids
-from pic_bench.fidelity.cases.edits import DISTANCES, Tokens, Writer, draw_values, extended
+from pic_bench.fidelity.cases.case import Ids, Tokens
+from pic_bench.fidelity.cases.edits import DISTANCES, Writer, draw_values, extended
 from pic_bench.fidelity.cases.templates import templates
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.record import TemplateSet

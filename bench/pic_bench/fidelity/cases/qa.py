@@ -11,7 +11,7 @@ import msgspec
 from pic_traces.questions import Question
 
 from pic_bench.fidelity.arms import CONTROLS, SHIPPED, spliced_arms
-from pic_bench.fidelity.cases.case import QUESTIONS, Case, Frame, Job, Wants, place_blocks
+from pic_bench.fidelity.cases.case import QUESTIONS, Case, Frame, Job, place_blocks
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.metrics import normalise
@@ -64,8 +64,8 @@ def qa_jobs(sizes: Sizes, questions: Sequence[Question], text: ModelText, seed: 
     for question in questions:
         # An answer that is all there still fits behind a few words.
         num_tokens = max(sizes.answer_tokens, len(_answer_ids(text, question)) + sizes.answer_tokens // 2)
-        wants = Wants(greedy_arms=generating, greedy_tokens=num_tokens)
-        yield Job(qa_case(frames, text, question, seed=seed), arms, wants)
+        case = qa_case(frames, text, question, seed=seed)
+        yield Job(case=case, arms=arms, greedy_arms=generating, greedy_tokens=num_tokens)
 
 
 def qa_case(frames: QaFrames, text: ModelText, question: Question, *, seed: int) -> Case:

@@ -1,4 +1,4 @@
-"""Every figure of a cell is what its definition says, over the prompts that count, and intervals are a bootstrap's."""
+"""Every figure is what its definition says over the prompts that count; arms are paired by prompt, units are drawn."""
 
 from __future__ import annotations
 
@@ -9,94 +9,81 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from fidelity_records import probe, shifts, trace
-from pic_bench.fidelity.cells import make_cells
-from pic_bench.fidelity.panels import make_panels
+from fidelity_records import grid, probe, questions, shifts, trace
+from pic_bench.fidelity.compared import check_naive, make_cells, make_comparisons, make_panels
 from pic_bench.fidelity.record import Donors, Experiment, Probe
-from pic_bench.fidelity.summary import Cell, Thresholds
+from pic_bench.fidelity.summary import Cell, Comparison, Thresholds
+from pic_bench.fidelity.tables import comparisons_table
 from pic_bench.report.stats import Estimate, Statistic, bootstrap, bootstrap_ratio
 
 THRESHOLDS = Thresholds()
+NAIVE = "not rotated less rotated, seam 1"
 
 
 def cells_of(probes: Sequence[Probe], thresholds: Thresholds = THRESHOLDS) -> list[Cell]:
     return make_cells(make_panels(probes, thresholds)[0], thresholds)
 
 
-def cell_of(probes: Sequence[Probe], arm: str, thresholds: Thresholds = THRESHOLDS, **fields: object) -> Cell:
+def cell_of(probes: Sequence[Probe], arm: str, **fields: object) -> Cell:
     """The one cell of an arm whose fields are these."""
     (found,) = [
         cell
-        for cell in cells_of(probes, thresholds)
+        for cell in cells_of(probes)
         if cell.arm == arm and all(getattr(cell, name) == value for name, value in fields.items())
     ]
     return found
 
 
 def test_a_cell_by_hand() -> None:
-    kls, scores = (0.1, 0.2, 0.3, 0.8), (1.0, 0.0, 0.5, 0.5)
-    spliced = [
-        probe(
-            prompt=f"p{i}",
-            kl=kl,
-            cosine=1 - kl,
-            top1_agrees=i != 3,
-            top1_probability=(0.2, 0.4, 0.6, 0.9)[i],
-            forced_kl=kl / 2,
-            gold_nll=(1.0, 2.0, 3.0, 4.0)[i],
-            greedy_tokens=64 if i else 0,
-            agreed_tokens=(None, 64, 10, 3)[i],
-            score=scores[i],
-            exact_match=scores[i] == 1,
-            key_error=0.1 * (i + 1) if i < 2 else None,
-            prompt_tokens=100,
-            prefix_hit_tokens=10,
-            chunk_hit_tokens=60 + i,
-        )
-        for i, kl in enumerate(kls)
-    ]
+    columns = {
+        "kl": (0.1, 0.2, 0.3, 0.8),
+        "cosine": (0.9, 0.8, 0.7, 0.2),
+        "top1_agrees": (True, True, True, False),
+        "top1_probability": (0.2, 0.4, 0.6, 0.9),
+        "forced_kl": (0.05, 0.1, 0.15, 0.4),
+        "gold_nll": (1.0, 2.0, 3.0, 4.0),
+        "greedy_tokens": (0, 64, 64, 64),
+        "agreed_tokens": (None, 64, 10, 3),
+        "score": (1.0, 0.0, 0.5, 0.5),
+        "exact_match": (True, False, False, False),
+        "key_error": (0.1, 0.2, None, None),
+        "chunk_hit_tokens": (60, 61, 62, 63),
+    }
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    spliced = [probe(prompt=f"p{i}", prompt_tokens=100, prefix_hit_tokens=10, **row) for i, row in enumerate(rows)]
     full = [probe(arm="full", prompt=f"p{i}", kl=0.0, gold_nll=1.5, score=0.75) for i in range(4)]
     cell = cell_of([*spliced, *full], "seam-1")
-    assert cell.n == 4
-    assert cell.kl.value == pytest.approx(0.35)
-    assert cell.kl_median.value == pytest.approx(0.25)
-    assert cell.kl_p95 == pytest.approx(0.725)
-    assert cell.kl_max == 0.8
-    assert cell.cosine.value == pytest.approx(0.65)
-    assert (cell.top1.value, cell.top1_probability) == (0.75, 0.5)
-    assert cell.top1_decided is not None
-    assert (cell.top1_decided.value, cell.top1_decided.n) == (0.5, 2)
-    assert cell.forced_kl is not None
-    assert cell.forced_kl.value == pytest.approx(0.175)
-    assert cell.perplexity is not None
-    assert cell.perplexity.value == pytest.approx(math.exp(2.5))
-    assert cell.full_perplexity == pytest.approx(math.exp(1.5))
-    assert cell.perplexity_ratio is not None
-    assert cell.perplexity_ratio.value == pytest.approx(math.e)
-    assert cell.agreed_tokens is not None
-    assert (cell.agreed_tokens.value, cell.agreed_tokens.n) == (10, 3)
-    assert cell.agrees_to_end is not None
-    assert cell.agrees_to_end.value == pytest.approx(1 / 3)
-    assert cell.score is not None
-    assert (cell.score.value, cell.full_score) == (0.5, 0.75)
-    assert cell.exact_match is not None
-    assert cell.exact_match.value == 0.25
-    assert cell.score_change is not None
-    assert (cell.score_change.value, cell.score_change.n) == (-0.25, 4)
-    assert cell.key_error is not None
-    assert (cell.key_error.value, cell.key_error.n) == (pytest.approx(0.15), 2)
-    assert (cell.prompt_tokens, cell.prefix_hit_tokens, cell.chunk_hit_tokens, cell.computed_tokens) == (
-        (400, 40, 246, 114)
-    )
-    assert cell.against_floor is None
+    of_estimates = {
+        "kl": (0.35, 4),
+        "kl_median": (0.25, 4),
+        "cosine": (0.65, 4),
+        "top1": (0.75, 4),
+        "top1_decided": (0.5, 2),
+        "forced_kl": (0.175, 4),
+        "perplexity": (math.exp(2.5), 4),
+        "perplexity_ratio": (math.e, 4),
+        "agreed_tokens": (10, 3),
+        "agrees_to_end": (1 / 3, 3),
+        "score": (0.5, 4),
+        "exact_match": (0.25, 4),
+        "score_change": (-0.25, 4),
+        "key_error": (0.15, 2),
+    }
+    found = {name: getattr(cell, name) for name in of_estimates}
+    assert {name: (one.value, one.n) for name, one in found.items()} == {
+        name: (pytest.approx(value), n) for name, (value, n) in of_estimates.items()
+    }
+    assert (cell.n, cell.kl_max, cell.top1_probability, cell.full_score) == (4, 0.8, 0.5, 0.75)
+    assert (cell.kl_p95, cell.full_perplexity) == pytest.approx((0.725, math.exp(1.5)))
+    assert (cell.prompt_tokens, cell.prefix_hit_tokens, cell.chunk_hit_tokens) == (400, 40, 246)
+    assert (cell.computed_tokens, cell.against_floor) == (114, None)
 
 
 def test_what_was_not_measured_is_none() -> None:
     cell = cell_of([probe(), probe(prompt="p1")], "seam-1")
     missing = (cell.forced_kl, cell.perplexity, cell.perplexity_ratio, cell.full_perplexity, cell.agreed_tokens)
-    assert (*missing, cell.agrees_to_end, cell.score, cell.exact_match, cell.score_change, cell.key_error) == (
-        None,
-    ) * 10
+    missing += (cell.agrees_to_end, cell.score, cell.exact_match, cell.score_change, cell.key_error)
+    assert missing == (None,) * 10
 
 
 def exhaustive(of: Callable[[tuple[int, ...]], float], size: int) -> tuple[float, float]:
@@ -112,7 +99,7 @@ def test_intervals_are_those_of_all_resamples(seed: int) -> None:
     values = [rng.lognormvariate(0, 1) for _ in range(6)]
     others = [rng.uniform(1, 2) for _ in range(6)]
     cases: list[tuple[Estimate | None, float, Callable[[tuple[int, ...]], float]]] = [
-        (bootstrap(values), float(np.mean(values)), lambda draw: float(np.mean([values[i] for i in draw]))),
+        (bootstrap(values), float(np.mean(values)), lambda draw: sum(values[i] for i in draw) / 6),
         (
             bootstrap_ratio(values, others),
             sum(values) / sum(others),
@@ -120,18 +107,15 @@ def test_intervals_are_those_of_all_resamples(seed: int) -> None:
         ),
     ]
     for estimate, value, of in cases:
-        assert estimate is not None
         low, high = exhaustive(of, 6)
-        assert estimate.value == pytest.approx(value)
-        assert estimate.n == 6
+        assert (estimate.value, estimate.n) == (pytest.approx(value), 6)
         assert (estimate.low, estimate.high) == pytest.approx((low, high), abs=(high - low) / 10)
 
 
 def test_the_median_s_interval_is_of_medians() -> None:
     """A mean's interval would reach far beyond the middle values."""
     estimate = bootstrap([1.0, 2.0, 3.0, 4.0, 1000.0], statistic=Statistic.MEDIAN)
-    assert estimate.value == 3
-    assert (estimate.low, estimate.high) == (1, 1000)
+    assert (estimate.low, estimate.value, estimate.high) == (1, 3, 1000)
     many = bootstrap([*([3.0] * 50), *([1000.0] * 10)], statistic=Statistic.MEDIAN)
     assert (many.low, many.value, many.high) == (3, 3, 3)
 
@@ -161,14 +145,11 @@ def test_calls_of_one_session_are_no_independent_prompts() -> None:
     assert (cell.n, cell.kl.low, cell.kl.value, cell.kl.high) == pytest.approx((40, 0.1, 0.2, 0.3))
 
 
-def test_a_ratio_resamples_both_sums_alike() -> None:
+def test_a_ratio_resamples_both_sums_alike_and_is_none_of_nothing() -> None:
     """Half of every denominator: whatever units are drawn, the ratio is one half."""
     values = [float(2**i) for i in range(10)]
     estimate = bootstrap_ratio(values, [2 * value for value in values])
     assert estimate == Estimate(value=0.5, low=0.5, high=0.5, n=10)
-
-
-def test_a_ratio_of_nothing_is_none() -> None:
     assert bootstrap_ratio([1.0], [0.0]) is None
     assert bootstrap_ratio([], []) is None
 
@@ -184,7 +165,6 @@ def test_arms_are_compared_by_prompt() -> None:
     random.Random(1).shuffle(probes)
     seam, exact = cell_of(probes, "seam-1"), cell_of(probes, "exact")
     assert seam.kl.low < exact.kl.high
-    assert seam.against_floor is not None
     assert seam.against_floor.baseline == "exact"
     assert 0.01 <= seam.against_floor.kl.low < seam.against_floor.kl.high <= 0.02
 
@@ -192,28 +172,23 @@ def test_arms_are_compared_by_prompt() -> None:
 def test_prompts_of_one_arm_only_are_not_paired() -> None:
     probes = [probe(prompt=f"p{i}", kl=1.0 + i, top1_agrees=i > 0) for i in range(5)]
     probes += [probe(arm="exact", prompt=f"p{i}", kl=0.5) for i in range(2, 8)]
-    against = cell_of(probes, "seam-1").against_floor
-    assert against is not None
-    assert (against.n, against.unpaired) == (3, 5)
-    assert against.kl.value == pytest.approx((2.5 + 3.5 + 4.5) / 3)
-    assert against.top1.value == 0
-    assert cell_of(probes, "seam-1").kl.value == 3
+    cell = cell_of(probes, "seam-1")
+    assert (cell.against_floor.n, cell.against_floor.unpaired) == (3, 5)
+    assert cell.against_floor.kl.value == pytest.approx((2.5 + 3.5 + 4.5) / 3)
+    assert (cell.against_floor.top1.value, cell.kl.value) == (0, 3)
 
 
 def test_the_floor_is_the_exact_hit_else_the_second_full_prefill() -> None:
     probes = [probe(), probe(arm="retest", kl=0.0), probe(arm="full", kl=0.0)]
-    cell = cell_of(probes, "seam-1")
-    assert cell.against_floor is not None
-    assert cell.against_floor.baseline == "retest"
+    assert cell_of(probes, "seam-1").against_floor.baseline == "retest"
     assert [cell_of(probes, arm).against_floor for arm in ("full", "retest")] == [None, None]
 
 
 def test_a_later_record_replaces_an_earlier_one() -> None:
     probes = [probe(kl=9.0), probe(kl=1.0), probe(prompt="p1", kl=3.0)]
     panels, repeated = make_panels(probes, THRESHOLDS)
-    assert repeated == 1
+    assert (len(panels), repeated) == (1, 1)
     assert cell_of(probes, "seam-1").kl.value == 2
-    assert len(panels) == 1
 
 
 def test_shifts_are_kept_apart_and_questions_are_pooled() -> None:
@@ -234,24 +209,22 @@ def test_calls_that_reuse_much_are_chosen_by_the_default_policy() -> None:
     assert (everywhere.n, chosen.n) == (90, len(reusing))
     # Chosen by the default policy's chunk hits, not by the policy's own, which are fewer.
     assert chosen.n > len([p for p in probes if p.arm == "seam-32" and p.chunk_hit_tokens >= 256])
-    assert chosen.against_floor is not None
-    assert chosen.against_floor.computed_share is not None
-    of = {arm: sum(computed(p) for p in probes if p.arm == arm and p.prompt in reusing) for arm in ("seam-32", "exact")}
+    of = {
+        arm: sum(
+            p.prompt_tokens - p.prefix_hit_tokens - p.chunk_hit_tokens
+            for p in probes
+            if p.arm == arm and p.prompt in reusing
+        )
+        for arm in ("seam-32", "exact")
+    }
     assert chosen.against_floor.computed_share.value == pytest.approx(of["seam-32"] / of["exact"])
     assert cell_of(probes, "exact", min_chunk_hit=256).n == chosen.n
 
 
-def computed(record: Probe) -> int:
-    return record.prompt_tokens - record.prefix_hit_tokens - record.chunk_hit_tokens
-
-
-def test_a_trace_with_another_default_has_no_chosen_calls() -> None:
-    probes = list(trace(calls=12))
-    assert {cell.min_chunk_hit for cell in cells_of(probes, Thresholds(default_policy="none"))} == {0}
-    assert {cell.min_chunk_hit for cell in cells_of(probes, Thresholds(default_policy="seam-8", min_chunk_hit=10))} == {
-        0,
-        10,
-    }
+@pytest.mark.parametrize(("default", "least", "found"), [("none", 256, {0}), ("seam-8", 10, {0, 10})])
+def test_a_trace_with_another_default_has_no_chosen_calls(default: str, least: int, found: set[int]) -> None:
+    thresholds = Thresholds(default_policy=default, min_chunk_hit=least)
+    assert {cell.min_chunk_hit for cell in cells_of(list(trace(calls=12)), thresholds)} == found
 
 
 @pytest.mark.parametrize(("probability", "undecided"), [(0.29, True), (0.3, False)])
@@ -274,9 +247,99 @@ def test_cells_come_in_the_order_of_the_tables() -> None:
     arms = ["seam-32", "naive", "seam-4", "exact", "seam-0", "full", "retest"]
     probes = [probe(arm=arm, dtype=dtype) for dtype in ("bfloat16", "float32") for arm in arms]
     probes.append(probe(arm="seam-0", donors=Donors.CONTEXT))
-    found = [(cell.dtype, cell.donors, cell.arm) for cell in cells_of(probes)]
-    assert [dtype for dtype, _, _ in found] == ["float32"] * 8 + ["bfloat16"] * 7
-    assert [arm for _, _, arm in found[:8]] == [
-        *("full", "retest", "exact", "naive", "seam-0", "seam-4", "seam-32"),
-        "seam-0",
+    cells = cells_of(probes)
+    assert [cell.dtype for cell in cells] == ["float32"] * 8 + ["bfloat16"] * 7
+    in_order = ["full", "retest", "exact", "naive", "seam-0", "seam-4", "seam-32", "seam-0"]
+    assert [cell.arm for cell in cells[:8]] == in_order
+
+
+def compared(probes: Sequence[Probe], what: str = NAIVE) -> list[Comparison]:
+    return [one for one in make_comparisons(make_panels(probes, THRESHOLDS)[0]) if one.what == what]
+
+
+def interval(comparisons: Sequence[Comparison]) -> str:
+    """The last column of the only row."""
+    (row,) = comparisons_table(comparisons, min_prompts=20).rows
+    return row[-1]
+
+
+def two_arms(
+    first: Callable[[int], float], second: Callable[[int], float], prompts: int = 30, **fields: object
+) -> list[Probe]:
+    """The unrotated and the rotated arm, KL by number of the prompt."""
+    kls = {"naive": first, "seam-1": second}
+    return [
+        probe(arm=arm, prompt=f"p{i}", kl=kl(i), forced_kl=kl(i), **fields)
+        for arm, kl in kls.items()
+        for i in range(prompts)
     ]
+
+
+def test_a_comparison_by_hand() -> None:
+    found = compared(two_arms(lambda i: 0.5 + i % 2 / 10, lambda i: 0.01))
+    (one,) = found
+    assert (one.n, one.num_units, one.where, one.higher) == (30, 30, "float32, grid, alone", 1.0)
+    assert (one.first, one.second, one.difference.value) == pytest.approx((0.55, 0.01, 0.54))
+    (row,) = comparisons_table(found, min_prompts=20).rows
+    assert row[:5] == [NAIVE, "float32, grid, alone", "30", ".55", ".010"]
+    assert row[5].startswith("+.54 [+.5")
+    assert row[6:] == ["100 %", "above 0"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "prompts", "side"),
+    [
+        (lambda i: 0.01, lambda i: 0.5 + i % 2 / 10, 30, "below 0"),
+        (lambda i: 0.1 + (-1) ** i * 0.05, lambda i: 0.1, 30, "includes 0"),
+        (lambda i: 0.5 + i / 100, lambda i: 0.01, 20, "above 0"),
+        (lambda i: 0.5 + i / 100, lambda i: 0.01, 19, "too few"),
+    ],
+)
+def test_the_interval_s_side_is_said_of_enough_prompts(
+    first: Callable[[int], float], second: Callable[[int], float], prompts: int, side: str
+) -> None:
+    assert interval(compared(two_arms(first, second, prompts))) == side
+
+
+def test_a_prompt_counts_once_however_many_records_it_has() -> None:
+    probes = [p for blocks in (1, 2, 4) for p in two_arms(lambda i: 0.5, lambda i: 0.1, 12, num_blocks=blocks)]
+    (one,) = compared(probes)
+    assert one.n == 12
+    assert interval([one]) == "too few"
+
+
+def test_texts_of_one_passage_are_no_independent_prompts() -> None:
+    (one,) = compared(list(shifts()))
+    assert (one.n, one.num_units) == (144, 24)
+
+
+def test_the_grid_s_comparisons() -> None:
+    """The invented records have an effect of the usual direction in each of them, twice: by dtype, and by donors."""
+    probes = list(grid())
+    wheres = {f"{d}, grid, {w}" for d in ("float32", "bfloat16") for w in ("alone", "in context")}
+    for what in (NAIVE, "seam 0 less seam 1", "seam 1 less seam 32", "seam 1 less exact hit"):
+        found = compared(probes, what)
+        assert all(one.difference.low > 0 for one in found)
+        assert {one.where for one in found} == wheres
+    donors = compared(probes, "donors alone less in context, seam 1")
+    assert [one.difference.low > 0 for one in donors] == [True] * 2
+
+
+def test_questions_and_traces_have_tables_of_their_own() -> None:
+    assert make_comparisons(make_panels([*questions(prompts=4), *trace(calls=12)], THRESHOLDS)[0]) == []
+
+
+def test_the_check_holds_only_where_the_naive_arm_is_worse_beyond_chance() -> None:
+    (checked,) = check_naive(two_arms(lambda i: 0.5 + i / 100, lambda i: 0.01 * i, 10))
+    assert checked.holds
+    assert (checked.difference.n, checked.difference.value) == (10, pytest.approx(0.5))
+    assert str(checked).startswith("check holds: float32: mean KL without rotation less with it 0.5 [")
+    assert not check_naive(two_arms(lambda i: i % 2, lambda i: (i + 1) % 2, 10))[0].holds
+    (lucky,) = check_naive(two_arms(lambda i: (i + 1) % 2, lambda i: i % 2, 11))
+    assert lucky.difference.value > 0
+    assert not lucky.holds
+    (alone,) = check_naive([probe(arm="naive", forced_kl=1.0)])
+    assert not alone.holds, "nothing to pair is no pass"
+    assert str(alone) == "check FAILS: float32: no text has both arms"
+    near = two_arms(lambda i: 0.5, lambda i: 0.1, experiment=Experiment.SHIFT, shift=1)
+    assert check_naive(near) == check_naive([]) == []

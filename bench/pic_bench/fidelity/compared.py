@@ -1,0 +1,301 @@
+"""What is compared with what: arms at one place of an experiment, prompt by prompt, and the figures of each.
+
+Intervals are over prompts; over sessions where prompts are calls of a trace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pic_bench.fidelity.record import Donors, Experiment, Probe
+from pic_bench.fidelity.summary import CONTROLS, Cell, Comparison, Contrast, Thresholds, seam_of
+from pic_bench.report.stats import Estimate, Statistic, bootstrap, bootstrap_ratio
+
+SPLICED = {Donors.ISOLATED: "alone", Donors.CONTEXT: "in context"}
+FLOORS = {"exact": "exact hit", "retest": "full prefill again"}
+"""The controls that show what differs with nothing spliced: the first that was measured is the floor."""
+Unit = tuple[int | None, str]
+"""A prompt, with its number of blocks: a prompt's name alone need not tell panels apart."""
+Arm = dict[Unit, Probe]
+Pairs = Sequence[tuple[Probe, Probe]]
+
+_PLACE = ("experiment", "dtype", "source", "num_blocks", "shift", "min_chunk_hit")
+_MEANS = ("kl", "cosine", "forced_kl", "score", "exact_match", "key_error")
+_SUMS = ("prompt_tokens", "prefix_hit_tokens", "chunk_hit_tokens", "block_tokens", "computed_tokens")
+_MIN_SHIFT = 16
+"""Of the check: a key turned by fewer positions is hardly turned."""
+
+
+@dataclass(slots=True)
+class Panel:
+    """All arms at one place of an experiment."""
+
+    experiment: Experiment
+    dtype: str
+    source: str
+    num_blocks: int | None
+    shift: int | None
+    min_chunk_hit: int = 0
+    arms: dict[tuple[Donors, str], Arm] = field(default_factory=lambda: defaultdict(dict))
+
+    def arm(self, name: str, donors: Donors) -> Arm:
+        """The records of an arm with these donors; a control's whatever the donors; empty where there are none."""
+        found = self.arms.get((donors, name))
+        if found is None and name in CONTROLS:
+            found = next((arm for (_, other), arm in self.arms.items() if other == name), None)
+        return found or {}
+
+    def pair(self, first: str, second: str, donors: Donors) -> Pairs:
+        """The records of two arms on the same prompts."""
+        return pair_arms(self.arm(first, donors), self.arm(second, donors))
+
+    def floor(self, donors: Donors) -> str | None:
+        """The control that shows what differs with nothing spliced; None where none was measured."""
+        return next((name for name in FLOORS if self.arm(name, donors)), None)
+
+
+class Checked(NamedTuple):
+    """One number format: by how much the naive arm's KL is above the rotated one's; None where no text has both."""
+
+    dtype: str
+    difference: Estimate | None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the naive arm is worse, beyond chance."""
+        return self.difference is not None and self.difference.low > 0
+
+    def __str__(self) -> str:
+        if (found := self.difference) is None:
+            return f"check FAILS: {self.dtype}: no text has both arms"
+        return (
+            f"check {'holds' if self.holds else 'FAILS'}: {self.dtype}: mean KL without rotation less with it "
+            f"{found.value:.4g} [{found.low:.4g}, {found.high:.4g}] over {found.n} texts"
+        )
+
+
+def make_panels(probes: Iterable[Probe], thresholds: Thresholds) -> tuple[list[Panel], int]:
+    """Group records; of several of one prompt and arm the last counts, and the number of the others is returned.
+
+    A trace with a default policy is looked at twice: all its calls, and those that reuse much under it; once where no
+    other calls were measured.
+    """
+    panels: dict[tuple[object, ...], Panel] = {}
+    repeated = 0
+    for probe in probes:
+        shift = probe.shift if probe.experiment is Experiment.SHIFT else None
+        varied = probe.experiment in (Experiment.GRID, Experiment.SHIFT, Experiment.COMPOSE)
+        key = (probe.experiment, probe.dtype, probe.source, probe.num_blocks if varied else None, shift)
+        arm = panels.setdefault(key, Panel(*key)).arms[probe.donors, probe.arm]
+        unit = (probe.num_blocks, probe.prompt)
+        repeated += unit in arm
+        arm[unit] = probe
+    ordered = sorted(panels.values(), key=_order_of_panels)
+    return [part for panel in ordered for part in _looks(panel, thresholds)], repeated
+
+
+def pair_arms(first: Mapping[Unit, Probe], second: Mapping[Unit, Probe]) -> Pairs:
+    """Pair two arms by prompt."""
+    return [(probe, second[unit]) for unit, probe in first.items() if unit in second]
+
+
+def make_cells(panels: Sequence[Panel], thresholds: Thresholds) -> list[Cell]:
+    """A cell for every arm of every panel: controls first, then by donors, unrotated, seam length and policy."""
+    return [
+        _cell(panel, donors, arm, thresholds)
+        for panel in panels
+        for donors, arm in sorted(panel.arms, key=lambda key: _order_of_arms(key[0], key[1], thresholds))
+    ]
+
+
+def make_comparisons(panels: Sequence[Panel]) -> list[Comparison]:
+    """All comparisons of the grid and of shifts that the records allow, those of one kind side by side."""
+    found: list[Comparison] = []
+    for experiment in (Experiment.GRID, Experiment.SHIFT):
+        of = [panel for panel in panels if panel.experiment is experiment]
+        for dtype in dict.fromkeys(panel.dtype for panel in of):
+            some = [panel for panel in of if panel.dtype == dtype]
+            where = f"{dtype}, {experiment.value}"
+            for donors, words in SPLICED.items():
+                for what, first, second in _settings(some, donors):
+                    found += _compared(what, f"{where}, {words}", [p.pair(first, second, donors) for p in some])
+            apart = [pair_arms(*(panel.arm("seam-1", donors) for donors in SPLICED)) for panel in some]
+            found += _compared("donors alone less in context, seam 1", where, apart)
+    order = list(dict.fromkeys(one.what for one in found))
+    return sorted(found, key=lambda one: order.index(one.what))
+
+
+def check_naive(probes: Iterable[Probe]) -> list[Checked]:
+    """The check that CI makes of a run: keys that are not rotated must do harm, or nothing could be seen.
+
+    For every number format of GRID or SHIFT; a text counts once. The KL is the mean over the gold continuation: less
+    noisy than that of one token.
+    """
+    texts: dict[str, dict[object, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for panel in make_panels(probes, Thresholds())[0]:
+        moved = {Experiment.GRID: _MIN_SHIFT, Experiment.SHIFT: panel.shift or 0}.get(panel.experiment, 0)
+        if moved < _MIN_SHIFT:
+            continue
+        of = texts[panel.dtype]
+        for donors in SPLICED:
+            for probe, naive, rotated in _both(panel.pair("naive", "seam-1", donors), "forced_kl"):
+                of[panel.source, probe.unit].append(naive - rotated)
+    means = {dtype: [float(np.mean(values)) for values in of.values()] for dtype, of in texts.items()}
+    return [Checked(dtype, bootstrap(values) if values else None) for dtype, values in means.items()]
+
+
+def _looks(panel: Panel, thresholds: Thresholds) -> list[Panel]:
+    """The panel, and the calls of a trace that reuse much under the default policy; once where these are all."""
+    default = next((arm for (_, name), arm in panel.arms.items() if name == thresholds.default_policy), {})
+    kept = {unit for unit, probe in default.items() if probe.chunk_hit_tokens >= thresholds.min_chunk_hit}
+    if panel.experiment is not Experiment.TRACE or not kept:
+        return [panel]
+    arms = {key: {unit: p for unit, p in arm.items() if unit in kept} for key, arm in panel.arms.items()}
+    arms = {key: arm for key, arm in arms.items() if arm}
+    reusing = replace(panel, min_chunk_hit=thresholds.min_chunk_hit, arms=arms)
+    return [reusing] if arms == panel.arms else [panel, reusing]
+
+
+def _cell(panel: Panel, donors: Donors, arm: str, thresholds: Thresholds) -> Cell:
+    probes = list(panel.arms[donors, arm].values())
+    with_full = panel.pair(arm, "full", donors)
+    floor = panel.floor(donors)
+    kls = [probe.kl for probe in probes]
+    decided = [p for p in probes if p.top1_probability >= thresholds.decided_probability]
+    probability = float(np.median([p.top1_probability for p in probes]))
+    greedy = [p for p in probes if p.agreed_tokens is not None and p.greedy_tokens]
+    full_nll = _mean([full for _, _, full in _both(with_full, "gold_nll")])
+    return Cell(
+        **{name: getattr(panel, name) for name in _PLACE},
+        donors=donors,
+        arm=arm,
+        n=len(probes),
+        num_units=len({probe.unit for probe in probes}),
+        **{name: _estimate(probes, name) for name in _MEANS},
+        kl_median=_estimate(probes, "kl", Statistic.MEDIAN),
+        kl_p95=float(np.percentile(kls, 95)),
+        kl_max=max(kls),
+        top1=_estimate(probes, "top1_agrees"),
+        top1_decided=_estimate(decided, "top1_agrees"),
+        top1_probability=probability,
+        undecided=probability < thresholds.competent_probability,
+        perplexity=_exponential(_estimate(probes, "gold_nll")),
+        full_perplexity=math.exp(full_nll) if full_nll is not None else None,
+        perplexity_ratio=_exponential(_difference(with_full, "gold_nll")),
+        agreed_tokens=_estimate(greedy, "agreed_tokens", Statistic.MEDIAN),
+        agrees_to_end=_estimate(greedy, "agrees_to_end"),
+        full_score=_mean([full for _, _, full in _both(with_full, "score")]),
+        score_change=_difference(with_full, "score"),
+        incompetent=_is_incompetent(panel, donors, thresholds),
+        **{name: sum(getattr(probe, name) for probe in probes) for name in _SUMS},
+        against_floor=None if floor in (None, arm) or arm == "full" else _contrast(panel, donors, arm, str(floor)),
+    )
+
+
+def _contrast(panel: Panel, donors: Donors, arm: str, baseline: str) -> Contrast | None:
+    """`arm` less `baseline`, paired by prompt; None where they share no prompt."""
+    pairs = panel.pair(arm, baseline, donors)
+    if not pairs:
+        return None
+    computed = [[probe.computed_tokens for probe in side] for side in zip(*pairs, strict=True)]
+    return Contrast(
+        baseline=baseline,
+        n=len(pairs),
+        unpaired=len(panel.arm(arm, donors).keys() ^ panel.arm(baseline, donors).keys()),
+        kl=_difference(pairs, "kl"),
+        top1=_difference(pairs, "top1_agrees"),
+        forced_kl=_difference(pairs, "forced_kl"),
+        computed_share=bootstrap_ratio(*computed, units=[first.unit for first, _ in pairs]),
+    )
+
+
+def _settings(panels: Sequence[Panel], donors: Donors) -> Iterator[tuple[str, str, str]]:
+    """The pairs of arms that say what a setting changes, each with its words."""
+    yield "not rotated less rotated, seam 1", "naive", "seam-1"
+    yield "seam 0 less seam 1", "seam-0", "seam-1"
+    longest = max((seam for p in panels for d, arm in p.arms if d is donors and (seam := seam_of(arm))), default=0)
+    if longest > 1:
+        yield f"seam 1 less seam {longest}", "seam-1", f"seam-{longest}"
+    if floor := next((name for p in panels if (name := p.floor(donors))), None):
+        yield f"seam 1 less {FLOORS[floor]}", "seam-1", floor
+
+
+def _compared(what: str, where: str, pairs: Iterable[Pairs]) -> list[Comparison]:
+    """The comparison over all pairs, in which a prompt counts once; none of no pairs."""
+    by_prompt: dict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
+    for first, second in (pair for some in pairs for pair in some):
+        by_prompt[first.source, first.unit, first.prompt].append((first.kl, second.kl))
+    if not by_prompt:
+        return []
+    units = [(source, unit) for source, unit, _ in by_prompt]
+    means = np.array([np.mean(kls, axis=0) for kls in by_prompt.values()])
+    differences = means[:, 0] - means[:, 1]
+    compared = Comparison(
+        what=what,
+        where=where,
+        n=len(means),
+        num_units=len(set(units)),
+        first=float(means[:, 0].mean()),
+        second=float(means[:, 1].mean()),
+        difference=bootstrap(differences.tolist(), units=units),
+        higher=float(np.mean(differences > 0)),
+    )
+    return [compared]
+
+
+def _is_incompetent(panel: Panel, donors: Donors, thresholds: Thresholds) -> bool:
+    """Whether the full prefill's mean score is too low; unknown counts as too low, no questions at all do not."""
+    mean = _mean([probe.score for probe in panel.arm("full", donors).values() if probe.score is not None])
+    return panel.experiment is Experiment.QA and (mean is None or mean < thresholds.competent_score)
+
+
+def _estimate(probes: Sequence[Probe], field: str, statistic: Statistic = Statistic.MEAN) -> Any:
+    """The `Estimate` of a field over the records that have a value; None where no record has one."""
+    found = [(float(value), probe.unit) for probe in probes if (value := getattr(probe, field)) is not None]
+    return bootstrap(*zip(*found, strict=True), statistic=statistic) if found else None
+
+
+def _difference(pairs: Pairs, field: str) -> Any:
+    """The `Estimate` of a field's paired differences; None where no pair has both values."""
+    found = [(first - second, probe.unit) for probe, first, second in _both(pairs, field)]
+    return bootstrap(*zip(*found, strict=True)) if found else None
+
+
+def _both(pairs: Pairs, field: str) -> list[tuple[Probe, float, float]]:
+    """The first record of every pair in which both have a value, and the two values."""
+    found = [(first, getattr(first, field), getattr(second, field)) for first, second in pairs]
+    return [(probe, float(a), float(b)) for probe, a, b in found if a is not None and b is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _exponential(of: Estimate | None) -> Estimate | None:
+    if of is None:
+        return None
+    return Estimate(value=math.exp(of.value), low=math.exp(of.low), high=math.exp(of.high), n=of.n)
+
+
+def _order_of_panels(panel: Panel) -> tuple[object, ...]:
+    """Experiments as they are declared, float32 before bfloat16, then data, blocks, shift."""
+    experiment = list(Experiment).index(panel.experiment)
+    dtype = (panel.dtype != "float32", panel.dtype)
+    return experiment, dtype, panel.source, panel.num_blocks or 0, panel.shift or 0
+
+
+def _order_of_arms(donors: Donors, arm: str, thresholds: Thresholds) -> tuple[object, ...]:
+    """Controls; then by donors: the unrotated arm, seams by length, the default policy, others by name."""
+    if arm in CONTROLS:
+        return -1, CONTROLS.index(arm), 0, ""
+    rank = 0 if arm == "naive" else 1
+    if donors is Donors.TRACE:
+        rank = 0 if arm == thresholds.default_policy else 1
+    # By the seam that a name says, so that seam-8 comes before seam-32.
+    return list(Donors).index(donors), rank, seam_of(arm) if seam_of(arm) is not None else math.inf, arm

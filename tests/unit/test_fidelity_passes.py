@@ -1,0 +1,216 @@
+"""TRACE and TURNS: passes over a cache that lives on; how a field changes, that all else stays, and what adds up."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fidelity_records import Asked, StandIn, probe
+from pic_bench.fidelity.arms import Arm
+from pic_bench.fidelity.cases.case import Case
+from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.fidelity.cases.turns import conversation
+from pic_bench.fidelity.compared import make_panels
+from pic_bench.fidelity.config import Config, Sizes
+from pic_bench.fidelity.drift import by_turn, drift_table, make_drifts, quarters
+from pic_bench.fidelity.passes import TURNS_POLICIES, TraceCall, TraceRun, TurnsRun, Vault, distinct_tokens
+from pic_bench.fidelity.record import Change, Donors, Experiment, Probe, append_lines
+from pic_bench.fidelity.report import write_report
+from pic_bench.fidelity.summary import Thresholds
+from pic_bench.fidelity.target import Recorded
+
+from sglang_pic.core import ReusePolicy
+from sglang_pic.errors import BenchError, ConfigError
+
+FIELD = re.compile(r"The depot in use is (.*)\.\n|It is (\d\d:\d\d)\.\n")
+
+
+@pytest.fixture(scope="module")
+def text(model_dir: Callable[[str], Path]) -> ModelText:
+    return ModelText(model_dir("smollm2"))
+
+
+def field(text: ModelText, case: Case) -> str:
+    found = FIELD.search(text.text(case.prompt))
+    assert found is not None
+    return found[1] or found[2]
+
+
+@pytest.mark.parametrize("change", Change)
+def test_only_the_field_changes_and_the_rest_grows(text: ModelText, change: Change) -> None:
+    cases = conversation(change, 16, text, 0)
+    assert cases == conversation(change, 16, text, 0)
+    assert cases != conversation(change, 16, text, 1)
+    assert len({case.name for case in cases}) == 16
+    prompts = [FIELD.sub("", text.text(case.prompt)) for case in cases]
+    for earlier, later, case in zip(prompts, prompts[1:], cases, strict=False):
+        assert later.startswith(earlier + text.text(case.gold))
+    grown = np.diff([len(case.prompt) for case in cases])
+    assert 50 <= grown.min() <= grown.mean() <= 120
+    values = [field(text, case) for case in cases]
+    assert all(a != b for a, b in pairwise(values)), "it changes at every turn"
+    assert len(set(values)) == {Change.NEW: 16, Change.TOGGLE: 2, Change.RETURN: 9, Change.CLOCK: 16}[change]
+    mentions = [prompt.count(value) for prompt, value in zip(prompts, values, strict=True)]
+    assert all(number == 0 for number in mentions) if change is Change.CLOCK else min(mentions) >= 1
+
+
+def test_a_conversation_that_does_not_fit_is_refused(model_dir: Callable[[str], Path]) -> None:
+    short = ModelText(model_dir("smollm2"))
+    short.context_len = 800
+    with pytest.raises(ConfigError, match=r"turns=12: the last one needs .* the model's context has 800"):
+        conversation(Change.NEW, 12, short, 0)
+
+
+class Cache(StandIn):
+    """A server whose cache lives on: what it is asked, pass by pass, as key, arm, tokens and where computing begins."""
+
+    def __init__(self, *, prefix: int = 0) -> None:
+        super().__init__(prefix=prefix)
+        self.passes: list[list[tuple[str, str, int, int | None]]] = [[]]
+
+    def flush(self) -> None:
+        self.passes.append([])
+
+    def answer(self, asked: Asked) -> Recorded:
+        prompt, gold, arm, key, _ = asked
+        self.passes[-1].append((key, arm.name, len(prompt) + len(gold), len(prompt) - 1))
+        return super().answer(asked)
+
+    def serve(
+        self, tokens: list[int], arm: Arm, *, key: str, donors_from: str, compute_from: int | None = None
+    ) -> None:
+        assert donors_from == key
+        self.passes[-1].append((key, arm.name, len(tokens), compute_from))
+
+    def greedy(self, prompts: list[list[int]], *_: object) -> list[list[int]]:
+        return [[1] for _ in prompts]
+
+
+Pairs = AbstractSet[tuple[str, str]]
+Served = Callable[..., list[Probe]]
+
+
+def probes_of(run: TraceRun | TurnsRun) -> list[Probe]:
+    return [record for step in run.steps() for record in step.probes]
+
+
+def arms_of(probes: Iterable[Probe]) -> list[tuple[str, str]]:
+    return [(record.prompt, record.arm) for record in probes]
+
+
+@pytest.fixture
+def serve_turns(tmp_path: Path, text: ModelText) -> Served:
+    """Serves four turns, with answers of ids that the stand-in's logits have."""
+    turns = [replace(case, gold=[1, 2]) for case in conversation(Change.NEW, 4, text, 0)]
+
+    def serve(server: Cache, arms: Sequence[Arm] = TURNS_POLICIES, done: Pairs = frozenset()) -> list[Probe]:
+        common = {"target": server, "text": text, "vault": Vault(tmp_path / "vault"), "dtype": "float32"}
+        return probes_of(TurnsRun(turns=turns, arms=arms, done=done, **common))
+
+    return serve
+
+
+def test_every_policy_has_a_cache_that_lives_through_its_pass(serve_turns: Served) -> None:
+    server = Cache()
+    assert arms_of(serve_turns(server)) == [
+        (f"new-{turn:02}", arm) for arm in ("full", "in_place", "notes", "recompile") for turn in range(4)
+    ]
+    controls, *passes = server.passes
+    assert len({key for key, *_ in controls}) == 4, "a full prefill meets nobody's rows"
+    found = [[(key, arm) for key, arm, *_ in one] for one in passes]
+    assert found == [[("pass", arm.name)] * 4 for arm in TURNS_POLICIES]
+    assert {asked.donors_from for asked in server.asked[4:]} == {None}
+    assert all(ReusePolicy(**arm.overrides).edit == arm.name for arm in TURNS_POLICIES)
+
+
+def test_a_pass_that_was_broken_off_is_served_again_from_its_first_turn(serve_turns: Served) -> None:
+    first = serve_turns(Cache())
+    kept = frozenset(arms_of(p for p in first if p.arm != "notes" or p.prompt == "new-00"))
+    server = Cache()
+    again = serve_turns(server, TURNS_POLICIES[1:2], kept)
+    assert arms_of(again) == [(f"new-{turn:02}", "notes") for turn in (1, 2, 3)]
+    assert [len(one) for one in server.passes] == [0, 4], "full prefills are kept"
+
+
+def test_a_full_prefill_that_was_served_cached_tokens_is_refused(serve_turns: Served) -> None:
+    with pytest.raises(BenchError, match="new-00: a full prefill was served 3 cached tokens"):
+        serve_turns(Cache(prefix=3))
+
+
+@pytest.fixture
+def serve_trace(tmp_path: Path, text: ModelText) -> Served:
+    """Serves a trace of six calls, of which the three longer ones are measured, under two policies in two orders."""
+    calls = [TraceCall("t", n, 0, list(range(60 + 100 * (n % 2))), list(range(20 + 20 * n))) for n in range(6)]
+    config = Config(
+        model="m",
+        data=(),
+        experiments=(Experiment.TRACE,),
+        dtypes=("float32",),
+        sizes=Sizes(greedy_prompts=1),
+        policies=("default", "more=tail:0"),
+        orders=("recorded", "reversed"),
+        min_chunk_hit=64,
+        pool_tokens=None,
+        server_args=(),
+        seed=0,
+    )
+
+    def serve(server: Cache, done: Pairs = frozenset()) -> list[Probe]:
+        common = {"target": server, "text": text, "vault": Vault(tmp_path / "vault"), "dtype": "float32"}
+        return probes_of(TraceRun(config=config, calls=calls, done=done, **common))
+
+    return serve
+
+
+def test_every_pass_over_a_trace_fills_the_cache_alike(serve_trace: Served) -> None:
+    server = Cache()
+    probes = serve_trace(server)
+    assert len({*arms_of(probes)}) == len(probes) == 2 * 3 * 6
+    assert all(asked.donors_from == asked.key for asked in server.asked)
+    passes = [[asked[2:] for asked in one if asked[0] == "pass"] for one in server.passes[1:]]
+    found, exact, more, naive = passes[::2]
+    assert found == exact == more == naive
+    assert passes[1::2] == [passes[1]] * 4 != passes[::2]
+
+
+def test_a_trace_goes_on_without_what_an_earlier_run_kept(tmp_path: Path, serve_trace: Served) -> None:
+    probes = serve_trace(Cache())
+    shutil.rmtree(tmp_path / "vault")
+    again = serve_trace(Cache(), frozenset(arms_of(p for p in probes if p.arm != "more")))
+    assert arms_of(again) == arms_of(p for p in probes if p.arm == "more")
+
+
+def test_distinct_tokens_are_the_rows_of_a_prefix_cache() -> None:
+    calls = [TraceCall("t", i, 0, prompt, [9]) for i, prompt in enumerate(([1, 2, 3], [1, 2, 3, 9, 4], [1, 5]))]
+    assert distinct_tokens(calls) == 4 + 2 + 2
+
+
+def test_the_report_compares_the_last_turns_with_the_first(tmp_path: Path) -> None:
+    common = {"experiment": Experiment.TURNS, "donors": Donors.TRACE, "num_blocks": None, "prompt_tokens": 400}
+    probes = [
+        probe(
+            prompt=f"new-{turn:02}", source="new values", arm=arm, kl=kl, forced_kl=0.01, chunk_hit_tokens=hit, **common
+        )
+        for turn in range(64)
+        for arm, kl, hit in (("full", 0.0, 0), ("notes", 0.01, 300), ("in_place", 0.01 * (1 + turn // 16), 360))
+    ]
+    assert quarters(range(64)) == (7.5, 55.5)
+    drifts = make_drifts(make_panels(reversed(probes), Thresholds())[0])
+    rows = {row[1]: row for row in drift_table(drifts).rows}
+    assert rows.keys() == {"notes", "in_place"}
+    assert rows["notes"][2:9] == ["64", "75.0 %", "25.0 %", ".010", ".010", ".010", "1.00"]
+    assert rows["in_place"][6:11] == [".010", ".040", "4.00", ".010", "1.00"]
+    drawn = by_turn(drifts).drawing.body
+    assert drawn.count("notes, turn 64:") == 2
+    assert "in_place, turn 64: .040" in drawn
+    append_lines(tmp_path / "probes.jsonl", probes)
+    assert write_report(tmp_path).drifts == drifts[::-1]
+    assert "last / first" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "plot-turns-float32.svg").exists()
