@@ -99,11 +99,6 @@ def _break(mutation: str, world: World, batch: Any, spans: list[tuple[int, int, 
 
 def _shift(batch: Any, sequence: int, distance: int) -> None:
     """Have the new tokens of a virtual sequence begin so many positions too early."""
-    for lens in (
-        batch.seq_lens,
-        batch.seq_lens_cpu,
-        batch.extend_prefix_lens,
-        batch.extend_prefix_lens_cpu,
-    ):
+    for lens in (batch.seq_lens, batch.seq_lens_cpu, batch.extend_prefix_lens, batch.extend_prefix_lens_cpu):
         lens[sequence] -= distance
     batch.seq_lens_sum -= distance

@@ -93,11 +93,7 @@ def _paged(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tenso
 
 
 def flash_attn_with_kvcache(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    *positional: Any,
-    **named: Any,
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *positional: Any, **named: Any
 ) -> Any:
     """`sgl_kernel.flash_attn.flash_attn_with_kvcache` over a paged cache that has all keys already.
 

@@ -129,11 +129,6 @@ def test_a_wrong_gap_batch_is_noticed(ask: Ask, subject: Subject, mutation: str)
     """By far: no rounding looks like it."""
     case = "beside_plain" if "beside_plain" in subject.cases else "beside_decode"
     answer = ask(
-        backend=subject.backend,
-        shape=subject.shape,
-        dtype=subject.dtype,
-        page_size=16,
-        case=case,
-        mutation=mutation,
+        backend=subject.backend, shape=subject.shape, dtype=subject.dtype, page_size=16, case=case, mutation=mutation
     )
     assert answer["error"] > 2 * subject.tolerance, answer

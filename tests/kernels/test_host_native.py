@@ -115,9 +115,7 @@ def test_rounding_is_to_nearest_even_and_keeps_what_is_not_finite(monkeypatch: p
     bits_of(buffer)[2] = 0x7FFF
     src, dst = torch.arange(len(values)), torch.arange(len(values)) + len(values)
     (left,), (right,) = both_ways(
-        [buffer],
-        lambda each: turn(each, src, dst, torch.full((len(values),), 7), rope),
-        monkeypatch,
+        [buffer], lambda each: turn(each, src, dst, torch.full((len(values),), 7), rope), monkeypatch
     )
     assert torch.equal(left.isnan(), right.isnan())
     assert left[dst[2]].isnan().all()
@@ -186,9 +184,7 @@ def test_every_value_is_widened_and_rounded_as_torch_does(
     src, dst = torch.arange(n), torch.arange(n, 2 * n)
     for shift in (1, 2, 3):
         (left,), (right,) = both_ways(
-            [pool],
-            partial(turn, src=src, dst=dst, shifts=torch.full((n,), shift), rope=rope),
-            monkeypatch,
+            [pool], partial(turn, src=src, dst=dst, shifts=torch.full((n,), shift), rope=rope), monkeypatch
         )
         nan = left.to(torch.float32).isnan()
         assert torch.equal(nan, right.to(torch.float32).isnan())

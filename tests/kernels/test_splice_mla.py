@@ -29,14 +29,7 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
 
 
 def _check(
-    target: Target,
-    slots: Slots,
-    dtype: torch.dtype,
-    latent: int,
-    rotary_dim: int,
-    *,
-    is_neox: bool,
-    rest: int = 0,
+    target: Target, slots: Slots, dtype: torch.dtype, latent: int, rotary_dim: int, *, is_neox: bool, rest: int = 0
 ) -> None:
     rope = make_rope(rotary_dim, is_neox=is_neox)
     buffers = [random_rows((slots.num_slots, 1, latent + rotary_dim + rest), dtype, seed=layer) for layer in range(2)]

@@ -22,10 +22,7 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
         yield request.param
 
 
-@given(
-    frequency=st.floats(1e-9, 50.0),
-    shift=st.integers(-(2**24), 2**24),
-)
+@given(frequency=st.floats(1e-9, 50.0), shift=st.integers(-(2**24), 2**24))
 @settings(max_examples=300)
 def test_turns_times_the_shift_is_the_angle(frequency: float, shift: int) -> None:
     """Modulo one turn, to what float64 itself keeps of an angle of this size."""

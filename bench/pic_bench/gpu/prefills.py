@@ -85,12 +85,7 @@ def run_bandwidth(work: Work) -> Found:
     }
     served = {each.backend for each in result.timings}
     failures = [f"served by {name}, not by the fused kernel" for name in served - {"triton"} if not work.is_dry]
-    return Found(
-        figures=figures,
-        notes=result.left_out,
-        failures=failures,
-        raw=msgspec.to_builtins(result),
-    )
+    return Found(figures=figures, notes=result.left_out, failures=failures, raw=msgspec.to_builtins(result))
 
 
 def run_energy(work: Work) -> Found:
