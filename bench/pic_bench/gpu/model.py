@@ -105,28 +105,43 @@ _MAX_SHIFT: Final = 1 << 17
 _QUERY_GAIN: Final = 3.0
 
 
-class Dims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A decoder with grouped-query attention, or with a latent where `latent` is not 0."""
+class Dims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A decoder with grouped-query attention, or with a latent where `latent` is not 0; in JSON as in `config.json`."""
 
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    """Of the pool; 1 with a latent."""
-    vocab: int
-    ffn: int
+    layers: int = msgspec.field(name="num_hidden_layers")
+    hidden: int = msgspec.field(name="hidden_size")
+    heads: int = msgspec.field(name="num_attention_heads")
+    num_key_value_heads: int
+    vocab: int = msgspec.field(name="vocab_size")
+    ffn: int = msgspec.field(name="intermediate_size")
     rope_theta: float
-    rope_dim: int
-    nope_dim: int = 0
-    """Dimensions of a query and key that do not turn; 0 with grouped-query attention."""
-    v_dim: int
-    latent: int = 0
-    experts: int = 0
+    head_dim: int = 0
+    """Of queries, keys and values, all of which turns; 0 with a latent, where each part has its own."""
+    nope_dim: int = msgspec.field(default=0, name="qk_nope_head_dim")
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
+    latent: int = msgspec.field(default=0, name="kv_lora_rank")
+    experts: int = msgspec.field(default=0, name="n_routed_experts")
     """Routed experts of every layer but the first `dense_layers`; 0 for a dense model."""
-    top_k: int = 0
-    shared_experts: int = 0
-    expert_ffn: int = 0
-    dense_layers: int = 0
+    top_k: int = msgspec.field(default=0, name="num_experts_per_tok")
+    shared_experts: int = msgspec.field(default=0, name="n_shared_experts")
+    expert_ffn: int = msgspec.field(default=0, name="moe_intermediate_size")
+    dense_layers: int = msgspec.field(default=0, name="first_k_dense_replace")
+
+    @property
+    def kv_heads(self) -> int:
+        """Key heads of the pool."""
+        return 1 if self.latent else self.num_key_value_heads
+
+    @property
+    def rope_dim(self) -> int:
+        """Dimensions of a query and key that turn."""
+        return self.head_dim or self.qk_rope_head_dim
+
+    @property
+    def v_dim(self) -> int:
+        """Dimensions of a value head."""
+        return self.head_dim or self.v_head_dim
 
     @property
     def qk_dim(self) -> int:
