@@ -106,10 +106,10 @@ def test_attention_that_sees_the_future_does_not_pass(tiny: Bench) -> None:
         extend.prefix_lens[:] = [n + 1 for n in extend.prefix_lens[:-1]] + [400]
         return TORCH.plan(extend, slots, shape)
 
-    shape = tiny.model.shape(is_absorbed=tiny.model.dims.latent > 0)
-    check_attention(TORCH, shape, CPU)
-    with pytest.raises(BenchError, match="nothing was timed"):
-        check_attention(AttentionBackend("ahead", plan_ahead), shape, CPU)
+    for shape in tiny.model.shapes():
+        check_attention(TORCH, shape, CPU)
+        with pytest.raises(BenchError, match="nothing was timed"):
+            check_attention(AttentionBackend("ahead", plan_ahead), shape, CPU)
 
 
 def test_absorbed_and_expanded_attention_give_the_same() -> None:
@@ -191,17 +191,9 @@ def test_energy_is_what_the_counter_gained() -> None:
 
 def test_break_even_is_where_it_stays_faster() -> None:
     def timing(run_tokens: int, full: float, gaps: float) -> PrefillTiming:
-        return PrefillTiming(
-            item="runs",
-            model="m",
-            backend="b",
-            prompt_tokens=run_tokens,
-            repeated_tokens=run_tokens,
-            runs=1,
-            computed_tokens=1,
-            spliced_tokens=1,
-            ways={"full": Timing(samples_ms=[full]), "gaps": Timing(samples_ms=[gaps])},
-        )
+        numbers = dict.fromkeys(("prompt_tokens", "repeated_tokens", "computed_tokens", "spliced_tokens"), run_tokens)
+        ways = {"full": Timing(samples_ms=[full]), "gaps": Timing(samples_ms=[gaps])}
+        return PrefillTiming(item="runs", model="m", backend="b", runs=1, ways=ways, **numbers)
 
     assert break_even([timing(300, 3, 2), timing(100, 3, 2), timing(200, 2, 3)]) == 300
     assert break_even([timing(100, 3, 2), timing(200, 3, 2)]) == 100

@@ -225,8 +225,7 @@ def check_model(bench: Bench, num_tokens: int) -> Check:
     """
     model, pool, backend = bench.model, bench.pool, bench.backend
     part = model.first_layers(_LAYERS)
-    shapes = {model.shape(is_absorbed=is_absorbed) for is_absorbed in (False, model.dims.latent > 0)}
-    attention = max(check_attention(backend, shape, model.device) for shape in shapes)
+    attention = max(check_attention(backend, shape, model.device) for shape in model.shapes())
 
     def logits(extend: Extend) -> Tensor:
         return part.forward(extend, pool, backend)

@@ -69,13 +69,12 @@ def _plan(extend: Extend, slots: Tensor, shape: AttentionShape) -> Attend:
     def attend(query: Tensor, keys: Tensor, values: Tensor | None) -> Tensor:
         row_keys = keys[slots]
         row_values = row_keys[..., : shape.v_dim] if values is None else values[slots]
-        blocks, at = [], 0
-        for start, end in zip(extend.prefix_lens, extend.seq_lens, strict=True):
-            for first in range(start, end, _BLOCK_QUERIES):
-                stop = min(first + _BLOCK_QUERIES, end)
-                block = query[at : at + stop - first]
+        blocks = []
+        sizes = [end - start for start, end in zip(extend.prefix_lens, extend.seq_lens, strict=True)]
+        for start, queries in zip(extend.prefix_lens, query.split(sizes), strict=True):
+            for index, block in enumerate(queries.split(_BLOCK_QUERIES)):
+                stop = start + index * _BLOCK_QUERIES + len(block)
                 blocks.append(_attend(block, row_keys[:stop], row_values[:stop], shape))
-                at += stop - first
         return torch.cat(blocks)
 
     return attend
@@ -85,14 +84,8 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, shape: AttentionShape) 
     """Queries that are the last ones of their keys."""
     seen = torch.ones(len(query), len(keys), dtype=torch.bool, device=query.device).tril(len(keys) - len(query))
     heads_first = [part.transpose(0, 1)[None] for part in (query, keys, values)]
-    result = F.scaled_dot_product_attention(
-        heads_first[0],
-        heads_first[1],
-        heads_first[2],
-        attn_mask=seen,
-        scale=shape.scale,
-        enable_gqa=shape.kv_heads != shape.heads,
-    )
+    is_grouped = shape.kv_heads != shape.heads
+    result = F.scaled_dot_product_attention(*heads_first, attn_mask=seen, scale=shape.scale, enable_gqa=is_grouped)
     return result[0].transpose(0, 1)
 
 
@@ -239,6 +232,10 @@ class Skeleton:
             return AttentionShape(dims.heads, 1, dims.row_dim, dims.latent, dims.latent, scale, self.dtype)
         kv_heads = dims.heads if dims.latent else dims.kv_heads
         return AttentionShape(dims.heads, kv_heads, dims.qk_dim, dims.v_dim, 0, scale, self.dtype)
+
+    def shapes(self) -> set[AttentionShape]:
+        """All that passes ask of an attention backend."""
+        return {self.shape(is_absorbed=is_absorbed) for is_absorbed in (False, self.dims.latent > 0)}
 
     @torch.inference_mode()
     def forward(self, extend: Extend, pool: Pool, attention: AttentionBackend) -> Tensor:
