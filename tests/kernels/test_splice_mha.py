@@ -110,19 +110,6 @@ def test_backends_agree_with_the_reference(target: Target, is_neox: bool) -> Non
         torch.testing.assert_close(left.cpu(), right, rtol=1e-5, atol=1e-6)
 
 
-def test_there_and_back_is_the_composed_shift(target: Target) -> None:
-    """R(b) R(a) = R(a + b), through the pool."""
-    n = 40
-    slots = [torch.arange(n) + n * i for i in range(4)]
-    for is_neox in (True, False):
-        rope = make_rope(64, is_neox=is_neox).to(target.device)
-        k_buffer, v_buffer = (random_rows((4 * n, 2, 64), torch.float32, seed=i).to(target.device) for i in range(2))
-        for src, dst, shift in ((0, 1, 900), (1, 2, -1_234), (0, 3, -334)):
-            move = Slots(4 * n, slots[src], slots[dst], torch.full((n,), shift))
-            splice_mha([k_buffer], [v_buffer], *move.on(target.device), rope)
-        assert relative_l2(k_buffer.cpu()[slots[2]], k_buffer.cpu()[slots[3]]) <= ROTATE_REL_L2[torch.float32]
-
-
 def test_index_tensors_may_be_views(target: Target) -> None:
     """Every second element of a longer tensor, and one shift expanded over all tokens."""
     both = torch.arange(16, device=target.device)

@@ -61,13 +61,13 @@ def run_runs(work: Work) -> Found:
         options += ["--index-tokens", "2000", "--repeats", "3"]
     result = _measure(work, _MLA, options, work.limit_s - _SPARE_S)
     figures = {f"run_{t.repeated_tokens}": t.speedup for t in result.timings if t.repeated_tokens in (3_000, 6_000)}
-    found = _found(figures, [result])
-    if len(result.timings) < len(lengths):
-        return found
-    least = break_even(result.timings)
-    if least is None:
-        return msgspec.structs.replace(found, notes=[*found.notes, "no length of a run pays"])
-    return msgspec.structs.replace(found, figures=figures | {"break_even": least})
+    notes = []
+    if len(result.timings) == len(lengths):
+        if (least := break_even(result.timings)) is None:
+            notes.append("no length of a run pays")
+        else:
+            figures["break_even"] = least
+    return _found(figures, [result], notes)
 
 
 def run_bandwidth(work: Work) -> Found:
@@ -150,10 +150,10 @@ def _call(main: Callable[[list[str]], int], options: Sequence[str]) -> None:
     print(shown.getvalue())
 
 
-def _found(figures: dict[str, float], results: Sequence[PrefillResult]) -> Found:
+def _found(figures: dict[str, float], results: Sequence[PrefillResult], notes: Sequence[str] = ()) -> Found:
     return Found(
         figures=figures,
-        notes=[note for result in results for note in result.left_out],
+        notes=[*(note for result in results for note in result.left_out), *notes],
         failures=[note for result in results for note in result.failures],
         raw={"results": msgspec.to_builtins(list(results))},
     )
