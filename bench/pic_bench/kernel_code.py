@@ -11,7 +11,7 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from pic_kernels.machine_code import MachineCode, read_machine_code
@@ -20,16 +20,6 @@ from pic_bench.frame import Finding, Study
 from pic_bench.gpu.kernel_pool import SHAPES, Shape
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError
-
-
-class KernelCode(NamedTuple):
-    """The machine code of one kernel at one shape."""
-
-    model: str
-    op: str
-    dtype: str
-    code: MachineCode
-
 
 _SHAPES: Final = SHAPES | {
     "Phi-2 (partial)": Shape(heads=32, dim=80, rotary_dim=32),
@@ -52,13 +42,18 @@ STUDY.add("--arch", type=int, default=90, help="compute capability, 90 for sm_90
 @STUDY.measures
 def main(args: argparse.Namespace, _logs: Path) -> Finding:
     """Compile, count and print; 1 if a kernel is not as wanted."""
-    kernels = [measure(model, shape, dtype, args.arch) for model, shape, dtype in CASES]
-    table = markdown_table(Table(_HEADER, [_row(kernel) for kernel in kernels]))
+    codes = [measure(model, shape, dtype, args.arch) for model, shape, dtype in CASES]
+    rows = [
+        [model, "splice_mla" if shape.latent else "splice_mha", str(dtype).removeprefix("torch."), *_cells(code)]
+        for (model, shape, dtype), code in zip(CASES, codes, strict=True)
+    ]
+    header = ["model", "op", "dtype", "loads", "stores", "local", "shared", "registers", "threads", "SASS", "good"]
     note = "loads, stores: of rows, count x bytes; local, shared: bytes; threads: room by registers, of 2,048"
-    return Finding(None, f"{table}\n\n{note}", 0 if all(kernel.code.is_good for kernel in kernels) else 1)
+    shown = f"{markdown_table(Table(header, rows))}\n\n{note}"
+    return Finding(None, shown, 0 if all(code.is_good for code in codes) else 1)
 
 
-def measure(model: str, shape: Shape, dtype: torch.dtype, arch: int) -> KernelCode:
+def measure(model: str, shape: Shape, dtype: torch.dtype, arch: int) -> MachineCode:
     """Compile one case and count.
 
     Raises:
@@ -74,24 +69,17 @@ def measure(model: str, shape: Shape, dtype: torch.dtype, arch: int) -> KernelCo
         kernel = triton_splice.constants(
             shape.heads, shape.dim, shape.latent, shape.rotary_dim, shape.is_neox, dtype, copied_bytes
         )
-        code = read_machine_code(triton_splice.compile_for(kernel, GPUTarget("cuda", arch, 32)))
+        return read_machine_code(triton_splice.compile_for(kernel, GPUTarget("cuda", arch, 32)))
     except (OSError, RuntimeError, TypeError, subprocess.CalledProcessError) as error:
         raise BenchError(f"{model}, {dtype}: cannot be compiled for sm_{arch} here: {error}") from error
-    op = "splice_mla" if shape.latent else "splice_mha"
-    return KernelCode(model, op, str(dtype).removeprefix("torch."), code)
 
 
-_HEADER: Final = ["model", "op", "dtype", "loads", "stores", "local", "shared", "registers", "threads", "SASS", "good"]
-
-
-def _row(kernel: KernelCode) -> list[str]:
-    code = kernel.code
+def _cells(code: MachineCode) -> list[str]:
     loads, stores = (
         " + ".join(f"{count}x{width}" for width, count in kinds.items()) for kinds in (code.row_loads, code.row_stores)
     )
     counts = (code.stack_bytes, code.shared_bytes, code.registers, code.threads_per_sm, code.instructions)
-    verdict = "yes" if code.is_good else "NO"
-    return [*kernel[:3], loads, stores, *map(str, counts), verdict]
+    return [loads, stores, *map(str, counts), "yes" if code.is_good else "NO"]
 
 
 if __name__ == "__main__":

@@ -57,18 +57,14 @@ def _run(world: World, attention: Any, batch: Any, spans: list[tuple[int, int, i
             torch.cat([true[i][layer, start:end] for i, start, end in spans])
             for true in (world.queries, world.keys, world.values)
         )
-        if not shape.is_mla:
-            arguments, options = (q.flatten(1), k, v), {}
-        elif world.runner.prefill_attention_backend_str in FORWARD_ABSORB_CORE_ATTENTION_BACKENDS:
-            # As SGLang's MLA layer calls the backends that take the two parts of query and key apart.
-            latent = k[..., : shape.value_dim]
-            arguments = (q[..., : shape.value_dim].contiguous(), latent, latent)
-            options = {
-                "q_rope": q[..., shape.value_dim :].contiguous(),
-                "k_rope": k[..., shape.value_dim :].contiguous(),
-            }
-        else:
-            arguments, options = (q, k, k[..., : shape.value_dim]), {}
+        arguments, options = (q.flatten(1), k, v), {}
+        if shape.is_mla:
+            latent, rotated = k[..., : shape.value_dim], k[..., shape.value_dim :]
+            arguments = (q, k, latent)
+            if world.runner.prefill_attention_backend_str in FORWARD_ABSORB_CORE_ATTENTION_BACKENDS:
+                # As SGLang's MLA layer calls the backends that take the two parts of query and key apart.
+                arguments = (q[..., : shape.value_dim].contiguous(), latent, latent)
+                options = {"q_rope": q[..., shape.value_dim :].contiguous(), "k_rope": rotated.contiguous()}
         if world.sinks is not None:
             options["sinks"] = world.sinks[layer]
         out = attention.forward(*arguments, world.layers[layer], batch, **options)
@@ -99,11 +95,6 @@ def _break(mutation: str, world: World, batch: Any, spans: list[tuple[int, int, 
 
 def _shift(batch: Any, sequence: int, distance: int) -> None:
     """Have the new tokens of a virtual sequence begin so many positions too early."""
-    for lens in (
-        batch.seq_lens,
-        batch.seq_lens_cpu,
-        batch.extend_prefix_lens,
-        batch.extend_prefix_lens_cpu,
-    ):
+    for lens in (batch.seq_lens, batch.seq_lens_cpu, batch.extend_prefix_lens, batch.extend_prefix_lens_cpu):
         lens[sequence] -= distance
     batch.seq_lens_sum -= distance

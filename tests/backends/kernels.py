@@ -7,7 +7,10 @@ that would change the result and is not computed here raises.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib import import_module
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
@@ -39,17 +42,9 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of one sequence; the causal mask is aligned to the lower right, as in every kernel here.
 
-    Args:
-        query: `[num_queries, heads, key_dim]`.
-        keys: `[num_keys, kv_heads, key_dim]`.
-        values: `[num_keys, kv_heads, value_dim]`.
-        scale: factor of the scores.
-        causal: whether query `i` sees the keys up to `num_keys - num_queries + i` only.
-        scoring: the rest; a window counts from the same place.
-
-    Returns:
-        `[num_queries, heads, value_dim]` in the query's dtype, and the logarithm of each softmax's sum, `[num_queries,
-        heads]` float32.
+    Query `[num_queries, heads, key_dim]`, keys and values `[num_keys, kv_heads, dim]`; a window counts from a query's
+    last key. Returns `[num_queries, heads, value_dim]` in the query's dtype, and the logarithm of each softmax's sum,
+    `[num_queries, heads]` float32.
     """
     group = query.shape[1] // keys.shape[1]
     wide = keys.float().repeat_interleave(group, 1)
@@ -67,6 +62,26 @@ def attend(
     shares = scores.softmax(-1)[..., : len(keys)]
     out = torch.einsum("hqk,khd->qhd", shares, values.float().repeat_interleave(group, 1))
     return out.to(query.dtype), scores.logsumexp(-1).T
+
+
+def attend_each(
+    query: torch.Tensor,
+    sequences: Iterable[tuple[slice, torch.Tensor, torch.Tensor]],
+    scale: float,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`attend` for sequences, each its queries, keys and values; a query of none is NaN, one without keys 0."""
+    out: torch.Tensor | None = None
+    sums = torch.full(query.shape[:2], float("nan"))
+    for span, keys, values in sequences:
+        if out is None:
+            out = query.new_full((*query.shape[:2], values.shape[-1]), float("nan"))
+        if len(keys) == 0:
+            out[span], sums[span] = 0.0, float("-inf")
+        else:
+            out[span], sums[span] = attend(query[span], keys, values, scale, **options)
+    assert out is not None, "a batch has sequences"
+    return out, sums
 
 
 def refuse(**options: object) -> None:
@@ -93,83 +108,55 @@ def _paged(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tenso
 
 
 def flash_attn_with_kvcache(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    *positional: Any,
-    **named: Any,
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *positional: Any, **named: Any
 ) -> Any:
     """`sgl_kernel.flash_attn.flash_attn_with_kvcache` over a paged cache that has all keys already.
 
     With `qv` the query and the key are in two parts, the second of which is also the value (MLA).
     """
-    given = dict(zip(_FLASH_ATTENTION, positional, strict=False)) | named
+    given = dict(zip(_names_behind_the_caches(), positional, strict=False)) | named
     # These change how the kernel works, not what it computes; it reads `cu_seqlens_k_new` for new keys only.
-    for name in ("num_splits", "pack_gqa", "sm_margin", "scheduler_metadata", "cu_seqlens_k_new", "max_seqlen_k"):
+    for name in (*_HOW, "scheduler_metadata", "cu_seqlens_k_new", "max_seqlen_k", "rotary_interleaved"):
         given.pop(name, None)
-    given.pop("rotary_interleaved", None)
     left, right = given.pop("window_size", (-1, -1))
     refuse(window_to_the_right=right)
     scoring = Scoring(left, given.pop("softcap", None) or 0.0, given.pop("sinks", None))
-    qv, table, lengths, offsets, longest, scale, causal, wants_sums, out = (
-        given.pop(name, None)
-        for name in (
-            "qv",
-            "page_table",
-            "cache_seqlens",
-            "cu_seqlens_q",
-            "max_seqlen_q",
-            "softmax_scale",
-            "causal",
-            "return_softmax_lse",
-            "out",
-        )
+    table, lengths, offsets = (given.pop(name) for name in ("page_table", "cache_seqlens", "cu_seqlens_q"))
+    qv, longest, wants_sums, out = (
+        given.pop(name, None) for name in ("qv", "max_seqlen_q", "return_softmax_lse", "out")
     )
+    scale, causal = given.pop("softmax_scale"), given.pop("causal", False)
     refuse(**given)
     _int32(page_table=table, cache_seqlens=lengths, cu_seqlens_q=offsets)
+
+    def sequences() -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+        for pages, length, span in zip(table, lengths.tolist(), _spans(offsets), strict=True):
+            if longest is not None and span.stop - span.start > longest:
+                raise ValueError(f"a sequence of {span.stop - span.start} queries, but max_seqlen_q={longest}")
+            keys, values = _paged(k_cache, pages, length), _paged(v_cache, pages, length)
+            yield span, keys if qv is None else torch.cat([keys, values], dim=-1), values
+
     query = q if qv is None else torch.cat([q, qv], dim=-1)
-    result = query.new_full((*q.shape[:2], v_cache.shape[-1]), float("nan"))
-    sums = torch.full(q.shape[:2], float("nan"))
-    for pages, length, span in zip(table, lengths.tolist(), _spans(offsets), strict=True):
-        if longest is not None and span.stop - span.start > longest:
-            raise ValueError(f"a sequence of {span.stop - span.start} queries, but max_seqlen_q={longest}")
-        keys, values = _paged(k_cache, pages, length), _paged(v_cache, pages, length)
-        if qv is not None:
-            keys = torch.cat([keys, values], dim=-1)
-        result[span], sums[span] = attend(query[span], keys, values, scale, causal=causal, scoring=scoring)
+    return _given(attend_each(query, sequences(), scale, causal=causal, scoring=scoring), out, wants_sums)
+
+
+# Of how a kernel works, not of what it computes.
+_HOW: Final = ("num_splits", "pack_gqa", "sm_margin")
+
+
+@cache
+def _names_behind_the_caches() -> list[str]:
+    """SGLang passes some arguments by position, in the order in which it takes them itself."""
+    ours = import_module("sglang.kernels.ops.attention.flash_attention_v3").flash_attn_with_kvcache
+    return [*signature(ours).parameters][3:]
+
+
+def _given(found: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor | None, wants_sums: bool | None) -> Any:
+    """As the kernels of FlashAttention return it."""
+    result, sums = found
     if out is not None:
         result = out.copy_(result)
     return (result, sums.T) if wants_sums else result
-
-
-# What SGLang passes by position behind the caches.
-_FLASH_ATTENTION: Final = [
-    "k",
-    "v",
-    "qv",
-    "rotary_cos",
-    "rotary_sin",
-    "cache_seqlens",
-    "cache_batch_idx",
-    "cache_leftpad",
-    "page_table",
-    "cu_seqlens_q",
-    "cu_seqlens_k_new",
-    "max_seqlen_q",
-    "rotary_seqlens",
-    "q_descale",
-    "k_descale",
-    "v_descale",
-    "softmax_scale",
-    "causal",
-    "window_size",
-    "attention_chunk",
-    "softcap",
-    "rotary_interleaved",
-    "scheduler_metadata",
-    "num_splits",
-    "pack_gqa",
-]
 
 
 def flash_attn_varlen_func(
@@ -185,22 +172,23 @@ def flash_attn_varlen_func(
     causal: bool = False,
     return_softmax_lse: bool = False,
     out: torch.Tensor | None = None,
-    num_splits: int = 1,
-    pack_gqa: Any = None,
-    sm_margin: int = 0,
     **others: Any,
 ) -> Any:
     """`sgl_kernel.flash_attn.flash_attn_varlen_func`: keys and values are given, not cached."""
-    refuse(**others)
+    refuse(**{name: value for name, value in others.items() if name not in _HOW})
     _int32(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     scale = softmax_scale if softmax_scale is not None else q.shape[-1] ** -0.5
-    result = q.new_full((*q.shape[:2], v.shape[-1]), float("nan"))
-    sums = torch.full(q.shape[:2], float("nan"))
-    for span, key_span in zip(_spans(cu_seqlens_q), _spans(cu_seqlens_k), strict=True):
-        result[span], sums[span] = attend(q[span], k[key_span], v[key_span], scale, causal=causal)
-    if out is not None:
-        result = out.copy_(result)
-    return (result, sums.T) if return_softmax_lse else result
+    return _given(
+        attend_each(q, _ragged(k, v, cu_seqlens_q, cu_seqlens_k), scale, causal=causal), out, return_softmax_lse
+    )
+
+
+def _ragged(
+    keys: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, key_offsets: torch.Tensor
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    """Sequences of keys and values that follow one another, as their queries do."""
+    for span, key_span in zip(_spans(offsets), _spans(key_offsets), strict=True):
+        yield span, keys[key_span], values[key_span]
 
 
 class _Wrapper:
@@ -225,9 +213,18 @@ class _Wrapper:
             raise ValueError(f"planned for window_left={self._window}, called with {told}")
         return Scoring(told, options.pop("logits_soft_cap", None) or 0.0)
 
-    def _keys_of(self, i: int) -> torch.Tensor:
+    def _rows(self, i: int) -> torch.Tensor:
+        """The slots of a sequence's keys."""
         span = slice(*self._plan["kv_indptr"][i : i + 2].tolist())
         return self._plan["kv_indices"][span].long()
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Attention."""
+        return self.forward_return_lse(*args, **kwargs)[0]
+
+    def forward_return_lse(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention and the logarithms of its sums."""
+        raise NotImplementedError
 
 
 class PagedPrefill(_Wrapper):
@@ -262,23 +259,10 @@ class PagedPrefill(_Wrapper):
         """Attention and the logarithms of its sums."""
         scoring = self._scoring(others)
         refuse(**others)
-        keys, values = kv
-        result = q.new_full((*q.shape[:2], values.shape[-1]), float("nan"))
-        sums = torch.full(q.shape[:2], float("nan"))
-        for i, span in enumerate(_spans(self._plan["qo_indptr"])):
-            slots = self._keys_of(i)
-            if len(slots) == 0:
-                result[span], sums[span] = 0.0, float("-inf")
-                continue
-            scale = sm_scale if sm_scale is not None else q.shape[-1] ** -0.5
-            result[span], sums[span] = attend(
-                q[span], keys[slots], values[slots], scale, causal=causal, scoring=scoring
-            )
-        return result, sums
-
-    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Attention."""
-        return self.forward_return_lse(*args, **kwargs)[0]
+        rows = ((span, self._rows(i)) for i, span in enumerate(_spans(self._plan["qo_indptr"])))
+        sequences = ((span, kv[0][slots], kv[1][slots]) for span, slots in rows)
+        scale = sm_scale if sm_scale is not None else q.shape[-1] ** -0.5
+        return attend_each(q, sequences, scale, causal=causal, scoring=scoring)
 
 
 class RaggedPrefill(_Wrapper):
@@ -293,15 +277,8 @@ class RaggedPrefill(_Wrapper):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attention and the logarithms of its sums."""
         refuse(**others)
-        result = q.new_full((*q.shape[:2], v.shape[-1]), float("nan"))
-        sums = torch.full(q.shape[:2], float("nan"))
-        for span, key_span in zip(_spans(self._plan["qo_indptr"]), _spans(self._plan["kv_indptr"]), strict=True):
-            result[span], sums[span] = attend(q[span], k[key_span], v[key_span], sm_scale, causal=causal)
-        return result, sums
-
-    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Attention."""
-        return self.forward_return_lse(*args, **kwargs)[0]
+        sequences = _ragged(k, v, self._plan["qo_indptr"], self._plan["kv_indptr"])
+        return attend_each(q, sequences, sm_scale, causal=causal)
 
 
 class PagedDecode(_Wrapper):
@@ -318,13 +295,9 @@ class PagedDecode(_Wrapper):
         """Attention of one query a sequence."""
         scoring = self._scoring(others)
         refuse(**others)
-        rows = [self._keys_of(i) for i in range(len(q))]
-        return torch.cat(
-            [
-                attend(q[i : i + 1], kv[0][s], kv[1][s], sm_scale, causal=False, scoring=scoring)[0]
-                for i, s in enumerate(rows)
-            ]
-        )
+        rows = ((slice(i, i + 1), self._rows(i)) for i in range(len(q)))
+        sequences = ((span, kv[0][slots], kv[1][slots]) for span, slots in rows)
+        return attend_each(q, sequences, sm_scale, causal=False, scoring=scoring)[0]
 
 
 class PagedMla(_Wrapper):
@@ -362,39 +335,55 @@ class PagedMla(_Wrapper):
     ) -> torch.Tensor:
         """Attention over the latent rows, which are their own values."""
         refuse(return_lse=return_lse)
-        query, out[:] = torch.cat([q_nope, q_pe], dim=-1), float("nan")
-        for i, span in enumerate(_spans(self._plan["qo_indptr"])):
-            slots = self._keys_of(i)
-            keys = torch.cat([ckv[slots], kpe[slots]], dim=-1)
-            out[span] = attend(query[span], keys, ckv[slots], self._scale, causal=self._causal)[0]
-        return out
+        rows = ((span, self._rows(i)) for i, span in enumerate(_spans(self._plan["qo_indptr"])))
+        sequences = ((span, torch.cat([ckv[slots], kpe[slots]], dim=-1), ckv[slots]) for span, slots in rows)
+        query = torch.cat([q_nope, q_pe], dim=-1)
+        return out.copy_(attend_each(query, sequences, self._scale, causal=self._causal)[0])
 
 
 def trtllm_context(
+    *,
+    batch_size: int,
+    seq_lens: torch.Tensor,
+    max_q_len: int,
+    cum_seq_lens_q: torch.Tensor,
+    cum_seq_lens_kv: torch.Tensor,
+    causal: bool = True,
+    **options: Any,
+) -> torch.Tensor:
+    """`flashinfer.prefill.trtllm_batch_context_with_kv_cache`."""
+    if batch_size != len(seq_lens) or (cum_seq_lens_kv[1:] - cum_seq_lens_kv[:-1]).tolist() != seq_lens.tolist():
+        raise ValueError("the lengths of the keys do not agree")
+    return _trtllm(seq_lens, cum_seq_lens_q, max_q_len, options.pop("max_kv_len"), causal=causal, **options)
+
+
+def trtllm_decode(*, seq_lens: torch.Tensor, max_seq_len: int, **options: Any) -> torch.Tensor:
+    """`flashinfer.decode.trtllm_batch_decode_with_kv_cache`: one query a sequence."""
+    options.pop("multi_ctas_kv_counter_buffer", None)
+    offsets = torch.arange(len(seq_lens) + 1, dtype=torch.int32)
+    return _trtllm(seq_lens, offsets, 1, max_seq_len, causal=True, **options)
+
+
+def _trtllm(
+    seq_lens: torch.Tensor,
+    offsets: torch.Tensor,
+    max_q_len: int,
+    max_kv_len: int,
     *,
     query: torch.Tensor,
     kv_cache: Any,
     workspace_buffer: Any,
     block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    max_q_len: int,
-    max_kv_len: int,
     bmm1_scale: float,
-    bmm2_scale: float,
-    batch_size: int,
-    cum_seq_lens_q: torch.Tensor,
-    cum_seq_lens_kv: torch.Tensor,
+    causal: bool,
     out: torch.Tensor | None = None,
     out_dtype: Any = None,
-    causal: bool = True,
     window_left: int = -1,
     sinks: torch.Tensor | None = None,
     **others: Any,
 ) -> torch.Tensor:
-    """`flashinfer.prefill.trtllm_batch_context_with_kv_cache`: pages of `[heads, page_size, dim]`."""
-    refuse(bmm2_scale=bmm2_scale, **others)
-    if batch_size != len(seq_lens) or (cum_seq_lens_kv[1:] - cum_seq_lens_kv[:-1]).tolist() != seq_lens.tolist():
-        raise ValueError("the lengths of the keys do not agree")
+    """Over pages of `[heads, page_size, dim]`; a `bmm2_scale` would scale the values."""
+    refuse(**others)
     if int(seq_lens.max()) > max_kv_len:
         raise ValueError(f"{int(seq_lens.max())} keys, but max_kv_len={max_kv_len}")
     keys, values = (cache.transpose(1, 2) for cache in kv_cache)
@@ -404,48 +393,13 @@ def trtllm_context(
         values,
         cache_seqlens=seq_lens,
         page_table=block_tables,
-        cu_seqlens_q=cum_seq_lens_q,
+        cu_seqlens_q=offsets,
         max_seqlen_q=max_q_len,
         softmax_scale=bmm1_scale,
         causal=causal,
         window_size=(window_left, -1),
         sinks=sinks,
         out=out,
-    )
-
-
-def trtllm_decode(
-    *,
-    query: torch.Tensor,
-    kv_cache: Any,
-    workspace_buffer: Any,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    max_seq_len: int,
-    bmm1_scale: float,
-    bmm2_scale: float,
-    out: torch.Tensor | None = None,
-    out_dtype: Any = None,
-    multi_ctas_kv_counter_buffer: Any = None,
-    **others: Any,
-) -> torch.Tensor:
-    """`flashinfer.decode.trtllm_batch_decode_with_kv_cache`: one query a sequence."""
-    offsets = torch.arange(len(seq_lens) + 1, dtype=torch.int32)
-    return trtllm_context(
-        query=query,
-        kv_cache=kv_cache,
-        workspace_buffer=workspace_buffer,
-        block_tables=block_tables,
-        seq_lens=seq_lens,
-        max_q_len=1,
-        max_kv_len=max_seq_len,
-        bmm1_scale=bmm1_scale,
-        bmm2_scale=bmm2_scale,
-        batch_size=len(seq_lens),
-        cum_seq_lens_q=offsets,
-        cum_seq_lens_kv=torch.nn.functional.pad(seq_lens.cumsum(0, dtype=torch.int32), (1, 0)),
-        out=out,
-        **others,
     )
 
 

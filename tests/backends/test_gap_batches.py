@@ -71,6 +71,7 @@ SUBJECTS = [
 ]
 
 Ask = Callable[..., dict[str, Any]]
+"""Of a subject: `page_size`, `case` and, to break the batch, `mutation`."""
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,8 @@ def ask() -> Iterator[Ask]:
         assert questions is not None
         assert answers is not None
 
-        def compare(**question: object) -> dict[str, Any]:
+        def compare(subject: Subject, **rest: object) -> dict[str, Any]:
+            question = {"backend": subject.backend, "shape": subject.shape, "dtype": subject.dtype, **rest}
             questions.write(json.dumps(question) + "\n")
             questions.flush()
             answer: dict[str, Any] = json.loads(answers.readline() or '{"failure": "the worker has ended"}')
@@ -101,9 +103,7 @@ def test_gap_batches_are_dense_attention(ask: Ask, subject: Subject) -> None:
     """Several requests, with runs and without, prefixes and gaps of any length, before and beside decoding."""
     for page_size in subject.pages:
         for case in subject.cases:
-            answer = ask(
-                backend=subject.backend, shape=subject.shape, dtype=subject.dtype, page_size=page_size, case=case
-            )
+            answer = ask(subject, page_size=page_size, case=case)
             assert answer["error"] <= subject.tolerance, (case, page_size, answer)
             assert answer["decode_error"] <= subject.tolerance, (case, page_size, answer)
             assert answer["sequences"] >= CASES[case].num_gaps
@@ -128,12 +128,5 @@ def test_the_matrix_says_how_many_gap_batches_ran() -> None:
 def test_a_wrong_gap_batch_is_noticed(ask: Ask, subject: Subject, mutation: str) -> None:
     """By far: no rounding looks like it."""
     case = "beside_plain" if "beside_plain" in subject.cases else "beside_decode"
-    answer = ask(
-        backend=subject.backend,
-        shape=subject.shape,
-        dtype=subject.dtype,
-        page_size=16,
-        case=case,
-        mutation=mutation,
-    )
+    answer = ask(subject, page_size=16, case=case, mutation=mutation)
     assert answer["error"] > 2 * subject.tolerance, answer

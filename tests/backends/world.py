@@ -80,17 +80,13 @@ class World:
     def fill_pool(self, *, skip_runs: bool = False) -> None:
         """Every slot NaN but those of prefixes and runs, as the splice leaves them."""
         for layer in range(LAYERS):
-            for buffer in self._buffers(layer):
+            for buffer, true in zip(self._buffers(layer), (self.keys, self.values), strict=False):
                 buffer.fill_(float("nan"))
-            for i, request in enumerate(self.case.requests):
-                spans = [(0, request.prefix_len), *(() if skip_runs else request.runs)]
-                for start, end in spans:
-                    for buffer, true in zip(self._buffers(layer), (self.keys, self.values), strict=False):
-                        buffer[self.slots(i)[start:end]] = true[i][layer, start:end]
-                if skip_runs:
+                for i, request in enumerate(self.case.requests):
+                    slots, rows = self.slots(i), true[i][layer]
+                    buffer[slots[: request.prefix_len]] = rows[: request.prefix_len]
                     for start, end in request.runs:
-                        for buffer in self._buffers(layer):
-                            buffer[self.slots(i)[start:end]] = 0.25
+                        buffer[slots[start:end]] = 0.25 if skip_runs else rows[start:end]
 
     def whole_batch(self) -> ForwardBatch:
         """The batch as SGLang makes it: one extend per request."""
@@ -121,16 +117,10 @@ class World:
     def gap_batch(self) -> GapBatch:
         """The layout that the plugin makes of the case."""
         requests = self.case.requests
-        lens = [r.end - r.prefix_len for r in requests]
-        table = self.rows.req_to_token
-        return build_gap_batch(
-            [_pending(request) if request.runs else None for request in requests],
-            [request.prefix_len for request in requests],
-            lens,
-            lens,
-            [table[row] for row in self.row_ids],
-            torch.device("cpu"),
-        )
+        pending = [_pending(request) if request.runs else None for request in requests]
+        prefix_lens, lens = [r.prefix_len for r in requests], [r.end - r.prefix_len for r in requests]
+        rows = [self.rows.req_to_token[row] for row in self.row_ids]
+        return build_gap_batch(pending, prefix_lens, lens, lens, rows, torch.device("cpu"))
 
     def spans(self) -> list[tuple[int, int, int]]:
         """What the case computes, as `(request, start, end)` in the order of the batch."""
@@ -186,14 +176,8 @@ class World:
         return torch.randn(size, generator=self._random).to(self.dtype)
 
     def _make_pool(self, size: int) -> Any:
-        common: dict[str, Any] = {
-            "size": size,
-            "page_size": self.page_size,
-            "dtype": self.dtype,
-            "layer_num": LAYERS,
-            "device": "cpu",
-            "enable_memory_saver": False,
-        }
+        common: dict[str, Any] = {"size": size, "page_size": self.page_size, "dtype": self.dtype, "layer_num": LAYERS}
+        common |= {"device": "cpu", "enable_memory_saver": False}
         if self.shape.is_mla:
             return MLATokenToKVPool(kv_lora_rank=self.shape.value_dim, qk_rope_head_dim=self.shape.rope_dim, **common)
         return MHATokenToKVPool(head_num=self.shape.kv_heads, head_dim=self.shape.dim, **common)
@@ -232,9 +216,7 @@ class World:
             qk_rope_head_dim=shape.rope_dim,
             scaling=shape.dim**-0.5,
             attention_arch=AttentionArch.MLA if shape.is_mla else AttentionArch.MHA,
-            is_encoder_decoder=False,
-            is_multimodal=False,
-            is_local_attention_model=False,
+            **dict.fromkeys(("is_encoder_decoder", "is_multimodal", "is_local_attention_model"), False),
             linear_attn_registry_result=None,
             hf_config=text_config,
             hf_text_config=text_config,
@@ -253,9 +235,8 @@ class World:
             page_size=self.page_size,
             sliding_window_size=shape.window,
             is_draft_worker=False,
-            spec_algorithm=None,
+            **dict.fromkeys(("spec_algorithm", "lora_manager", "prefill_cuda_graph_runner")),
             server_args=get_server_args(),
-            lora_manager=None,
             init_new_workspace=False,
             max_running_requests=ROWS,
             use_mla_backend=shape.is_mla,
@@ -270,9 +251,6 @@ class World:
                 page_size=self.page_size,
                 device="cpu",
             ),
-            prefill_attention_backend_str="",
-            decode_attention_backend_str="",
-            prefill_cuda_graph_runner=None,
         )
 
 

@@ -1,4 +1,4 @@
-"""Operands and exact results for the tests of the splice ops."""
+"""Operands for the tests of the splice ops, and the comparison of what they do with exact results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from math import gcd
 
 import torch
-from pic_kernels import RopeParams
+from pic_bench.gpu.kernel_pool import exact_turn
+from pic_kernels import RopeParams, splice_mha, splice_mla
+from pic_kernels.numerics import ROTATE_REL_L2, relative_l2
 from torch import Tensor
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -16,18 +18,6 @@ def make_rope(rotary_dim: int, *, is_neox: bool, base: float = 10_000.0) -> Rope
     """Unscaled frequencies, as a model without RoPE scaling has them."""
     inv_freq = 1.0 / base ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
     return RopeParams(inv_freq=inv_freq, rotary_dim=rotary_dim, is_neox_style=is_neox)
-
-
-def rotate_exact(rows: Tensor, positions: Tensor, rope: RopeParams) -> Tensor:
-    """`rows` `[n, heads, rotary_dim]` turned in float64, as complex numbers: independent of the code under test."""
-    rows = rows.to(torch.float64)
-    angles = positions.to(torch.float64)[:, None, None] * rope.inv_freq.to(torch.float64)
-    if rope.is_neox_style:
-        half = rope.rotary_dim // 2
-        turned = torch.complex(rows[..., :half], rows[..., half:]) * torch.polar(torch.ones_like(angles), angles)
-        return torch.cat((turned.real, turned.imag), dim=-1)
-    turned = torch.complex(rows[..., 0::2], rows[..., 1::2]) * torch.polar(torch.ones_like(angles), angles)
-    return torch.view_as_real(turned).flatten(-2)
 
 
 @dataclass(slots=True)
@@ -95,3 +85,58 @@ def bits_of(buffer: Tensor) -> Tensor:
 def aligned_heads(dim: int, dtype: torch.dtype) -> int:
     """The fewest heads of `dim` that make a row of whole 16 bytes, as the fused kernels want it."""
     return 16 // gcd(16, dim * dtype.itemsize)
+
+
+def make_buffers(slots: Slots, dtype: torch.dtype, heads: int, dims: tuple[int, ...], layers: int) -> list[Tensor]:
+    """A buffer of each layer for each of `dims`: keys, and values if there are two; target rows are poisoned."""
+    buffers = [
+        random_rows((slots.num_slots, heads, dim), dtype, seed=10 * layer + kind)
+        for kind, dim in enumerate(dims)
+        for layer in range(layers)
+    ]
+    for buffer in buffers:
+        poison(buffer, slots.dst)
+    return buffers
+
+
+def check_splice(
+    device: str,
+    slots: Slots,
+    dtype: torch.dtype,
+    heads: int,
+    dims: tuple[int, ...],
+    rope: RopeParams,
+    *,
+    layers: int = 2,
+    rope_offset: int = 0,
+) -> None:
+    """Splice and compare with float64; bytes outside the target rows must be what they were.
+
+    With `dims` of keys and values it is `splice_mha`, with one number `splice_mla`.
+    """
+    buffers = make_buffers(slots, dtype, heads, dims, layers)
+    before = [bits_of(buffer).clone() for buffer in buffers]
+    buffers = [buffer.to(device) for buffer in buffers]
+    keys, values = buffers[:layers], buffers[layers:]
+    if values:
+        splice_mha(keys, values, *slots.on(device), rope.to(device))
+    else:
+        splice_mla(keys, *slots.on(device), rope.to(device), rope_offset=rope_offset)
+    others = torch.ones(slots.num_slots, dtype=torch.bool)
+    others[slots.dst] = False
+    still = slots.shifts == 0
+    rotary = slice(rope_offset, rope_offset + rope.rotary_dim)
+    for index, (buffer, old) in enumerate(zip(buffers, before, strict=True)):
+        bits = bits_of(buffer.cpu())
+        new, donors = bits[slots.dst], old[slots.src]
+        assert torch.equal(bits[others], old[others])
+        assert torch.equal(new[still], donors[still])
+        if index >= layers:
+            assert torch.equal(new, donors)
+            continue
+        assert torch.equal(new[..., : rotary.start], donors[..., : rotary.start])
+        assert torch.equal(new[..., rotary.stop :], donors[..., rotary.stop :])
+        if not still.all():
+            moved, exact = (rows.view(dtype)[~still][..., rotary] for rows in (new, donors))
+            exact = exact_turn(exact, slots.shifts[~still], rope)
+            assert relative_l2(moved, exact) <= ROTATE_REL_L2[dtype]

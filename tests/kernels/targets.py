@@ -66,6 +66,10 @@ FUSED_TARGETS = [
 ]
 
 
+fused = pytest.mark.parametrize("target", FUSED_TARGETS, indirect=True)
+"""For a test with `target`: the fused kernel alone, interpreted and on a device."""
+
+
 def load_kernels(*, interpreted: bool) -> None:
     """The fused kernels as they are with or without `TRITON_INTERPRET=1`, in this process.
 

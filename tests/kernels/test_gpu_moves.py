@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from pic_bench.gpu import moves
+from pic_bench.gpu import kernel_pool
 from pic_bench.gpu.moves import LAYOUTS, check_moves
-from targets import FUSED_TARGETS, HOST, Target
+from targets import HOST, Target, fused
 
 from sglang_pic.errors import BenchError
 
 GQA, MLA = LAYOUTS["NeoX"], LAYOUTS["MLA"]
 
 
-@pytest.fixture(params=FUSED_TARGETS)
-def target(request: pytest.FixtureRequest) -> Iterator[Target]:
-    """The fused kernel, interpreted and on a device."""
-    with request.param.active():
-        yield request.param
-
-
+@fused
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_right_rows_pass(target: Target, layout: str) -> None:
     assert 0 < check_moves(LAYOUTS[layout], torch.bfloat16, 33, 5, torch.device(target.device)) <= 1
@@ -30,7 +24,7 @@ def test_right_rows_pass(target: Target, layout: str) -> None:
 
 def wrong_ways() -> dict[str, Callable[..., None]]:
     """Splices of keys and values that are wrong, each in one way."""
-    right = moves.splice_mha
+    right = kernel_pool.splice_mha
 
     def unmoved(keys: Any, values: Any, src: Any, dst: Any, shifts: Any, rope: Any) -> None:
         pass
@@ -63,7 +57,7 @@ def wrong_ways() -> dict[str, Callable[..., None]]:
 def test_wrong_rows_do_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target("triton")
     with target.active():
-        monkeypatch.setattr(moves, "splice_mha", wrong_ways()[name])
+        monkeypatch.setattr(kernel_pool, "splice_mha", wrong_ways()[name])
         with pytest.raises(BenchError, match=r"differ|changed|off by"):
             check_moves(GQA, torch.float32, 33, 5, torch.device("cpu"))
 

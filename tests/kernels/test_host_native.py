@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from splice_cases import bits_of, make_rope, poison, random_rows, scattered
 SWITCH = "SGLANG_PIC_HOST"
 
 
+Rows = list[torch.Tensor]
+
+
 @pytest.fixture
 def native() -> host_native.NativeRows:
     loaded = host_native.load()
@@ -28,45 +32,46 @@ def native() -> host_native.NativeRows:
     return loaded
 
 
+@pytest.fixture
+def _unloaded() -> Iterator[None]:
+    """The library is looked for again, in the test and after it."""
+    host_native._load.cache_clear()
+    yield
+    host_native._load.cache_clear()
+
+
 def turn(
-    buffers: list[torch.Tensor],
-    src: torch.Tensor,
-    dst: torch.Tensor,
-    shifts: torch.Tensor,
-    rope: RopeParams,
-    at: int = 0,
+    buffers: Rows, src: torch.Tensor, dst: torch.Tensor, shifts: torch.Tensor, rope: RopeParams, at: int = 0
 ) -> None:
     """Move rows whose dimensions from `at` on turn, with nothing copied along."""
     host.move_rows(LayerBuffers(buffers), None, src, dst, shifts, rope, at)
 
 
-def both_ways(
-    buffers: list[torch.Tensor], move: object, monkeypatch: pytest.MonkeyPatch
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The buffers after `move(buffers)`, compiled and in torch."""
+def both_ways(buffers: Rows, move: Callable[[Rows], object]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Each buffer after `move(buffers)`, compiled and in torch."""
     results = []
     for way in ("auto", "torch"):
-        monkeypatch.setenv(SWITCH, way)
-        copies = [buffer.clone() for buffer in buffers]
-        move(copies)  # type: ignore[operator]
-        results.append(copies)
-    return results[0], results[1]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(SWITCH, way)
+            copies = [buffer.clone() for buffer in buffers]
+            move(copies)
+            results.append(copies)
+    return zip(*results, strict=True)
 
 
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("dtype", ROTATE_REL_L2, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 32), (3, 64), (1, 577), (8, 256)])
-def test_copies_are_equal_bytes(shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_equal_bytes(shape: tuple[int, int], dtype: torch.dtype) -> None:
     """Rows of one byte to several kilobytes, of no alignment."""
     slots, rope = scattered(1_500, torch.zeros(1_500, dtype=torch.int64)), make_rope(2, is_neox=True)
     buffers = [random_rows((slots.num_slots, *shape), dtype, seed=layer) for layer in range(2)]
 
-    def move(copied: list[torch.Tensor]) -> None:
+    def move(copied: Rows) -> None:
         turned = LayerBuffers([torch.zeros((slots.num_slots, 1, 2), dtype=dtype) for _ in copied])
         host.move_rows(turned, LayerBuffers(copied), slots.src, slots.dst, slots.shifts, rope, 0)
 
-    compiled, plain = both_ways(buffers, move, monkeypatch)
-    for left, right in zip(compiled, plain, strict=True):
+    for left, right in both_ways(buffers, move):
         assert torch.equal(bits_of(left), bits_of(right))
 
 
@@ -90,10 +95,7 @@ def test_rotations_agree(
     slots, rope = scattered(n, shifts, seed=seed), make_rope(2 * half, is_neox=is_neox)
     buffer = random_rows((slots.num_slots, heads, before + 2 * half + after), dtype, seed=seed)
     poison(buffer, slots.dst)
-    with pytest.MonkeyPatch.context() as patch:
-        (left,), (right,) = both_ways(
-            [buffer], lambda each: turn(each, slots.src, slots.dst, shifts, rope, before), patch
-        )
+    ((left, right),) = both_ways([buffer], lambda each: turn(each, slots.src, slots.dst, shifts, rope, before))
     turned = slice(before, before + 2 * half)
     moved = slots.dst[shifts != 0]
     left, right = (bits_of(each) for each in (left, right))
@@ -106,7 +108,7 @@ def test_rotations_agree(
 
 
 @pytest.mark.usefixtures("native")
-def test_rounding_is_to_nearest_even_and_keeps_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounding_is_to_nearest_even_and_keeps_what_is_not_finite() -> None:
     """A quarter turn of pairs whose results are known: halves of an ulp, infinities, NaN with every payload bit set."""
     rope = make_rope(2, is_neox=True)
     values = torch.tensor([torch.inf, -torch.inf, torch.nan, 3.3895e38, 1e-40, 0.0, 1.0, -1.00390625])
@@ -114,11 +116,8 @@ def test_rounding_is_to_nearest_even_and_keeps_what_is_not_finite(monkeypatch: p
     buffer[: len(values), 0, 0] = values.to(torch.bfloat16)
     bits_of(buffer)[2] = 0x7FFF
     src, dst = torch.arange(len(values)), torch.arange(len(values)) + len(values)
-    (left,), (right,) = both_ways(
-        [buffer],
-        lambda each: turn(each, src, dst, torch.full((len(values),), 7), rope),
-        monkeypatch,
-    )
+    shifts = torch.full((len(values),), 7)
+    ((left, right),) = both_ways([buffer], lambda each: turn(each, src, dst, shifts, rope))
     assert torch.equal(left.isnan(), right.isnan())
     assert left[dst[2]].isnan().all()
     whole = ~left.isnan()
@@ -134,31 +133,28 @@ _LARGE = {"lines": (2, 32, 0), "latent": (1, 96, 64), "odd": (3, 44, 2), "huge":
 @pytest.mark.parametrize("dtype", ROTATE_REL_L2, ids=str)
 @pytest.mark.parametrize("case", _LARGE)
 @pytest.mark.parametrize("misaligned", [0, 1])
-def test_large_moves_are_equal_to_torchs(
-    case: str, dtype: torch.dtype, misaligned: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_moves_are_equal_to_torchs(case: str, dtype: torch.dtype, misaligned: int) -> None:
     """Large enough to be written past the caches, where rows are whole lines: keys, values, rows that do not turn."""
     heads, dim, offset = _LARGE[case]
     n = 60 if case == "huge" else 4_000
     shifts = (torch.arange(n) // 50 % 5 - 2) * 1_024
     slots, rope = scattered(n, shifts), make_rope(32, is_neox=case != "latent")
     count = slots.num_slots * heads * dim
-    results = []
-    for way in ("auto", "torch"):
-        monkeypatch.setenv(SWITCH, way)
-        placed = []
-        for seed in range(4):
-            flat = random_rows((count + 64,), dtype, seed=seed)
-            start = -flat.data_ptr() % 64 // dtype.itemsize + misaligned
-            placed.append(flat[start : start + count].view(-1, heads, dim))
-            poison(placed[-1], slots.dst)
-        keys, values = LayerBuffers(placed[:2]), LayerBuffers(placed[2:])
+    start = [random_rows((slots.num_slots, heads, dim), dtype, seed=seed) for seed in range(4)]
+    for buffer in start:
+        poison(buffer, slots.dst)
+
+    def move(buffers: Rows) -> None:
+        for index, buffer in enumerate(buffers):
+            flat = torch.empty(count + 64, dtype=dtype)
+            first = -flat.data_ptr() % 64 // dtype.itemsize + misaligned
+            buffers[index] = flat[first : first + count].view_as(buffer).copy_(buffer)
+        keys, values = LayerBuffers(buffers[:2]), LayerBuffers(buffers[2:])
         host.move_rows(keys, values, slots.src, slots.dst, shifts, rope, offset)
-        results.append(placed)
-    compiled, plain = results
+
     untouched = torch.ones(slots.num_slots, dtype=torch.bool)
     untouched[slots.dst] = False
-    for left, right in zip(compiled, plain, strict=True):
+    for left, right in both_ways(start, move):
         assert not left[slots.dst].to(torch.float32).isnan().any()
         assert torch.equal(bits_of(left)[untouched], bits_of(right)[untouched])
         # Where torch was built without fused multiplication a tie may fall to the other side.
@@ -170,9 +166,7 @@ def test_large_moves_are_equal_to_torchs(
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("is_neox", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_every_value_is_widened_and_rounded_as_torch_does(
-    dtype: torch.dtype, is_neox: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_value_is_widened_and_rounded_as_torch_does(dtype: torch.dtype, is_neox: bool) -> None:
     """All codes, with infinities, NaN and subnormals, beside ordinary partners: turned by none to three eighths and a
     little, which leaves ties, sums that overflow and sums that almost vanish."""
     codes = torch.arange(1 << 16).remainder(1 << 8 * dtype.itemsize).to(bits_of(torch.zeros(1, dtype=dtype)).dtype)
@@ -185,11 +179,8 @@ def test_every_value_is_widened_and_rounded_as_torch_does(
     rope = RopeParams(torch.tensor([math.pi / 4, 0.9e-3], dtype=torch.float64), 4, is_neox)
     src, dst = torch.arange(n), torch.arange(n, 2 * n)
     for shift in (1, 2, 3):
-        (left,), (right,) = both_ways(
-            [pool],
-            partial(turn, src=src, dst=dst, shifts=torch.full((n,), shift), rope=rope),
-            monkeypatch,
-        )
+        shifts = torch.full((n,), shift)
+        ((left, right),) = both_ways([pool], partial(turn, src=src, dst=dst, shifts=shifts, rope=rope))
         nan = left.to(torch.float32).isnan()
         assert torch.equal(nan, right.to(torch.float32).isnan())
         got, want = (bits_of(each).to(torch.int32) for each in (left, right))
@@ -200,7 +191,7 @@ def test_every_value_is_widened_and_rounded_as_torch_does(
 
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_every_token_is_turned_by_its_own_shift(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_token_is_turned_by_its_own_shift(dtype: torch.dtype) -> None:
     """Shifts that come one by one, come back, and agree in their low bits."""
     n = 6_000
     draw = torch.Generator().manual_seed(1)
@@ -208,7 +199,7 @@ def test_every_token_is_turned_by_its_own_shift(dtype: torch.dtype, monkeypatch:
     shifts[::7] = 0
     slots, rope = scattered(n, shifts), make_rope(16, is_neox=True)
     rows = random_rows((slots.num_slots, 1, 16), torch.float32)
-    (left,), (right,) = both_ways([rows], lambda each: turn(each, slots.src, slots.dst, shifts, rope), monkeypatch)
+    ((left, right),) = both_ways([rows], lambda each: turn(each, slots.src, slots.dst, shifts, rope))
     torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-6)
     assert torch.equal(left[slots.dst[::7]], rows[slots.src[::7]])
 
@@ -287,6 +278,7 @@ def test_an_unknown_switch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         host_native.load()
 
 
+@pytest.mark.usefixtures("_unloaded")
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
 def test_without_a_compiler_torch_does_it(
     compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -294,31 +286,23 @@ def test_without_a_compiler_torch_does_it(
     """Missing or failing: one line in the log, and correct rows."""
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setattr(pic_native, "cache_from_source", lambda name: str(tmp_path / Path(name).name))
-    host_native._load.cache_clear()
-    try:
-        with caplog.at_level(logging.WARNING):
-            assert host_native.load() is None
-            assert host_native.load() is None
-        assert len(caplog.records) == 1
-        assert compiler in caplog.text
-        rows = random_rows((8, 1, 4), torch.bfloat16)
-        none = torch.zeros(2, dtype=torch.int64)
-        turn([rows], torch.tensor([1, 5]), torch.tensor([2, 6]), none, make_rope(4, is_neox=True))
-        assert torch.equal(rows[2], rows[1])
-    finally:
-        host_native._load.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert host_native.load() is None
+        assert host_native.load() is None
+    assert len(caplog.records) == 1
+    assert compiler in caplog.text
+    rows = random_rows((8, 1, 4), torch.bfloat16)
+    none = torch.zeros(2, dtype=torch.int64)
+    turn([rows], torch.tensor([1, 5]), torch.tensor([2, 6]), none, make_rope(4, is_neox=True))
+    assert torch.equal(rows[2], rows[1])
 
 
-@pytest.mark.usefixtures("native")
+@pytest.mark.usefixtures("native", "_unloaded")
 @pytest.mark.parametrize("folder", ["kept", "file", "file/inside"])
 def test_the_library_is_kept_where_it_can_be(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that cannot be written to costs a compilation, nothing else."""
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(pic_native, "cache_from_source", lambda name: str(tmp_path / folder / Path(name).name))
-    host_native._load.cache_clear()
-    try:
-        assert host_native.load() is not None
-        kept = list(tmp_path.glob("kept/*.so*"))
-        assert len(kept) == (1 if folder == "kept" else 0)
-    finally:
-        host_native._load.cache_clear()
+    assert host_native.load() is not None
+    kept = list(tmp_path.glob("kept/*.so*"))
+    assert len(kept) == (1 if folder == "kept" else 0)

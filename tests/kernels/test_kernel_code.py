@@ -22,7 +22,7 @@ def _compiled() -> None:
 @pytest.mark.parametrize(("model", "shape", "dtype"), CASES, ids=[f"{case[0]}-{case[2]}" for case in CASES])
 def test_rows_move_in_16_bytes_and_nothing_leaves_registers(model: str, shape: Shape, dtype: torch.dtype) -> None:
     try:
-        code = measure(model, shape, dtype, arch=90).code
+        code = measure(model, shape, dtype, arch=90)
     except BenchError as error:
         pytest.skip(str(error))
     assert set(code.row_loads) == set(code.row_stores) == {16}
@@ -35,7 +35,7 @@ def test_rows_move_in_16_bytes_and_nothing_leaves_registers(model: str, shape: S
 def test_narrow_rows_are_seen() -> None:
     """The count can fail: a head of 60 dimensions leaves pairs that only 8 bytes can hold."""
     try:
-        code = measure("odd", Shape(heads=2, dim=60, rotary_dim=60), torch.bfloat16, arch=90).code
+        code = measure("odd", Shape(heads=2, dim=60, rotary_dim=60), torch.bfloat16, arch=90)
     except BenchError as error:
         pytest.skip(str(error))
     assert not code.is_good

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pic_bench.gpu.kernel_pool import exact_turn
 from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
 from pic_kernels.reference.rotate import rotate
-from splice_cases import bits_of, make_rope, random_rows, rotate_exact
+from splice_cases import bits_of, make_rope, random_rows
 
 SHIFTS = (1, -1, 17, 4_095, -30_000, MAX_TESTED_SHIFT, -MAX_TESTED_SHIFT)
 
@@ -19,10 +20,10 @@ def test_rotation_agrees_with_rows_computed_at_the_target(dtype: torch.dtype, is
     rope = make_rope(rotary_dim, is_neox=is_neox)
     exact = random_rows((64, 4, rotary_dim), torch.float32).to(torch.float64)
     start = torch.arange(64) + MAX_TESTED_SHIFT
-    donor = rotate_exact(exact, start, rope).to(torch.float32).to(dtype)
+    donor = exact_turn(exact, start, rope).to(torch.float32).to(dtype)
     for shift in SHIFTS:
         moved = rotate(donor, torch.full((64,), shift), rope)
-        fresh = rotate_exact(exact, start + shift, rope)
+        fresh = exact_turn(exact, start + shift, rope)
         assert relative_l2(moved, fresh) <= ROTATE_REL_L2[dtype]
 
 

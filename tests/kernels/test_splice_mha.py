@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pic_bench.gpu.kernel_pool import exact_turn
 from pic_kernels import RopeParams, splice_mha
 from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
 from splice_cases import (
     Slots,
     aligned_heads,
-    bits_of,
+    check_splice,
+    make_buffers,
     make_rope,
     pages,
-    poison,
     random_rows,
-    rotate_exact,
     scattered,
     spans,
 )
-from targets import FUSED_TARGETS, HOST, TARGETS, Target, free_memory
+from targets import Target, free_memory, fused
 
 DTYPES = tuple(ROTATE_REL_L2)
 
@@ -40,67 +39,11 @@ SLOTS = {
 }
 
 
-@pytest.fixture(params=TARGETS)
-def target(request: pytest.FixtureRequest) -> Iterator[Target]:
-    """Every implementation in turn, taken by the ops while the test runs."""
-    with request.param.active():
-        yield request.param
-
-
-def _buffers(
-    slots: Slots, dtype: torch.dtype, heads: int, head_dim: int, *, layers: int = 2, v_head_dim: int | None = None
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    dims = (head_dim, v_head_dim or head_dim)
-    k_buffers, v_buffers = (
-        [random_rows((slots.num_slots, heads, dim), dtype, seed=10 * layer + kind) for layer in range(layers)]
-        for kind, dim in enumerate(dims)
-    )
-    for buffer in (*k_buffers, *v_buffers):
-        poison(buffer, slots.dst)
-    return k_buffers, v_buffers
-
-
-def _check(
-    target: Target,
-    slots: Slots,
-    dtype: torch.dtype,
-    heads: int,
-    head_dim: int,
-    rope: RopeParams,
-    *,
-    layers: int = 2,
-    v_head_dim: int | None = None,
-) -> None:
-    """Splice and compare with float64; bytes outside the target rows must be what they were."""
-    k_buffers, v_buffers = _buffers(slots, dtype, heads, head_dim, layers=layers, v_head_dim=v_head_dim)
-    before = [bits_of(buffer).clone() for buffer in (*k_buffers, *v_buffers)]
-    k_buffers, v_buffers = ([buffer.to(target.device) for buffer in each] for each in (k_buffers, v_buffers))
-    splice_mha(k_buffers, v_buffers, *slots.on(target.device), rope.to(target.device))
-    k_buffers, v_buffers = ([buffer.cpu() for buffer in each] for each in (k_buffers, v_buffers))
-    others = torch.ones(slots.num_slots, dtype=torch.bool)
-    others[slots.dst] = False
-    still = slots.shifts == 0
-    part = rope.rotary_dim
-    for buffer, old in zip((*k_buffers, *v_buffers), before, strict=True):
-        assert torch.equal(bits_of(buffer)[others], old[others])
-    for buffer, old in zip(v_buffers, before[layers:], strict=True):
-        assert torch.equal(bits_of(buffer)[slots.dst], old[slots.src])
-    for buffer, old in zip(k_buffers, before[:layers], strict=True):
-        new = bits_of(buffer)[slots.dst]
-        assert torch.equal(new[still], old[slots.src[still]])
-        assert torch.equal(new[..., part:], old[slots.src][..., part:])
-        if still.all():
-            continue
-        donors = old[slots.src].view(dtype)[~still][..., :part]
-        exact = rotate_exact(donors, slots.shifts[~still], rope)
-        assert relative_l2(new.view(dtype)[~still][..., :part], exact) <= ROTATE_REL_L2[dtype]
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", SLOTS)
 def test_slots_and_dtypes(target: Target, case: str, dtype: torch.dtype) -> None:
     slots = target.sized(SLOTS[case]) if case == "one long span" else SLOTS[case]
-    _check(target, slots, dtype, heads=3, head_dim=16, rope=make_rope(16, is_neox=True))
+    check_splice(target.device, slots, dtype, 3, (16, 16), make_rope(16, is_neox=True))
 
 
 # Every width, layout and part together, and every number of heads with each of them.
@@ -115,16 +58,18 @@ def test_layouts(target: Target, heads: int, head_dim: int, is_neox: bool, part:
     """Any number of KV heads, both pair layouts, the whole head or a part of it rotary."""
     rope = make_rope(int(head_dim * part), is_neox=is_neox)
     for case in ("short and long spans", "scattered, a shift each"):
-        _check(target, target.sized(SLOTS[case]), torch.bfloat16, heads, head_dim, rope, layers=1)
+        slots = target.sized(SLOTS[case])
+        check_splice(target.device, slots, torch.bfloat16, heads, (head_dim, head_dim), rope, layers=1)
 
 
 @pytest.mark.parametrize("head_dim", [6, 10, 80, 96])
 def test_odd_sizes(target: Target, head_dim: int) -> None:
     """Rows that are no multiple of eight bytes, and a rotary part that is no power of two."""
     heads = aligned_heads(head_dim, torch.bfloat16) if target.is_fused else 1
+    slots = target.sized(SLOTS["short and long spans"])
     for is_neox in (True, False):
         rope = make_rope(head_dim - 4, is_neox=is_neox)
-        _check(target, target.sized(SLOTS["short and long spans"]), torch.bfloat16, heads, head_dim, rope)
+        check_splice(target.device, slots, torch.bfloat16, heads, (head_dim, head_dim), rope)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -134,52 +79,35 @@ def test_head_dims(target: Target, head_dim: int, dtype: torch.dtype) -> None:
     slots = scattered(5, torch.arange(5) - 2)
     for is_neox in (True, False):
         rope = make_rope(head_dim, is_neox=is_neox)
-        _check(target, slots, dtype, 2, head_dim, rope, layers=1, v_head_dim=64)
+        check_splice(target.device, slots, dtype, 2, (head_dim, 64), rope, layers=1)
 
 
 @pytest.mark.parametrize("layers", [1, 3, 4, 9])
 def test_any_number_of_layers(target: Target, layers: int) -> None:
     """The fused kernels move several layers in one program; the last one may have fewer."""
     rope = make_rope(32, is_neox=True)
-    _check(target, scattered(3, torch.tensor([0, 8, -8])), torch.bfloat16, 1, 32, rope, layers=layers)
+    slots = scattered(3, torch.tensor([0, 8, -8]))
+    check_splice(target.device, slots, torch.bfloat16, 1, (32, 32), rope, layers=layers)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_far_shifts(target: Target, dtype: torch.dtype) -> None:
     far = MAX_TESTED_SHIFT
     slots = scattered(90, torch.tensor([far, -far, far - 1] * 30, dtype=torch.int32))
-    _check(target, slots, dtype, heads=2, head_dim=64, rope=make_rope(64, is_neox=True, base=500_000.0))
+    check_splice(target.device, slots, dtype, 2, (64, 64), make_rope(64, is_neox=True, base=500_000.0))
 
 
 @pytest.mark.parametrize("is_neox", [True, False])
 def test_backends_agree_with_the_reference(target: Target, is_neox: bool) -> None:
     """In float32 to the last bits; a fused multiply-add rounds once less."""
     slots, rope = SLOTS["scattered, a shift each"], make_rope(64, is_neox=is_neox).to(target.device)
-    here, there = _buffers(slots, torch.float32, 4, 64), _buffers(slots, torch.float32, 4, 64)
-    here = tuple([buffer.to(target.device) for buffer in each] for each in here)
-    splice_mha(*here, *slots.on(target.device), rope)
+    here, there = (make_buffers(slots, torch.float32, 4, (64, 64), 2) for _ in range(2))
+    here = [buffer.to(target.device) for buffer in here]
+    splice_mha(here[:2], here[2:], *slots.on(target.device), rope)
     with Target("reference").active():
-        splice_mha(*there, slots.src, slots.dst, slots.shifts, rope.to("cpu"))
-    for left, right in zip((*here[0], *here[1]), (*there[0], *there[1]), strict=True):
+        splice_mha(there[:2], there[2:], slots.src, slots.dst, slots.shifts, rope.to("cpu"))
+    for left, right in zip(here, there, strict=True):
         torch.testing.assert_close(left.cpu(), right, rtol=1e-5, atol=1e-6)
-
-
-def test_there_and_back_is_the_composed_shift(target: Target) -> None:
-    """R(b) R(a) = R(a + b), through the pool."""
-    n = 40
-    slots = [torch.arange(n) + n * i for i in range(4)]
-    for is_neox in (True, False):
-        rope = make_rope(64, is_neox=is_neox).to(target.device)
-        k_buffer, v_buffer = (random_rows((4 * n, 2, 64), torch.float32, seed=i).to(target.device) for i in range(2))
-        for src, dst, shift in ((0, 1, 900), (1, 2, -1_234), (0, 3, -334)):
-            move = Slots(4 * n, slots[src], slots[dst], torch.full((n,), shift))
-            splice_mha([k_buffer], [v_buffer], *move.on(target.device), rope)
-        assert relative_l2(k_buffer.cpu()[slots[2]], k_buffer.cpu()[slots[3]]) <= ROTATE_REL_L2[torch.float32]
-
-
-def test_values_may_be_narrower_than_keys(target: Target) -> None:
-    rope = make_rope(32, is_neox=True)
-    _check(target, SLOTS["short and long spans"], torch.float16, 2, 32, rope, v_head_dim=24)
 
 
 def test_index_tensors_may_be_views(target: Target) -> None:
@@ -189,7 +117,7 @@ def test_index_tensors_may_be_views(target: Target) -> None:
     shifts = torch.tensor([3], device=target.device).expand(8)
     splice_mha([k_buffer], [v_buffer], both[0::2], both[1::2], shifts, make_rope(16, is_neox=True).to(target.device))
     assert torch.equal(v_buffer[1::2], v_buffer[0::2])
-    exact = rotate_exact(k_buffer[0::2].cpu(), shifts.cpu(), make_rope(16, is_neox=True))
+    exact = exact_turn(k_buffer[0::2].cpu(), shifts.cpu(), make_rope(16, is_neox=True))
     assert relative_l2(k_buffer[1::2].cpu(), exact) <= ROTATE_REL_L2[torch.float32]
 
 
@@ -214,7 +142,7 @@ def test_offsets_beyond_32_bits(target: Target, is_neox: bool) -> None:
     rope = make_rope(256, is_neox=is_neox)
     splice_mha([k_buffer], [v_buffer], src, dst, shifts, rope)
     assert torch.equal(v_buffer[dst], v_buffer[src])
-    assert relative_l2(k_buffer[dst], rotate_exact(k_buffer[src], shifts, rope)) <= ROTATE_REL_L2[torch.bfloat16]
+    assert relative_l2(k_buffer[dst], exact_turn(k_buffer[src], shifts, rope)) <= ROTATE_REL_L2[torch.bfloat16]
 
 
 @st.composite
@@ -249,10 +177,11 @@ def test_any_slots_shapes_and_shifts(
     slots: Slots, heads: int, half: int, rest: int, is_neox: bool, dtype: torch.dtype
 ) -> None:
     """The CPU path over arbitrary permutations, spans, shifts and row widths."""
-    _check(HOST, slots, dtype, heads, 2 * half + rest, make_rope(2 * half, is_neox=is_neox), layers=1)
+    rope, dim = make_rope(2 * half, is_neox=is_neox), 2 * half + rest
+    check_splice("cpu", slots, dtype, heads, (dim, dim), rope, layers=1)
 
 
-@pytest.mark.parametrize("target", FUSED_TARGETS, indirect=True)
+@fused
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     slots=_random_slots(),
@@ -279,7 +208,7 @@ def test_any_operands_of_the_fused_kernel(
     head_dim = 2 * half + (rest if is_neox else 2 * rest)
     heads *= max(aligned_heads(dim, dtype) for dim in (head_dim, v_head_dim))
     rope = make_rope(2 * half, is_neox=is_neox)
-    _check(target, slots, dtype, heads, head_dim, rope, layers=layers, v_head_dim=v_head_dim)
+    check_splice(target.device, slots, dtype, heads, (head_dim, v_head_dim), rope, layers=layers)
 
 
 def _operands() -> dict[str, object]:

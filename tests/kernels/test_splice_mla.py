@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pic_bench.gpu.kernel_pool import exact_turn
 from pic_kernels import splice_mla
 from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
-from splice_cases import Slots, bits_of, make_rope, pages, poison, random_rows, rotate_exact, scattered, spans
-from targets import FUSED_TARGETS, HOST, TARGETS, Target, free_memory
+from splice_cases import Slots, check_splice, make_rope, pages, random_rows, scattered, spans
+from targets import HOST, Target, free_memory, fused
 
 SLOTS = {
     "spans": spans([40, 3, 70], [12, 1, -9]),
@@ -21,45 +20,12 @@ SLOTS = {
 }
 
 
-@pytest.fixture(params=TARGETS)
-def target(request: pytest.FixtureRequest) -> Iterator[Target]:
-    """Every implementation in turn, taken by the ops while the test runs."""
-    with request.param.active():
-        yield request.param
-
-
 def _check(
-    target: Target,
-    slots: Slots,
-    dtype: torch.dtype,
-    latent: int,
-    rotary_dim: int,
-    *,
-    is_neox: bool,
-    rest: int = 0,
+    target: Target, slots: Slots, dtype: torch.dtype, latent: int, rotary_dim: int, *, is_neox: bool, rest: int = 0
 ) -> None:
-    rope = make_rope(rotary_dim, is_neox=is_neox)
-    buffers = [random_rows((slots.num_slots, 1, latent + rotary_dim + rest), dtype, seed=layer) for layer in range(2)]
-    for buffer in buffers:
-        poison(buffer, slots.dst)
-    before = [bits_of(buffer).clone() for buffer in buffers]
-    buffers = [buffer.to(target.device) for buffer in buffers]
-    splice_mla(buffers, *slots.on(target.device), rope.to(target.device), rope_offset=latent)
-    buffers = [buffer.cpu() for buffer in buffers]
-    others = torch.ones(slots.num_slots, dtype=torch.bool)
-    others[slots.dst] = False
-    still = slots.shifts == 0
-    rotary = slice(latent, latent + rotary_dim)
-    for buffer, old in zip(buffers, before, strict=True):
-        new, donors = bits_of(buffer)[slots.dst], old[slots.src]
-        assert torch.equal(bits_of(buffer)[others], old[others])
-        assert torch.equal(new[still], donors[still])
-        assert torch.equal(new[..., :latent], donors[..., :latent])
-        assert torch.equal(new[..., rotary.stop :], donors[..., rotary.stop :])
-        if still.all():
-            continue
-        exact = rotate_exact(donors.view(dtype)[~still][..., rotary], slots.shifts[~still], rope)
-        assert relative_l2(new.view(dtype)[~still][..., rotary], exact) <= ROTATE_REL_L2[dtype]
+    """Rows of a latent, a rotary part and `rest` dimensions more."""
+    rope, dim = make_rope(rotary_dim, is_neox=is_neox), latent + rotary_dim + rest
+    check_splice(target.device, slots, dtype, 1, (dim,), rope, rope_offset=latent)
 
 
 @pytest.mark.parametrize("dtype", ROTATE_REL_L2, ids=str)
@@ -93,7 +59,7 @@ def test_any_offset(n: int, seed: int, latent: int, half: int, rest: int, is_neo
     _check(HOST, slots, dtype, latent, 2 * half, is_neox=is_neox, rest=rest)
 
 
-@pytest.mark.parametrize("target", FUSED_TARGETS, indirect=True)
+@fused
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     n=st.integers(1, 60),
@@ -124,7 +90,7 @@ def test_offsets_beyond_32_bits(target: Target) -> None:
     rope = make_rope(64, is_neox=False)
     splice_mla([rows], src, dst, shifts, rope, rope_offset=512)
     assert torch.equal(rows[dst][..., :512], rows[src][..., :512])
-    exact = rotate_exact(rows[src][..., 512:], shifts, rope)
+    exact = exact_turn(rows[src][..., 512:], shifts, rope)
     assert relative_l2(rows[dst][..., 512:], exact) <= ROTATE_REL_L2[torch.bfloat16]
 
 

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pic_bench.gpu.kernel_pool import exact_turn
 from pic_kernels import RopeParams, reference, splice_mla
 from pic_kernels.numerics import MAX_TESTED_SHIFT, relative_l2
-from splice_cases import bits_of, make_rope, random_rows, rotate_exact
-from targets import FUSED_TARGETS, Target
+from splice_cases import bits_of, make_rope, random_rows
+from targets import Target, fused
 
 
-@pytest.fixture(params=FUSED_TARGETS)
-def target(request: pytest.FixtureRequest) -> Iterator[Target]:
-    """The fused kernel, interpreted and on a device."""
-    with request.param.active():
-        yield request.param
-
-
-@given(
-    frequency=st.floats(1e-9, 50.0),
-    shift=st.integers(-(2**24), 2**24),
-)
+@given(frequency=st.floats(1e-9, 50.0), shift=st.integers(-(2**24), 2**24))
 @settings(max_examples=300)
 def test_turns_times_the_shift_is_the_angle(frequency: float, shift: int) -> None:
     """Modulo one turn, to what float64 itself keeps of an angle of this size."""
@@ -46,6 +36,7 @@ def _moved(target: Target, rows: torch.Tensor, shifts: torch.Tensor, rope: RopeP
     return pool[n:].cpu()
 
 
+@fused
 @pytest.mark.parametrize("is_neox", [True, False])
 @pytest.mark.parametrize("farthest", [1_000, MAX_TESTED_SHIFT, 2**24])
 def test_cosines_and_sines_are_float32s_own(target: Target, is_neox: bool, farthest: int) -> None:
@@ -53,9 +44,10 @@ def test_cosines_and_sines_are_float32s_own(target: Target, is_neox: bool, farth
     rope = make_rope(128, is_neox=is_neox, base=500_000.0)
     shifts = torch.randint(-farthest, farthest, (64,), generator=torch.Generator().manual_seed(farthest))
     rows = random_rows((64, 1, 128), torch.float32)
-    assert relative_l2(_moved(target, rows, shifts, rope), rotate_exact(rows, shifts, rope)) <= 1e-7
+    assert relative_l2(_moved(target, rows, shifts, rope), exact_turn(rows, shifts, rope)) <= 1e-7
 
 
+@fused
 @pytest.mark.parametrize("quarters", [1, 2, 3, -1])
 def test_quarter_turns_permute_without_error(target: Target, quarters: int) -> None:
     """cos and sin of a quarter turn are exactly 0 and 1, in every quadrant."""
@@ -66,6 +58,7 @@ def test_quarter_turns_permute_without_error(target: Target, quarters: int) -> N
     assert torch.equal(_moved(target, rows, torch.full((6,), quarters), rope), torch.cat(expected, dim=-1))
 
 
+@fused
 @pytest.mark.parametrize("is_neox", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.float16], ids=str)
 def test_every_rounding_is_torchs(target: Target, dtype: torch.dtype, is_neox: bool) -> None:
@@ -92,6 +85,7 @@ def test_every_rounding_is_torchs(target: Target, dtype: torch.dtype, is_neox: b
     assert not far.any()
 
 
+@fused
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_shift_zero_keeps_every_bit(target: Target, dtype: torch.dtype) -> None:
     """Also where arithmetic would not: signed zeros, infinities, NaN with a payload."""

@@ -13,8 +13,8 @@ from pic_bench import gpu_prefill
 from pic_bench.gpu import command
 from pic_bench.gpu.clocks import Timing, measure_energy
 from pic_bench.gpu.command import PrefillResult, break_even
-from pic_bench.gpu.measure import PrefillTiming, check_attention, check_model
-from pic_bench.gpu.model import MODELS, TINY, TORCH, AttentionBackend, Pool, Skeleton, routed
+from pic_bench.gpu.measure import Bench, PrefillTiming, check_attention, check_model
+from pic_bench.gpu.model import TINY, TORCH, AttentionBackend, routed
 from pic_bench.gpu.passes import SHIFT, gap_extend, make_lookup, plant, random_tokens, whole_extend
 
 from sglang_pic.core import MOST_REUSE
@@ -81,48 +81,42 @@ def test_bad_settings_are_usage_errors(bad: list[str]) -> None:
 
 
 @pytest.fixture(scope="module", params=TINY)
-def tiny(request: pytest.FixtureRequest) -> tuple[str, Skeleton, Pool]:
+def tiny(request: pytest.FixtureRequest) -> Bench:
     """A tiny model in float32 and its pool."""
-    dims = MODELS[request.param]
-    return request.param, Skeleton(dims, torch.float32, CPU), Pool(dims, 3 * 512 + SHIFT, torch.float32, CPU)
+    return Bench(request.param, TORCH, 3 * 512 + SHIFT, torch.float32, CPU)
 
 
-def test_right_rows_pass_and_wrong_ones_do_not(
-    tiny: tuple[str, Skeleton, Pool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name, model, pool = tiny
-    assert check_model(name, model, pool, TORCH, 512).errors["gaps"] < 1e-5
-    move = pool.splicer.splice
+def test_right_rows_pass_and_wrong_ones_do_not(tiny: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_model(tiny, 512).errors["gaps"] < 1e-5
+    move, splicer = tiny.pool.splicer.splice, type(tiny.pool.splicer)
     # Rows one token off; rows not moved at all, which leaves NaN; keys of a moved run left unrotated.
     for broken in (
         lambda src, dst, shifts: move(src.roll(5), dst, shifts),
         lambda src, dst, shifts: None,
         lambda src, dst, shifts: move(src, dst, torch.zeros_like(shifts)),
     ):
-        monkeypatch.setattr(type(pool.splicer), "splice", lambda self, *slots, way=broken: way(*slots))
+        monkeypatch.setattr(splicer, "splice", lambda self, *slots, way=broken: way(*slots))
         with pytest.raises(BenchError, match="not timed"):
-            check_model(name, model, pool, TORCH, 512)
+            check_model(tiny, 512)
 
 
-def test_attention_that_sees_the_future_does_not_pass(tiny: tuple[str, Skeleton, Pool]) -> None:
+def test_attention_that_sees_the_future_does_not_pass(tiny: Bench) -> None:
     def plan_ahead(extend, slots, shape):  # type: ignore[no-untyped-def]
         extend.seq_lens[:] = [length + 1 if length < len(extend.row) else length for length in extend.seq_lens]
         extend.prefix_lens[:] = [n + 1 for n in extend.prefix_lens[:-1]] + [400]
         return TORCH.plan(extend, slots, shape)
 
-    shape = tiny[1].shape(is_absorbed=tiny[1].dims.latent > 0)
-    check_attention(TORCH, shape, CPU)
-    with pytest.raises(BenchError, match="nothing was timed"):
-        check_attention(AttentionBackend("ahead", plan_ahead), shape, CPU)
+    for shape in tiny.model.shapes():
+        check_attention(TORCH, shape, CPU)
+        with pytest.raises(BenchError, match="nothing was timed"):
+            check_attention(AttentionBackend("ahead", plan_ahead), shape, CPU)
 
 
 def test_absorbed_and_expanded_attention_give_the_same() -> None:
     """A full prefill expands the latents; behind a prefix, here of one token, queries are absorbed."""
-    dims = MODELS["tiny-mla-dims"]
-    model, pool = Skeleton(dims, torch.float32, CPU), Pool(dims, 512, torch.float32, CPU)
-    tokens, row = torch.arange(3, 203), torch.randperm(512)[:200]
-    expanded = model.forward(whole_extend(tokens, row, 0), pool, TORCH)
-    absorbed = model.forward(whole_extend(tokens, row, 1), pool, TORCH)
+    bench = Bench("tiny-mla-dims", TORCH, 512, torch.float32, CPU)
+    tokens, row = torch.arange(3, 203), bench.slots[:200]
+    expanded, absorbed = (bench.model.forward(whole_extend(tokens, row, n), bench.pool, TORCH) for n in (0, 1))
     torch.testing.assert_close(absorbed, expanded, rtol=1e-4, atol=1e-4)
 
 
@@ -197,17 +191,9 @@ def test_energy_is_what_the_counter_gained() -> None:
 
 def test_break_even_is_where_it_stays_faster() -> None:
     def timing(run_tokens: int, full: float, gaps: float) -> PrefillTiming:
-        return PrefillTiming(
-            item="runs",
-            model="m",
-            backend="b",
-            prompt_tokens=run_tokens,
-            repeated_tokens=run_tokens,
-            runs=1,
-            computed_tokens=1,
-            spliced_tokens=1,
-            ways={"full": Timing(samples_ms=[full]), "gaps": Timing(samples_ms=[gaps])},
-        )
+        numbers = dict.fromkeys(("prompt_tokens", "repeated_tokens", "computed_tokens", "spliced_tokens"), run_tokens)
+        ways = {"full": Timing(samples_ms=[full]), "gaps": Timing(samples_ms=[gaps])}
+        return PrefillTiming(item="runs", model="m", backend="b", runs=1, ways=ways, **numbers)
 
     assert break_even([timing(300, 3, 2), timing(100, 3, 2), timing(200, 2, 3)]) == 300
     assert break_even([timing(100, 3, 2), timing(200, 3, 2)]) == 100

@@ -24,6 +24,11 @@ LATENT = AttentionShape(4, 1, 48, 32, 32, 0.2, torch.float32)
 EXPANDED = AttentionShape(4, 4, 32, 16, 0, 0.2, torch.float32)
 
 
+def shapes(model: str, device: torch.device) -> set[AttentionShape]:
+    """At the dimensions that are timed, in bf16; with a latent both ways to attend."""
+    return Skeleton(msgspec.structs.replace(MODELS[model], layers=0, vocab=8), torch.bfloat16, device).shapes()
+
+
 # A process of its own: Triton reads the variable when it is imported, for its own library too.
 INTERPRETED = """
 import torch
@@ -70,14 +75,13 @@ def test_tiles_cover_every_query_once(block: int) -> None:
 
 @pytest.mark.parametrize("model", ["Llama-3.1-8B", "DeepSeek-V2-Lite"])
 def test_it_compiles_for_hopper_within_its_shared_memory(model: str) -> None:
-    """At the dimensions that are timed, in every way that they attend; a Hopper program may have 227 KiB."""
+    """A Hopper program may have 227 KiB."""
     pytest.importorskip("triton")
     from pic_bench.gpu.attention_triton import compile_for
     from triton.backends.compiler import GPUTarget
 
-    skeleton = Skeleton(msgspec.structs.replace(MODELS[model], layers=0, vocab=8), torch.bfloat16, CPU)
-    for is_absorbed in {False, skeleton.dims.latent > 0}:
-        compiled = compile_for(skeleton.shape(is_absorbed=is_absorbed), GPUTarget("cuda", 90, 32))
+    for shape in shapes(model, CPU):
+        compiled = compile_for(shape, GPUTarget("cuda", 90, 32))
         assert 0 < compiled.metadata.shared <= 227 * 1024
 
 
@@ -95,10 +99,8 @@ def test_a_backend_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("name", ["torch", "triton"])
 @pytest.mark.parametrize("model", ["Llama-3.1-8B", "DeepSeek-V2-Lite"])
 def test_on_a_gpu(name: str, model: str) -> None:
-    """At the heads of real models, in bf16; with a latent both ways to attend."""
     if name != "torch" and find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     device = torch.device("cuda")
-    skeleton = Skeleton(msgspec.structs.replace(MODELS[model], layers=0, vocab=8), torch.bfloat16, device)
-    for is_absorbed in {False, skeleton.dims.latent > 0}:
-        check_attention(make_backend(name), skeleton.shape(is_absorbed=is_absorbed), device)
+    for shape in shapes(model, device):
+        check_attention(make_backend(name), shape, device)

@@ -164,25 +164,20 @@ def test_the_page_lists_every_figure_beside_its_command() -> None:
         assert figure.item in records or "open" in lines[figure.what]
 
 
-def record_of(item: str, figures: dict[str, float], *, is_dry: bool) -> Record:
-    """A record with some figures."""
-    return Record(
-        item=item,
-        status="ok",
-        is_dry=is_dry,
-        wall_s=1.0,
-        limit_s=480.0,
-        card={} if is_dry else {"name": "a card"},
-        stand_ins=[],
-        environment=capture_environment(),
-        found=Found(figures=figures),
-    )
-
-
 def test_a_record_of_a_card_fills_its_figures_and_a_dry_run_none(tmp_path: Path) -> None:
-    figures = {"run_3000": 5.5, "run_6000": 9.0}
     for is_dry in (True, False):
-        write_json(tmp_path / file_name("runs"), record_of("runs", figures, is_dry=is_dry))
+        record = Record(
+            item="runs",
+            status="ok",
+            is_dry=is_dry,
+            wall_s=1.0,
+            limit_s=480.0,
+            card={},
+            stand_ins=[],
+            environment=capture_environment(),
+            found=Found(figures={"run_3000": 5.5, "run_6000": 9.0}),
+        )
+        write_json(tmp_path / file_name("runs"), record)
         table = markdown_table(figure_table(read_records(tmp_path)))
         assert ("5.50 x, met" in table, "9.00 x, missed" in table) == (not is_dry, not is_dry)
     (tmp_path / file_name("gaps")).write_text("{}")
@@ -218,23 +213,18 @@ def test_the_gate_is_read_from_what_the_server_shows() -> None:
     assert gate_figures("sglang_pic: 3 delimiters, cost off, config {}") == {}
 
 
-def fake_nvidia_smi(folder: Path, prints: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program of that name that prints a line every 20 ms."""
-    script = folder / "nvidia-smi"
-    script.write_text(f"#!/bin/sh\nwhile echo '{prints}'; do sleep 0.02; done\n")
+def test_without_nvml_power_is_summed_up_and_no_power_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a program called nvidia-smi that prints a line every 20 ms."""
+    script = tmp_path / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\nwhile cat '{tmp_path / 'watts'}'; do sleep 0.02; done\n")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-
-
-def test_without_nvml_power_is_summed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_nvidia_smi(tmp_path, "200.0", monkeypatch)
-    meter = PowerMeter("GPU-1")
-    energy = measure_energy(lambda: time.sleep(0.05), meter.joules, 0.4)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "watts").write_text("200.0\n")
+    energy = measure_energy(lambda: time.sleep(0.05), PowerMeter("GPU-1").joules, 0.4)
     assert energy.watts == pytest.approx(200.0, rel=0.02)
-
-
-def test_a_card_without_power_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_nvidia_smi(tmp_path, "[N/A]", monkeypatch)
+    (tmp_path / "watts").write_text("[N/A]\n")
     with pytest.raises(UnsupportedError, match="nvidia-smi prints no power"):
         PowerMeter("GPU-1")
 

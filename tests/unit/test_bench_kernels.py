@@ -43,6 +43,7 @@ def test_every_way_moves_the_same_rows(model: str) -> None:
     results = []
     for name in ("splice", "move_then_rope"):
         pool = kernel_pool.Pool(shape, 2, 160, torch.device("cpu"))
+        pool.fill()
         torch.manual_seed(5)
         window = kernel_pool.make_window(pool, "scattered", 32, 16)
         getattr(pool, name)(window)

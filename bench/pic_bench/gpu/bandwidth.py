@@ -171,7 +171,7 @@ def _measure(
     pool = Pool(shape, layers, 4 * num_tokens * num_windows, device)
     windows = [make_window(pool, order, num_tokens, 4 * num_tokens * index) for index in range(num_windows)]
     choice = pool.choice()
-    rel_l2 = pool.check(windows[0], f"{model}, {order}, {num_tokens} tokens, {choice.backend.value}")
+    rel_l2 = _checked(pool, windows[0], f"{model}, {order}, {num_tokens} tokens, {choice.backend.value}")
     # Never the window that the call before has just moved.
     upcoming = cycle(windows)
 
@@ -198,6 +198,15 @@ def _measure(
         move_then_rope=move_then_rope,
         call_ms=1e3 * median(host_seconds(ways[0], device) for _ in range(repeats)),
     )
+
+
+def _checked(pool: Pool, window: Window, name: str) -> float:
+    """Fill a pool and check the splice of one window."""
+    pool.fill()
+    try:
+        return pool.check(window)
+    except BenchError as error:
+        raise BenchError(f"{name}: {error}; nothing was timed.") from error
 
 
 def _fit(shape: Shape, num_tokens: int, budget: int) -> tuple[int, int]:
@@ -268,7 +277,7 @@ def time_prefill(folder: Path, device: torch.device) -> PrefillTiming:
     shape = Shape(layers=config.num_hidden_layers, heads=heads, dim=dim, rotary_dim=dim)
     pool = Pool(shape, shape.layers, 4 * _PREFILL_TOKENS, device)
     window = make_window(pool, "scattered", _PREFILL_TOKENS, 0)
-    pool.check(window, str(folder))
+    _checked(pool, window, str(folder))
     input_ids = (torch.arange(_PREFILL_TOKENS, device=device) * 7_919 % config.vocab_size)[None]
 
     @torch.inference_mode()

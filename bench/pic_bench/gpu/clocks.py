@@ -190,7 +190,7 @@ class PowerMeter:
         self._has_read.set()
 
 
-def measure_energy(work: Callable[[], None], joules: JouleCounter, least_s: float) -> Energy:
+def measure_energy(work: _Call, joules: JouleCounter, least_s: float) -> Energy:
     """Repeat `work`, which returns when the device is done with it, for at least `least_s` seconds.
 
     A fifth as long before it is not counted: the clocks and the counter follow the load with a delay.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import torch
@@ -18,10 +18,11 @@ from pic_bench.environment import Environment, capture_environment
 from pic_bench.frame import Finding, Study, at_least, keep
 from pic_bench.gpu.clocks import Deadline, JouleCounter, measure_energy, open_counter
 from pic_bench.gpu.measure import Bench, Check, PrefillTiming, check_model, time_gaps, time_runs
-from pic_bench.gpu.model import MODELS, TINY, TORCH, AttentionBackend, Pool, Skeleton
+from pic_bench.gpu.model import MODELS, TINY, TORCH, AttentionBackend
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError, UnsupportedError
 
+T = TypeVar("T")
 _ITEMS: Final = ("gaps", "runs")
 _BACKENDS: Final = ("triton", "torch")
 _CHECK_TOKENS: Final = 1_024
@@ -81,11 +82,33 @@ def run(args: argparse.Namespace, _logs: Path) -> Finding:
     """Measure until the time is over; 1 where a check failed."""
     if not all(0 <= share < 1 for share in args.share):
         STUDY.parser.error(f"--share {args.share}: each must be in [0, 1)")
-    backend = make_backend(args.backend)
-    work = _Work(args)
+    backend, device, deadline = make_backend(args.backend), torch.device(args.device), Deadline(args.budget_s)
+    joules = idle_watts = None
+    if args.energy_s:
+        try:
+            joules = open_counter(device)
+            idle_watts = measure_energy(partial(time.sleep, 0.1), joules, args.energy_s).watts
+        except UnsupportedError as error:
+            deadline.left_out.append(str(error))
+    is_gpu = device.type == "cuda"
+    result = PrefillResult(
+        environment=capture_environment(),
+        device=torch.cuda.get_device_name(device) if is_gpu else device.type,
+        cuda=torch.version.cuda if is_gpu else None,
+        threads=torch.get_num_threads(),
+        dtype=args.dtype,
+        idle_watts=idle_watts,
+        checks=[],
+        timings=[],
+        left_out=deadline.left_out,
+        failures=[],
+    )
+    longest = max([_CHECK_TOKENS, *args.prompt, *(length + 200 for length in args.length)])
+    num_slots = max(3 * _CHECK_TOKENS, 2 * longest) + _SPARE_SLOTS
+    make_bench = partial(Bench, seed=args.seed, repeats=args.repeats, deadline=deadline)
     for name in args.model:
-        work.measure_model(name, backend)
-    result = work.result()
+        # Held by the call alone: the memory of one model is free before the next one is drawn.
+        _measure_model(make_bench(name, backend, num_slots, getattr(torch, args.dtype), device), args, joules, result)
     return Finding(result, show(result), 1 if result.failures else 0)
 
 
@@ -104,86 +127,36 @@ def make_backend(name: str) -> AttentionBackend:
     return TRITON
 
 
-class _Work:
-    """Everything measured so far; the result file is written again after every step."""
+def _measure_model(bench: Bench, args: argparse.Namespace, joules: JouleCounter | None, result: PrefillResult) -> None:
+    """Check and time one model; short prompts first, so that long ones are missing if the time ends."""
+    name = bench.name
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._args = args
-        self._device, self._dtype = torch.device(args.device), getattr(torch, args.dtype)
-        self._deadline = Deadline(args.budget_s)
-        self._environment = capture_environment()
-        self._checks: list[Check] = []
-        self._timings: list[PrefillTiming] = []
-        self._failures: list[str] = []
-        self._joules: JouleCounter | None = None
-        if args.energy_s:
-            try:
-                self._joules = open_counter(self._device)
-            except UnsupportedError as error:
-                self._deadline.left_out.append(str(error))
-        idle = partial(time.sleep, 0.1)
-        self._idle_watts = measure_energy(idle, self._joules, args.energy_s).watts if self._joules else None
-
-    def measure_model(self, name: str, backend: AttentionBackend) -> None:
-        """Build, check and time one model; short prompts first, so that long ones are missing if the time ends."""
-        args = self._args
-        longest = max([_CHECK_TOKENS, *args.prompt, *(length + 200 for length in args.length)])
-        num_slots = max(3 * _CHECK_TOKENS, 2 * longest) + _SPARE_SLOTS
-        model = Skeleton(MODELS[name], self._dtype, self._device, args.seed)
-        pool = Pool(MODELS[name], num_slots, self._dtype, self._device)
-        slots = torch.randperm(num_slots, generator=torch.Generator().manual_seed(args.seed)).to(self._device)
-        bench = Bench(name, model, pool, slots, backend, args.repeats, args.seed, self._deadline)
-
-        def check() -> None:
-            self._checks.append(check_model(name, model, pool, backend, _CHECK_TOKENS))
-
-        def gaps(num_tokens: int) -> None:
-            # Case by case into the list: what was timed before one fails is kept.
-            for timing in time_gaps(bench, num_tokens, args.share, args.runs):
-                self._timings.append(timing)
-
-        def run(length: int) -> None:
-            if timing := time_runs(bench, length, args.index_tokens, self._joules, args.energy_s):
-                self._timings.append(timing)
-
-        if not self._try(f"{name}, {backend.name}", check):
-            return
-        for num_tokens in sorted(args.prompt) if "gaps" in args.item else ():
-            self._try(f"{name}, {num_tokens:,} tokens", partial(gaps, num_tokens))
-        for length in sorted(args.length) if "runs" in args.item else ():
-            self._try(f"{name}, a run of {length:,}", partial(run, length))
-
-    def result(self) -> PrefillResult:
-        """Everything so far."""
-        is_gpu = self._device.type == "cuda"
-        return PrefillResult(
-            environment=self._environment,
-            device=torch.cuda.get_device_name(self._device) if is_gpu else self._device.type,
-            cuda=torch.version.cuda if is_gpu else None,
-            threads=torch.get_num_threads(),
-            dtype=self._args.dtype,
-            idle_watts=self._idle_watts,
-            checks=self._checks,
-            timings=self._timings,
-            left_out=self._deadline.left_out,
-            failures=self._failures,
-        )
-
-    def _try(self, what: str, step: Callable[[], None]) -> bool:
+    def attempt(what: str, step: Callable[[], Iterable[T]], kept: list[T]) -> bool:
         """Whether a step raised nothing; the result so far is written in any case."""
-        raised = True
         try:
-            step()
-            raised = False
+            # One by one: what was timed before one fails is kept.
+            for each in step():
+                kept.append(each)
+            return True
         except BenchError as error:
-            self._failures.append(str(error))
+            result.failures.append(str(error))
         except Exception as error:
             # Compilers and drivers raise anything; the other steps are still worth their time.
             traceback.print_exc()
             first_line = str(error).partition("\n")[0][:200]
-            self._deadline.left_out.append(f"{what}: {type(error).__name__}: {first_line}")
-        keep(self._args, self.result())
-        return not raised
+            result.left_out.append(f"{what}: {type(error).__name__}: {first_line}")
+        finally:
+            keep(args, result)
+        return False
+
+    if not attempt(f"{name}, {bench.backend.name}", lambda: [check_model(bench, _CHECK_TOKENS)], result.checks):
+        return
+    for num_tokens in sorted(args.prompt) if "gaps" in args.item else ():
+        gaps = partial(time_gaps, bench, num_tokens, args.share, args.runs)
+        attempt(f"{name}, {num_tokens:,} tokens", gaps, result.timings)
+    for length in sorted(args.length) if "runs" in args.item else ():
+        one_run = partial(time_runs, bench, length, args.index_tokens, joules, args.energy_s)
+        attempt(f"{name}, a run of {length:,}", one_run, result.timings)
 
 
 def show(result: PrefillResult) -> str:

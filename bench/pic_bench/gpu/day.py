@@ -23,6 +23,7 @@ from typing import Final
 import msgspec
 
 from pic_bench.environment import capture_environment
+from pic_bench.frame import interrupt_on_sigterm
 from pic_bench.gpu import stand_ins
 from pic_bench.gpu.record import (
     FIGURES,
@@ -69,7 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"gpu: {len(wanted)} items, {'with SGLang' if has_sglang else 'torch and triton only'}, into {args.out}")
     for number, item in enumerate(wanted, 1):
         print(f"[{number}/{len(wanted)}] {item.name}: {item.what} ... ", end="", flush=True)
-        record = _run(item, args) if has_sglang or item.need is Need.TORCH else _left_out(item, args)
+        if has_sglang or item.need is Need.TORCH:
+            record = _run(item, args)
+        else:
+            record = _record(item, args, "left out", Found(notes=[f"needs {item.need.value}"]), 0.0)
         write_json(args.out / file_name(item.name), record)
         print(f"{record.status}, {record.wall_s:.0f} s", flush=True)
         for failure in record.found.failures:
@@ -121,7 +125,7 @@ def _run(item: Item, args: argparse.Namespace) -> Record:
         command += [name, value] if value else []
     command += ["--dry-run"] if args.dry_run else []
     log_path = path.with_suffix(".log")
-    started = time.monotonic()
+    started, ending = time.monotonic(), "died"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             command, env=_environment(item, args), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
@@ -129,7 +133,6 @@ def _run(item: Item, args: argparse.Namespace) -> Record:
         )  # fmt: skip
         try:
             process.wait(args.limit_s)
-            ending = "died"
         except subprocess.TimeoutExpired:
             ending = "stopped"
         finally:
@@ -169,24 +172,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _work(args: argparse.Namespace) -> int:
     """The item's own process: do the work and write the record, whatever happens."""
     (item,) = (item for item in ITEMS if item.name == args.one)
-
-    def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    # Like Ctrl-C, so that servers are stopped on the way out; also where a shell left SIGINT ignored.
-    signal.signal(signal.SIGTERM, interrupt)
     started = time.monotonic()
     module, _, function = item.work.partition(":")
     try:
-        run = getattr(import_module(f"pic_bench.gpu.{module}"), function)
-        found: Found = run(Work(args.dry_run, args.out, args.limit_s, args.model))
-    except PicError as error:
-        traceback.print_exc()
-        found = Found(failures=[str(error)])
+        # Servers are stopped on the way out.
+        with interrupt_on_sigterm():
+            run = getattr(import_module(f"pic_bench.gpu.{module}"), function)
+            found: Found = run(Work(args.dry_run, args.out, args.limit_s, args.model))
     except Exception as error:
         # Compilers and drivers raise anything.
         traceback.print_exc()
-        found = Found(failures=[f"{type(error).__name__}: {str(error)[:1_000]}"])
+        said = str(error) if isinstance(error, PicError) else f"{type(error).__name__}: {str(error)[:1_000]}"
+        found = Found(failures=[said])
     status = "failed" if found.failures else "ok"
     record = _record(item, args, status, found, time.monotonic() - started)
     write_json(args.out / file_name(item.name), record)
@@ -210,10 +207,6 @@ def _record(item: Item, args: argparse.Namespace, status: str, found: Found, wal
         environment=environment,
         found=found,
     )
-
-
-def _left_out(item: Item, args: argparse.Namespace) -> Record:
-    return _record(item, args, "left out", Found(notes=[f"needs {item.need.value}"]), 0.0)
 
 
 def _show(folder: Path, names: Sequence[str]) -> int:

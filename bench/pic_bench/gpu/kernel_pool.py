@@ -6,6 +6,7 @@ Buffers are parts of one allocation, so that the plain copy moves as many bytes 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import msgspec
@@ -22,6 +23,7 @@ SHIFT: Final = 1_021
 SLOT_ORDERS: Final = ("run", "pages", "scattered")
 """Slots that run on, pages of 16 in random order, single slots in random order."""
 _FILL_BYTES: Final = 1 << 24
+_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,24 +69,38 @@ class Window(NamedTuple):
 class Pool:
     """The buffers of one shape, and the ops on them."""
 
-    def __init__(self, shape: Shape, num_layers: int, num_slots: int, device: torch.device) -> None:
-        """Allocate `num_layers` of the shape's layers, filled with normal values that repeat."""
+    def __init__(
+        self, shape: Shape, num_layers: int, num_slots: int, device: torch.device, dtype: torch.dtype = torch.bfloat16
+    ) -> None:
+        """Allocate `num_layers` of the shape's layers; nothing is written."""
         num_buffers = num_layers * (1 if shape.latent else 2)
-        row = shape.heads * shape.dim
-        self.shape, self.num_layers, self.device = shape, num_layers, device
-        self.memory = torch.empty(num_buffers * num_slots * row, dtype=torch.bfloat16, device=device)
-        fill = torch.randn(_FILL_BYTES // 2, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16).to(device)
-        for part in self.memory.split(fill.numel()):
-            part.copy_(fill[: part.numel()])
+        self.shape, self.num_layers, self.device, self.dtype = shape, num_layers, device, dtype
+        self.memory = torch.empty(num_buffers * num_slots * shape.heads * shape.dim, dtype=dtype, device=device)
         buffers = list(self.memory.view(num_buffers, num_slots, shape.heads, shape.dim).unbind(0))
         self.keys = LayerBuffers(buffers[:num_layers])
         self.values = LayerBuffers(buffers[num_layers:]) if not shape.latent else None
-        self.buffers = (*self.keys, *(self.values or ()))
+        self.bits = [buffer.view(_BITS[dtype.itemsize]) for buffer in buffers]
+        """The keys' buffers and then the values', as integers."""
         half = torch.arange(0, shape.rotary_dim, 2, dtype=torch.float32, device=device)
         self.rope = RopeParams(1e4 ** -(half / shape.rotary_dim), shape.rotary_dim, is_neox_style=shape.is_neox)
-        self._fused_rope = _flashinfer_rope() if device.type == "cuda" else None
         self._table = torch.cat(self.rope.cos_sin(torch.arange(SHIFT + 1, device=device)), dim=1)
         self._turned = slice(shape.latent, shape.latent + shape.rotary_dim)
+
+    def fill(self) -> None:
+        """Write normal values that repeat."""
+        fill = torch.randn(_FILL_BYTES // 2, generator=torch.Generator().manual_seed(0)).to(self.memory)
+        for part in self.memory.split(fill.numel()):
+            part.copy_(fill[: part.numel()])
+
+    @cached_property
+    def _fused_rope(self) -> Callable[..., None] | None:
+        if self.device.type != "cuda":
+            return None
+        try:
+            from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
+        except ImportError:
+            return None
+        return apply_rope_with_cos_sin_cache_inplace
 
     @property
     def rope_name(self) -> str:
@@ -118,8 +134,8 @@ class Pool:
 
     def move_then_rope(self, window: Window) -> None:
         """SGLang's ops: `move_kv_cache`'s copy of every buffer, then a RoPE over every layer's moved keys."""
-        for buffer in self.buffers:
-            buffer[window.dst] = buffer[window.src]
+        for raw in self.bits:
+            raw[window.dst] = raw[window.src]
         cos, sin = (table.unsqueeze(1) for table in self.rope.cos_sin(window.shifts))
         is_neox, rotary_dim = self.rope.is_neox_style, self.rope.rotary_dim
         for buffer in self.keys:
@@ -135,49 +151,28 @@ class Pool:
                 part.copy_(flat.view_as(part))
             buffer[window.dst] = rows
 
-    def check(self, window: Window, name: str) -> float:
+    def check(self, window: Window) -> float:
         """Splice one window and compare it with the reference; the largest relative L2 of a layer's keys.
 
         Raises:
             BenchError: a key is off by more than the kernels' tolerance, or a copied byte differs.
         """
-        worst = 0.0
-        before = [buffer[window.src].view(torch.int16) for buffer in self.buffers]
+        worst, still = 0.0, window.shifts == 0
+        before = [raw[window.src] for raw in self.bits]
         self.splice(window)
-        for index, (buffer, old) in enumerate(zip(self.buffers, before, strict=True)):
-            turned = self._turned if index < self.num_layers else None
-            new = buffer[window.dst].view(torch.int16)
-            try:
-                worst = max(worst, moved_error(old, new, torch.bfloat16, turned, window.shifts, self.rope))
-            except BenchError as error:
-                raise BenchError(f"{name}: buffer {index}: {error}; nothing was timed.") from error
+        for index, (raw, old) in enumerate(zip(self.bits, before, strict=True)):
+            new, has_turned = raw[window.dst], index < self.num_layers
+            start, stop = (self._turned.start, self._turned.stop) if has_turned else (None, None)
+            copied, copies = ((rows[..., :start], rows[..., stop:], rows[still]) for rows in (old, new))
+            if not all(map(torch.equal, copied, copies)):
+                raise BenchError(f"buffer {index}: bytes that are only copied differ")
+            if has_turned:
+                donors, moved = (rows[~still].view(self.dtype)[..., self._turned] for rows in (old, new))
+                error = relative_l2(moved, exact_turn(donors, window.shifts[~still], self.rope))
+                if not error <= (allowed := ROTATE_REL_L2[self.dtype]):
+                    raise BenchError(f"buffer {index}: wrong keys, off by {error / allowed:.3g} times what is allowed")
+                worst = max(worst, error)
         return worst
-
-
-def moved_error(
-    old: Tensor, new: Tensor, dtype: torch.dtype, turned: slice | None, shifts: Tensor, rope: RopeParams
-) -> float:
-    """Relative L2 of the rotated dimensions of moved rows against float64.
-
-    Args:
-        old, new: rows `[n, heads, dim]` as integers of `dtype`'s width, where they were and where they are.
-        turned: the rotated dimensions; None for rows that are only copied.
-
-    Raises:
-        BenchError: further off than the kernels' tolerance, or a byte that is only copied differs.
-    """
-    still = shifts == 0
-    start, stop = (turned.start, turned.stop) if turned is not None else (None, None)
-    copied, before = ((rows[..., :start], rows[..., stop:], rows[still]) for rows in (new, old))
-    if not all(map(torch.equal, copied, before)):
-        raise BenchError("bytes that are only copied differ")
-    if turned is None:
-        return 0.0
-    moved, donors = (part[~still].view(dtype)[..., turned] for part in (new, old))
-    error = relative_l2(moved, exact_turn(donors, shifts[~still], rope))
-    if not error <= ROTATE_REL_L2[dtype]:
-        raise BenchError(f"wrong keys, off by {error / ROTATE_REL_L2[dtype]:.3g} times what is allowed")
-    return error
 
 
 def exact_turn(rows: Tensor, shifts: Tensor, rope: RopeParams) -> Tensor:
@@ -208,11 +203,3 @@ def make_window(pool: Pool, order: str, num_tokens: int, start: int) -> Window:
     shifts = torch.full((num_tokens,), SHIFT, device=pool.device)
     src, dst = pair
     return Window(src, dst, shifts, start * elements, (start + 2 * num_tokens) * elements)
-
-
-def _flashinfer_rope() -> Callable[..., None] | None:
-    try:
-        from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
-    except ImportError:
-        return None
-    return apply_rope_with_cos_sin_cache_inplace

@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from typing import Any, Final
 
@@ -75,72 +76,61 @@ def measure(server: Server, model: Model, lengths: dict[str, int], streams: int,
                 header = model.tokens(draw, (num_tokens - len(text)) // 2 + 3 * (number - repeats // 2))
                 question = model.tokens(draw, num_tokens - len(text) - len(header))
                 if number == 1:
-                    running.begin()
+                    running.counts.set()
                 found = first_token(server.base_url, header + text + question)
                 if number:
                     first[name].append(found.seconds)
                     shares.append(found.cached_tokens / found.prompt_tokens)
-            running.pause()
+            running.counts.clear()
             cached[name] = median(shares)
     return {"ttft_s": first, "cached": cached, "between_s": running.between}
 
 
 class Streams:
-    """Requests that decode in the background; one that ends is followed by another."""
+    """Requests that decode in the background while the block runs; one that ends is followed by another."""
 
     def __init__(self, server: Server, model: Model, count: int) -> None:
         """Start them when the block is entered."""
         draw = random.Random(6)
-        self._server, self._over = server, threading.Event()
-        self._counting = threading.Event()
-        prompts = [model.tokens(draw, _STREAM_PROMPT) for _ in range(count)]
-        self._started = threading.Semaphore(0)
-        self._errors: list[Exception] = []
-        self._threads = [threading.Thread(target=self._decode, args=(p,), daemon=True) for p in prompts]
+        self._url, self._prompts = server.base_url, [model.tokens(draw, _STREAM_PROMPT) for _ in range(count)]
+        self._threads = ThreadPoolExecutor(count, "stream")
+        self._over, self._began = threading.Event(), threading.Barrier(count + 1)
+        self.counts = threading.Event()
+        """Set while times count."""
         self.between: list[float] = []
         """Seconds between two tokens of one stream, while they count."""
 
     def __enter__(self) -> Streams:
-        for thread in self._threads:
-            thread.start()
-        for _ in self._threads:
-            if not self._started.acquire(timeout=_TIMEOUT_S) or self._errors:
-                self._stop()
-                raise BenchError(f"a stream did not begin within {_TIMEOUT_S:.0f} s: {self._errors}")
+        self._streams = [self._threads.submit(self._decode, prompt) for prompt in self._prompts]
+        try:
+            self._began.wait(_TIMEOUT_S)
+        except threading.BrokenBarrierError:
+            self.__exit__()
+            raise BenchError(f"a stream did not begin within {_TIMEOUT_S:.0f} s.") from None
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
-        if self._errors:
-            raise BenchError(f"a stream broke off: {self._errors[0]}")
-
-    def begin(self) -> None:
-        """From now on times count."""
-        self._counting.set()
-
-    def pause(self) -> None:
-        """No longer."""
-        self._counting.clear()
-
-    def _stop(self) -> None:
         self._over.set()
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(_TIMEOUT_S)
+        self._threads.shutdown()
+        for stream in self._streams:
+            if isinstance(error := stream.exception(), BenchError):
+                raise BenchError(f"a stream broke off: {error}") from error
 
     def _decode(self, prompt: list[int]) -> None:
+        has_begun = False
         try:
             while not self._over.is_set():
                 last = None
-                for _ in events(self._server.base_url, prompt, _STREAM_TOKENS, timeout_s=_TIMEOUT_S):
+                for _ in events(self._url, prompt, _STREAM_TOKENS, timeout_s=_TIMEOUT_S):
                     now = time.perf_counter()
-                    if last is None:
-                        self._started.release()
-                    elif self._counting.is_set():
+                    if not has_begun:
+                        has_begun = True
+                        self._began.wait(_TIMEOUT_S)
+                    elif last is not None and self.counts.is_set():
                         self.between.append(now - last)
                     last = now
                     if self._over.is_set():
                         break
-        except BenchError as error:
-            self._errors.append(error)
-            self._started.release()
+        except BenchError:
+            self._began.abort()
+            raise

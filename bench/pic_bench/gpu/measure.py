@@ -12,8 +12,9 @@ and logits. Passes run eagerly; a short one is bound by its launches, in every w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -22,8 +23,8 @@ from pic_kernels.numerics import relative_l2
 from torch import Tensor
 
 from pic_bench.gpu.clocks import Deadline, Energy, JouleCounter, Timing, measure_energy, take_turns
-from pic_bench.gpu.model import AttentionBackend, AttentionShape, Pool, Skeleton
-from pic_bench.gpu.passes import SHIFT, Extend, gap_extend, make_lookup, plant, random_tokens, whole_extend
+from pic_bench.gpu.model import MODELS, AttentionBackend, AttentionShape, Pool, Skeleton
+from pic_bench.gpu.passes import SHIFT, Extend, Lookup, gap_extend, make_lookup, plant, random_tokens, whole_extend
 from sglang_pic.core import Plan, Tokens
 from sglang_pic.errors import BenchError
 
@@ -63,17 +64,27 @@ class PrefillTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.ways["full"].p50_ms / self.ways["gaps"].p50_ms
 
 
-class Bench(NamedTuple):
-    """What both measurements need; `slots` `[n]` in random order, as a pool's are after a while."""
+class Bench:
+    """A model, its pool and who attends; `slots` `[n]` are in random order, as a pool's are after a while."""
 
-    name: str
-    model: Skeleton
-    pool: Pool
-    slots: Tensor
-    backend: AttentionBackend
-    repeats: int
-    seed: int
-    deadline: Deadline
+    def __init__(
+        self,
+        name: str,
+        backend: AttentionBackend,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        seed: int = 0,
+        repeats: int = 1,
+        deadline: Deadline | None = None,
+    ) -> None:
+        """Draw the weights of the dimensions called `name` and allocate the pool."""
+        self.name, self.backend, self.seed, self.repeats = name, backend, seed, repeats
+        self.deadline = deadline or Deadline(math.inf)
+        self.model = Skeleton(MODELS[name], dtype, device, seed)
+        self.pool = Pool(MODELS[name], num_slots, dtype, device)
+        self.slots = torch.randperm(num_slots, generator=torch.Generator().manual_seed(seed)).to(device)
 
     def first_token(self, extend: Extend) -> int:
         """The greedy token behind a pass; back when the device is done.
@@ -86,6 +97,23 @@ class Bench(NamedTuple):
         if not bool(torch.isfinite(logits[best])):
             raise BenchError(f"{self.name}, {self.backend.name}: logits are not finite; a row was read unwritten.")
         return int(best)
+
+    def ways(self, lookup: Lookup) -> tuple[Callable[[], object], Callable[[], Plan]]:
+        """Compute the prompt that stood before; then compute a request in full, or plan it and compute its gaps."""
+        to_device = self.model.to_device
+        donor_row, row, _ = self.slots.tensor_split((len(lookup.donor), len(lookup.donor) + len(lookup.prompt)))
+        self.pool.poison()
+        self.first_token(whole_extend(to_device(lookup.donor), donor_row, 0))
+
+        def full() -> None:
+            self.first_token(whole_extend(to_device(lookup.prompt), row, 0))
+
+        def gaps() -> Plan:
+            plan = lookup.plan()
+            self.first_token(gap_extend(to_device(lookup.prompt), row, plan, donor_row))
+            return plan
+
+        return full, gaps
 
     def timing(self, item: str, plan: Plan, repeated: int, ways: dict[str, Callable[[], object]]) -> PrefillTiming:
         """The ways of one prompt, timed in turns."""
@@ -141,35 +169,25 @@ def _ways(bench: Bench, tokens: Tensor, row: Tensor, plan: Plan, donor_row: Tens
 
 def time_runs(
     bench: Bench, run_tokens: int, index_tokens: int, joules: JouleCounter | None, energy_s: float
-) -> PrefillTiming | None:
-    """One length of a run; None, and noted as left out, where no time is left.
+) -> Iterator[PrefillTiming]:
+    """One length of a run; nothing, and noted as left out, where no time is left.
 
     Raises:
         BenchError: the planner did not find the run.
     """
     what = f"{bench.name}, a run of {run_tokens:,}"
     if not bench.deadline.has(_CASE_S + (2.4 * energy_s if joules else 0), what):
-        return None
+        return
     lookup = make_lookup(np.random.default_rng(bench.seed), run_tokens, bench.model.dims.vocab, index_tokens)
     plan = lookup.plan()
     if plan.num_spliced < run_tokens - 8 or len(plan.runs) != 1:
         raise BenchError(f"{what}: the planner splices {plan.num_spliced} tokens in {len(plan.runs)} runs; not timed.")
-    to_device = bench.model.to_device
-    donor_row, row, _ = bench.slots.tensor_split((len(lookup.donor), len(lookup.donor) + len(lookup.prompt)))
-    bench.pool.poison()
-    bench.first_token(whole_extend(to_device(lookup.donor), donor_row, 0))
-
-    def full() -> None:
-        bench.first_token(whole_extend(to_device(lookup.prompt), row, 0))
-
-    def gaps() -> None:
-        bench.first_token(gap_extend(to_device(lookup.prompt), row, lookup.plan(), donor_row))
-
+    full, gaps = bench.ways(lookup)
     timing = bench.timing("runs", plan, run_tokens, {"full": full, "gaps": gaps, "plan": lookup.plan})
-    if joules is None:
-        return timing
-    energy = {name: measure_energy(way, joules, energy_s) for name, way in (("full", full), ("gaps", gaps))}
-    return msgspec.structs.replace(timing, energy=energy)
+    if joules is not None:
+        energy = {name: measure_energy(way, joules, energy_s) for name, way in (("full", full), ("gaps", gaps))}
+        timing = msgspec.structs.replace(timing, energy=energy)
+    yield timing
 
 
 # Operands are rounded to the dtype, and so are the weights before they meet the values.
@@ -199,15 +217,15 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `moved keys` of layer 0 against those computed at their position."""
 
 
-def check_model(name: str, model: Skeleton, pool: Pool, backend: AttentionBackend, num_tokens: int) -> Check:
+def check_model(bench: Bench, num_tokens: int) -> Check:
     """Compare the first layers; the pool holds three times the tokens and `SHIFT`, and is poisoned after.
 
     Raises:
         BenchError: something is further off than it may be; the message says what.
     """
+    model, pool, backend = bench.model, bench.pool, bench.backend
     part = model.first_layers(_LAYERS)
-    shapes = {model.shape(is_absorbed=is_absorbed) for is_absorbed in (False, model.dims.latent > 0)}
-    attention = max(check_attention(backend, shape, model.device) for shape in shapes)
+    attention = max(check_attention(backend, shape, model.device) for shape in model.shapes())
 
     def logits(extend: Extend) -> Tensor:
         return part.forward(extend, pool, backend)
@@ -239,7 +257,7 @@ def check_model(name: str, model: Skeleton, pool: Pool, backend: AttentionBacken
         "wrong": relative_l2(wrong, full),
         "moved keys": moved_keys,
     }
-    check = Check(model=name, backend=backend.name, layers=len(part.layers), tokens=num_tokens, errors=errors)
+    check = Check(model=bench.name, backend=backend.name, layers=len(part.layers), tokens=num_tokens, errors=errors)
     _judge(check, model.dtype)
     return check
 
@@ -295,8 +313,8 @@ def share_of_allowed(check: Check, dtype: torch.dtype = torch.bfloat16) -> float
 
 def _judge(check: Check, dtype: torch.dtype) -> None:
     hit, gaps, wrong, moved_keys = (check.errors[name] for name in ("hit", "gaps", "wrong", "moved keys"))
-    allowed = max(_TIMES_PREFIX_HIT * hit, _LOGITS_REL_L2[dtype])
     where = f"{check.model}, {check.layers} layers, {check.backend}"
+    allowed = max(_TIMES_PREFIX_HIT * hit, _LOGITS_REL_L2[dtype])
     if not gaps <= allowed:
         raise BenchError(f"{where}: gap prefill is off by {gaps:.2g}, allowed {allowed:.2g}; not timed.")
     if not moved_keys <= _MOVED_KEYS_REL_L2[dtype]:

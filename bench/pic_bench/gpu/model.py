@@ -69,13 +69,12 @@ def _plan(extend: Extend, slots: Tensor, shape: AttentionShape) -> Attend:
     def attend(query: Tensor, keys: Tensor, values: Tensor | None) -> Tensor:
         row_keys = keys[slots]
         row_values = row_keys[..., : shape.v_dim] if values is None else values[slots]
-        blocks, at = [], 0
-        for start, end in zip(extend.prefix_lens, extend.seq_lens, strict=True):
-            for first in range(start, end, _BLOCK_QUERIES):
-                stop = min(first + _BLOCK_QUERIES, end)
-                block = query[at : at + stop - first]
+        blocks = []
+        sizes = [end - start for start, end in zip(extend.prefix_lens, extend.seq_lens, strict=True)]
+        for start, queries in zip(extend.prefix_lens, query.split(sizes), strict=True):
+            for index, block in enumerate(queries.split(_BLOCK_QUERIES)):
+                stop = start + index * _BLOCK_QUERIES + len(block)
                 blocks.append(_attend(block, row_keys[:stop], row_values[:stop], shape))
-                at += stop - first
         return torch.cat(blocks)
 
     return attend
@@ -85,14 +84,8 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, shape: AttentionShape) 
     """Queries that are the last ones of their keys."""
     seen = torch.ones(len(query), len(keys), dtype=torch.bool, device=query.device).tril(len(keys) - len(query))
     heads_first = [part.transpose(0, 1)[None] for part in (query, keys, values)]
-    result = F.scaled_dot_product_attention(
-        heads_first[0],
-        heads_first[1],
-        heads_first[2],
-        attn_mask=seen,
-        scale=shape.scale,
-        enable_gqa=shape.kv_heads != shape.heads,
-    )
+    is_grouped = shape.kv_heads != shape.heads
+    result = F.scaled_dot_product_attention(*heads_first, attn_mask=seen, scale=shape.scale, enable_gqa=is_grouped)
     return result[0].transpose(0, 1)
 
 
@@ -105,28 +98,43 @@ _MAX_SHIFT: Final = 1 << 17
 _QUERY_GAIN: Final = 3.0
 
 
-class Dims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A decoder with grouped-query attention, or with a latent where `latent` is not 0."""
+class Dims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A decoder with grouped-query attention, or with a latent where `latent` is not 0; in JSON as in `config.json`."""
 
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    """Of the pool; 1 with a latent."""
-    vocab: int
-    ffn: int
+    layers: int = msgspec.field(name="num_hidden_layers")
+    hidden: int = msgspec.field(name="hidden_size")
+    heads: int = msgspec.field(name="num_attention_heads")
+    num_key_value_heads: int
+    vocab: int = msgspec.field(name="vocab_size")
+    ffn: int = msgspec.field(name="intermediate_size")
     rope_theta: float
-    rope_dim: int
-    nope_dim: int = 0
-    """Dimensions of a query and key that do not turn; 0 with grouped-query attention."""
-    v_dim: int
-    latent: int = 0
-    experts: int = 0
+    head_dim: int = 0
+    """Of queries, keys and values, all of which turns; 0 with a latent, where each part has its own."""
+    nope_dim: int = msgspec.field(default=0, name="qk_nope_head_dim")
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
+    latent: int = msgspec.field(default=0, name="kv_lora_rank")
+    experts: int = msgspec.field(default=0, name="n_routed_experts")
     """Routed experts of every layer but the first `dense_layers`; 0 for a dense model."""
-    top_k: int = 0
-    shared_experts: int = 0
-    expert_ffn: int = 0
-    dense_layers: int = 0
+    top_k: int = msgspec.field(default=0, name="num_experts_per_tok")
+    shared_experts: int = msgspec.field(default=0, name="n_shared_experts")
+    expert_ffn: int = msgspec.field(default=0, name="moe_intermediate_size")
+    dense_layers: int = msgspec.field(default=0, name="first_k_dense_replace")
+
+    @property
+    def kv_heads(self) -> int:
+        """Key heads of the pool."""
+        return 1 if self.latent else self.num_key_value_heads
+
+    @property
+    def rope_dim(self) -> int:
+        """Dimensions of a query and key that turn."""
+        return self.head_dim or self.qk_rope_head_dim
+
+    @property
+    def v_dim(self) -> int:
+        """Dimensions of a value head."""
+        return self.head_dim or self.v_head_dim
 
     @property
     def qk_dim(self) -> int:
@@ -224,6 +232,10 @@ class Skeleton:
             return AttentionShape(dims.heads, 1, dims.row_dim, dims.latent, dims.latent, scale, self.dtype)
         kv_heads = dims.heads if dims.latent else dims.kv_heads
         return AttentionShape(dims.heads, kv_heads, dims.qk_dim, dims.v_dim, 0, scale, self.dtype)
+
+    def shapes(self) -> set[AttentionShape]:
+        """All that passes ask of an attention backend."""
+        return {self.shape(is_absorbed=is_absorbed) for is_absorbed in (False, self.dims.latent > 0)}
 
     @torch.inference_mode()
     def forward(self, extend: Extend, pool: Pool, attention: AttentionBackend) -> Tensor:

@@ -14,16 +14,15 @@ from collections.abc import Iterator
 from typing import Final
 
 import torch
-from pic_kernels import Backend, LayerBuffers, RopeParams, choose_mha, choose_mla, splice_mha, splice_mla
+from pic_kernels import Backend
 from pic_kernels.numerics import ROTATE_REL_L2
 from pic_kernels.operands import SUPPORTED_DTYPES
 
 from pic_bench.gpu.clocks import open_counter
-from pic_bench.gpu.kernel_pool import Shape, moved_error
+from pic_bench.gpu.kernel_pool import Pool, Shape, Window
 from pic_bench.gpu.record import Found, Work
 from sglang_pic.errors import BenchError, UnsupportedError
 
-_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _SHIFTS: Final = (1_021, 0, -37, 131_072, 1)
 _SANITIZER_S: Final = 150
 _SMALL: Final = (
@@ -84,31 +83,17 @@ def check_moves(layout: Shape, dtype: torch.dtype, num_slots: int, num_tokens: i
     slots = (places * (num_slots // (3 * num_tokens)) + num_slots % (3 * num_tokens)).to(device)
     src, dst, other = slots.split(num_tokens)
     shifts = torch.tensor(_SHIFTS).repeat_interleave(-(-num_tokens // len(_SHIFTS)))[:num_tokens].to(device)
-    half = torch.arange(0, layout.rotary_dim, 2, dtype=torch.float32, device=device)
-    rope = RopeParams(1e4 ** -(half / layout.rotary_dim), layout.rotary_dim, layout.is_neox)
-    count = 1 if layout.latent else 2
-    buffers = [torch.empty(num_slots, layout.heads, layout.dim, dtype=dtype, device=device) for _ in range(count)]
-    bits = [buffer.view(_BITS[dtype.itemsize]) for buffer in buffers]
-    for buffer, raw in zip(buffers, bits, strict=True):
+    pool = Pool(layout, 1, num_slots, device, dtype)
+    for raw in pool.bits:
         rows = torch.randn(3 * num_tokens, layout.heads, layout.dim, generator=random).to(dtype).to(device)
         raw[slots] = rows.view(raw.dtype)
-        assert buffer.data_ptr() == raw.data_ptr()
-    before = [(raw[src].clone(), raw[other].clone()) for raw in bits]
-    keys = LayerBuffers([buffers[0]])
-    if layout.latent:
-        choice = choose_mla(keys, rope, rope_offset=layout.latent)
-        splice_mla(keys, src, dst, shifts, rope, rope_offset=layout.latent)
-    else:
-        values = LayerBuffers([buffers[1]])
-        choice = choose_mha(keys, values, rope)
-        splice_mha(keys, values, src, dst, shifts, rope)
+    before = [raw[other] for raw in pool.bits]
+    choice = pool.choice()
+    error = pool.check(Window(src, dst, shifts, 0, 0))
     if choice.backend is not Backend.TRITON:
         raise BenchError(f"served by {choice.backend.value}, not by the fused kernel: {choice.reason}")
-    turned, error = slice(layout.latent, layout.latent + layout.rotary_dim), 0.0
-    for index, (raw, (old, untouched)) in enumerate(zip(bits, before, strict=True)):
-        if not torch.equal(raw[other], untouched):
-            raise BenchError("rows that are not part of the splice have changed")
-        error = max(error, moved_error(old, raw[dst], dtype, None if index else turned, shifts, rope))
+    if not all(torch.equal(raw[other], untouched) for raw, untouched in zip(pool.bits, before, strict=True)):
+        raise BenchError("rows that are not part of the splice have changed")
     return error / ROTATE_REL_L2[dtype]
 
 

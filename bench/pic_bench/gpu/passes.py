@@ -5,6 +5,7 @@ A gap prefill is laid out by the server's own `build_gap_batch`, from a plan and
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -84,18 +85,9 @@ def plant(donor: Tokens, num_tokens: int, shift: int, share: float, num_runs: in
     if run_len < MOST_REUSE.min_run_tokens or gap_len < MOST_REUSE.seam_tokens:
         return None
     path = Path(_NAMESPACE, [donor])
-    runs = []
-    for number in range(num_runs):
-        start = first_gap + number * (run_len + gap_len)
-        runs.append(
-            Run(
-                target_start=start,
-                target_end=start + run_len,
-                donor_start=start + shift,
-                donor=path,
-                seam_len=MOST_REUSE.seam_tokens,
-            )
-        )
+    starts = [first_gap + number * (run_len + gap_len) for number in range(num_runs)]
+    make = partial(Run, donor=path, seam_len=MOST_REUSE.seam_tokens)
+    runs = [make(target_start=at, target_end=at + run_len, donor_start=at + shift) for at in starts]
     return Plan(prefix_len=0, end=num_tokens, runs=tuple(runs))
 
 

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from pic_bench.gpu import bandwidth, command
-from pic_bench.gpu.clocks import Deadline, Energy, JouleCounter, measure_energy, open_counter
+from pic_bench.gpu.clocks import JouleCounter, measure_energy, open_counter
 from pic_bench.gpu.command import PrefillResult, break_even
 from pic_bench.gpu.measure import Bench, share_of_allowed
-from pic_bench.gpu.model import MODELS, Pool, Skeleton
-from pic_bench.gpu.passes import gap_extend, make_lookup, whole_extend
+from pic_bench.gpu.model import MODELS
+from pic_bench.gpu.passes import make_lookup
 from pic_bench.gpu.record import Found, Work
 from sglang_pic.core import MOST_REUSE
 from sglang_pic.errors import BenchError, UnsupportedError
@@ -61,13 +61,13 @@ def run_runs(work: Work) -> Found:
         options += ["--index-tokens", "2000", "--repeats", "3"]
     result = _measure(work, _MLA, options, work.limit_s - _SPARE_S)
     figures = {f"run_{t.repeated_tokens}": t.speedup for t in result.timings if t.repeated_tokens in (3_000, 6_000)}
-    found = _found(figures, [result])
-    if len(result.timings) < len(lengths):
-        return found
-    least = break_even(result.timings)
-    if least is None:
-        return msgspec.structs.replace(found, notes=[*found.notes, "no length of a run pays"])
-    return msgspec.structs.replace(found, figures=figures | {"break_even": least})
+    notes = []
+    if len(result.timings) == len(lengths):
+        if (least := break_even(result.timings)) is None:
+            notes.append("no length of a run pays")
+        else:
+            figures["break_even"] = least
+    return _found(figures, [result], notes)
 
 
 def run_bandwidth(work: Work) -> Found:
@@ -85,12 +85,7 @@ def run_bandwidth(work: Work) -> Found:
     }
     served = {each.backend for each in result.timings}
     failures = [f"served by {name}, not by the fused kernel" for name in served - {"triton"} if not work.is_dry]
-    return Found(
-        figures=figures,
-        notes=result.left_out,
-        failures=failures,
-        raw=msgspec.to_builtins(result),
-    )
+    return Found(figures=figures, notes=result.left_out, failures=failures, raw=msgspec.to_builtins(result))
 
 
 def run_energy(work: Work) -> Found:
@@ -107,44 +102,31 @@ def run_energy(work: Work) -> Found:
     figures: dict[str, float] = {}
     raw: dict[str, Any] = {"idle_watts": idle, "dry joules are seconds of the processor": work.is_dry}
     for figure, name in (("energy_mla", _MLA), ("energy_8b", _GQA)):
-        pairs = _energy_pairs(_DRY_MODELS[name] if work.is_dry else name, device, joules, seconds, repeats, work.is_dry)
-        figures[figure] = 1 - median(spliced.joules_each / full.joules_each for full, spliced in pairs)
-        raw[name] = msgspec.to_builtins([{"full": full, "spliced": spliced} for full, spliced in pairs])
+        full, spliced = _energy_ways(_DRY_MODELS[name] if work.is_dry else name, device, is_dry=work.is_dry)
+        # In turns, so that a card that warms up is unfair to both alike.
+        pairs = [[measure_energy(way, joules, seconds) for way in (full, spliced)] for _ in range(repeats)]
+        figures[figure] = 1 - median(reused.joules_each / whole.joules_each for whole, reused in pairs)
+        raw[name] = msgspec.to_builtins([{"full": whole, "spliced": reused} for whole, reused in pairs])
     return Found(figures=figures, raw=raw)
 
 
-def _energy_pairs(
-    name: str, device: torch.device, joules: JouleCounter, seconds: float, repeats: int, is_dry: bool
-) -> list[tuple[Energy, Energy]]:
-    """Full and spliced in turns, so that a card that warms up is unfair to both alike."""
+def _energy_ways(name: str, device: torch.device, *, is_dry: bool) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A prompt in full, and with its runs spliced, cut and hashed."""
     num_tokens = 2_048 if is_dry else 8_192
     run_tokens = int(num_tokens * _REUSED) + _SEAM
-    dims, dtype = MODELS[name], torch.bfloat16
     policy = msgspec.structs.replace(MOST_REUSE, seam_tokens=_SEAM)
     # The question takes 32 tokens, and the seam is repaired: computed is one token in twenty, with both.
     lookup = make_lookup(
-        np.random.default_rng(2), run_tokens, dims.vocab, 2_000 if is_dry else 200_000,
+        np.random.default_rng(2), run_tokens, MODELS[name].vocab, 2_000 if is_dry else 200_000,
         header_tokens=num_tokens - run_tokens - 32, policy=policy,
     )  # fmt: skip
-    slots = torch.randperm(2 * num_tokens + 256, generator=torch.Generator().manual_seed(2)).to(device)
-    row, donor_row, _ = slots.tensor_split((num_tokens, num_tokens + len(lookup.donor)))
-    model, pool = Skeleton(dims, dtype, device), Pool(dims, len(slots), dtype, device)
     backend = command.make_backend("torch" if is_dry else "triton")
-    bench = Bench(name, model, pool, slots, backend, repeats, 2, Deadline(seconds))
-    bench.first_token(whole_extend(model.to_device(lookup.donor), donor_row, 0))
+    bench = Bench(name, backend, 2 * num_tokens + 256, torch.bfloat16, device, seed=2)
     plan = lookup.plan()
     if not (_REUSED - 0.01 <= plan.num_spliced / num_tokens <= _REUSED + 0.01 and plan.end == num_tokens):
         raise BenchError(f"{name}: {plan.num_spliced} of {plan.end} tokens are spliced, wanted {_REUSED:.0%}.")
-
-    def full() -> None:
-        bench.first_token(whole_extend(model.to_device(lookup.prompt), row, 0))
-
-    def spliced() -> None:
-        made = lookup.plan()
-        bench.first_token(gap_extend(model.to_device(lookup.prompt), row, made, donor_row))
-        lookup.publish(made)
-
-    return [(measure_energy(full, joules, seconds), measure_energy(spliced, joules, seconds)) for _ in range(repeats)]
+    full, gaps = bench.ways(lookup)
+    return full, lambda: lookup.publish(gaps())
 
 
 def _measure(work: Work, name: str, options: Sequence[str], budget_s: float) -> PrefillResult:
@@ -168,10 +150,10 @@ def _call(main: Callable[[list[str]], int], options: Sequence[str]) -> None:
     print(shown.getvalue())
 
 
-def _found(figures: dict[str, float], results: Sequence[PrefillResult]) -> Found:
+def _found(figures: dict[str, float], results: Sequence[PrefillResult], notes: Sequence[str] = ()) -> Found:
     return Found(
         figures=figures,
-        notes=[note for result in results for note in result.left_out],
+        notes=[*(note for result in results for note in result.left_out), *notes],
         failures=[note for result in results for note in result.failures],
         raw={"results": msgspec.to_builtins(list(results))},
     )

@@ -82,14 +82,13 @@ def _pool(work: Work) -> tuple[str, ...]:
 
 def _config(dims: Dims) -> dict[str, object]:
     """The Hugging Face `config.json` of some dimensions."""
-    common = {
-        "hidden_size": dims.hidden,
-        "intermediate_size": dims.ffn,
-        "num_attention_heads": dims.heads,
-        "num_hidden_layers": dims.layers,
-        "vocab_size": dims.vocab,
-        "rope_theta": dims.rope_theta,
-        "v_head_dim": dims.v_dim,
+    family: dict[str, object] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    if dims.latent:
+        scaling = yarn(factor=_CONTEXT_LEN / 4_096, original_len=4_096, mscale=0.707)
+        family = DEEPSEEK_V2 | {"rope_scaling": scaling}
+    return {
+        **family,
+        **msgspec.to_builtins(dims),
         "max_position_embeddings": _CONTEXT_LEN,
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
@@ -98,30 +97,6 @@ def _config(dims: Dims) -> dict[str, object]:
         "bos_token_id": 0,
         "eos_token_id": 1,
     }
-    if not dims.latent:
-        del common["v_head_dim"]
-        return common | {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "head_dim": dims.v_dim,
-            "num_key_value_heads": dims.kv_heads,
-        }
-    return (
-        {**DEEPSEEK_V2}
-        | common
-        | {
-            "first_k_dense_replace": dims.dense_layers,
-            "kv_lora_rank": dims.latent,
-            "moe_intermediate_size": dims.expert_ffn,
-            "n_routed_experts": dims.experts,
-            "n_shared_experts": dims.shared_experts,
-            "num_experts_per_tok": dims.top_k,
-            "num_key_value_heads": dims.heads,
-            "qk_nope_head_dim": dims.nope_dim,
-            "qk_rope_head_dim": dims.rope_dim,
-            "rope_scaling": yarn(factor=_CONTEXT_LEN / 4_096, original_len=4_096, mscale=0.707),
-        }
-    )
 
 
 def launch(
