@@ -1,22 +1,17 @@
 """Gap batches through SGLang's own runner of breakable prefill graphs, in a process of its own; no device.
 
 A replay computes again what was captured, with the batch of the capture, and only what a breakable graph leaves out of
-its segments (attention) sees the batch at hand, as on a device. Not a test: `test_prefill_graph.py` starts it. Prints
-one JSON object.
-
-    python -m tests.adapter.prefill_graph_driver MODEL
+its segments (attention) sees the batch at hand, as on a device.
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import torch
 
 from sglang_pic.adapter.serve import forward
@@ -78,7 +73,7 @@ def _context(value: object) -> Iterator[object]:
     yield value
 
 
-def run_cases(runner: Any) -> dict[str, object]:
+def run_cases(runner: Any, _: object) -> dict[str, object]:
     """The self-test, with graphs that take its gap batches and with graphs that do not, and what was replayed."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
@@ -98,28 +93,3 @@ def run_cases(runner: Any) -> dict[str, object]:
         graphs.backend.served.clear()
         results[name] = {"test": test(), "replays": list(graphs.backend.served)}
     return results
-
-
-def main(model: str) -> None:
-    """Load the model as SGLang's own benchmark of one batch does, and run the cases in its place."""
-    from sglang.benchmark import one_batch
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import ServerArgs
-
-    load_plugins()
-    load_model = one_batch.load_model
-
-    def run(*args: Any) -> None:
-        bench_runner, _ = load_model(*args)
-        print(msgspec.json.encode(run_cases(bench_runner.torch_runner)).decode(), flush=True)
-        raise SystemExit(0)
-
-    one_batch.load_model = run
-    args = ServerArgs(
-        model_path=model, device="cpu", dtype="float32", page_size=1, max_total_tokens=1_600, max_running_requests=8
-    )
-    one_batch.main(args, one_batch.BenchArgs())
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

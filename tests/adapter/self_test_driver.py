@@ -1,19 +1,11 @@
-"""A live model of SGLang in a process of its own, tested with healthy and with wrong splicers; no server.
-
-Not a test: `test_self_test.py` starts it, because SGLang's process-wide state has no way back. Prints one JSON object:
-the result of each case by name, and whether pool and page table were left as they were found.
-
-    python -m tests.adapter.self_test_driver MODEL DTYPE PAGE_SIZE
-"""
+"""A live model of SGLang in a process of its own, tested with healthy and with wrong splicers; no server."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import torch
 from pic_kernels import RopeParams
 
@@ -72,8 +64,12 @@ class PageEnds:
         return self.forward(runner, batch)
 
 
-def run_cases(runner: Any, tokenizer: Any, wanted: Sequence[str]) -> dict[str, Any]:
-    """The self-test of each splicer on one runner, with neither of the other start-up checks before it."""
+def run_cases(runner: Any, tokenizer: Any, *, wanted: Sequence[str]) -> dict[str, Any]:
+    """The self-test of each splicer that is wanted, with neither of the other start-up checks before it.
+
+    Beside the results by name: what lay behind prompts in their last pages, and whether pool and page table were left
+    as they were found.
+    """
     view, geometry = view_pool(runner.token_to_kv_pool), read_geometry(runner.model, max_shift=8_192)
     healthy, default = Splicer(view, geometry), PicConfig()
     path = ForwardPath(healthy)
@@ -92,16 +88,15 @@ def run_cases(runner: Any, tokenizer: Any, wanted: Sequence[str]) -> dict[str, A
         ("tight limits", healthy, PicConfig(self_test_kl_limit=1e-9, self_test_key_limit=1e-9), tokenizer),
         ("nothing to splice", healthy, PicConfig(core=CoreConfig(sink_tokens=400)), tokenizer),
     ):
-        if wanted and name not in wanted:
-            continue
-        path.splicer = splicer
-        results[name] = run_self_test(runner, splicer, config, tokenizer=words, max_gaps=32, tp_group=None)
-    if not wanted or "not hooked" in wanted:
+        if name in wanted:
+            path.splicer = splicer
+            results[name] = run_self_test(runner, splicer, config, tokenizer=words, max_gaps=32, tp_group=None)
+    if "not hooked" in wanted:
         # What a server without our wrapper of the forward pass would do: the prompt is computed as it is given.
         self_test.hand_over = lambda *_: None
         results["not hooked"] = run_self_test(runner, healthy, default, tokenizer=None, max_gaps=32, tp_group=None)
         self_test.hand_over = hand_over
-    if not wanted or "small pool" in wanted:
+    if "small pool" in wanted:
         small = dataclasses.replace(view, num_slots=view.page_size + 512)
         results["small pool"] = run_self_test(
             runner, Splicer(small, geometry), default, tokenizer=tokenizer, max_gaps=32, tp_group=None
@@ -110,34 +105,3 @@ def run_cases(runner: Any, tokenizer: Any, wanted: Sequence[str]) -> dict[str, A
     results["page ends"] = {"read": ends.num_read, "nan": ends.num_nan}
     results["left as found"] = all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
     return results
-
-
-def main(model: str, dtype: str, page_size: str, *wanted: str) -> None:
-    """Load the model as SGLang's own benchmark of one batch does, and run the cases in its place, or those `wanted`."""
-    from sglang.benchmark import one_batch
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import ServerArgs
-
-    load_plugins()
-    load_model = one_batch.load_model
-
-    def run(*args: Any) -> None:
-        bench_runner, tokenizer = load_model(*args)
-        results = run_cases(bench_runner.torch_runner, tokenizer, wanted)
-        print(msgspec.json.encode(results).decode(), flush=True)
-        raise SystemExit(0)
-
-    one_batch.load_model = run
-    args = ServerArgs(
-        model_path=model,
-        device="cpu",
-        dtype=dtype,
-        page_size=int(page_size),
-        max_total_tokens=1_600,
-        max_running_requests=4,
-    )
-    one_batch.main(args, one_batch.BenchArgs())
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

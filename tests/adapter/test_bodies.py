@@ -19,7 +19,6 @@ from sglang_pic.adapter.contract import (
     BODIES,
     BUILT_FOR,
     FEATURES,
-    check_contract,
     installed_version,
 )
 
@@ -122,7 +121,6 @@ def test_the_table_has_the_known_versions_of_what_the_contract_names() -> None:
             relied_on -= paths
     versions = [version for path in changed_bodies(relied_on) for version in TESTED_BODIES[path]]
     assert versions == []
-    assert check_contract() == []
 
 
 @pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])

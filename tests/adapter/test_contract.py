@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sglang_pic.adapter import source
 from sglang_pic.adapter.contract import (
     BODIES,
     BUILT_FOR,
@@ -23,7 +24,17 @@ from sglang_pic.adapter.contract import (
 from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import ContractError
 
+pytestmark = pytest.mark.usefixtures("_keeps_source")
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+
+
+@pytest.fixture(scope="module")
+def _keeps_source() -> Iterator[None]:
+    """The syntax trees of SGLang's source stay from test to test: reading them takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source, "forget", lambda: None)
+        yield
+    source.forget()
 
 
 def test_the_installed_sglang_keeps_the_contract() -> None:

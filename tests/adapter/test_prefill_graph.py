@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +10,8 @@ import pytest
 pytest.importorskip("sglang")
 
 from sglang_pic.adapter.contract import BUILT_FOR, installed_version
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.adapter.prefill_graph_driver import run_cases
+from tests.adapter.processes import on_live_model
 
 
 @pytest.mark.feature("prefill CUDA graphs")
@@ -24,10 +20,8 @@ def test_a_breakable_graph_replays_gap_batches_as_exactly_as_they_run_eagerly(
     model_dir: Callable[[str], Path],
 ) -> None:
     """Its segments know of neither sequences nor gaps; attention and logits see the batch at hand."""
-    command = [sys.executable, "-m", "tests.adapter.prefill_graph_driver", str(model_dir("tiny-gqa"))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280, env=os.environ)
-    assert done.returncode == 0, done.stderr[-4_000:]
-    replayed, bounded = json.loads(done.stdout.splitlines()[-1]).values()
+    server = {"dtype": "float32", "page_size": 1, "max_running_requests": 8}
+    replayed, bounded = on_live_model(run_cases, model_dir("tiny-gqa"), **server).values()
     for case in (replayed, bounded):
         assert case["test"]["verdict"] == "passed"
         assert case["test"]["measured"]["moved"]["kl_nats"] < 1e-6

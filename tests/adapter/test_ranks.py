@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,17 +12,15 @@ import pytest
 import torch
 
 from sglang_pic.adapter.probe.ranks import FaultGroup, agree_on_largest, check_alike
+from tests.adapter.processes import forked
 
 pytest.importorskip("sglang")
 
 
 def on_each_rank(size: int, file: Path, work: Callable[[int, Any], str]) -> list[str]:
     """What `work(rank, tp_group)` returns, rank by rank, in a real process group of `size` processes."""
-    context = multiprocessing.get_context("fork")
-    answers: SimpleQueue[tuple[int, str]] = context.SimpleQueue()
-    everyone = context.Barrier(size)
 
-    def run(rank: int) -> None:
+    def in_group(rank: int) -> str:
         torch.distributed.init_process_group(
             "gloo",
             store=torch.distributed.FileStore(str(file), size),
@@ -32,20 +28,9 @@ def on_each_rank(size: int, file: Path, work: Callable[[int, Any], str]) -> list
             world_size=size,
             timeout=timedelta(seconds=20),
         )
-        group = SimpleNamespace(world_size=size, rank_in_group=rank, cpu_group=torch.distributed.group.WORLD)
-        try:
-            answers.put((rank, work(rank, group)))
-        except Exception as error:
-            answers.put((rank, f"{type(error).__name__}: {error}"))
-        everyone.wait(30)  # A process that ends closes its connections, under ranks that may still make theirs.
+        return work(rank, SimpleNamespace(world_size=size, rank_in_group=rank, cpu_group=torch.distributed.group.WORLD))
 
-    processes = [context.Process(target=run, args=(rank,)) for rank in range(size)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(40)
-        assert process.exitcode == 0
-    return [answer for _, answer in sorted(answers.get() for _ in processes)]
+    return forked(size, in_group)
 
 
 def test_the_largest_of_every_rank(tmp_path: Path) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,8 @@ import pytest
 
 pytest.importorskip("sglang")
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.adapter.processes import on_live_model
+from tests.adapter.self_test_driver import run_cases
 
 # Model, dtype, page size.
 _SETUPS = [("tiny-gqa", "float32", 16), ("tiny-gqa", "bfloat16", 1), ("tiny-mla", "bfloat16", 16)]
@@ -23,11 +21,9 @@ _CASES = ["healthy", "no tokenizer", *_FAULTS, "not hooked", "nothing to splice"
 
 
 def drive(model: Path, dtype: str, page_size: int, *wanted: str) -> dict[str, Any]:
-    """The results of `self_test_driver`, one process each: SGLang's process-wide state has no way back."""
-    command = [sys.executable, "-m", "tests.adapter.self_test_driver", str(model), dtype, str(page_size), *wanted]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280, env=os.environ)
-    assert done.returncode == 0, done.stderr[-4_000:]
-    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    """The results of `run_cases`, one process each."""
+    server = {"dtype": dtype, "page_size": page_size, "max_running_requests": 4}
+    results: dict[str, Any] = on_live_model(partial(run_cases, wanted=wanted), model, **server)
     return results
 
 

@@ -5,34 +5,16 @@ Live models of two families: Gemma 3, whose layers with windows have a rotation 
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
 pytest.importorskip("sglang")
 
-from tests.conftest import ROOT
-
-NUM_TOKENS: Final = 230
-SHIFT: Final = 1_000
-WINDOW: Final = 47
-"""Tokens before its own that a query of a windowed layer sees."""
-
-CASES: Final = {
-    "a run longer than the window": ((40, 160),),
-    "a run shorter than the window": ((180, 210),),
-    "edge in a run": ((100, 150), (170, 180)),
-    "edge in a gap": ((60, 80), (100, 140)),
-    "edge in a seam": ((32, 90), (96, 130)),
-    "edges everywhere": tuple((start, start + 19) for start in range(3, 220, 23)),
-}
-"""Runs `[start, end)` by case; what lies between is computed, a seam like any gap."""
+from tests.adapter.processes import on_live_model
+from tests.adapter.window_driver import CASES, NUM_TOKENS, WINDOW, run_cases
 
 
 def edges(runs: tuple[tuple[int, int], ...]) -> set[str]:
@@ -56,21 +38,10 @@ def test_the_cases_are_what_they_are_called() -> None:
 
 @pytest.fixture(scope="module", params=[("tiny-gemma3", 1), ("tiny-gpt-oss", 16)], ids=lambda setup: setup[0])
 def found(request: pytest.FixtureRequest, model_dir: Callable[[str], Path]) -> dict[str, Any]:
-    """What `window_driver` prints, in one process a model."""
+    """What `run_cases` finds, in one process a model."""
     name, page_size = request.param
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "tests.adapter.window_driver",
-        str(model_dir(name)),
-        str(page_size),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280, env=os.environ)
-    assert done.returncode == 0, done.stderr[-4_000:]
-    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return {"name": name, **results}
+    server = {"dtype": "float32", "page_size": page_size, "max_running_requests": 4, "disable_hybrid_swa_memory": True}
+    return {"name": name, **on_live_model(run_cases, model_dir(name), **server)}
 
 
 @pytest.mark.feature("Gemma3ForCausalLM", "GptOssForCausalLM")

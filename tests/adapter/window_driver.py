@@ -1,17 +1,12 @@
 """A live model with sliding windows in a process of its own: gap batches against full prefills; no server.
 
-Not a test: `test_windows.py` starts it. Runs are laid out by hand, so that the edge of a window lies where a case wants
-it. Prints one JSON object: what `measure` found by case, and what the model is.
-
-    python -m tests.adapter.window_driver MODEL PAGE_SIZE
+Runs are laid out by hand, so that the edge of a window lies where a case wants it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -28,7 +23,21 @@ from sglang_pic.core import Path, Plan, Run
 from sglang_pic.runtime import read_geometry, view_pool
 from sglang_pic.runtime.checks.gap_rows import read_rows
 from sglang_pic.runtime.splice import Splicer
-from tests.adapter.test_windows import CASES, NUM_TOKENS, SHIFT
+
+NUM_TOKENS: Final = 230
+SHIFT: Final = 1_000
+WINDOW: Final = 47
+"""Tokens before its own that a query of a windowed layer sees."""
+
+CASES: Final = {
+    "a run longer than the window": ((40, 160),),
+    "a run shorter than the window": ((180, 210),),
+    "edge in a run": ((100, 150), (170, 180)),
+    "edge in a gap": ((60, 80), (100, 140)),
+    "edge in a seam": ((32, 90), (96, 130)),
+    "edges everywhere": tuple((start, start + 19) for start in range(3, 220, 23)),
+}
+"""Runs `[start, end)` by case; what lies between is computed, a seam like any gap."""
 
 
 class Bench:
@@ -87,8 +96,8 @@ class Bench:
         return logits.double().log_softmax(0)
 
 
-def run_cases(runner: Any) -> dict[str, Any]:
-    """Every case at shift 0 and shifted, and two faults that must show."""
+def run_cases(runner: Any, _: object) -> dict[str, Any]:
+    """What the model is, and what `measure` finds: every case at shift 0 and shifted, and two faults that must show."""
     view, geometry = view_pool(runner.token_to_kv_pool), read_geometry(runner.model, max_shift=8_192)
     splicer = Splicer(view, geometry)
     path = ForwardPath(splicer)
@@ -119,34 +128,3 @@ def run_cases(runner: Any) -> dict[str, Any]:
             layer.sliding_window_size = -1
         results["no windows"] = bench.measure(runs, shift=0)
     return results
-
-
-def main(model: str, page_size: str) -> None:
-    """Load the model as SGLang's own benchmark of one batch does, and run the cases in its place."""
-    from sglang.benchmark import one_batch
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import ServerArgs
-
-    load_plugins()
-    load_model = one_batch.load_model
-
-    def run(*args: Any) -> None:
-        bench_runner, _ = load_model(*args)
-        print(json.dumps(run_cases(bench_runner.torch_runner)), flush=True)
-        raise SystemExit(0)
-
-    one_batch.load_model = run
-    args = ServerArgs(
-        model_path=model,
-        device="cpu",
-        dtype="float32",
-        page_size=int(page_size),
-        max_total_tokens=1_600,
-        max_running_requests=4,
-        disable_hybrid_swa_memory=True,
-    )
-    one_batch.main(args, one_batch.BenchArgs())
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

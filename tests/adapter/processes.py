@@ -1,0 +1,83 @@
+"""Work in processes of its own, because SGLang's process-wide state has no way back."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from functools import cache
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from multiprocessing.queues import SimpleQueue
+from typing import Any
+
+import msgspec
+
+
+def on_live_model(cases: Callable[[Any, Any], object], model: object, **server: Any) -> Any:
+    """What `cases(runner, tokenizer)` finds on a model in a new process, as plain values.
+
+    Args:
+        cases: a function of a module, or a `functools.partial` of one.
+        model: the model's folder.
+        server: further arguments of SGLang's `ServerArgs`.
+    """
+    ours, theirs = _with_sglang().Pipe(duplex=False)
+    process = _with_sglang().Process(target=_load, args=(theirs, cases, str(model), server))
+    process.start()
+    theirs.close()
+    assert ours.poll(280), "the model's process says nothing"
+    is_well, found = ours.recv()
+    process.join(20)
+    assert is_well, found
+    return found
+
+
+@cache
+def _with_sglang() -> ForkServerContext:
+    """Processes that have imported SGLang when they begin: that is most of the time of a small model's."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["sglang.benchmark.one_batch", "sglang.srt.plugins", "sglang.srt.server_args"])
+    return context
+
+
+def _load(results: Connection, cases: Callable[[Any, Any], object], model: str, server: dict[str, Any]) -> None:
+    """Load the model as SGLang's own benchmark of one batch does, and run the cases in the benchmark's place."""
+    from sglang.benchmark import one_batch
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import ServerArgs
+
+    def run(*args: Any) -> None:
+        bench_runner, tokenizer = load_model(*args)
+        results.send((True, msgspec.to_builtins(cases(bench_runner.torch_runner, tokenizer))))
+        raise SystemExit(0)
+
+    try:
+        load_plugins()
+        load_model, one_batch.load_model = one_batch.load_model, run
+        args = ServerArgs(model_path=model, device="cpu", max_total_tokens=1_600, **server)
+        one_batch.main(args, one_batch.BenchArgs())
+    except Exception:
+        results.send((False, traceback.format_exc()))
+
+
+def forked(size: int, work: Callable[[int], object]) -> list[Any]:
+    """What `work(number)` returns in each of `size` copies of this process; of an exception, its text."""
+    context = multiprocessing.get_context("fork")
+    answers: SimpleQueue[tuple[int, object]] = context.SimpleQueue()
+    everyone = context.Barrier(size)
+
+    def run(number: int) -> None:
+        try:
+            answers.put((number, work(number)))
+        except Exception as error:
+            answers.put((number, f"{type(error).__name__}: {error}"))
+        everyone.wait(30)  # A process that ends closes its connections, under others that may still make theirs.
+
+    processes = [context.Process(target=run, args=(number,)) for number in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(40)
+        assert process.exitcode == 0
+    return [answer for _, answer in sorted(answers.get() for _ in processes)]
