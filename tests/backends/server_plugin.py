@@ -5,17 +5,12 @@ A server loads it where `tests/backends/plugin` is on its `PYTHONPATH`.
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Final
 
-from tests.conftest import ROOT
+from tests.plugins import with_plugin
 
-ENVIRONMENT: Final = {
-    "PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parent / "plugin", ROOT, *filter(None, sys.path)))),
-    "TRITON_INTERPRET": "1",
-}
+ENVIRONMENT: Final = {**with_plugin(Path(__file__).parent / "plugin"), "TRITON_INTERPRET": "1"}
 """What such a server is started with."""
 
 

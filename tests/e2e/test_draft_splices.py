@@ -12,7 +12,9 @@ from typing import NamedTuple
 import pytest
 
 from sglang_pic.adapter.contract import BUILT_FOR, installed_version
-from tests.e2e.serving import Client, random_tokens, serve, wait_until
+from tests.e2e.servers import AT_SHIFT_ZERO, AUDITED
+from tests.e2e.serving import Client, greedy, random_tokens, wait_until
+from tests.e2e.test_speculation import DRAFTS, TREE
 
 pytestmark = [
     pytest.mark.e2e,
@@ -22,12 +24,6 @@ pytestmark = [
 _NUM_TOKENS = 32
 # Below and above the prefill chunk, and one that ends in it.
 _PROMPTS = [random_tokens(700 + number, length) for number, length in enumerate((150, 385, 600))]
-_ARGS = ("--dtype", "float32", "--chunked-prefill-size", "192")
-_CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
-_TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "6")
-_CONFIG = {"cost_gate": "off", "audit_rate": 1.0}
-# A prompt that is repeated is spliced from its own chunks at shift 0.
-_PROBE = {"ignore_prefix": True, "check_invariants": True}
 
 
 class Served(NamedTuple):
@@ -41,8 +37,7 @@ class Served(NamedTuple):
 
 
 def ask(client: Client, prompt: Sequence[int], *, mode: str = "auto") -> Served:
-    sampling = {"temperature": 0, "max_new_tokens": _NUM_TOKENS, "ignore_eos": True}
-    body = {"input_ids": list(prompt), "sampling_params": {**sampling, "custom_params": {"pic": {"mode": mode}}}}
+    body = {"input_ids": list(prompt), "sampling_params": greedy(_NUM_TOKENS, pic={"mode": mode})}
     answer = client.post("/generate", {**body, **client.route})
     meta = answer["meta_info"]
     details = meta.get("cached_tokens_details") or {}
@@ -83,53 +78,22 @@ def check_audited(client: Client, num_audited: int) -> None:
 @pytest.mark.feature("speculative decoding")
 def test_an_eagle_draft_is_spliced_with_its_target(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     """Two branches in each step, and a tree that names rows by pairs of tokens."""
-    draft = ("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(model_dir("tiny-gqa-eagle")))
-    with serve(model_dir("tiny-gqa"), tmp_path, *_ARGS, *draft, *_TREE, config=_CONFIG, probe=_PROBE) as client:
+    with TREE.serve(model_dir, tmp_path, config=AUDITED, probe=AT_SHIFT_ZERO) as client:
         assert "draft model, mha pool, 4 layers" in client.log()
-        compare(client, 6)
+        compare(client, TREE.num_right)
         check_audited(client, 3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "draft", "args", "num_right"),
+    "name",
     [
-        pytest.param(
-            *("tiny-gqa", "tiny-gqa", ("STANDALONE", *_CHAIN, "--page-size", "16"), 6),
-            marks=pytest.mark.feature("speculative decoding"),
-            id="standalone",
-        ),
-        pytest.param(
-            *("tiny-gqa", "tiny-gqa-eagle", ("EAGLE", *_CHAIN, "--page-size", "16", "--tp-size", "2"), 6),
-            marks=pytest.mark.feature("speculative decoding"),
-            id="eagle-tp2",
-        ),
-        pytest.param(
-            *("tiny-mtp", None, ("NEXTN", *_CHAIN), 6), marks=pytest.mark.feature("speculative decoding"), id="nextn"
-        ),
-        # The head of a random model guesses nothing.
-        pytest.param(
-            *("tiny-gqa", "tiny-gqa-eagle3", ("EAGLE3", *_CHAIN, "--page-size", "16"), 0),
-            marks=pytest.mark.feature("speculative decoding"),
-            id="eagle3",
-        ),
-        pytest.param(
-            *("tiny-mla", None, ("NGRAM", "--speculative-num-draft-tokens", "8"), None),
-            marks=pytest.mark.feature("NGRAM"),
-            id="ngram",
-        ),
+        pytest.param(name, marks=pytest.mark.feature("NGRAM" if name == "ngram" else "speculative decoding"))
+        for name in DRAFTS
     ],
 )
-def test_every_draft_is_spliced_with_its_target(
-    model: str,
-    draft: str | None,
-    args: tuple[str, ...],
-    num_right: int | None,
-    model_dir: Callable[[str], Path],
-    tmp_path: Path,
-) -> None:
-    path = ("--speculative-draft-model-path", str(model_dir(draft))) if draft else ()
-    flags = ("--speculative-algorithm", *args, *path)
-    with serve(model_dir(model), tmp_path, *_ARGS, *flags, config=_CONFIG, probe=_PROBE) as client:
-        compare(client, num_right)
+def test_every_draft_is_spliced_with_its_target(name: str, model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    with DRAFTS[name].serve(model_dir, tmp_path, config=AUDITED, probe=AT_SHIFT_ZERO) as client:
+        # N-grams are learnt from the answers before.
+        compare(client, None if name == "ngram" else DRAFTS[name].num_right)
         check_audited(client, 3)

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from tests.e2e.servers import on_servers
-from tests.e2e.serving import Answer, Client, divergence, random_tokens
+from tests.e2e.serving import Answer, Client, assert_same, divergence, random_tokens
 
 pytestmark = pytest.mark.e2e
 
@@ -49,7 +49,7 @@ def test_with_deterministic_inference_requests_opt_in(client: Client) -> None:
     assert again.chunk_hit_tokens == plain.chunk_hit_tokens == 0
     assert again.ids == plain.ids
     assert divergence(plain.first_token, again.first_token) <= 1e-6
-    assert client.counters()["fallbacks:off"] - before["fallbacks:off"] == 1
+    assert client.grown(before)["fallbacks:off"] == 1
     (said,) = re.findall("sglang_pic: (With deterministic inference.*)", client.log())
     assert said.endswith("only if it asks for mode auto: the default mode is off there.")
 
@@ -68,8 +68,7 @@ def _compare(
     assert hits == [answer.chunk_hit_tokens for answer in reference]
     assert all(count > 0 for count in hits[1::2])
     for one, other in zip(reference, answers, strict=True):
-        assert divergence(one.first_token, other.first_token) <= 1e-5
-        assert other.ids == one.ids
+        assert_same(one, other)
 
 
 def _serve(client: Client, lengths: Sequence[int], new_tokens: int) -> list[Answer]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from sglang_pic.platform import torchvision_shim
-from tests.e2e.serving import Client, random_tokens, serve
+from tests.e2e.serving import Client, greedy, random_tokens, serve
 
 pytestmark = pytest.mark.e2e
 
@@ -19,9 +20,41 @@ pytestmark = pytest.mark.e2e
 _PROMPTS = [random_tokens(i, 20 + 60 * i) for i in range(6)]
 _NUM_TOKENS = 24
 _ARGS = ("--dtype", "float32", "--chunked-prefill-size", "192")
+_CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
+_TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "6")
 
 
-def greedy(model: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+class Draft(NamedTuple):
+    """A model and what guesses its tokens."""
+
+    model: str
+    draft: str | None
+    args: tuple[str, ...]
+    num_right: int = 6
+    """How many guesses for the tests' prompts are right at least."""
+
+    @contextmanager
+    def serve(self, model_dir: Callable[[str], Path], log_dir: Path, **options: Any) -> Iterator[Client]:
+        """A server of the model with the draft; `options` are those of `serving.serve`."""
+        path = ("--speculative-draft-model-path", str(model_dir(self.draft))) if self.draft else ()
+        flags = (*_ARGS, "--speculative-algorithm", *self.args, *path)
+        with serve(model_dir(self.model), log_dir, *flags, **options) as client:
+            yield client
+
+
+TREE = Draft("tiny-gqa", "tiny-gqa-eagle", ("EAGLE", *_TREE))
+"""Two branches in each step."""
+DRAFTS = {
+    "standalone": Draft("tiny-gqa", "tiny-gqa", ("STANDALONE", *_CHAIN, "--page-size", "16")),
+    "eagle-tp2": Draft("tiny-gqa", "tiny-gqa-eagle", ("EAGLE", *_CHAIN, "--page-size", "16", "--tp-size", "2")),
+    "nextn": Draft("tiny-mtp", None, ("NEXTN", *_CHAIN)),
+    # The heads of a random model guess nothing.
+    "eagle3": Draft("tiny-gqa", "tiny-gqa-eagle3", ("EAGLE3", *_CHAIN, "--page-size", "16"), num_right=0),
+    "ngram": Draft("tiny-mla", None, ("NGRAM", "--speculative-num-draft-tokens", "8")),
+}
+
+
+def computed(model: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     """The tokens that transformers answers in float32."""
     torchvision_shim.install()
     import torch
@@ -44,8 +77,8 @@ def greedy(model: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
 
 def drafts_of(client: Client, prompt: Sequence[int]) -> int:
     """Right guesses of the draft while the server answers a prompt."""
-    sampling = {"temperature": 0, "max_new_tokens": _NUM_TOKENS, "ignore_eos": True}
-    meta = client.post("/generate", {"input_ids": list(prompt), "sampling_params": sampling})["meta_info"]
+    body = {"input_ids": list(prompt), "sampling_params": greedy(_NUM_TOKENS)}
+    meta = client.post("/generate", body)["meta_info"]
     assert meta["completion_tokens"] == _NUM_TOKENS
     return int(meta["spec_num_correct_drafts"])
 
@@ -53,10 +86,8 @@ def drafts_of(client: Client, prompt: Sequence[int]) -> int:
 @pytest.mark.slow
 def test_trees_of_an_eagle_draft_change_no_answer(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     """Two branches in each step, chunked prompts, batches, prefix hits; sampled and structured answers end as asked."""
-    tree = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "6")
-    draft = ("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(model_dir("tiny-gqa-eagle")))
-    expected = greedy(model_dir("tiny-gqa"), _PROMPTS)
-    with serve(model_dir("tiny-gqa"), tmp_path, *_ARGS, *draft, *tree, backend=None) as client:
+    expected = computed(model_dir(TREE.model), _PROMPTS)
+    with TREE.serve(model_dir, tmp_path, backend=None) as client:
         for _ in range(2):
             answers = client.generate_all(_PROMPTS, max_new_tokens=_NUM_TOKENS)
             assert [answer.ids for answer in answers] == expected
@@ -75,9 +106,6 @@ def test_trees_of_an_eagle_draft_change_no_answer(model_dir: Callable[[str], Pat
         assert client.faults() == ""
 
 
-_CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
-
-
 @pytest.fixture(scope="module")
 def answers_of(
     model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
@@ -93,35 +121,19 @@ def answers_of(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "draft", "args", "num_right"),
-    [
-        ("tiny-gqa", "tiny-gqa", ("STANDALONE", *_CHAIN, "--page-size", "16"), 6),
-        ("tiny-gqa", "tiny-gqa-eagle", ("EAGLE", *_CHAIN, "--page-size", "16", "--tp-size", "2"), 6),
-        # The heads of a random model guess nothing.
-        ("tiny-gqa", "tiny-gqa-eagle3", ("EAGLE3", *_CHAIN, "--page-size", "16"), None),
-        ("tiny-mtp", None, ("NEXTN", *_CHAIN), 6),
-        ("tiny-mla", None, ("NGRAM", "--speculative-num-draft-tokens", "8"), 6),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else None,
-)
+@pytest.mark.parametrize("draft", DRAFTS.values(), ids=DRAFTS)
 def test_no_algorithm_changes_an_answer(
-    model: str,
-    draft: str | None,
-    args: tuple[str, ...],
-    num_right: int | None,
+    draft: Draft,
     answers_of: Callable[[str], list[list[int]]],
     model_dir: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
     """A server with a draft beside one without: in a batch, again from the cache, and alone."""
-    expected = answers_of(model)
-    path = ("--speculative-draft-model-path", str(model_dir(draft))) if draft else ()
-    with serve(model_dir(model), tmp_path, *_ARGS, "--speculative-algorithm", *args, *path, backend=None) as client:
+    expected = answers_of(draft.model)
+    with draft.serve(model_dir, tmp_path, backend=None) as client:
         for _ in range(2):
             answers = client.generate_all(_PROMPTS, max_new_tokens=_NUM_TOKENS)
             assert [answer.ids for answer in answers] == expected
-        if num_right is not None:
-            assert sum(drafts_of(client, prompt) for prompt in _PROMPTS) >= num_right
+        assert sum(drafts_of(client, prompt) for prompt in _PROMPTS) >= draft.num_right
         client.flush()
         assert client.faults() == ""
