@@ -5,10 +5,18 @@ A server loads it where `tests/backends/plugin` is on its `PYTHONPATH`.
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Final
 
-from tests.plugins import with_plugin
+_ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def with_plugin(folder: Path, *packages: Path) -> dict[str, str]:
+    """The environment of a server that loads the plugin in `folder`, and finds what lies in `packages`."""
+    return {"PYTHONPATH": os.pathsep.join(map(str, (folder, _ROOT, *packages, *filter(None, sys.path))))}
+
 
 ENVIRONMENT: Final = {**with_plugin(Path(__file__).parent / "plugin"), "TRITON_INTERPRET": "1"}
 """What such a server is started with."""

@@ -11,7 +11,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
-from tests.plugins import with_plugin
+from tests.backends.server_plugin import with_plugin
 
 ENVIRONMENT: Final = with_plugin(Path(__file__).parent / "plugin")
 """What such a server is started with."""

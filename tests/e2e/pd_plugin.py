@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
+from tests.backends.server_plugin import with_plugin
 from tests.e2e import lora_plugin
-from tests.plugins import with_plugin
 
 _HERE: Final = Path(__file__).parent
 STAND_IN: Final = _HERE / "stand_in"
