@@ -74,7 +74,6 @@ def test_a_pool_that_is_far_too_small(client: Client) -> None:
     answers = [client.generate(prompt) for prompt in prompts[1:5]]
     assert any(answer.chunk_hit_tokens for answer in answers)
     assert client.audit()["num_audited"] > num_audited
-    client.server.check_alive()
     assert client.faults() == ""
 
 

@@ -38,7 +38,6 @@ def test_nothing_leaks_under_pressure(client: Client) -> None:
     # An idle server has looked at its books: a leak would have ended it. A flush needs every lock back.
     client.flush()
     assert client.generate(prompts[0]).cached_tokens == 0
-    client.server.check_alive()
     assert client.faults() == ""
 
 
