@@ -98,7 +98,7 @@ SERVERS = {
     "gqa_page16": _float32("tiny-gqa", 16, config=AUDITED, env=faults.ENVIRONMENT),
     "gqa_page16.lora": _float32("tiny-gqa", 16, *_LORA, config=AUDITED, env=lora_plugin.ENVIRONMENT),
     "gqa_page16.fa3": _on("fa3", "tiny-gqa", 16, "--enable-deterministic-inference", is_slow=True),
-    "gqa_page16.triton": _on("triton", "tiny-gqa", 16),
+    "gqa_page16.triton": _on("triton", "tiny-gqa", 16, is_slow=True),
     "gqa_page1.small_pool": _float32("tiny-gqa", 1, *_SMALL_POOL, config=AUDITED, probe=_CHECKED),
     "gqa_page64_fp8": _float32("tiny-gqa", 64, "--kv-cache-dtype", "fp8_e4m3", *_PRIORITY, is_slow=True),
     # No splice from another context is as close as this limit, so a model fails whose rows are moved rightly.
@@ -125,9 +125,10 @@ def on_servers(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("servers", [_named(*names)], indirect=True)
 
 
-def on_each_server(*names: str) -> pytest.MarkDecorator:
-    """Runs a test once for each of the named servers."""
-    return pytest.mark.parametrize("servers", [_named(name) for name in names], indirect=True)
+def on_each_server(*names: str | tuple[str, ...]) -> pytest.MarkDecorator:
+    """Runs a test once for each of the named servers, or for each group of servers."""
+    groups = [_named(name) if isinstance(name, str) else _named(*name) for name in names]
+    return pytest.mark.parametrize("servers", groups, indirect=True)
 
 
 def _named(*names: str) -> Any:
