@@ -10,12 +10,15 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tests.conftest import ROOT
+_ROOT = Path(__file__).resolve().parent.parent.parent
 
-ENVIRONMENT: Final = {
-    "PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parent / "plugin", ROOT, *filter(None, sys.path)))),
-    "TRITON_INTERPRET": "1",
-}
+
+def with_plugin(folder: Path, *packages: Path) -> dict[str, str]:
+    """The environment of a server that loads the plugin in `folder`, and finds what lies in `packages`."""
+    return {"PYTHONPATH": os.pathsep.join(map(str, (folder, _ROOT, *packages, *filter(None, sys.path))))}
+
+
+ENVIRONMENT: Final = {**with_plugin(Path(__file__).parent / "plugin"), "TRITON_INTERPRET": "1"}
 """What such a server is started with."""
 
 

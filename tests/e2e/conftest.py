@@ -20,14 +20,21 @@ def _servers_of(item: pytest.Item | None) -> tuple[str, ...]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the tests of one server side by side, and those of shared servers first; each has time for a slow start."""
+    """Puts the tests of one server side by side, before tests with servers of their own; these have time to start.
+
+    Tests without servers come last: they are short, so that no process is left alone with a long one at the end.
+    """
     for item in items:
         if item.get_closest_marker("e2e"):
             item.add_marker(pytest.mark.timeout(TEST_LIMIT_S))
-    shared = [item for item in items if _servers_of(item)]
-    # A test of two servers stands between those of the first and those of the second one.
-    shared.sort(key=lambda item: (_NAMES.index(_servers_of(item)[0]), len(_servers_of(item))))
-    items[:] = shared + [item for item in items if not _servers_of(item)]
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> tuple[bool, int, int]:
+    if servers := _servers_of(item):
+        # A test of two servers stands between those of the first and those of the second one.
+        return False, _NAMES.index(servers[0]), len(servers)
+    return not item.get_closest_marker("e2e"), len(_NAMES), 0
 
 
 @pytest.hookimpl(trylast=True)
@@ -46,6 +53,12 @@ def one_server(
     request.config.stash[_RUNNING] = running
     yield running
     running.stop()
+
+
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers are ended at once. SGLang looks every five seconds whether it was told to end, and has no more to say."""
+    monkeypatch.setattr("pic_bench.compare.server.TERM_GRACE_S", 0.0)
 
 
 @pytest.fixture

@@ -6,18 +6,14 @@ A server loads it where `tests/e2e/fault_plugin` is on its `PYTHONPATH`. A reque
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
-from tests.conftest import ROOT
+from tests.backends.server_plugin import with_plugin
 
-ENVIRONMENT: Final = {
-    "PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parent / "fault_plugin", ROOT, *filter(None, sys.path))))
-}
+ENVIRONMENT: Final = with_plugin(Path(__file__).parent / "fault_plugin")
 """What such a server is started with."""
 
 STAGES: Final = {

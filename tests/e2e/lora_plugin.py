@@ -6,18 +6,14 @@ memory, which only an accelerator's driver gives; here they lie in ordinary memo
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
-from tests.conftest import ROOT
+from tests.backends.server_plugin import with_plugin
 
-ENVIRONMENT: Final = {
-    "PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parent / "plugin", ROOT, *filter(None, sys.path)))),
-}
+ENVIRONMENT: Final = with_plugin(Path(__file__).parent / "plugin")
 """What such a server is started with."""
 
 

@@ -7,11 +7,10 @@ installed, or the one in `tests/e2e/stand_in`; the rest is SGLang's own.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any, Final
 
-from tests.conftest import ROOT
+from tests.backends.server_plugin import with_plugin
 from tests.e2e import lora_plugin
 
 _HERE: Final = Path(__file__).parent
@@ -22,8 +21,7 @@ ROWS_VARIABLE: Final = "PD_ROWS"
 
 def environment(folder: Path, *engine: Path) -> dict[str, str]:
     """What a server is started with whose rows are written to `folder`; `engine` is where Mooncake's package is."""
-    paths = (_HERE / "plugin_pd", ROOT, *engine, *filter(None, sys.path))
-    return {"PYTHONPATH": os.pathsep.join(map(str, paths)), ROWS_VARIABLE: str(folder)}
+    return {**with_plugin(_HERE / "plugin_pd", *engine), ROWS_VARIABLE: str(folder)}
 
 
 class _Event:

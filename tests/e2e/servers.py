@@ -18,7 +18,10 @@ from tests.backends import server_plugin
 from tests.e2e import faults, lora_plugin
 from tests.e2e.serving import Client, serve
 
-__all__ = ["SERVERS", "OneServer", "on_each_server", "on_servers"]
+__all__ = ["AT_SHIFT_ZERO", "AUDITED", "SERVERS", "OneServer", "on_each_server", "on_servers"]
+
+
+_NO_ENV: Mapping[str, str] = MappingProxyType({})
 
 
 class SharedServer(NamedTuple):
@@ -29,15 +32,17 @@ class SharedServer(NamedTuple):
     config: dict[str, Any]
     probe: dict[str, Any] | None
     """What of the benchmarks' probe plugin is on; `None` for a server as users run it."""
-    env: Mapping[str, str] = MappingProxyType({})
+    env: Mapping[str, str] = _NO_ENV
     """Beyond this process's environment."""
     is_slow: bool = False
     """Its tests run on demand, as `slow`."""
 
 
 _TAKE_EVERY_RUN = {"cost_gate": "off"}
-_AUDITED = {**_TAKE_EVERY_RUN, "audit_rate": 1.0}
-_SMALL_CHUNKS = ("--dtype", "float32", "--chunked-prefill-size", "192")
+AUDITED = {**_TAKE_EVERY_RUN, "audit_rate": 1.0}
+_CHECKED = {"check_invariants": True}
+AT_SHIFT_ZERO = {"ignore_prefix": True, **_CHECKED}
+"""A prompt that is repeated is spliced from its own chunks at shift 0."""
 # Three or four of the tests' prompts fill the pool, so that requests are retracted and rows are evicted.
 _SMALL_POOL = (
     *("--max-total-tokens", "2600", "--max-running-requests", "6"),
@@ -48,19 +53,35 @@ _LORA = (
     *("--enable-lora", "--lora-backend", "torch_native", "--max-lora-rank", "8", "--max-loras-per-batch", "3"),
     *("--lora-target-modules", "q_proj", "k_proj", "v_proj"),
 )
-_CHECKED = {"check_invariants": True}
-# A prompt that is repeated is spliced from its own chunks at shift 0.
-_AT_SHIFT_ZERO = {"ignore_prefix": True, **_CHECKED}
+_PRIORITY = (
+    *("--enable-priority-scheduling", "--priority-scheduling-preemption-threshold", "0"),
+    *("--max-running-requests", "2"),
+)
+_DP_ATTENTION = ("--tp-size", "2", "--attn-dp-size", "2")
+_DRAFT_OF_MTP = (
+    *("--speculative-algorithm", "NEXTN", "--speculative-num-steps", "3"),
+    *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"),
+)
 
 
-def _tiny(model: str, *args: str, config: dict[str, Any], probe: dict[str, Any]) -> SharedServer:
-    return SharedServer(f"tiny-{model}", (*_SMALL_CHUNKS, *args), config, probe)
+def _float32(
+    model: str,
+    page_size: int,
+    *args: str,
+    config: dict[str, Any] = _TAKE_EVERY_RUN,
+    probe: dict[str, Any] = AT_SHIFT_ZERO,
+    env: Mapping[str, str] = _NO_ENV,
+    is_slow: bool = False,
+) -> SharedServer:
+    """In float32, where a splice at shift 0 changes nothing, with prefill chunks that the tests' prompts exceed."""
+    flags = ("--dtype", "float32", "--chunked-prefill-size", "192", "--page-size", str(page_size), *args)
+    return SharedServer(model, flags, config, probe, env, is_slow)
 
 
-def _on(backend: str, model: str, *args: str) -> SharedServer:
+def _on(backend: str, model: str, page_size: int, *args: str, is_slow: bool = False) -> SharedServer:
     """On SGLang's attention backend, over a reference kernel or in Triton's interpreter."""
-    server = _tiny(model, *args, "--attention-backend", backend, config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO)
-    return server._replace(env=server_plugin.ENVIRONMENT)
+    flags = (*args, "--attention-backend", backend)
+    return _float32(model, page_size, *flags, env=server_plugin.ENVIRONMENT, is_slow=is_slow)
 
 
 # By name. Servers whose names begin with the same word are used by one process, one after the other in this order.
@@ -68,61 +89,34 @@ SERVERS = {
     "smollm2": SharedServer(
         "smollm2", ("--enable-return-hidden-states", "--enable-streaming-session"), _TAKE_EVERY_RUN, None
     ),
-    "smollm2_probed": SharedServer("smollm2", (), _AUDITED, {"request_options": True}),
-    "gqa_page16.small_pool": _tiny(
-        *("gqa", *_SMALL_POOL, "--page-size", "16", "--disable-overlap-schedule"),
+    "smollm2_probed": SharedServer("smollm2", (), AUDITED, {"request_options": True}),
+    "gqa_page16.small_pool": _float32(
+        *("tiny-gqa", 16, *_SMALL_POOL, "--disable-overlap-schedule"),
         config={**_TAKE_EVERY_RUN, "audit_rate": 0.0},
         probe=_CHECKED,
     ),
-    "gqa_page16": _tiny("gqa", "--page-size", "16", config=_AUDITED, probe=_AT_SHIFT_ZERO)._replace(
-        env=faults.ENVIRONMENT
-    ),
-    "gqa_page16.lora": _tiny("gqa", "--page-size", "16", *_LORA, config=_AUDITED, probe=_AT_SHIFT_ZERO)._replace(
-        env=lora_plugin.ENVIRONMENT
-    ),
-    "gqa_page16.fa3": _on("fa3", "gqa", "--page-size", "16", "--enable-deterministic-inference")._replace(is_slow=True),
-    "gqa_page16.triton": _on("triton", "gqa", "--page-size", "16"),
-    "gqa_page1.small_pool": _tiny("gqa", *_SMALL_POOL, "--page-size", "1", config=_AUDITED, probe=_CHECKED),
-    "gqa_page64_fp8": _tiny(
-        *("gqa", "--page-size", "64", "--kv-cache-dtype", "fp8_e4m3"),
-        *("--enable-priority-scheduling", "--priority-scheduling-preemption-threshold", "0"),
-        *("--max-running-requests", "2"),
-        config=_TAKE_EVERY_RUN,
-        probe=_AT_SHIFT_ZERO,
-    )._replace(is_slow=True),
+    "gqa_page16": _float32("tiny-gqa", 16, config=AUDITED, env=faults.ENVIRONMENT),
+    "gqa_page16.lora": _float32("tiny-gqa", 16, *_LORA, config=AUDITED, env=lora_plugin.ENVIRONMENT),
+    "gqa_page16.fa3": _on("fa3", "tiny-gqa", 16, "--enable-deterministic-inference", is_slow=True),
+    "gqa_page16.triton": _on("triton", "tiny-gqa", 16, is_slow=True),
+    "gqa_page1.small_pool": _float32("tiny-gqa", 1, *_SMALL_POOL, config=AUDITED, probe=_CHECKED),
+    "gqa_page64_fp8": _float32("tiny-gqa", 64, "--kv-cache-dtype", "fp8_e4m3", *_PRIORITY, is_slow=True),
     # No splice from another context is as close as this limit, so a model fails whose rows are moved rightly.
-    "gqa_page1_tp2": _tiny(
-        *("gqa", "--page-size", "1", "--tp-size", "2"),
+    "gqa_page1_tp2": _float32(
+        *("tiny-gqa", 1, "--tp-size", "2"),
         config={**_TAKE_EVERY_RUN, "self_test": "warn", "self_test_key_limit": 1e-9},
-        probe=_AT_SHIFT_ZERO,
     ),
-    "mla_page1": _tiny("mla", "--page-size", "1", config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO),
-    "mla_page1.fa3": _on("fa3", "mla", "--page-size", "1", "--dp-size", "2")._replace(is_slow=True),
-    "mla_page1_dp2": _tiny(
-        *("mla", "--page-size", "1", "--tp-size", "2", "--attn-dp-size", "2"),
-        config=_AUDITED,
-        probe=_AT_SHIFT_ZERO,
-    )._replace(env=faults.ENVIRONMENT),
-    "mtp_page1_dp2": _tiny(
-        *("mtp", "--page-size", "1", "--tp-size", "2", "--attn-dp-size", "2", "--speculative-algorithm", "NEXTN"),
-        *("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"),
-        config=_AUDITED,
-        probe=_AT_SHIFT_ZERO,
-    )._replace(env=faults.ENVIRONMENT, is_slow=True),
-    "smollm2_mla_dp2": SharedServer(
-        *("smollm2-mla", (*_SMALL_CHUNKS, "--tp-size", "2", "--attn-dp-size", "2"), _TAKE_EVERY_RUN, _AT_SHIFT_ZERO),
-        is_slow=True,
+    "mla_page1": _float32("tiny-mla", 1, is_slow=True),
+    "mla_page1.fa3": _on("fa3", "tiny-mla", 1, "--dp-size", "2", is_slow=True),
+    "mla_page1_dp2": _float32("tiny-mla", 1, *_DP_ATTENTION, config=AUDITED, env=faults.ENVIRONMENT),
+    "mtp_page1_dp2": _float32(
+        *("tiny-mtp", 1, *_DP_ATTENTION, *_DRAFT_OF_MTP), config=AUDITED, env=faults.ENVIRONMENT, is_slow=True
     ),
-    "mla_page16_tp2": _tiny(
-        *("mla", "--page-size", "16", "--tp-size", "2"), config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO
-    )._replace(env=faults.ENVIRONMENT),
+    "smollm2_mla_dp2": _float32("smollm2-mla", 1, *_DP_ATTENTION, is_slow=True),
+    "mla_page16_tp2": _float32("tiny-mla", 16, "--tp-size", "2", env=faults.ENVIRONMENT),
     # With every commit their models run without a server: tests/adapter/test_windows.py.
-    "gemma3_page1": _tiny("gemma3", "--page-size", "1", config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO)._replace(
-        is_slow=True
-    ),
-    "gpt_oss_page16": _tiny(
-        *("gpt-oss", "--page-size", "16", "--disable-hybrid-swa-memory"), config=_TAKE_EVERY_RUN, probe=_AT_SHIFT_ZERO
-    )._replace(is_slow=True),
+    "gemma3_page1": _float32("tiny-gemma3", 1, is_slow=True),
+    "gpt_oss_page16": _float32("tiny-gpt-oss", 16, "--disable-hybrid-swa-memory", is_slow=True),
 }
 
 
@@ -131,9 +125,10 @@ def on_servers(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("servers", [_named(*names)], indirect=True)
 
 
-def on_each_server(*names: str) -> pytest.MarkDecorator:
-    """Runs a test once for each of the named servers."""
-    return pytest.mark.parametrize("servers", [_named(name) for name in names], indirect=True)
+def on_each_server(*names: str | tuple[str, ...]) -> pytest.MarkDecorator:
+    """Runs a test once for each of the named servers, or for each group of servers."""
+    groups = [_named(name) if isinstance(name, str) else _named(*name) for name in names]
+    return pytest.mark.parametrize("servers", groups, indirect=True)
 
 
 def _named(*names: str) -> Any:

@@ -9,11 +9,13 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import msgspec
+import psutil
 import pytest
 from pic_bench.compare.server import Server, free_port, launch_command
 from pic_bench.probe_plugin import PROBE_VARIABLE
@@ -70,23 +72,19 @@ class Client:
         """The answer of the server; raises `BenchError` on an error status, `OSError` where none comes in time."""
         return self.server.post(path, body, _WAIT_LIMIT_S)
 
-    def generate(self, prompt: Sequence[int], *, pic: object = None, max_new_tokens: int = 8, **body: Any) -> Answer:
-        """Greedy text after token ids, with the first token's distribution."""
-        sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
-        if pic is not None:
-            sampling["custom_params"] = {"pic": pic}
-        result = self.post(
-            "/generate",
-            {
-                "input_ids": list(prompt),
-                "sampling_params": sampling,
-                "return_logprob": True,
-                "top_logprobs_num": 20,
-                **self.route,
-                **body,
-            },
-        )
-        return self.answer(result)
+    def generate(
+        self,
+        prompt: Sequence[int],
+        *,
+        pic: object = None,
+        fault: str | None = None,
+        max_new_tokens: int = 8,
+        **body: Any,
+    ) -> Answer:
+        """Greedy text after token ids, with the first token's distribution; `fault` is a stage of `faults.STAGES`."""
+        sampling = greedy(max_new_tokens, pic=pic, fault=fault)
+        asked = {"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True, "top_logprobs_num": 20}
+        return self.answer(self.post("/generate", {**asked, **self.route, **body}))
 
     @staticmethod
     def answer(result: Any) -> Answer:
@@ -113,13 +111,12 @@ class Client:
     @contextmanager
     def running(self, prompt: Sequence[int]) -> Iterator[None]:
         """A request decodes while the block runs: its prompt is computed before, and it is aborted afterwards."""
-        rid, before = f"running-{time.monotonic_ns()}", self.counters().get("prompt_tokens", 0.0)
-        sampling = {"temperature": 0, "max_new_tokens": _ENDLESS, "ignore_eos": True}
-        body = {"input_ids": list(prompt), "rid": rid, "sampling_params": sampling, **self.route}
+        rid, before = f"running-{time.monotonic_ns()}", self.counters()
+        body = {"input_ids": list(prompt), "rid": rid, "sampling_params": greedy(_ENDLESS), **self.route}
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(self.post, "/generate", body)
             try:
-                wait_until(lambda: self.counters().get("prompt_tokens", 0.0) - before >= len(prompt))
+                wait_until(lambda: self.grown(before)["prompt_tokens"] >= len(prompt))
                 yield
             finally:
                 self.post("/abort_request", {"rid": rid})
@@ -136,11 +133,21 @@ class Client:
                 found[f"{match[1]}:{label[1]}" if label else match[1]] = float(match[3])
         return found
 
+    def grown(self, before: Mapping[str, float]) -> dict[str, float]:
+        """What `counters` has counted since it said `before`."""
+        return {name: value - before.get(name, 0.0) for name, value in self.counters().items()}
+
     def internal_state(self) -> dict[str, Any]:
         """The plugin's part of `/server_info`."""
         states = [state["pic"] for state in json.loads(self.server.get("/server_info"))["internal_states"]]
         (state, *_) = [state for state in states if state.get("dp_rank") == self.dp_rank]
         return state
+
+    def audit(self) -> dict[str, Any]:
+        """The audit's part of that, once nothing waits to be audited."""
+        wait_until(lambda: self.internal_state()["audit"]["num_pending"] == 0)
+        audit: dict[str, Any] = self.internal_state()["audit"]
+        return audit
 
     def flush(self) -> None:
         """Forget every cached row, once the server is idle."""
@@ -207,6 +214,40 @@ def serve(
         server.stop()
 
 
+@contextmanager
+def killed_once_it_records(folder: Path, records: str, process: str) -> Iterator[None]:
+    """Of this process's descendants the one with `process` on its command line is killed.
+
+    It ends when a file named `records` below `folder` has content; its children are left to whoever started it.
+    """
+    killed: list[psutil.Process] = []
+
+    def kill() -> None:
+        while not any(path.stat().st_size for path in folder.rglob(records)):
+            time.sleep(0.05)
+        killed.extend(child for child, command in _descendants() if process in command)
+        for child in killed:
+            child.kill()
+
+    Thread(target=kill, daemon=True).start()
+    yield
+    assert len(killed) == 1
+
+
+def assert_nothing_runs(error: str) -> None:
+    """A command that said `error` has ended its servers, and shows a traceback in a server's log at most."""
+    assert "Traceback" not in error.split("its last lines:", maxsplit=1)[0]
+    assert not any("sglang::" in command for _, command in _descendants())
+
+
+def _descendants() -> list[tuple[psutil.Process, str]]:
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            found.append((child, " ".join(child.cmdline())))
+    return found
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     """Return as soon as `condition` holds; fail where it never does."""
     deadline = time.monotonic() + _WAIT_LIMIT_S
@@ -215,10 +256,23 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def greedy(max_new_tokens: int, **custom_params: object) -> dict[str, Any]:
+    """Sampling parameters of a greedy answer of that many tokens, with the `custom_params` that are not `None`."""
+    given = {name: value for name, value in custom_params.items() if value is not None}
+    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+    return sampling | ({"custom_params": given} if given else {})
+
+
 def random_tokens(seed: int, count: int) -> list[int]:
     """Seeded token ids without special meaning."""
     rng = random.Random(seed)
     return [rng.randrange(1000, 40000) for _ in range(count)]
+
+
+def assert_same(one: Answer, other: Answer) -> None:
+    """The same tokens and, in float32, the same distribution of the first one."""
+    assert other.ids == one.ids
+    assert divergence(one.first_token, other.first_token) <= 1e-5
 
 
 def divergence(reference: dict[int, float], other: dict[int, float]) -> float:

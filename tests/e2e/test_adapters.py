@@ -7,12 +7,11 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.e2e.servers import on_servers
-from tests.e2e.serving import Answer, Client, divergence, random_tokens, wait_until
+from tests.e2e.serving import Answer, Client, assert_same, greedy, random_tokens
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("LoRA adapters"), on_servers("gqa_page16.lora")]
 
@@ -53,12 +52,6 @@ def adapters(client: Client, tmp_path: Path) -> Iterator[list[str | None]]:
         client.post("/unload_lora_adapter", {"lora_name": name})
 
 
-def assert_alike(full: Answer, spliced: Answer) -> None:
-    """The same tokens, and in float32 the same distribution of the first one."""
-    assert spliced.ids == full.ids
-    assert divergence(full.first_token, spliced.first_token) <= 1e-5
-
-
 def test_an_adapters_rows_serve_it_and_nobody_else(client: Client, adapters: list[str | None]) -> None:
     """At shift 0, where a splice adds no error; each adapter answers in its own way."""
     prompt = random_tokens(1, _LEN)
@@ -68,7 +61,7 @@ def test_an_adapters_rows_serve_it_and_nobody_else(client: Client, adapters: lis
         assert full.cached_tokens == 0, "rows of another adapter, or of none, are not its rows"
         spliced = client.generate(prompt, lora_path=name)
         assert spliced.chunk_hit_tokens >= _AT_LEAST
-        assert_alike(full, spliced)
+        assert_same(full, spliced)
         answers.append(full)
     assert len({tuple(answer.ids) for answer in answers}) == 3
 
@@ -83,33 +76,26 @@ def test_adapters_side_by_side_answer_as_each_alone(client: Client, adapters: li
     moved = [[*random_tokens(20 + i, 40), *known[i][40:]] for i in range(3)]
     together = batch(client, [*known, *moved], [*order, *order[:3]])
     for answer, full in zip(together, alone, strict=False):
-        assert_alike(full, answer)
+        assert_same(full, answer)
     assert [answer.chunk_hit_tokens >= _AT_LEAST for answer in together[:7]] == [True] * 5 + [False] * 2
     assert all(answer.chunk_hit_tokens >= _AT_LEAST - 40 for answer in together[7:])
 
 
 def batch(client: Client, prompts: list[list[int]], names: list[str | None]) -> list[Answer]:
     """The prompts in one request, each with its adapter."""
-    sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
-    body = {"input_ids": prompts, "lora_path": names, "sampling_params": sampling}
+    body = {"input_ids": prompts, "lora_path": names, "sampling_params": greedy(8)}
     results = client.post("/generate", {**body, "return_logprob": True, "top_logprobs_num": 20})
     return [Client.answer(result) for result in results]
 
 
 def test_audits_compute_with_the_requests_adapter(client: Client, adapters: list[str | None]) -> None:
     """Every spliced request of this server is audited."""
-
-    def settled() -> dict[str, Any]:
-        wait_until(lambda: client.internal_state()["audit"]["num_pending"] == 0)
-        audit: dict[str, Any] = client.internal_state()["audit"]
-        return audit
-
-    before = settled()
+    before = client.audit()
     for seed, name in enumerate(adapters):
         prompt = random_tokens(30 + seed, _LEN)
         for _ in range(2):
             client.generate(prompt, lora_path=name, max_new_tokens=1)
-    after = settled()
+    after = client.audit()
     assert after["num_audited"] - before["num_audited"] == after["num_agreed"] - before["num_agreed"] == 3
     assert after["num_skipped"] == before["num_skipped"]
 

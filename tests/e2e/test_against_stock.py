@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from threading import Thread
 
-import psutil
 import pytest
 
 from sglang_pic.cli import main
 from tests.e2e.servers import SERVERS, on_servers
-from tests.e2e.serving import Client, random_tokens, serve
+from tests.e2e.serving import Client, assert_nothing_runs, killed_once_it_records, random_tokens, serve
 
 pytestmark = pytest.mark.e2e
 
@@ -28,9 +27,12 @@ def test_off_gives_the_tokens_of_stock(
     prompts = [[*random_tokens(i, 20), *base] for i in range(5)] + [
         [*base, *random_tokens(50 + i, 30)] for i in range(5)
     ]
-    with serve(model_dir("smollm2"), tmp_path, *SERVERS["smollm2"].args, backend=None) as stock:
+    with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+        server = serve(model_dir("smollm2"), tmp_path, *SERVERS["smollm2"].args, backend=None)
+        starting = pool.submit(stack.enter_context, server)
+        client = client_of("smollm2")
+        stock = starting.result()
         expected = [stock.generate(prompt, max_new_tokens=6) for prompt in prompts]
-    client = client_of("smollm2")
     answers, spliced = [], []
     for i, prompt in enumerate(prompts):
         policy = {"edit": ("notes", "in_place", "recompile")[i % 3]}
@@ -73,28 +75,13 @@ def test_a_comparison_says_so_when_a_rank_is_killed(
     model_dir: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """SGLang ends a server that lost a rank; nobody waits for the other one, and nothing is left running."""
-    killed: list[psutil.Process] = []
-
-    def kill_a_rank() -> None:
-        while not any(records.stat().st_size for records in tmp_path.rglob("requests.jsonl")):
-            time.sleep(0.1)
-        ranks = (child for child in psutil.Process().children(recursive=True) if "TP1" in " ".join(child.cmdline()))
-        killed.extend(ranks)
-        for rank in killed:
-            rank.kill()
-
-    killer = Thread(target=kill_a_rank, daemon=True)
-    killer.start()
-    code = main(
-        [
-            *("compare", "gen:agent_meta?calls=30&sessions=30&seed=3", "--model", str(model_dir("tiny-gqa"))),
-            *("--out", str(tmp_path / "run"), "--arms", "pic", "--max-tokens", "8"),
-            *("--", "--tp-size", "2", "--max-total-tokens", "24000"),
-        ]
-    )
-    assert len(killed) == 1
-    assert code == 1
+    command = [
+        *("compare", "gen:agent_meta?calls=30&sessions=30&seed=3", "--model", str(model_dir("tiny-gqa"))),
+        *("--out", str(tmp_path / "run"), "--arms", "pic", "--max-tokens", "8"),
+        *("--", "--tp-size", "2", "--max-total-tokens", "24000"),
+    ]
+    with killed_once_it_records(tmp_path, "requests.jsonl", "TP1"):
+        assert main(command) == 1
     error = capsys.readouterr().err
     assert "the server was ended" in error or "the server ended" in error
-    assert "Traceback" not in error.split("its last lines:")[0]
-    assert not any("sglang::" in " ".join(child.cmdline()) for child in psutil.Process().children(recursive=True))
+    assert_nothing_runs(error)

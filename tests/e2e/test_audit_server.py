@@ -10,24 +10,13 @@ from typing import Any
 import pytest
 
 from tests.e2e.servers import on_servers
-from tests.e2e.serving import Answer, Client, random_tokens, wait_until
+from tests.e2e.serving import Answer, Client, random_tokens
 
 pytestmark = pytest.mark.e2e
 
 _LONG = 200
 _FLIP = {"testing": {"flip_donors": True}}
 _BODY = " ".join(f"Entry {i} lists {i * 7 % 31} bars of copper and {i * 13 % 17} of tin." for i in range(12))
-
-
-def audit_of(client: Client) -> dict[str, Any]:
-    """The audit's part of `/server_info`."""
-    return client.internal_state()["audit"]
-
-
-def settled(client: Client) -> dict[str, Any]:
-    """The same, once nothing waits to be audited."""
-    wait_until(lambda: audit_of(client)["num_pending"] == 0)
-    return audit_of(client)
 
 
 def shifted_prompts(count: int, document_len: int) -> list[list[int]]:
@@ -46,7 +35,7 @@ def test_users_notice_nothing(client_of: Callable[[str], Client]) -> None:
     audited = client_of("gqa_page16")
     assert answers_of(audited, prompts) == expected
     num_spliced = sum(answer.chunk_hit_tokens > 0 for answer in expected)
-    audit = settled(audited)
+    audit = audited.audit()
     assert num_spliced >= 7
     assert (audit["num_audited"], audit["num_skipped"]) == (num_spliced, 0)
     assert audit["suspended"] == []
@@ -58,12 +47,11 @@ def test_users_notice_nothing(client_of: Callable[[str], Client]) -> None:
 
 def answers_of(client: Client, prompts: list[list[int]]) -> list[Answer]:
     """The answers to the prompts, one at a time; each prompt is counted once, and a flush forgets them."""
-    before = client.counters()["prompt_tokens"]
+    before = client.counters()
     answers = [client.generate(prompt) for prompt in prompts]
-    counted = client.counters()["prompt_tokens"] - before
-    assert counted == sum(map(len, prompts)), "audits are in no counter of requests"
+    assert client.grown(before)["prompt_tokens"] == sum(map(len, prompts)), "audits are in no counter of requests"
     if "audit" in client.internal_state():
-        settled(client)
+        client.audit()
     client.flush()
     assert client.generate(prompts[0]).cached_tokens == 0
     return answers
@@ -81,12 +69,11 @@ def test_a_pool_that_is_far_too_small(client: Client) -> None:
     assert sum(length == 40 for length in lengths) >= 24 - 6, "what came after the abort is served"
     # In the middle of what is left to audit, if anything is: how far it came depends on the machine.
     client.flush()
-    num_audited = audit_of(client)["num_audited"]
+    num_audited = client.audit()["num_audited"]
     assert client.generate(prompts[0]).cached_tokens == 0
     answers = [client.generate(prompt) for prompt in prompts[1:5]]
     assert any(answer.chunk_hit_tokens for answer in answers)
-    assert settled(client)["num_audited"] > num_audited
-    client.server.check_alive()
+    assert client.audit()["num_audited"] > num_audited
     assert client.faults() == ""
 
 
@@ -105,13 +92,13 @@ def test_a_corruption_is_found_and_its_namespace_goes_off_and_comes_back(client:
         ask(number, "bad", pic=_FLIP)
         if number % 4 == 0:
             ask(number, "good")
-        wait_until(lambda: audit_of(client)["num_pending"] <= 2)
-    assert settled(client)["suspended"] == [], "it takes 16"
+        client.audit()  # not too many wait
+    assert client.audit()["suspended"] == [], "it takes 16"
     # The last audit is this request's own, which a step every 16 rounds decides long before its last token.
     answer = client.generate([*random_tokens(9, 40), *document], extra_key="bad", pic=_FLIP, max_new_tokens=_LONG)
     assert answer.chunk_hit_tokens > 100
     assert len(answer.ids) == _LONG, "what was running goes on"
-    audit = audit_of(client)
+    audit = client.audit()
     assert [shown["extra_key"] for shown in audit["suspended"]] == ["bad"]
     assert audit["suspended"][0]["num_audited"] == 16
     _, line, after = re.split(r"\n?(.*SPLICING IS OFF.*)\n", client.log())
@@ -124,7 +111,7 @@ def test_a_corruption_is_found_and_its_namespace_goes_off_and_comes_back(client:
     again = ask(60, "bad")
     assert again.chunk_hit_tokens == 0
     assert again.cached_tokens < 20, "the words that both begin with, computed by the request before"
-    assert client.counters()["fallbacks:audit"] - before["fallbacks:audit"] == 2
+    assert client.grown(before)["fallbacks:audit"] == 2
     assert ask(61, "good").chunk_hit_tokens > 100
     assert total(client.server.get("/metrics"), "pic_audit_suspended_namespaces") == 1
 
@@ -132,10 +119,10 @@ def test_a_corruption_is_found_and_its_namespace_goes_off_and_comes_back(client:
     assert resume(client, number + 1) == [False]
     assert resume(client, number) == [True]
     assert resume(client, number) == [False], "it is on already"
-    assert settled(client)["suspended"] == []
+    assert client.audit()["suspended"] == []
     assert ask(1, "bad").cached_tokens == 0, "it begins with an empty tree"
     assert ask(62, "bad").chunk_hit_tokens > 100
-    assert settled(client)["suspended"] == []
+    assert client.audit()["suspended"] == []
     client.flush()
 
 

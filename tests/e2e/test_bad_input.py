@@ -74,5 +74,4 @@ def test_any_options_are_served_or_refused_without_a_trace(client: Client) -> No
     assert client.counters() == before, "what is refused changes nothing"
     for number, value in enumerate([value for value in asked if is_valid(value)]):
         assert status(client, value, chat=number % 2 == 0) == 200, value
-    client.server.check_alive()
     print(f"{len(refused)} of {len(asked)} requests were refused")

@@ -16,13 +16,12 @@ import pytest
 from pic_bench.compare.server import free_port
 
 from tests.e2e import pd_plugin
-from tests.e2e.servers import on_servers
-from tests.e2e.serving import Answer, Client, divergence, random_tokens, serve, wait_until
+from tests.e2e.servers import SERVERS, on_servers
+from tests.e2e.serving import Answer, Client, assert_same, random_tokens, serve, wait_until
 
 # Beside the tests of the shared server, so that the two servers are started once.
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("PD disaggregation"), on_servers("gqa_page16")]
 
-_FLAGS = ("--page-size", "16", "--dtype", "float32", "--chunked-prefill-size", "192")
 _TRANSFER = ("--disaggregation-transfer-backend", "mooncake_tcp")
 _NOBODY = "2.2.2.2"
 """To SGLang, a decode server that takes nothing."""
@@ -75,16 +74,15 @@ def start(
     """Starts both servers, once, with the model and the settings of the shared server `gqa_page16`."""
     engine = (pd_plugin.STAND_IN,) if request.param == "stand_in" else _mooncake()
     folder, port = tmp_path_factory.mktemp("pd"), free_port()
-    env = pd_plugin.environment(folder, *engine)
+    env, alone = pd_plugin.environment(folder, *engine), SERVERS["gqa_page16"]
     roles = {
         "prefill": ("--disaggregation-bootstrap-port", str(port)),
         "decode": ("--disaggregation-decode-enable-radix-cache",),
     }
 
     def serve_as(role: str) -> Any:
-        args = (*_FLAGS, *_TRANSFER, "--disaggregation-mode", role, *roles[role])
-        config = {"cost_gate": "off", "audit_rate": 1.0}
-        return serve(model_dir("tiny-gqa"), folder, *args, config=config, env=env)
+        args = (*alone.args, *_TRANSFER, "--disaggregation-mode", role, *roles[role])
+        return serve(model_dir(alone.model), folder, *args, config=alone.config, env=env)
 
     with ExitStack() as stack:
 
@@ -127,14 +125,12 @@ def test_spliced_rows_arrive_and_answers_are_those_of_one_server(client: Client,
     for prompt, alone in zip(prompts, answers, strict=True):
         answer, rows = pair.generate(prompt)
         assert_arrived(rows)
-        assert answer.ids == alone.ids
-        assert divergence(alone.first_token, answer.first_token) <= 1e-5
+        assert_same(alone, answer)
         assert (answer.cached_tokens, answer.chunk_hit_tokens) == (alone.cached_tokens, alone.chunk_hit_tokens)
         spliced = sum(end - start for start, end in rows["sent"]["spliced"])
         assert spliced == answer.chunk_hit_tokens
         assert (spliced > 100) == (prompt in prompts[1:3])
-    wait_until(lambda: pair.prefill.internal_state()["audit"]["num_pending"] == 0)
-    audit = pair.prefill.internal_state()["audit"]
+    audit = pair.prefill.audit()
     assert (audit["num_audited"], audit["num_skipped"]) == (2, 0)
 
 

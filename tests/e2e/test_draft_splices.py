@@ -5,29 +5,60 @@ The tiny drafts guess some tokens, and how many depends on every row of their KV
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from sglang_pic.adapter.contract import BUILT_FOR, installed_version
-from tests.e2e.serving import Client, random_tokens, serve, wait_until
+from sglang_pic.platform import torchvision_shim
+from tests.e2e.servers import AT_SHIFT_ZERO, AUDITED
+from tests.e2e.serving import Client, greedy, random_tokens, serve, wait_until
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(installed_version() != BUILT_FOR, reason="other versions may refuse servers with a draft"),
-]
+pytestmark = pytest.mark.e2e
+as_built_for = pytest.mark.skipif(
+    installed_version() != BUILT_FOR, reason="other versions may refuse servers with a draft"
+)
 
 _NUM_TOKENS = 32
 # Below and above the prefill chunk, and one that ends in it.
 _PROMPTS = [random_tokens(700 + number, length) for number, length in enumerate((150, 385, 600))]
+
 _ARGS = ("--dtype", "float32", "--chunked-prefill-size", "192")
 _CHAIN = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
 _TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "6")
-_CONFIG = {"cost_gate": "off", "audit_rate": 1.0}
-# A prompt that is repeated is spliced from its own chunks at shift 0.
-_PROBE = {"ignore_prefix": True, "check_invariants": True}
+
+
+class Draft(NamedTuple):
+    """A model and what guesses its tokens."""
+
+    model: str
+    draft: str | None
+    args: tuple[str, ...]
+    num_right: int = 6
+    """How many guesses for the tests' prompts are right at least."""
+
+    def serve(self, model_dir: Callable[[str], Path], log_dir: Path, **options: Any) -> AbstractContextManager[Client]:
+        """A server of the model with the draft; `options` are those of `serving.serve`."""
+        path = ("--speculative-draft-model-path", str(model_dir(self.draft))) if self.draft else ()
+        flags = (*_ARGS, "--speculative-algorithm", *self.args, *path)
+        return serve(model_dir(self.model), log_dir, *flags, **options)
+
+
+TREE = Draft("tiny-gqa", "tiny-gqa-eagle", ("EAGLE", *_TREE))
+"""Two branches in each step."""
+DRAFTS = {
+    "standalone": Draft("tiny-gqa", "tiny-gqa", ("STANDALONE", *_CHAIN, "--page-size", "16")),
+    "eagle-tp2": Draft("tiny-gqa", "tiny-gqa-eagle", ("EAGLE", *_CHAIN, "--page-size", "16", "--tp-size", "2")),
+    "nextn": Draft("tiny-mtp", None, ("NEXTN", *_CHAIN)),
+    # The heads of a random model guess nothing.
+    "eagle3": Draft("tiny-gqa", "tiny-gqa-eagle3", ("EAGLE3", *_CHAIN, "--page-size", "16"), num_right=0),
+    "ngram": Draft("tiny-mla", None, ("NGRAM", "--speculative-num-draft-tokens", "8")),
+}
 
 
 class Served(NamedTuple):
@@ -41,8 +72,7 @@ class Served(NamedTuple):
 
 
 def ask(client: Client, prompt: Sequence[int], *, mode: str = "auto") -> Served:
-    sampling = {"temperature": 0, "max_new_tokens": _NUM_TOKENS, "ignore_eos": True}
-    body = {"input_ids": list(prompt), "sampling_params": {**sampling, "custom_params": {"pic": {"mode": mode}}}}
+    body = {"input_ids": list(prompt), "sampling_params": greedy(_NUM_TOKENS, pic={"mode": mode})}
     answer = client.post("/generate", {**body, **client.route})
     meta = answer["meta_info"]
     details = meta.get("cached_tokens_details") or {}
@@ -50,20 +80,23 @@ def ask(client: Client, prompt: Sequence[int], *, mode: str = "auto") -> Served:
     return Served(answer["output_ids"], details.get("pic", 0), right, rounds)
 
 
-def compare(client: Client, num_right: int | None) -> None:
+def compare(client: Client, draft: Draft, *, expected: list[list[int]] | None = None, learns: bool = False) -> None:
     """Prompts computed, then spliced from their own chunks in their own context, alone and side by side.
 
-    `num_right` is how many guesses are right at least; None where they are learnt from answers before.
+    Answers are the `expected` ones; a draft that `learns` from them guesses more when they are asked for again.
     """
     whole = [ask(client, prompt) for prompt in _PROMPTS]
-    assert num_right is None or sum(served.num_right for served in whole) >= num_right
+    assert expected is None or [full.ids for full in whole] == expected
+    num_right = 0
     for prompt, full in zip(_PROMPTS, whole, strict=True):
         assert full.num_spliced == 0
         spliced = ask(client, prompt)
         # All but the sink, a partial page at its end and one at the prompt's.
         assert spliced.num_spliced >= len(prompt) - 32 - 2 * 16
         assert spliced.ids == ask(client, prompt, mode="off").ids == full.ids
-        assert num_right is None or spliced._replace(num_spliced=0) == full, "the same guesses are right"
+        assert learns or spliced._replace(num_spliced=0) == full, "the same guesses are right"
+        num_right += spliced.num_right
+    assert num_right >= draft.num_right
     together = client.generate_all([*_PROMPTS, random_tokens(711, 300)], max_new_tokens=_NUM_TOKENS)
     assert [answer.ids for answer in together[:3]] == [full.ids for full in whole]
     assert all(answer.chunk_hit_tokens for answer in together[:3])
@@ -80,56 +113,88 @@ def check_audited(client: Client, num_audited: int) -> None:
     assert client.internal_state()["faults"]["num_faults"] == 0
 
 
+@as_built_for
 @pytest.mark.feature("speculative decoding")
 def test_an_eagle_draft_is_spliced_with_its_target(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     """Two branches in each step, and a tree that names rows by pairs of tokens."""
-    draft = ("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(model_dir("tiny-gqa-eagle")))
-    with serve(model_dir("tiny-gqa"), tmp_path, *_ARGS, *draft, *_TREE, config=_CONFIG, probe=_PROBE) as client:
+    with TREE.serve(model_dir, tmp_path, config=AUDITED, probe=AT_SHIFT_ZERO) as client:
         assert "draft model, mha pool, 4 layers" in client.log()
-        compare(client, 6)
+        compare(client, TREE)
         check_audited(client, 3)
+
+
+@pytest.fixture(scope="module")
+def answers_of(
+    model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], list[list[int]]]:
+    """The greedy answers of a model on a server without a draft, by its name."""
+
+    @cache
+    def get(model: str) -> list[list[int]]:
+        with serve(model_dir(model), tmp_path_factory.mktemp("plain"), *_ARGS, backend=None) as plain:
+            return [answer.ids for answer in plain.generate_all(_PROMPTS, max_new_tokens=_NUM_TOKENS)]
+
+    return get
 
 
 @pytest.mark.slow
+@as_built_for
 @pytest.mark.parametrize(
-    ("model", "draft", "args", "num_right"),
+    "name",
     [
-        pytest.param(
-            *("tiny-gqa", "tiny-gqa", ("STANDALONE", *_CHAIN, "--page-size", "16"), 6),
-            marks=pytest.mark.feature("speculative decoding"),
-            id="standalone",
-        ),
-        pytest.param(
-            *("tiny-gqa", "tiny-gqa-eagle", ("EAGLE", *_CHAIN, "--page-size", "16", "--tp-size", "2"), 6),
-            marks=pytest.mark.feature("speculative decoding"),
-            id="eagle-tp2",
-        ),
-        pytest.param(
-            *("tiny-mtp", None, ("NEXTN", *_CHAIN), 6), marks=pytest.mark.feature("speculative decoding"), id="nextn"
-        ),
-        # The head of a random model guesses nothing.
-        pytest.param(
-            *("tiny-gqa", "tiny-gqa-eagle3", ("EAGLE3", *_CHAIN, "--page-size", "16"), 0),
-            marks=pytest.mark.feature("speculative decoding"),
-            id="eagle3",
-        ),
-        pytest.param(
-            *("tiny-mla", None, ("NGRAM", "--speculative-num-draft-tokens", "8"), None),
-            marks=pytest.mark.feature("NGRAM"),
-            id="ngram",
-        ),
+        pytest.param(name, marks=pytest.mark.feature("NGRAM" if name == "ngram" else "speculative decoding"))
+        for name in DRAFTS
     ],
 )
 def test_every_draft_is_spliced_with_its_target(
-    model: str,
-    draft: str | None,
-    args: tuple[str, ...],
-    num_right: int | None,
-    model_dir: Callable[[str], Path],
-    tmp_path: Path,
+    name: str, answers_of: Callable[[str], list[list[int]]], model_dir: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    path = ("--speculative-draft-model-path", str(model_dir(draft))) if draft else ()
-    flags = ("--speculative-algorithm", *args, *path)
-    with serve(model_dir(model), tmp_path, *_ARGS, *flags, config=_CONFIG, probe=_PROBE) as client:
-        compare(client, num_right)
+    draft = DRAFTS[name]
+    expected = answers_of(draft.model)
+    with draft.serve(model_dir, tmp_path, config=AUDITED, probe=AT_SHIFT_ZERO) as client:
+        compare(client, draft, expected=expected, learns=name == "ngram")
         check_audited(client, 3)
+
+
+def computed(model: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The tokens that transformers answers in float32."""
+    torchvision_shim.install()
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    answers = []
+    for prompt in prompts:
+        tokens = reference.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=_NUM_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        answers.append(tokens[0, len(prompt) :].tolist())
+    return answers
+
+
+@pytest.mark.slow
+def test_trees_of_an_eagle_draft_change_no_answer(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    """Two branches in each step, chunked prompts, batches, prefix hits; sampled and structured answers end as asked."""
+    prompts = [random_tokens(number, 20 + 60 * number) for number in range(6)]
+    expected = computed(model_dir(TREE.model), prompts)
+    with TREE.serve(model_dir, tmp_path, backend=None) as client:
+        for _ in range(2):
+            answers = client.generate_all(prompts, max_new_tokens=_NUM_TOKENS)
+            assert [answer.ids for answer in answers] == expected
+        # A prompt's last token is computed, and the tree keys pairs of tokens: one less is found again.
+        assert [answer.cached_tokens for answer in answers] == [len(prompt) - 2 for prompt in prompts]
+        assert sum(ask(client, prompt).num_right for prompt in prompts) > 6
+        client.flush()
+        sampling: dict[str, Any] = greedy(12) | {"temperature": 1.5, "top_k": 50, "top_p": 0.9}
+        bodies = [{"input_ids": prompt, "sampling_params": sampling} for prompt in prompts[:3]]
+        assert {client.post("/generate", body)["meta_info"]["completion_tokens"] for body in bodies} == {12}
+        sampling = {"max_new_tokens": 12, "temperature": 0, "regex": "(ab|cd){3}"}
+        text = client.post("/generate", {"input_ids": prompts[0], "sampling_params": sampling})["text"]
+        assert re.fullmatch("(ab|cd){3}", text)
+        client.flush()
+        assert client.faults() == ""

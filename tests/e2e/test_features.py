@@ -14,7 +14,7 @@ import pytest
 
 from sglang_pic.errors import BenchError
 from tests.e2e.servers import SERVERS, on_servers
-from tests.e2e.serving import Client, random_tokens, wait_until
+from tests.e2e.serving import Client, random_tokens
 
 pytestmark = [pytest.mark.e2e, on_servers("gqa_page16.lora")]
 
@@ -204,15 +204,9 @@ def test_no_donor_outlives_a_session_of_updates(client: Client) -> None:
 @pytest.mark.feature("structured output", "penalties and biases", "parallel sampling")
 def test_audits_of_such_requests_find_nothing(client: Client) -> None:
     """Sampling changes logits in place; an audit compares those that the model gave."""
-
-    def settled() -> dict[str, int]:
-        wait_until(lambda: client.internal_state()["audit"]["num_pending"] == 0)
-        audit: dict[str, int] = client.internal_state()["audit"]
-        return audit
-
-    before = settled()
+    before = client.audit()
     for seed, sampling in enumerate(({"regex": "[0-9]{3}"}, {"logit_bias": {"77": 30.0}}, {"n": 2}), 20):
         computed_and_spliced(client, seed, sampling)
-    after = settled()
+    after = client.audit()
     num_audited, num_agreed = (after[name] - before[name] for name in ("num_audited", "num_agreed"))
     assert num_agreed == num_audited >= 4

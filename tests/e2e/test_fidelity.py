@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
-import psutil
 import pytest
 from pic_bench.fidelity.folder import read_probes
 from pic_bench.fidelity.record import Donors, Experiment, Probe
@@ -23,8 +19,9 @@ from pic_traces.questions import GENERATED
 from pic_traces.vocabulary import make_text
 
 from sglang_pic.cli import main
+from tests.e2e.serving import assert_nothing_runs, killed_once_it_records
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("no_grace")]
 
 
 def test_exact_hits_are_exact_and_keys_that_are_not_rotated_do_harm(
@@ -73,9 +70,12 @@ def test_every_experiment_runs_on_an_mla_model_and_goes_on_after_its_server_was_
     command += ["--experiment", "edits", "--edits", "2", "--shift-prompts", "1", "--shifts", "1,64"]
     command += ["--questions", "1", "--greedy", "1", "--keys", "1"]
     command += ["--policy", "default", "--policy", "seam-8=seam:8", "--max-total-tokens", "8000", "--quiet"]
-    with killed_server(out / "probes.jsonl"):
+    with killed_once_it_records(out, "probes.jsonl", "sglang.launch_server"):
         assert main(command) == 1
-    assert_it_says_so(capsys.readouterr().err, out)
+    error = capsys.readouterr().err
+    assert "sglang-pic: error: the server was ended by signal 9" in error
+    assert f"what was measured stays in {out}; go on with --resume" in error
+    assert_nothing_runs(error)
     measured = read_probes(out)
     assert main([*command, "--resume"]) == 0
     probes = read_probes(out)
@@ -109,32 +109,6 @@ def test_every_experiment_runs_on_an_mla_model_and_goes_on_after_its_server_was_
         assert arms["in_place"].chunk_hit_tokens > 512
         assert arms["recompile"].chunk_hit_tokens == 0
         assert arms["recompile"].kl < 1e-6 < arms["in_place"].kl
-
-
-@contextmanager
-def killed_server(records: Path) -> Iterator[None]:
-    """The server's first process is killed once there is a record; its children are left to whoever started it."""
-    killed: list[psutil.Process] = []
-
-    def kill() -> None:
-        while not (records.exists() and records.stat().st_size):
-            time.sleep(0.05)
-        killed.extend(c for c in psutil.Process().children() if "sglang.launch_server" in c.cmdline())
-        for process in killed:
-            process.kill()
-
-    killer = Thread(target=kill, daemon=True)
-    killer.start()
-    yield
-    assert len(killed) == 1
-
-
-def assert_it_says_so(told: str, out: Path) -> None:
-    """What ended, and what to do; and nothing of the server runs any more."""
-    assert "sglang-pic: error: the server was ended by signal 9" in told
-    assert f"what was measured stays in {out}; go on with --resume" in told
-    assert "Traceback" not in told.split("its last lines:", maxsplit=1)[0]
-    assert not any("sglang::" in " ".join(child.cmdline()) for child in psutil.Process().children(recursive=True))
 
 
 def write_trace(path: Path) -> None:

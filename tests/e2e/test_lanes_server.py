@@ -34,7 +34,7 @@ def test_recompile_equals_a_full_prefill_whatever_was_served_before(client: Clie
     assert divergence(full.first_token, recompile.first_token) <= 1e-5
     assert divergence(full.first_token, in_place.first_token) > 1e-4
 
-    grown = {name: value - before.get(name, 0.0) for name, value in client.counters().items()}
+    grown = client.grown(before)
     assert grown["spliced_tokens:changed"] == in_place.behind_change_tokens
     assert grown["guarded_tokens"] == recompile.guarded_tokens
     assert grown["changed_fields"] == 2, "one in each request, however many chunks its prefill has"

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.e2e.servers import on_each_server
-from tests.e2e.serving import Client, random_tokens
+from tests.e2e.serving import Client, greedy, random_tokens
 
 pytestmark = pytest.mark.e2e
 
@@ -32,13 +32,12 @@ def test_nothing_leaks_under_pressure(client: Client) -> None:
     with ThreadPoolExecutor(12) as pool:
         lengths = list(pool.map(lambda job: _generate(client, *job), enumerate(prompts)))
     assert all(length == _NEW_TOKENS for i, length in enumerate(lengths) if not _is_aborted(i))
-    grown = {name: value - before.get(name, 0.0) for name, value in client.counters().items()}
+    grown = client.grown(before)
     assert grown["tokens:chunk"] > 0
     assert sum(grown[f"tokens:{source}"] for source in ("prefix", "chunk", "computed")) == grown["prompt_tokens"]
     # An idle server has looked at its books: a leak would have ended it. A flush needs every lock back.
     client.flush()
     assert client.generate(prompts[0]).cached_tokens == 0
-    client.server.check_alive()
     assert client.faults() == ""
 
 
@@ -48,11 +47,7 @@ def _is_aborted(number: int) -> bool:
 
 def _generate(client: Client, number: int, prompt: list[int]) -> int:
     """How many tokens came; every fifth request is aborted at some moment of its life."""
-    body = {
-        "input_ids": prompt,
-        "rid": f"request-{number}",
-        "sampling_params": {"temperature": 0, "max_new_tokens": _NEW_TOKENS, "ignore_eos": True},
-    }
+    body = {"input_ids": prompt, "rid": f"request-{number}", "sampling_params": greedy(_NEW_TOKENS)}
     with ThreadPoolExecutor(1) as aborter:
         if _is_aborted(number):
             aborter.submit(client.post, "/abort_request", {"rid": body["rid"]})

@@ -9,28 +9,22 @@ from functools import partial
 
 import pytest
 
-from tests.e2e.servers import on_servers
-from tests.e2e.serving import Answer, Client, divergence, random_tokens
+from tests.e2e.servers import on_each_server, on_servers
+from tests.e2e.serving import Answer, Client, assert_same, divergence, random_tokens
 
 pytestmark = pytest.mark.e2e
 
 
-@on_servers("gqa_page16", "gqa_page16.fa3")
-def test_fa3_answers_as_the_cpu_backend_does(client_of: Callable[[str], Client]) -> None:
+@on_each_server(("gqa_page16", "gqa_page16.fa3"), ("mla_page1", "mla_page1.fa3"))
+def test_fa3_answers_as_the_cpu_backend_does(servers: tuple[str, ...], client_of: Callable[[str], Client]) -> None:
     """In float32, at shift 0, shifted, and with prompts longer than a prefill chunk."""
-    _compare(client_of, "gqa_page16", "fa3")
+    _compare(client_of, servers)
 
 
-@pytest.mark.slow
 @on_servers("gqa_page16", "gqa_page16.triton")
-def test_triton_answers_as_the_cpu_backend_does(client_of: Callable[[str], Client]) -> None:
+def test_triton_answers_as_the_cpu_backend_does(servers: tuple[str, ...], client_of: Callable[[str], Client]) -> None:
     """The same with SGLang's kernels interpreted, where every pass takes seconds: one prompt of two chunks."""
-    _compare(client_of, "gqa_page16", "triton", lengths=(230,), new_tokens=2)
-
-
-@on_servers("mla_page1", "mla_page1.fa3")
-def test_fa3_answers_as_the_cpu_backend_does_with_mla(client_of: Callable[[str], Client]) -> None:
-    _compare(client_of, "mla_page1", "fa3")
+    _compare(client_of, servers, lengths=(230,), new_tokens=2)
 
 
 @pytest.mark.feature("deterministic inference")
@@ -49,27 +43,25 @@ def test_with_deterministic_inference_requests_opt_in(client: Client) -> None:
     assert again.chunk_hit_tokens == plain.chunk_hit_tokens == 0
     assert again.ids == plain.ids
     assert divergence(plain.first_token, again.first_token) <= 1e-6
-    assert client.counters()["fallbacks:off"] - before["fallbacks:off"] == 1
+    assert client.grown(before)["fallbacks:off"] == 1
     (said,) = re.findall("sglang_pic: (With deterministic inference.*)", client.log())
     assert said.endswith("only if it asks for mode auto: the default mode is off there.")
 
 
 def _compare(
     client_of: Callable[[str], Client],
-    name: str,
-    backend: str,
+    servers: tuple[str, ...],
     *,
     lengths: Sequence[int] = (150, 600),
     new_tokens: int = 8,
 ) -> None:
     # One server after the other.
-    reference, answers = (_serve(client_of(server), lengths, new_tokens) for server in (name, f"{name}.{backend}"))
+    reference, answers = (_serve(client_of(server), lengths, new_tokens) for server in servers)
     hits = [answer.chunk_hit_tokens for answer in answers]
     assert hits == [answer.chunk_hit_tokens for answer in reference]
     assert all(count > 0 for count in hits[1::2])
     for one, other in zip(reference, answers, strict=True):
-        assert divergence(one.first_token, other.first_token) <= 1e-5
-        assert other.ids == one.ids
+        assert_same(one, other)
 
 
 def _serve(client: Client, lengths: Sequence[int], new_tokens: int) -> list[Answer]:

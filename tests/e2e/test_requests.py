@@ -60,7 +60,7 @@ def test_counters_add_up(client: Client) -> None:
     prompt = random_tokens(1, 300)
     client.generate(prompt)
     shifted = client.generate([*random_tokens(2, 40), *prompt])
-    grown = {name: value - before.get(name, 0.0) for name, value in client.counters().items()}
+    grown = client.grown(before)
     assert grown["prompt_tokens"] == 300 + 340
     assert grown["tokens:chunk"] == shifted.chunk_hit_tokens == 300 - 32 - 1 - 1, "sink, seam and last token computed"
     assert grown["tokens:computed"] == 640 - shifted.chunk_hit_tokens
@@ -69,24 +69,19 @@ def test_counters_add_up(client: Client) -> None:
     assert by_context == grown["tokens:chunk"]
 
 
-def test_seam_tokens_of_a_request(client: Client) -> None:
+@pytest.mark.parametrize(
+    ("option", "tokens", "fewer"),
+    # The last token is computed in any case.
+    [("seam_tokens", 8, 8), ("tail_tokens", 50, 49)],
+)
+def test_seam_and_tail_tokens_of_a_request(client: Client, option: str, tokens: int, fewer: int) -> None:
     hits = []
-    for seam in (0, 8):
-        prompt = random_tokens(30 + seam, 300)
+    for count in (0, tokens):
+        prompt = random_tokens(30 + count, 300)
         client.generate(prompt)
-        shifted = [*random_tokens(40 + seam, 40), *prompt]
-        hits.append(client.generate(shifted, pic={"seam_tokens": seam}).chunk_hit_tokens)
-    assert hits[0] - hits[1] == 8
-
-
-def test_tail_tokens_of_a_request(client: Client) -> None:
-    hits = []
-    for tail in (0, 50):
-        prompt = random_tokens(50 + tail, 300)
-        client.generate(prompt)
-        shifted = [*random_tokens(60 + tail, 40), *prompt]
-        hits.append(client.generate(shifted, pic={"tail_tokens": tail}).chunk_hit_tokens)
-    assert hits[0] - hits[1] == 49, "the last token is computed in any case"
+        shifted = [*random_tokens(130 + count, 40), *prompt]
+        hits.append(client.generate(shifted, pic={option: count}).chunk_hit_tokens)
+    assert hits[0] - hits[1] == fewer
 
 
 @pytest.mark.feature("requests that opt out")
@@ -112,7 +107,7 @@ def test_input_logprobs_are_computed(client: Client) -> None:
     before = client.counters()
     answer = client.generate([*random_tokens(9, 40), *prompt], logprob_start_len=0)
     assert answer.cached_tokens == 0
-    assert client.counters()["fallbacks:input_logprobs"] - before["fallbacks:input_logprobs"] == 1
+    assert client.grown(before)["fallbacks:input_logprobs"] == 1
 
 
 @pytest.mark.feature("logprobs of the prompt")
@@ -149,7 +144,7 @@ def test_what_is_counted_beside_hidden_states_happens(client: Client, placed_fir
         },
     )
     metas = {wanted: answer["meta_info"] for (_, wanted), answer in zip(both, answers, strict=True)}
-    grown = {name: value - before.get(name, 0.0) for name, value in client.counters().items()}
+    grown = client.grown(before)
     assert len(metas[True]["hidden_states"][0]) == len(placed)
     num_spliced = 0 if placed_first else 300 - 32 - 1 - 1
     assert metas[False]["cached_tokens"] == num_spliced == grown["tokens:chunk"]
@@ -166,7 +161,7 @@ def test_a_streaming_session_is_computed_and_counted(client: Client) -> None:
     before = client.counters()
     session = {"id": json.loads(client.post("/open_session", {"capacity_of_str_len": 4096, "streaming": True}))}
     turns = [client.generate(prompt, session_params=session) for prompt in (first, later)]
-    grown = {name: value - before.get(name, 0.0) for name, value in client.counters().items()}
+    grown = client.grown(before)
     assert (grown["fallbacks:session"], grown["tokens:chunk"]) == (2, 0)
     assert turns[1].cached_tokens >= len(first)
     client.post("/close_session", {"session_id": session["id"]})

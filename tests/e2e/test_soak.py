@@ -10,15 +10,11 @@ import pytest
 from pic_bench.soak.__main__ import main
 from pic_bench.soak.record import Soak
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("no_grace")]
 
 
-def test_a_short_soak_is_clean(
-    model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_soak_is_clean(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     """`make soak` has minutes for the same; bench/results/soak.json is half an hour of it."""
-    # All that a server has to say is in its log when the soak is over.
-    monkeypatch.setattr("pic_bench.compare.server.TERM_GRACE_S", 0.0)
     # A machine that comes to little in so many seconds is given more.
     for seconds in (15, 60, 240):
         out = tmp_path / f"soak-{seconds}.json"
