@@ -56,8 +56,8 @@ class StandIn:
         prefix: prefix hit tokens of every request.
     """
 
-    def __init__(self, *, prefix: int = 0) -> None:
-        self.prefix = prefix
+    def __init__(self, *, prefix: int = 0, vocab: int = 200) -> None:
+        self.prefix, self.vocab = prefix, vocab
         self.asked: list[Asked] = []
 
     def record(
@@ -71,7 +71,7 @@ class StandIn:
     def answer(self, asked: Asked) -> Recorded:
         """What is recorded of a request."""
         hits = 0 if asked.arm.is_control else len(asked.prompt) // 2
-        return recorded(prefix=self.prefix, hits=hits, positions=len(asked.gold) + 1)
+        return recorded(prefix=self.prefix, hits=hits, positions=len(asked.gold) + 1, vocab=self.vocab)
 
 
 def recorded(

@@ -128,12 +128,12 @@ class Server(StandIn):
     """The new answer's logit is what is given for the arm, all others are 0."""
 
     def __init__(self, job: Job, logits: dict[str, float], *, prefix: int = 0) -> None:
-        super().__init__(prefix=prefix)
+        super().__init__(prefix=prefix, vocab=49_152)
         self.new, self.logits = job.case.edited.answers.new, logits
 
     def answer(self, asked: Asked) -> Recorded:
         assert not asked.gold
-        found = recorded(prefix=self.prefix, hits=0 if asked.arm in (FULL, STALE) else 100, vocab=49_152)
+        found = recorded(prefix=self.prefix, hits=0 if asked.arm in (FULL, STALE) else 100, vocab=self.vocab)
         found.logits[0, self.new] = self.logits[asked.arm.name]
         return found
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,16 +15,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fidelity_records import Asked, StandIn, probe
+from pic_bench.fidelity import runner
 from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.cases.case import Case
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.cases.turns import conversation
+from pic_bench.fidelity.command import _config, add_arguments
 from pic_bench.fidelity.compared import make_panels
 from pic_bench.fidelity.config import Config, Sizes
 from pic_bench.fidelity.drift import by_turn, drift_table, make_drifts, quarters
+from pic_bench.fidelity.folder import read_probes
 from pic_bench.fidelity.passes import TURNS_POLICIES, TraceCall, TraceRun, TurnsRun, Vault, distinct_tokens
+from pic_bench.fidelity.plan import make_plan
 from pic_bench.fidelity.record import Change, Donors, Experiment, Probe, append_lines
 from pic_bench.fidelity.report import write_report
+from pic_bench.fidelity.runner import run_fidelity
 from pic_bench.fidelity.summary import Thresholds
 from pic_bench.fidelity.target import Recorded
 
@@ -71,8 +78,8 @@ def test_a_conversation_that_does_not_fit_is_refused(model_dir: Callable[[str], 
 class Cache(StandIn):
     """A server whose cache lives on: what it is asked, pass by pass, as key, arm, tokens and where computing begins."""
 
-    def __init__(self, *, prefix: int = 0) -> None:
-        super().__init__(prefix=prefix)
+    def __init__(self, *, prefix: int = 0, vocab: int = 200) -> None:
+        super().__init__(prefix=prefix, vocab=vocab)
         self.passes: list[list[tuple[str, str, int, int | None]]] = [[]]
 
     def flush(self) -> None:
@@ -185,6 +192,44 @@ def test_a_trace_goes_on_without_what_an_earlier_run_kept(tmp_path: Path, serve_
     shutil.rmtree(tmp_path / "vault")
     again = serve_trace(Cache(), frozenset(arms_of(p for p in probes if p.arm != "more")))
     assert arms_of(again) == arms_of(p for p in probes if p.arm == "more")
+
+
+def test_a_run_serves_traces_and_conversations_once(
+    tmp_path: Path, model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser = ArgumentParser()
+    add_arguments(parser)
+    words = ["--experiment", "trace", "--experiment", "turns", "--quick", "--dtype", "float32", "--turns", "2"]
+    words += [
+        "--calls",
+        "3",
+        "--change",
+        "new",
+        "--policy",
+        "default",
+        "--model",
+        str(model_dir("smollm2")),
+        "--out",
+        "o",
+    ]
+    plan = make_plan(_config(parser.parse_args(words)), quiet=True)
+    starts = []
+
+    @contextmanager
+    def serve(*_: object, **__: object) -> Iterator[Cache]:
+        starts.append(Cache(vocab=49_152))
+        yield starts[-1]
+
+    monkeypatch.setattr(runner, "serve_target", serve)
+    first = run_fidelity(plan, tmp_path, start_timeout_s=1, quiet=True)
+    probes = read_probes(tmp_path)
+    arms = {Experiment.TRACE: {"full", "retest", "exact", "default", "naive"}, Experiment.TURNS: {"full", "default"}}
+    for experiment, names in arms.items():
+        assert {probe.arm for probe in probes if probe.experiment is experiment} == names
+    assert first.measured == len(probes) == len({(probe.experiment, probe.prompt, probe.arm) for probe in probes})
+    assert not (tmp_path / "vault/float32").exists()
+    again = run_fidelity(plan, tmp_path, start_timeout_s=1, quiet=True)
+    assert (again.measured, len(starts)) == (0, 1)
 
 
 def test_distinct_tokens_are_the_rows_of_a_prefix_cache() -> None:

@@ -19,9 +19,9 @@ from pic_bench.fidelity.config import Config, Sizes
 from pic_bench.fidelity.folder import claim_run, read_config, read_environment, read_left_out, read_probes
 from pic_bench.fidelity.measure import Unrealised
 from pic_bench.fidelity.merge import merge_runs
-from pic_bench.fidelity.plan import chosen_questions, make_plan, named_policies
+from pic_bench.fidelity.plan import Plan, chosen_questions, make_plan, named_policies
 from pic_bench.fidelity.record import Experiment, Probe, append_lines
-from pic_bench.fidelity.runner import run_fidelity
+from pic_bench.fidelity.runner import Outcome, run_fidelity
 from pic_bench.out_folder import write_json
 from pic_traces.questions import GENERATED
 
@@ -146,20 +146,25 @@ class Server:
 
 
 @pytest.fixture
-def grid_run(tmp_path: Path, model_dir: Callable[[str], Path]) -> tuple[Config, Path]:
+def grid_run(tmp_path: Path, model_dir: Callable[[str], Path]) -> tuple[Plan, Path]:
     """A run of 40 prompts that is yet to be measured."""
     words = ["--experiment", "grid", "--dtype", "float32", "--prompts", "40", "--blocks", "1", "--seams", "0,1"]
     config = msgspec.structs.replace(parse(*words), model=str(model_dir("smollm2")))
     claim_run(tmp_path / "run", config, resume=False, force=False)
-    return config, tmp_path / "run"
+    return make_plan(config, quiet=True), tmp_path / "run"
+
+
+def go_on(run: tuple[Plan, Path]) -> Outcome:
+    """Measures what is not measured yet."""
+    return run_fidelity(*run, start_timeout_s=1, quiet=True)
 
 
 def test_what_was_left_out_is_replaced_and_neither_served_nor_counted_again(
-    grid_run: tuple[Config, Path], monkeypatch: pytest.MonkeyPatch
+    grid_run: tuple[Plan, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, folder = grid_run
+    folder = grid_run[1]
     server = Server(monkeypatch, "grid-1-3", "grid-1-5")
-    first = run_fidelity(make_plan(config, quiet=True), folder, start_timeout_s=1, quiet=True)
+    first = go_on(grid_run)
     assert (first.measured, first.resumed, first.left_out) == (40, 0, 2)
     # Broken off after 20 prompts; of the next 20 one more is left out: 3 of 40 are few, 3 of 20 would be too many.
     probes = folder / "probes.jsonl"
@@ -167,50 +172,48 @@ def test_what_was_left_out_is_replaced_and_neither_served_nor_counted_again(
     probes.unlink()
     append_lines(probes, kept)
     server = Server(monkeypatch, "grid-1-3", "grid-1-5", "grid-1-39")
-    again = run_fidelity(make_plan(config, quiet=True), folder, start_timeout_s=1, quiet=True)
+    again = go_on(grid_run)
     assert server.served == [f"grid-1-{number}" for number in range(20, 43)], "each is replaced by one more prompt"
     assert (again.measured, again.resumed, again.left_out) == (22, 18, 3)
     assert [left.prompt for left in read_left_out(folder)] == ["grid-1-3", "grid-1-5", "grid-1-39"]
-    whole = run_fidelity(make_plan(config, quiet=True), folder, start_timeout_s=1, quiet=True)
+    whole = go_on(grid_run)
     assert (whole.measured, whole.resumed, whole.left_out, server.starts) == (0, 40, 3, 1)
 
 
-def test_a_run_stops_where_too_much_is_left_out(grid_run: tuple[Config, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    config, folder = grid_run
+def test_a_run_stops_where_too_much_is_left_out(grid_run: tuple[Plan, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(monkeypatch, "grid-1-0", "grid-1-1", "grid-1-25")
     with pytest.raises(BenchError, match="3 of 26 prompts were not served as meant"):
-        run_fidelity(make_plan(config, quiet=True), folder, start_timeout_s=1, quiet=True)
+        go_on(grid_run)
     assert len(server.served) == 26
 
 
 def test_a_resumed_run_names_every_commit_and_no_other_machine(
-    grid_run: tuple[Config, Path], monkeypatch: pytest.MonkeyPatch
+    grid_run: tuple[Plan, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, folder = grid_run
-    plan = make_plan(config, quiet=True)
+    folder = grid_run[1]
     Server(monkeypatch)
     earlier = msgspec.structs.replace(capture_environment(), commit="a" * 40, command="sglang-pic earlier")
     monkeypatch.setattr(runner, "capture_environment", lambda: earlier)
-    run_fidelity(plan, folder, start_timeout_s=1, quiet=True)
+    go_on(grid_run)
     (folder / "probes.jsonl").unlink()
     for commit in "bb":
         now = msgspec.structs.replace(earlier, commit=commit * 40, command="sglang-pic now")
         monkeypatch.setattr(runner, "capture_environment", lambda now=now: now)
-        run_fidelity(plan, folder, start_timeout_s=1, quiet=True)
+        go_on(grid_run)
     found = read_environment(folder)
     assert (found.command, found.commit) == ("sglang-pic earlier; sglang-pic now", f"{'a' * 40}; {'b' * 40}")
     other = msgspec.structs.replace(earlier, cpu="Another", commit="c" * 40)
     monkeypatch.setattr(runner, "capture_environment", lambda: other)
-    run_fidelity(plan, folder, start_timeout_s=1, quiet=True)
+    go_on(grid_run)
     assert read_environment(folder) == found, "nothing was measured"
     (folder / "probes.jsonl").unlink()
     with pytest.raises(BenchError, match=r"cpu is .* in .*run and 'Another' in this run"):
-        run_fidelity(plan, folder, start_timeout_s=1, quiet=True)
+        go_on(grid_run)
 
 
-def test_an_earlier_run_outlives_a_command_that_cannot_begin(grid_run: tuple[Config, Path], tmp_path: Path) -> None:
-    config, folder = grid_run
-    write_json(folder / "config.json", config)
+def test_an_earlier_run_outlives_a_command_that_cannot_begin(grid_run: tuple[Plan, Path], tmp_path: Path) -> None:
+    plan, folder = grid_run
+    write_json(folder / "config.json", plan.config)
     (folder / "probes.jsonl").write_text("{}\n")
     assert main(["fidelity", "--model", str(tmp_path / "none"), "--quick", "--force", "--out", str(folder)]) == 2
     assert (folder / "probes.jsonl").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -25,6 +25,7 @@ MARKS = "oDs"
 FLOOR = "line-6"
 # A float32 prefix hit differs by 1e-12 and would press everything else together.
 DECADES = 5
+_DASHES = {"naive": "--"}
 _NOTHING = Estimate(value=0.0, low=0.0, high=0.0, n=0)
 DONORS = {Donors.ISOLATED: "donors alone", Donors.CONTEXT: "donors in context"}
 
@@ -48,31 +49,25 @@ class Curve(NamedTuple):
 
 def by_seam(cells: Sequence[Cell]) -> Picture | None:
     """KL against seam tokens, a curve for each number of runs; cells of one dtype, data and kind of donors."""
-    at = [(seam, cell) for cell in cells if (seam := seam_of(cell.arm)) is not None]
-    seams = sorted({seam for seam, _ in at})
-    blocks = _columns([cell for _, cell in at])
-    series = [
-        Curve(plural(number, "run"), [(seams.index(seam), c.kl) for seam, c in at if c.num_blocks == number])
-        for number in blocks
-    ]
+    blocks = _values((cell for cell in cells if seam_of(cell.arm) is not None), _num_blocks)
+    curves = {plural(number, "run"): [cell for cell in cells if cell.num_blocks == number] for number in blocks}
+    floor = _floor([cell for cell in cells if cell.num_blocks == blocks[-1]]) if blocks else {}
     note = "A curve for each number of runs, with 95 % intervals over prompts; naive is in the next picture."
-    return _picture("KL against seam tokens", cells, seams, series, blocks[-1:], "seam tokens", note)
+    return _picture("KL against seam tokens", curves, lambda cell: seam_of(cell.arm), floor, "seam tokens", note)
 
 
 def by_runs(cells: Sequence[Cell]) -> Picture | None:
     """KL against the number of runs, a curve for each of a few arms."""
-    columns = _columns([cell for cell in cells if cell.arm not in CONTROLS])
-    series = _arms(cells, columns, lambda cell: cell.num_blocks)
+    floor = _floor([cell for cell in cells if cell.num_blocks is not None])
     note = "Naive is spliced without rotation."
-    return _picture("KL against number of runs", cells, columns, series, columns, RUNS, note)
+    return _picture("KL against number of runs", _arms(cells), _num_blocks, floor, RUNS, note)
 
 
 def by_shift(cells: Sequence[Cell]) -> Picture | None:
     """KL against how far a block was moved."""
-    columns = sorted({cell.shift for cell in cells if cell.arm not in CONTROLS and cell.shift is not None})
-    series = _arms(cells, columns, lambda cell: cell.shift)
     note = "One block, moved; rotated and not rotated."
-    return _picture("KL against shift", cells, columns, series, None, "positions moved", note)
+    floor = _floor(cells)
+    return _picture("KL against shift", _arms(cells), lambda cell: cell.shift, floor, "positions moved", note)
 
 
 def scores(cells: Sequence[Cell]) -> Picture | None:
@@ -126,7 +121,7 @@ def trade_offs(cells: Sequence[Cell]) -> Iterator[Picture]:
 def by_skills(cells: Sequence[Cell]) -> Picture:
     """KL against the number of skills: a curve for each way to compile them, with no seam and with the longest."""
     kept = [cell for cell in cells if cell.donors in COMPILED]
-    counts = _columns(kept)
+    counts = _values(kept, _num_blocks)
     seams = {seam for cell in kept if (seam := seam_of(cell.arm)) is not None}
     curves = []
     for donors, compiled in COMPILED.items():
@@ -222,48 +217,51 @@ def _log_axis(axes: Axes, estimates: Sequence[Estimate]) -> None:
     axes.set_yticks([], minor=True)
 
 
-def _arms(cells: Sequence[Cell], columns: Sequence[int], where: Callable[[Cell], int | None]) -> list[Curve]:
-    """Curves of the arms that tell most: naive, seams 0, 1, 8 and the longest."""
+def _arms(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    """The cells of the arms that tell most: naive, seams 0, 1, 8 and the longest."""
     seams = {seam for cell in cells if (seam := seam_of(cell.arm)) is not None}
     wanted = ["naive", *(f"seam-{seam}" for seam in sorted(seams & {0, 1, 8} | {max(seams, default=0)}))]
-    series = []
-    for arm in wanted:
-        curve = [(columns.index(at), c.kl) for c in cells if c.arm == arm and (at := where(c)) in columns]
-        if curve:
-            series.append(Curve(arm_name(arm).partition(" (")[0], curve, "--" if arm == "naive" else "-"))
-    return series
+    found = {arm_name(arm).partition(" (")[0]: [cell for cell in cells if cell.arm == arm] for arm in wanted}
+    return {name: some for name, some in found.items() if some}
 
 
-def _floor(cells: Sequence[Cell], columns: Sequence[int] | None) -> dict[str, Estimate]:
+def _floor(cells: Sequence[Cell]) -> dict[str, Estimate]:
     """The noise floor of the place with the highest; none where no exact hit or second full prefill was measured."""
     for arm in ("exact", "retest"):
-        found = [c for c in cells if c.arm == arm and (columns is None or c.num_blocks in columns)]
-        if found:
-            return {arm_name(arm): max(found, key=lambda cell: cell.kl.value).kl}
+        if found := [cell.kl for cell in cells if cell.arm == arm]:
+            return {arm_name(arm): max(found, key=lambda kl: kl.value)}
     return {}
 
 
 def _picture(
     what: str,
-    cells: Sequence[Cell],
-    slots: Sequence[int],
-    series: Sequence[Curve],
-    floor_at: Sequence[int] | None,
+    curves: Mapping[str, Sequence[Cell]],
+    at: Callable[[Cell], int | None],
+    floor: Mapping[str, Estimate],
     axis: str,
     note: str,
 ) -> Picture | None:
     """Curves of cells of one dtype, data and kind of donors; None of a single slot."""
+    slots = _values((cell for some in curves.values() for cell in some), at)
     if len(slots) < 2:
         return None
-    cell = next(cell for cell in cells if cell.arm not in CONTROLS)
+    series = [
+        Curve(name, [(slots.index(x), cell.kl) for cell in some if (x := at(cell)) is not None], _DASHES.get(name, "-"))
+        for name, some in curves.items()
+    ]
+    cell = next(cell for some in curves.values() for cell in some if cell.arm not in CONTROLS)
     title = f"{what}: {_dtype_and_source([cell])}, {DONORS.get(cell.donors, cell.donors.value)}"
-    drawn = plot(title, series, _floor(cells, floor_at), axis, slots=slots)
     name = what.replace("against", "by").replace("number of ", "").replace(" tokens", "")
+    drawn = plot(title, series, floor, axis, slots=slots)
     return Picture(slug(name, cell.dtype, cell.source, cell.donors.value), title, note, drawn)
 
 
-def _columns(cells: Sequence[Cell]) -> list[int]:
-    return sorted({cell.num_blocks for cell in cells if cell.num_blocks is not None})
+def _values(cells: Iterable[Cell], at: Callable[[Cell], int | None]) -> list[int]:
+    return sorted({value for cell in cells if (value := at(cell)) is not None})
+
+
+def _num_blocks(cell: Cell) -> int | None:
+    return cell.num_blocks
 
 
 def _dtype_and_source(cells: Sequence[Cell]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -60,21 +61,18 @@ def make_plan(config: Config, *, quiet: bool) -> Plan:
     text = ModelText(Path(config.model))
     pool = TextPool(*_text_source(config), text)
     passages = PassageJobs(config.sizes, pool, text, config.seed)
-    jobs: list[Job] = []
-    if Experiment.GRID in config.experiments:
-        jobs += passages.grid()
-    if Experiment.SHIFT in config.experiments:
-        jobs += passages.shift()
-    if Experiment.QA in config.experiments:
-        jobs += qa_jobs(config.sizes, chosen_questions(config), text, config.seed)
-    if Experiment.COMPOSE in config.experiments:
-        jobs += compose_jobs(config.sizes, text, pool, config.seed)
+    policies = [msgspec.structs.replace(arm, donors=Donors.EDITED) for arm in named_policies(config)]
+    makers: dict[Experiment, Callable[[], Iterable[Job]]] = {
+        Experiment.GRID: passages.grid,
+        Experiment.SHIFT: passages.shift,
+        Experiment.QA: lambda: qa_jobs(config.sizes, chosen_questions(config), text, config.seed),
+        Experiment.COMPOSE: lambda: compose_jobs(config.sizes, text, pool, config.seed),
+        Experiment.EDITS: lambda: edit_jobs(config.edit_set, config.sizes.edits, text, config.seed, policies),
+    }
+    jobs = [job for experiment, make in makers.items() if experiment in config.experiments for job in make()]
     conversations: list[list[Case]] = []
     if Experiment.TURNS in config.experiments:
         conversations = [conversation(change, config.sizes.turns, text, config.seed) for change in config.changes]
-    if Experiment.EDITS in config.experiments:
-        policies = [msgspec.structs.replace(arm, donors=Donors.EDITED) for arm in named_policies(config)]
-        jobs += edit_jobs(config.edit_set, config.sizes.edits, text, config.seed, policies)
     calls: list[TraceCall] = []
     if Experiment.TRACE in config.experiments:
         # One trace after the other; each has namespaces of its own.

@@ -16,16 +16,20 @@ MIN_GAP = 0.5
 field, and there is nothing to recover."""
 
 
-class Experiment(Enum):
-    """What is varied, with what the command line says of it."""
+class Named(Enum):
+    """A choice that records and configurations name, with what is meant in words."""
 
     about: str
 
     def __new__(cls, name: str, about: str = "") -> Self:
-        """A member whose value is its name in records."""
+        """A member whose value is its name in files."""
         one = object.__new__(cls)
         one._value_, one.about = name, about
         return one
+
+
+class Experiment(Named):
+    """What is varied; the words are also the command line's."""
 
     GRID = "grid", "seam tokens, number of runs, donors alone or in context"
     SHIFT = "shift", "how far a run is moved"
@@ -36,62 +40,43 @@ class Experiment(Enum):
     EDITS = "edits", "a prompt behind the same prompt with other values in its fields"
 
 
-class Donors(Enum):
+class Donors(Named):
     """Where a run's rows were computed."""
 
-    NONE = "none"
-    """Nothing is spliced: a control."""
-    ISOLATED = "isolated"
-    """Each block alone, behind a header that fills the sink."""
-    CONTEXT = "context"
-    """In one request with the other blocks, in another order."""
-    TRACE = "trace"
-    """Wherever earlier calls of the trace computed them."""
-    EDITED = "edited"
-    """In the same prompt with other values in its fields."""
+    NONE = "none", "nothing is spliced: a control"
+    ISOLATED = "isolated", "each block alone, behind a header that fills the sink"
+    CONTEXT = "context", "in one request with the other blocks, in another order"
+    TRACE = "trace", "wherever earlier calls of the trace computed them"
+    EDITED = "edited", "in the same prompt with other values in its fields"
 
 
-class Change(Enum):
-    """How the field's value goes on."""
+class Change(Named):
+    """How the value of the field of TURNS goes on."""
 
-    NEW = "new values"
-    """A value that was never there before."""
-    TOGGLE = "toggle"
-    """Two values in turn."""
-    RETURN = "return"
-    """The first value at every second turn, and a new one between."""
-    CLOCK = "clock"
-    """The time of day, which no other line mentions."""
+    NEW = "new values", "a value that was never there before"
+    TOGGLE = "toggle", "two values in turn"
+    RETURN = "return", "the first value at every second turn, and a new one between"
+    CLOCK = "clock", "the time of day, which no other line mentions"
 
 
-class TemplateSet(Enum):
+class TemplateSet(Named):
     """What a set of templates of EDITS is for; no template is in both."""
 
-    FIND = "find"
-    """Finding a rule."""
-    REPORT = "report"
-    """Judging it."""
+    FIND = "find", "finding a rule"
+    REPORT = "report", "judging it"
 
 
-class Family(Enum):
+class Family(Named):
     """How the answer to a prompt of EDITS depends on the field."""
 
-    DIRECTORY = "directory"
-    """A line elsewhere says what belongs to the value."""
-    CHAIN = "chain"
-    """Two such lines, one after the other."""
-    OVERWRITE = "overwrite"
-    """The field is a later setting of a key that was set before."""
-    THRESHOLD = "threshold"
-    """The answer depends on which side of a limit the value lies."""
-    NEGATION = "negation"
-    """The values are a statement and its denial."""
-    JSON = "json"
-    """The field stands in a state object, the rule in prose or in another object."""
-    IRRELEVANT = "irrelevant"
-    """The answer does not depend on the field."""
-    CLOCK = "clock"
-    """The field is a time, a counter or an id that nothing else mentions."""
+    DIRECTORY = "directory", "a line elsewhere says what belongs to the value"
+    CHAIN = "chain", "two such lines, one after the other"
+    OVERWRITE = "overwrite", "the field is a later setting of a key that was set before"
+    THRESHOLD = "threshold", "the answer depends on which side of a limit the value lies"
+    NEGATION = "negation", "the values are a statement and its denial"
+    JSON = "json", "the field stands in a state object, the rule in prose or in another object"
+    IRRELEVANT = "irrelevant", "the answer does not depend on the field"
+    CLOCK = "clock", "the field is a time, a counter or an id that nothing else mentions"
 
     @property
     def is_gated(self) -> bool:

@@ -64,13 +64,8 @@ class FrameWords(msgspec.Struct, frozen=True):
     donor_header: str
 
 
-class _Words(msgspec.Struct, frozen=True):
-    passages: FrameWords
-    questions: FrameWords
-
-
-_WORDS = msgspec.json.decode(Path(__file__).with_name("words.json").read_bytes(), type=_Words)
-PASSAGES, QUESTIONS = _WORDS.passages, _WORDS.questions
+_WORDS = msgspec.json.decode(Path(__file__).with_name("words.json").read_bytes(), type=dict[str, FrameWords])
+PASSAGES, QUESTIONS = _WORDS["passages"], _WORDS["questions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ A report has a line that draws on the field, so that its value is mentioned; the
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 from pic_traces.vocabulary import WORDS, make_text
 
@@ -30,13 +29,6 @@ _DEPOT_FIELD = "The depot in use is {value}."
 _CLOCK_FIELD = "It is {value}."
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    report: str
-    question: str
-    answer: str
-
-
 def conversation(change: Change, num_turns: int, text: ModelText, seed: int) -> list[Case]:
     """Every turn's prompt with its answer as gold; what was said before is the same in all prompts that follow.
 
@@ -50,13 +42,14 @@ def conversation(change: Change, num_turns: int, text: ModelText, seed: int) -> 
     said: list[str] = []
     cases = []
     for number, (field, depot) in enumerate(zip(fields, depots, strict=True)):
-        turn = _turn(change, number, depot, keepers[depot], rng)
-        said.append(f"{turn.report} {turn.question}")
+        question, answer = _ask(change, number, depot, keepers[depot])
+        report = make_text(rng, rng.randint(*_REPORT_TOKENS)).rstrip(".")
+        said.append(f"{report}. Depot {depot} is in the care of {keepers[depot]}. {question}")
         prompt = text.conversation(_SYSTEM.format(field=field), said)
         name = f"{change.name.lower()}-{number:02}"
-        gold = text.ids(turn.answer)
+        gold = text.ids(answer)
         cases.append(Case(experiment=Experiment.TURNS, name=name, source=change.value, prompt=prompt, gold=gold))
-        said.append(turn.answer)
+        said.append(answer)
     if (longest := len(cases[-1].prompt) + _ROOM) > text.context_len:
         raise ConfigError(
             f"turns={num_turns}: the last one needs {longest} tokens, the model's context has {text.context_len}; give "
@@ -83,11 +76,9 @@ def _field(change: Change, depot: str, number: int) -> str:
     return _DEPOT_FIELD.format(value=depot)
 
 
-def _turn(change: Change, number: int, depot: str, keeper: str, rng: random.Random) -> _Turn:
-    """Every second question is about the keeper, whom the field alone does not name."""
+def _ask(change: Change, number: int, depot: str, keeper: str) -> tuple[str, str]:
+    """Question and answer: every second one is about the keeper, whom the field alone does not name."""
     named = f"depot {depot}" if change is Change.CLOCK else "the depot in use"
-    said = make_text(rng, rng.randint(*_REPORT_TOKENS)).rstrip(".")
-    report = f"{said}. Depot {depot} is in the care of {keeper}."
     if number % 2:
-        return _Turn(report, f"Who has the care of {named}?", f"Depot {depot} is in the care of {keeper}.")
-    return _Turn(report, f"Where is {keeper}, who has the care of {named}?", f"{keeper} is at depot {depot}.")
+        return f"Who has the care of {named}?", f"Depot {depot} is in the care of {keeper}."
+    return f"Where is {keeper}, who has the care of {named}?", f"{keeper} is at depot {depot}."
