@@ -211,7 +211,7 @@ sglang:num_requests_total 7.0
 sglang:spec_verify_calls_total{model_name="m"} 8.0
 """
     assert pic_counters(page) == {
-        'sglang:pic_fallbacks_total{reason=no, \\"slots\\"}': 2.0,
+        'sglang:pic_fallbacks_total{reason=no, "slots"}': 2.0,
         "sglang:pic_plan_seconds_sum": 0.5,
         "sglang:pic_runs_total": 6.0,
         "sglang:spec_verify_calls_total": 8.0,
