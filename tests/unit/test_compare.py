@@ -6,7 +6,6 @@ import argparse
 import math
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from pic_bench.compare import command
@@ -16,33 +15,10 @@ from pic_bench.compare.pairing import Pair, compare_arms, pair_records, summariz
 from pic_bench.compare.run_folder import COMPARISON, Config, ScenesConfig, make_scenes
 from pic_bench.out_folder import claim_folder, write_json
 from pic_bench.report.stats import Statistic, bootstrap, merge_tokens, top_k_kl
-from pic_traces.records import RequestRecord, Status
+from pic_traces.records import Status
 
 from sglang_pic.errors import ConfigError
-
-
-def record(call: int, **fields: object) -> RequestRecord:
-    """A record of session `s`; what the test does not name is plausible."""
-    plain: dict[str, object] = {
-        "session_id": "s",
-        "call": call,
-        "status": "ok",
-        "prompt_key": f"key-{call}",
-        "num_messages": 2,
-        "scheduled_at": 0.0,
-        "finished_at": 1.0,
-        "ttft_s": 1.0,
-        "e2e_s": 2.0,
-        "prompt_tokens": 1000,
-        "prefix_hit_tokens": 100,
-        "chunk_hit_tokens": 0,
-        "computed_tokens": 900,
-        "output_tokens": 4,
-        "output_text": "same",
-        "first_top_logprobs": [["a", math.log(0.9)], ["b", math.log(0.1)]],
-    }
-    return msgspec.convert({**plain, **fields}, RequestRecord)
-
+from tests.unit.replay_records import record
 
 STOCK = [record(0), record(1, ttft_s=2.0), record(2, ttft_s=4.0, e2e_s=8.0), record(3, status="failed", ttft_s=None)]
 PIC = [
@@ -107,15 +83,12 @@ def test_figures_from_a_session_s_second_call_on_leave_out_every_first_call() ->
 def test_no_pairs_give_no_figures() -> None:
     paired = compare_arms("stock", STOCK, "pic", [])
     assert paired.requests == 0
-    assert paired.ttft_speedup_p50 is None
-    assert paired.computed_tokens_ratio is None
-    assert paired.first_token_agreement is None
+    assert paired.ttft_speedup_p50 is paired.computed_tokens_ratio is paired.first_token_agreement is None
 
 
-def test_same_prefix_share_is_where_the_answers_part() -> None:
-    assert Pair(record(0, output_text="abcd"), record(0, output_text="abXY")).same_prefix_share == 0.5
-    assert Pair(record(0, output_text="ab"), record(0, output_text="abcd")).same_prefix_share == 0.5
-    assert Pair(record(0, output_text=""), record(0, output_text="")).same_prefix_share == 1.0
+@pytest.mark.parametrize(("one", "other", "share"), [("abcd", "abXY", 0.5), ("ab", "abcd", 0.5), ("", "", 1.0)])
+def test_same_prefix_share_is_where_the_answers_part(one: str, other: str, share: float) -> None:
+    assert Pair(record(0, output_text=one), record(0, output_text=other)).same_prefix_share == share
 
 
 def test_arm_totals_count_answered_requests_only() -> None:

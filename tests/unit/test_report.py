@@ -20,10 +20,11 @@ from pic_bench.environment import Environment, capture_environment
 from pic_bench.out_folder import write_json
 from pic_bench.report.numbers import percent, times
 from pic_traces.errors import ReplayError
-from pic_traces.records import RequestRecord, Status
+from pic_traces.records import RequestRecord
 
 from sglang_pic.cli import main
 from sglang_pic.errors import BenchError
+from tests.unit.replay_records import record, write_records
 
 SERVER_ARGS = ["--enable-cache-report", "--enable-metrics", "--device", "cpu"]
 
@@ -61,10 +62,7 @@ def make_run(
     write_json(folder / "environment.json", _environment())
     write_json(folder / "config.json", Config(trace="sample:opendevin", model="models/smollm2", arms=[*arms]))
     for arm in arms:
-        where = arm_folder(folder, arm)
-        where.mkdir(parents=True)
-        lines = [msgspec.json.encode(record) for record in records[arm]]
-        (where / "requests.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+        write_records(arm_folder(folder, arm), records[arm])
     return summary
 
 
@@ -92,15 +90,13 @@ def _records(arm: str, num_requests: int) -> list[RequestRecord]:
         failed = number == num_requests - 2 and arm == "pic"
         ok = not (skipped or failed)
         records.append(
-            RequestRecord(
+            record(
+                number % 10,
                 session_id=f"session-{number // 10}",
-                call=number % 10,
-                status=Status.OK if ok else Status.FAILED if failed else Status.SKIPPED,
+                status="ok" if ok else "failed" if failed else "skipped",
                 prompt_key=f"key-{number}",
-                num_messages=2,
                 scheduled_at=float(number),
                 finished_at=number + 1.0,
-                schedule_delay_s=0.001,
                 ttft_s=ttft if ok else None,
                 e2e_s=ttft + 1.0 if ok else None,
                 prompt_tokens=prompt,
@@ -145,13 +141,21 @@ class _Page(HTMLParser):
             self.open.pop()
 
 
-def test_report_says_the_numbers_of_the_summary(tmp_path: Path) -> None:
-    summary = make_run(tmp_path)
-    write_all(tmp_path)
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary]:
+    """A run with its reports, for tests that only read, and its summary."""
+    folder = tmp_path_factory.mktemp("reported")
+    summary = make_run(folder)
+    write_all(folder)
+    return folder, summary
+
+
+def test_report_says_the_numbers_of_the_summary(reported: tuple[Path, Summary]) -> None:
+    folder, summary = reported
     paired = summary.paired
     assert paired is not None
     for name in ("report.md", "report.html"):
-        text = (tmp_path / name).read_text("utf8")
+        text = (folder / name).read_text("utf8")
         for arm in summary.arms.values():
             for tokens in (arm.prompt_tokens, arm.prefix_hit_tokens, arm.chunk_hit_tokens, arm.computed_tokens):
                 assert f"{tokens:,}" in text
@@ -163,10 +167,8 @@ def test_report_says_the_numbers_of_the_summary(tmp_path: Path) -> None:
         assert "context of 8192" in text
 
 
-def test_html_is_self_contained_and_well_formed(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    write_all(tmp_path)
-    text = (tmp_path / "report.html").read_text("utf8")
+def test_html_is_self_contained_and_well_formed(reported: tuple[Path, Summary]) -> None:
+    text = (reported[0] / "report.html").read_text("utf8")
     page = _Page()
     page.feed(text)
     assert page.open == []
@@ -179,10 +181,8 @@ def test_html_is_self_contained_and_well_formed(tmp_path: Path) -> None:
         ET.fromstring(drawing)
 
 
-def test_drawing_for_the_readme_is_valid_xml(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    write_all(tmp_path)
-    root = ET.fromstring((tmp_path / "report.svg").read_text("utf8"))
+def test_drawing_for_the_readme_is_valid_xml(reported: tuple[Path, Summary]) -> None:
+    root = ET.fromstring((reported[0] / "report.svg").read_text("utf8"))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "prefers-color-scheme" in (root.find("{http://www.w3.org/2000/svg}style").text or "")  # type: ignore[union-attr]
 
