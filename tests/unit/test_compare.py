@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pic_bench.compare import command
-from pic_bench.compare.arms import ArmKind, build_arms, read_pic_config
+from pic_bench.compare.arms import build_arms, read_pic_config
 from pic_bench.compare.counters import counters_between, pic_counters
 from pic_bench.compare.pairing import Pair, compare_arms, pair_records, summarize_arm
 from pic_bench.compare.run_folder import COMPARISON, Config, ScenesConfig, make_scenes
+from pic_bench.compare.summary import ArmKind
 from pic_bench.out_folder import claim_folder, write_json
 from pic_bench.report.stats import Statistic, bootstrap, merge_tokens, top_k_kl
 from pic_traces.records import Status
@@ -100,7 +101,7 @@ def test_arm_totals_count_answered_requests_only() -> None:
         record(4, status="skipped", reason="prompt of 9002 tokens + 16 output tokens > context of 8192"),
         record(0, warmup=True, ttft_s=99.0),
     ]
-    arm = summarize_arm(records, kind="pic", wall_s=4.0, ready_s=1.0, server_args=["--x"], pic_counters={})
+    arm = summarize_arm(records, kind=ArmKind.PIC, wall_s=4.0, ready_s=1.0, server_args=["--x"], pic_counters={})
     assert (arm.requests, arm.failed, arm.skipped, arm.warmup_requests) == (3, 1, 2, 1)
     assert (arm.prompt_tokens, arm.prefix_hit_tokens, arm.computed_tokens) == (2000, 200, 1800)
     assert arm.ttft_s.p50 == 2.0
@@ -250,5 +251,5 @@ def test_words_after_dashes_go_to_the_servers() -> None:
 def test_records_of_every_status_have_a_place_in_the_totals() -> None:
     """A status that `summarize_arm` does not know would silently leave requests out."""
     records = [record(number, status=status.value) for number, status in enumerate(Status)]
-    arm = summarize_arm(records, kind="stock", wall_s=1.0, ready_s=1.0, server_args=[], pic_counters={})
+    arm = summarize_arm(records, kind=ArmKind.STOCK, wall_s=1.0, ready_s=1.0, server_args=[], pic_counters={})
     assert arm.requests + arm.skipped == len(Status)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pic_bench.compare.pairing import compare_arms, summarize_arm
+from pic_bench.compare.pairing import compare_all, summarize_arm
 from pic_bench.compare.report import write_all
 from pic_bench.compare.run_folder import Config, ScenesConfig, arm_folder, scene_folder
-from pic_bench.compare.summary import Model, ScenesSummary, Summary, Trace
+from pic_bench.compare.summary import ArmKind, Model, ScenesSummary, Summary, Trace
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.out_folder import write_json
 from pic_bench.report.numbers import percent, times
@@ -37,7 +37,7 @@ def make_run(
     summaries = {
         arm: summarize_arm(
             records[arm],
-            kind=arm,
+            kind=ArmKind(arm),
             wall_s=100.0 + number,
             ready_s=21.0,
             server_args=[*SERVER_ARGS, *(["--radix-cache-backend", "pic"] if arm == "pic" else [])],
@@ -45,7 +45,6 @@ def make_run(
         )
         for number, arm in enumerate(arms)
     }
-    comparisons = [compare_arms("stock", records["stock"], arm, records[arm]) for arm in arms if arm != "stock"]
     summary = Summary(
         trace=Trace(name="opendevin <sample>", sessions=6, calls=num_requests, sha256="ab" * 32),
         model=Model(
@@ -54,10 +53,8 @@ def make_run(
         started_at="2026-01-02T03:04:05+00:00",
         finished_at="2026-01-02T03:14:05+00:00",
         arms=summaries,
-        paired=next((pair for pair in comparisons if pair.arm == "pic"), None),
-        comparisons=comparisons,
-        noise_floor="stock-again" if "stock-again" in arms else None,
     )
+    summary = compare_all(summary, records)
     write_json(folder / "summary.json", summary)
     write_json(folder / "environment.json", _environment())
     write_json(folder / "config.json", Config(trace="sample:opendevin", model="models/smollm2", arms=[*arms]))
@@ -194,6 +191,15 @@ def test_every_choice_of_arms_renders(tmp_path: Path, arms: tuple[str, ...]) -> 
     text = (tmp_path / "report.md").read_text("utf8")
     assert ("The noise floor was not measured" in text) == ("stock-again" not in arms)
     assert (tmp_path / "report.html").read_text("utf8").count("<svg") == (2 if "pic" in arms else 1)
+
+
+def test_arms_are_compared_with_stock_and_the_floor_is_stock_without_a_cache(tmp_path: Path) -> None:
+    summary = make_run(tmp_path, arms=("pic", "stock", "stock-again", "stock-cold"), num_requests=12)
+    assert [(pair.baseline, pair.arm) for pair in summary.comparisons] == [
+        ("stock", arm) for arm in ("pic", "stock-again", "stock-cold")
+    ]
+    assert summary.paired == summary.comparisons[0]
+    assert summary.floor == summary.comparisons[2]
 
 
 def test_a_run_without_answers_renders(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def _draw_ecdf(axes: Axes, arms: Mapping[str, ArmSummary], ttfts: Mapping[str, S
         _say(axes, "no request was answered")
         return
     for name, values in series.items():
-        kind, middle = arms[name].kind, median(values) or 0.0
+        kind, middle = arms[name].kind.value, median(values) or 0.0
         label = f"{name} {seconds(middle)}"
         axes.ecdf(values, label=label, linewidth=2.2, color=colour(kind), linestyle=DASHES[kind])
         (ring,) = axes.plot(middle, 0.5, "o", ms=8, mec=colour(kind), mfc=colour("ground"), mew=2)
