@@ -8,7 +8,7 @@ import os
 import resource
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -154,8 +154,8 @@ def test_a_comparison_reads_its_whole_trace_before_a_server_starts(tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
-def serve_until_killed(port: Connection) -> None:
-    server = QuietServer(("127.0.0.1", 0), type("Bound", (Handler,), {"fake": FakeServer()}))
+def serve_until_killed(port: Connection, hanging: threading.Event) -> None:
+    server = QuietServer(("127.0.0.1", 0), type("Bound", (Handler,), {"fake": FakeServer(hanging=hanging)}))
     port.send(server.server_address[1])
     server.serve_forever()
 
@@ -164,18 +164,14 @@ def test_a_server_that_dies_ends_the_replay_and_says_so(tmp_path: Path) -> None:
     """It cuts off the call that it serves; what comes after finds nobody at the port."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
-    server = context.Process(target=serve_until_killed, args=(there,), daemon=True)
+    hanging = context.Event()
+    server = context.Process(target=serve_until_killed, args=(there, hanging), daemon=True)
     server.start()
     url, out = f"http://127.0.0.1:{here.recv()}", tmp_path / "run"
     trace = write_trace(tmp_path / "t.jsonl", {"a": ["one", "HANG", *["more"] * 8]})
     argv = command(FakeServer(url=url), trace, out, "--warmup", "0", "--timeout-s", "30")
     with subprocess.Popen(argv, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        records = out / "requests.jsonl"
-        deadline = time.monotonic() + 60
-        while not (records.exists() and records.read_bytes().count(b"\n") == 1):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        time.sleep(0.5)  # the next call is on its way
+        assert hanging.wait(60)
         server.kill()
         _, said = process.communicate(timeout=60)
     assert process.returncode == 1

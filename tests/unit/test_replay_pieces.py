@@ -9,13 +9,15 @@ import pytest
 from pic_traces import Call
 from pic_traces.errors import OptionError
 from pic_traces.flatten import flatten_tools, uses_tools
-from pic_traces.records import Latency, RequestRecord, Status, summarize
+from pic_traces.records import Latency, summarize
 from pic_traces.replay import command
 from pic_traces.replay.client import StreamReply, _take_event, error_message
 from pic_traces.replay.options import FlattenTools, ReplayOptions
 from pic_traces.replay.prompt import prompt_key, prompt_part
 from pic_traces.replay.result import token_sources
 from pic_traces.replay.server import too_long
+
+from tests.unit.replay_records import record
 
 
 def feed(*events: object) -> StreamReply:
@@ -72,23 +74,11 @@ def test_unreported_hits_of_another_server_stay_unknown() -> None:
     assert (sources.prompt_tokens, sources.prefix_hit_tokens, sources.computed_tokens) == (10, None, None)
 
 
-def record(status: Status = Status.OK, **fields: object) -> RequestRecord:
-    values = {
-        "session_id": "s",
-        "call": 0,
-        "prompt_key": "k",
-        "num_messages": 1,
-        "scheduled_at": 0.0,
-        "finished_at": 1.0,
-    }
-    return RequestRecord(status=status, **{**values, **fields})  # type: ignore[arg-type]
-
-
 def test_summary_counts_and_percentiles() -> None:
     tokens = {"prompt_tokens": 10, "prefix_hit_tokens": 4, "chunk_hit_tokens": 3, "computed_tokens": 3}
-    records = [record(ttft_s=float(n), e2e_s=n + 1.0, output_tokens=2, **tokens) for n in range(11)]
-    records += [record(Status.FAILED, finished_at=4.0), record(Status.SKIPPED, prompt_tokens=9999)]
-    records += [record(Status.INTERRUPTED), record(warmup=True, prompt_tokens=500, ttft_s=99.0)]
+    records = [record(n, ttft_s=float(n), e2e_s=n + 1.0, output_tokens=2, **tokens) for n in range(11)]
+    records += [record(0, status="failed", finished_at=4.0), record(0, status="skipped", prompt_tokens=9999)]
+    records += [record(0, status="interrupted"), record(0, warmup=True, prompt_tokens=500, ttft_s=99.0)]
     summary = summarize(records, trace="t", model="m", planned=20)
     assert (summary.requests, summary.completed, summary.failed, summary.skipped) == (14, 11, 1, 1)
     assert (summary.interrupted, summary.warmup_requests, summary.planned) == (1, 1, 20)
@@ -100,7 +90,7 @@ def test_summary_counts_and_percentiles() -> None:
 
 
 def test_one_request_without_a_report_makes_the_sum_unknown() -> None:
-    records = [record(prompt_tokens=10, computed_tokens=3), record(prompt_tokens=10)]
+    records = [record(0), record(1, computed_tokens=None)]
     assert summarize(records, trace="t", model="m", planned=2).computed_tokens is None
 
 

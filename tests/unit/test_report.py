@@ -12,18 +12,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pic_bench.compare.pairing import compare_arms, summarize_arm
+from pic_bench.compare.pairing import compare_all, summarize_arm
 from pic_bench.compare.report import write_all
 from pic_bench.compare.run_folder import Config, ScenesConfig, arm_folder, scene_folder
-from pic_bench.compare.summary import Model, ScenesSummary, Summary, Trace
+from pic_bench.compare.summary import ArmKind, Model, ScenesSummary, Summary, Trace
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.out_folder import write_json
 from pic_bench.report.numbers import percent, times
 from pic_traces.errors import ReplayError
-from pic_traces.records import RequestRecord, Status
+from pic_traces.records import RequestRecord
 
 from sglang_pic.cli import main
 from sglang_pic.errors import BenchError
+from tests.unit.replay_records import record, write_records
 
 SERVER_ARGS = ["--enable-cache-report", "--enable-metrics", "--device", "cpu"]
 
@@ -36,7 +37,7 @@ def make_run(
     summaries = {
         arm: summarize_arm(
             records[arm],
-            kind=arm,
+            kind=ArmKind(arm),
             wall_s=100.0 + number,
             ready_s=21.0,
             server_args=[*SERVER_ARGS, *(["--radix-cache-backend", "pic"] if arm == "pic" else [])],
@@ -44,7 +45,6 @@ def make_run(
         )
         for number, arm in enumerate(arms)
     }
-    comparisons = [compare_arms("stock", records["stock"], arm, records[arm]) for arm in arms if arm != "stock"]
     summary = Summary(
         trace=Trace(name="opendevin <sample>", sessions=6, calls=num_requests, sha256="ab" * 32),
         model=Model(
@@ -53,18 +53,13 @@ def make_run(
         started_at="2026-01-02T03:04:05+00:00",
         finished_at="2026-01-02T03:14:05+00:00",
         arms=summaries,
-        paired=next((pair for pair in comparisons if pair.arm == "pic"), None),
-        comparisons=comparisons,
-        noise_floor="stock-again" if "stock-again" in arms else None,
     )
+    summary = compare_all(summary, records)
     write_json(folder / "summary.json", summary)
     write_json(folder / "environment.json", _environment())
     write_json(folder / "config.json", Config(trace="sample:opendevin", model="models/smollm2", arms=[*arms]))
     for arm in arms:
-        where = arm_folder(folder, arm)
-        where.mkdir(parents=True)
-        lines = [msgspec.json.encode(record) for record in records[arm]]
-        (where / "requests.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+        write_records(arm_folder(folder, arm), records[arm])
     return summary
 
 
@@ -92,15 +87,13 @@ def _records(arm: str, num_requests: int) -> list[RequestRecord]:
         failed = number == num_requests - 2 and arm == "pic"
         ok = not (skipped or failed)
         records.append(
-            RequestRecord(
+            record(
+                number % 10,
                 session_id=f"session-{number // 10}",
-                call=number % 10,
-                status=Status.OK if ok else Status.FAILED if failed else Status.SKIPPED,
+                status="ok" if ok else "failed" if failed else "skipped",
                 prompt_key=f"key-{number}",
-                num_messages=2,
                 scheduled_at=float(number),
                 finished_at=number + 1.0,
-                schedule_delay_s=0.001,
                 ttft_s=ttft if ok else None,
                 e2e_s=ttft + 1.0 if ok else None,
                 prompt_tokens=prompt,
@@ -118,40 +111,43 @@ def _records(arm: str, num_requests: int) -> list[RequestRecord]:
 
 
 class _Page(HTMLParser):
-    """Collects what a page would fetch and which elements stay open."""
+    """Collects the tags and what would be fetched, and fails where elements do not close in order."""
 
     VOID = frozenset({"meta", "br", "img", "link", "input", "hr"})
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.fetched: list[str] = []
-        self.open: list[str] = []
         self.tags: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         links = [value or "" for name, value in attrs if name in {"src", "href", "data", "srcset"}]
         self.fetched += [link for link in links if not link.startswith("#")]
-        if tag not in self.VOID:
-            self.open.append(tag)
+        self._open += [] if tag in self.VOID else [tag]
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> without a start"
-        assert self.open.pop() == tag
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in self.VOID:
-            self.open.pop()
+        assert tag in self.VOID or self._open.pop() == tag
 
 
-def test_report_says_the_numbers_of_the_summary(tmp_path: Path) -> None:
-    summary = make_run(tmp_path)
-    write_all(tmp_path)
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary]:
+    """A run with its reports, for tests that only read, and its summary."""
+    folder = tmp_path_factory.mktemp("reported")
+    summary = make_run(folder)
+    write_all(folder)
+    return folder, summary
+
+
+def test_report_says_the_numbers_of_the_summary(reported: tuple[Path, Summary]) -> None:
+    folder, summary = reported
     paired = summary.paired
     assert paired is not None
     for name in ("report.md", "report.html"):
-        text = (tmp_path / name).read_text("utf8")
+        text = (folder / name).read_text("utf8")
         for arm in summary.arms.values():
             for tokens in (arm.prompt_tokens, arm.prefix_hit_tokens, arm.chunk_hit_tokens, arm.computed_tokens):
                 assert f"{tokens:,}" in text
@@ -163,13 +159,9 @@ def test_report_says_the_numbers_of_the_summary(tmp_path: Path) -> None:
         assert "context of 8192" in text
 
 
-def test_html_is_self_contained_and_well_formed(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    write_all(tmp_path)
-    text = (tmp_path / "report.html").read_text("utf8")
-    page = _Page()
-    page.feed(text)
-    assert page.open == []
+def test_html_is_self_contained_and_well_formed(reported: tuple[Path, Summary]) -> None:
+    text = (reported[0] / "report.html").read_text("utf8")
+    page = _Page(text)
     assert page.fetched == []
     assert page.tags.count("svg") == 2
     assert "script" not in page.tags
@@ -179,10 +171,8 @@ def test_html_is_self_contained_and_well_formed(tmp_path: Path) -> None:
         ET.fromstring(drawing)
 
 
-def test_drawing_for_the_readme_is_valid_xml(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    write_all(tmp_path)
-    root = ET.fromstring((tmp_path / "report.svg").read_text("utf8"))
+def test_drawing_for_the_readme_is_valid_xml(reported: tuple[Path, Summary]) -> None:
+    root = ET.fromstring((reported[0] / "report.svg").read_text("utf8"))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "prefers-color-scheme" in (root.find("{http://www.w3.org/2000/svg}style").text or "")  # type: ignore[union-attr]
 
@@ -194,6 +184,15 @@ def test_every_choice_of_arms_renders(tmp_path: Path, arms: tuple[str, ...]) -> 
     text = (tmp_path / "report.md").read_text("utf8")
     assert ("The noise floor was not measured" in text) == ("stock-again" not in arms)
     assert (tmp_path / "report.html").read_text("utf8").count("<svg") == (2 if "pic" in arms else 1)
+
+
+def test_arms_are_compared_with_stock_and_the_floor_is_stock_without_a_cache(tmp_path: Path) -> None:
+    summary = make_run(tmp_path, arms=("pic", "stock", "stock-again", "stock-cold"), num_requests=12)
+    assert [(pair.baseline, pair.arm) for pair in summary.comparisons] == [
+        ("stock", arm) for arm in ("pic", "stock-again", "stock-cold")
+    ]
+    assert summary.paired == summary.comparisons[0]
+    assert summary.floor == summary.comparisons[2]
 
 
 def test_a_run_without_answers_renders(tmp_path: Path) -> None:
@@ -258,10 +257,7 @@ def test_several_scenes_have_one_report_that_opens_with_a_picture(scenes: Path) 
     assert markdown.splitlines()[2].startswith("![")
     drawing = (scenes / "report.svg").read_text("utf8")
     ET.fromstring(drawing)
-    page = _Page()
-    page.feed(html)
-    assert page.open == []
-    assert page.fetched == ["clock/report.html", "agents/report.html"]
+    assert _Page(html).fetched == ["clock/report.html", "agents/report.html"]
     assert "<agents>" not in html
     for scene, summary in told.scenes.items():
         assert msgspec.json.decode((scenes / scene / "summary.json").read_bytes(), type=Summary) == summary

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import msgspec
 from pic_traces.session import JsonValue
 
 from pic_bench.compare.server import Server, free_port, launch_command
+from pic_bench.compare.summary import ArmKind
 from pic_bench.probe_plugin import PROBE_PLUGIN, PROBE_VARIABLE
 from sglang_pic.config import CONFIG_VARIABLE, read_config
 from sglang_pic.errors import ConfigError
@@ -22,19 +22,6 @@ PIC_FLAGS = ("--radix-cache-backend", "pic")
 PLUGIN_GROUPS = ("sglang.srt.plugins", "sglang.srt.platforms")
 PIC_PLUGIN = "pic"
 NO_PLUGIN = "none"  # SGLang reads an empty list as "all"; no plugin has this name
-
-
-class ArmKind(Enum):
-    """What an arm's server and requests are."""
-
-    STOCK = "stock"
-    STOCK_AGAIN = "stock-again"
-    STOCK_COLD = "stock-cold"
-    PIC = "pic"
-    PIC_OFF = "pic-off"
-
-
-STOCK_KINDS = frozenset({ArmKind.STOCK, ArmKind.STOCK_AGAIN, ArmKind.STOCK_COLD})
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +37,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_stock(self) -> bool:
         """Whether the server runs without the plugin's cache."""
-        return self.kind in STOCK_KINDS
+        return self.kind.is_stock
 
 
 def default_server_args() -> tuple[str, ...]:
@@ -119,7 +106,7 @@ def read_pic_config(text: str | None) -> str | None:
 
 def _arm(name: str, kind: ArmKind, server_args: tuple[str, ...], pic_config: str | None) -> Arm:
     flags = (*default_server_args(), *server_args)
-    if kind in STOCK_KINDS:
+    if kind.is_stock:
         if kind is ArmKind.STOCK_COLD:
             flags = (*flags, "--disable-radix-cache")
         # Stock means stock: not only no flag, the plugin is not even loaded into the server.

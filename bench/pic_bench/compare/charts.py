@@ -49,14 +49,8 @@ def speedup_scatter(pairs: Sequence[Pair], paired: Paired) -> Drawing:
             axes.hlines(bucket.ttft_speedup_p50, low, high, color=colour("ink"), linewidth=2.4)
             middle = 0.0 if bucket.low == 0 else float(np.sqrt(low * high))
             ground = {"facecolor": colour("ground"), "edgecolor": "none", "alpha": 0.75, "pad": 1}
-            over: dict[str, Any] = {
-                "xytext": (0, 6),
-                "textcoords": "offset points",
-                "ha": "center",
-                "weight": "bold",
-                "bbox": ground,
-            }
-            axes.annotate(times(bucket.ttft_speedup_p50), (middle, bucket.ttft_speedup_p50), **over)
+            above = {"ha": "center", "bbox": ground}
+            _label(axes, times(bucket.ttft_speedup_p50), (middle, bucket.ttft_speedup_p50), (0, 6), **above)
         axes.set_xlim(-18, most)
         axes.set_xticks([0, *(t for t in (64, 256, 1000, 4000, 16000) if t <= most)])
         axes.set_xticklabels(["none", *(count(tick) for tick in axes.get_xticks()[1:])])
@@ -118,14 +112,7 @@ def _bar_pair(axes: Axes, row: int, patched: float | None, labels: tuple[str, st
     for aside, kind, length, label in zip((-0.17, 0.17), ("stock", "pic"), (1.0, patched or 0.0), labels, strict=True):
         axes.barh(row + aside, length, height=0.3, color=colour(kind))
         gap, side, ink = (-6, "right", "ground") if length > 0.55 else (6, "left", "ink")
-        style: dict[str, Any] = {
-            "textcoords": "offset points",
-            "ha": side,
-            "va": "center",
-            "weight": "bold",
-            "color": colour(ink),
-        }
-        axes.annotate(label, (length, row + aside), xytext=(gap, 0), **style)
+        _label(axes, label, (length, row + aside), (gap, 0), ha=side, va="center", color=colour(ink))
     axes.set_xlim(0, max(1.0, axes.get_xlim()[1] if row else 1.0, patched or 0.0))
 
 
@@ -159,7 +146,7 @@ def _draw_ecdf(axes: Axes, arms: Mapping[str, ArmSummary], ttfts: Mapping[str, S
         _say(axes, "no request was answered")
         return
     for name, values in series.items():
-        kind, middle = _kind(name), median(values) or 0.0
+        kind, middle = arms[name].kind.value, median(values) or 0.0
         label = f"{name} {seconds(middle)}"
         axes.ecdf(values, label=label, linewidth=2.2, color=colour(kind), linestyle=DASHES[kind])
         (ring,) = axes.plot(middle, 0.5, "o", ms=8, mec=colour(kind), mfc=colour("ground"), mew=2)
@@ -173,6 +160,10 @@ def _draw_ecdf(axes: Axes, arms: Mapping[str, ArmSummary], ttfts: Mapping[str, S
     axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1.01))
 
 
+def _label(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **style: Any) -> None:
+    axes.annotate(text, at, xytext=offset, textcoords="offset points", weight="bold", **style)
+
+
 def _say(axes: Axes, message: str) -> None:
     axes.set_axis_off()
     axes.text(0, 0.5, message, color=colour("muted"))
@@ -182,9 +173,3 @@ def _pair_title(pair: Pair) -> str:
     base, arm = seconds(pair.base.ttft_s), seconds(pair.arm.ttft_s)
     tokens = f"{pair.arm.chunk_hit_tokens or 0:,} chunk-hit of {pair.arm.prompt_tokens or 0:,} prompt tokens"
     return f"{pair.arm.session_id} call {pair.arm.call}: {tokens}, {base} → {arm} ({times(pair.speedup)})"
-
-
-def _kind(name: str) -> str:
-    """The arm's kind from its name, `pic-2` -> `pic`."""
-    # Longest first: `stock-again-2` begins with `stock` too.
-    return next((kind for kind in sorted(DASHES, key=len, reverse=True) if name.startswith(kind)), "stock")

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 from pic_traces import load
 from pic_traces.clock import split_clock
-from pic_traces.records import RequestRecord, load_records, load_summary
+from pic_traces.records import load_records, load_summary
 from pic_traces.replay import ReplayOptions, run_replay
 from pic_traces.source import limit, short_name
 
-from pic_bench.compare.arms import Arm, ArmKind, arm_server
+from pic_bench.compare.arms import Arm, arm_server
 from pic_bench.compare.counters import counters_between, pic_counters
-from pic_bench.compare.pairing import compare_arms, summarize_arm
+from pic_bench.compare.pairing import summarize_arm
 from pic_bench.compare.report import write_all
 from pic_bench.compare.run_folder import COMPARISON, Run, Scene, ScenesConfig, arm_folder
 from pic_bench.compare.server import Server
@@ -49,11 +48,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool = False
 
 
-class _ArmRun(NamedTuple):
-    summary: ArmSummary
-    records: list[RequestRecord]
-
-
 def run_compare(settings: Settings, *, start: StartServer = arm_server, replay: Replay = run_replay) -> list[Run]:
     """Run every arm, write the folder, and return what it says of every scene.
 
@@ -77,13 +71,20 @@ def run_compare(settings: Settings, *, start: StartServer = arm_server, replay: 
     claim_folder(settings.out, COMPARISON, force=settings.force)
     started_at = now()
     _write_configs(settings)
-    runs: dict[str, dict[str, _ArmRun]] = {scene.name: {} for scene in settings.scenes}
+    arms: dict[str, dict[str, ArmSummary]] = {scene.name: {} for scene in settings.scenes}
     for number, arm in enumerate(settings.arms, start=1):
         say = _Speaker(f"[{number}/{len(settings.arms)}] {arm.name}:", quiet=settings.quiet)
-        for scene, run in zip(settings.scenes, _run_arm(settings, arm, start, replay, say), strict=True):
-            runs[scene.name][arm.name] = run
+        for scene, totals in zip(settings.scenes, _run_arm(settings, arm, start, replay, say), strict=True):
+            arms[scene.name][arm.name] = totals
     for scene in settings.scenes:
-        write_json(scene.folder / "summary.json", _summarize(settings, scene, runs[scene.name], started_at))
+        measured = Summary(
+            trace=_trace(scene, settings.arms[0]),
+            model=model_facts(scene.config.model),
+            started_at=started_at,
+            finished_at=now(),
+            arms=arms[scene.name],
+        )
+        write_json(scene.folder / "summary.json", measured)
     return write_all(settings.out)
 
 
@@ -118,23 +119,23 @@ class _Speaker:
             print(f"\r\x1b[K{self._prefix} starting server ... {seconds:.0f} s", end="", file=sys.stderr, flush=True)
 
 
-def _run_arm(settings: Settings, arm: Arm, start: StartServer, replay: Replay, say: _Speaker) -> list[_ArmRun]:
+def _run_arm(settings: Settings, arm: Arm, start: StartServer, replay: Replay, say: _Speaker) -> list[ArmSummary]:
     """One server of the arm, which serves every scene; returns what it made of each."""
     model, log = settings.scenes[0].config.model, arm_folder(settings.out, arm.name) / "server.log"
     server = start(model, arm, log, start_timeout_s=settings.start_timeout_s, progress=say.waiting)
     say.line("starting server ...")
-    runs: list[_ArmRun] = []
+    summaries: list[ArmSummary] = []
     counters: dict[str, float] = {}
     with server:
         state = f"server ready in {server.ready_after_s:.0f} s"
         for scene in settings.scenes:
             say.line(f"{state}, replaying {scene.config.trace}")
             before, counters = counters, _replay_scene(settings, scene, arm, server, replay)
-            runs.append(_arm_run(scene, arm, server, counters_between(before, counters)))
-            summary = runs[-1].summary
+            summary = _arm_summary(scene, arm, server, counters_between(before, counters))
+            summaries.append(summary)
             state = f"{summary.requests} requests, {summary.failed} failed, {summary.skipped} left out"
     say.line(f"{state}; server stopped")
-    return runs
+    return summaries
 
 
 def _replay_scene(settings: Settings, scene: Scene, arm: Arm, server: Server, replay: Replay) -> dict[str, float]:
@@ -154,21 +155,20 @@ def _replay_scene(settings: Settings, scene: Scene, arm: Arm, server: Server, re
     return pic_counters(metrics)
 
 
-def _arm_run(scene: Scene, arm: Arm, server: Server, counters: dict[str, float]) -> _ArmRun:
+def _arm_summary(scene: Scene, arm: Arm, server: Server, counters: dict[str, float]) -> ArmSummary:
     folder = arm_folder(scene.folder, arm.name)
-    replayed, records = load_summary(folder), load_records(folder)
+    replayed = load_summary(folder)
     if replayed.stopped is not None:
         raise BenchError(f"arm {arm.name!r}: the replay ended early: {replayed.stopped}. Records so far: {folder}.")
-    summary = summarize_arm(
-        records,
-        kind=arm.kind.value,
+    return summarize_arm(
+        load_records(folder),
+        kind=arm.kind,
         wall_s=replayed.wall_s,
         ready_s=server.ready_after_s,
         server_args=arm.server_args,
         tools_flattened=replayed.tools_flattened,
         pic_counters=counters,
     )
-    return _ArmRun(summary, records)
 
 
 def _replay_options(settings: Settings, scene: Scene, arm: Arm, base_url: str) -> ReplayOptions:
@@ -189,30 +189,11 @@ def _replay_options(settings: Settings, scene: Scene, arm: Arm, base_url: str) -
     )
 
 
-def _summarize(settings: Settings, scene: Scene, runs: dict[str, _ArmRun], started_at: str) -> Summary:
-    base = next((arm for arm in settings.arms if arm.is_stock), settings.arms[0])
-    others = [arm for arm in settings.arms if arm is not base]
-    records = runs[base.name].records
-    comparisons = [compare_arms(base.name, records, arm.name, runs[arm.name].records) for arm in others]
-    patched = [pair for pair, arm in zip(comparisons, others, strict=True) if arm.kind is ArmKind.PIC]
-    # Prefix hits alone change stock's answers: stock with none of them is the better floor of the two.
-    floors = sorted((arm for arm in others if arm.is_stock), key=lambda arm: arm.kind is not ArmKind.STOCK_COLD)
-    return Summary(
-        trace=_trace(scene.config.trace, records),
-        model=model_facts(scene.config.model),
-        started_at=started_at,
-        finished_at=now(),
-        arms={name: run.summary for name, run in runs.items()},
-        paired=patched[0] if base.is_stock and patched else None,
-        comparisons=comparisons,
-        noise_floor=floors[0].name if floors else None,
-    )
-
-
-def _trace(trace: str, records: Sequence[RequestRecord]) -> Trace:
+def _trace(scene: Scene, arm: Arm) -> Trace:
     """The trace's name, its file's digest, and how much of it was replayed."""
+    trace = scene.config.trace
     path = Path(split_clock(trace)[2]).expanduser()
-    measured = [record for record in records if not record.warmup]
+    measured = [record for record in load_records(arm_folder(scene.folder, arm.name)) if not record.warmup]
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
     return Trace(
         name=short_name(trace) if digest else trace,

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_SAMPLE = re.compile(
-    r"^(?P<name>sglang[:_](?:pic_[A-Za-z0-9_:]+|spec_verify_calls_total))"
-    r"(?:\{(?P<labels>[^}]*)\})?\s+(?P<value>\S+)"
-)
-_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
+from prometheus_client.parser import text_string_to_metric_families
+
+_TOLD = re.compile(r"sglang[:_](pic_|spec_verify_calls_total$)")
 # SGLang's own labels say which rank and model: the same in every sample of a run, so they are left out of the keys.
 _OWN_LABELS = frozenset({"source", "reason", "policy", "mode"})
 
@@ -22,13 +20,11 @@ def pic_counters(page: str) -> dict[str, float]:
     Histogram buckets and creation times are left out: their `_sum` and `_count` stay.
     """
     found: dict[str, float] = {}
-    for line in page.splitlines():
-        match = _SAMPLE.match(line)
-        if match is None or match["name"].endswith(("_bucket", "_created")):
-            continue
-        labels = [f"{k}={v}" for k, v in _LABEL.findall(match["labels"] or "") if k in _OWN_LABELS]
-        key = match["name"] + (f"{{{','.join(sorted(labels))}}}" if labels else "")
-        found[key] = found.get(key, 0.0) + float(match["value"])
+    for sample in (sample for family in text_string_to_metric_families(page) for sample in family.samples):
+        if _TOLD.match(sample.name) and not sample.name.endswith(("_bucket", "_created")):
+            labels = ",".join(f"{name}={sample.labels[name]}" for name in sorted(_OWN_LABELS & sample.labels.keys()))
+            key = f"{sample.name}{{{labels}}}" if labels else sample.name
+            found[key] = found.get(key, 0.0) + sample.value
     return dict(sorted(found.items()))
 
 

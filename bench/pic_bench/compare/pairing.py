@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from pic_traces.records import Latency, RequestRecord, Status
 
-from pic_bench.compare.summary import ArmSummary, Bucket, Kl, LaterCalls, Paired
+from pic_bench.compare.summary import ArmKind, ArmSummary, Bucket, Kl, LaterCalls, Paired, Summary
 from pic_bench.report.stats import common_len, median, merge_tokens, ratio, top_k_kl
 
 BUCKET_EDGES = (0, 1, 256, 1000, 4000)
@@ -107,10 +108,28 @@ def compare_arms(base_name: str, base: Sequence[RequestRecord], arm_name: str, a
     )
 
 
+def compare_all(summary: Summary, records: Mapping[str, Sequence[RequestRecord]]) -> Summary:
+    """The summary with its arms compared anew, from the records of each."""
+    kinds = {name: arm.kind for name, arm in summary.arms.items()}
+    base = next((name for name, kind in kinds.items() if kind.is_stock), next(iter(kinds)))
+    others = [name for name in kinds if name != base]
+    comparisons = {name: compare_arms(base, records[base], name, records[name]) for name in others}
+    patched = [name for name in others if kinds[name] is ArmKind.PIC] if kinds[base].is_stock else []
+    # Prefix hits alone change stock's answers: stock with none of them is the better floor of the two.
+    floors = [name for name in others if kinds[name].is_stock]
+    floors.sort(key=lambda name: kinds[name] is not ArmKind.STOCK_COLD)
+    return msgspec.structs.replace(
+        summary,
+        paired=comparisons[patched[0]] if patched else None,
+        comparisons=list(comparisons.values()),
+        noise_floor=floors[0] if floors else None,
+    )
+
+
 def summarize_arm(
     records: Sequence[RequestRecord],
     *,
-    kind: str,
+    kind: ArmKind,
     wall_s: float,
     ready_s: float,
     server_args: Sequence[str],

@@ -10,7 +10,7 @@ combined report, a config.json that lists the scenes and the logs of the servers
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -19,7 +19,7 @@ import msgspec
 from pic_traces.records import RequestRecord, Status, load_records
 from pic_traces.source import short_name
 
-from pic_bench.compare.pairing import Pair, compare_arms, pair_records
+from pic_bench.compare.pairing import Pair, compare_all, pair_records
 from pic_bench.compare.summary import Paired, Summary
 from pic_bench.environment import Environment
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, RunKind, read_json, scenes_of
@@ -124,7 +124,7 @@ def load_scenes(folder: Path) -> dict[str, Run]:
 
 
 def load_run(folder: Path) -> Run:
-    """Read a comparison back, its arms compared anew from their records.
+    """Read a comparison back, its arms compared anew: the folder may be older than the figures' definitions.
 
     Raises:
         BenchError: if the folder is no finished comparison or a file in it cannot be read.
@@ -135,11 +135,4 @@ def load_run(folder: Path) -> Run:
     environment = read_json(folder / ENVIRONMENT, Environment, word)
     config = read_json(folder / CONFIG, Config, word)
     records = {arm: load_records(arm_folder(folder, arm)) for arm in summary.arms}
-    return Run(summary=_compared(summary, records), environment=environment, config=config, records=records)
-
-
-def _compared(summary: Summary, records: Mapping[str, Sequence[RequestRecord]]) -> Summary:
-    """The summary with its paired figures computed anew: the folder may be older than their definitions."""
-    anew = [compare_arms(old.baseline, records[old.baseline], old.arm, records[old.arm]) for old in summary.comparisons]
-    first = next((pair for pair in anew if summary.paired is not None and pair.arm == summary.paired.arm), None)
-    return msgspec.structs.replace(summary, comparisons=anew, paired=first)
+    return Run(summary=compare_all(summary, records), environment=environment, config=config, records=records)

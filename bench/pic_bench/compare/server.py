@@ -71,7 +71,7 @@ class Server:
         log_path: receives stdout and stderr; overwritten.
         env: variables on top of this process's own; a value of None removes one.
         start_timeout_s: how long the server may take until it is healthy.
-        progress: called about once a second while waiting, with the seconds since the start.
+        progress: called at every look whether it is healthy, with the seconds since the start.
 
     Raises:
         BenchError: on entry, if the command cannot start, ends, or is not healthy in time; on exit, if a process
@@ -86,7 +86,7 @@ class Server:
         log_path: Path,
         env: Mapping[str, str | None] | None = None,
         start_timeout_s: float = 900.0,
-        progress: Callable[[float], None] | None = None,
+        progress: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.command = list(command)
         self.port = port
@@ -249,7 +249,6 @@ class Server:
     def _wait_healthy(self) -> None:
         assert self._process is not None
         started = time.monotonic()
-        told = -1
         while True:
             waited = time.monotonic() - started
             self.check_alive()
@@ -263,15 +262,13 @@ class Server:
                     f"the server was not healthy after {waited:.0f} s (--start-timeout {self.start_timeout_s:g}); "
                     f"raise the limit or read its log: {self.log_path}\n{self.log_tail()}"
                 )
-            if self._progress is not None and int(waited) != told:
-                told = int(waited)
-                self._progress(waited)
+            self._progress(waited)
             time.sleep(HEALTH_POLL_S)
 
     def _healthy(self) -> bool:
         try:
             self.get("/health")
-        except (OSError, urllib.error.URLError, ValueError):
+        except (OSError, ValueError):
             return False
         return True
 

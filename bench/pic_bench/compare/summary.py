@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 
 import msgspec
@@ -10,13 +11,28 @@ from pic_traces.records import Latency
 SCHEMA_VERSION = 1
 
 
+class ArmKind(Enum):
+    """What an arm's server and requests are."""
+
+    STOCK = "stock"
+    STOCK_AGAIN = "stock-again"
+    STOCK_COLD = "stock-cold"
+    PIC = "pic"
+    PIC_OFF = "pic-off"
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether the server runs without the plugin's cache."""
+        return self in {ArmKind.STOCK, ArmKind.STOCK_AGAIN, ArmKind.STOCK_COLD}
+
+
 class ArmSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One arm's totals over its successful requests; `requests` counts every request that was sent.
 
     `prompt_tokens` = `prefix_hit_tokens` + `chunk_hit_tokens` + `computed_tokens`.
     """
 
-    kind: str
+    kind: ArmKind
     requests: int
     failed: int
     skipped: int
@@ -129,18 +145,16 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     started_at: str
     finished_at: str
     arms: dict[str, ArmSummary]
-    paired: Paired | None
-    comparisons: list[Paired]
-    noise_floor: str | None
-
-    def comparison(self, arm: str) -> Paired | None:
-        """The comparison of `arm` with the baseline, if there is one."""
-        return next((pair for pair in self.comparisons if pair.arm == arm), None)
+    paired: Paired | None = None
+    """Of `comparisons` that of the first patched arm with stock."""
+    comparisons: list[Paired] = []
+    """Every other arm against the first stock arm, or against the first arm where none is stock."""
+    noise_floor: str | None = None
 
     @property
     def floor(self) -> Paired | None:
         """Stock against a second stock run: what differs with no change at all."""
-        return self.comparison(self.noise_floor) if self.noise_floor else None
+        return next((pair for pair in self.comparisons if pair.arm == self.noise_floor), None)
 
 
 class ScenesSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -120,26 +120,6 @@ def bootstrap_ratio(
     return _estimate(float(top.sum() / bottom.sum()), weights @ top / bottom_sums, len(top))
 
 
-def bootstrap_medians(strata: Sequence[Sequence[Sequence[float]]], *, seed: int = 0) -> Estimate:
-    """The geometric mean of groups' medians, every stratum counting alike; nothing may be empty, or 0 or less.
-
-    A resample draws groups within each stratum and values within each drawn group, so that the interval covers what
-    differs from group to group as well; with one group of a stratum only the values are drawn. The groups of a stratum
-    have one size.
-    """
-    random = np.random.default_rng(seed)
-    logs, resampled = [], []
-    for stratum in strata:
-        groups = np.asarray(stratum, dtype=float)
-        num_groups, size = groups.shape
-        logs.append(np.log(np.median(groups, axis=1)).mean())
-        chosen = random.integers(0, num_groups, size=(RESAMPLES, num_groups, 1))
-        values = groups[chosen, random.integers(0, size, size=(RESAMPLES, num_groups, size))]
-        resampled.append(np.log(np.median(values, axis=2)).mean(axis=1))
-    count = sum(len(group) for stratum in strata for group in stratum)
-    return _estimate(float(np.exp(np.mean(logs))), np.exp(np.mean(resampled, axis=0)), count)
-
-
 def _weights(size: int, units: Sequence[Hashable] | None, seed: int) -> np.ndarray:
     """How often every value is in every resample of values, or of their units, `[RESAMPLES, size]`."""
     if units is None:
