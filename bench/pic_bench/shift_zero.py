@@ -76,15 +76,15 @@ def main(args: argparse.Namespace, logs: Path) -> Finding:
     """Measure every setup; 1 where a server failed or served nothing from its cache."""
     setups = [_parse(text) for text in args.setup]
     prompts = seeded_prompts(args.prompts, args.prompt_tokens, args.seed)
-    result = result_of(ShiftZero, args, setups=[measure(setup, prompts, logs) for setup in setups])
+    result = result_of(ShiftZero, args, setups=[_measure(setup, prompts, logs) for setup in setups])
     return Finding(result, _table(result.setups))
 
 
 def _parse(text: str) -> Setup:
-    parts = text.rsplit(":", 3)
-    if len(parts) != 4 or not (parts[1].isdigit() and parts[2].isdigit()):
-        raise BenchError(f"--setup {text!r}: must be {FORM}, e.g. .models/smollm2:1:16:bfloat16.")
-    return Setup(model=parts[0], tp_size=int(parts[1]), page_size=int(parts[2]), dtype=parts[3])
+    match text.rsplit(":", 3):
+        case [model, tp_size, page_size, dtype] if tp_size.isdigit() and page_size.isdigit():
+            return Setup(model=model, tp_size=int(tp_size), page_size=int(page_size), dtype=dtype)
+    raise BenchError(f"--setup {text!r}: must be {FORM}, e.g. .models/smollm2:1:16:bfloat16.")
 
 
 def seeded_prompts(count: int, num_tokens: int, seed: int) -> list[str]:
@@ -92,12 +92,8 @@ def seeded_prompts(count: int, num_tokens: int, seed: int) -> list[str]:
     return prompt_texts(f"gen:random?calls=1&sessions={count}&prompt={num_tokens}&seed={seed}")
 
 
-def measure(setup: Setup, prompts: Sequence[str], logs: Path) -> SetupResult:
-    """Start both servers, one after the other, and send every prompt twice to each.
-
-    Raises:
-        BenchError: a server failed, or served an equal prompt without its cache.
-    """
+def _measure(setup: Setup, prompts: Sequence[str], logs: Path) -> SetupResult:
+    """Both servers, started one after the other; every prompt goes to each twice."""
     flags = ["--tp-size", str(setup.tp_size), "--page-size", str(setup.page_size), "--dtype", setup.dtype]
     found = {}
     for arm in build_arms(["stock", "pic"], server_args=flags, pic_config=_CONFIG):
