@@ -96,11 +96,8 @@ class Request(NamedTuple):
         return body | {name: value for name, value in named.items() if value is not None}
 
 
-class Session(NamedTuple):
-    """Prompts that one client sends one after the other."""
-
-    name: str
-    prompts: list[list[int]]
+Session = list[list[int]]
+"""Prompts that one client sends one after the other."""
 
 
 def sessions(encoder: Encoder, seed: int) -> Iterator[Session]:
@@ -114,11 +111,10 @@ def sessions(encoder: Encoder, seed: int) -> Iterator[Session]:
             calls = list(session.calls())
             first = rng.randrange(max(1, len(calls) - _MAX_CALLS + 1))
             length, keeps_end = rng.randint(_SHORTEST, _LONGEST), rng.random() < 0.5
-            prompts = [
+            yield [
                 _cut(encoder.encode(call).tokens.tolist(), length, keeps_end=keeps_end)
                 for call in calls[first : first + _MAX_CALLS]
             ]
-            yield Session(f"{epoch}-{session.session_id}", prompts)
 
 
 def requests(session: Session, number: int, seed: int) -> list[Request]:
@@ -128,7 +124,7 @@ def requests(session: Session, number: int, seed: int) -> list[Request]:
     # Sessions that follow each other run side by side: long answers of all of them do not fit into the pool.
     is_talkative = number % _TALKATIVE_EVERY >= _TALKATIVE_EVERY - _NUM_TALKATIVE
     found = []
-    for call, prompt in enumerate(session.prompts):
+    for call, prompt in enumerate(session):
         pic, logprob_start = _options(rng, len(prompt))
         fault = rng.choices((Fault.NONE, Fault.ABORT, Fault.DISCONNECT, Fault.INVALID), (74, 12, 10, 4))[0]
         is_off = isinstance(pic, Mapping) and pic.get("mode") == "off"
