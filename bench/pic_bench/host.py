@@ -11,7 +11,7 @@ import argparse
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
 from pic_bench.core import CASES, fill_index, make_prompt
-from pic_bench.frame import Finding, Result, Study, at_least, result_of, us
+from pic_bench.frame import Finding, Result, Stopwatch, Study, at_least, result_of, us
 from pic_bench.report.markdown import Table
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
@@ -144,12 +144,14 @@ class _Host:
             page_size=1,
             tree_components=(ComponentType.FULL,),
         )
-        self.tree = _TimedTree(UnifiedRadixCache(parameters))
+        self.tree = UnifiedRadixCache(parameters)
         at = 0
         for document in documents:
             key = RadixKey(array("q", document.astype(np.int64).tobytes()), None, cache_salt=None)
             self.tree.insert(InsertParams(key=key, value=torch.arange(at, at + len(document)), prev_prefix_len=0))
             at += len(document)
+        used = ("match_prefix", "path_device_indices", "lock", "unlock")
+        self.in_tree = Stopwatch(self.tree, *used, clock=time.thread_time)
         self.table = torch.arange(at, at + longest, dtype=torch.int32).unsqueeze(0)
         pins = Pins(index, 0, Series((), None))
         self.planning = Planning(index, config, cost=None, max_sequences=4096, auditor=Auditor(), pins=pins)
@@ -169,10 +171,10 @@ class _Host:
     def serve(self, prompt: Tokens, clock: _Clock) -> Any:
         """One request, its steps timed by `clock`; its request, for the caller to look at."""
         req, total = _request(prompt), len(prompt)
-        self.tree.seconds = 0.0
+        self.in_tree.seconds = 0.0
         with clock.step("plan"):
             self.planning.plan(req, self.tree, max_gaps=4096)
-        clock.move("plan", "tree", self.tree.seconds)
+        clock.move("plan", "tree", self.in_tree.seconds)
         with clock.step("admit"):
             plan = req.pic.admit(0, total, first_chunk=True)
             self.accounting.count_admitted(req, plan, self.planning.refusal(req), first_chunk=True)
@@ -199,26 +201,6 @@ class _Host:
         src, dst = gap.splice.src.numpy(), gap.splice.dst.numpy() - int(self.table[0, 0])
         if not np.array_equal(self.tokens[src], prompt[dst]) or len(src) + len(gap.kept) != len(prompt):
             raise BenchError("a row that is to be moved is not that of an equal token: no time is shown.")
-
-
-class _TimedTree:
-    """SGLang's tree, and the time that was spent in it."""
-
-    def __init__(self, tree: Any) -> None:
-        self.seconds = 0.0
-        self.page_size, self.insert, self.tree_core = tree.page_size, tree.insert, tree.tree_core
-        self.token_to_kv_pool_allocator, self.evictable_size = tree.token_to_kv_pool_allocator, tree.evictable_size
-        self.match_prefix, self.path_device_indices = map(self._timed, (tree.match_prefix, tree.path_device_indices))
-        self.lock, self.unlock = map(self._timed, (tree.lock, tree.unlock))
-
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
-            start = time.thread_time()
-            result = call(*args)
-            self.seconds += time.thread_time() - start
-            return result
-
-        return timed
 
 
 class _Clock:

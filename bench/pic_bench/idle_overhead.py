@@ -63,36 +63,27 @@ class Turn(NamedTuple):
     cached_tokens: tuple[int, ...] = ()
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Start(msgspec.Struct, frozen=True, kw_only=True):
     """One start of an arm's server or servers: the same turns in each of its modes."""
 
     arm: str = ""
     round: int = 0
     turns: dict[str, list[Turn]] = {}
-    # Of records before version 7, in which two servers ran side by side.
-    first: str = ""
-    stock: list[Turn] = []
-    pic: list[Turn] = []
 
 
-class Ratios(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Medians over starts of medians over turns."""
+class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One mode over another: medians over starts of medians over turns."""
 
+    name: str
     ttft: Estimate
     rate: Estimate
     """Of requests per second."""
     cpu: Estimate
-
-
-class Comparison(Ratios, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One mode over another."""
-
-    name: str
     ttft_by_start: list[float]
 
 
-class IdleOverhead(Result, frozen=True, kw_only=True):
-    """The result file."""
+class IdleOverhead(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """The result file. Before version 7 two servers ran side by side: those records have fields that are not read."""
 
     schema_version: int = 7
     model: str
@@ -109,14 +100,6 @@ class IdleOverhead(Result, frozen=True, kw_only=True):
     target_rate_ratio: float = 0.99
     starts: list[Start]
     server_args: dict[str, list[str]]
-    # Of records before version 7.
-    baseline: str = "stock"
-    requests_per_session: int = 1
-    prompt_tokens: int | None = None
-    stock_ttft_p50_s: float | None = None
-    pic_ttft_p50_s: float | None = None
-    ratios: Ratios | None = None
-    by_first: dict[str, Ratios] = msgspec.field(default_factory=dict)
 
     @property
     def within_target(self) -> bool:

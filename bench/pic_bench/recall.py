@@ -22,7 +22,7 @@ from pic_traces.generate import WORKLOADS, partition_shift
 from pic_traces.source import short_name
 from tqdm import tqdm
 
-from pic_bench.frame import Finding, Result, Study, result_of, timed
+from pic_bench.frame import Finding, Result, Stopwatch, Study, result_of
 from pic_bench.report.markdown import Table
 from sglang_pic.census.survey import Survey
 from sglang_pic.census.windows import WindowSearch
@@ -114,7 +114,7 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
 
 def _measure(trace: str, tokenizer: str | None, config: CoreConfig, quiet: bool) -> Recall:
     encoder, search = load_encoder(tokenizer), WindowSearch()
-    encode, bound_search = _Clock(encoder, "encode"), _Clock(search, "observe")
+    encode, bound_search = Stopwatch(encoder, "encode"), Stopwatch(search, "observe")
     survey = Survey([trace], encoder=encoder, config=config, make_search=lambda: search)
     num_calls = survey.prepare()
     started = time.perf_counter()
@@ -141,20 +141,6 @@ def _measure(trace: str, tokenizer: str | None, config: CoreConfig, quiet: bool)
         # Linux counts in KiB.
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
-
-
-class _Clock:
-    """Adds up the seconds that calls of one object's method take."""
-
-    def __init__(self, owner: object, method: str) -> None:
-        """Put itself around the method."""
-        self.seconds, self._call = 0.0, getattr(owner, method)
-        setattr(owner, method, self._timed)
-
-    def _timed(self, *args: object, **kwargs: object) -> object:
-        seconds, result = timed(self._call, *args, **kwargs)
-        self.seconds += seconds
-        return result
 
 
 _HEADER: Final = (

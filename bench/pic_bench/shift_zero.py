@@ -39,18 +39,14 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     answer_agreement: float
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure: a model folder, its topology and its dtype."""
+class SetupResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model on one topology: `spliced` is the plugin's difference, `exact_hit` stock SGLang's own."""
 
     model: str
+    """The name of its folder."""
     tp_size: int
     page_size: int
     dtype: str
-
-
-class SetupResult(Setup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One setup: `spliced` is the plugin's difference, `exact_hit` stock SGLang's own."""
-
     spliced: Difference
     exact_hit: Difference
 
@@ -76,15 +72,15 @@ def main(args: argparse.Namespace, logs: Path) -> Finding:
     """Measure every setup; 1 where a server failed or served nothing from its cache."""
     setups = [_parse(text) for text in args.setup]
     prompts = seeded_prompts(args.prompts, args.prompt_tokens, args.seed)
-    result = result_of(ShiftZero, args, setups=[measure(setup, prompts, logs) for setup in setups])
+    result = result_of(ShiftZero, args, setups=[_measure(*setup, prompts, logs) for setup in setups])
     return Finding(result, _table(result.setups))
 
 
-def _parse(text: str) -> Setup:
-    parts = text.rsplit(":", 3)
-    if len(parts) != 4 or not (parts[1].isdigit() and parts[2].isdigit()):
-        raise BenchError(f"--setup {text!r}: must be {FORM}, e.g. .models/smollm2:1:16:bfloat16.")
-    return Setup(model=parts[0], tp_size=int(parts[1]), page_size=int(parts[2]), dtype=parts[3])
+def _parse(text: str) -> tuple[str, int, int, str]:
+    match text.rsplit(":", 3):
+        case [model, tp_size, page_size, dtype] if tp_size.isdigit() and page_size.isdigit():
+            return model, int(tp_size), int(page_size), dtype
+    raise BenchError(f"--setup {text!r}: must be {FORM}, e.g. .models/smollm2:1:16:bfloat16.")
 
 
 def seeded_prompts(count: int, num_tokens: int, seed: int) -> list[str]:
@@ -92,19 +88,14 @@ def seeded_prompts(count: int, num_tokens: int, seed: int) -> list[str]:
     return prompt_texts(f"gen:random?calls=1&sessions={count}&prompt={num_tokens}&seed={seed}")
 
 
-def measure(setup: Setup, prompts: Sequence[str], logs: Path) -> SetupResult:
-    """Start both servers, one after the other, and send every prompt twice to each.
-
-    Raises:
-        BenchError: a server failed, or served an equal prompt without its cache.
-    """
-    flags = ["--tp-size", str(setup.tp_size), "--page-size", str(setup.page_size), "--dtype", setup.dtype]
+def _measure(model: str, tp_size: int, page_size: int, dtype: str, prompts: Sequence[str], logs: Path) -> SetupResult:
+    """Both servers, started one after the other; every prompt goes to each twice."""
+    flags = ["--tp-size", str(tp_size), "--page-size", str(page_size), "--dtype", dtype]
     found = {}
     for arm in build_arms(["stock", "pic"], server_args=flags, pic_config=_CONFIG):
-        with serving(setup.model, arm, logs, probe=None if arm.is_stock else _PROBE) as server:
-            found[arm.name] = repeat_prompts(server, prompts)
-    facts = msgspec.structs.asdict(setup) | {"model": Path(setup.model).name}
-    return SetupResult(**facts, spliced=found["pic"], exact_hit=found["stock"])
+        with serving(model, arm, logs, probe=None if arm.is_stock else _PROBE) as server:
+            found["exact_hit" if arm.is_stock else "spliced"] = repeat_prompts(server, prompts)
+    return SetupResult(model=Path(model).name, tp_size=tp_size, page_size=page_size, dtype=dtype, **found)
 
 
 def repeat_prompts(server: Server, prompts: Sequence[str]) -> Difference:

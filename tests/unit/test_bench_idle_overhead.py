@@ -85,8 +85,6 @@ def test_the_luck_of_a_start_is_told_from_what_a_mode_costs() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--repeats", "0"], "must be 1 or more"),
-        (["--pairs", "1"], "must be 2 or more"),
         (["--baseline", "off"], "--baseline is gone: a run has all three"),
         (["--prompt-tokens", "512"], "gen:random?prompt=512"),
     ],

@@ -48,14 +48,10 @@ def test_rounding_is_told_from_another_answer(found: dict[str, Any], says: str |
 
 
 def test_a_seed_gives_the_same_requests_and_all_of_their_kinds() -> None:
-    encoder = load_encoder(None)
-    played = list(islice(sessions(encoder, 5), 50))
-    drawn = [request for number, session in enumerate(played) for request in requests(session, number, 5)]
-    again = [
-        request
-        for number, session in enumerate(islice(sessions(encoder, 5), 50))
-        for request in requests(session, number, 5)
-    ]
+    drawn, again = (
+        [request for number, session in enumerate(played) for request in requests(session, number, 5)]
+        for played in (islice(sessions(load_encoder(None), 5), 50) for _ in range(2))
+    )
     assert drawn == again
     assert {request.fault for request in drawn} == set(Fault)
     assert any(request.is_compared for request in drawn)
@@ -71,11 +67,7 @@ def test_a_soak_is_clean_where_nothing_is_wrong_and_the_controls_were_found() ->
         "control": Control(stale_rows=5, mismatches=8, num_mismatches=8),
     }
     assert Soak(**fields).is_clean
-    for name in ("mismatches", "leaks", "stale_rows", "failures"):
-        assert not Soak(**{**fields, name: 1}).is_clean
-    for control in (
-        Control(stale_rows=0, mismatches=8, num_mismatches=8),
-        Control(stale_rows=5, mismatches=7, num_mismatches=8),
-    ):
-        assert not Soak(**{**fields, "control": control}).is_clean
-    assert Memory(after_warm_up=100.0, at_end=101.0).growth == pytest.approx(0.01)
+    unfound = [Control(stale_rows=n, mismatches=m, num_mismatches=8) for n, m in ((0, 8), (5, 7))]
+    wrong = [{name: 1} for name in ("mismatches", "leaks", "stale_rows", "failures")]
+    for changed in (*wrong, *({"control": control} for control in unfound)):
+        assert not Soak(**{**fields, **changed}).is_clean

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ def register() -> None:
         _hook("AROUND", f"{_SERVE}.options.parse_options", parse_probed)
     if config.sharp_dummy:
         _hook("AFTER", _DUMMY, _sharpen)
-    _hook("BEFORE", _CREATE, _hook_scheduler(config))
+    _hook("BEFORE", _CREATE, partial(_hook_scheduler, config))
 
 
 def _hook(kind: str, target: str, hook: Callable[..., Any]) -> None:
@@ -59,37 +60,37 @@ def _hook(kind: str, target: str, hook: Callable[..., Any]) -> None:
     HookRegistry.register(target, hook, HookType[kind])
 
 
-def _hook_scheduler(config: ProbeConfig) -> Callable[..., None]:
-    # NOTE: here and not in `register`, because a hook imports what it wraps, and most of a server's processes have no
-    # use for the serving path.
-    def install(ctx: Any) -> None:
-        from sglang.srt.plugins.hook_registry import HookRegistry
+def _hook_scheduler(config: ProbeConfig, ctx: Any) -> None:
+    """Hook the serving path in a scheduler that makes our cache.
 
-        if ctx.server_args.radix_cache_backend != "pic":
-            return
-        if config.request_options:
-            faults = _Faults()
-            _hook("AROUND", f"{_SERVE}.planning.Planning.plan", _plan)
-            _hook("AFTER", f"{_PATH}.lay_out", faults.lay_out)
-            _hook("AFTER", f"{_PATH}.move_rows", faults.move_rows)
-        if config.sync_debug:
-            _hook("BEFORE", f"{_PATH}.lay_out", _warn_of_waits)
-        # Ranks compute the same logits, so only the first one records; keys are those of its own heads.
-        if config.record_dir is not None and ctx.tp_rank == 0:
-            _hook("BEFORE", f"{_PATH}.__init__", _add_recorder(Path(config.record_dir)))
-        if config.ignore_prefix:
-            _hook("AROUND", f"{_CACHE}.match_prefix", _ignore_prefix)
-        if config.early_ends:
-            _hook("AROUND", f"{_INDEX}.__init__", _end_early)
-        if config.check_invariants:
-            _hook("AFTER", f"{_INDEX}.publish", _check_invariants)
-        if config.watch_rows:
-            _watch_rows(ctx.tp_worker.model_runner)
-        HookRegistry.apply_hooks()
-        switches = ", ".join(config.names_on) or "nothing"
-        logger.warning("sglang_pic: this server is for experiments only: %s switches on %s", PROBE_VARIABLE, switches)
+    NOTE: here and not in `register`, because a hook imports what it wraps, and most of a server's processes have no use
+    for the serving path.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry
 
-    return install
+    if ctx.server_args.radix_cache_backend != "pic":
+        return
+    if config.request_options:
+        faults = _Faults()
+        _hook("AROUND", f"{_SERVE}.planning.Planning.plan", _plan)
+        _hook("AFTER", f"{_PATH}.lay_out", faults.lay_out)
+        _hook("AFTER", f"{_PATH}.move_rows", faults.move_rows)
+    if config.sync_debug:
+        _hook("BEFORE", f"{_PATH}.lay_out", _warn_of_waits)
+    # Ranks compute the same logits, so only the first one records; keys are those of its own heads.
+    if config.record_dir is not None and ctx.tp_rank == 0:
+        _hook("BEFORE", f"{_PATH}.__init__", partial(_add_recorder, Path(config.record_dir)))
+    if config.ignore_prefix:
+        _hook("AROUND", f"{_CACHE}.match_prefix", _ignore_prefix)
+    if config.early_ends:
+        _hook("AROUND", f"{_INDEX}.__init__", _end_early)
+    if config.check_invariants:
+        _hook("AFTER", f"{_INDEX}.publish", _check_invariants)
+    if config.watch_rows:
+        _watch_rows(ctx.tp_worker.model_runner)
+    HookRegistry.apply_hooks()
+    switches = ", ".join(config.names_on) or "nothing"
+    logger.warning("sglang_pic: this server is for experiments only: %s switches on %s", PROBE_VARIABLE, switches)
 
 
 def _plan(original: Callable[..., None], planning: Any, req: Any, *args: Any, **kwargs: Any) -> None:
@@ -158,15 +159,12 @@ class _Faults:
         self._flipped = []
 
 
-def _add_recorder(folder: Path) -> Callable[..., Any]:
-    def add(path: Any, splicer: Any, observers: Any = (), **draft: Any) -> Any:
-        from pic_bench.probe_plugin.recorder import Recorder
+def _add_recorder(folder: Path, path: Any, splicer: Any, observers: Any = (), **draft: Any) -> Any:
+    from pic_bench.probe_plugin.recorder import Recorder
 
-        recorder = Recorder(splicer.view, folder)
-        _hook("AFTER", _LOGITS, recorder.keep)
-        return (path, splicer, [*observers, recorder]), draft
-
-    return add
+    recorder = Recorder(splicer.view, folder)
+    _hook("AFTER", _LOGITS, recorder.keep)
+    return (path, splicer, [*observers, recorder]), draft
 
 
 def _sharpen(_result: None, model: Any, *_args: object, **_kwargs: object) -> None:

@@ -41,7 +41,7 @@ from pic_bench.frame import Finding, Study, at_least, keep, result_of
 from pic_bench.serving import arm_server
 from pic_bench.soak.client import Outcome, send
 from pic_bench.soak.judge import Judge
-from pic_bench.soak.load import Fault, Request, Session, requests, sessions
+from pic_bench.soak.load import SETTING, Fault, Request, Session, requests, sessions
 from pic_bench.soak.patient import Patient
 from pic_bench.soak.record import Control, Soak
 from sglang_pic.errors import BenchError
@@ -50,33 +50,6 @@ _SAMPLE_S = 0.5
 _PAUSE_S = 3.0
 _MAX_WORDS = 20
 _NUM_MISMATCHES = 8
-# Most runs are taken, all of them are audited, and no namespace is switched off: random weights take no splice from
-# another context. The index is small enough to be full.
-_CONFIG = {
-    "self_test": "off",
-    "cost_gate": "off",
-    "audit_rate": 1.0,
-    "audit_kl_limit": 1e6,
-    "audit_kl_cap": 1e7,
-    "core": {
-        "sink_tokens": 8,
-        "seam_tokens": 1,
-        "min_run_tokens": 16,
-        "min_spliced_tokens": 8,
-        "tail_tokens": 0,
-        "max_index_tokens": 5_000,
-    },
-}
-_PROBE = {"watch_rows": True, "request_options": True}
-# SGLang's own checks of its pools, in every round of its scheduler, and a retraction at every 15th pass that decodes
-# only, whether or not slots are short. One thread: two servers share a small machine.
-_ENVIRONMENT = {
-    "SGLANG_TEST_RETRACT": "1",
-    "SGLANG_TEST_RETRACT_INTERVAL": "15",
-    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
-    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
-    "OMP_NUM_THREADS": "1",
-}
 
 STUDY = Study("soak", __doc__, seed=0)
 STUDY.add("--model", required=True, metavar="DIR", help="model folder; a tiny one gives many requests")
@@ -281,23 +254,17 @@ def _random_tokens(rng: random.Random, number: int) -> list[int]:
 @contextmanager
 def _servers(args: argparse.Namespace) -> Iterator[tuple[Server, Server]]:
     """The stock and the patched server, started side by side."""
-    flags = (
-        *("--dtype", "float32", "--chunked-prefill-size", "128", "--page-size", str(args.page_size)),
-        *("--enable-mixed-chunk", "--skip-server-warmup", "--enable-metrics", "--enable-cache-report"),
-        # A line for every pass and request would be most of what the servers do.
-        *("--log-level", "warning", "--log-level-http", "warning"),
-        *shlex.split(" ".join(args.server_arg)),
-    )
-    tight = (
-        *("--max-total-tokens", str(args.pool_tokens)),
-        *("--max-running-requests", "8", "--schedule-conservativeness", "0.1"),
-        *shlex.split(" ".join(args.patched_arg)),
-    )
-    stock, pic = build_arms(["stock", "pic"], server_args=flags, pic_config=msgspec.json.encode(_CONFIG).decode())
-    roomy, one_thread = ("--max-total-tokens", "8000"), {"OMP_NUM_THREADS": "1"}
+    flags = {
+        "both": ["--page-size", str(args.page_size), *args.server_arg],
+        "stock": [],
+        "patched": ["--max-total-tokens", str(args.pool_tokens), *args.patched_arg],
+    }
+    both, roomy, tight = (shlex.split(" ".join([SETTING.flags[name], *more])) for name, more in flags.items())
+    stock, pic = build_arms(["stock", "pic"], server_args=both, pic_config=msgspec.json.encode(SETTING.config).decode())
+    variables = SETTING.environment
     servers = [
-        arm_server(args.model, stock, args.logs / "stock.log", flags=roomy, env=one_thread),
-        arm_server(args.model, pic, args.logs / "pic.log", flags=tight, probe=_PROBE, env=_ENVIRONMENT),
+        arm_server(args.model, stock, args.logs / "stock.log", flags=roomy, env=variables["stock"]),
+        arm_server(args.model, pic, args.logs / "pic.log", flags=tight, probe=SETTING.probe, env=variables["patched"]),
     ]
     with ExitStack() as stack:
         with ThreadPoolExecutor(len(servers)) as pool:

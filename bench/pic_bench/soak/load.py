@@ -8,25 +8,26 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 from pic_traces.encode.encoded import Encoder
 from pic_traces.source import load
 
-_TRACES = (
-    "clock:{seed}@sample:agents",
-    "clock:{seed}@sample:opendevin",
-    "gen:agent_meta?header=40&body=250&turn=20&answer=20&calls=6&sessions=3&seed={seed}",
-    "gen:sysvar?before=120&after=200&calls=6&sessions=3&seed={seed}",
-    "gen:compact?every=3&keep=1&system=120&turn=20&answer=30&summary=40&calls=8&sessions=3&seed={seed}",
-    "gen:rerank?documents=5&document=60&system=60&calls=5&sessions=3&seed={seed}",
-    "gen:tool_variants?tools=4&tool=80&system=60&calls=6&sessions=3&seed={seed}",
-    "gen:reorder?count=4&length=80&system=60&calls=5&sessions=3&seed={seed}",
-    "gen:skills?library=5&skill=100&pasted=2&system=60&calls=6&sessions=3&seed={seed}",
-    "gen:tool_aging?after=2&result=80&task=40&system=60&calls=6&sessions=3&seed={seed}",
-    "gen:subagents?subagents=2&code=60&findings=30&system=60&sub_system=50&calls=6&sessions=2&seed={seed}",
-    "gen:random?prompt=200&sessions=4&seed={seed}",
-)
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """soak.toml."""
+
+    traces: tuple[str, ...]
+    invalid: tuple[object, ...]
+    flags: dict[str, str]
+    environment: dict[str, dict[str, str]]
+    probe: dict[str, bool]
+    config: dict[str, object]
+
+
+SETTING = msgspec.toml.decode(Path(__file__).with_name("soak.toml").read_bytes(), type=Setting)
 _MAX_CALLS = 4
 _SHORTEST, _LONGEST = 120, 420
 """Tokens that prompts of a session are cut to; real ones have thousands, and a soak wants many."""
@@ -35,18 +36,6 @@ _TALKATIVE_EVERY, _NUM_TALKATIVE = 60, 10
 """Of so many sessions in a row, the last ones get long answers."""
 # (cache_salt, extra_key), the first of them for most sessions.
 _NAMESPACES = ((None, None), (None, None), (None, None), ("salt-a", None), ("salt-b", None), (None, "key-a"))
-_INVALID: tuple[object, ...] = (
-    {"mode": "sometimes"},
-    {"mode": 1},
-    {"seam_tokens": -1},
-    {"tail_tokens": 10**9},
-    {"edit": "maybe"},
-    {"pin": "no spaces"},
-    {"skills": []},
-    {"unknown": 1},
-    "off",
-    [],
-)
 
 
 class Fault(Enum):
@@ -96,11 +85,8 @@ class Request(NamedTuple):
         return body | {name: value for name, value in named.items() if value is not None}
 
 
-class Session(NamedTuple):
-    """Prompts that one client sends one after the other."""
-
-    name: str
-    prompts: list[list[int]]
+Session = list[list[int]]
+"""Prompts that one client sends one after the other."""
 
 
 def sessions(encoder: Encoder, seed: int) -> Iterator[Session]:
@@ -109,16 +95,15 @@ def sessions(encoder: Encoder, seed: int) -> Iterator[Session]:
     while True:
         epoch = rng.randrange(1, 1 << 30)
         # Sessions of one trace meet, because they have text in common.
-        traces = rng.sample(_TRACES, len(_TRACES))
+        traces = rng.sample(SETTING.traces, len(SETTING.traces))
         for session in (session for trace in traces for session in load(trace.format(seed=epoch))):
             calls = list(session.calls())
             first = rng.randrange(max(1, len(calls) - _MAX_CALLS + 1))
             length, keeps_end = rng.randint(_SHORTEST, _LONGEST), rng.random() < 0.5
-            prompts = [
+            yield [
                 _cut(encoder.encode(call).tokens.tolist(), length, keeps_end=keeps_end)
                 for call in calls[first : first + _MAX_CALLS]
             ]
-            yield Session(f"{epoch}-{session.session_id}", prompts)
 
 
 def requests(session: Session, number: int, seed: int) -> list[Request]:
@@ -128,7 +113,7 @@ def requests(session: Session, number: int, seed: int) -> list[Request]:
     # Sessions that follow each other run side by side: long answers of all of them do not fit into the pool.
     is_talkative = number % _TALKATIVE_EVERY >= _TALKATIVE_EVERY - _NUM_TALKATIVE
     found = []
-    for call, prompt in enumerate(session.prompts):
+    for call, prompt in enumerate(session):
         pic, logprob_start = _options(rng, len(prompt))
         fault = rng.choices((Fault.NONE, Fault.ABORT, Fault.DISCONNECT, Fault.INVALID), (74, 12, 10, 4))[0]
         is_off = isinstance(pic, Mapping) and pic.get("mode") == "off"
@@ -137,7 +122,7 @@ def requests(session: Session, number: int, seed: int) -> list[Request]:
                 rid=f"soak-{seed}-{number}-{call}",
                 prompt=prompt,
                 new_tokens=64 if is_talkative else rng.choice((1, 1, 2, 4, 8, 16)),
-                pic=rng.choice(_INVALID) if fault is Fault.INVALID else pic,
+                pic=rng.choice(SETTING.invalid) if fault is Fault.INVALID else pic,
                 cache_salt=cache_salt,
                 extra_key=extra_key,
                 logprob_start=logprob_start,

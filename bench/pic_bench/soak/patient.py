@@ -28,11 +28,7 @@ _LOGGED_FAULT = re.compile(r"^.*(?:Traceback|leak).*\n(?:.*\n){0,3}", re.MULTILI
 
 
 class Patient:
-    """Looks after one server.
-
-    Args:
-        server: runs already.
-    """
+    """Looks after one server that runs already."""
 
     def __init__(self, server: Server) -> None:
         self.server = server

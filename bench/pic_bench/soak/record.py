@@ -24,11 +24,6 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """After 5 minutes, or after half of the run, if it is short."""
     at_end: float
 
-    @property
-    def growth(self) -> float:
-        """From the one to the other, as a share."""
-        return self.at_end / self.after_warm_up - 1
-
 
 class Soak(Result, frozen=True, kw_only=True):
     """The counts of a run. Those from `mismatches` to `failures` must be 0."""

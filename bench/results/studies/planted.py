@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -130,37 +129,30 @@ def main(args: argparse.Namespace, logs: Path) -> Finding:
         start_timeout_s=900,
     ) as target:
         for name in args.attack or [one.value for one in Attack]:
-            tried[name] = 0
-            found = _victims(Attack(name), target, text, args, tried)
-            for victim in tqdm(found, desc=name, total=args.victims, file=sys.stderr, mininterval=30.0):
-                victims.append(victim)
-                # What was measured stays where the run is broken off.
-                keep(args, _result(args, tried, victims))
-            if (count := sum(victim.attack == name for victim in victims)) < args.victims:
+            count = tried[name] = 0
+            with tqdm(desc=name, total=args.victims, file=sys.stderr, mininterval=30.0) as bar:
+                while count < args.victims and tried[name] < MOST_TRIED * args.victims:
+                    victim = _measure(name, planted(Attack(name), tried[name], text, args.seed), target)
+                    tried[name] += 1
+                    target.flush()
+                    if victim is not None:
+                        count += 1
+                        bar.update()
+                        victims.append(victim)
+                        # What was measured stays where the run is broken off.
+                        keep(args, _result(args, tried, victims))
+            if count < args.victims:
                 print(f"planted: {name}: {count} of {args.victims} prompts count, of {tried[name]}", file=sys.stderr)
     result = _result(args, tried, victims)
     return Finding(result, _table(result.settings), 0 if {victim.attack for victim in victims} == {*tried} else 1)
 
 
 def _result(args: argparse.Namespace, tried: dict[str, int], victims: list[Victim]) -> PlantedRows:
-    found = {"tried": tried, "settings": summarize(victims), "victims": victims}
-    return result_of(PlantedRows, args, model=Path(args.model).name, **found)
+    name, settings = Path(args.model).name, summarize(victims)
+    return result_of(PlantedRows, args, model=name, tried=tried, settings=settings, victims=victims)
 
 
-def _victims(
-    attack: Attack, target: Target, text: ModelText, args: argparse.Namespace, tried: dict[str, int]
-) -> Iterator[Victim]:
-    counted = 0
-    while counted < args.victims and tried[attack.value] < MOST_TRIED * args.victims:
-        victim = measure_victim(attack, planted(attack, tried[attack.value], text, args.seed), target)
-        tried[attack.value] += 1
-        target.flush()
-        if victim is not None:
-            counted += 1
-            yield victim
-
-
-def measure_victim(attack: Attack, prompts: Planted, target: Target) -> Victim | None:
+def _measure(attack: str, prompts: Planted, target: Target) -> Victim | None:
     """Serve a victim's prompt under every setting; None where the attacker's words would change nothing."""
     name, theirs = prompts.name, f"{prompts.name}/attacker"
 
@@ -189,7 +181,7 @@ def measure_victim(attack: Attack, prompts: Planted, target: Target) -> Victim |
         for arm in ARMS
     }
     return Victim(
-        attack=attack.value,
+        attack=attack,
         name=name,
         template=prompts.template,
         prompt_tokens=len(prompts.victim),
@@ -201,9 +193,8 @@ def measure_victim(attack: Attack, prompts: Planted, target: Target) -> Victim |
 
 def summarize(victims: Sequence[Victim]) -> list[Moved]:
     """Every setting under every attack."""
-    by_attack = defaultdict[str, list[Victim]](list)
-    for victim in victims:
-        by_attack[victim.attack].append(victim)
+    attacks = dict.fromkeys(victim.attack for victim in victims)
+    by_attack = {attack: [victim for victim in victims if victim.attack == attack] for attack in attacks}
     return [_moved(attack, arm, some) for attack, some in by_attack.items() for arm in some[0].arms]
 
 

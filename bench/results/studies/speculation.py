@@ -82,20 +82,15 @@ def main(args: argparse.Namespace, logs: Path) -> Finding:
         raise BenchError(f"--setup {short[0]!r}: must be a model and the flags of its draft.")
     result = result_of(Speculation, args, setups=[])
     for model, *flags in setups:
-        found = measure(model, flags, ["--dtype", args.dtype], prompts, args.max_tokens, logs)
-        result.setups.append(found)
+        result.setups.append(_measure(model, flags, ["--dtype", args.dtype], prompts, args.max_tokens, logs))
         keep(args, result)
     return Finding(result, table(result.setups))
 
 
-def measure(
+def _measure(
     model: str, flags: Sequence[str], common: Sequence[str], prompts: Sequence[str], max_tokens: int, logs: Path
 ) -> SetupResult:
-    """Start the five servers one after the other.
-
-    Raises:
-        BenchError: a server failed.
-    """
+    """The five servers, started one after the other."""
     stock, pic = build_arms(["stock", "pic"], server_args=common, pic_config=_CONFIG)
     (own,) = build_arms(["pic"], server_args=common, pic_config=_OWN_CHUNKS)
 
