@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 import numpy as np
 import pytest
-from core_builders import all_resident, donor_spans, index_of, join, plan_of, publish, spans, text
+from core_builders import Row, Rows, all_resident, donor_spans, index_of, join, plan_of, publish, spans, text
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -97,42 +97,6 @@ options = st.builds(
     num_before=st.sampled_from([0, 0, 150]),
 )
 
-Row = tuple[object, bytes]
-
-
-class Tree:
-    """A radix tree that forgets what it is told to: rows by their whole path."""
-
-    def __init__(self) -> None:
-        self.computed: dict[Row, bool] = {}
-
-    def resident(self, namespace: object, tokens: Tokens) -> int:
-        data = tokens.tobytes()
-        for length in range(len(tokens)):
-            if (namespace, data[: 4 * length + 4]) not in self.computed:
-                return length
-        return len(tokens)
-
-    def insert(self, namespace: object, tokens: Tokens, computed: list[Span], spliced: list[Span]) -> None:
-        data = tokens.tobytes()
-        own = {position for a, b in computed for position in range(a, b)}
-        moved = {position for a, b in spliced for position in range(a, b)}
-        for position in range(len(tokens)):
-            row = (namespace, data[: 4 * position + 4])
-            if position in moved:
-                self.computed[row] = False
-            elif position in own:
-                self.computed[row] = True
-            else:
-                # Inserted by a request that never splices and tells nobody: exact, whatever the index knows of it.
-                self.computed.setdefault(row, True)
-
-    def evict(self, namespace: object, tokens: Tokens, length: int) -> None:
-        stem = tokens[: length + 1].tobytes()
-        self.computed = {
-            row: own for row, own in self.computed.items() if row[0] != namespace or row[1][: len(stem)] != stem
-        }
-
 
 def rows_of(index: ContentIndex) -> dict[Row, tuple[bool, frozenset[tuple[int, int, int]]]]:
     """What an index knows of each row: whether it is eligible, and the donors that end with it."""
@@ -148,7 +112,7 @@ def rows_of(index: ContentIndex) -> dict[Row, tuple[bool, frozenset[tuple[int, i
                 donors.setdefault(table.end(donor), set()).add(told)
             for end in range(node.start + 1, node.end + 1):
                 known = node.eligible_around(end - 1) is not None, frozenset(donors.get(end, ()))
-                rows[namespace, path[: 4 * end]] = known
+                rows[namespace, path[: 4 * end], end - 1] = known
     return rows
 
 
@@ -157,7 +121,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tree = Tree()
+        self.tree = Rows()
         self.past: list[tuple[object, Tokens]] = []
         self.indexes: list[ContentIndex] = []
 
@@ -294,7 +258,9 @@ class IndexMachine(RuleBasedStateMachine):
             donor = run.donor.tokens(run.donor_end)
             assert donor[run.donor_start :].tolist() == tokens[run.target_start : run.target_end].tolist()
             for end in range(run.donor_start + 1, run.donor_end + 1):
-                assert self.tree.computed[namespace, donor[:end].tobytes()], "a donor's rows were computed in place"
+                assert self.tree.computed[namespace, donor[:end].tobytes(), end - 1], (
+                    "a donor's rows were computed in place"
+                )
             is_exact = run.shift == 0 and donor.tolist() == tokens[: run.donor_end].tolist()
             has_context = common_suffix_len(donor[: run.donor_start], tokens[: run.target_start]) >= 16
             assert run.seam_len == (0 if is_exact or (has_context and run.target_start == at) else use.seam_tokens)

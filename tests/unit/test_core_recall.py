@@ -1,4 +1,4 @@
-"""What is found: repeats at any alignment, periodic text, fragments, seams, limits, pages.
+"""What is found: repeats at any alignment, periodic text, fragments, seams, limits.
 
 Everything is seeded; the shares are those that were measured, less a small margin.
 """
@@ -20,13 +20,11 @@ from sglang_pic.core import (
     CostModel,
     DropReason,
     Path,
-    Plan,
     PlanOptions,
     Tokens,
     as_tokens,
 )
 from sglang_pic.core.invariants import check
-from sglang_pic.core.tokens import common_len
 
 SINK = CoreConfig().sink_tokens
 
@@ -273,79 +271,6 @@ def test_a_text_that_is_repeated_is_no_context_of_its_own() -> None:
     tokens = join(once, text(1, 500), text(2, 10))
     plan = plan_of(index, tokens, prefix_len=len(once), options=asking(tail_tokens=50))
     assert spans(plan) == [(601, len(tokens) - 200)]
-
-
-class PagedTree:
-    """Which tokens are resident, in a tree that holds and matches whole pages."""
-
-    def __init__(self, page_size: int) -> None:
-        self.page_size = page_size
-        self.paths: list[Tokens] = []
-        self.answers: list[tuple[Path, int, int]] = []
-
-    def insert(self, tokens: Tokens) -> Tokens:
-        held = tokens[: len(tokens) - len(tokens) % self.page_size]
-        self.paths.append(held)
-        return held
-
-    def match(self, tokens: Tokens) -> int:
-        same = max((common_len(path, tokens) for path in self.paths), default=0)
-        return same - same % self.page_size
-
-    def resolve(self, path: Path, end: int) -> int:
-        """As the adapter does: the page that holds the last token is asked for, as far as the path goes."""
-        resident = self.match(path.tokens(-(-end // self.page_size) * self.page_size))
-        self.answers.append((path, end, resident))
-        return resident
-
-
-def check_pages(plan: Plan, tree: PagedTree, prompt: Tokens) -> None:
-    """Nothing is read beyond what was resident, and what is read is equal."""
-    longest: dict[Path, int] = {}
-    for path, _, resident in tree.answers:
-        longest[path] = max(longest.get(path, 0), resident)
-    for run in plan.runs:
-        assert run.donor_end <= longest[run.donor]
-        donor = run.donor.tokens(run.donor_end)
-        assert donor[run.donor_start :].tolist() == prompt[run.target_start : run.target_end].tolist()
-
-
-@pytest.mark.parametrize("page_size", [16, 64])
-@pytest.mark.parametrize("seed", range(6))
-def test_plans_on_a_tree_of_pages_stay_inside_it(seed: int, page_size: int) -> None:
-    rng = np.random.default_rng(seed)
-    sources = [text(1_000 + i, 400) for i in range(6)]
-    index, tree = ContentIndex(MOST_REUSE), PagedTree(page_size)
-    num_spliced = 0
-    for step in range(40):
-        cuts = [sorted(rng.integers(0, 401, 2).tolist()) for _ in range(3)]
-        parts = [sources[int(rng.integers(6))][a:b] for a, b in cuts]
-        prompt = join(text(step, int(rng.integers(1, 90))), *parts, text(step + 500, 7))
-        prefix_len = tree.match(prompt[:-1])
-        tree.answers.clear()
-        plan = plan_of(index, prompt, prefix_len=prefix_len, resolve=tree.resolve)
-        check_pages(plan, tree, prompt)
-        num_spliced += plan.num_spliced
-        held = tree.insert(prompt)
-        index.publish("a", held, [(a, min(b, len(held))) for a, b in plan.gaps], spliced=spans(plan))
-        check(index)
-        if step % 5 == 4:
-            del tree.paths[int(rng.integers(len(tree.paths)))]
-    assert num_spliced > 1_000
-
-
-def test_a_run_up_to_a_branch_inside_a_page_costs_no_branch() -> None:
-    """The page that the last token lies in is resident on every branch, though not on the common stem alone."""
-    stem = text(0, 203)
-    index, tree = ContentIndex(MOST_REUSE), PagedTree(16)
-    for i in range(5):
-        publish(index, tree.insert(join(stem, text(1 + i, 301))))
-    held = index.stats()
-    prompt = join(text(10, 60), stem, text(11, 40))
-    plan = plan_of(index, prompt, resolve=tree.resolve)
-    assert spans(plan) == [(60 + SINK + 1, 263)]
-    assert index.stats().num_tokens == held.num_tokens, "nothing was taken for evicted"
-    check_pages(plan, tree, prompt)
 
 
 def test_a_donor_that_has_shrunk_serves_what_is_left_of_it() -> None:
