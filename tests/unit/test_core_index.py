@@ -304,16 +304,6 @@ def test_rows_that_a_splice_replaced_are_donors_no_more() -> None:
     assert donor_spans(plan_of(index, prompt)) == [(101, 1_000)]
 
 
-def test_a_spliced_span_makes_no_donors() -> None:
-    path = text(0, 900)
-    index = ContentIndex(MOST_REUSE)
-    index.publish("a", path, [(0, 300), (600, 900)], spliced=[(300, 600)])
-    only_computed = ContentIndex(MOST_REUSE)
-    only_computed.publish("a", path, [(0, 300), (600, 900)])
-    assert index.stats() == only_computed.stats()
-    assert not plan_of(index, text(1, 50), path[290:610], text(2, 9)).runs
-
-
 @pytest.mark.parametrize(("min_run_tokens", "num_runs"), [(200, 1), (201, 0)])
 def test_the_minimum_run_counts_equal_tokens(min_run_tokens: int, num_runs: int) -> None:
     body = text(0, 200)
@@ -435,14 +425,34 @@ def test_eviction_takes_the_least_recently_used_leaves_first() -> None:
     check(index)
 
 
-def test_a_prompt_may_end_before_its_tokens() -> None:
-    index = ContentIndex(MOST_REUSE)
-    body = text(0, 500)
-    publish(index, text(1, 50), body)
-    assert spans(plan_of(index, text(2, 60), body, prefix_len=100, end=400)) == [(100, 399)]
-
-
 @pytest.mark.parametrize(("prefix_len", "end"), [(-1, None), (11, None), (5, 4), (0, 11)])
 def test_a_prefix_or_end_outside_the_prompt_is_refused(prefix_len: int, end: int | None) -> None:
     with pytest.raises(ValueError, match="must lie in order inside 10 tokens"):
         ContentIndex(MOST_REUSE).plan("a", text(0, 10), prefix_len=prefix_len, end=end, resolve=all_resident)
+
+
+def test_donors_of_a_pinned_path_are_the_last_to_leave() -> None:
+    index = ContentIndex(MOST_REUSE)
+    block = text(1, 200)
+    pinned = join(text(2, 60), block)
+    publish(index, pinned)
+    index.pin("a", pinned)
+    for seed in range(3, 12):
+        publish(index, text(seed, 70), block)
+        check(index)
+
+    def is_served() -> bool:
+        """Whether the pinned path is a donor where no other one is resident."""
+        prompt = join(text(99, 90), block, text(98, 9))
+
+        def resolve(path: Path, end: int) -> int:
+            return end if path.tokens(60).tolist() == pinned[:60].tolist() else 0
+
+        return bool(plan_of(index, prompt, resolve=resolve).runs)
+
+    assert is_served()
+    index.unpin("a", pinned)
+    for seed in range(20, 32):
+        publish(index, text(seed, 70), block)
+    assert not is_served()
+    assert all(not node.num_pins for node in index._ages.values())
