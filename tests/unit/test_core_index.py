@@ -432,10 +432,9 @@ def test_a_prefix_or_end_outside_the_prompt_is_refused(prefix_len: int, end: int
 
 
 def test_donors_of_a_pinned_path_are_the_last_to_leave() -> None:
-    index = ContentIndex(MOST_REUSE)
     block = text(1, 200)
     pinned = join(text(2, 60), block)
-    publish(index, pinned)
+    index = index_of(pinned)
     index.pin("a", pinned)
     for seed in range(3, 12):
         publish(index, text(seed, 70), block)
