@@ -13,6 +13,7 @@ from sglang_pic.core import (
     Plan,
     PlanOptions,
     Resolver,
+    RowNames,
     Span,
     Tokens,
     as_tokens,
@@ -21,6 +22,8 @@ from sglang_pic.core import (
 __all__ = [
     "CLOSE",
     "DELIMITERS",
+    "Row",
+    "Rows",
     "all_resident",
     "asking",
     "donor_spans",
@@ -32,6 +35,8 @@ __all__ = [
     "spans",
     "text",
 ]
+
+Row = tuple[object, bytes, int]
 
 DELIMITERS = frozenset({1})
 CLOSE = as_tokens([1])
@@ -112,3 +117,45 @@ def spans(plan: Plan) -> list[Span]:
 def donor_spans(plan: Plan) -> list[Span]:
     """What is read."""
     return [(run.donor_start, run.donor_end) for run in plan.runs]
+
+
+class Rows:
+    """A radix tree that forgets what it is told to: which rows it has by name, and whether each was computed there."""
+
+    def __init__(self, names: RowNames | None = None) -> None:
+        self.names = names or RowNames()
+        self.computed: dict[Row, bool] = {}
+
+    def name(self, namespace: object, path: Tokens, position: int) -> Row:
+        """What the tree tells the row at a position of a path by."""
+        page_size, lookahead = self.names
+        return namespace, path[: position - position % page_size + page_size + lookahead].tobytes(), position
+
+    def resident(self, namespace: object, path: Tokens) -> int:
+        """How many leading rows of a path there are, in whole pages."""
+        ends = range(0, len(path) + 1, self.names.page_size)
+        return next(end for end in ends if self.name(namespace, path, end) not in self.computed)
+
+    def resolve(self, path: Path, end: int) -> int:
+        """As the adapter does: the page that holds the last token is asked for, as far as the path goes."""
+        return self.resident(path.namespace, path.tokens(end + sum(self.names))) + self.names.lookahead
+
+    def insert(self, namespace: object, path: Tokens, computed: list[Span], spliced: list[Span]) -> None:
+        """All rows of a path; what is in no span was inserted by a request that tells nobody, and is exact."""
+        moved = {position for a, b in spliced for position in range(a, b)}
+        told = moved | {position for a, b in computed for position in range(a, b)}
+        for position in range(len(path) - self.names.lookahead):
+            row = self.name(namespace, path, position)
+            if position in told:
+                self.computed[row] = position not in moved
+            else:
+                self.computed.setdefault(row, True)
+
+    def evict(self, namespace: object, path: Tokens, length: int) -> None:
+        """Everything that goes on from the first `length` rows of a path."""
+        stem = self.name(namespace, path, length)[1]
+        self.computed = {
+            row: own
+            for row, own in self.computed.items()
+            if row[0] != namespace or row[2] < length or not row[1].startswith(stem)
+        }

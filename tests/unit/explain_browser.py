@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import shutil
 import subprocess
@@ -58,11 +57,6 @@ class Page:
                 return answer.get("result", {})
             self.events.append(answer)
 
-    def wait_for(self, method: str) -> None:
-        """Read on until an event has come."""
-        while not any(event.get("method") == method for event in self.events):
-            self.events.append(json.loads(self._socket.recv()))
-
     def run(self, script: str) -> Any:
         """The value of an expression; a promise is awaited."""
         answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
@@ -71,22 +65,19 @@ class Page:
 
     def open(self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Show a file and wait until its script has said that it is ready."""
-        self.resize(width, height, dark=dark)
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.events.clear()
         self.call("Page.navigate", url=path.as_uri())
-        self.wait_for("Page.loadEventFired")
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(json.loads(self._socket.recv()))
         self.run(
             "new Promise((done) => { const look = () => {"
             " const state = document.documentElement.dataset.state;"
             " if (state === 'loading') setTimeout(look, 20); else requestAnimationFrame(() => done(state));"
             " }; look(); })"
         )
-
-    def resize(self, width: int, height: int, *, dark: bool = False) -> None:
-        """The size of the view and the colour scheme it prefers."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def frame(self) -> None:
         """Wait until two frames have been drawn."""
@@ -106,14 +97,6 @@ class Page:
         codes = {"ArrowDown": 40, "ArrowUp": 38, "ArrowLeft": 37, "ArrowRight": 39, "Enter": 13, "End": 35, "Home": 36}
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes.get(key, 0))
-
-    def screenshot(self, path: Path, *, full: bool = False) -> None:
-        """A picture of the view, or of the whole page."""
-        params: dict[str, Any] = {"format": "png"}
-        if full:
-            size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-            params |= {"captureBeyondViewport": True, "clip": {**size, "x": 0, "y": 0, "scale": 1}}
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **params)["data"]))
 
     def complaints(self) -> list[str]:
         """Errors and warnings of the console, exceptions, and refusals by the page's own policy."""

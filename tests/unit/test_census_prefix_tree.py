@@ -61,22 +61,6 @@ def test_it_agrees_with_a_loop_over_all_paths(paths: list[list[int]]) -> None:
             assert tree.appender(tokens(path), position) == model.appender(path, position)
 
 
-def test_the_whole_prompt_is_stored_and_its_last_token_is_still_computed() -> None:
-    tree = PrefixTree()
-    tree.insert(tokens([1, 2, 3, 4, 5]), 0)
-    prefix_len, neighbor, expected = tree.match(tokens([1, 2, 3]))
-    assert (prefix_len, neighbor, expected.tolist()) == (2, 0, [3, 4, 5])
-
-
-def test_nothing_is_expected_where_the_neighbor_ends() -> None:
-    """A prompt that goes on where the last answer ended broke nothing, though older paths went on otherwise."""
-    tree = PrefixTree()
-    tree.insert(tokens([1, 2, 3, 9, 9]), 0)
-    tree.insert(tokens([1, 2, 3]), 1)
-    prefix_len, neighbor, expected = tree.match(tokens([1, 2, 3, 4]))
-    assert (prefix_len, neighbor, expected.tolist()) == (3, 1, [])
-
-
 def test_what_is_expected_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_tree, "EXPECTED_LEN", 4)
     tree = PrefixTree()

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import pytest
 from census_fakes import Ids, IdsEncoder, session
+from core_builders import Rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_pic.census.outcome import Outcome
+from sglang_pic.census.outcome import RunSpan
 from sglang_pic.census.simulate import CacheScope, simulate
-from sglang_pic.core import CoreConfig
+from sglang_pic.core import CoreConfig, Tokens, common_len
 
 CONFIG = CoreConfig(
     seam_tokens=1, tail_tokens=0, min_run_tokens=16, min_spliced_tokens=16, sink_tokens=4, edit="in_place"
@@ -37,68 +37,40 @@ CALLS = st.lists(
 )
 
 
-class _Row(NamedTuple):
-    call: int
-    is_computed: bool
-
-
-class _Rows:
-    """The rows of an unlimited radix cache: one for every distinct path up to a token."""
-
-    def __init__(self) -> None:
-        self.rows: dict[tuple[int, ...], _Row] = {}
-        self.paths: list[Ids] = []
-
-    def prefix_len(self, prompt: Ids) -> int:
-        stored = 0
-        while stored < len(prompt) and tuple(prompt[: stored + 1]) in self.rows:
-            stored += 1
-        return max(0, min(stored, len(prompt) - 1))
-
-    def donates(self, prompt: Ids, outcome: Outcome) -> bool:
-        """Whether every run has rows somewhere that were computed for these very tokens, the first by its donor."""
-        return all(
-            any(
-                path[run.start - run.shift : run.end - run.shift] == prompt[run.start : run.end]
-                and self.rows[tuple(path[: run.start - run.shift + 1])].call == run.donor.number
-                and all(
-                    self.rows[tuple(path[: at + 1])].is_computed
-                    for at in range(run.start - run.shift, run.end - run.shift)
-                )
-                for path in self.paths
-            )
-            for run in outcome.runs
-        )
-
-    def serve(self, path: Ids, outcome: Outcome) -> None:
-        spliced = {at for run in outcome.runs for at in range(run.start, run.end)}
-        for at in range(len(path)):
-            self.rows.setdefault(tuple(path[: at + 1]), _Row(outcome.ref.number, at not in spliced))
-        self.paths.append(path)
-
-
 def texts(numbers: list[int]) -> Ids:
     return [token for number in numbers for token in TEXTS[number]]
+
+
+def donors_of(rows: Rows, paths: list[Tokens], prompt: Tokens, run: RunSpan) -> set[int]:
+    """The calls that brought a first row for a run, on paths whose rows were computed for these very tokens."""
+    start, end = run.start - run.shift, run.end - run.shift
+    return {
+        next(call for call, other in enumerate(paths) if common_len(other, path) > start)
+        for path in paths
+        if np.array_equal(path[start:end], prompt[run.start : run.end])
+        and all(rows.computed[rows.name("", path, at)] for at in range(start, end))
+    }
 
 
 @given(CALLS)
 def test_every_call_is_served_as_by_a_cache_of_rows(drawn: list[tuple[list[list[int]], int]]) -> None:
     calls = [([texts(message) for message in messages], TEXTS[answer]) for messages, answer in drawn]
-    model = _Rows()
+    rows, paths = Rows(), list[Tokens]()
     half = len(calls) // 2
     sessions = [session("a", calls[:half]), session("b", calls[half:])]
-    for outcome, (messages, answer) in zip(
-        simulate([("f", sessions)], IdsEncoder(), config=CONFIG), calls, strict=True
-    ):
-        prompt = [token for message in messages for token in message]
-        assert outcome.prefix_len == model.prefix_len(prompt)
+    for outcome in simulate([("f", sessions)], IdsEncoder(), config=CONFIG):
+        prompt, path = outcome.encoded.tokens, outcome.encoded.path
+        assert outcome.prefix_len == max(0, min(rows.resident("", prompt), len(prompt) - 1))
         at = max(outcome.prefix_len, CONFIG.sink_tokens)
         for run in outcome.runs:
             assert at <= run.start < run.end < len(prompt)
             assert run.start - run.shift >= CONFIG.sink_tokens
+            assert run.donor.number in donors_of(rows, paths, prompt, run)
             at = run.end
-        assert model.donates(prompt, outcome)
-        model.serve(prompt + answer, outcome)
+        stored = rows.resident("", path)
+        rows.insert("", path, [], [(max(run.start, stored), run.end) for run in outcome.runs])
+        paths.append(path)
+    assert len(paths) == len(calls)
 
 
 def test_a_moved_text_is_a_run_from_the_call_that_computed_it() -> None:

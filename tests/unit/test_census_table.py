@@ -6,6 +6,7 @@ import re
 from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 from pic_traces.source import short_name
 
 from sglang_pic.census.table import WIDTH, render
@@ -52,6 +53,11 @@ def block_counts() -> Counts:
     )
 
 
+def table(counts: Counts, config: CoreConfig | None = None) -> str:
+    """The table of one file."""
+    return render(Census(files=[counts.of_file("mine")], total=counts), config or CoreConfig())
+
+
 def rows(text: str, name: str) -> list[list[str]]:
     """The lines that begin with a name, as words."""
     return [re.split(r"\s{2,}", line.strip())[1:] for line in text.splitlines() if line.startswith(name)]
@@ -76,8 +82,7 @@ def test_facts_of_one_file() -> None:
 
 
 def test_the_bound_is_shown_where_it_was_asked_for() -> None:
-    counts = text_counts(bound=False, exact=True)
-    text = render(Census(files=[counts.of_file("mine")], total=counts), CoreConfig())
+    text = table(text_counts(bound=False, exact=True))
     assert "alignment" not in text
     assert "the tokenizer and the chat template in words" in text
 
@@ -91,41 +96,32 @@ def test_the_bound_is_shown_where_it_was_asked_for() -> None:
     ],
 )
 def test_changed_fields_are_priced(edit: Literal["notes", "in_place", "recompile"], said: str) -> None:
-    counts = text_counts(changed=1)
-    text = render(Census(files=[counts.of_file("mine")], total=counts), CoreConfig(edit=edit))
+    text = table(text_counts(changed=1), config=CoreConfig(edit=edit))
     assert ["3", "5", "120", "12.0%", "40", "4.0%"] in rows(text, "mine")
     assert said in " ".join(text.split())
 
 
 def test_nothing_is_said_where_no_field_changed() -> None:
-    counts = text_counts()
-    assert "--edit" not in render(Census(files=[counts.of_file("mine")], total=counts), CoreConfig())
+    assert "--edit" not in table(text_counts())
 
 
 def test_block_traces_have_no_chunks() -> None:
     counts = text_counts()
-    total = Counts(**{name: getattr(counts, name) for name in counts.__struct_fields__ if name != "detail"})
+    total = replace(counts, detail=Detail())
     text = render(Census(files=[counts.of_file("a"), block_counts().of_file("blocks")], total=total), CoreConfig())
     assert rows(text, "blocks ") == [["-", "12,031", "1,000.00 M", "500.00 M", "50.0%", "-", "-"]]
     assert "blocks: prefix hits only." in text
 
 
 def test_block_traces_alone() -> None:
-    nothing = Counts(
-        sessions=0, calls=0, prompt_tokens=0, prefix_tokens=0, chunk_tokens=0, new_tokens=0, runs=0, detail=Detail()
-    )
+    nothing = replace(text_counts(0), detail=Detail())
     text = render(Census(files=[block_counts().of_file("blocks")], total=nothing), CoreConfig())
     assert "recovered" not in text
     assert "This cache" not in text
 
 
 def test_a_file_that_was_cut_short_says_so() -> None:
-    counts = text_counts()
-    cut = Counts(
-        **{name: getattr(counts, name) for name in counts.__struct_fields__ if name != "detail"},
-        detail=Detail(is_complete=False),
-    )
-    text = render(Census(files=[cut.of_file("mine")], total=cut), CoreConfig())
+    text = table(replace(text_counts(), detail=Detail(is_complete=False)))
     assert "mine: stopped after 20 calls; the row counts these calls only." in text
 
 
@@ -141,7 +137,6 @@ def test_it_fits_a_narrow_terminal(file: str) -> None:
 
 
 def test_settings_are_named() -> None:
-    counts = text_counts()
     config = CoreConfig(min_run_tokens=128, seam_tokens=8, sink_tokens=0, tail_tokens=0)
-    text = " ".join(render(Census(files=[counts.of_file("mine")], total=counts), config).split())
+    text = " ".join(table(text_counts(), config=config).split())
     assert "repeats shorter than 128 tokens, the first 8 tokens of a run (its seam)." in text

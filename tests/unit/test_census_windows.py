@@ -47,29 +47,6 @@ def test_it_agrees_with_a_set_of_windows(calls: list[tuple[list[int], int, int]]
             earlier.append(path)
 
 
-def test_windows_over_the_end_of_the_prefix_count() -> None:
-    rng = np.random.default_rng(1)
-    text = rng.integers(0, 1000, 200, dtype=np.int32)
-    head = rng.integers(0, 1000, 50, dtype=np.int32)
-    search = WindowSearch()
-    first = np.concatenate([head, text])
-    assert search.observe(first, prompt_len=len(first), prefix_len=0) == (0, 0)
-    # 40 more tokens of the text are less than a window, but with the 30 before them they are one.
-    again = np.concatenate([head[:20], rng.integers(1000, 2000, 10, dtype=np.int32), text[:70]])
-    search.observe(again[:60], prompt_len=60, prefix_len=20)
-    assert search.observe(again, prompt_len=len(again), prefix_len=60) == (40, 0)
-
-
-def test_order_and_position_in_a_window_matter() -> None:
-    search = WindowSearch()
-    text = np.arange(WINDOW_LEN, dtype=np.int32)
-    search.observe(text, prompt_len=len(text), prefix_len=0)
-    for other in (text[::-1], np.roll(text, 1), text ^ 1):
-        copy = np.ascontiguousarray(other)
-        assert search.observe(copy, prompt_len=len(copy), prefix_len=0) == (0, 0)
-    assert search.observe(text, prompt_len=len(text), prefix_len=0) == (WINDOW_LEN, WINDOW_LEN)
-
-
 def test_memory_is_eight_bytes_a_distinct_window_and_arrays_stay_few() -> None:
     rng = np.random.default_rng(2)
     search = WindowSearch()

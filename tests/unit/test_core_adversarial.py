@@ -389,10 +389,8 @@ def test_many_revoked_spans_of_a_long_path() -> None:
 
 def test_a_table_gives_back_what_a_long_path_needed() -> None:
     """Else every namespace would keep the memory of the longest path it ever held, which no bound counts."""
-    index = ContentIndex(MOST_REUSE)
     small, large = text(0, 200), text(1, 200_000)
-    publish(index, small)
-    publish(index, large)
+    index = index_of(small, large)
     (table,) = (space.donors for space in index._namespaces.values())
     assert len(table.nodes) > 10_000
     index.forget("a", large, 0)

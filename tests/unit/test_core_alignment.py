@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from core_builders import join
 
 from sglang_pic.core import ContentIndex, Context, CoreConfig, Tokens, as_tokens
 from sglang_pic.core.alignment import Aligner
@@ -23,7 +24,7 @@ OLD, NEW = text(MOST), text(MOST)
 def align(donor: list[Tokens], prompt: list[Tokens], block: Tokens = END) -> tuple[Context, list[tuple[int, int, int]]]:
     """Context of `block` at the end of both, and each field as length before and span now."""
     index = ContentIndex(CoreConfig())
-    path, tokens = (np.concatenate([*parts, block]) for parts in (donor, prompt))
+    path, tokens = (join(*parts, block) for parts in (donor, prompt))
     index.publish("a", path, [(0, len(path))])
     trie = index._namespaces["a"].trie
     leaf = trie.walk(path)[0]
@@ -78,8 +79,8 @@ def test_a_field_behind_other_text_is_found() -> None:
 
 def test_what_is_known_of_a_path_serves_a_run_further_on() -> None:
     index = ContentIndex(CoreConfig())
-    path = np.concatenate([HEAD, OLD[:2], BODY, OLD[2:5], MORE])
-    tokens = np.concatenate([HEAD, NEW[:2], BODY, NEW[2:5], MORE])
+    path = join(HEAD, OLD[:2], BODY, OLD[2:5], MORE)
+    tokens = join(HEAD, NEW[:2], BODY, NEW[2:5], MORE)
     index.publish("a", path, [(0, len(path))])
     trie = index._namespaces["a"].trie
     leaf = trie.walk(path)[0]

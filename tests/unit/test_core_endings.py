@@ -47,12 +47,7 @@ def test_ending_hashes_are_those_of_every_window(tokens: Tokens) -> None:
     hashes = ending_hashes(tokens)
     assert hashes.dtype == np.uint32
     assert hashes.tolist() == [naive_ending(window) for window in windows]
-
-
-@given(tokens_of(0, 20), tokens_of(ENDING_LEN, ENDING_LEN), tokens_of(0, 20))
-def test_an_ending_hash_depends_on_its_tokens_only(before: Tokens, window: Tokens, after: Tokens) -> None:
-    alone = ending_hashes(window)
-    assert ending_hashes(np.concatenate([before, window, after]))[len(before)] == alone[0]
+    assert tokens.tolist() == ids, "the input is left as it is"
 
 
 @given(tokens_of(ENDING_LEN, ENDING_LEN), st.integers(0, ENDING_LEN - 1), token_ids)
@@ -61,13 +56,6 @@ def test_an_ending_hash_tells_one_changed_token_for_certain(window: Tokens, at: 
     changed = window.copy()
     changed[at] = token
     assert (ending_hashes(changed)[0] == ending_hashes(window)[0]) == (token == window[at])
-
-
-@pytest.mark.parametrize("length", range(ENDING_LEN + 1))
-def test_short_inputs_have_no_ending(length: int) -> None:
-    tokens = as_tokens(range(length))
-    assert len(ending_hashes(tokens)) == (length == ENDING_LEN)
-    assert tokens.tolist() == list(range(length)), "the input is left as it is"
 
 
 def test_similar_text_has_different_endings() -> None:

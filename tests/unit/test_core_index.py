@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 import numpy as np
 import pytest
-from core_builders import all_resident, donor_spans, index_of, join, plan_of, publish, spans, text
+from core_builders import Row, Rows, all_resident, donor_spans, index_of, join, plan_of, publish, spans, text
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -97,42 +97,6 @@ options = st.builds(
     num_before=st.sampled_from([0, 0, 150]),
 )
 
-Row = tuple[object, bytes]
-
-
-class Tree:
-    """A radix tree that forgets what it is told to: rows by their whole path."""
-
-    def __init__(self) -> None:
-        self.computed: dict[Row, bool] = {}
-
-    def resident(self, namespace: object, tokens: Tokens) -> int:
-        data = tokens.tobytes()
-        for length in range(len(tokens)):
-            if (namespace, data[: 4 * length + 4]) not in self.computed:
-                return length
-        return len(tokens)
-
-    def insert(self, namespace: object, tokens: Tokens, computed: list[Span], spliced: list[Span]) -> None:
-        data = tokens.tobytes()
-        own = {position for a, b in computed for position in range(a, b)}
-        moved = {position for a, b in spliced for position in range(a, b)}
-        for position in range(len(tokens)):
-            row = (namespace, data[: 4 * position + 4])
-            if position in moved:
-                self.computed[row] = False
-            elif position in own:
-                self.computed[row] = True
-            else:
-                # Inserted by a request that never splices and tells nobody: exact, whatever the index knows of it.
-                self.computed.setdefault(row, True)
-
-    def evict(self, namespace: object, tokens: Tokens, length: int) -> None:
-        stem = tokens[: length + 1].tobytes()
-        self.computed = {
-            row: own for row, own in self.computed.items() if row[0] != namespace or row[1][: len(stem)] != stem
-        }
-
 
 def rows_of(index: ContentIndex) -> dict[Row, tuple[bool, frozenset[tuple[int, int, int]]]]:
     """What an index knows of each row: whether it is eligible, and the donors that end with it."""
@@ -148,7 +112,7 @@ def rows_of(index: ContentIndex) -> dict[Row, tuple[bool, frozenset[tuple[int, i
                 donors.setdefault(table.end(donor), set()).add(told)
             for end in range(node.start + 1, node.end + 1):
                 known = node.eligible_around(end - 1) is not None, frozenset(donors.get(end, ()))
-                rows[namespace, path[: 4 * end]] = known
+                rows[namespace, path[: 4 * end], end - 1] = known
     return rows
 
 
@@ -157,7 +121,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tree = Tree()
+        self.tree = Rows()
         self.past: list[tuple[object, Tokens]] = []
         self.indexes: list[ContentIndex] = []
 
@@ -294,7 +258,9 @@ class IndexMachine(RuleBasedStateMachine):
             donor = run.donor.tokens(run.donor_end)
             assert donor[run.donor_start :].tolist() == tokens[run.target_start : run.target_end].tolist()
             for end in range(run.donor_start + 1, run.donor_end + 1):
-                assert self.tree.computed[namespace, donor[:end].tobytes()], "a donor's rows were computed in place"
+                assert self.tree.computed[namespace, donor[:end].tobytes(), end - 1], (
+                    "a donor's rows were computed in place"
+                )
             is_exact = run.shift == 0 and donor.tolist() == tokens[: run.donor_end].tolist()
             has_context = common_suffix_len(donor[: run.donor_start], tokens[: run.target_start]) >= 16
             assert run.seam_len == (0 if is_exact or (has_context and run.target_start == at) else use.seam_tokens)
@@ -336,16 +302,6 @@ def test_rows_that_a_splice_replaced_are_donors_no_more() -> None:
     # Computed once more at their place they are donors again.
     index.publish("a", path, [(350, 650)])
     assert donor_spans(plan_of(index, prompt)) == [(101, 1_000)]
-
-
-def test_a_spliced_span_makes_no_donors() -> None:
-    path = text(0, 900)
-    index = ContentIndex(MOST_REUSE)
-    index.publish("a", path, [(0, 300), (600, 900)], spliced=[(300, 600)])
-    only_computed = ContentIndex(MOST_REUSE)
-    only_computed.publish("a", path, [(0, 300), (600, 900)])
-    assert index.stats() == only_computed.stats()
-    assert not plan_of(index, text(1, 50), path[290:610], text(2, 9)).runs
 
 
 @pytest.mark.parametrize(("min_run_tokens", "num_runs"), [(200, 1), (201, 0)])
@@ -469,14 +425,33 @@ def test_eviction_takes_the_least_recently_used_leaves_first() -> None:
     check(index)
 
 
-def test_a_prompt_may_end_before_its_tokens() -> None:
-    index = ContentIndex(MOST_REUSE)
-    body = text(0, 500)
-    publish(index, text(1, 50), body)
-    assert spans(plan_of(index, text(2, 60), body, prefix_len=100, end=400)) == [(100, 399)]
-
-
 @pytest.mark.parametrize(("prefix_len", "end"), [(-1, None), (11, None), (5, 4), (0, 11)])
 def test_a_prefix_or_end_outside_the_prompt_is_refused(prefix_len: int, end: int | None) -> None:
     with pytest.raises(ValueError, match="must lie in order inside 10 tokens"):
         ContentIndex(MOST_REUSE).plan("a", text(0, 10), prefix_len=prefix_len, end=end, resolve=all_resident)
+
+
+def test_donors_of_a_pinned_path_are_the_last_to_leave() -> None:
+    block = text(1, 200)
+    pinned = join(text(2, 60), block)
+    index = index_of(pinned)
+    index.pin("a", pinned)
+    for seed in range(3, 12):
+        publish(index, text(seed, 70), block)
+        check(index)
+
+    def is_served() -> bool:
+        """Whether the pinned path is a donor where no other one is resident."""
+        prompt = join(text(99, 90), block, text(98, 9))
+
+        def resolve(path: Path, end: int) -> int:
+            return end if path.tokens(60).tolist() == pinned[:60].tolist() else 0
+
+        return bool(plan_of(index, prompt, resolve=resolve).runs)
+
+    assert is_served()
+    index.unpin("a", pinned)
+    for seed in range(20, 32):
+        publish(index, text(seed, 70), block)
+    assert not is_served()
+    assert all(not node.num_pins for node in index._ages.values())

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import random
 
-import msgspec
 import numpy as np
 import pytest
-from core_builders import join, plan_of, text
+from core_builders import Rows, join, plan_of, publish, spans, text
+from msgspec.structs import replace
 
-from sglang_pic.core import ContentIndex, Path, PlanOptions, RowNames, Tokens, as_tokens, intersect_spans
+from sglang_pic.core import MOST_REUSE, ContentIndex, Path, PlanOptions, RowNames, Tokens, intersect_spans
 from sglang_pic.core.invariants import check
 from tests.unit.test_core_index import CONFIG, rows_of
 
 NEXT_TOKEN = RowNames(lookahead=1)
+ALL_NAMES = [RowNames(), NEXT_TOKEN, RowNames(16), RowNames(16, 1)]
 
 
 def is_eligible(index: ContentIndex, path: Tokens, position: int) -> bool:
     """Whether the row at a position of a path may be donated."""
-    return rows_of(index)["a", path[: position + 1].tobytes()][0]
+    return rows_of(index)["a", path[: position + 1].tobytes(), position][0]
 
 
 @pytest.mark.parametrize("names", [NEXT_TOKEN, RowNames(16)], ids=["next token", "page"])
@@ -56,7 +57,7 @@ def test_a_path_that_the_index_had_lost_comes_back_with_its_own_row(names: RowNa
     assert is_eligible(index, known, 49)
     # A turn that goes on behind the first tokens of the lost path's own.
     index.publish("a", lost, [(50, 130)])
-    policy = msgspec.structs.replace(CONFIG, seam_tokens=0)
+    policy = replace(CONFIG, seam_tokens=0)
     (run,) = plan_of(index, text(95, 20), lost[40:], text(96, 20), options=PlanOptions(policy=policy)).runs
     assert run.donor_start == 50, "no row of the lost path that was spliced"
 
@@ -70,7 +71,7 @@ def test_spliced_rows_before_the_place_where_paths_part_are_no_donors() -> None:
     assert [is_eligible(index, paths[1], position) for position in (9, 10, 44, 45)] == [True, False, False, True]
 
 
-@pytest.mark.parametrize("names", [RowNames(), NEXT_TOKEN, RowNames(16), RowNames(16, 1)], ids=str)
+@pytest.mark.parametrize("names", ALL_NAMES, ids=str)
 def test_a_path_that_the_tree_has_lost_takes_no_others_along(names: RowNames) -> None:
     """It begins in the middle of a page that it shares with another: each has rows of its own there."""
     index = ContentIndex(CONFIG, names=names, row_lookahead=names.lookahead)
@@ -95,30 +96,6 @@ def test_a_path_that_the_tree_has_lost_takes_no_others_along(names: RowNames) ->
     assert len(asked) > 2
 
 
-class Tree:
-    """Rows by their names, and whether each was computed at its place."""
-
-    def __init__(self, names: RowNames) -> None:
-        self.names = names
-        self.rows: dict[tuple[bytes, int], bool] = {}
-
-    def name(self, path: Tokens, position: int) -> tuple[bytes, int]:
-        page_size, lookahead = self.names
-        return path[: position - position % page_size + page_size + lookahead].tobytes(), position
-
-    def num_rows(self, path: Tokens) -> int:
-        """How many leading rows of a path there are."""
-        return next(at for at in range(0, len(path) + 1, self.names.page_size) if self.name(path, at) not in self.rows)
-
-    def resolve(self, path: Path, end: int) -> int:
-        return self.num_rows(path.tokens(end + sum(self.names))) + self.names.lookahead
-
-    def evict(self, path: Tokens, length: int) -> None:
-        """Everything that goes on from the first `length` rows of a path."""
-        stem = self.name(path, length)[0]
-        self.rows = {row: own for row, own in self.rows.items() if row[1] < length or not row[0].startswith(stem)}
-
-
 def prompts(rng: random.Random, past: list[Tokens]) -> Tokens:
     """Pieces of a few texts, often behind what came before, so that paths part in many places."""
     pieces = [rng.choice(past)[: rng.randrange(1, 120)]] if past and rng.random() < 0.6 else []
@@ -129,30 +106,44 @@ def prompts(rng: random.Random, past: list[Tokens]) -> Tokens:
 
 
 @pytest.mark.parametrize("max_index_tokens", [400, 100_000])
-@pytest.mark.parametrize("names", [RowNames(), NEXT_TOKEN, RowNames(16), RowNames(16, 1)], ids=str)
+@pytest.mark.parametrize("names", [*ALL_NAMES, RowNames(64)], ids=str)
 def test_every_row_that_a_plan_reads_was_computed_at_its_place(names: RowNames, max_index_tokens: int) -> None:
     """Over requests and evictions as the adapter tells of them."""
     sizes = {"seam_tokens": 0, "sink_tokens": 0, "min_spliced_tokens": 1, "max_index_tokens": max_index_tokens}
-    index = ContentIndex(msgspec.structs.replace(CONFIG, **sizes), names=names, row_lookahead=names.lookahead)
-    rng, tree, past, num_read = random.Random(1), Tree(names), list[Tokens](), 0
+    index = ContentIndex(replace(CONFIG, **sizes), names=names, row_lookahead=names.lookahead)
+    rng, tree, past, num_read = random.Random(1), Rows(names), list[Tokens](), 0
     for _ in range(250):
         if past and rng.random() < 0.12:
             path = rng.choice(past)
-            tree.evict(path, rng.randrange(len(path)) // names.page_size * names.page_size)
+            tree.evict("a", path, rng.randrange(len(path)) // names.page_size * names.page_size)
         tokens = prompts(rng, past)
-        matched, length = tree.num_rows(tokens), (len(tokens) - names.lookahead) // names.page_size * names.page_size
+        matched = tree.resident("a", tokens)
+        length = (len(tokens) - names.lookahead) // names.page_size * names.page_size
         if matched >= length:
             continue
         runs = plan_of(index, tokens, prefix_len=matched, resolve=tree.resolve).runs if rng.random() < 0.7 else ()
         for run in runs:
-            rows = [tree.rows.get(tree.name(run.donor.tokens(), at)) for at in range(run.donor_start, run.donor_end)]
+            path = run.donor.tokens()
+            rows = [tree.computed.get(tree.name("a", path, at)) for at in range(run.donor_start, run.donor_end)]
             assert all(rows), "a donor's rows were computed in place"
             num_read += len(rows)
         spliced = intersect_spans([(run.target_start, run.target_end) for run in runs], matched, length)
-        for at in range(matched, length):
-            tree.rows[tree.name(tokens, at)] = not intersect_spans(spliced, at, at + 1)
-        path = as_tokens(tokens[: length + names.lookahead])
+        path = tokens[: length + names.lookahead]
+        tree.insert("a", path, [(matched, length)], spliced)
         index.publish("a", path, [(matched, length)], spliced=spliced)
         check(index)
         past = [*past[-25:], path]
     assert num_read > 1_000
+
+
+def test_a_run_up_to_a_branch_inside_a_page_costs_no_branch() -> None:
+    """The page that the last token lies in is resident on every branch, though not on the common stem alone."""
+    stem, names = text(0, 203), RowNames(16)
+    index, tree = ContentIndex(MOST_REUSE, names=names), Rows(names)
+    for i in range(5):
+        path = join(stem, text(1 + i, 293))
+        publish(index, path)
+        tree.insert("a", path, [(0, len(path))], [])
+    held = index.stats()
+    assert spans(plan_of(index, text(10, 60), stem, text(11, 40), resolve=tree.resolve)) == [(60 + 33, 263)]
+    assert index.stats().num_tokens == held.num_tokens, "nothing was taken for evicted"

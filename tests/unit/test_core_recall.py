@@ -1,4 +1,4 @@
-"""What is found: repeats at any alignment, periodic text, fragments, seams, limits, pages.
+"""What is found: repeats at any alignment, periodic text, fragments, seams, limits.
 
 Everything is seeded; the shares are those that were measured, less a small margin.
 """
@@ -20,13 +20,11 @@ from sglang_pic.core import (
     CostModel,
     DropReason,
     Path,
-    Plan,
     PlanOptions,
     Tokens,
     as_tokens,
 )
 from sglang_pic.core.invariants import check
-from sglang_pic.core.tokens import common_len
 
 SINK = CoreConfig().sink_tokens
 
@@ -154,12 +152,10 @@ def test_what_follows_the_first_changed_token_is_not_exact(at: int, runs: list[t
 @given(st.integers(0, 480), st.integers(0, 3))
 @settings(deadline=None)
 def test_what_is_to_be_computed_is_computed(compute_from: int, seam_tokens: int) -> None:
-    index = ContentIndex(MOST_REUSE)
     body = text(0, 400)
-    publish(index, text(1, 45), body, text(2, 20))
+    index = index_of(join(text(1, 45), body, text(2, 20)))
     prompt = join(text(3, 40), body, text(4, 30))
-    options = asking(seam_tokens=seam_tokens, compute_from=compute_from)
-    plan = plan_of(index, prompt, options=options)
+    plan = plan_of(index, prompt, options=asking(seam_tokens=seam_tokens, compute_from=compute_from))
     start, end = 40 + seam_tokens, min(440, compute_from)
     # The equal span is long enough in any case; of it at least eight tokens are to be spliced.
     assert spans(plan) == ([(start, end)] if end - start >= 8 else [])
@@ -169,12 +165,10 @@ def test_what_is_to_be_computed_is_computed(compute_from: int, seam_tokens: int)
 @settings(deadline=None)
 def test_the_tail_is_computed(tail_tokens: int, compute_from: int | None) -> None:
     """It is counted from the last token whose logits are wanted first."""
-    index = ContentIndex(MOST_REUSE)
     body = text(0, 400)
-    publish(index, text(1, 45), body, text(2, 20))
+    index = index_of(join(text(1, 45), body, text(2, 20)))
     prompt = join(text(3, 40), body, text(4, 30))
-    options = asking(tail_tokens=tail_tokens, compute_from=compute_from)
-    plan = plan_of(index, prompt, options=options)
+    plan = plan_of(index, prompt, options=asking(tail_tokens=tail_tokens, compute_from=compute_from))
     last = len(prompt) if compute_from is None else min(len(prompt), compute_from + 1)
     # Of what stands before, only the 40 tokens before the body are not the donor's too.
     knows_most = 0.4 * (last - 4 * tail_tokens) >= 40
@@ -186,9 +180,8 @@ def test_the_tail_is_computed(tail_tokens: int, compute_from: int | None) -> Non
 @pytest.mark.parametrize(("num_changed", "foreign_tokens"), [(0, 0), (1, 0), (1, 1), (12, 11), (12, 12)])
 def test_what_is_foreign_to_the_prompt_stays_out_of_the_tail(num_changed: int, foreign_tokens: int) -> None:
     """Rows may lie there that were computed after at most so many tokens that do not stand before them here."""
-    index = ContentIndex(MOST_REUSE)
     path = text(0, 300)
-    publish(index, path)
+    index = index_of(path)
     changed = path.copy()
     changed[5 : 5 + num_changed] += 1
     options = asking(tail_tokens=200, foreign_tokens=foreign_tokens, unseen_percent=100)
@@ -240,10 +233,9 @@ def test_the_tail_goes_to_the_donor_that_fits_though_another_is_longer() -> None
 @pytest.mark.parametrize(("num_known", "end"), [(0, None), (350, 600), (370, 900), (600, 999)])
 def test_near_the_end_a_donor_knows_the_better_part(num_known: int, end: int | None) -> None:
     """From four tails before the end on 60 in 100 of what stands there; in the tail all but 10."""
-    index = ContentIndex(MOST_REUSE)
     body = text(1, 400)
     before = text(0, 600)
-    publish(index, text(2, 600 - num_known), before[600 - num_known :], body)
+    index = index_of(join(text(2, 600 - num_known), before[600 - num_known :], body))
     tokens = join(before, body)
     plan = plan_of(index, tokens, options=asking(tail_tokens=100))
     assert [run.target_end for run in plan.runs] == ([] if end is None else [end])
@@ -267,85 +259,11 @@ def test_runs_that_end_before_the_tail_are_as_many_as_there_are() -> None:
 
 def test_a_text_that_is_repeated_is_no_context_of_its_own() -> None:
     """The first copy's rows do not know that they are repeated: the second is computed near the end."""
-    index = ContentIndex(MOST_REUSE)
     once = join(text(0, 100), text(1, 500))
-    publish(index, once)
+    index = index_of(once)
     tokens = join(once, text(1, 500), text(2, 10))
     plan = plan_of(index, tokens, prefix_len=len(once), options=asking(tail_tokens=50))
     assert spans(plan) == [(601, len(tokens) - 200)]
-
-
-class PagedTree:
-    """Which tokens are resident, in a tree that holds and matches whole pages."""
-
-    def __init__(self, page_size: int) -> None:
-        self.page_size = page_size
-        self.paths: list[Tokens] = []
-        self.answers: list[tuple[Path, int, int]] = []
-
-    def insert(self, tokens: Tokens) -> Tokens:
-        held = tokens[: len(tokens) - len(tokens) % self.page_size]
-        self.paths.append(held)
-        return held
-
-    def match(self, tokens: Tokens) -> int:
-        same = max((common_len(path, tokens) for path in self.paths), default=0)
-        return same - same % self.page_size
-
-    def resolve(self, path: Path, end: int) -> int:
-        """As the adapter does: the page that holds the last token is asked for, as far as the path goes."""
-        resident = self.match(path.tokens(-(-end // self.page_size) * self.page_size))
-        self.answers.append((path, end, resident))
-        return resident
-
-
-def check_pages(plan: Plan, tree: PagedTree, prompt: Tokens) -> None:
-    """Nothing is read beyond what was resident, and what is read is equal."""
-    longest: dict[Path, int] = {}
-    for path, _, resident in tree.answers:
-        longest[path] = max(longest.get(path, 0), resident)
-    for run in plan.runs:
-        assert run.donor_end <= longest[run.donor]
-        donor = run.donor.tokens(run.donor_end)
-        assert donor[run.donor_start :].tolist() == prompt[run.target_start : run.target_end].tolist()
-
-
-@pytest.mark.parametrize("page_size", [16, 64])
-@pytest.mark.parametrize("seed", range(6))
-def test_plans_on_a_tree_of_pages_stay_inside_it(seed: int, page_size: int) -> None:
-    rng = np.random.default_rng(seed)
-    sources = [text(1_000 + i, 400) for i in range(6)]
-    index, tree = ContentIndex(MOST_REUSE), PagedTree(page_size)
-    num_spliced = 0
-    for step in range(40):
-        cuts = [sorted(rng.integers(0, 401, 2).tolist()) for _ in range(3)]
-        parts = [sources[int(rng.integers(6))][a:b] for a, b in cuts]
-        prompt = join(text(step, int(rng.integers(1, 90))), *parts, text(step + 500, 7))
-        prefix_len = tree.match(prompt[:-1])
-        tree.answers.clear()
-        plan = plan_of(index, prompt, prefix_len=prefix_len, resolve=tree.resolve)
-        check_pages(plan, tree, prompt)
-        num_spliced += plan.num_spliced
-        held = tree.insert(prompt)
-        index.publish("a", held, [(a, min(b, len(held))) for a, b in plan.gaps], spliced=spans(plan))
-        check(index)
-        if step % 5 == 4:
-            del tree.paths[int(rng.integers(len(tree.paths)))]
-    assert num_spliced > 1_000
-
-
-def test_a_run_up_to_a_branch_inside_a_page_costs_no_branch() -> None:
-    """The page that the last token lies in is resident on every branch, though not on the common stem alone."""
-    stem = text(0, 203)
-    index, tree = ContentIndex(MOST_REUSE), PagedTree(16)
-    for i in range(5):
-        publish(index, tree.insert(join(stem, text(1 + i, 301))))
-    held = index.stats()
-    prompt = join(text(10, 60), stem, text(11, 40))
-    plan = plan_of(index, prompt, resolve=tree.resolve)
-    assert spans(plan) == [(60 + SINK + 1, 263)]
-    assert index.stats().num_tokens == held.num_tokens, "nothing was taken for evicted"
-    check_pages(plan, tree, prompt)
 
 
 def test_a_donor_that_has_shrunk_serves_what_is_left_of_it() -> None:
@@ -397,9 +315,8 @@ def test_the_cost_gate_takes_only_what_pays(request_us: float, gap_us: float, nu
 
 @pytest.mark.parametrize(("limit", "most"), [("max_runs", 2), ("max_gaps", 3)])
 def test_with_more_than_allowed_the_longest_runs_stay(limit: str, most: int) -> None:
-    index = ContentIndex(MOST_REUSE)
     parts = [text(10 + i, 300 + 50 * i) for i in range(4)]
-    publish(index, text(0, 40), *(p for i, part in enumerate(parts) for p in (part, text(20 + i, 9))))
+    index = index_of(join(text(0, 40), *(p for i, part in enumerate(parts) for p in (part, text(20 + i, 9)))))
     prompt = join(text(1, 60), *(p for i, part in enumerate(parts) for p in (part, text(30 + i, 9))))
     plan = plan_of(index, prompt, options=PlanOptions(**{limit: most}))
     assert [run.num_tokens for run in plan.runs] == [399, 449]
