@@ -56,12 +56,9 @@ def errata(messages: list[Message], field: str) -> list[str]:
 
 
 def lines(messages: list[Message]) -> list[str]:
-    found: list[str] = []
-    for message in messages:
-        content = message["content"]
-        parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content or ()]
-        found += [line for part in parts for line in part.split("\n")]
-    return found
+    contents = (message["content"] or () for message in messages)
+    parts = ([each] if isinstance(each, str) else [part.get("text", "") for part in each] for each in contents)
+    return [line for texts in parts for text in texts for line in text.split("\n")]
 
 
 @given(_prompts, _values, _values, st.sampled_from(HOWS))
