@@ -123,16 +123,6 @@ def test_every_module_says_what_it_is_for() -> None:
     assert wrong == []
 
 
-def test_annotations_are_not_evaluated() -> None:
-    """A file with nothing but a docstring needs no import."""
-    eager = [
-        relative(path)
-        for path in our_files()
-        if "from __future__ import annotations" not in path.read_text() and len(parsed(path).body) > 1
-    ]
-    assert eager == [], "modules without `from __future__ import annotations`"
-
-
 def test_exports_exist() -> None:
     """Every name in `__all__` is defined in the module, unless a module's `__getattr__` brings it."""
     missing = {relative(path): missing_exports(parsed(path)) for path in python_files(*SOURCE_DIRS)}
