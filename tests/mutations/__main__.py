@@ -84,7 +84,7 @@ def _load_sglang() -> None:
     """What most of the tests import, and what takes longest."""
     with warnings.catch_warnings(), contextlib.suppress(ImportError):
         warnings.simplefilter("ignore")
-        import sglang.srt.managers.schedule_policy
+        import sglang.srt.managers.schedule_policy  # noqa: F401
         import sglang.srt.mem_cache.unified_radix_cache  # noqa: F401
 
 
