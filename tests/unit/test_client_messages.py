@@ -107,10 +107,9 @@ def _plain(value: str) -> object:
 
 def test_a_number_stays_a_number_and_a_text_a_text() -> None:
     messages: list[Message] = [{"role": "user", "content": '{"price": 3}\n{"price": "3"}'}]
-    (edited,) = edit(messages, "price", "12.5", "field+erratum")
-    assert edited["content"].split("\n")[:2] == ['{"price": 12.5}', '{"price": "12.5"}']
-    (edited,) = edit(messages, "price", "free", "field+erratum")
-    assert edited["content"].split("\n")[:2] == ['{"price": "free"}', '{"price": "free"}']
+    for value, number in (("12.5", "12.5"), ("free", '"free"')):
+        (edited,) = edit(messages, "price", value, "field+erratum")
+        assert edited["content"].split("\n")[:2] == [f'{{"price": {number}}}', f'{{"price": "{value}"}}']
 
 
 def test_what_an_edit_looks_like() -> None:
@@ -154,9 +153,8 @@ def test_a_skill_has_the_same_tokens_wherever_it_is_composed(model_dir: Callable
     """With a real tokenizer and chat template: as compiled, between other skills, in another order."""
     jinja2, tokenizers = pytest.importorskip("jinja2"), pytest.importorskip("tokenizers")
     folder = model_dir("smollm2")
-    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(
-        (folder / "chat_template.jinja").read_text()
-    )
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((folder / "chat_template.jinja").read_text())
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def tokens(messages: list[Message]) -> list[int]:
