@@ -36,15 +36,11 @@ CORPUS = [
 
 def _byte_level() -> Any:
     """As of GPT-2 and its successors: bytes, spaces belong to the word behind them."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import ByteLevelBPETokenizer
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
     # Cuts spaces off what the library says of a token's place.
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
+    tokenizer = ByteLevelBPETokenizer(trim_offsets=True)
+    tokenizer.train_from_iterator(CORPUS, vocab_size=400, show_progress=False)
     return tokenizer
 
 
