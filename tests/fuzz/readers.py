@@ -36,14 +36,11 @@ def trace(data: bytes) -> None:
     path = _FOLDER / _NAMES[data[0] & 3 if data else 0]
     body = data[1:]
     path.write_bytes(gzip.compress(body, 1) if data and data[0] & 4 else body)
+    message = str(path)
     try:
-        for session in load(path):
-            for call in session.calls():
-                msgspec.json.encode(call)
+        msgspec.json.encode([list(session.calls()) for session in load(path)])
     except TraceError as error:
         message = str(error)
-    else:
-        return
     assert str(path) in message, "an error names the file"
 
 
@@ -65,8 +62,7 @@ def records(data: bytes) -> None:
         found = load_records(_FOLDER)
     except TraceError:
         return
-    for record in found:
-        msgspec.json.decode(msgspec.json.encode(record), type=RequestRecord)
+    msgspec.json.decode(msgspec.json.encode(found), type=list[RequestRecord])
 
 
 def stream(data: bytes) -> None:

@@ -39,17 +39,10 @@ def test_what_was_found_is_mended(target: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_nearly_right_documents_end_in_documented_errors(target: str) -> None:
-    @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-    @given(documents(target))
+def test_any_bytes_and_nearly_right_documents_end_in_documented_errors(target: str) -> None:
+    @settings(max_examples=90, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+    @given(documents(target) | st.binary(max_size=200))
     def run(data: bytes) -> None:
         TARGETS[target](data)
 
     run()
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@settings(max_examples=50)
-@given(data=st.binary(max_size=200))
-def test_any_bytes_end_in_documented_errors(target: str, data: bytes) -> None:
-    TARGETS[target](data)

@@ -40,24 +40,18 @@ class Mutation(NamedTuple):
         return text
 
 
-class Invariant(NamedTuple):
-    """An invariant of the design, in a few words."""
-
-    number: int
-    what: str
-
-
-def read_table() -> tuple[list[Invariant], list[Mutation]]:
-    """The invariants and the mutations of the table."""
+def read_table() -> tuple[dict[int, str], list[Mutation]]:
+    """The invariants in a few words, by number, and the mutations of the table."""
     table = tomllib.loads(TABLE.read_text("utf8"))
-    return [Invariant(**each) for each in table["invariant"]], [Mutation(**each) for each in table["mutation"]]
+    invariants = {each["number"]: each["what"] for each in table["invariant"]}
+    return invariants, [Mutation(**each) for each in table["mutation"]]
 
 
 def render(page: str) -> str:
     """A page with the list of invariants, the code that keeps them and the tests that fail without it."""
     invariants, mutations = read_table()
     lines = []
-    for number, what in invariants:
+    for number, what in invariants.items():
         mine = [mutation for mutation in mutations if mutation.invariant == number]
         files = dict.fromkeys(mutation.file.removeprefix("sglang_pic/").removeprefix("adapter/") for mutation in mine)
         tests = dict.fromkeys(mutation.test.rpartition("/")[2] for mutation in mine)

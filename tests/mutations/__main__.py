@@ -27,8 +27,7 @@ import pytest
 
 from tests.mutations import PAGE, ROOT, Mutation, read_table, render
 
-_FOLDERS = ("sglang_pic", "kernels", "traces", "bench/pic_bench", "tests")
-_FILES = ("pyproject.toml",)
+_COPIED = ("sglang_pic", "kernels", "traces", "bench/pic_bench", "tests")
 _PATHS = (".", "kernels", "traces", "bench")
 _OURS = ("sglang_pic", "pic_kernels", "pic_native", "pic_traces", "pic_bench", "tests")
 _LIMIT_S = 900
@@ -76,17 +75,16 @@ def _try(root: Path, mutation: Mutation) -> bool:
 
 def _copy_tree(root: Path) -> None:
     """The sources and the tests; SGLang and all else come from this environment."""
-    for folder in _FOLDERS:
+    for folder in _COPIED:
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "*.gz"))
-    for file in _FILES:
-        shutil.copy(ROOT / file, root / file)
+    shutil.copy(ROOT / "pyproject.toml", root)
 
 
 def _load_sglang() -> None:
     """What most of the tests import, and what takes longest."""
     with warnings.catch_warnings(), contextlib.suppress(ImportError):
         warnings.simplefilter("ignore")
-        import sglang.srt.managers.schedule_policy
+        import sglang.srt.managers.schedule_policy  # noqa: F401
         import sglang.srt.mem_cache.unified_radix_cache  # noqa: F401
 
 

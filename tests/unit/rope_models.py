@@ -17,6 +17,11 @@ LINE = re.compile(r"--radix-cache-backend pic does not work with [^:]+: [^;\n]+;
 """What every refusal looks like: what, why, and what to change."""
 
 
+def named(name: str, base: type = object) -> type:
+    """A class of SGLang's that is another one in all but its name."""
+    return type(name, (base,), {})
+
+
 class RotaryEmbedding(nn.Module):
     """Plain RoPE with a float32 table; `forward_native` rotates through complex numbers."""
 
@@ -70,36 +75,17 @@ class LinearScalingRotaryEmbedding(RotaryEmbedding):
         return super()._table_frequencies() / self.scaling_factors[0]
 
 
-class MRotaryEmbedding(RotaryEmbedding):
-    pass
-
-
-class DynamicNTKScalingRotaryEmbedding(RotaryEmbedding):
-    pass
-
-
-class Phi3LongRoPEScaledRotaryEmbedding(RotaryEmbedding):
-    pass
-
-
-class NovelRotaryEmbedding(RotaryEmbedding):
-    pass
-
-
 class RadixAttention(nn.Module):
-    def __init__(
-        self,
-        layer_id: int,
-        *,
-        sliding_window_size: int = -1,
-        is_cross_attention: bool = False,
-        use_irope: bool = False,
-    ) -> None:
+    def __init__(self, layer_id: int, **flags: int) -> None:
         super().__init__()
-        self.use_irope = use_irope
         self.layer_id = layer_id
-        self.sliding_window_size = sliding_window_size
-        self.is_cross_attention = is_cross_attention
+        for flag, value in {
+            "sliding_window_size": -1,
+            "is_cross_attention": False,
+            "use_irope": False,
+            **flags,
+        }.items():
+            setattr(self, flag, value)
 
 
 class Attention(nn.Module):
@@ -112,14 +98,6 @@ class Attention(nn.Module):
             self.add_module(f"attn_{index}", core)
         for flag, value in flags.items():
             setattr(self, flag, value)
-
-
-class HunYuanAttention(Attention):
-    pass
-
-
-class Gemma3Attention(Attention):
-    pass
 
 
 class Gemma3RotaryEmbedding(nn.Module):
@@ -139,7 +117,8 @@ class Gemma3RotaryEmbedding(nn.Module):
 
 def make_gemma3(*, base: float, factor: float, base_of_windows: float) -> nn.Module:
     """Three layers, of which the second has no window."""
-    layers = [Gemma3Attention(RotaryEmbedding(base=3.0), RadixAttention(i), is_sliding=i != 1) for i in range(3)]
+    attention = named("Gemma3Attention", Attention)
+    layers = [attention(RotaryEmbedding(base=3.0), RadixAttention(i), is_sliding=i != 1) for i in range(3)]
     model = make_model(*layers)
     model.rotary_emb = Gemma3RotaryEmbedding(base=base, factor=factor)
     model.rotary_emb_local = Gemma3RotaryEmbedding(base=base_of_windows)
@@ -165,7 +144,6 @@ class MHATokenToKVPool:
         *,
         size: int = 64,
         page_size: int = 1,
-        head_num: int = 2,
         head_dim: int = 16,
         v_head_dim: int | None = None,
         layer_num: int = 3,
@@ -173,12 +151,12 @@ class MHATokenToKVPool:
         start_layer: int = 0,
     ) -> None:
         self.size, self.page_size, self.dtype, self.start_layer = size, page_size, dtype, start_layer
-        self.head_num, self.head_dim, self.v_head_dim = head_num, head_dim, v_head_dim or head_dim
+        self.head_num, self.head_dim, self.v_head_dim = 2, head_dim, v_head_dim or head_dim
         self.kv_cache_layout, self.use_hnd = "nhd", False
         self.is_quantized_kv_cache = self.post_capture_active = False
         store_dtype = torch.uint8 if dtype.itemsize == 1 else dtype
         self.k_buffer, self.v_buffer = (
-            [torch.randn(size + page_size, head_num, dim).to(dtype).view(store_dtype) for _ in range(layer_num)]
+            [torch.randn(size + page_size, self.head_num, dim).to(dtype).view(store_dtype) for _ in range(layer_num)]
             for dim in (self.head_dim, self.v_head_dim)
         )
 
@@ -189,29 +167,16 @@ class MLATokenToKVPool:
         *,
         size: int = 64,
         page_size: int = 1,
-        kv_lora_rank: int = 24,
         qk_rope_head_dim: int = 16,
         layer_num: int = 3,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.size, self.page_size, self.dtype, self.start_layer = size, page_size, dtype, 0
-        self.kv_lora_rank, self.qk_rope_head_dim = kv_lora_rank, qk_rope_head_dim
+        self.kv_lora_rank, self.qk_rope_head_dim = 24, qk_rope_head_dim
         self.use_dsa, self.kv_scale_buffer = False, None
-        dim = kv_lora_rank + qk_rope_head_dim
+        dim = self.kv_lora_rank + qk_rope_head_dim
         store_dtype = torch.uint8 if dtype.itemsize == 1 else dtype
         self.kv_buffer = [torch.randn(size + page_size, 1, dim).to(dtype).view(store_dtype) for _ in range(layer_num)]
-
-
-class DSATokenToKVPool(MLATokenToKVPool):
-    pass
-
-
-class PageInterleaveMHATokenToKVPool(MHATokenToKVPool):
-    pass
-
-
-class SWAKVPool:
-    pass
 
 
 def rotation_error(rotary: nn.Module, params: RopeParams) -> float:

@@ -36,9 +36,9 @@ def write(path: Path, *lines: object) -> Path:
 
 
 def test_mooncake(tmp_path: Path) -> None:
-    path = tmp_path / "whatever.gz"
     lines = [mooncake([0, 1, 2], 1100), mooncake([0, 1, 3], timestamp=2500), mooncake([0, 1, 2], 1100), mooncake([1])]
-    path.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
+    path = write(tmp_path / "whatever.gz", *lines)
+    path.write_bytes(gzip.compress(path.read_bytes()))
     assert recognize_blocks(path) is BlockFormat.MOONCAKE
     requests = list(read_blocks(path))
     assert [list(request.block_ids) for request in requests] == [[0, 1, 2], [0, 1, 3], [0, 1, 2], [1]]
@@ -62,12 +62,8 @@ def test_weka(tmp_path: Path) -> None:
     assert recognize_blocks(path) is BlockFormat.WEKA
     requests = list(read_blocks(path))
     # By time: the subagent's own clock starts at 10.
-    assert [(request.scope, request.agent, request.t) for request in requests] == [
-        ("one", None, 0.0),
-        ("one", None, 12.0),
-        ("one", "a1", 15.0),
-        ("two", None, 0.0),
-    ]
+    found = [(request.scope, request.agent, request.t) for request in requests]
+    assert found == [("one", None, 0.0), ("one", None, 12.0), ("one", "a1", 15.0), ("two", None, 0.0)]
     assert list(requests[2].block_ids) == [7, 8, 1]
     census = prefix_census(path)
     assert (census.sessions, census.calls, census.prompt_tokens) == (2, 4, 128 + 255 + 192 + 128)
@@ -77,8 +73,7 @@ def test_weka(tmp_path: Path) -> None:
 
 
 def test_weka_with_plain_ids(tmp_path: Path) -> None:
-    request = {"t": 0, "in": 130, "hash_ids": [4, 5]}
-    (read,) = read_blocks(write(tmp_path / "t.json", weka("one", request)))
+    (read,) = read_blocks(write(tmp_path / "t.json", weka("one", {"t": 0, "in": 130, "hash_ids": [4, 5]})))
     assert list(read.block_ids) == [4, 5]
 
 
@@ -87,17 +82,13 @@ def test_prefix_hits_are_the_longest_common_prefix_with_any_request_before(
     prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Also where an id is of content alone, and stands at several places."""
-    path = write(tmp_path_factory.mktemp("t") / "t.jsonl", *(mooncake(ids, 512 * len(ids)) for ids in prompts))
-    expected = 0
-    for number, prompt in enumerate(prompts):
-        shared = [
-            next(
-                (at for at, (a, b) in enumerate(zip(prompt, other, strict=False)) if a != b),
-                min(len(prompt), len(other)),
-            )
-            for other in prompts[:number]
-        ]
-        expected += min(512 * max(shared, default=0), max(512 * len(prompt) - 1, 0))
+    path = write(tmp_path_factory.mktemp("t") / "t.jsonl", *map(mooncake, prompts))
+    expected, known = 0, {()}
+    for prompt in prompts:
+        prefixes = [tuple(prompt[:end]) for end in range(len(prompt) + 1)]
+        shared = max(len(prefix) for prefix in prefixes if prefix in known)
+        expected += min(512 * shared, max(512 * len(prompt) - 1, 0))
+        known.update(prefixes)
     assert prefix_census(path).prefix_tokens == expected
 
 
@@ -125,30 +116,23 @@ def test_a_serving_trace_is_no_trace_of_texts(tmp_path: Path) -> None:
             load(write(tmp_path / "t", line))
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (mooncake([1, 2], 3000), r"t:2: 2 blocks of 512 tokens do not fit a prompt of 3000 tokens"),
-        (mooncake([1], -1), r"t:2: 1 blocks of 512 tokens do not fit a prompt of -1 tokens"),
-        ({"timestamp": 1}, r"t:2: not a Mooncake request: .*input_length"),
-        ("{", r"t:2: bad JSON"),
-    ],
-)
-def test_bad_lines_of_mooncake(tmp_path: Path, line: object, message: str) -> None:
-    with pytest.raises(TraceError, match=message):
-        prefix_census(write(tmp_path / "t", mooncake([1]), line))
+MOONCAKE, WEKA = mooncake([1]), weka("one", weka_request(0, [1, 2]))
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("first", "line", "message"),
     [
-        (weka("x", {"t": 0, "in": 64}), r"t:2: requests\[0\] lacks `in`, or both `hash_ranges` and `hash_ids`"),
-        (weka("x", weka_request(0, [3, 1])), r"t:2: requests\[0\] has the range \[3, 1\]; half-open"),
-        (weka("x", weka_request(0, [1, 2], extra=64)), r"t:2: 1 blocks of 64 tokens do not fit a prompt of 128"),
-        ({**weka("x"), "block_size": 0}, r"t:2: block_size=0: must be 1 or more"),
-        ({"id": "x"}, r"t:2: not a WEKA trace"),
+        (MOONCAKE, mooncake([1, 2], 3000), r"2 blocks of 512 tokens do not fit a prompt of 3000 tokens"),
+        (MOONCAKE, mooncake([1], -1), r"1 blocks of 512 tokens do not fit a prompt of -1 tokens"),
+        (MOONCAKE, {"timestamp": 1}, r"not a Mooncake request: .*input_length"),
+        (MOONCAKE, "{", r"bad JSON"),
+        (WEKA, weka("x", {"t": 0, "in": 64}), r"requests\[0\] lacks `in`, or both `hash_ranges` and `hash_ids`"),
+        (WEKA, weka("x", weka_request(0, [3, 1])), r"requests\[0\] has the range \[3, 1\]; half-open"),
+        (WEKA, weka("x", weka_request(0, [1, 2], extra=64)), r"1 blocks of 64 tokens do not fit a prompt of 128"),
+        (WEKA, {**weka("x"), "block_size": 0}, r"block_size=0: must be 1 or more"),
+        (WEKA, {"id": "x"}, r"not a WEKA trace"),
     ],
 )
-def test_bad_lines_of_weka(tmp_path: Path, line: object, message: str) -> None:
-    with pytest.raises(TraceError, match=message):
-        prefix_census(write(tmp_path / "t", weka("one", weka_request(0, [1, 2])), line))
+def test_bad_lines_are_named(tmp_path: Path, first: object, line: object, message: str) -> None:
+    with pytest.raises(TraceError, match=rf"t:2: {message}"):
+        prefix_census(write(tmp_path / "t", first, line))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import rope_models as models
 import torch
@@ -38,24 +40,21 @@ def test_a_pool_too_small_says_how_large_it_must_be(view: PoolView) -> None:
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_is_saved_and_no_garbage_is_left(view: PoolView, *, fails: bool) -> None:
     """Rows are empty afterwards, whatever was in the pool before: nobody owns them, and a NaN would spread."""
-    row = torch.arange(50, dtype=torch.int32)
+    row, buffers = torch.arange(50, dtype=torch.int32), (*view.keys, *view.values)
     with borrow_slots(view, 3, 20, row) as slots:
         borrowed = torch.cat(slots)
-    before = [buffer.clone() for buffer in (*view.keys, *view.values)]
-    for buffer in (*view.keys, *view.values):
+    before = [buffer.clone() for buffer in buffers]
+    for buffer in buffers:
         buffer[borrowed[:7]] = float("nan")
-    try:
-        with borrow_slots(view, 3, 20, row) as slots:
-            assert torch.equal(torch.cat(slots), borrowed)
-            row[:20] = 99
-            for buffer in (*view.keys, *view.values):
-                buffer[borrowed] = float("nan")
-            if fails:
-                raise RuntimeError
-    except RuntimeError:
-        assert fails
+    with pytest.raises(RuntimeError) if fails else nullcontext(), borrow_slots(view, 3, 20, row) as slots:
+        assert torch.equal(torch.cat(slots), borrowed)
+        row[:20] = 99
+        for buffer in buffers:
+            buffer[borrowed] = float("nan")
+        if fails:
+            raise RuntimeError
     assert row.tolist() == list(range(50))
-    for buffer, old in zip((*view.keys, *view.values), before, strict=True):
+    for buffer, old in zip(buffers, before, strict=True):
         assert not buffer[borrowed].any()
         others = torch.ones(len(buffer), dtype=torch.bool)
         others[borrowed] = False

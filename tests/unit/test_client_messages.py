@@ -56,12 +56,9 @@ def errata(messages: list[Message], field: str) -> list[str]:
 
 
 def lines(messages: list[Message]) -> list[str]:
-    found: list[str] = []
-    for message in messages:
-        content = message["content"]
-        parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content or ()]
-        found += [line for part in parts for line in part.split("\n")]
-    return found
+    contents = (message["content"] or () for message in messages)
+    parts = ([each] if isinstance(each, str) else [part.get("text", "") for part in each] for each in contents)
+    return [line for texts in parts for text in texts for line in text.split("\n")]
 
 
 @given(_prompts, _values, _values, st.sampled_from(HOWS))
@@ -110,10 +107,9 @@ def _plain(value: str) -> object:
 
 def test_a_number_stays_a_number_and_a_text_a_text() -> None:
     messages: list[Message] = [{"role": "user", "content": '{"price": 3}\n{"price": "3"}'}]
-    (edited,) = edit(messages, "price", "12.5", "field+erratum")
-    assert edited["content"].split("\n")[:2] == ['{"price": 12.5}', '{"price": "12.5"}']
-    (edited,) = edit(messages, "price", "free", "field+erratum")
-    assert edited["content"].split("\n")[:2] == ['{"price": "free"}', '{"price": "free"}']
+    for value, number in (("12.5", "12.5"), ("free", '"free"')):
+        (edited,) = edit(messages, "price", value, "field+erratum")
+        assert edited["content"].split("\n")[:2] == [f'{{"price": {number}}}', f'{{"price": "{value}"}}']
 
 
 def test_what_an_edit_looks_like() -> None:
@@ -157,9 +153,8 @@ def test_a_skill_has_the_same_tokens_wherever_it_is_composed(model_dir: Callable
     """With a real tokenizer and chat template: as compiled, between other skills, in another order."""
     jinja2, tokenizers = pytest.importorskip("jinja2"), pytest.importorskip("tokenizers")
     folder = model_dir("smollm2")
-    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(
-        (folder / "chat_template.jinja").read_text()
-    )
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((folder / "chat_template.jinja").read_text())
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def tokens(messages: list[Message]) -> list[int]:

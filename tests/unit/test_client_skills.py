@@ -45,16 +45,19 @@ class Server:
         name = options.get("pin")
         if name and name not in self.refuses:
             digest = hashlib.sha256(json.dumps([key, salt, body["messages"]]).encode()).hexdigest()[:16]
+            tokens = sum(len(each["content"]) for each in body["messages"])
+            pin = {"name": name, "tokens": tokens, "digest": digest, "extra_key": key, "has_salt": salt is not None}
             self.pins.pop((name, key, salt), None)
-            self.pins[name, key, salt] = {
-                **{"name": name, "tokens": sum(len(each["content"]) for each in body["messages"]), "digest": digest},
-                **{"extra_key": key, "has_salt": salt is not None},
-            }
+            self.pins[name, key, salt] = pin
         return httpx.Response(200, json={"choices": []})
 
     def skills(self, **settings: Any) -> Skills:
         """A client of this server."""
-        return Skills(URL + "/", http=httpx.Client(transport=httpx.MockTransport(self)), **settings)
+        return connect(self, **settings)
+
+
+def connect(answer: Callable[[Any], Any], **settings: Any) -> Skills:
+    return Skills(URL + "/", http=httpx.Client(transport=httpx.MockTransport(answer)), **settings)
 
 
 @pytest.fixture
@@ -134,18 +137,14 @@ def test_what_goes_wrong_is_one_error(server: Server) -> None:
     with pytest.raises(ServerError, match=r"HTTP 400: .*pin='bad name': must be a name"):
         server.skills().compile("bad name", "a skill")
 
-    def answering(answer: Callable[[Any], Any]) -> Skills:
-        return Skills(URL, http=httpx.Client(transport=httpx.MockTransport(answer)))
-
-    for info in ({"internal_states": [{}]}, {"internal_states": [{"pic": {"audit": {}}}]}, {}):
-        with pytest.raises(ServerError, match="start the server with --radix-cache-backend pic"):
-            answering(lambda _, info=info: httpx.Response(200, json=info)).list()
-
     def dead(request: Any) -> Any:
         raise httpx.ConnectError("refused", request=request)
 
     with pytest.raises(ServerError, match="GET http://server:30000/server_info: refused; is the server up"):
-        answering(dead).list()
+        connect(dead).list()
+    for info in ({"internal_states": [{}]}, {"internal_states": [{"pic": {"audit": {}}}]}, {}):
+        with pytest.raises(ServerError, match="start the server with --radix-cache-backend pic"):
+            connect(lambda _, info=info: httpx.Response(200, json=info)).list()
 
 
 def test_the_same_with_asyncio(server: Server) -> None:

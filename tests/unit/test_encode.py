@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import random
 import sys
+import tomllib
 from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,38 +24,8 @@ from pic_traces.errors import TraceError
 
 from tests.conftest import MODELS
 
-CHATML = (
-    "{% for message in messages %}"
-    "{% if loop.first and message['role'] != 'system' %}{{ '<|im_start|>system\nBe good.<|im_end|>\n' }}{% endif %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-HEADERS = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{{ '<|begin|>' + message['role'] + '<|header|>\n\n' + message['content'] | trim + '<|eot|>' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|begin|>assistant<|header|>\n\n' }}{% endif %}"
-)
-PLAIN = (
-    "{% for message in messages %}### {{ message['role'] }}:\n{{ message['content'] }}\n\n{% endfor %}"
-    "{% if add_generation_prompt %}### assistant:\n{% endif %}"
-)
-TOOLS = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message.role + '\n' }}"
-    "{% if loop.first and tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
-    "{% if message.content is string %}{{ message.content }}"
-    "{% else %}{% for part in message.content %}{{ part.text }}{% endfor %}{% endif %}"
-    "{% for call in message.tool_calls or [] %}"
-    "{{ call.function.name }}={{ call.function.arguments | tojson }}{% endfor %}"
-    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-ALTERNATING = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('roles must alternate') }}{% endif %}"
-    "{% if message['role'] == 'user' %}{{ '[INST]' + message['content'] + '[/INST]' }}"
-    "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
-)
+TEMPLATES: dict[str, str] = tomllib.loads(Path(__file__).with_name("chat_templates.toml").read_text())
+CHATML = TEMPLATES["chatml"]
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|begin|>", "<|header|>", "<|eot|>", "[INST]", "[/INST]"]
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and over 1234 lazy dogs more.",
@@ -65,15 +36,11 @@ CORPUS = [
 
 def _byte_level() -> Any:
     """As of GPT-2 and its successors: bytes, spaces belong to the word behind them."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import ByteLevelBPETokenizer
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
     # Cuts spaces off what the library says of a token's place.
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
+    tokenizer = ByteLevelBPETokenizer(trim_offsets=True)
+    tokenizer.train_from_iterator(CORPUS, vocab_size=400, show_progress=False)
     return tokenizer
 
 
@@ -114,27 +81,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], st
     made: dict[tuple[str, str], str] = {}
 
     def get(template: str, kind: str = "byte_level") -> str:
-        key = (template, kind)
-        if key not in made:
-            made[key] = make_folder(root / str(len(made)), template, kind)
-        return made[key]
+        if (template, kind) not in made:
+            made[template, kind] = make_folder(root / template / kind, TEMPLATES[template], kind)
+        return made[template, kind]
 
     return get
 
 
 def make_call(*contents: str, answer: str | None = None, **fields: object) -> Call:
     """Messages of user and assistant in turns, beginning with a user."""
+    roles = cycle(("user", "assistant"))
     values: dict[str, Any] = {
-        "session_id": "s",
-        "index": 3,
-        "messages": [
-            {"role": "assistant" if number % 2 else "user", "content": content}
-            for number, content in enumerate(contents)
-        ],
+        "messages": [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)],
         "completion": None if answer is None else {"role": "assistant", "content": answer},
-        "tools": None,
-        "agent": None,
-        "options": {},
+        **{"session_id": "s", "index": 3, "tools": None, "agent": None, "options": {}},
     }
     return Call(**{**values, **fields})
 
@@ -164,7 +124,7 @@ contents_strategy = st.lists(
 
 
 @pytest.mark.parametrize("kind", sorted(TOKENIZERS))
-@pytest.mark.parametrize("template", [CHATML, HEADERS, PLAIN, ALTERNATING], ids=["chatml", "headers", "plain", "inst"])
+@pytest.mark.parametrize("template", ["chatml", "headers", "plain", "inst"])
 @given(contents=contents_strategy, answer=contents_strategy)
 def test_ids_are_those_of_the_whole_text(
     folders: Callable[[str, str], str], template: str, kind: str, contents: list[str], answer: list[str]
@@ -179,16 +139,14 @@ def test_ids_are_those_of_the_whole_text(
     assert encoded.tokens.tolist() == whole.encode(text, add_special_tokens=False).ids
     assert all(content.strip() in text for content in contents)
     assert encoded.path[: len(encoded.tokens)].tolist() == encoded.tokens.tolist()
-    bounds = [(part.start, part.end) for part in encoded.parts]
-    assert bounds[0][0] == 0
-    assert bounds[-1][1] == len(encoded.tokens)
-    assert all(end == start for (_, end), (start, _) in pairwise(bounds))
+    starts, ends = zip(*((part.start, part.end) for part in encoded.parts), strict=True)
+    assert (0, *ends) == (*starts, len(encoded.tokens))
     cut = len(encoded.path) // 2
     assert encoded.text(0, cut) + encoded.text(cut, len(encoded.path)) == encoded.text(0, len(encoded.path))
 
 
 def test_a_prompt_goes_on_where_the_path_before_it_ended(folders: Callable[[str], str]) -> None:
-    encoder = load_encoder(folders(CHATML))
+    encoder = load_encoder(folders("chatml"))
     first = encoder.encode(make_call("Where is the quick fox?", answer="Over there."))
     second = encoder.encode(make_call("Where is the quick fox?", "Over there.", "Thanks, fox."))
     assert whole_text(first).endswith("<|im_end|>\n<|im_start|>assistant\n")
@@ -196,11 +154,9 @@ def test_a_prompt_goes_on_where_the_path_before_it_ended(folders: Callable[[str]
     assert np.array_equal(second.tokens[: len(first.path)], first.path)
     assert (first.path.dtype, first.path.ndim, first.path.flags.c_contiguous) == (np.int32, 1, True)
     assert encoder.is_exact
-    assert encoder.name == folders(CHATML)
-    assert {first.text(at, at + 1) for at, token in enumerate(first.path) if token in encoder.delimiters} == {
-        "<|im_start|>",
-        "<|im_end|>",
-    }
+    assert encoder.name == folders("chatml")
+    delimiters = {first.text(at, at + 1) for at, token in enumerate(first.path) if token in encoder.delimiters}
+    assert delimiters == {"<|im_start|>", "<|im_end|>"}
     assert encoder.encode(make_call("x")).path.tolist() == encoder.encode(make_call("x")).tokens.tolist()
 
 
@@ -215,11 +171,9 @@ def test_every_id_has_its_text(tmp_path: Path, kind: str) -> None:
     assert any(text.startswith(" ") and text.strip() for text in encoder.texts), "a space in front belongs to the token"
 
 
-def test_an_answer_that_its_template_would_join_with_the_prompt_is_tokenised_apart(
-    folders: Callable[[str], str],
-) -> None:
+def test_an_answer_that_its_template_would_join_is_tokenised_apart(folders: Callable[[str], str]) -> None:
     """A server's cache holds the prompt's own tokens, however the answer begins."""
-    for template in (CHATML, PLAIN):
+    for template in ("chatml", "plain"):
         encoded = load_encoder(folders(template)).encode(make_call("Print it.", answer="\n\n\nprint(add(1, 2))"))
         assert encoded.path[: len(encoded.tokens)].tolist() == encoded.tokens.tolist()
         assert encoded.text(len(encoded.tokens), len(encoded.path)).startswith("\n\n\nprint(add(1, 2))")
@@ -229,17 +183,15 @@ def test_an_answer_is_not_the_beginning_of_a_text(folders: Callable[[str, str], 
     """SentencePiece would give a space to what it takes for the beginning of everything."""
     from tokenizers import Tokenizer
 
-    folder = folders(ALTERNATING, "metaspace")
+    folder = folders("inst", "metaspace")
     encoded = load_encoder(folder).encode(make_call("over", answer="fox"))
     assert encoded.text(0, len(encoded.path)) == "<s>[INST]over[/INST]fox</s>"
-    whole = Tokenizer.from_file(f"{folder}/tokenizer.json").encode(
-        "<s>[INST]over[/INST]fox</s>", add_special_tokens=False
-    )
-    assert encoded.path.tolist() == whole.ids
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    assert encoded.path.tolist() == tokenizer.encode("<s>[INST]over[/INST]fox</s>", add_special_tokens=False).ids
 
 
 def test_a_path_ends_with_the_token_that_ends_the_turn(tmp_path: Path) -> None:
-    chatty = CHATML.replace("<|im_end|>\n' }}{% endfor %}", "<|im_end|> --\n' }}{% endfor %}")
+    chatty = CHATML.replace("<|im_end|>\\n' }}\n{%- endfor %}", "<|im_end|> --\\n' }}\n{%- endfor %}")
     assert chatty != CHATML
     encoded = load_encoder(make_folder(tmp_path, chatty)).encode(make_call("over", answer="fox"))
     assert encoded.text(len(encoded.tokens), len(encoded.path)) == "fox<|im_end|>"
@@ -247,7 +199,7 @@ def test_a_path_ends_with_the_token_that_ends_the_turn(tmp_path: Path) -> None:
 
 def test_text_of_single_tokens(folders: Callable[[str], str]) -> None:
     """A token's text has its spaces; a character of several tokens belongs to the first."""
-    encoded = load_encoder(folders(PLAIN)).encode(make_call("over the lazy 龍"))
+    encoded = load_encoder(folders("plain")).encode(make_call("over the lazy 龍"))
     texts = [encoded.text(at, at + 1) for at in range(len(encoded.tokens))]
     assert " the" in texts
     at = texts.index("龍")
@@ -255,28 +207,30 @@ def test_text_of_single_tokens(folders: Callable[[str], str]) -> None:
     assert encoded.text(at + 1, at + 4) == texts[at + 3]
 
 
+IN_CHATML = [
+    ("user", "<|im_start|>user\nthe quick brown fox<|im_end|>\n"),
+    ("assistant", "<|im_start|>assistant\nover the lazy dog<|im_end|>\n"),
+    ("user", "<|im_start|>user\nok<|im_end|>\n"),
+    ("template", "<|im_start|>assistant\n"),
+]
+
+
 def test_parts_are_the_messages_with_what_opens_and_closes_them(folders: Callable[[str], str]) -> None:
     call = make_call("the quick brown fox", "over the lazy dog", "ok")
-    assert part_texts(load_encoder(folders(CHATML)).encode(call)) == [
-        ("template", "<|im_start|>system\nBe good.<|im_end|>\n"),
-        ("user", "<|im_start|>user\nthe quick brown fox<|im_end|>\n"),
-        ("assistant", "<|im_start|>assistant\nover the lazy dog<|im_end|>\n"),
-        ("user", "<|im_start|>user\nok<|im_end|>\n"),
-        ("template", "<|im_start|>assistant\n"),
-    ]
-    assert part_texts(load_encoder(folders(HEADERS)).encode(call)) == [
+    system = ("template", "<|im_start|>system\nBe good.<|im_end|>\n")
+    assert part_texts(load_encoder(folders("chatml")).encode(call)) == [system, *IN_CHATML]
+    assert part_texts(load_encoder(folders("headers")).encode(call)) == [
         ("user", "<s><|begin|>user<|header|>\n\nthe quick brown fox<|eot|>"),
         ("assistant", "<|begin|>assistant<|header|>\n\nover the lazy dog<|eot|>"),
         ("user", "<|begin|>user<|header|>\n\nok<|eot|>"),
         ("template", "<|begin|>assistant<|header|>\n\n"),
     ]
-    assert part_texts(
-        load_encoder(folders(ALTERNATING)).encode(make_call("the quick brown fox", "over the lazy dog"))
-    ) == [
+    call_of_two = make_call("the quick brown fox", "over the lazy dog")
+    assert part_texts(load_encoder(folders("inst")).encode(call_of_two)) == [
         ("user", "<s>[INST]the quick brown fox"),
         ("assistant", "[/INST]over the lazy dog</s>"),
     ]
-    plain = load_encoder(folders(PLAIN)).encode(call)
+    plain = load_encoder(folders("plain")).encode(call)
     assert "".join(text for _, text in part_texts(plain)) == whole_text(plain)
     assert [part.role for part in plain.parts] == ["user", "assistant", "user", "template"]
 
@@ -293,7 +247,7 @@ WITH_TOOLS: dict[str, Any] = {
 
 
 def test_a_template_that_shows_tools_is_given_them(folders: Callable[[str], str]) -> None:
-    encoder = load_encoder(folders(TOOLS))
+    encoder = load_encoder(folders("tools"))
     encoded = encoder.encode(make_call(**WITH_TOOLS))
     assert part_texts(encoded) == [
         ("user", f"<|im_start|>user\n{json.dumps(WITH_TOOLS['tools'][0])}\nthe quick brown fox<|im_end|>\n"),
@@ -307,7 +261,7 @@ def test_a_template_that_shows_tools_is_given_them(folders: Callable[[str], str]
 
 
 def test_a_template_that_drops_tools_is_given_text(folders: Callable[[str], str]) -> None:
-    encoder = load_encoder(folders(CHATML))
+    encoder = load_encoder(folders("chatml"))
     encoded = encoder.encode(make_call(**WITH_TOOLS, completion=WITH_TOOLS["messages"][1]))
     assert part_texts(encoded) == [
         ("system", '<|im_start|>system\nTools:\n{"type":"function","function":{"name":"find"}}<|im_end|>\n'),
@@ -327,21 +281,20 @@ PARTS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("template", [None, CHATML, TOOLS], ids=["stand-in", "text", "parts"])
+@pytest.mark.parametrize("template", [None, "chatml", "tools"])
 def test_content_of_parts_is_joined_and_images_are_counted(folders: Callable[[str], str], template: str | None) -> None:
     encoder = load_encoder(None if template is None else folders(template))
     encoded = encoder.encode(make_call(messages=[{"role": "user", "content": PARTS}]))
-    joined = "the quick[image_url]fox" if template is TOOLS else "the quick [image_url] fox"
+    joined = "the quick[image_url]fox" if template == "tools" else "the quick [image_url] fox"
     assert f"<|im_start|>user\n{joined}<|im_end|>" in whole_text(encoded)
     assert encoder.notes == ("1 images or other parts that are no text count as one short placeholder each",)
 
 
 def test_a_template_that_refuses_names_session_and_call(folders: Callable[[str], str]) -> None:
-    encoder = load_encoder(folders(ALTERNATING))
+    encoder = load_encoder(folders("inst"))
     two_users = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
-    with pytest.raises(
-        TraceError, match=r"session 's', call 3: the chat template of .* refuses .*roles must alternate"
-    ):
+    refusal = r"session 's', call 3: the chat template of .* refuses .*roles must alternate"
+    with pytest.raises(TraceError, match=refusal):
         encoder.encode(make_call(messages=two_users))
     # Where it only refuses the answer, the path is the prompt and the answer's text.
     encoded = encoder.encode(make_call("a", "b", answer="c"))
@@ -357,7 +310,7 @@ def test_what_a_template_may_use(tmp_path: Path) -> None:
         "  {%- generation %}{{ message.content }}{% endgeneration %}\n"
         "{%- endfor %} {{ mood }} {{ ['é<'] | tojson }} {{ strftime_now('%Y') | length }} {{ eos_token }}"
     )
-    named = [{"name": "default", "template": default}, {"name": "tool_use", "template": TOOLS}]
+    named = [{"name": "default", "template": default}, {"name": "tool_use", "template": TEMPLATES["tools"]}]
     encoder = load_encoder(make_folder(tmp_path, named))
     call = make_call("hello", "no", options={"chat_template_kwargs": {"mood": "glad"}, "tool_choice": "auto"})
     assert whole_text(encoder.encode(call)) == 'hello glad ["é<"] 4 </s>'
@@ -366,30 +319,27 @@ def test_what_a_template_may_use(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TraceError, match=r"tokenizer='/no/where': no such folder"):
-        load_encoder("/no/where")
-    with pytest.raises(TraceError, match=r"tokenizer\.json does not exist"):
-        load_encoder(str(tmp_path))
+    def refused(folder: str | Path, message: str) -> None:
+        with pytest.raises(TraceError, match=message):
+            load_encoder(str(folder))
+
+    refused("/no/where", r"tokenizer='/no/where': no such folder")
+    refused(tmp_path, r"tokenizer\.json does not exist")
     folder = Path(make_folder(tmp_path / "model", "{% for %}"))
-    with pytest.raises(TraceError, match=r"the chat template cannot be compiled"):
-        load_encoder(str(folder))
+    refused(folder, r"the chat template cannot be compiled")
     (folder / "tokenizer_config.json").write_text("{")
-    with pytest.raises(TraceError, match=r"tokenizer_config\.json: bad JSON"):
-        load_encoder(str(folder))
+    refused(folder, r"tokenizer_config\.json: bad JSON")
     (folder / "tokenizer_config.json").unlink()
-    with pytest.raises(TraceError, match=r"no chat template: neither chat_template\.jinja nor"):
-        load_encoder(str(folder))
+    refused(folder, r"no chat template: neither chat_template\.jinja nor")
     (folder / "chat_template.jinja").write_text(CHATML)
     load_encoder(str(folder))
     (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(TraceError, match=r"tokenizer\.json cannot be read"):
-        load_encoder(str(folder))
+    refused(folder, r"tokenizer\.json cannot be read")
     make_folder(folder, CHATML)
     for package in ("jinja2.sandbox", "tokenizers"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, package, None)
-            with pytest.raises(TraceError, match=rf"needs the package `{package.partition('.')[0]}`: pip install"):
-                load_encoder(str(folder))
+            refused(folder, rf"needs the package `{package.partition('.')[0]}`: pip install")
 
 
 def test_the_stand_in_needs_no_files() -> None:
@@ -397,23 +347,13 @@ def test_the_stand_in_needs_no_files() -> None:
     first = encoder.encode(make_call("the quick brown fox", answer="over the lazy dog"))
     second = encoder.encode(make_call("the quick brown fox", "over the lazy dog", "ok"))
     assert np.array_equal(second.tokens[: len(first.path)], first.path)
-    assert part_texts(second) == [
-        ("user", "<|im_start|>user\nthe quick brown fox<|im_end|>\n"),
-        ("assistant", "<|im_start|>assistant\nover the lazy dog<|im_end|>\n"),
-        ("user", "<|im_start|>user\nok<|im_end|>\n"),
-        ("template", "<|im_start|>assistant\n"),
-    ]
+    assert part_texts(second) == IN_CHATML
     opens = [at for at, token in enumerate(second.tokens) if token in encoder.delimiters]
     assert [second.text(at, at + 1) for at in opens] == ["<|im_start|>", "<|im_end|>"] * 3 + ["<|im_start|>"]
     assert not encoder.is_exact
     assert "".join(encoder.texts[token] for token in second.tokens) == whole_text(second)
-    assert [part.role for part in encoder.encode(make_call(**WITH_TOOLS)).parts] == [
-        "system",
-        "user",
-        "assistant",
-        "tool",
-        "template",
-    ]
+    roles = [part.role for part in encoder.encode(make_call(**WITH_TOOLS)).parts]
+    assert roles == ["system", "user", "assistant", "tool", "template"]
     with pytest.raises(IndexError, match=r"tokens \[0, 99\) of a path of"):
         first.text(0, 99)
 

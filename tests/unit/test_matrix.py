@@ -31,12 +31,9 @@ def test_recorded_tests_exist_and_passed() -> None:
     assert RECORDED.sglang == BUILT_FOR
 
 
-def test_what_is_shown_is_in_the_matrix() -> None:
-    known = {entry.what for entry in SUPPORT}
-    assert {feature for test in RECORDED.tests.values() for feature in test.features} <= known
-
-
-def test_no_feature_is_claimed_without_a_test() -> None:
+def test_what_is_shown_is_in_the_matrix_and_no_feature_is_claimed_without_a_test() -> None:
     """Whether it works, falls back or is refused; of what is only admitted nothing is claimed."""
+    shown = {feature for test in RECORDED.tests.values() for feature in test.features}
+    assert shown <= {entry.what for entry in SUPPORT}
     claimed = [entry.what for entry in SUPPORT if entry.area is Area.FEATURE and entry.level is not Level.ADMITTED]
     assert [what for what in claimed if not RECORDED.showing(what)] == []

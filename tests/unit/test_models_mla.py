@@ -12,6 +12,7 @@ from sglang_pic.models import checkpoint, mla_layer, smollm2_mla
 from sglang_pic.models.mla_layer import GroupedAttention, MlaShape
 from sglang_pic.models.perplexity import perplexity
 from sglang_pic.platform import torchvision_shim
+from tests.conftest import MODELS, ROOT
 
 HIDDEN, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 96, 6, 3, 8
 NUM_IDLE = 16
@@ -63,9 +64,7 @@ def _gqa(layer: GroupedAttention, inputs: torch.Tensor, freqs: torch.Tensor) -> 
     return mixed.transpose(0, 1).flatten(1) @ layer.output.T
 
 
-def _mla(
-    new: mla_layer.LatentAttention, inputs: torch.Tensor, freqs: torch.Tensor, shape: MlaShape = SHAPE
-) -> torch.Tensor:
+def _mla(new: mla_layer.LatentAttention, inputs: torch.Tensor, freqs: torch.Tensor) -> torch.Tensor:
     """DeepSeek-V2's layer: norm of the latent, interleaved pairs, one shared rotary key."""
     turns = torch.polar(torch.ones(1, dtype=torch.float64), torch.arange(len(inputs))[:, None] * freqs)
 
@@ -74,12 +73,12 @@ def _mla(
         return torch.view_as_real(pairs * turns).flatten(-2)
 
     query = (inputs @ new.q_proj.T).unflatten(1, (NUM_HEADS, -1)).transpose(0, 1)
-    latent, shared = (inputs @ new.kv_a_proj.T).split([shape.latent_rank, HEAD_DIM], dim=-1)
+    latent, shared = (inputs @ new.kv_a_proj.T).split([SHAPE.latent_rank, HEAD_DIM], dim=-1)
     latent = latent / latent.square().mean(-1, keepdim=True).sqrt()
     expanded = (latent @ new.kv_b_proj.T).unflatten(1, (NUM_HEADS, -1)).transpose(0, 1)
-    key, value = expanded.split([shape.nope_dim, shape.value_dim], dim=-1)
+    key, value = expanded.split([SHAPE.nope_dim, SHAPE.value_dim], dim=-1)
     shared = rotate(shared).expand(NUM_HEADS, -1, -1)
-    query = torch.cat([query[..., : shape.nope_dim], rotate(query[..., shape.nope_dim :])], dim=-1)
+    query = torch.cat([query[..., : SHAPE.nope_dim], rotate(query[..., SHAPE.nope_dim :])], dim=-1)
     mixed = _attend(query, torch.cat([key, shared], dim=-1), value)
     return mixed.transpose(0, 1).flatten(1) @ new.o_proj.T
 
@@ -191,20 +190,19 @@ def test_sample_text_fills_a_measurement() -> None:
     assert len(set(words)) > 500
 
 
-def test_perplexity_needs_two_tokens(tmp_path: Path) -> None:
-    prepared = Path(__file__).parents[2] / ".models" / "smollm2"
-    if not (prepared / "tokenizer.json").is_file():
-        pytest.skip("SmolLM2 is not prepared")
+def _prepared(name: str) -> Path:
+    if not (MODELS / name / "model.safetensors").is_file():
+        pytest.skip(f"{name} is not prepared")
+    return MODELS / name
+
+
+def test_perplexity_needs_two_tokens() -> None:
     with pytest.raises(ConfigError, match="2 or more"):
-        perplexity(prepared, "")
+        perplexity(_prepared("smollm2"), "")
 
 
 def test_perplexity_of_the_conversion_stays_near() -> None:
     """The claim of the README, on text of the repository that the conversion was not measured on."""
-    root = Path(__file__).parents[2]
-    models = [root / ".models" / name for name in ("smollm2", "smollm2-mla")]
-    if not all((model / "model.safetensors").is_file() for model in models):
-        pytest.skip("SmolLM2 and its conversion are not prepared")
-    text = (root / "traces" / "pic_traces" / "data" / "README.md").read_text()
-    original, converted = (perplexity(model, text, window_len=512) for model in models)
+    text = (ROOT / "traces" / "pic_traces" / "data" / "README.md").read_text()
+    converted, original = (perplexity(_prepared(name), text, window_len=512) for name in ("smollm2-mla", "smollm2"))
     assert 1.0 < converted / original < 1.5

@@ -123,43 +123,6 @@ def test_every_module_says_what_it_is_for() -> None:
     assert wrong == []
 
 
-def test_annotations_are_not_evaluated() -> None:
-    """A file with nothing but a docstring needs no import."""
-    eager = [
-        relative(path)
-        for path in our_files()
-        if "from __future__ import annotations" not in path.read_text() and len(parsed(path).body) > 1
-    ]
-    assert eager == [], "modules without `from __future__ import annotations`"
-
-
-def test_exports_exist() -> None:
-    """Every name in `__all__` is defined in the module, unless a module's `__getattr__` brings it."""
-    missing = {relative(path): missing_exports(parsed(path)) for path in python_files(*SOURCE_DIRS)}
-    assert {path: names for path, names in missing.items() if names} == {}
-
-
-def missing_exports(tree: ast.Module) -> set[str]:
-    """The names in the module's `__all__` that nothing at its top level defines."""
-    exported: list[str] = []
-    names: set[str] = set()
-    for node in tree.body:
-        match node:
-            case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
-                exported = ast.literal_eval(value)
-            case ast.Assign(targets=targets):
-                names |= {target.id for target in targets if isinstance(target, ast.Name)}
-            case ast.AnnAssign(target=ast.Name(id=name)):
-                names.add(name)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                names |= {alias.asname or alias.name for alias in aliases}
-            case ast.If() | ast.Try():
-                names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    return set() if "__getattr__" in names else set(exported) - names
-
-
 def test_every_test_is_found() -> None:
     """pytest collects test_*.py only, and two test files of one name cannot be imported side by side."""
     files = [path for path in python_files(ROOT / "tests") if path.name not in ("__init__.py", "conftest.py")]

@@ -15,6 +15,10 @@ def _read(model: nn.Module) -> RopeGeometry:
     return read_geometry(model, max_shift=8_192)
 
 
+def _rotary(name: str) -> nn.Module:
+    return models.named(name, models.RotaryEmbedding)()
+
+
 def _layer(rotary: nn.Module | None, layer_id: int = 1, **core: int) -> nn.Module:
     return models.Attention(rotary, models.RadixAttention(layer_id, **core))
 
@@ -38,7 +42,7 @@ def test_reads_and_verifies_plain_rope(is_neox: bool, rotary_dim: int) -> None:
         # YaRN's mscale is in the model's table; a moved key keeps it, it is not applied again.
         (models.RotaryEmbedding(magnitude=1.37), (0, 1e-3)),
         (models.RotaryEmbedding(table_dtype=torch.bfloat16), (1e-4, 2e-2)),
-        (models.MRotaryEmbedding(), (0, 1e-3)),
+        (_rotary("MRotaryEmbedding"), (0, 1e-3)),
     ],
     ids=["magnitude", "table in the model's dtype", "M-RoPE"],
 )
@@ -99,6 +103,10 @@ def test_gemma3_turns_by_what_the_model_hands_down() -> None:
         _read(model)
 
 
+HUNYUAN = models.named("HunYuanAttention", models.Attention)
+CORE = models.RadixAttention(1)
+
+
 def _with_two_rotations() -> nn.Module:
     layer = _layer(models.RotaryEmbedding())
     layer.add_module("rotary_emb_2", models.RotaryEmbedding())
@@ -108,9 +116,12 @@ def _with_two_rotations() -> nn.Module:
 @pytest.mark.parametrize(
     ("layer", "match"),
     [
-        (_layer(models.DynamicNTKScalingRotaryEmbedding()), "DynamicNTKScalingRotaryEmbedding.*change with the length"),
-        (_layer(models.Phi3LongRoPEScaledRotaryEmbedding()), "Phi3LongRoPEScaledRotaryEmbedding"),
-        (_layer(models.NovelRotaryEmbedding()), "NovelRotaryEmbedding: how it rotates keys is not known"),
+        (
+            _layer(_rotary("DynamicNTKScalingRotaryEmbedding")),
+            "DynamicNTKScalingRotaryEmbedding.*change with the length",
+        ),
+        (_layer(_rotary("Phi3LongRoPEScaledRotaryEmbedding")), "Phi3LongRoPEScaledRotaryEmbedding"),
+        (_layer(_rotary("NovelRotaryEmbedding")), "NovelRotaryEmbedding: how it rotates keys is not known"),
         (_layer(None), r"layer 'layers\.1' \(Attention\), which has no rotary embedding: every layer must have one"),
         (_layer(models.RotaryEmbedding(), is_cross_attention=True), "which attends to other text"),
         (_layer(models.RotaryEmbedding(), use_irope=True), "which attends in chunks"),
@@ -118,10 +129,7 @@ def _with_two_rotations() -> nn.Module:
         (_with_two_rotations(), r"several rotary embeddings \(RotaryEmbedding, RotaryEmbedding\)"),
         (models.Attention(models.RotaryEmbedding(), models.RadixAttention(1), use_rope=False), "no rotary embedding"),
         (_layer(models.RotaryEmbedding(), 0), "on the rows of layer 'layers.0'"),
-        (
-            models.HunYuanAttention(models.RotaryEmbedding(), models.RadixAttention(1), use_qk_norm=True),
-            "which normalises keys after their rotation",
-        ),
+        (HUNYUAN(models.RotaryEmbedding(), CORE, use_qk_norm=True), "which normalises keys after their rotation"),
     ],
 )
 def test_refuses_layers_by_name(layer: nn.Module, match: str) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from sglang_pic.adapter.startup.prompts import Donor, SelfTestPrompt, built_in_prompts
 from sglang_pic.core import ReusePolicy
 
 VOCAB = 500
+POLICY = ReusePolicy(sink_tokens=32, seam_tokens=1)
 
 
 class Words:
@@ -50,7 +49,7 @@ def test_a_donor_has_the_prompts_tokens_where_it_says(name: str) -> None:
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_plans_of_the_default_settings_splice_most_of_each_block(name: str) -> None:
     for prompt, donor in donors_of(prompts_of(name)):
-        plan = donor.plan(len(prompt.tokens), ReusePolicy(sink_tokens=32, seam_tokens=1), max_gaps=32)
+        plan = donor.plan(len(prompt.tokens), POLICY, max_gaps=32)
         assert len(plan.runs) == len(donor.spans)
         assert plan.num_spliced > len(prompt.tokens) / 3
         for run in plan.runs:
@@ -60,7 +59,7 @@ def test_plans_of_the_default_settings_splice_most_of_each_block(name: str) -> N
             moved = run.donor_start - donor.position - run.target_start
             assert prompt.tokens[run.target_start] == donor.tokens[run.target_start + moved]
         ends = [at for span in plan.gaps for at in span]
-        assert all(a <= b for a, b in itertools.pairwise(ends))
+        assert ends == sorted(ends)
         assert len(plan.gaps) <= len(plan.runs) + 1
 
 
@@ -68,7 +67,7 @@ def test_shifts_are_near_and_far_and_never_nothing() -> None:
     shifts = [
         abs(run.shift)
         for prompt, donor in donors_of(prompts_of("words"))
-        for run in donor.plan(len(prompt.tokens), ReusePolicy(sink_tokens=32, seam_tokens=1), max_gaps=32).runs
+        for run in donor.plan(len(prompt.tokens), POLICY, max_gaps=32).runs
     ]
     assert 0 < min(shifts) < 100
     assert max(shifts) >= 6_000
@@ -77,7 +76,7 @@ def test_shifts_are_near_and_far_and_never_nothing() -> None:
 def test_settings_limit_runs_and_gaps() -> None:
     prompt = prompts_of("words")[0]
     total = len(prompt.tokens)
-    assert len(prompt.reordered.plan(total, ReusePolicy(sink_tokens=32, seam_tokens=1), max_gaps=2).runs) == 1
+    assert len(prompt.reordered.plan(total, POLICY, max_gaps=2).runs) == 1
     assert prompt.reordered.plan(total, ReusePolicy(sink_tokens=1_000, seam_tokens=1), max_gaps=32).runs == ()
     wide = prompt.reordered.plan(total, ReusePolicy(sink_tokens=0, seam_tokens=9), max_gaps=32)
     assert [run.seam_len for run in wide.runs] == [9, 9]
@@ -93,10 +92,7 @@ def test_a_short_context_keeps_positions_inside(context_len: int) -> None:
             assert donor.position > 0
 
 
-def test_a_context_too_short_has_no_prompt() -> None:
-    assert prompts_of("letters", 200) == []
-
-
-def test_texts_of_any_tokenizer_stay_short() -> None:
+def test_texts_of_any_tokenizer_stay_short_and_fit_the_context() -> None:
     assert all(len(prompt.tokens) <= 64 + 128 + 128 + 48 for prompt in prompts_of("letters"))
+    assert prompts_of("letters", 200) == []
     assert prompts_of("none") == prompts_of("none"), "seeded"

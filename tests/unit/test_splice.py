@@ -50,12 +50,15 @@ def _set(attribute: str, value: object) -> models.MHATokenToKVPool:
     return pool
 
 
+INTERLEAVED = models.named("PageInterleaveMHATokenToKVPool", models.MHATokenToKVPool)
+
+
 @pytest.mark.parametrize(
     ("pool", "match"),
     [
-        (models.DSATokenToKVPool(), "DSATokenToKVPool: its sparse-attention indexer"),
-        (models.PageInterleaveMHATokenToKVPool(), "PageInterleaveMHATokenToKVPool, a MHATokenToKVPool with a layout"),
-        (models.SWAKVPool(), "SWAKVPool: .*; start with --disable-hybrid-swa-memory"),
+        (models.named("DSATokenToKVPool", models.MLATokenToKVPool)(), "DSATokenToKVPool: its sparse-attention indexer"),
+        (INTERLEAVED(), "PageInterleaveMHATokenToKVPool, a MHATokenToKVPool with a layout"),
+        (models.named("SWAKVPool")(), "SWAKVPool: .*; start with --disable-hybrid-swa-memory"),
         (object(), "object: how it stores rows is not known"),
         (models.MHATokenToKVPool(dtype=torch.float8_e5m2), "rows of float8_e5m2: .*--kv-cache-dtype"),
         (models.MHATokenToKVPool(layer_num=0), "no layer"),

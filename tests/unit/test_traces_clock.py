@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -67,12 +68,8 @@ def test_only_the_first_line_of_the_system_prompt_changes(session: Session, seed
         else:
             assert messages[0]["content"] == plain(before.messages[0]["content"])
         assert messages[1:] == before.messages[1:]
-        assert (after.completion, after.tools, after.agent, after.options) == (
-            before.completion,
-            before.tools,
-            before.agent,
-            before.options,
-        )
+        rest = attrgetter("completion", "tools", "agent", "options")
+        assert rest(after) == rest(before)
     assert all(2 <= (later - sooner).total_seconds() <= 60 for sooner, later in pairwise(clocks))
 
 

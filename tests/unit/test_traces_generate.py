@@ -76,10 +76,6 @@ def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(msgspec.to_builtins(value)).encode()).hexdigest()[:16]
 
 
-def test_small_specs_name_every_workload() -> None:
-    assert list(SMALL) == list(WORKLOADS)
-
-
 def test_another_process_with_another_hash_seed_writes_the_same() -> None:
     code = (
         "import sys, msgspec\n"
@@ -455,6 +451,10 @@ def test_code_and_tools_follow_a_tokenizer(tokenizer_folder: Path) -> None:
             "gen:sysvar?variable=date",
             "variable='date': must be one of clock, statistics, model, all; all is the default",
         ),
+        (
+            "gen:random?tokenizer=/no",
+            r".*/no/tokenizer\.json does not exist; a folder with a tokenizer\.json is expected",
+        ),
         ("gen:compact?every=40", "every=40: must be less than calls=40, or nothing is compacted"),
         ("gen:compact?every=9&keep=8", "keep=8: must be 7 or less with every=9"),
         ("gen:rerank?permuted=21", "permuted=21: must be documents=20 or less"),
@@ -472,6 +472,7 @@ def test_bad_specs(spec: str, message: str) -> None:
 
 
 def test_an_unknown_name_lists_all() -> None:
+    assert list(SMALL) == list(WORKLOADS), "the tests have every workload"
     with pytest.raises(TraceError) as caught:
         load("gen:?calls=1")
     assert all(f"gen:{name}: {workload.summary}" in str(caught.value) for name, workload in WORKLOADS.items())
@@ -483,9 +484,3 @@ def test_every_whole_number_has_a_limit_that_holds(name: str) -> None:
         if limit := re.fullmatch(r"a whole number, (\d+) or more", option.allowed):
             with pytest.raises(TraceError, match=rf"{option.name}='{int(limit[1]) - 1}': must be {option.allowed}"):
                 load(f"gen:{name}?{option.name}={int(limit[1]) - 1}")
-
-
-def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
-    expected = r"tokenizer\.json does not exist; a folder with a tokenizer\.json is expected"
-    with pytest.raises(TraceError, match=expected):
-        load(f"gen:random?tokenizer={tmp_path}")

@@ -15,15 +15,8 @@ from pic_traces.errors import TraceError
 
 def test_the_sample_is_what_its_readme_says() -> None:
     sessions = list(load("sample:opendevin"))
-    agents = [session.session_id.split("-")[3] for session in sessions]
-    assert agents == [
-        "BrowsingAgent",
-        "CodeActAgent",
-        "CodeActSWEAgent",
-        "DelegatorAgent",
-        "ManagerAgent",
-        "PlannerAgent",
-    ]
+    agents = "BrowsingAgent CodeActAgent CodeActSWEAgent DelegatorAgent ManagerAgent PlannerAgent"
+    assert [session.session_id.split("-")[3] for session in sessions] == agents.split()
     assert sum(session.num_calls for session in sessions) == 36
     assert {session.license for session in sessions} == {"MIT"}
     for session in sessions:
@@ -52,11 +45,9 @@ def test_the_demos_sample_keeps_its_rule() -> None:
 
 def test_the_rule_takes_the_most_calls_and_then_the_fewest_tokens(tmp_path: Path) -> None:
     def session(name: str, num_calls: int, text: str) -> str:
-        messages = [{"role": "user" if i % 2 == 0 else "assistant", "content": text} for i in range(2 * num_calls)]
-        turns = list(range(1, 2 * num_calls, 2))
-        return json.dumps(
-            {"session_id": name, "messages": messages, "turns": turns, "license": "MIT", "meta": {"a": 1}}
-        )
+        messages = [{"role": role, "content": text} for role in ("user", "assistant")] * num_calls
+        calls = {"messages": messages, "turns": list(range(1, 2 * num_calls, 2))}
+        return json.dumps({"session_id": name, **calls, "license": "MIT", "meta": {"a": 1}})
 
     path = tmp_path / "sessions.jsonl"
     found = [session("long", 9, "two words"), session("short", 9, "word"), session("few", 7, "word")]
