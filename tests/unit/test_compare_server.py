@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -78,6 +79,12 @@ def children(log: Path) -> list[int]:
 def _quick_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stubborn stand-ins ignore SIGTERM for good: no need to wait 20 s for that."""
     monkeypatch.setattr("pic_bench.compare.server.TERM_GRACE_S", 0.5)
+
+
+def test_no_kernel_gives_a_servers_port_to_others_while_it_starts() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        assert max(free_port() for _ in range(5)) + 233 < other.getsockname()[1]
 
 
 @pytest.mark.parametrize("behaviour", ["serve", "stubborn"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shlex
 import signal
 import socket
@@ -29,13 +30,18 @@ POST_TIMEOUT_S = 600.0
 HEALTH_TIMEOUT_S = 30.0  # /health generates one token: on a slow CPU its answer takes seconds
 TERM_GRACE_S = 20.0
 KILL_GRACE_S = 10.0
+# Kernels give ports from 32768 on to whoever asks for any; SGLang takes some more, 233 above its own.
+_PORTS = range(20_000, 32_000)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that was free a moment ago, chosen by the kernel."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that was free a moment ago, and that no kernel gives to others while a server starts."""
+    # Not what is seeded elsewhere: servers that start at once want ports of their own.
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((host, port))
+            return port
+    raise BenchError(f"no port of {host} from {_PORTS.start} to {_PORTS.stop} is free: end what listens there")
 
 
 def launch_command(model: str, port: int, server_args: Sequence[str]) -> list[str]:
