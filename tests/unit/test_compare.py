@@ -42,6 +42,13 @@ def test_pairs_are_the_calls_that_both_arms_answered() -> None:
     assert [pair.speedup for pair in pairs] == [0.8, 2.0, 4.0]
 
 
+def test_the_first_token_is_the_answer_s_else_the_likeliest_and_may_be_unknown() -> None:
+    base = record(0, output_token_ids=[7, 8])
+    assert Pair(base, record(0, output_token_ids=[7, 9])).same_first_token is True
+    assert Pair(record(0), record(0)).same_first_token is True
+    assert Pair(base, record(0, first_top_logprobs=None)).same_first_token is None
+
+
 def test_warmup_and_other_prompts_are_no_pairs() -> None:
     base = [record(0, warmup=True), record(1), record(2)]
     arm = [record(0, warmup=True), record(1, prompt_key="another"), record(2)]

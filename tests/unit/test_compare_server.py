@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from pic_bench.compare.arms import Arm, build_arms
+from pic_bench.compare.arms import build_arms
 from pic_bench.compare.compare import Settings, run_compare
 from pic_bench.compare.run_folder import Config, make_scenes
 from pic_bench.compare.server import Server, free_port
@@ -76,9 +76,10 @@ def children(log: Path) -> list[int]:
 
 
 @pytest.fixture(autouse=True)
-def _quick_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stubborn stand-ins ignore SIGTERM for good: no need to wait 20 s for that."""
+def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison starts stand-ins; stubborn ones ignore SIGTERM for good: no need to wait 20 s for that."""
     monkeypatch.setattr("pic_bench.compare.server.TERM_GRACE_S", 0.5)
+    monkeypatch.setattr("pic_bench.compare.arms.launch_command", lambda _model, port, _args: command(port, "alone"))
 
 
 def test_no_kernel_gives_a_servers_port_to_others_while_it_starts() -> None:
@@ -164,7 +165,7 @@ def test_compare_runs_every_arm_and_leaves_the_folder_of_the_layout(
         asked.append(options)
         return _write_records(options, chunk_hit=0 if len(asked) == 1 else 600)
 
-    (run,) = run_compare(_settings(tmp_path / "run", ["stock", "pic", "pic-off"]), start=_start, replay=replay)
+    (run,) = run_compare(_settings(tmp_path / "run", ["stock", "pic", "pic-off"]), replay=replay)
     assert [options.custom_params for options in asked] == [{}, {}, {"pic": {"mode": "off"}}]
     assert all(options.extra_body == {} for options in asked)
     assert len({options.base_url for options in asked}) == 3
@@ -191,7 +192,7 @@ def test_scenes_share_an_arms_server_and_no_rows(tmp_path: Path, capfd: pytest.C
     out = tmp_path / "run"
     traces = ["clock:gen:random", "gen:random"]
     for _ in range(2):
-        runs = run_compare(_settings(out, ["stock", "pic"], traces, force=True), start=_start, replay=replay)
+        runs = run_compare(_settings(out, ["stock", "pic"], traces, force=True), replay=replay)
     names = ["clock-gen-random", "gen-random"]
     del asked[:4]
     assert [options.trace for options in asked] == traces * 2
@@ -215,15 +216,11 @@ def test_a_server_that_dies_during_the_replay_fails_the_comparison(tmp_path: Pat
         return _write_records(options, chunk_hit=0)
 
     with pytest.raises(BenchError, match="out of slots"):
-        run_compare(_settings(tmp_path / "run", ["stock"]), start=_start, replay=replay)
+        run_compare(_settings(tmp_path / "run", ["stock"]), replay=replay)
 
 
 def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
-
-def _start(_model: str, _arm: Arm, log_path: Path, **_: object) -> Server:
-    return make_server(log_path.parent, "alone")
 
 
 def _write_records(options: ReplayOptions, *, chunk_hit: int) -> Path:

@@ -25,7 +25,6 @@ from pic_bench.environment import capture_environment, now
 from pic_bench.out_folder import claim_folder, write_json
 from sglang_pic.errors import BenchError
 
-StartServer = Callable[..., Server]
 Replay = Callable[[ReplayOptions], Path]
 
 
@@ -48,11 +47,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool = False
 
 
-def run_compare(settings: Settings, *, start: StartServer = arm_server, replay: Replay = run_replay) -> list[Run]:
+def run_compare(settings: Settings, *, replay: Replay = run_replay) -> list[Run]:
     """Run every arm, write the folder, and return what it says of every scene.
 
     Args:
-        start: makes the server of an arm, as `arm_server` does.
         replay: replays the trace and writes the records.
 
     Raises:
@@ -74,7 +72,7 @@ def run_compare(settings: Settings, *, start: StartServer = arm_server, replay: 
     arms: dict[str, dict[str, ArmSummary]] = {scene.name: {} for scene in settings.scenes}
     for number, arm in enumerate(settings.arms, start=1):
         say = _Speaker(f"[{number}/{len(settings.arms)}] {arm.name}:", quiet=settings.quiet)
-        for scene, totals in zip(settings.scenes, _run_arm(settings, arm, start, replay, say), strict=True):
+        for scene, totals in zip(settings.scenes, _run_arm(settings, arm, replay, say), strict=True):
             arms[scene.name][arm.name] = totals
     for scene in settings.scenes:
         measured = Summary(
@@ -119,10 +117,10 @@ class _Speaker:
             print(f"\r\x1b[K{self._prefix} starting server ... {seconds:.0f} s", end="", file=sys.stderr, flush=True)
 
 
-def _run_arm(settings: Settings, arm: Arm, start: StartServer, replay: Replay, say: _Speaker) -> list[ArmSummary]:
+def _run_arm(settings: Settings, arm: Arm, replay: Replay, say: _Speaker) -> list[ArmSummary]:
     """One server of the arm, which serves every scene; returns what it made of each."""
     model, log = settings.scenes[0].config.model, arm_folder(settings.out, arm.name) / "server.log"
-    server = start(model, arm, log, start_timeout_s=settings.start_timeout_s, progress=say.waiting)
+    server = arm_server(model, arm, log, start_timeout_s=settings.start_timeout_s, progress=say.waiting)
     say.line("starting server ...")
     summaries: list[ArmSummary] = []
     counters: dict[str, float] = {}

@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.client import HTTPResponse
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import psutil
 
 from sglang_pic.errors import BenchError
 
-LOG_TAIL_LINES = 30
 HEALTH_POLL_S = 0.25
 POST_TIMEOUT_S = 600.0
 HEALTH_TIMEOUT_S = 30.0  # /health generates one token: on a slow CPU its answer takes seconds
@@ -102,7 +101,6 @@ class Server:
         self._env = dict(env or {})
         self._progress = progress
         self._process: subprocess.Popen[bytes] | None = None
-        self._log: BinaryIO | None = None
         self._family: set[psutil.Process] = set()
 
     @property
@@ -148,22 +146,17 @@ class Server:
     def watch(self) -> Iterator[None]:
         """Run the body; if the server ends meanwhile, interrupt the body and raise BenchError with the log's tail.
 
-        The interruption is a KeyboardInterrupt in the main thread, so the body may clean up as for Ctrl-C. It is
-        only sent when the body runs in the main thread; elsewhere the crash is reported when the body returns.
+        The body runs in the main thread. The interruption is a KeyboardInterrupt, so it may clean up as for Ctrl-C.
         """
         assert self._process is not None, "the server was not started"
-        process, over, main = self._process, threading.Event(), threading.main_thread()
-        if threading.current_thread() is not main:
-            yield
-            self.check_alive()
-            return
+        process, over, main = self._process, threading.Event(), threading.get_ident()
 
         def wait_for_end() -> None:
             while not over.wait(HEALTH_POLL_S):
                 self._remember_family(process.pid)
                 if process.poll() is not None:
-                    if main.ident is not None and not over.is_set():
-                        signal.pthread_kill(main.ident, signal.SIGINT)
+                    if not over.is_set():
+                        signal.pthread_kill(main, signal.SIGINT)
                     return
 
         watcher = threading.Thread(target=wait_for_end, name="server-watch", daemon=True)
@@ -197,16 +190,14 @@ class Server:
         finally:
             # A second Ctrl-C lands here as well: the group is killed whatever happened above.
             left = self._kill_rest(process)
-            if self._log is not None:
-                self._log.close()
         if left:
             names = ", ".join(f"{p.pid} ({_name(p)})" for p in left)
             raise BenchError(f"server processes outlived SIGKILL: {names}. End them by hand; log: {self.log_path}")
 
-    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
-        """The last lines of the server's log."""
+    def log_tail(self) -> str:
+        """The last 30 lines of the server's log."""
         text = self.log_path.read_text("utf8", errors="replace") if self.log_path.exists() else ""
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(text.splitlines()[-30:])
 
     def get(self, path: str, timeout_s: float = HEALTH_TIMEOUT_S) -> str:
         """The body of a GET on the running server.
@@ -236,21 +227,19 @@ class Server:
     def _start(self) -> None:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         env = {name: value for name, value in {**os.environ, **self._env}.items() if value is not None}
-        self._log = self.log_path.open("wb")
-        self._log.write(f"$ {shlex.join(self.command)}\n".encode())
-        self._log.flush()
-        try:
-            self._process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=subprocess.STDOUT,
-                env=env,
-                start_new_session=True,
-            )
-        except OSError as error:
-            self._log.close()
-            raise BenchError(f"cannot start the server ({error}). Command: {shlex.join(self.command)}") from error
+        with self.log_path.open("wb", buffering=0) as log:
+            log.write(f"$ {shlex.join(self.command)}\n".encode())
+            try:
+                self._process = subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=env,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise BenchError(f"cannot start the server ({error}). Command: {shlex.join(self.command)}") from error
 
     def _wait_healthy(self) -> None:
         assert self._process is not None
