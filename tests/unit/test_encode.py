@@ -110,17 +110,9 @@ def part_texts(encoded: EncodedCall) -> list[tuple[str, str]]:
 # One encoder a folder, so that its cache is in play.
 load_once = cache(load_encoder)
 
-contents_strategy = st.lists(
-    st.lists(
-        st.one_of(
-            st.sampled_from([*SPECIAL, "<wide>", "<norm>", " ", "\n", "  \n\t", "word", " word", "é", "\u0301", "東"]),
-            st.text(max_size=8),
-        ),
-        max_size=6,
-    ).map("".join),
-    min_size=1,
-    max_size=5,
-)
+WORDS = [*SPECIAL, "<wide>", "<norm>", " ", "\n", "  \n\t", "word", " word", "é", "\u0301", "東"]
+texts_strategy = st.lists(st.sampled_from(WORDS) | st.text(max_size=8), max_size=6).map("".join)
+contents_strategy = st.lists(texts_strategy, min_size=1, max_size=5)
 
 
 @pytest.mark.parametrize("kind", sorted(TOKENIZERS))
