@@ -31,7 +31,7 @@ _contents = _texts | st.none() | st.lists(_parts, max_size=3)
 
 def _messages(contents: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Message]]:
     roles = st.sampled_from(["system", "user", "assistant", "tool"])
-    each = st.builds(lambda role, content: {"role": role, "content": content, "name": "n"}, roles, contents)
+    each = st.fixed_dictionaries({"role": roles, "content": contents, "name": st.just("n")})
     holder: Message = {"role": "system", "content": "You keep shelves.\nshelf: A1\nBe brief."}
     return st.tuples(st.lists(each, max_size=3), st.lists(each, max_size=3)).map(lambda two: [*two[0], holder, *two[1]])
 

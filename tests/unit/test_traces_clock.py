@@ -19,19 +19,15 @@ from tests.unit.test_traces_formats import request, write
 
 texts = st.text(max_size=8)
 contents = st.none() | texts | st.lists(st.builds(lambda text: {"type": "text", "text": text}, texts), max_size=2)
-messages = st.builds(
-    lambda role, content: {"role": role, "content": content},
-    st.sampled_from(["system", "developer", "user", "assistant", "tool"]),
-    contents,
-)
+roles = st.sampled_from(["system", "developer", "user", "assistant", "tool"])
+messages = st.fixed_dictionaries({"role": roles, "content": contents})
 
 
 @st.composite
 def sessions(draw: st.DrawFn) -> Session:
     pool = draw(st.lists(messages, min_size=1, max_size=6))
-    spans = st.builds(
-        lambda start, num: (start, min(start + num, len(pool))), st.integers(0, len(pool) - 1), st.integers(0, 4)
-    )
+    places = st.tuples(st.integers(0, len(pool) - 1), st.integers(0, 4))
+    spans = places.map(lambda place: (place[0], min(sum(place), len(pool))))
     prompts = st.lists(spans, min_size=1, max_size=3).filter(lambda found: any(start < end for start, end in found))
     specs = [
         CallSpec(spans=tuple(prompt), completion=draw(st.none() | st.integers(0, len(pool) - 1)), agent=draw(texts))
