@@ -79,12 +79,12 @@ def _run(target: str, kind: str, out: Path, seconds: int) -> dict[str, Any]:
     crashes = sorted(path.name for path in folder.iterdir() if re.match("crash|timeout|oom", path.name))
     if done.returncode and not crashes:
         raise SystemExit(f"{target}, {kind}: did not run: {done.stderr[-2000:]}")
-    inputs, edges = (
-        max(map(int, re.findall(pattern, done.stderr, re.M)), default=0)
-        for pattern in (r"^(?:#|Done )(\d+)", r"cov: (\d+)")
-    )
-    tried = {"target": target, "kind": kind, "inputs": inputs, "edges": edges}
-    return {**tried, "seconds": seconds, "crashes": crashes}
+
+    def most(pattern: str) -> int:
+        return max(map(int, re.findall(pattern, done.stderr, re.M)), default=0)
+
+    reached = {"inputs": most(r"^(?:#|Done )(\d+)"), "edges": most(r"cov: (\d+)")}
+    return {"target": target, "kind": kind, **reached, "seconds": seconds, "crashes": crashes}
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.documents import documents
@@ -42,6 +42,7 @@ def test_what_was_found_is_mended(target: str, data: bytes) -> None:
 def test_any_bytes_and_nearly_right_documents_end_in_documented_errors(target: str) -> None:
     @settings(max_examples=90, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
     @given(documents(target) | st.binary(max_size=200))
+    @example(b'data: {"error":{"message":"a stream that ends inside its last event"}}')
     def run(data: bytes) -> None:
         TARGETS[target](data)
 

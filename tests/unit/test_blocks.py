@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,8 @@ from hypothesis import strategies as st
 from pic_traces import load
 from pic_traces.blocks import BlockFormat, prefix_census, read_blocks, recognize_blocks
 from pic_traces.errors import TraceError
+
+from tests.unit.test_traces_formats import write
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n"
 
@@ -30,15 +30,9 @@ def weka_request(t: float, *ranges: list[int], extra: int = 0) -> dict[str, obje
     return {"t": t, "type": "n", "in": length, "out": 7, "hash_ranges": list(ranges)}
 
 
-def write(path: Path, *lines: object) -> Path:
-    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
-    return path
-
-
 def test_mooncake(tmp_path: Path) -> None:
     lines = [mooncake([0, 1, 2], 1100), mooncake([0, 1, 3], timestamp=2500), mooncake([0, 1, 2], 1100), mooncake([1])]
     path = write(tmp_path / "whatever.gz", *lines)
-    path.write_bytes(gzip.compress(path.read_bytes()))
     assert recognize_blocks(path) is BlockFormat.MOONCAKE
     requests = list(read_blocks(path))
     assert [list(request.block_ids) for request in requests] == [[0, 1, 2], [0, 1, 3], [0, 1, 2], [1]]

@@ -18,30 +18,20 @@ from sglang_pic.errors import ConfigError
 HOWS = ["erratum", "field+erratum", "hoist"]
 
 _words = st.text(alphabet='ab:"= \\.{}é', max_size=6)
-_lines = st.one_of(
-    _words,
-    st.sampled_from(["shelf", "price", "shelf life"]).flatmap(
-        lambda field: st.sampled_from([f"{field}: 7", f"  - {field} = a: b", f"{field}:", f"see {field}: no"])
-    ),
-    st.sampled_from(['Correction: "price" is now "1".', 'Correction: "shelf" is now "2".', "Correction: none"]),
+_fields = st.sampled_from(["shelf", "price", "shelf life"]).flatmap(
+    lambda field: st.sampled_from([f"{field}: 7", f"  - {field} = a: b", f"{field}:", f"see {field}: no"])
 )
+_errata = ['Correction: "price" is now "1".', 'Correction: "shelf" is now "2".', "Correction: none"]
+_lines = _words | _fields | st.sampled_from(_errata)
 _members = st.sampled_from(['{"shelf": "B7", "price": 3}', '  "shelf" : null,', '{"price": "\\"shelf\\": 1"}'])
 _texts = st.lists(_lines, max_size=4).map("\n".join)
-_contents = st.one_of(
-    _texts,
-    st.none(),
-    st.lists(
-        st.one_of(
-            _texts.map(lambda text: {"type": "text", "text": text}), st.just({"type": "image_url", "image_url": {}})
-        ),
-        max_size=3,
-    ),
-)
+_parts = _texts.map(lambda text: {"type": "text", "text": text}) | st.just({"type": "image_url", "image_url": {}})
+_contents = _texts | st.none() | st.lists(_parts, max_size=3)
 
 
 def _messages(contents: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Message]]:
     roles = st.sampled_from(["system", "user", "assistant", "tool"])
-    each = st.builds(lambda role, content: {"role": role, "content": content, "name": "n"}, roles, contents)
+    each = st.fixed_dictionaries({"role": roles, "content": contents, "name": st.just("n")})
     holder: Message = {"role": "system", "content": "You keep shelves.\nshelf: A1\nBe brief."}
     return st.tuples(st.lists(each, max_size=3), st.lists(each, max_size=3)).map(lambda two: [*two[0], holder, *two[1]])
 

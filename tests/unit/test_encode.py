@@ -110,17 +110,9 @@ def part_texts(encoded: EncodedCall) -> list[tuple[str, str]]:
 # One encoder a folder, so that its cache is in play.
 load_once = cache(load_encoder)
 
-contents_strategy = st.lists(
-    st.lists(
-        st.one_of(
-            st.sampled_from([*SPECIAL, "<wide>", "<norm>", " ", "\n", "  \n\t", "word", " word", "é", "\u0301", "東"]),
-            st.text(max_size=8),
-        ),
-        max_size=6,
-    ).map("".join),
-    min_size=1,
-    max_size=5,
-)
+WORDS = [*SPECIAL, "<wide>", "<norm>", " ", "\n", "  \n\t", "word", " word", "é", "\u0301", "東"]
+texts_strategy = st.lists(st.sampled_from(WORDS) | st.text(max_size=8), max_size=6).map("".join)
+contents_strategy = st.lists(texts_strategy, min_size=1, max_size=5)
 
 
 @pytest.mark.parametrize("kind", sorted(TOKENIZERS))
@@ -303,14 +295,8 @@ def test_a_template_that_refuses_names_session_and_call(folders: Callable[[str],
 
 def test_what_a_template_may_use(tmp_path: Path) -> None:
     """Named templates, options of the call, loop controls, the generation tag, text with no ASCII escapes, the date."""
-    default = (
-        "{% if true %}\n  {% endif %}\n"
-        "{%- for message in messages %}\n"
-        "  {%- if loop.index0 > 0 %}{% break %}{% endif %}\n"
-        "  {%- generation %}{{ message.content }}{% endgeneration %}\n"
-        "{%- endfor %} {{ mood }} {{ ['é<'] | tojson }} {{ strftime_now('%Y') | length }} {{ eos_token }}"
-    )
-    named = [{"name": "default", "template": default}, {"name": "tool_use", "template": TEMPLATES["tools"]}]
+    templates = {"default": TEMPLATES["all"], "tool_use": TEMPLATES["tools"]}
+    named = [{"name": name, "template": template} for name, template in templates.items()]
     encoder = load_encoder(make_folder(tmp_path, named))
     call = make_call("hello", "no", options={"chat_template_kwargs": {"mood": "glad"}, "tool_choice": "auto"})
     assert whole_text(encoder.encode(call)) == 'hello glad ["é<"] 4 </s>'

@@ -38,7 +38,7 @@ def build(target: Path, recipe: str, text: str) -> str:
 def test_build_is_done_once_for_a_recipe_and_mends_a_damaged_folder(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "model"
     assert build(target, "f1", "one") == "one"
-    assert build(target, "f1", "must not be written") == "one"
+    store.build(target, "m", "f1", pytest.fail, pytest.fail)  # neither writes nor reports
     assert build(target, "f2", "two") == "two"
     (target / "weights").write_text("tow")
     assert build(target, "f2", "two") == "two"
@@ -119,9 +119,8 @@ def test_tiny_model_is_complete_and_deterministic(
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "a")
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
-    )
+    messages = [{"role": "user", "content": "Hi"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer.eos_token_id == smollm2.EOS_ID
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from sglang_pic.errors import ConfigError
 from sglang_pic.models import checkpoint, mla_layer, smollm2_mla
@@ -42,13 +43,6 @@ def _draw_inputs(num_tokens: int = 24) -> torch.Tensor:
     return inputs / inputs.square().mean(-1, keepdim=True).sqrt()
 
 
-def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Causal attention of `[num_heads, num_tokens, dim]`; scaled by the width of a query."""
-    scores = query @ key.mT / query.shape[-1] ** 0.5
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    return scores.masked_fill(future, -torch.inf).softmax(-1) @ value
-
-
 def _gqa(layer: GroupedAttention, inputs: torch.Tensor, freqs: torch.Tensor) -> torch.Tensor:
     """The original layer, written with real numbers and split halves."""
     angles = torch.arange(len(inputs))[:, None] * freqs
@@ -60,7 +54,8 @@ def _gqa(layer: GroupedAttention, inputs: torch.Tensor, freqs: torch.Tensor) -> 
 
     query, key, value = (inputs @ heads.mT for heads in (layer.query, layer.key, layer.value))
     group = NUM_HEADS // NUM_KV_HEADS
-    mixed = _attend(rotate(query), rotate(key).repeat_interleave(group, 0), value.repeat_interleave(group, 0))
+    key, value = (heads.repeat_interleave(group, 0) for heads in (rotate(key), value))
+    mixed = scaled_dot_product_attention(rotate(query), key, value, is_causal=True)
     return mixed.transpose(0, 1).flatten(1) @ layer.output.T
 
 
@@ -79,7 +74,7 @@ def _mla(new: mla_layer.LatentAttention, inputs: torch.Tensor, freqs: torch.Tens
     key, value = expanded.split([SHAPE.nope_dim, SHAPE.value_dim], dim=-1)
     shared = rotate(shared).expand(NUM_HEADS, -1, -1)
     query = torch.cat([query[..., : SHAPE.nope_dim], rotate(query[..., SHAPE.nope_dim :])], dim=-1)
-    mixed = _attend(query, torch.cat([key, shared], dim=-1), value)
+    mixed = scaled_dot_product_attention(query, torch.cat([key, shared], dim=-1), value, is_causal=True)
     return mixed.transpose(0, 1).flatten(1) @ new.o_proj.T
 
 

@@ -32,16 +32,17 @@ DTYPES = (torch.float32, torch.bfloat16)
 KINDS = tuple(PoolKind)
 Change = Callable[[RopeParams], RopeParams]
 
+
+def _turned(change: Callable[[Tensor], Tensor]) -> Change:
+    return lambda rope: dataclasses.replace(rope, inv_freq=change(rope.inv_freq))
+
+
 WRONG: dict[str, Change] = {
-    "base off by a hundredth": lambda rope: dataclasses.replace(
-        rope, inv_freq=rope.inv_freq * 1.01 ** -torch.linspace(0, 1, len(rope.inv_freq))
-    ),
+    "base off by a hundredth": _turned(lambda freqs: freqs * 1.01 ** -torch.linspace(0, 1, len(freqs))),
     "layout": lambda rope: dataclasses.replace(rope, is_neox_style=not rope.is_neox_style),
-    "linear scaling": lambda rope: dataclasses.replace(rope, inv_freq=rope.inv_freq / 1.1),
-    "one frequency": lambda rope: dataclasses.replace(
-        rope, inv_freq=torch.cat((rope.inv_freq[:3], rope.inv_freq[3:4] * 1.5, rope.inv_freq[4:]))
-    ),
-    "sign": lambda rope: dataclasses.replace(rope, inv_freq=-rope.inv_freq),
+    "linear scaling": _turned(lambda freqs: freqs / 1.1),
+    "one frequency": _turned(lambda freqs: torch.cat((freqs[:3], freqs[3:4] * 1.5, freqs[4:]))),
+    "sign": _turned(torch.neg),
 }
 
 

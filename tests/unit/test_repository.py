@@ -172,12 +172,15 @@ def imported_packages(tree: ast.Module) -> set[str]:
     return names
 
 
-def test_importing_the_decisions_loads_neither_torch_nor_sglang() -> None:
-    code = (
-        "import sys, sglang_pic.cli, sglang_pic.config, sglang_pic.core, pic_traces\n"
-        "print(sorted({'torch', 'triton', 'sglang', 'locust', 'gevent'} & set(sys.modules)))"
-    )
-    assert output(sys.executable, "-c", code) == "[]\n"
+@pytest.mark.parametrize(
+    "modules",
+    ["sglang_pic.cli, sglang_pic.config, sglang_pic.core, pic_traces", "sglang_pic.platform"],
+    ids=["decisions", "platform"],
+)
+def test_importing_what_decides_loads_neither_torch_nor_sglang(modules: str) -> None:
+    """SGLang imports the entry point of the platform in every process of every server."""
+    code = f"import sys, {modules}; print({{'torch', 'triton', 'sglang', 'locust', 'gevent'}} & set(sys.modules))"
+    assert output(sys.executable, "-c", code) == "set()\n"
 
 
 def fenced_blocks() -> list[tuple[str, str]]:

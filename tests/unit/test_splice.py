@@ -39,11 +39,6 @@ def test_mla_pool_is_seen_as_latent_rows() -> None:
     assert (view.rope_offset, view.rope_dim) == (24, 16)
 
 
-def test_fp8_pools_store_bytes() -> None:
-    view = view_pool(models.MHATokenToKVPool(dtype=torch.float8_e4m3fn))
-    assert {buffer.dtype for buffer in (*view.keys, *view.values)} == {torch.float8_e4m3fn}
-
-
 def _set(attribute: str, value: object) -> models.MHATokenToKVPool:
     pool = models.MHATokenToKVPool()
     setattr(pool, attribute, value)
@@ -117,9 +112,11 @@ def test_mla_rows_turn_in_their_rotary_slice() -> None:
         assert relative_l2(rows[dst, :, 24:], rope.forward_native(start + 77, raw, raw)[1]) < 1e-4
 
 
-def test_fp8_rows_move() -> None:
+def test_fp8_rows_are_stored_as_bytes_and_move() -> None:
     pool = models.MHATokenToKVPool(dtype=torch.float8_e4m3fn)
-    _splicer(pool).splice(_ids(1, 2), _ids(8, 9), _ids(0, 4))
+    splicer = _splicer(pool)
+    assert {buffer.dtype for buffer in (*splicer.view.keys, *splicer.view.values)} == {torch.float8_e4m3fn}
+    splicer.splice(_ids(1, 2), _ids(8, 9), _ids(0, 4))
     assert torch.equal(pool.k_buffer[0][8], pool.k_buffer[0][1])
     assert torch.equal(pool.v_buffer[0][9], pool.v_buffer[0][2])
 

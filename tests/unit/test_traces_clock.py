@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from itertools import pairwise
 from operator import attrgetter
@@ -16,21 +15,19 @@ from pic_traces.clock import set_clocks, split_clock
 from pic_traces.errors import TraceError
 from pic_traces.source import short_name
 
+from tests.unit.test_traces_formats import request, write
+
 texts = st.text(max_size=8)
 contents = st.none() | texts | st.lists(st.builds(lambda text: {"type": "text", "text": text}, texts), max_size=2)
-messages = st.builds(
-    lambda role, content: {"role": role, "content": content},
-    st.sampled_from(["system", "developer", "user", "assistant", "tool"]),
-    contents,
-)
+roles = st.sampled_from(["system", "developer", "user", "assistant", "tool"])
+messages = st.fixed_dictionaries({"role": roles, "content": contents})
 
 
 @st.composite
 def sessions(draw: st.DrawFn) -> Session:
     pool = draw(st.lists(messages, min_size=1, max_size=6))
-    spans = st.builds(
-        lambda start, num: (start, min(start + num, len(pool))), st.integers(0, len(pool) - 1), st.integers(0, 4)
-    )
+    places = st.tuples(st.integers(0, len(pool) - 1), st.integers(0, 4))
+    spans = places.map(lambda place: (place[0], min(sum(place), len(pool))))
     prompts = st.lists(spans, min_size=1, max_size=3).filter(lambda found: any(start < end for start, end in found))
     specs = [
         CallSpec(spans=tuple(prompt), completion=draw(st.none() | st.integers(0, len(pool) - 1)), agent=draw(texts))
@@ -80,8 +77,7 @@ def test_a_session_has_the_same_clock_wherever_it_stands(found: list[Session], s
 
 
 def test_every_source_takes_a_clock(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text(json.dumps({"messages": [{"role": "user", "content": "hello"}]}) + "\n")
+    path = write(tmp_path / "t.jsonl", request("hello"))
     for trace in (str(path), str(tmp_path), "sample:opendevin", "gen:sysvar?sessions=2&calls=3"):
         first, again, other = (list(load(f"{clock}{trace}")) for clock in ("clock:", "clock:1@", "clock:2@"))
         assert first == again

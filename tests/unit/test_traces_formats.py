@@ -127,8 +127,6 @@ def test_errors_name_file_line_and_fault(tmp_path: Path, line: object, message: 
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("empty", [""], "empty: no sessions: the file has no lines"),
-        ("odd", [{"prompt": "hello"}], r"odd:1: unknown trace format: its keys are prompt; expected"),
         ("mixed", [request(""), {"x": 1}], r"mixed:2: no chat request: no `messages` among the keys x"),
         ("none", [{"messages": []}], r"none:1: no chat request: messages is \[\]"),
         ("answer", [request("", response=3)], r"answer:1: the recorded answer is 3; a string"),
@@ -139,9 +137,13 @@ def test_errors_of_whole_files(tmp_path: Path, name: str, values: list[object], 
         list(load(write(tmp_path / name, *values)))
 
 
-def test_a_file_that_is_not_there_or_cut_off(tmp_path: Path) -> None:
+def test_files_that_are_refused_at_once_and_one_that_is_cut_off(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"missing\.jsonl': no such file; a path, sample:NAME or gen:NAME"):
         load(tmp_path / "missing.jsonl")
+    with pytest.raises(TraceError, match="empty: no sessions: the file has no lines"):
+        load(write(tmp_path / "empty", ""))
+    with pytest.raises(TraceError, match=r"odd:1: unknown trace format: its keys are prompt; expected"):
+        load(write(tmp_path / "odd", {"prompt": "hello"}))
     cut = write(tmp_path / "cut.gz", *[GOOD] * 200)
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
     with pytest.raises(TraceError, match=r"cut\.gz.*cannot be read"):

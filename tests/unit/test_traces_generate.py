@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from difflib import SequenceMatcher
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,9 @@ def all_calls(spec: str) -> list[Call]:
     return [call for session in load(spec) for call in session.calls()]
 
 
-def grows(calls: list[Call]) -> bool:
-    """Whether each prompt begins with the one before it."""
-    return all(after.messages[: len(before.messages)] == before.messages for before, after in pairwise(calls))
+def goes_on(before: Call, after: Call) -> bool:
+    """Whether a prompt begins with the one before it and its answer."""
+    return after.messages[: len(before.messages) + 1] == [*before.messages, before.completion]
 
 
 def text_of(call: Call, place: int) -> str:
@@ -181,8 +181,7 @@ def test_agent_meta_grows_its_history() -> None:
     first, second, third = all_calls("gen:agent_meta?calls=3&sessions=1")
     assert [message["role"] for message in third.messages] == ["system", *["user", "assistant"] * 2, "user"]
     assert second.messages[1:3] == [first.messages[1], first.completion]
-    assert third.messages[1:4] == second.messages[1:]
-    assert third.messages[4] == second.completion
+    assert third.messages[1:5] == [*second.messages[1:], second.completion]
 
 
 def test_partition_shift_sweeps_the_header_and_nothing_else() -> None:
@@ -222,8 +221,7 @@ def test_compact_replaces_old_history_and_keeps_the_tail() -> None:
     for k, (before, after) in enumerate(pairwise(calls), 1):
         assert (len(after.messages) < len(before.messages)) == (k in (6, 12, 18))
         if k not in (6, 12, 18):
-            assert after.messages[: len(before.messages)] == before.messages
-            assert after.messages[len(before.messages)] == before.completion
+            assert goes_on(before, after)
             continue
         assert after.messages[0] == before.messages[0]
         assert before.completion is not None
@@ -279,7 +277,7 @@ def test_tool_variants_differ_in_one_tool(change: str, num_tools: int, place: st
 def test_tool_variants_keep_a_history_if_told_so() -> None:
     calls = all_calls("gen:tool_variants?history=kept&tools=5&calls=4&sessions=1")
     assert [len(call.messages) for call in calls] == [2, 4, 6, 8]
-    assert calls[3].messages[:7] == [*calls[2].messages, calls[2].completion]
+    assert all(starmap(goes_on, pairwise(calls)))
     assert {len(call.messages) for call in all_calls("gen:tool_variants?tools=5&calls=4&sessions=1")} == {2}
 
 
@@ -325,7 +323,7 @@ def test_skills_come_from_a_library_and_stand_anywhere(via: str) -> None:
             history = json.dumps(last[:k]) + str(last[k]["content"]).partition(skill)[0]
             before.setdefault(skill, set()).add(history)
             assert all(skill not in str(message["content"]) for message in last[:k])
-        assert grows(calls)
+        assert all(starmap(goes_on, pairwise(calls)))
     assert len(before) <= 4
     assert sum(map(len, before.values())) == 16
     assert len({len(history) for histories in before.values() for history in histories}) > 8
@@ -361,7 +359,7 @@ def test_subagents_get_parts_of_the_context_and_report_back() -> None:
     by_agent = {agent: [call for call in calls if call.agent == agent] for agent in (call.agent for call in calls)}
     main = by_agent.pop(None)
     assert len(main) == 10
-    assert grows(main)
+    assert all(starmap(goes_on, pairwise(main)))
     assert list(by_agent) == ["subagent-1", "subagent-2", "subagent-3"]
     report = ""
     for own in by_agent.values():

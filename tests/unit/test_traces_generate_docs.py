@@ -98,14 +98,14 @@ def split(spec: str) -> tuple[int, int, int, int]:
         num = len(prompt) + 3
         best = max((prefix_len(path[:num], other[:num]) for other in paths), default=0)
         hashes = window_hashes(path)
-        is_known = np.zeros(num, bool)
-        for start in range(max(0, best - WINDOW + 1), num - WINDOW + 1):
-            if hashes[start] in seen:
-                is_known[start : start + WINDOW] = True
-        shifted = int(is_known[best:].sum())
+        first = max(0, best - WINDOW + 1)
+        # Whether a known window begins there, from the token before `first` on; then whether one covers a token.
+        begins = [False, *(each in seen for each in hashes[first : num - WINDOW + 1])]
+        is_known = np.convolve(begins, np.ones(WINDOW))[1 + best - first :] > 0
+        shifted = int(is_known.sum())
         if paths:
             totals += [best, shifted, num - best - shifted]
-        seen.update(hashes[max(0, best - WINDOW + 1) :])
+        seen.update(hashes[first:])
         paths.append(path)
     return (len(paths), *(int(part) for part in totals))  # type: ignore[return-value]
 
@@ -118,9 +118,10 @@ def prefix_len(path: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int
 
 
 def window_hashes(path: npt.NDArray[np.int64]) -> list[int]:
-    """A polynomial hash of every `WINDOW` neighbours."""
-    hashes = np.zeros(max(0, len(path) - WINDOW + 1), np.uint64)
-    for place in range(WINDOW):
-        part = path[place : place + len(hashes)].astype(np.uint64)
-        hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + part + np.uint64(1)
+    """A polynomial hash of every `WINDOW` neighbours: of two, of four, and so on."""
+    hashes = path.astype(np.uint64) + np.uint64(1)
+    factor = np.full(1, 0x9E3779B97F4A7C15, np.uint64)
+    while (width := len(path) - len(hashes) + 1) < WINDOW:
+        hashes = hashes[:-width] * factor + hashes[width:]
+        factor = factor * factor
     return hashes.tolist()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pic_traces
@@ -11,6 +10,8 @@ from pic_traces import load
 from pic_traces.data.choose import MAX_PROMPT_TOKENS, MAX_SESSION_TOKENS, MIN_CALLS, choose
 from pic_traces.encode import load_encoder
 from pic_traces.errors import TraceError
+
+from tests.unit.test_traces_formats import write
 
 
 def test_the_sample_is_what_its_readme_says() -> None:
@@ -44,19 +45,17 @@ def test_the_demos_sample_keeps_its_rule() -> None:
 
 
 def test_the_rule_takes_the_most_calls_and_then_the_fewest_tokens(tmp_path: Path) -> None:
-    def session(name: str, num_calls: int, text: str) -> str:
+    def session(name: str, num_calls: int, text: str) -> dict[str, object]:
         messages = [{"role": role, "content": text} for role in ("user", "assistant")] * num_calls
         calls = {"messages": messages, "turns": list(range(1, 2 * num_calls, 2))}
-        return json.dumps({"session_id": name, **calls, "license": "MIT", "meta": {"a": 1}})
+        return {"session_id": name, **calls, "license": "MIT", "meta": {"a": 1}}
 
-    path = tmp_path / "sessions.jsonl"
     found = [session("long", 9, "two words"), session("short", 9, "word"), session("few", 7, "word")]
-    path.write_text("\n".join([*found, session("grows", 40, "word " * 150)]))
+    path = write(tmp_path / "sessions.jsonl", *found, session("grows", 40, "word " * 150))
     chosen = choose(path, load_encoder(None))
     assert set(chosen) == {"session_id", "license", "messages", "turns"}
     assert (chosen["session_id"], chosen["turns"]) == ("grows", list(range(1, 29, 2)))
-    path.write_text("\n".join(found))
-    assert choose(path, load_encoder(None))["session_id"] == "short"
+    assert choose(write(path, *found), load_encoder(None))["session_id"] == "short"
 
 
 def test_licences_travel_with_the_samples() -> None:
