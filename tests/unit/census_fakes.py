@@ -8,9 +8,16 @@ import numpy as np
 from pic_traces.encode.encoded import Part, Tokens
 from pic_traces.session import Call, CallSpec, Message, Session
 
-__all__ = ["Ids", "IdsEncoder", "session"]
+from sglang_pic.core import CoreConfig
+
+__all__ = ["CONFIG", "Ids", "IdsEncoder", "session"]
 
 Ids = list[int]
+
+CONFIG = CoreConfig(
+    seam_tokens=1, tail_tokens=0, min_run_tokens=16, min_spliced_tokens=16, sink_tokens=4, edit="in_place"
+)
+"""Finds short runs, for short prompts."""
 
 
 @dataclass(frozen=True)

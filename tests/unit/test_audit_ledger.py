@@ -35,6 +35,12 @@ def enter(ledger: AuditLedger, namespace: Namespace, *kls: float, window: Window
     return [suspension.number for suspension in entered if suspension is not None]
 
 
+def enter_many(ledger: AuditLedger, num_namespaces: int, kl: float = 3, key: str = "a") -> None:
+    """Enter one audited request of each of so many salts."""
+    for user in range(num_namespaces):
+        enter(ledger, Namespace(key, f"salt-{user}"), kl)
+
+
 def test_a_full_measure_turns_one_namespace_off() -> None:
     ledger = AuditLedger(LIMITS)
     assert enter(ledger, A, 3, 3, 3) == [], "too few to decide"
@@ -138,13 +144,11 @@ def test_other_weights_clear_the_windows_only() -> None:
 def test_namespaces_with_few_requests_are_watched_together() -> None:
     """A salt for each user: none of them ever has enough to be judged."""
     ledger = AuditLedger(LIMITS)
-    for user in range(3):
-        enter(ledger, Namespace("a", f"salt-{user}"), 3)
+    enter_many(ledger, 3)
     assert ledger.undecided is None
     enter(ledger, Namespace("a", "salt-0"), 0.1)
     assert ledger.undecided == undecided((2 * 2.0 + 0.1) / 3, 4, 1, 3), "without one of those that add most"
-    for user in range(20):
-        enter(ledger, Namespace("b", f"salt-{user}"), 0.2)
+    enter_many(ledger, 20, 0.2, "b")
     assert ledger.undecided == undecided(0.2, 8, 8, 8), "the last ones"
     assert ledger.suspensions == []
 
@@ -166,16 +170,14 @@ def test_a_namespace_that_is_judged_leaves_the_others_window() -> None:
 @pytest.mark.parametrize("empty", [AuditLedger.flush, AuditLedger.renew])
 def test_the_window_of_many_is_emptied_with_the_others(empty: Callable[[AuditLedger], None]) -> None:
     ledger = AuditLedger(LIMITS)
-    for user in range(6):
-        enter(ledger, Namespace("a", f"salt-{user}"), 3)
+    enter_many(ledger, 6)
     empty(ledger)
     assert ledger.undecided is None
 
 
 def test_forgotten_namespaces_stay_in_the_window_of_many() -> None:
     ledger = AuditLedger(LIMITS, max_namespaces=2)
-    for user in range(6):
-        enter(ledger, Namespace("a", f"salt-{user}"), 3)
+    enter_many(ledger, 6)
     assert ledger.undecided == undecided(2.0, 6, 0, 6)
 
 

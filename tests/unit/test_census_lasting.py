@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from census_fakes import Ids, IdsEncoder, session
+from census_fakes import CONFIG, Ids, IdsEncoder, session
 from hypothesis import given
 from hypothesis import strategies as st
 from pic_traces.pace import Pace
@@ -18,7 +18,6 @@ from sglang_pic.census.lasting import Lasting, Setup, pace_calls, simulate_lasti
 from sglang_pic.census.prefix_tree import PrefixTree
 from sglang_pic.census.trend import fit_trend
 from sglang_pic.cli import main
-from sglang_pic.core import CoreConfig
 from sglang_pic.errors import ConfigError
 
 PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=25)
@@ -82,11 +81,8 @@ def _sessions(num: int, seed: int) -> list[tuple[str, Session]]:
 
 
 def _simulate(sessions: list[tuple[str, Session]], pool_share: float) -> Lasting:
-    config = CoreConfig(
-        seam_tokens=1, tail_tokens=0, min_run_tokens=16, min_spliced_tokens=16, sink_tokens=4, edit="in_place"
-    )
     setup = Setup(Pace(3600.0, 20.0, 1), 300.0, pool_share)
-    *_, result = simulate_lasting(sessions, IdsEncoder(), config, setup)
+    *_, result = simulate_lasting(sessions, IdsEncoder(), CONFIG, setup)
     assert isinstance(result, Lasting)
     return result
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from census_fakes import IdsEncoder, session
+from census_fakes import CONFIG, IdsEncoder, session
 
 from sglang_pic.census.outcome import ChangedField, Outcome
 from sglang_pic.census.simulate import simulate
 from sglang_pic.census.tally import ChangedFields, Counts, Detail, RunLengths, Tally, UpperBound
 from sglang_pic.census.windows import WINDOW_LEN, WindowSearch
-from sglang_pic.core import Context, CoreConfig
+from sglang_pic.core import Context
 
 A, B, C = list(range(100, 300)), list(range(300, 400)), list(range(400, 500))
-CONFIG = CoreConfig(
-    seam_tokens=1, tail_tokens=0, min_run_tokens=16, min_spliced_tokens=16, sink_tokens=4, max_field_tokens=0
-)
 
 
 def outcomes() -> list[Outcome]:

@@ -85,12 +85,20 @@ def test_a_million_tokens_are_linear_work(kind: str, config: CoreConfig, most_wo
     assert hash_function.num_calls <= MILLION / 1_000
 
 
+def test_a_search_that_has_used_up_its_budget_ends_and_says_so() -> None:
+    """One token again and again, behind two headers: donors near the end are looked at at every place."""
+    tokens = as_tokens(np.full(4_000, 7))
+    index = index_of(join(text(40, 40), tokens), join(text(55, 55), tokens), config=CoreConfig(edit="in_place"))
+    plan = plan_of(index, text(70, 70), tokens)
+    assert plan.dropped[DropReason.BUDGET] == 1
+    assert plan.num_computed < 400
+    check(index)
+
+
 @pytest.mark.parametrize("length", range(4))
 @pytest.mark.parametrize("ids", [[7, 7, 7, 7], [7, 8, 7, 8], [-1, 0, 1, 2]])
 def test_prompts_of_hardly_any_tokens(ids: list[int], length: int) -> None:
-    index = ContentIndex(
-        CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, sink_tokens=0, min_run_tokens=1, min_spliced_tokens=1)
-    )
+    index = ContentIndex(replace(MOST_REUSE, sink_tokens=0, min_run_tokens=1, min_spliced_tokens=1))
     prompt = as_tokens(ids[:length])
     index.publish("a", prompt, [(0, length)], spliced=[(0, 1)], delimiters=frozenset({7}))
     publish(index, np.resize(as_tokens(ids), 200))
@@ -172,9 +180,7 @@ def test_thousands_of_tiny_namespaces() -> None:
 def test_a_hash_that_hardly_tells_anything_serves_no_foreign_tokens(seed: int, num_names: int) -> None:
     """Names collide always, endings often: a vocabulary of three ids."""
     rng = np.random.default_rng(seed)
-    config = CoreConfig(
-        edit="in_place", seam_tokens=1, tail_tokens=0, min_run_tokens=8, min_spliced_tokens=8, sink_tokens=4
-    )
+    config = replace(MOST_REUSE, min_run_tokens=8, sink_tokens=4)
     index = ContentIndex(config, hash_function=lambda data: xxh3_name(data) % num_names)
     sources = [as_tokens(rng.integers(0, 3, 200)) for _ in range(4)]
     num_runs = 0
@@ -211,7 +217,7 @@ def test_colliding_endings_serve_no_foreign_tokens(hash_function: HashFunction) 
     for known, other in pairs:
         assert known.tolist() != other.tolist()
         index = ContentIndex(
-            CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, min_run_tokens=8, min_spliced_tokens=8),
+            replace(MOST_REUSE, min_run_tokens=8),
             hash_function=hash_function,
         )
         # Eight tokens between two delimiters are one chunk: its name and its ending are all there is to find it by.
@@ -278,9 +284,7 @@ def test_a_trie_that_branches_at_every_token() -> None:
 @pytest.mark.parametrize("position", [*range(-1, 12), 60, 64, 65, 99, 100, 101, 129, 130, 131, 400])
 def test_forgetting_at_any_position_leaves_the_rest(position: int) -> None:
     stem, left, right = text(0, 65), text(1, 66), text(2, 40)
-    index = ContentIndex(
-        CoreConfig(edit="in_place", seam_tokens=1, tail_tokens=0, sink_tokens=0, min_run_tokens=8, min_spliced_tokens=8)
-    )
+    index = ContentIndex(replace(MOST_REUSE, sink_tokens=0, min_run_tokens=8))
     path = join(stem, left)
     for tokens in (path, join(stem, right), join(stem[:10], right)):
         publish(index, tokens)

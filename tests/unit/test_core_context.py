@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from core_builders import join, plan_of
+from core_builders import index_of, join, plan_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_pic.core import ContentIndex, CoreConfig, PlanOptions, ReusePolicy, Tokens, as_tokens
+from sglang_pic.core import CoreConfig, PlanOptions, ReusePolicy, Tokens, as_tokens
 from sglang_pic.core.context import ContextRule, Misfit, compare_contexts
 
 POLICY = ReusePolicy(
@@ -78,9 +78,7 @@ def test_pinned_rows_are_spliced_near_the_end_as_far_as_they_are_pinned(pinned: 
     """A block of 400 tokens behind 190 others; the prompt has it behind 600 that the donor lacks, 10 before the end."""
     rng = np.random.default_rng(7)
     block, donor_head, head, question = (as_tokens(rng.integers(3, 50_000, n)) for n in (400, 190, 600, 10))
-    index = ContentIndex(CoreConfig())
-    path = join(donor_head, block)
-    index.publish("a", path, [(0, len(path))])
+    index = index_of(join(donor_head, block), config=CoreConfig())
     options = PlanOptions(pinned_len=None if pinned is None else lambda donor: min(pinned, len(donor)))
     plan = plan_of(index, head, block, question, options=options)
     assert plan.num_spliced == spliced

@@ -147,18 +147,20 @@ def test_what_a_line_concludes_from_a_value_is_computed_where_it_stands_again(
     assert is_spliced(plan, keeper, keeper + 2) is not is_computed
 
 
+OFTEN = FIRST_VALUE
+
+
 def test_a_frequent_word_counts_near_the_label_only() -> None:
     """The values are the words of the text itself; one of the many places is on a line with the label."""
-    often = FIRST_VALUE
-    parts = [[*filler(60), often, *filler(60)] for _ in range(12)]
+    parts = [[*filler(60), OFTEN, *filler(60)] for _ in range(12)]
     # Words that stand nowhere else: nothing is concluded from this line.
     own = range(FIRST_VALUE + 100, FIRST_VALUE + 134)
-    parts[6] += [NEWLINE, SHELF, *own[:4], often, *own[4:]]
+    parts[6] += [NEWLINE, SHELF, *own[:4], OFTEN, *own[4:]]
     rest = [token for part in parts for token in part] + QUESTION
-    field = [*HEAD, SHELF, COLON, often]
-    plan = second_plan([*field[:-1], often + 1, NEWLINE, *rest], [*field, NEWLINE, *rest])
+    field = [*HEAD, SHELF, COLON, OFTEN]
+    plan = second_plan([*field[:-1], OFTEN + 1, NEWLINE, *rest], [*field, NEWLINE, *rest])
     label = len(field) + 1 + rest.index(SHELF)
-    places = [len(field) + 1 + at for at, token in enumerate(rest) if token == often]
+    places = [len(field) + 1 + at for at, token in enumerate(rest) if token == OFTEN]
     near = [place for place in places if abs(place - label) <= 24]
     assert len(places) == 13
     assert len(near) == 1
@@ -167,10 +169,8 @@ def test_a_frequent_word_counts_near_the_label_only() -> None:
 
 
 def test_where_a_frequent_word_is_all_there_is_everything_from_its_first_place_on_is_computed() -> None:
-    often = FIRST_VALUE
-    parts = [[*filler(60), often, *filler(60)] for _ in range(12)]
-    rest = [token for part in parts for token in part] + QUESTION
-    plan = second_plan([*HEAD, SHELF, COLON, often + 1, NEWLINE, *rest], [*HEAD, SHELF, COLON, often, NEWLINE, *rest])
+    rest = [token for _ in range(12) for token in (*filler(60), OFTEN, *filler(60))] + QUESTION
+    plan = second_plan([*HEAD, SHELF, COLON, OFTEN + 1, NEWLINE, *rest], [*HEAD, SHELF, COLON, OFTEN, NEWLINE, *rest])
     assert max(run.target_end for run in plan.runs) == len(HEAD) + 4 + 60
 
 

@@ -6,7 +6,6 @@ The weakest hashes that could be injected stand in for collisions: of names, of 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -33,21 +32,21 @@ def constant(data: memoryview) -> int:
     return 0
 
 
-def weak_endings(bits: int) -> Callable[[Tokens], EndingHashes]:
-    """Ending hashes of so many bits, spread over all of the filter's slots."""
+def weaken_endings(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the whole index hash endings to so many bits, spread over all of the filter's slots."""
 
     def hashes(tokens: Tokens) -> EndingHashes:
         return (ending_hashes(tokens) & np.uint32((1 << bits) - 1)) * np.uint32(0x9E3779B1)
 
-    return hashes
+    for module in ("index", "donors", "invariants"):
+        monkeypatch.setattr(f"sglang_pic.core.{module}.ending_hashes", hashes)
 
 
 @pytest.fixture(params=[32, 4, 0], ids=lambda bits: f"{bits}_bits")
 def endings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hash of endings, in the whole index: 4 bits, or none, in place of 32."""
     if request.param < 32:
-        for module in ("index", "donors", "invariants"):
-            monkeypatch.setattr(f"sglang_pic.core.{module}.ending_hashes", weak_endings(request.param))
+        weaken_endings(request.param, monkeypatch)
 
 
 @pytest.mark.usefixtures("endings")
@@ -83,8 +82,7 @@ def test_colliding_hashes_serve_only_equal_tokens_of_the_namespace(hash_function
 
 def test_the_weakest_hashes_still_find_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the test above would show nothing: of many chunks in one list the last ones are still found."""
-    for module in ("index", "donors", "invariants"):
-        monkeypatch.setattr(f"sglang_pic.core.{module}.ending_hashes", weak_endings(4))
+    weaken_endings(4, monkeypatch)
     index = ContentIndex(CONFIG, hash_function=four_bits)
     body = text(1, 400)
     index.publish("a", join(text(2, 20), body), [(0, 420)])

@@ -14,6 +14,8 @@ from sglang_pic.core.invariants import check
 from tests.unit.test_core_index import CONFIG, rows_of
 
 NEXT_TOKEN = RowNames(lookahead=1)
+# Two paths that part at 50.
+PATHS = [join(text(91, 50), text(92 + number, 80)) for number in range(2)]
 ALL_NAMES = [RowNames(), NEXT_TOKEN, RowNames(16), RowNames(16, 1)]
 
 
@@ -26,12 +28,11 @@ def is_eligible(index: ContentIndex, path: Tokens, position: int) -> bool:
 def test_a_row_that_two_paths_have_each_of_their_own_is_no_donor_for_either(names: RowNames) -> None:
     """Where a row's name ends behind the row, a path that branches off has its own row of the last token they share."""
     index = ContentIndex(CONFIG, names=names, row_lookahead=names.lookahead)
-    shared, (start, _) = text(91, 50), names.parted(50)
-    ends = [join(shared, text(92 + number, 80)) for number in range(2)]
+    start, _ = names.parted(50)
     # The first path's own row there came from a splice, as the 20 before it did.
-    index.publish("a", ends[0], [(0, 30), (50, 130)], spliced=[(30, 50)])
-    index.publish("a", ends[1], [(start, 130)])
-    assert [is_eligible(index, ends[0], position) for position in (29, 47, 49, 50)] == [True, False, False, True]
+    index.publish("a", PATHS[0], [(0, 30), (50, 130)], spliced=[(30, 50)])
+    index.publish("a", PATHS[1], [(start, 130)])
+    assert [is_eligible(index, PATHS[0], position) for position in (29, 47, 49, 50)] == [True, False, False, True]
 
 
 def test_a_path_that_ended_has_no_row_by_the_name_of_a_longer_one() -> None:
@@ -49,8 +50,7 @@ def test_a_path_that_ended_has_no_row_by_the_name_of_a_longer_one() -> None:
 def test_a_path_that_the_index_had_lost_comes_back_with_its_own_row(names: RowNames) -> None:
     """The tree holds a path whose row before the branch was spliced; the index forgot it, and learnt of another one."""
     index = ContentIndex(CONFIG, names=names, row_lookahead=names.lookahead)
-    shared, (start, _) = text(91, 50), names.parted(50)
-    known, lost = (join(shared, text(92 + number, 80)) for number in range(2))
+    (known, lost), (start, _) = PATHS, names.parted(50)
     index.publish("a", lost, [(0, 20), (50, 130)], spliced=[(20, 50)])
     index.flush("a")
     index.publish("a", known, [(start, 130)])
@@ -65,20 +65,18 @@ def test_a_path_that_the_index_had_lost_comes_back_with_its_own_row(names: RowNa
 def test_spliced_rows_before_the_place_where_paths_part_are_no_donors() -> None:
     """The tree had lost what both share, and the second path brings it again, in part spliced."""
     index = ContentIndex(CONFIG, names=NEXT_TOKEN, row_lookahead=1)
-    paths = [join(text(91, 50), text(92 + number, 80)) for number in range(2)]
-    index.publish("a", paths[0], [(0, 130)])
-    index.publish("a", paths[1], [(0, 130)], spliced=[(10, 45)])
-    assert [is_eligible(index, paths[1], position) for position in (9, 10, 44, 45)] == [True, False, False, True]
+    index.publish("a", PATHS[0], [(0, 130)])
+    index.publish("a", PATHS[1], [(0, 130)], spliced=[(10, 45)])
+    assert [is_eligible(index, PATHS[1], position) for position in (9, 10, 44, 45)] == [True, False, False, True]
 
 
 @pytest.mark.parametrize("names", ALL_NAMES, ids=str)
 def test_a_path_that_the_tree_has_lost_takes_no_others_along(names: RowNames) -> None:
     """It begins in the middle of a page that it shares with another: each has rows of its own there."""
     index = ContentIndex(CONFIG, names=names, row_lookahead=names.lookahead)
-    lost, kept = (join(text(91, 50), text(92 + number, 80)) for number in range(2))
+    (lost, kept), (rest, _), asked = PATHS, names.parted(50), []
     index.publish("a", lost, [(0, 120)])
-    index.publish("a", kept, [(names.parted(50)[0], 120)])
-    (rest, _), asked = names.parted(50), []
+    index.publish("a", kept, [(rest, 120)])
 
     def resolve(path: Path, end: int) -> int:
         asked.append(path.tokens(51))

@@ -129,8 +129,7 @@ def rows(page: Page) -> list[str]:
         ".sort((a, b) => a.getBoundingClientRect().top - b.getBoundingClientRect().top)"
         ".map((row) => row.getAttribute('aria-label'))"
     )
-    found: list[str] = page.run(script)
-    return found
+    return list(page.run(script))
 
 
 def place(page: Page, call: int, token: float) -> tuple[float, float]:
@@ -152,29 +151,26 @@ def colour_at(page: Page, call: int, token: float, *, y: int = 18) -> str:
       const pixel = canvas.getContext('2d').getImageData(x, {y}, 1, 1).data;
       return '#' + [...pixel].slice(0, 3).map((part) => part.toString(16).padStart(2, '0')).join('');
     }})()"""
-    found: str = page.run(script.format(call=call, token=token, y=y))
-    return found
+    return str(page.run(script.format(call=call, token=token, y=y)))
 
 
 def colour_of(page: Page, name: str) -> str:
     """A colour of the page's style."""
-    found: str = page.run(f"getComputedStyle(document.documentElement).getPropertyValue('--{name}').trim()")
-    return found
+    return str(page.run(f"getComputedStyle(document.documentElement).getPropertyValue('--{name}').trim()"))
 
 
 def card(page: Page) -> str:
     page.frame()
-    text: str = page.run(
+    script = (
         "(() => { const card = document.getElementById('card');"
         " return card.classList.contains('hidden') ? '' : card.innerText; })()"
     )
-    return text
+    return str(page.run(script))
 
 
 def box_of(page: Page, selector: str) -> dict[str, float]:
     """Where the first such node stands in the view."""
-    found: dict[str, float] = page.run(f"document.querySelector('{selector}').getBoundingClientRect().toJSON()")
-    return found
+    return dict(page.run(f"document.querySelector('{selector}').getBoundingClientRect().toJSON()"))
 
 
 def first_run(page: Page) -> tuple[int, list[int]]:

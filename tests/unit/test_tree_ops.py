@@ -45,6 +45,12 @@ def draw_draft(data: st.DataObject, topk: int, num_steps: int, num_nodes: int) -
     return Draft(parent_list, candidates, [(), *(paths[candidate] for candidate in candidates)])
 
 
+def draw_drafts(data: st.DataObject, topk: int, num_steps: int) -> list[Draft]:
+    """A batch, whose drafts have as many nodes each."""
+    num_nodes = data.draw(st.integers(2, min(9, topk + (num_steps - 1) * topk * topk + 1)))
+    return [draw_draft(data, topk, num_steps, num_nodes) for _ in range(data.draw(st.integers(1, 3)))]
+
+
 class Tree(NamedTuple):
     """What `build_tree` writes."""
 
@@ -85,10 +91,8 @@ def children(paths: list[tuple[int, ...]], node: int) -> list[int]:
 
 @given(data=st.data(), topk=st.integers(1, 4), num_steps=st.integers(1, 4), mode=st.sampled_from([0, 1]))
 def test_trees_are_linked_as_their_paths_say(data: st.DataObject, topk: int, num_steps: int, mode: int) -> None:
-    most = topk + (num_steps - 1) * topk * topk
-    num_nodes = data.draw(st.integers(2, min(9, most + 1)))
-    seq_lens = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
-    drafts = [draw_draft(data, topk, num_steps, num_nodes) for _ in seq_lens]
+    drafts = draw_drafts(data, topk, num_steps)
+    num_nodes, seq_lens = len(drafts[0].paths), [data.draw(st.integers(1, 5)) for _ in drafts]
     tree = build(drafts, seq_lens, topk, num_steps, mode)
     start = 0
     for number, (draft, seq_len) in enumerate(zip(drafts, seq_lens, strict=True)):
@@ -122,12 +126,11 @@ def test_a_node_whose_parent_was_not_chosen_is_not_reached() -> None:
 @given(data=st.data(), topk=st.integers(1, 3), num_steps=st.integers(1, 3))
 def test_a_tree_is_found_again_in_its_mask(data: st.DataObject, topk: int, num_steps: int) -> None:
     """NGRAM hands over masks alone."""
-    num_nodes = data.draw(st.integers(2, min(7, topk + (num_steps - 1) * topk * topk + 1)))
-    seq_lens = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
-    drafts = [draw_draft(data, topk, num_steps, num_nodes) for _ in seq_lens]
+    drafts = draw_drafts(data, topk, num_steps)
+    seq_lens = [data.draw(st.integers(1, 5)) for _ in drafts]
     built = build(drafts, seq_lens, topk, num_steps, _OWN_MASK)
-    shape = (len(drafts), num_nodes)
-    found = Tree(built.mask, torch.zeros(len(drafts) * num_nodes, dtype=torch.long), *torch.zeros(3, *shape).long())
+    shape = built.index.shape
+    found = Tree(built.mask, torch.zeros(shape.numel(), dtype=torch.long), *torch.zeros(3, *shape).long())
     tree_ops.reconstruct_tree(built.mask, torch.tensor(seq_lens), *found[1:], *shape)
     for part, expected in zip(found, built, strict=True):
         assert torch.equal(part, expected)
@@ -136,11 +139,10 @@ def test_a_tree_is_found_again_in_its_mask(data: st.DataObject, topk: int, num_s
 def draw_batch(data: st.DataObject, vocab_size: int) -> tuple[list[Draft], Tree, torch.Tensor]:
     """Drafts, their trees, and the tokens of their nodes: those of one parent differ."""
     topk, num_steps = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
-    num_nodes = data.draw(st.integers(2, min(8, topk + (num_steps - 1) * topk * topk + 1)))
-    drafts = [draw_draft(data, topk, num_steps, num_nodes) for _ in range(data.draw(st.integers(1, 3)))]
-    tokens = torch.zeros(len(drafts), num_nodes, dtype=torch.long)
+    drafts = draw_drafts(data, topk, num_steps)
+    tokens = torch.zeros(len(drafts), len(drafts[0].paths), dtype=torch.long)
     for number, draft in enumerate(drafts):
-        for node in range(num_nodes):
+        for node in range(len(draft.paths)):
             own = children(draft.paths, node)
             for child, token in zip(own, data.draw(st.permutations(range(vocab_size))), strict=False):
                 tokens[number, child] = token
@@ -160,9 +162,7 @@ def outputs(tokens: torch.Tensor, drafts: list[Draft]) -> tuple[torch.Tensor, to
 @given(data=st.data())
 def test_greedy_verification_keeps_the_path_that_the_target_takes(data: st.DataObject) -> None:
     drafts, tree, tokens = draw_batch(data, vocab_size=4)
-    target = torch.tensor(
-        data.draw(st.lists(st.integers(0, 3), min_size=tokens.numel(), max_size=tokens.numel()))
-    ).view_as(tokens)
+    target = torch.tensor([data.draw(st.integers(0, 3)) for _ in range(tokens.numel())]).view_as(tokens)
     predicts, kept, num_kept = outputs(tokens, drafts)
     tree_ops.verify_tree_greedy(predicts, kept, num_kept, tokens, *tree[2:], target)
     num_nodes = tokens.shape[1]
@@ -176,18 +176,19 @@ def test_greedy_verification_keeps_the_path_that_the_target_takes(data: st.DataO
         assert [int(predicts[first + node]) for node in path] == [int(target[number, node]) for node in path]
 
 
+TWO_CHILDREN = Draft([-1], [0, 1], [(), (0,), (1,)])
+
+
 def test_sampled_answers_are_distributed_as_without_speculation() -> None:
     """Over all draws from a grid, the first token has the target's distribution, whatever the draft guessed."""
     probs = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25]])
     # The root's children have the tokens 1 and 3.
-    draft = Draft([-1], [0, 1], [(), (0,), (1,)])
-    tree = build([draft], [1], 2, 1, _OWN_MASK)
-    tokens = torch.tensor([[0, 1, 3]])
+    tree, tokens = build([TWO_CHILDREN], [1], 2, 1, _OWN_MASK), torch.tensor([[0, 1, 3]])
     counts = torch.zeros(4)
-    grid = (torch.arange(100) + 0.5) / 100
+    grid = (torch.arange(40) + 0.5) / 40
     for draw in grid:
         for last in grid:
-            predicts, kept, num_kept = outputs(tokens, [draft])
+            predicts, kept, num_kept = outputs(tokens, [TWO_CHILDREN])
             coins = torch.tensor([[draw, 0.5, 0.5]])
             tree_ops.verify_tree_sampling(
                 *(predicts, kept, num_kept, tokens, *tree[2:], coins, last[None], probs[None], torch.zeros(1, 3, 4))
@@ -199,14 +200,13 @@ def test_sampled_answers_are_distributed_as_without_speculation() -> None:
 
 def test_a_certain_child_is_kept_and_an_impossible_one_is_not() -> None:
     """At the ends of the range of draws, too."""
-    draft = Draft([-1], [0, 1], [(), (0,), (1,)])
-    tree = build([draft], [1], 2, 1, _OWN_MASK)
+    tree = build([TWO_CHILDREN], [1], 2, 1, _OWN_MASK)
     probs = torch.tensor([[[0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]])
     for draw in (0.0, 1 - 2**-24):
         coins = (torch.full((1, 3), draw), torch.tensor([draw]), probs, torch.zeros_like(probs))
         for tokens, path, answer in (([0, 3, 2], [0, 2], [2, 0, 0]), ([0, 3, 1], [0, -1], [2, 0, 0])):
             candidates = torch.tensor([tokens])
-            predicts, kept, num_kept = outputs(candidates, [draft])
+            predicts, kept, num_kept = outputs(candidates, [TWO_CHILDREN])
             tree_ops.verify_tree_sampling(predicts, kept, num_kept, candidates, *tree[2:], *coins)
             assert kept.tolist() == [path]
             assert predicts.tolist() == answer
