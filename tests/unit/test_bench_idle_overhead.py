@@ -8,6 +8,8 @@ import pytest
 from pic_bench.idle_overhead import HEADLINE, STUDY, IdleOverhead, Side, Start, Turn, main, summarize, take_turns
 from pic_bench.serving import FirstToken
 
+from sglang_pic.errors import BenchError
+
 ARGS = STUDY.parser.parse_args(["--model", "m"])
 
 
@@ -16,8 +18,8 @@ def turns(ttft_s: Sequence[float], elapsed_s: float = 3.0, cpu_s: float = 4.0, c
     return [Turn([0.5, each, 9.0], elapsed_s, cpu_s, (cached,) * 3) for each in ttft_s]
 
 
-def alternating(auto: list[Turn], off: list[Turn] | None = None) -> IdleOverhead:
-    start = Start(arm="off+auto", turns={"off": off or turns([2.0] * len(auto)), "auto": auto})
+def alternating(auto: list[Turn]) -> IdleOverhead:
+    start = Start(arm="off+auto", turns={"off": turns([2.0] * len(auto)), "auto": auto})
     return summarize(ARGS, [start], len(auto))
 
 
@@ -59,7 +61,7 @@ def test_a_call_of_which_some_server_found_more_counts_for_none() -> None:
     result = alternating([*turns([2.0]), *turns([0.1], cached=500), *turns([2.2])])
     assert result.counted == [0, 2]
     assert result.comparisons[0].ttft.value == pytest.approx(1.05)
-    with pytest.raises(Exception, match="nothing counts"):
+    with pytest.raises(BenchError, match="nothing counts"):
         alternating(turns([0.1], cached=500))
 
 

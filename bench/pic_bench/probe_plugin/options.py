@@ -117,7 +117,4 @@ def parse_probed(original: Callable[[object], RequestOptions], custom_params: ob
 def probe_of(req: Any) -> RequestProbe:
     """What an admitted request of SGLang's asks for."""
     options = req.pic.options
-    return options.probe if isinstance(options, ProbedOptions) else _NOTHING
-
-
-_NOTHING = RequestProbe()
+    return options.probe if isinstance(options, ProbedOptions) else RequestProbe()

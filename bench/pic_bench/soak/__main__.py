@@ -144,9 +144,11 @@ class _Run:
 
     def account(self) -> Soak:
         """The counts so far; at an idle point."""
-        patient, verdicts = self.patient, [verdict for _, verdict in self.judge.verdicts]
+        # The judge goes on meanwhile.
+        patient, judged = self.patient, list(self.judge.verdicts)
+        verdicts = [verdict for _, verdict in judged]
         books, counters, stale = patient.wait_idle(), patient.counters(), patient.stale_rows() - self.stale_before
-        mismatches = [f"{request.rid}: {told}" for request, (told, *_) in self.judge.verdicts if told is not None]
+        mismatches = [f"{request.rid}: {told}" for request, (told, *_) in judged if told is not None]
         failures = [*self.failures, *patient.log_faults()]
         fallbacks, tokens = (_by_label(counters, name) for name in ("fallbacks", "tokens"))
         words = [*mismatches, *patient.leaks, *(f"{n} rows {what}" for what, n in stale.items()), *failures]

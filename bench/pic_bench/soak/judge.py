@@ -73,14 +73,10 @@ class Judge:
 def compare(stock: dict[str, Any], answer: dict[str, Any]) -> Verdict:
     """How far an answer is from the stock server's."""
     largest = 0.0
-    tokens = [[entry[1] for entry in each["meta_info"]["output_token_logprobs"]] for each in (stock, answer)]
-    if len(tokens[0]) != len(tokens[1]):
-        return Verdict(f"{len(tokens[1])} tokens, stock has {len(tokens[0])}")
-    tops = [
-        [{entry[1]: entry[0] for entry in place} for place in each["meta_info"]["output_top_logprobs"]]
-        for each in (stock, answer)
-    ]
-    for place, (right, found) in enumerate(zip(*tops, strict=True)):
+    pair = _places(stock), _places(answer)
+    if len(pair[0]) != len(pair[1]):
+        return Verdict(f"{len(pair[1])} tokens, stock has {len(pair[0])}")
+    for place, ((right_token, right), (found_token, found)) in enumerate(zip(*pair, strict=True)):
         # A token that only one of them has among its likeliest is at most as likely as the last one of the other.
         floors = min(right.values()), min(found.values())
         for token in right.keys() | found.keys():
@@ -88,10 +84,16 @@ def compare(stock: dict[str, Any], answer: dict[str, Any]) -> Verdict:
             if not difference <= TOLERANCE:
                 return Verdict(f"token {place}: log-probability of {token} off by {difference:.2e}", largest)
             largest = max(largest, difference)
-        right_token, found_token = tokens[0][place], tokens[1][place]
         if right_token != found_token:
             gap = right[right_token] - right.get(found_token, -math.inf)
             if not gap <= 2 * TOLERANCE:
                 return Verdict(f"token {place}: {found_token} instead of {right_token}, {gap:.2e} likelier", largest)
             return Verdict(None, largest, is_tie=True)
     return Verdict(None, largest)
+
+
+def _places(answer: dict[str, Any]) -> list[tuple[int, dict[int, float]]]:
+    """The chosen token of every place, and the log-probabilities of the likeliest."""
+    meta = answer["meta_info"]
+    both = zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True)
+    return [(chosen[1], {token: logprob for logprob, token, *_ in top}) for chosen, top in both]

@@ -95,13 +95,12 @@ class Simulated:
 
     def gaps(self, num_gaps: int) -> GapTimings:
         machine = self._machine
-
-        def spliced_us(num: int) -> float:
-            eager = machine.gaps_run_eagerly
-            return machine.pass_us(FEW_TOKENS, 40, num_gaps=num - 1, eager=eager) + around_us
-
         around_us = machine.around_us + machine.copy_us(56)
-        return GapTimings(self._time(spliced_us(1)), self._time(spliced_us(num_gaps)), self._time(around_us))
+        one, many = (
+            machine.pass_us(FEW_TOKENS, 40, num_gaps=num - 1, eager=machine.gaps_run_eagerly) + around_us
+            for num in (1, num_gaps)
+        )
+        return GapTimings(self._time(one), self._time(many), self._time(around_us))
 
 
 MACHINES = msgspec.toml.decode(Path(__file__).with_name("machines.toml").read_bytes(), type=dict[str, list[Machine]])
