@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
-from array import array
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
-
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from sglang_pic.adapter.serve.planning import Planning
-    from sglang_pic.adapter.serve.publication import Publication
-    from sglang_pic.adapter.serve.scheduler import receive
 
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.pins import Pins
+from sglang_pic.adapter.serve.planning import Planning
+from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CoreConfig
+from tests.adapter.world import request
 
 # Another beginning is no changed field here, so that lanes are all that a test sees.
 BASE = {"tail_tokens": 0, "seam_tokens": 0, "min_spliced_tokens": 8, "max_field_tokens": 0}
@@ -71,15 +64,7 @@ class Server:
 
     def receive(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> Any:
         """A request as the scheduler gets it."""
-        ids = array("q", tokens)
-        plain: dict[str, Any] = {
-            **{"input_embeds": None, "positional_embed_overrides": None, "multimodal_inputs": None, "lora_id": None},
-            **{"return_logprob": False, "logprob_start_len": -1, "return_hidden_states": False, "session": None},
-            **{"multi_item_delimiter_indices": None, "token_indices_to_pool": None, "extra_key": None},
-            **{"origin_input_ids": ids, "full_untruncated_fill_ids": ids, "prefix_len": 0, "cache_salt": None},
-        }
-        sampling = SimpleNamespace(custom_params={"pic": pic or {}})
-        req = SimpleNamespace(**{**plain, **fields}, rid="r", sampling_params=sampling)
+        req = request(tokens, pic or {}, **fields)
         receive(req, Auditor(), self.config.core)
         return req
 

@@ -15,7 +15,6 @@ import json
 import random
 import sys
 import time
-import warnings
 from array import array
 from collections import Counter
 from collections.abc import Callable
@@ -24,20 +23,14 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    from real_tree import make_allocator, tree_params
-    from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
-    from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
-    from sglang.srt.mem_cache.common import evict_from_tree_cache
-    from sglang.srt.mem_cache.radix_cache import RadixKey
-
-    from sglang_pic.adapter.serve.cache import PicRadixCache
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.common import evict_from_tree_cache
+from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.pins import PinEnd, Pins
@@ -46,6 +39,8 @@ from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan, RowNames
+from tests.adapter.real_tree import make_allocator, tree_params
+from tests.adapter.world import request
 
 POOL, MAX_PINNED = 8192, 1024
 MOST_RUNNING = 4
@@ -123,16 +118,9 @@ class Rank:
 
     def start(self, tokens: list[int], pic: dict[str, Any], num_before: int, **fields: Any) -> list[object]:
         """Match, plan, take slots; what was decided."""
-        ids = array("q", tokens)
-        plain: dict[str, Any] = {
-            **{"input_embeds": None, "positional_embed_overrides": None, "multimodal_inputs": None, "lora_id": None},
-            **{"return_logprob": False, "logprob_start_len": -1, "return_hidden_states": False, "session": None},
-            **{"multi_item_delimiter_indices": None, "token_indices_to_pool": None, "extra_key": None},
-            **{"origin_input_ids": ids, "full_untruncated_fill_ids": ids, "cache_salt": None, "finished_reason": None},
-        }
-        sampling = SimpleNamespace(custom_params={"pic": pic})
-        req = SimpleNamespace(**{**plain, **fields}, rid="r", sampling_params=sampling)
-        receive(req, Auditor(), CONFIG.core)  # type: ignore[arg-type]
+        req = request(tokens, pic, **fields)
+        ids = req.origin_input_ids
+        receive(req, Auditor(), CONFIG.core)
         key = RadixKey(ids[: len(ids) - 1], req.extra_key, cache_salt=req.cache_salt)
         found = self.tree.match_prefix(MatchPrefixParams(key=key, req=req))
         req.prefix_len = found.device_prefix_len

@@ -8,8 +8,6 @@ from typing import NamedTuple
 import pytest
 import torch
 
-pytest.importorskip("sglang")
-
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.platform.attention_ops import CausalMask, Scoring, attend_decode, attend_extend
 from sglang_pic.platform.attention_plan import plan_decode, plan_draft, plan_extend, plan_verify

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("sglang.srt.server_args")
-
 from sglang_pic.adapter.bodies import known_versions
 from sglang_pic.adapter.contract import BUILT_FOR, installed_version
 from sglang_pic.adapter.doctor.findings import Finding, Findings, render

@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-    from sglang_pic.adapter import draft_workers
-    from sglang_pic.adapter.draft import named, read_draft
-    from sglang_pic.adapter.probe.extend import trial_batch
-    from sglang_pic.adapter.serve.forward import ForwardPath
-    from sglang_pic.adapter.startup.row_check import check_rows
-
 from pic_kernels.numerics import relative_l2
+from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+from sglang_pic.adapter import draft_workers
+from sglang_pic.adapter.draft import named, read_draft
+from sglang_pic.adapter.probe.extend import trial_batch
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
-from sglang_pic.core import Path, Plan, Run, as_tokens
+from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import view_pool
 from tests.adapter.test_faults import fail, half
 from tests.adapter.test_live_rows import Runner, geometry_of
+from tests.adapter.world import request, splice
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
 END, DONOR_POSITION = 40, 100
 # [0, 10) gap | [10, 20) run | [20, 24) gap | [24, 36) run | [36, 40) gap
 RUNS = ((10, 20), (24, 36))
-DONOR = Path("donor", [as_tokens(range(DONOR_POSITION + END))])
 HERE, DONOR_SLOTS = torch.arange(1, 1 + END), torch.arange(200, 200 + END)
 EXTEND = SimpleNamespace(is_extend_without_speculative=lambda: True)
 
@@ -81,11 +72,7 @@ class Pair:
         """The target's pass, then the draft's over tokens that are shifted by one, `following` behind the last."""
         self.table[0, :END] = slots.to(self.table.dtype)
         state = RequestState(None, pending=pending)  # type: ignore[arg-type]
-        req = SimpleNamespace(
-            pic=state,
-            kv=SimpleNamespace(req_pool_idx=0),
-            **{"input_embeds": None, "positional_embed_overrides": None, "return_hidden_states": False},
-        )
+        req = request(pic=state, kv=SimpleNamespace(req_pool_idx=0))
         batch: Any = SimpleNamespace(forward_mode=EXTEND, reqs=[req], prefix_lens=[0], extend_lens=[END])
         batch.extend_logprob_start_lens = [END]
 
@@ -107,12 +94,9 @@ class Pair:
         for runner in (self.target, self.draft):
             for buffer in (*runner.token_to_kv_pool.k_buffer, *runner.token_to_kv_pool.v_buffer):
                 buffer[HERE] = 9.0
-        runs = [
-            Run(target_start=a, target_end=b, donor_start=DONOR_POSITION + a, donor=DONOR, seam_len=0) for a, b in RUNS
-        ]
-        plan = Plan(prefix_len=0, end=END, runs=tuple(runs))
         arm()
-        self.prefill(HERE, 0, PendingSplice(plan, [DONOR_SLOTS[a:b] for a, b in RUNS]), following=6)
+        moved = splice(0, END, *((a, b, -DONOR_POSITION) for a, b in RUNS), slots=int(DONOR_SLOTS[0]))
+        self.prefill(HERE, 0, moved, following=6)
         at_runs = torch.zeros(END, dtype=torch.bool)
         for start, end in RUNS:
             at_runs[start:end] = True

@@ -9,27 +9,16 @@ import torch
 
 from sglang_pic.adapter.serve.gap_batch import _read_here, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
-from sglang_pic.core import Path, Plan, Run, as_tokens
-
-DONOR = Path("donor", [as_tokens(range(100))])
-
-
-def plan(prefix_len: int, end: int, *runs: tuple[int, int, int]) -> Plan:
-    """A plan with runs `(target_start, target_end, shift)`."""
-    return Plan(
-        prefix_len=prefix_len,
-        end=end,
-        runs=tuple(Run(target_start=a, target_end=b, donor_start=a - s, donor=DONOR, seam_len=0) for a, b, s in runs),
-    )
+from tests.adapter.world import TRANSLATOR, plan, splice
 
 
 def test_mixed_batch_layout() -> None:
     """Two requests with runs around one without; every list checked by hand."""
     released: list[str] = []
-    first = PendingSplice(plan(4, 20, (6, 12, -3)), [torch.arange(900, 906)])
+    first = splice(4, 20, (6, 12, -3), slots=894)
     last = PendingSplice(plan(0, 9, (1, 3, 5), (3, 7, 8)), [torch.tensor([70, 71]), torch.arange(50, 54)])
-    for splice, name in ((first, "a"), (last, "b"), (last, "c")):
-        splice.locks.callback(released.append, name)
+    for each, name in ((first, "a"), (last, "b"), (last, "c")):
+        each.locks.callback(released.append, name)
     rows = [torch.arange(100, 164), torch.arange(200, 264), torch.arange(300, 364)]
     gap = build_gap_batch([first, None, last], [4, 10, 0], [16, 5, 9], [13, 2, 9], rows, torch.device("cpu"))
 
@@ -65,7 +54,7 @@ def test_a_batch_without_runs_is_laid_out_as_it_is() -> None:
 
 def test_adapters_and_media_go_with_the_tokens_that_are_computed() -> None:
     """A request with an adapter beside a spliced one: SGLang prepared adapters for the batch as it was before."""
-    spliced = PendingSplice(plan(0, 20, (6, 12, -3)), [torch.arange(900, 906)])
+    spliced = splice(0, 20, (6, 12, -3))
     rows = [torch.arange(100, 164), torch.arange(200, 264)]
     gap = build_gap_batch([spliced, None], [0, 10], [20, 5], [20, 5], rows, torch.device("cpu"))
     prepared: list[tuple[object, ...]] = []
@@ -77,7 +66,7 @@ def test_adapters_and_media_go_with_the_tokens_that_are_computed() -> None:
 
     runner = SimpleNamespace(
         lora_manager=SimpleNamespace(prepare_lora_batch=prepare),
-        kv_index_translator=SimpleNamespace(own_plan=lambda _: SimpleNamespace(bind=lambda *_: None)),
+        kv_index_translator=TRANSLATOR,
     )
     batch = SimpleNamespace(
         batch_size=2,

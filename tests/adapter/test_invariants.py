@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -12,20 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from rank_driver import BREAK, FIRST_WORD, NO_DRAFT, NUM_WORDS, Draft, Rank, drive
-
-    from sglang_pic.adapter.serve.forward import ForwardPath
-
-from sglang_pic.adapter.metrics import Metric, Series
 from sglang_pic.adapter.serve.accounting import FALLBACKS, Accounting
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.core import DropReason, Plan
+from tests.adapter.rank_driver import BREAK, FIRST_WORD, NO_DRAFT, NUM_WORDS, Draft, Rank, drive
+from tests.adapter.world import Kept, request
 
 # Most of it is far from a prompt's end, where any context serves.
 TEXT = random.Random(4).choices(range(FIRST_WORD, FIRST_WORD + NUM_WORDS), k=700)
@@ -151,22 +144,12 @@ def test_rows_that_the_tree_did_not_adopt_make_no_donors() -> None:
 
 
 def test_what_a_plan_leaves_out_is_counted_by_its_reason() -> None:
-    class Counted(Series):
-        def __init__(self) -> None:
-            super().__init__((), None)
-            self.fallbacks: dict[str | None, float] = {}
-
-        def add(self, metric: Metric, amount: float = 1, *, value: str | None = None) -> None:
-            if metric is FALLBACKS:
-                self.fallbacks[value] = self.fallbacks.get(value, 0) + amount
-
-    counted = Counted()
+    counted = Kept()
     state = RequestState(RequestOptions(), dropped={DropReason.DONOR_EVICTED: 2})
     state.pending = PendingSplice(Plan(prefix_len=0, end=9), [])
     state.drop_plan(Fallback.MEMORY)
-    req: Any = SimpleNamespace(pic=state, retracted_stain=False, cached_tokens=0, prefix_len=0, extend_end=9)
-    Accounting(counted).count_admitted(req, None, Fallback.SESSION, first_chunk=True)
-    assert counted.fallbacks == {"donor_evicted": 2, "memory": 1, "session": 1}
+    Accounting(counted).count_admitted(request(range(9), pic=state), None, Fallback.SESSION, first_chunk=True)
+    assert counted.by_label(FALLBACKS) == {"donor_evicted": 2, "memory": 1, "session": 1}
 
 
 @pytest.mark.parametrize("fails", [False, True])

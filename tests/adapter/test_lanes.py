@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 
 import pytest
-
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from pic_bench.probe_plugin.options import ProbedOptions, RequestProbe
-    from pic_bench.probe_plugin.plugin import _plan
-    from planning_server import Server
-
-    from sglang_pic.adapter.serve.planning import Planning, donor_namespaces, tree_namespace
-    from sglang_pic.adapter.serve.scheduler import receive
+from pic_bench.probe_plugin.options import ProbedOptions, RequestProbe
+from pic_bench.probe_plugin.plugin import _plan
 
 from sglang_pic.adapter.namespace import Namespace, is_strict
+from sglang_pic.adapter.serve.planning import Planning, donor_namespaces, tree_namespace
+from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import DropReason
+from tests.adapter.planning_server import Server
 
 TEXT = [7 * i % 997 + 1 for i in range(300)]
 IN_PLACE = {"edit": "in_place", "max_field_tokens": 128}

@@ -4,25 +4,21 @@ runner that does not compute gap batches is told."""
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from sglang.srt.layers.rotary_embedding import factory
+from sglang.srt.mem_cache import memory_pool
 from torch import nn
-
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    factory = pytest.importorskip("sglang.srt.layers.rotary_embedding.factory")
-    memory_pool = pytest.importorskip("sglang.srt.mem_cache.memory_pool")
 
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
 from sglang_pic.runtime.splice import Splicer
+from tests.adapter.world import TRANSLATOR
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
@@ -60,7 +56,7 @@ class Runner:
         )
         self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros((3, 64), dtype=torch.int32))
         self.model_config = SimpleNamespace(vocab_size=1_000, model_is_mrope=False)
-        self.kv_index_translator = SimpleNamespace(own_plan=lambda batch: SimpleNamespace(bind=lambda *_: None))
+        self.kv_index_translator = TRANSLATOR
         self.rotary = factory.get_rope(64, 64, 9_000, 10_000, True, None, dtype=torch.float32)
         self.embedding = torch.randn((1_000, 2, 64), generator=torch.Generator().manual_seed(0))
         self.model = nn.ModuleList(

@@ -5,33 +5,25 @@ Overlap scheduling prepares the next batch while the device computes this one; a
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from strict_device import DEVICE, WaitError, on_device, read, strict_device
+from pic_kernels import RopeParams
+from sglang.srt.layers import logits_processor
+from sglang.srt.layers.logits_processor import LogitsMetadata, LogitsProcessor
+from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
+from sglang.srt.model_executor import forward_batch_info as info
 from torch import Tensor
 
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from planning_server import Server, Tree
-    from sglang.srt.layers import logits_processor
-    from sglang.srt.layers.logits_processor import LogitsMetadata, LogitsProcessor
-    from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
-    from sglang.srt.model_executor import forward_batch_info as info
-
-    from sglang_pic.adapter.serve.forward import ForwardPath
-
-from pic_kernels import RopeParams
-
+from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.runtime.rope import RopeGeometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind, PoolView
+from tests.adapter.planning_server import Server, Tree
+from tests.adapter.strict_device import DEVICE, WaitError, on_device, read, strict_device
 
 SLOTS, LAYERS, HEADS, DIM, ROW = 4096, 2, 2, 8, 1024
 TEXTS = [[(7 + 2 * n) * i % 997 + 1000 * n for i in range(300)] for n in range(3)]

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sglang")
-
 from sglang_pic.adapter.contract import BUILT_FOR, installed_version
 from tests.adapter.prefill_graph_driver import run_cases
 from tests.adapter.processes import on_live_model

@@ -8,13 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
 from sglang_pic.adapter.probe.ranks import FaultGroup, agree_on_largest, check_alike
 from tests.adapter.processes import forked
-
-pytest.importorskip("sglang")
 
 
 def on_each_rank(size: int, file: Path, work: Callable[[int, Any], str]) -> list[str]:

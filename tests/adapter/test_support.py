@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
-
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    registry = pytest.importorskip("sglang.srt.mem_cache.registry")
-    server_args = pytest.importorskip("sglang.srt.server_args")
+from sglang.srt import server_args
+from sglang.srt.mem_cache import registry
 
 from sglang_pic.adapter.contract import BUILT_FOR, FEATURES, Symbol
 from sglang_pic.adapter.support import SUPPORT, Area, Level, Support, check_features, check_support, find
