@@ -7,16 +7,13 @@ from typing import Any
 
 import torch
 
-from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.serve.auditor import Auditor
-from sglang_pic.adapter.serve.pins import Pins
-from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CoreConfig
-from tests.adapter.world import request
+from tests.adapter.world import make_planning, request
 
 # Another beginning is no changed field here, so that lanes are all that a test sees.
 BASE = {"tail_tokens": 0, "seam_tokens": 0, "min_spliced_tokens": 8, "max_field_tokens": 0}
@@ -52,14 +49,7 @@ class Server:
     def __init__(self, **core: Any) -> None:
         self.config = PicConfig(core=CoreConfig(**{**BASE, **core}))
         self.index, self.tree = ContentIndex(self.config.core), Tree()
-        self.planning = Planning(
-            self.index,
-            self.config,
-            cost=None,
-            max_sequences=64,
-            auditor=Auditor(),
-            pins=Pins(self.index, 0, Series((), None)),
-        )
+        self.planning = make_planning(self.index, self.config)
         self.publication = Publication(self.index, frozenset())
 
     def receive(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> Any:
@@ -68,10 +58,14 @@ class Server:
         receive(req, Auditor(), self.config.core)
         return req
 
+    def plan(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> Any:
+        """A request as the scheduler gets it, with its plan."""
+        self.planning.plan(req := self.receive(tokens, pic, **fields), self.tree, max_gaps=64)
+        return req
+
     def serve(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> int:
         """Serve a request to its end; how many tokens of it were spliced."""
-        req = self.receive(tokens, pic, **fields)
-        self.planning.plan(req, self.tree, max_gaps=64)
+        req = self.plan(tokens, pic, **fields)
         state: RequestState = req.pic
         num_locked = len(self.tree.locks)
         plan = state.admit(0, len(tokens), first_chunk=True)

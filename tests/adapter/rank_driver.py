@@ -19,7 +19,6 @@ from array import array
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -30,17 +29,14 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.serve.auditor import Auditor
-from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.pins import PinEnd, Pins
-from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan, RowNames
-from tests.adapter.real_tree import make_allocator, tree_params
-from tests.adapter.world import request
+from tests.adapter.world import make_allocator, make_planning, make_tree, request
 
 POOL, MAX_PINNED = 8192, 1024
 MOST_RUNNING = 4
@@ -97,20 +93,11 @@ class Rank:
         names = RowNames(page_size, int(draft.is_eagle))
         self.index = ContentIndex(CONFIG.core, lexicon=Lexicon(TEXTS), names=names, row_lookahead=draft.lookahead)
         self.pins = Pins(self.index, MAX_PINNED, Series((), None))
-        self.planning = Planning(
-            self.index, CONFIG, cost=COST, max_sequences=32, auditor=Auditor(), pins=self.pins, faults=self.faults
-        )
+        shared = {"pins": self.pins, "faults": self.faults}
+        self.planning = make_planning(self.index, CONFIG, cost=COST, max_sequences=32, **shared)
         self.publication = Publication(self.index, frozenset({BREAK}))
-        nothing: Any = SimpleNamespace()
-        self.tree = PicRadixCache(
-            tree_params(self.allocator, is_eagle=draft.is_eagle),
-            planning=self.planning,
-            accounting=nothing,
-            auditor=Auditor(),
-            pins=self.pins,
-            publication=self.publication,
-            faults=self.faults,
-        )
+        ours = {"planning": self.planning, "publication": self.publication, **shared}
+        self.tree = make_tree(self.allocator, is_eagle=draft.is_eagle, **ours)
         self.running: list[Any] = []
         # By slot. A slot that was given back keeps its row until another request writes it, as a real one does.
         self.rows: dict[int, Row] = {}

@@ -11,15 +11,7 @@ from typing import Any
 import pytest
 
 from sglang_pic.adapter import source
-from sglang_pic.adapter.contract import (
-    BODIES,
-    BUILT_FOR,
-    CONTRACT,
-    FEATURES,
-    Symbol,
-    check_contract,
-    installed_version,
-)
+from sglang_pic.adapter.contract import BODIES, BUILT_FOR, CONTRACT, FEATURES, Symbol, check_contract, installed_version
 from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import ContractError
 

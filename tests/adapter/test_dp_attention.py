@@ -18,7 +18,7 @@ from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.gap_batch import GapBatch
 from sglang_pic.platform import gathering
-from tests.adapter.world import hooks_of, request, splice
+from tests.adapter.world import hooks_of, request, scheduled, splice
 
 WHOLE = 40
 """Tokens of a request's extend, of which 10 are spliced."""
@@ -55,16 +55,7 @@ class Rank:
         reqs = [request(kv=SimpleNamespace(req_pool_idx=number)) for number in range(2)]
         if plans:
             reqs[0].pic.pending = splice(0, WHOLE, (10, 20, 5), slots=140)
-        mode = SimpleNamespace(is_extend=lambda: True, is_extend_without_speculative=lambda: True)
-        lens = [WHOLE, WHOLE]
-        return SimpleNamespace(
-            reqs=reqs,
-            forward_mode=mode,
-            prefix_lens=[0, 0],
-            extend_lens=lens,
-            extend_logprob_start_lens=lens,
-            extend_num_tokens=2 * WHOLE,
-        )
+        return scheduled(reqs, [WHOLE, WHOLE])
 
     def sync(self, batch: Any) -> Any:
         """What SGLang does before a pass."""

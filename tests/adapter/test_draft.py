@@ -24,7 +24,7 @@ from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import view_pool
 from tests.adapter.test_faults import fail, half
 from tests.adapter.test_live_rows import Runner, geometry_of
-from tests.adapter.world import request, splice
+from tests.adapter.world import request, scheduled, splice
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
@@ -32,7 +32,6 @@ END, DONOR_POSITION = 40, 100
 # [0, 10) gap | [10, 20) run | [20, 24) gap | [24, 36) run | [36, 40) gap
 RUNS = ((10, 20), (24, 36))
 HERE, DONOR_SLOTS = torch.arange(1, 1 + END), torch.arange(200, 200 + END)
-EXTEND = SimpleNamespace(is_extend_without_speculative=lambda: True)
 
 
 class DraftRunner(Runner):
@@ -73,8 +72,7 @@ class Pair:
         self.table[0, :END] = slots.to(self.table.dtype)
         state = RequestState(None, pending=pending)  # type: ignore[arg-type]
         req = request(pic=state, kv=SimpleNamespace(req_pool_idx=0))
-        batch: Any = SimpleNamespace(forward_mode=EXTEND, reqs=[req], prefix_lens=[0], extend_lens=[END])
-        batch.extend_logprob_start_lens = [END]
+        batch = scheduled([req], [END])
 
         def run(runner: Runner, tokens: torch.Tensor, states: torch.Tensor | None) -> Any:
             made = trial_batch(runner, [END], first_position=position, input_ids=tokens, slots=slots)  # type: ignore[arg-type]

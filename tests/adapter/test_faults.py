@@ -23,7 +23,6 @@ from sglang_pic.adapter.serve.forward import _ATTRIBUTE, ForwardPath, _Pass
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.pins import Pins
-from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.resolver import TreeResolver
 from sglang_pic.adapter.serve.scheduler import receive
@@ -34,7 +33,7 @@ from sglang_pic.runtime.splice import Splicer
 from tests.adapter.test_admission import adder
 from tests.adapter.test_live_rows import Runner
 from tests.adapter.test_pins import Server, text
-from tests.adapter.world import Kept, hooks_of, request, splice
+from tests.adapter.world import Kept, hooks_of, make_planning, request, scheduled, splice
 
 LIMIT = 3
 TEXT = text(7, 600)
@@ -62,9 +61,7 @@ class Rank(Server):
         tree.faults = self.faults = Faults(LIMIT, self.counted)
         tree.pins = self.pins = Pins(index, 1024, self.series)
         self.index = index
-        tree.planning = Planning(
-            index, config, cost=None, max_sequences=64, auditor=Auditor(), pins=self.pins, faults=self.faults
-        )
+        tree.planning = make_planning(index, config, pins=self.pins, faults=self.faults)
         tree.accounting = Accounting(self.counted)
         tree._publication = Publication(index, frozenset())
         self.publish(TEXT)
@@ -344,14 +341,8 @@ STAGES: dict[str, tuple[Callable[[Pass, pytest.MonkeyPatch], object], Fallback]]
     "splice": (lambda made, patch: patch.setattr(Splicer, "splice", fail), Fallback.FAULT_SPLICE),
     "choose": (lambda _, patch: patch.setattr(forward, "replays_gaps", fail), Fallback.FAULT_GAPS),
     "narrow": (lambda _, patch: patch.setattr(GapBatch, "_narrow_fields", fail), Fallback.FAULT_GAPS),
-    "bind": (
-        lambda made, patch: patch.setattr(made.runner.kv_index_translator, "own_plan", fail),
-        Fallback.FAULT_GAPS,
-    ),
-    "pass": (
-        lambda made, patch: patch.setattr(made.runner, "compute", half(made.runner.compute)),
-        Fallback.FAULT_GAPS,
-    ),
+    "bind": (lambda made, patch: patch.setattr(made.runner.kv_index_translator, "own_plan", fail), Fallback.FAULT_GAPS),
+    "pass": (lambda made, patch: patch.setattr(made.runner, "compute", half(made.runner.compute)), Fallback.FAULT_GAPS),
 }
 
 
@@ -378,10 +369,7 @@ def test_a_layout_that_fails_gives_the_donors_back(monkeypatch: pytest.MonkeyPat
     made.req.pic.pending = made.pending()
     monkeypatch.setattr(made.path, "lay_out", fail)
     batch = SimpleNamespace()
-    extend: Any = SimpleNamespace(
-        forward_mode=SimpleNamespace(is_extend_without_speculative=lambda: True), reqs=[made.req]
-    )
-    made.path._prepare(batch, object, extend, None)  # type: ignore[arg-type]
+    made.path._prepare(batch, object, scheduled([made.req], [_END]), None)  # type: ignore[arg-type]
     assert (vars(batch), made.released, made.req.pic.pending) == ({}, ["donors"], None)
     assert [note[:2] for note in made.noted] == [([made.req], Fallback.FAULT_GAPS)]
 

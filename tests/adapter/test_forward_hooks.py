@@ -14,7 +14,7 @@ from sglang_pic.adapter.contract import BUILT_FOR
 from sglang_pic.adapter.serve import forward
 from sglang_pic.adapter.serve.forward import ForwardPath, _prefill_path, replays_gaps
 from sglang_pic.adapter.serve.state import goes_by_place
-from tests.adapter.world import request
+from tests.adapter.world import request, scheduled
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -58,11 +58,8 @@ def test_observers_are_told_of_the_passes_they_watch() -> None:
     path = ForwardPath(None, [first, second])  # type: ignore[arg-type]
 
     def run(rid: str, *, prefills: bool = True) -> str:
-        batch, computed = (
-            SimpleNamespace(),
-            SimpleNamespace(forward_mode=SimpleNamespace(is_extend_without_speculative=lambda: prefills)),
-        )
-        computed.reqs = [request(rid=rid)]
+        batch, computed = SimpleNamespace(), scheduled([request(rid=rid)], [300])
+        computed.forward_mode.is_extend_without_speculative = lambda: prefills
         assert path._prepare(batch, object, computed, None) is None  # type: ignore[arg-type, func-returns-value]
         output = path._forward(lambda *_: f"output of {rid}", None, batch)  # type: ignore[arg-type]
         assert vars(batch) == {}

@@ -138,8 +138,7 @@ def test_a_wrong_rotation_stops_and_leaves_nothing_behind() -> None:
     pool, geometry = runner.token_to_kv_pool, geometry_of(runner)
     before = pool.k_buffer[0].clone()
     wrong = dataclasses.replace(
-        geometry,
-        params=tuple(dataclasses.replace(rope, inv_freq=rope.inv_freq * 1.02) for rope in geometry.params),
+        geometry, params=tuple(dataclasses.replace(rope, inv_freq=rope.inv_freq * 1.02) for rope in geometry.params)
     )
     with pytest.raises(ContractError, match=r"^layer 0: keys moved by"):
         check_rows(runner, runner.splicer(wrong), 48, None)

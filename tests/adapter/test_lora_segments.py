@@ -9,10 +9,9 @@ import pytest
 import torch
 from sglang.srt.lora.backend import lora_registry as backends
 from sglang.srt.lora.lora_manager import LoRAManager
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
-from tests.adapter.world import TRANSLATOR, splice
+from tests.adapter.world import TRANSLATOR, extend_batch, splice
 from tests.e2e import lora_plugin
 
 _SLOTS = {None: 0, "one": 1, "two": 2}
@@ -57,21 +56,7 @@ def test_each_computed_token_has_its_requests_adapter(name: str, monkeypatch: py
     pending = [splice(0, 60, (5, 20, 0), (30, 41, 0)), None, splice(0, 40, (0, 33, 0)), None]
     rows = [torch.arange(64 * i, 64 * i + 64) for i in range(4)]
     gap = build_gap_batch(pending, [0] * 4, lens, lens, rows, torch.device("cpu"))
-    batch = ForwardBatch(
-        forward_mode=ForwardMode.EXTEND,
-        batch_size=4,
-        input_ids=torch.arange(sum(lens)),
-        positions=torch.cat([torch.arange(n) for n in lens]),
-        out_cache_loc=torch.arange(sum(lens)),
-        req_pool_indices=torch.arange(4),
-        seq_lens=torch.tensor(lens),
-        seq_lens_sum=sum(lens),
-        extend_num_tokens=sum(lens),
-        extend_seq_lens=torch.tensor(lens, dtype=torch.int32),
-        extend_seq_lens_cpu=lens,
-        extend_logprob_start_lens_cpu=lens,
-        lora_ids=list(adapters),
-    )
+    batch = extend_batch(lens, lora_ids=[*adapters])
     manager = make_manager(name, monkeypatch)
     runner: Any = SimpleNamespace(lora_manager=manager, kv_index_translator=TRANSLATOR)
     manager.prepare_lora_batch(batch)

@@ -18,15 +18,12 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.admission import PicPrefillAdder
-from sglang_pic.adapter.serve.auditor import Auditor
-from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.pins import ENDED, PINNED_TOKENS, PINS, PinEnd, Pins
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import ContentIndex, Path, as_tokens
-from tests.adapter.real_tree import make_allocator, tree_params
-from tests.adapter.world import Kept, request
+from tests.adapter.world import Kept, make_allocator, make_tree, request
 
 POOL = 4096
 MAX_PINNED = 1024
@@ -41,14 +38,7 @@ class Server:
         self.pins = Pins(ContentIndex(), max_pinned, self.series)
         self.refusal: Fallback | None = None
         nothing: Any = SimpleNamespace(flush=lambda: None, refusal=lambda _: self.refusal, place_waits=False)
-        self.tree = PicRadixCache(
-            tree_params(self.allocator),
-            planning=nothing,
-            accounting=nothing,
-            auditor=Auditor(),
-            pins=self.pins,
-            publication=nothing,
-        )
+        self.tree = make_tree(self.allocator, planning=nothing, pins=self.pins, publication=nothing)
         self.running: list[tuple[Any, Any]] = []
 
     def start(self, tokens: list[int], *, key: str | None = None, salt: str | None = None, **options: Any) -> Any:

@@ -53,10 +53,7 @@ def test_donors_of_another_namespace_are_asked_for_while_planning_only() -> None
 def test_a_recording_is_whole(tmp_path: FilePath, caplog: pytest.LogCaptureFixture) -> None:
     view = SimpleNamespace(keys=[torch.arange(20.0).reshape(10, 1, 2)])
     recorder = Recorder(view, tmp_path / "records")  # type: ignore[arg-type]
-    req = probed(
-        RequestProbe(record="one", record_keys=True),
-        kv=SimpleNamespace(req_pool_idx=1),
-    )
+    req = probed(RequestProbe(record="one", record_keys=True), kv=SimpleNamespace(req_pool_idx=1))
     req.pic.spliced = [(1, 2)]
     pool = SimpleNamespace(req_to_token=torch.tensor([[0, 0, 0, 0], [5, 2, 3, 7]]))
     told = recorder.watch(SimpleNamespace(reqs=[req], req_to_token_pool=pool))

@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 
-from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import is_strict
 from sglang_pic.adapter.serve import scheduler
 from sglang_pic.adapter.serve.accounting import FALLBACKS, SPLICED_TOKENS, Accounting
@@ -20,24 +19,14 @@ from sglang_pic.adapter.serve.cache import PicRadixCache, UnifiedRadixCache
 from sglang_pic.adapter.serve.fallback import REASONS, Fallback
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills
-from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.scheduler import _details, receive
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.adapter.support import max_sequences
 from sglang_pic.config import PicConfig
-from sglang_pic.core import (
-    ContentIndex,
-    Context,
-    DropReason,
-    Plan,
-    PlanOptions,
-    ReusePolicy,
-    RowNames,
-    Run,
-)
+from sglang_pic.core import Context, DropReason, Plan, PlanOptions, ReusePolicy, RowNames, Run
 from sglang_pic.errors import UnsupportedError
-from tests.adapter.world import DONOR, Kept, hooks_of, request
+from tests.adapter.world import DONOR, Kept, hooks_of, make_planning, request
 
 
 class Planned(Exception):
@@ -63,14 +52,7 @@ def index() -> Index:
 
 @pytest.fixture
 def planning(index: Index) -> Planning:
-    return Planning(
-        index,  # type: ignore[arg-type]
-        PicConfig(),
-        cost=None,
-        max_sequences=64,
-        auditor=Auditor(),
-        pins=Pins(ContentIndex(), 0, Series((), None)),
-    )
+    return make_planning(index, PicConfig())
 
 
 def plan(planning: Planning, req: Any) -> None:
@@ -120,6 +102,8 @@ def test_an_ordinary_request_is_planned_and_one_that_opted_out_is_not(planning: 
         # What SGLang makes of a request for logprobs of the answer. Retracted and prefilled again, the answer so far is
         # part of the extend, and its logprobs are taken once more.
         ({"return_logprob": True, "logprob_start_len": 250, "origin_input_ids": array("q", range(250))}, 250),
+        # A short prompt whose answer is wanted with logprobs.
+        ({"return_logprob": True, "logprob_start_len": 20, "origin_input_ids": array("q", range(20))}, 20),
     ],
 )
 def test_what_logprobs_are_wanted_of_is_computed(
@@ -128,12 +112,6 @@ def test_what_logprobs_are_wanted_of_is_computed(
     with pytest.raises(Planned):
         plan(planning, request(**fields))
     assert index.options.compute_from == computed_from
-
-
-def test_a_short_prompt_whose_answer_is_wanted_with_logprobs_is_not_refused(planning: Planning) -> None:
-    short = {"return_logprob": True, "logprob_start_len": 20, "origin_input_ids": array("q", range(20))}
-    with pytest.raises(Planned):
-        plan(planning, request(**short))
 
 
 def test_what_a_request_sets_is_its_policy(planning: Planning, index: Index) -> None:
@@ -313,10 +291,6 @@ def test_a_plan_that_is_dropped_computes_nothing_because_of_a_field() -> None:
     assert (state.changed_fields, state.guarded) == ((), ())
 
 
-def test_every_context_has_a_series() -> None:
-    assert set(SPLICED_TOKENS.values) == {context.value for context in Context}
-
-
 def test_backends_with_tables_have_room_for_so_many_sequences() -> None:
     def runner(backend: str, rows: int) -> Any:
         pool = SimpleNamespace(size=rows)
@@ -329,8 +303,9 @@ def test_backends_with_tables_have_room_for_so_many_sequences() -> None:
         max_sequences(runner("flashinfer", 1))
 
 
-def test_every_reason_has_a_series_and_a_sentence() -> None:
+def test_every_context_and_every_reason_have_a_series() -> None:
     """A reason that only the planner knew would stop the scheduler when it is counted."""
+    assert set(SPLICED_TOKENS.values) == {context.value for context in Context}
     req, series = request(retracted_stain=True), Kept()
     req.pic.dropped = dict.fromkeys(DropReason, 2)
     req.pic.lost_plan = Fallback.BATCH
