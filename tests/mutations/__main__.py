@@ -87,7 +87,8 @@ def _load_sglang() -> None:
     with warnings.catch_warnings(), contextlib.suppress(ImportError):
         warnings.simplefilter("ignore")
         import sglang.srt.managers.schedule_policy
-        import sglang.srt.mem_cache.unified_radix_cache  # noqa: F401
+        import sglang.srt.mem_cache.unified_radix_cache
+        import sglang.srt.models.deepseek_v2  # noqa: F401
 
 
 def _run(root: Path, tests: list[str]) -> tuple[int, str, float]:
