@@ -228,20 +228,22 @@ def test_a_draft_that_prefills_in_another_way_is_refused_by_name(monkeypatch: py
 
 def test_a_draft_whose_rows_cannot_be_moved_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     ctx, worker = context("STANDALONE"), EagleDraftWorker.__new__(EagleDraftWorker)
+
+    def refuses(match: str, target: Any = None) -> None:
+        with pytest.raises(UnsupportedError, match=match):
+            read_draft(ctx, target)
+
     pool = type("NoOpMHATokenToKVPool", (), {})()
     fields = {"spec_algorithm": SpeculativeAlgorithm.STANDALONE, "model": torch.nn.Identity(), "token_to_kv_pool": pool}
     worker.draft_runner = SimpleNamespace(**fields, prefill_attention_backend_str="pic_cpu")
     monkeypatch.setattr(draft_workers, "_workers", [SimpleNamespace(target_worker=ctx.tp_worker, draft_worker=worker)])
-    with pytest.raises(
-        UnsupportedError,
-        match=r"^the draft model of --speculative-algorithm STANDALONE \(Identity\): .*KV pool NoOp.*: it keeps no "
-        r"rows; .* pic; else choose another draft, or start without --speculative-algorithm\.$",
-    ):
-        read_draft(ctx, None)  # type: ignore[arg-type]
+    refuses(
+        r"^the draft model of --speculative-algorithm STANDALONE \(Identity\): .*KV pool NoOp.*: it keeps no "
+        r"rows; .* pic; else choose another draft, or start without --speculative-algorithm\.$"
+    )
     plain = type("MHATokenToKVPool", (), {"dtype": torch.float8_e5m2})()
     worker.draft_runner.token_to_kv_pool = plain
-    with pytest.raises(UnsupportedError, match=r"; start with --speculative-draft-kv-cache-dtype auto or fp8_e4m3; "):
-        read_draft(ctx, None)  # type: ignore[arg-type]
+    refuses(r"; start with --speculative-draft-kv-cache-dtype auto or fp8_e4m3; ")
     target = SimpleNamespace(view=SimpleNamespace(num_slots=7))
     ctx.model_config = SimpleNamespace(context_len=8)
     with monkeypatch.context() as patch:
@@ -251,15 +253,10 @@ def test_a_draft_whose_rows_cannot_be_moved_is_refused_by_name(monkeypatch: pyte
             ("Splicer", SimpleNamespace(view=SimpleNamespace(num_slots=5))),
         ):
             patch.setattr(f"sglang_pic.adapter.draft.{name}", lambda *_, made=made, **__: made)
-        with pytest.raises(
-            UnsupportedError, match="a KV pool of 5 slots beside the target's 7: both must have as many,"
-        ):
-            read_draft(ctx, target)  # type: ignore[arg-type]
+        refuses("a KV pool of 5 slots beside the target's 7: both must have as many,", target)
     worker.draft_runner.prefill_attention_backend_str = "trtllm_mla"
-    with pytest.raises(UnsupportedError, match="start with --speculative-draft-attention-backend flashinfer"):
-        read_draft(ctx, None)  # type: ignore[arg-type]
+    refuses("start with --speculative-draft-attention-backend flashinfer")
     worker.draft_runner.prefill_attention_backend_str = "unheard_of"
-    with pytest.raises(UnsupportedError, match=r", trtllm_mha with --speculative-draft-attention-backend; else"):
-        read_draft(ctx, None)  # type: ignore[arg-type]
+    refuses(r", trtllm_mha with --speculative-draft-attention-backend; else")
     with pytest.raises(ValueError, match=r"^not ours$"), named(worker.draft_runner):
         raise ValueError("not ours")

@@ -69,7 +69,6 @@ class Rank(Server):
     def publish(self, tokens: list[int], **pic: Any) -> Any:
         """A request that is computed and handed to the tree as SGLang does it; its own rows are in the tree then."""
         req = self.receive(tokens, **pic)
-        self.running.append(self.running.pop())
         req.pic.admit(0, len(tokens), first_chunk=True)
         self.tree.checkpoint_into_tree(req, up_to=len(tokens))
         self.end(req)

@@ -133,6 +133,14 @@ def test_passes_and_leaves_nothing_behind(page_size: int, max_sequences: int) ->
         assert torch.equal(buffer, old)
 
 
+def refuses(
+    runner: Runner, match: str, error: type[Exception] = ContractError, *, splicer: Splicer | None = None
+) -> None:
+    """The checks stop with that line."""
+    with pytest.raises(error, match=match):
+        check_rows(runner, splicer or runner.splicer(), 48, None)
+
+
 def test_a_wrong_rotation_stops_and_leaves_nothing_behind() -> None:
     runner = Runner()
     pool, geometry = runner.token_to_kv_pool, geometry_of(runner)
@@ -140,8 +148,7 @@ def test_a_wrong_rotation_stops_and_leaves_nothing_behind() -> None:
     wrong = dataclasses.replace(
         geometry, params=tuple(dataclasses.replace(rope, inv_freq=rope.inv_freq * 1.02) for rope in geometry.params)
     )
-    with pytest.raises(ContractError, match=r"^layer 0: keys moved by"):
-        check_rows(runner, runner.splicer(wrong), 48, None)
+    refuses(runner, r"^layer 0: keys moved by", splicer=runner.splicer(wrong))
     assert torch.equal(pool.k_buffer[0], before)
     assert not runner.req_to_token_pool.req_to_token.any()
 
@@ -151,24 +158,21 @@ def test_a_forward_pass_that_does_not_splice_stops() -> None:
     runner = Runner()
     splicer = runner.splicer()
     runner.path = None
-    with pytest.raises(ContractError, match=r"^layer 0: rows of a gap batch .* does not execute splices here"):
-        check_rows(runner, splicer, 48, None)
+    refuses(runner, r"^layer 0: rows of a gap batch .* does not execute splices here", splicer=splicer)
 
 
 def test_rows_that_are_not_moved_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runner()
     splicer = runner.splicer()
     monkeypatch.setattr(runner.path, "move_rows", lambda gap: gap.locks.close())
-    with pytest.raises(ContractError, match=r"^layer 0: rows of a gap batch .* L2 of inf"):
-        check_rows(runner, splicer, 48, None)
+    refuses(runner, r"^layer 0: rows of a gap batch .* L2 of inf", splicer=splicer)
 
 
 def test_a_backend_that_does_not_read_what_was_spliced_is_refused() -> None:
     """Its rows of the first layer are right: they depend on their own tokens."""
     runner = Runner()
     runner.reads_prefix = False
-    with pytest.raises(UnsupportedError, match=r"backend 'by hand' .*tokens behind a splice do not read its rows"):
-        check_rows(runner, runner.splicer(), 48, None)
+    refuses(runner, r"backend 'by hand' .*tokens behind a splice do not read its rows", UnsupportedError)
 
 
 def test_logits_of_every_gap_instead_of_every_request_stop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,11 +180,9 @@ def test_logits_of_every_gap_instead_of_every_request_stop(monkeypatch: pytest.M
     logits = SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=torch.zeros(3, 4)))
     compute = runner.compute
     monkeypatch.setattr(runner, "compute", lambda batch: (compute(batch), logits)[1])
-    with pytest.raises(ContractError, match=r"gap batch of one request gave 3 rows of logits"):
-        check_rows(runner, runner.splicer(), 48, None)
+    refuses(runner, r"gap batch of one request gave 3 rows of logits")
 
 
 def test_a_pool_too_small_says_how_large_it_must_be() -> None:
     runner = Runner(page_size=64, size=128)
-    with pytest.raises(UnsupportedError, match=r"KV pool of 128 tokens .*--max-total-tokens 192 or more"):
-        check_rows(runner, runner.splicer(), 48, None)
+    refuses(runner, r"KV pool of 128 tokens .*--max-total-tokens 192 or more", UnsupportedError)

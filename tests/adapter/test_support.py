@@ -141,17 +141,6 @@ def test_a_decode_server_needs_nothing_of_what_splices(monkeypatch: pytest.Monke
     assert check_features(ctx) == []
 
 
-def test_adapters_are_refused_with_dp_attention_only() -> None:
-    ctx = context()
-    ctx.server_args.enable_lora = True
-    check_support(ctx)
-    ctx.server_args.attn_dp_size = 2
-    with pytest.raises(UnsupportedError, match=r"with LoRA adapters with DP attention: .*; serve adapters without"):
-        check_support(ctx)
-    ctx.server_args.enable_lora = False
-    check_support(ctx)
-
-
 def test_values_are_shown_with_their_flags() -> None:
     ctx = context()
     for algorithm in (None, "STANDALONE", "EAGLE", "EAGLE3", "NGRAM"):

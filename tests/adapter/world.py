@@ -32,13 +32,7 @@ TRANSLATOR = SimpleNamespace(own_plan=lambda _: SimpleNamespace(bind=lambda *_: 
 
 
 def request(tokens: Iterable[int] = range(300), asked: object = None, **fields: Any) -> Any:
-    """SGLang's request as far as the adapter reads it, before anything of it is computed.
-
-    Args:
-        tokens: of the prompt.
-        asked: what a client put under `pic`.
-        fields: what is otherwise on this request.
-    """
+    """SGLang's request as far as the adapter reads it, before anything is computed; `asked` stands under `pic`."""
     ids = array("q", tokens)
     unset = ("input_embeds", "positional_embed_overrides", "multimodal_inputs", "lora_id", "session", "extra_key")
     unset += ("multi_item_delimiter_indices", "token_indices_to_pool", "cache_salt", "finished_reason")
