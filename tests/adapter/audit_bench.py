@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
-from array import array
-from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
-
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.mem_cache.allocator")
-    from real_tree import make_allocator
 
 from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.audit.full_pass import STEP_TOKENS
-from sglang_pic.adapter.metrics import Metric, Series
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
+from tests.adapter.world import TRANSLATOR, Kept, make_allocator, request
 
 VOCAB, POOL = 50, 4096
 PROMPT = [7 * i % 1000 for i in range(2 * STEP_TOKENS + 44)]
@@ -41,7 +31,7 @@ class Runner:
         self.rows = torch.zeros(POOL + 64, dtype=torch.int64)
         self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros((3, POOL), dtype=torch.int32))
         self.model_config = SimpleNamespace(vocab_size=VOCAB, model_is_mrope=False)
-        self.kv_index_translator = SimpleNamespace(own_plan=lambda batch: SimpleNamespace(bind=lambda *_: None))
+        self.kv_index_translator = TRANSLATOR
         self.num_steps = 0
 
     def forward(self, batch: Any) -> Any:
@@ -96,21 +86,6 @@ class Scheduler:
         return self.is_idle
 
 
-class Kept(Series):
-    """Keeps what is counted and set instead of exporting it, by metric."""
-
-    def __init__(self) -> None:
-        super().__init__((), None)
-        self.values: defaultdict[str, list[str | None]] = defaultdict(list)
-        self.levels: defaultdict[str, list[float]] = defaultdict(list)
-
-    def add(self, metric: Metric, amount: float = 1, *, value: str | None = None) -> None:
-        self.values[metric.name] += [value] * int(amount)
-
-    def set(self, metric: Metric, amount: float, *, value: str | None = None) -> None:
-        self.levels[metric.name if value is None else f"{metric.name}:{value}"].append(amount)
-
-
 class Bench:
     """An audit with everything around it."""
 
@@ -142,20 +117,27 @@ class Bench:
             num_chunk_hit=64,
             num_behind_change=num_behind_change,
         )
-        ids = array("q", tokens)
-        req = SimpleNamespace(
-            **{"pic": state, "origin_input_ids": ids, "full_untruncated_fill_ids": ids, "extend_end": len(ids)},
-            **{"output_ids": [], "lora_id": lora_id},
-        )
+        req = request(tokens, pic=state, lora_id=lora_id)
         self.audit.draw(req)
         if state.is_drawn:
             self.audit.keep(req, logits)
         return state.is_drawn
 
+    def serve_broken(self, namespace: str | None = None) -> None:
+        """A short spliced request comes by that is as bad as can be, and is audited."""
+        self.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:10], namespace=namespace)
+        self.run(3)
+
     def run(self, rounds: int = 100) -> None:
         for _ in range(rounds):
             self.audit.step_if_idle(self.scheduler)
             self.audit.step_if_idle(self.scheduler)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """How many requests were audited, were skipped and wait."""
+        report = self.audit.report()
+        return report.num_audited, report.num_skipped, report.num_pending
 
     @property
     def free(self) -> int:

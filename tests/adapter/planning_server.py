@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
-from array import array
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from sglang_pic.adapter.serve.planning import Planning
-    from sglang_pic.adapter.serve.publication import Publication
-    from sglang_pic.adapter.serve.scheduler import receive
-
-from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.serve.auditor import Auditor
-from sglang_pic.adapter.serve.pins import Pins
+from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CoreConfig
+from tests.adapter.world import make_planning, request
 
 # Another beginning is no changed field here, so that lanes are all that a test sees.
 BASE = {"tail_tokens": 0, "seam_tokens": 0, "min_spliced_tokens": 8, "max_field_tokens": 0}
@@ -59,34 +49,23 @@ class Server:
     def __init__(self, **core: Any) -> None:
         self.config = PicConfig(core=CoreConfig(**{**BASE, **core}))
         self.index, self.tree = ContentIndex(self.config.core), Tree()
-        self.planning = Planning(
-            self.index,
-            self.config,
-            cost=None,
-            max_sequences=64,
-            auditor=Auditor(),
-            pins=Pins(self.index, 0, Series((), None)),
-        )
+        self.planning = make_planning(self.index, self.config)
         self.publication = Publication(self.index, frozenset())
 
     def receive(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> Any:
         """A request as the scheduler gets it."""
-        ids = array("q", tokens)
-        plain: dict[str, Any] = {
-            **{"input_embeds": None, "positional_embed_overrides": None, "multimodal_inputs": None, "lora_id": None},
-            **{"return_logprob": False, "logprob_start_len": -1, "return_hidden_states": False, "session": None},
-            **{"multi_item_delimiter_indices": None, "token_indices_to_pool": None, "extra_key": None},
-            **{"origin_input_ids": ids, "full_untruncated_fill_ids": ids, "prefix_len": 0, "cache_salt": None},
-        }
-        sampling = SimpleNamespace(custom_params={"pic": pic or {}})
-        req = SimpleNamespace(**{**plain, **fields}, rid="r", sampling_params=sampling)
+        req = request(tokens, pic or {}, **fields)
         receive(req, Auditor(), self.config.core)
+        return req
+
+    def plan(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> Any:
+        """A request as the scheduler gets it, with its plan."""
+        self.planning.plan(req := self.receive(tokens, pic, **fields), self.tree, max_gaps=64)
         return req
 
     def serve(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> int:
         """Serve a request to its end; how many tokens of it were spliced."""
-        req = self.receive(tokens, pic, **fields)
-        self.planning.plan(req, self.tree, max_gaps=64)
+        req = self.plan(tokens, pic, **fields)
         state: RequestState = req.pic
         num_locked = len(self.tree.locks)
         plan = state.admit(0, len(tokens), first_chunk=True)

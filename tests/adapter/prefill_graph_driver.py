@@ -14,11 +14,9 @@ from typing import Any
 
 import torch
 
-from sglang_pic.adapter.serve import forward
 from sglang_pic.adapter.startup.self_test import run_self_test
 from sglang_pic.config import PicConfig
-from sglang_pic.runtime import read_geometry, view_pool
-from sglang_pic.runtime.splice import Splicer
+from tests.adapter.processes import spliced_path
 
 BUCKETS = [32, 64, 128, 256, 512]
 
@@ -75,12 +73,7 @@ def _context(value: object) -> Iterator[object]:
 
 def run_cases(runner: Any, _: object) -> dict[str, object]:
     """The self-test, with graphs that take its gap batches and with graphs that do not, and what was replayed."""
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
-    view, geometry = view_pool(runner.token_to_kv_pool), read_geometry(runner.model, max_shift=8_192)
-    splicer = Splicer(view, geometry)
-    forward.ForwardPath(splicer).install()
-    HookRegistry.apply_hooks()
+    splicer = spliced_path(runner).splicer
 
     def test() -> object:
         with torch.no_grad():

@@ -13,6 +13,11 @@ from typing import Any
 
 import msgspec
 
+from sglang_pic.adapter.hooks import apply_hooks
+from sglang_pic.adapter.serve.forward import ForwardPath
+from sglang_pic.runtime import read_geometry, view_pool
+from sglang_pic.runtime.splice import Splicer
+
 
 def on_live_model(cases: Callable[[Any, Any], object], model: object, **server: Any) -> Any:
     """What `cases(runner, tokenizer)` finds on a model in a new process, as plain values.
@@ -59,6 +64,15 @@ def _load(results: Connection, cases: Callable[[Any, Any], object], model: str, 
         one_batch.main(args, one_batch.BenchArgs())
     except Exception:
         results.send((False, traceback.format_exc()))
+
+
+def spliced_path(runner: Any) -> ForwardPath:
+    """Our way of the forward pass, in place on a live model."""
+    geometry = read_geometry(runner.model, max_shift=8_192)
+    path = ForwardPath(Splicer(view_pool(runner.token_to_kv_pool), geometry))
+    path.install()
+    apply_hooks()
+    return path
 
 
 def forked(size: int, work: Callable[[int], object]) -> list[Any]:

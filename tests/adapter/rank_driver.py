@@ -15,37 +15,28 @@ import json
 import random
 import sys
 import time
-import warnings
 from array import array
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    from real_tree import make_allocator, tree_params
-    from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
-    from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
-    from sglang.srt.mem_cache.common import evict_from_tree_cache
-    from sglang.srt.mem_cache.radix_cache import RadixKey
-
-    from sglang_pic.adapter.serve.cache import PicRadixCache
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.common import evict_from_tree_cache
+from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.pins import PinEnd, Pins
-from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan, RowNames
+from tests.adapter.world import make_allocator, make_planning, make_tree, request
 
 POOL, MAX_PINNED = 8192, 1024
 MOST_RUNNING = 4
@@ -102,20 +93,11 @@ class Rank:
         names = RowNames(page_size, int(draft.is_eagle))
         self.index = ContentIndex(CONFIG.core, lexicon=Lexicon(TEXTS), names=names, row_lookahead=draft.lookahead)
         self.pins = Pins(self.index, MAX_PINNED, Series((), None))
-        self.planning = Planning(
-            self.index, CONFIG, cost=COST, max_sequences=32, auditor=Auditor(), pins=self.pins, faults=self.faults
-        )
+        shared = {"pins": self.pins, "faults": self.faults}
+        self.planning = make_planning(self.index, CONFIG, cost=COST, max_sequences=32, **shared)
         self.publication = Publication(self.index, frozenset({BREAK}))
-        nothing: Any = SimpleNamespace()
-        self.tree = PicRadixCache(
-            tree_params(self.allocator, is_eagle=draft.is_eagle),
-            planning=self.planning,
-            accounting=nothing,
-            auditor=Auditor(),
-            pins=self.pins,
-            publication=self.publication,
-            faults=self.faults,
-        )
+        ours = {"planning": self.planning, "publication": self.publication, **shared}
+        self.tree = make_tree(self.allocator, is_eagle=draft.is_eagle, **ours)
         self.running: list[Any] = []
         # By slot. A slot that was given back keeps its row until another request writes it, as a real one does.
         self.rows: dict[int, Row] = {}
@@ -123,16 +105,9 @@ class Rank:
 
     def start(self, tokens: list[int], pic: dict[str, Any], num_before: int, **fields: Any) -> list[object]:
         """Match, plan, take slots; what was decided."""
-        ids = array("q", tokens)
-        plain: dict[str, Any] = {
-            **{"input_embeds": None, "positional_embed_overrides": None, "multimodal_inputs": None, "lora_id": None},
-            **{"return_logprob": False, "logprob_start_len": -1, "return_hidden_states": False, "session": None},
-            **{"multi_item_delimiter_indices": None, "token_indices_to_pool": None, "extra_key": None},
-            **{"origin_input_ids": ids, "full_untruncated_fill_ids": ids, "cache_salt": None, "finished_reason": None},
-        }
-        sampling = SimpleNamespace(custom_params={"pic": pic})
-        req = SimpleNamespace(**{**plain, **fields}, rid="r", sampling_params=sampling)
-        receive(req, Auditor(), CONFIG.core)  # type: ignore[arg-type]
+        req = request(tokens, pic, **fields)
+        ids = req.origin_input_ids
+        receive(req, Auditor(), CONFIG.core)
         key = RadixKey(ids[: len(ids) - 1], req.extra_key, cache_salt=req.cache_salt)
         found = self.tree.match_prefix(MatchPrefixParams(key=key, req=req))
         req.prefix_len = found.device_prefix_len

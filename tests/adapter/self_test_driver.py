@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from pic_kernels import RopeParams
 
-from sglang_pic.adapter.hooks import apply_hooks
-from sglang_pic.adapter.serve.forward import ForwardPath, hand_over
+from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.startup import self_test
 from sglang_pic.adapter.startup.self_test import run_self_test
 from sglang_pic.config import PicConfig
 from sglang_pic.core import CoreConfig
-from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
+from sglang_pic.runtime import RopeGeometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolView
+from tests.adapter.processes import spliced_path
 
 MSCALE = 0.1 * torch.tensor(4.0).log().item() + 1
 """YaRN's magnitude for a context four times as long, as Qwen3 and others set it: 1.139."""
@@ -70,11 +70,8 @@ def run_cases(runner: Any, tokenizer: Any, *, wanted: Sequence[str]) -> dict[str
     Beside the results by name: what lay behind prompts in their last pages, and whether pool and page table were left
     as they were found.
     """
-    view, geometry = view_pool(runner.token_to_kv_pool), read_geometry(runner.model, max_shift=8_192)
-    healthy, default = Splicer(view, geometry), PicConfig()
-    path = ForwardPath(healthy)
-    path.install()
-    apply_hooks()
+    path, default = spliced_path(runner), PicConfig()
+    healthy, view, geometry = path.splicer, path.splicer.view, path.splicer.geometry
     table = runner.req_to_token_pool.req_to_token
     before = [buffer.clone() for buffer in (*view.keys, *view.values, table)]
     results: dict[str, Any] = {}

@@ -4,39 +4,30 @@ counted happens."""
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.managers.schedule_policy")
-    from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder, _PrefillAdmission
-
-    from sglang_pic.adapter.serve.admission import PicPrefillAdder
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder, _PrefillAdmission
 
 from sglang_pic.adapter.metrics import Series
+from sglang_pic.adapter.serve.admission import PicPrefillAdder
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.pins import Pins
-from sglang_pic.adapter.serve.state import PendingSplice, RequestState
-from sglang_pic.core import ContentIndex, Path, Plan, Run, as_tokens
+from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.core import ContentIndex, Plan
+from tests.adapter import world
 
-DONOR = Path("donor", [as_tokens(range(4000))])
 PAGE = 16
 # Which fields there are depends on the version of SGLang.
 _NO_ADMISSION = {field.name: 0 for field in dataclasses.fields(_PrefillAdmission)}
 
 
-def plan(end: int, *runs: tuple[int, int], prefix_len: int = 0) -> Plan:
+def plan(end: int, *runs: tuple[int, int]) -> Plan:
     """A plan up to `end` with runs `(target_start, target_end)`."""
-    taken = tuple(Run(target_start=a, target_end=b, donor_start=0, donor=DONOR, seam_len=0) for a, b in runs)
-    return Plan(prefix_len=prefix_len, end=end, runs=taken)
+    return world.plan(0, end, *((start, stop, start) for start, stop in runs))
 
 
 class Cache:
@@ -142,20 +133,8 @@ def admitting(monkeypatch: pytest.MonkeyPatch) -> None:
 def request(plan: Plan | None, end: int = 0, no_token: int = 0, **fields: Any) -> Any:
     """SGLang's request as far as admission reads it; it goes by place where `fields` say so."""
     end = plan.end if plan else end
-    plain = {"input_embeds": None, "positional_embed_overrides": None, "return_hidden_states": False}
-    return SimpleNamespace(
-        pic=RequestState(RequestOptions()),
-        plan=plan,
-        end=end,
-        full_untruncated_fill_ids=range(max(end, 1)),
-        origin_input_ids=range(end),
-        output_ids=(),
-        prefix_len=0,
-        extend_end=end,
-        no_token=no_token,
-        retracted_stain=False,
-        **{**plain, **fields},
-    )
+    ids = range(end)
+    return world.request(ids, full_untruncated_fill_ids=ids or [0], plan=plan, end=end, no_token=no_token, **fields)
 
 
 def select(made: Any, req: Any, *, has_chunked_req: bool = False, align: int | None = None) -> Any:

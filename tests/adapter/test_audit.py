@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import logging
-import warnings
-from array import array
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from audit_bench import POOL, PROMPT, VOCAB, Bench, logits_of
-
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_pic.adapter.audit import hooks as audit_hooks
 from sglang_pic.adapter.audit.audit import Audit
@@ -25,6 +17,8 @@ from sglang_pic.adapter.audit.metrics import SKIPPED, AuditSkip
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import RequestState
+from tests.adapter.audit_bench import POOL, PROMPT, VOCAB, Bench, logits_of
+from tests.adapter.world import hooks_of, request
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
@@ -54,16 +48,26 @@ def test_the_divergence_is_that_of_the_whole_vocabulary() -> None:
     assert bench.audit.report().num_agreed == int(exact.argmax() == spliced.argmax())
 
 
-@pytest.mark.parametrize(
-    ("spliced", "agreed"), [(torch.full((VOCAB,), float("nan")), 0), (torch.full((VOCAB,), float("-inf")), 0)]
-)
-def test_what_is_no_distribution_is_as_bad_as_can_be(spliced: torch.Tensor, agreed: int) -> None:
+@pytest.mark.parametrize("logit", ["nan", "-inf"])
+def test_what_is_no_distribution_is_as_bad_as_can_be(logit: str) -> None:
     bench = Bench()
-    bench.serve(spliced)
+    bench.serve(torch.full((VOCAB,), float(logit)))
     bench.run()
     report = bench.audit.report()
-    assert (report.num_audited, report.num_agreed) == (1, agreed)
+    assert (report.num_audited, report.num_agreed) == (1, 0)
     assert report.mean_kl == bench.config.audit_kl_cap, "as it counts: one request would drown all others"
+
+
+def give_first(bench: Bench, logits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the model give these logits to its first tokens."""
+    forward = bench.runner.forward
+
+    def run(batch: Any) -> Any:
+        result = forward(batch)
+        result.logits_output.next_token_logits[0, : len(logits)] = torch.tensor(logits)
+        return result
+
+    monkeypatch.setattr(bench.runner, "forward", run)
 
 
 @pytest.mark.parametrize("broken", [[float("nan")], [float("inf")], [float("-inf")] * VOCAB])
@@ -71,32 +75,18 @@ def test_a_full_computation_that_gives_no_distribution_says_nothing_of_splices(
     broken: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench()
-    forward = bench.runner.forward
-
-    def breaks(batch: Any) -> Any:
-        result = forward(batch)
-        result.logits_output.next_token_logits[0, : len(broken)] = torch.tensor(broken)
-        return result
-
-    monkeypatch.setattr(bench.runner, "forward", breaks)
+    give_first(bench, broken, monkeypatch)
     bench.serve(logits_of(PROMPT))
     bench.run()
-    assert bench.audit.report().num_audited == 0
-    assert bench.series.values[SKIPPED.name] == [AuditSkip.FULL_NOT_FINITE.value]
+    assert bench.counts == (0, 1, 0)
+    assert bench.series.by_label(SKIPPED) == {AuditSkip.FULL_NOT_FINITE.value: 1}
     assert bench.free == POOL
 
 
 def test_tokens_that_the_model_rules_out_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench()
-    spliced, forward = logits_of(PROMPT), bench.runner.forward
-    spliced[3] = float("-inf")
-
-    def rules_out(batch: Any) -> Any:
-        result = forward(batch)
-        result.logits_output.next_token_logits[0, 3] = float("-inf")
-        return result
-
-    monkeypatch.setattr(bench.runner, "forward", rules_out)
+    bench, spliced = Bench(), logits_of(PROMPT)
+    spliced[0] = float("-inf")
+    give_first(bench, [float("-inf")], monkeypatch)
     bench.serve(spliced)
     bench.run()
     assert (bench.audit.report().num_audited, bench.audit.report().mean_kl) == (1, 0)
@@ -121,12 +111,9 @@ def test_requests_with_no_splice_do_not_turn_the_wheel() -> None:
     bench, other = Bench(audit_rate=0.5), Bench(audit_rate=0.5)
     drawn = []
     for number in range(100):
-        ids = array("q", PROMPT)
-        for num_chunk_hit, end in ((0, len(ids)), (64, len(ids) - 1)):
+        for num_chunk_hit, end in ((0, len(PROMPT)), (64, len(PROMPT) - 1)):
             state = RequestState(RequestOptions(), num_chunk_hit=num_chunk_hit)
-            bench.audit.draw(
-                SimpleNamespace(pic=state, origin_input_ids=ids, full_untruncated_fill_ids=ids, extend_end=end)
-            )
+            bench.audit.draw(request(PROMPT, pic=state, extend_end=end))
             assert not state.is_drawn
         drawn.append(bench.serve(logits_of([number])))
     assert drawn == [other.serve(logits_of([number])) for number in range(100)]
@@ -159,9 +146,7 @@ def test_nothing_runs_while_a_request_waits() -> None:
 @pytest.mark.parametrize("mode", [ForwardMode.EXTEND, ForwardMode.DECODE])
 def test_rounds_of_prefill_count_as_those_of_decoding(mode: ForwardMode, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prefill server never decodes, and is not idle while rows are sent or awaited."""
-    hooked: dict[str, Callable[..., Any]] = {}
-    monkeypatch.setattr(audit_hooks, "hook", lambda _, target, function: hooked.setdefault(target, function))
-    bench = Bench()
+    bench, hooked = Bench(), hooks_of(monkeypatch, audit_hooks)
     audit_hooks.install(bench.audit)
     bench.serve(logits_of(PROMPT))
     bench.scheduler.is_idle = False
@@ -217,7 +202,7 @@ def test_a_prompt_that_never_gets_through_is_given_up() -> None:
         bench.run(1)
         bench.audit.release_slots()
     bench.run()
-    assert (bench.audit.report().num_skipped, bench.audit.report().num_audited) == (1, 0)
+    assert bench.counts == (0, 1, 0)
     assert bench.free == POOL
     assert not bench.audit.has_work
 
@@ -228,20 +213,20 @@ def test_a_pool_with_no_room_skips() -> None:
     bench.serve(logits_of(PROMPT))
     bench.serve(logits_of(PROMPT[:-1]), tokens=PROMPT[:-1])
     bench.run()
-    assert (bench.audit.report().num_skipped, bench.audit.report().num_audited) == (1, 1)
+    assert bench.counts == (1, 1, 0)
     bench.tree.token_to_kv_pool_allocator.free(held)
     assert bench.free == POOL
 
 
-@pytest.mark.parametrize(("page_size", "longest"), [(1, POOL // 4), (16, POOL // 4), (64, POOL // 4)])
-def test_a_prompt_takes_a_quarter_of_the_pool_at_most(page_size: int, longest: int) -> None:
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_a_prompt_takes_a_quarter_of_the_pool_at_most(page_size: int) -> None:
     """It would evict what requests come back to, for one number."""
-    bench = Bench(page_size=page_size, num_evictable=POOL)
+    longest, bench = POOL // 4, Bench(page_size=page_size, num_evictable=POOL)
     for tokens in ([5] * (longest + 1), [6] * longest):
         bench.serve(logits_of(tokens), tokens=tokens)
     bench.run()
-    assert bench.series.values[SKIPPED.name] == [AuditSkip.TOO_LONG.value]
-    assert bench.audit.report().num_audited == 1
+    assert bench.series.by_label(SKIPPED) == {AuditSkip.TOO_LONG.value: 1}
+    assert bench.counts == (1, 1, 0)
     assert bench.tree.evictable_size() == POOL - longest
 
 
@@ -254,27 +239,15 @@ def test_a_flush_in_the_middle_leaves_nothing_behind() -> None:
     assert not bench.audit.has_work
     assert bench.free == POOL
     bench.run()
-    assert (bench.audit.report().num_skipped, bench.audit.report().num_audited) == (3, 0)
-
-
-def test_a_flush_empties_the_windows() -> None:
-    """What was spliced before is gone from the tree, and says nothing of what comes."""
-    bench = Bench()
-    for _ in range(bench.config.audit_min - 1):
-        bench.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:10])
-        bench.run(3)
-    bench.audit.flush()
-    bench.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:10])
-    bench.run(3)
-    assert bench.audit.report().num_audited == bench.config.audit_min
-    assert bench.audit.report().suspended == []
+    assert bench.counts == (0, 3, 0)
 
 
 class Moments:
     """The hooks that the audit registers, by the last name of their targets, called as SGLang would."""
 
     def __init__(self, audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
-        registry = pytest.importorskip("sglang.srt.plugins.hook_registry")
+        from sglang.srt.plugins import hook_registry as registry
+
         hooks: list[tuple[str, Any, Any]] = []
         monkeypatch.setattr(registry.HookRegistry, "register", lambda *hook: hooks.append(hook))
         audit_hooks.install(audit)
@@ -310,17 +283,18 @@ def test_what_was_drawn_while_weights_were_changed_is_forgotten(monkeypatch: pyt
     assert not bench.audit.has_work
 
 
-@pytest.mark.parametrize("moment", ["end_weight_update", "record_weight_version_change"])
-def test_other_weights_empty_the_windows(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a flush, too: what the weights of before made of splices is past."""
+@pytest.mark.parametrize("moment", ["flush", "end_weight_update", "record_weight_version_change"])
+def test_a_flush_and_other_weights_empty_the_windows(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was spliced before is gone from the tree, or was of other weights, and says nothing of what comes."""
     bench = Bench()
-    hook, _ = Moments(bench.audit, monkeypatch).hooks[moment]
+    hooks = Moments(bench.audit, monkeypatch).hooks
     for _ in range(bench.config.audit_min - 1):
-        bench.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:10])
-        bench.run(3)
-    hook(None, "SGLang's manager of weights", "a request")
-    bench.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:10])
-    bench.run(3)
+        bench.serve_broken()
+    if moment == "flush":
+        bench.audit.flush()
+    else:
+        hooks[moment][0](None, "SGLang's manager of weights", "a request")
+    bench.serve_broken()
     assert bench.audit.report().num_audited == bench.config.audit_min
     assert bench.audit.report().suspended == []
 
@@ -362,21 +336,15 @@ def test_an_adapter_is_used_as_long_as_it_is_on_the_device(
     bench.run(1)
     del there["a"]
     bench.run()
-    report = bench.audit.report()
-    assert (report.num_audited, report.num_skipped, report.num_pending) == ((0, 2, 0) if is_overlapped else (1, 1, 0))
+    assert bench.counts == ((0, 2, 0) if is_overlapped else (1, 1, 0))
     assert bench.free == POOL
-    assert set(bench.series.values[SKIPPED.name]) == {AuditSkip.ADAPTER.value}
+    assert set(bench.series.by_label(SKIPPED)) == {AuditSkip.ADAPTER.value}
 
 
 def test_logits_are_those_of_the_drawn_requests_by_place() -> None:
     bench = Bench()
     reqs = [
-        SimpleNamespace(
-            pic=RequestState(RequestOptions(), is_drawn=drawn),
-            output_ids=output_ids,
-            origin_input_ids=array("q", PROMPT),
-            lora_id=None,
-        )
+        request(PROMPT, pic=RequestState(RequestOptions(), is_drawn=drawn), output_ids=output_ids)
         for drawn, output_ids in ((False, []), (True, []), (True, [7]))
     ]
     watcher = audit_hooks.FirstTokens(bench.audit)
@@ -393,7 +361,7 @@ def test_logits_are_those_of_the_drawn_requests_by_place() -> None:
 def test_a_pass_that_gives_no_logits_is_not_audited() -> None:
     """Scoring of several items at once has its numbers from elsewhere, for all requests of the batch."""
     bench = Bench()
-    req = SimpleNamespace(pic=RequestState(RequestOptions(), is_drawn=True), output_ids=[])
+    req = request(pic=RequestState(RequestOptions(), is_drawn=True))
     told = audit_hooks.FirstTokens(bench.audit).watch(SimpleNamespace(reqs=[req]))  # type: ignore[arg-type]
     assert told is not None
     told(SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=None)))
@@ -405,14 +373,12 @@ def test_a_diverted_request_stays_so() -> None:
     bench, key = Bench(), Namespace("bad")
     for _ in range(2):
         while bench.audit.is_on(key):
-            bench.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:10], namespace="bad")
-            bench.run(3)
+            bench.serve_broken("bad")
         state = RequestState(RequestOptions(), namespace=key, generation=bench.audit.generation(key), is_diverted=True)
         bench.audit.resume(0)
         assert not bench.audit.serves(state)
     while bench.audit.is_on(key):
-        bench.serve(torch.full((VOCAB,), float("nan")), tokens=PROMPT[:10], namespace="bad")
-        bench.run(3)
+        bench.serve_broken("bad")
     bench.audit.flush()
     assert bench.audit.resume(0)
     assert (bench.audit.is_on(key), bench.audit.generation(key)) == (True, state.generation)
@@ -428,16 +394,14 @@ def test_what_was_spliced_before_a_suspension_is_not_computed_after_it() -> None
     assert not bench.audit.is_on(Namespace("bad"))
     bench.audit.resume(0)
     bench.run()
-    report = bench.audit.report()
-    assert (report.num_audited, report.num_skipped, report.num_pending) == (2, 1, 0)
+    assert bench.counts == (2, 1, 0)
 
 
 def test_what_waits_is_bounded() -> None:
     bench = Bench()
     for _ in range(40):
         bench.serve(logits_of(PROMPT))
-    report = bench.audit.report()
-    assert (report.num_pending, report.num_skipped) == (16, 24)
+    assert bench.counts == (0, 24, 16)
 
 
 @pytest.mark.feature("namespaces that the audit switched off")

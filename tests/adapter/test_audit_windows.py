@@ -6,11 +6,11 @@ import logging
 
 import pytest
 import torch
-from audit_bench import PROMPT, Bench, logits_of
 
 from sglang_pic.adapter.audit.ledger import Window
 from sglang_pic.adapter.audit.metrics import SUSPENDED, UNDECIDED_KL, WORST_KL
 from sglang_pic.adapter.namespace import Namespace
+from tests.adapter.audit_bench import PROMPT, Bench, logits_of
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
@@ -44,21 +44,21 @@ def test_stale_answers_behind_changed_fields_turn_a_namespace_off(caplog: pytest
     assert (changed.num_audited, changed.num_agreed) == (16, 0)
     assert changed.mean_kl == pytest.approx(changed.worst_window_kl) == pytest.approx(report.worst_window_kl)
     assert report.mean_kl == pytest.approx(changed.mean_kl / 4)
-    assert bench.series.levels[f"{SUSPENDED.name}:changed"][-1] == 1
-    assert bench.series.levels[f"{SUSPENDED.name}:plain"][-1] == 0
-    assert bench.series.levels[f"{WORST_KL.name}:changed"][-1] == changed.worst_window_kl
+    assert bench.series.level(SUSPENDED, "changed") == 1
+    assert bench.series.level(SUSPENDED, "plain") == 0
+    assert bench.series.level(WORST_KL, "changed") == changed.worst_window_kl
     (record,) = caplog.records
     for part in ("16 audited requests behind a changed field", '"pic_audit_resume": 1', 'core.edit "recompile"'):
         assert part in record.getMessage()
     bench.audit.resume(0)
-    assert bench.series.levels[f"{SUSPENDED.name}:changed"][-1] == 0
-    assert bench.series.levels[f"{WORST_KL.name}:changed"][-1] == 0
+    assert bench.series.level(SUSPENDED, "changed") == 0
+    assert bench.series.level(WORST_KL, "changed") == 0
 
 
 def test_users_with_a_salt_each_are_watched_together(caplog: pytest.LogCaptureFixture) -> None:
     """None of them has enough audits to be switched off; whoever watches is told once, and again after it was well."""
     bench, short = Bench(audit_kl_limit=0.2, audit_kl_cap=1.0), PROMPT[:10]
-    shown = bench.series.levels[UNDECIDED_KL.name]
+    shown = bench.series.levels[UNDECIDED_KL.name, None]
 
     def audit(logits: torch.Tensor, users: range) -> None:
         for user in users:

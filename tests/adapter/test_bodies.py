@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import logging
 import sys
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,10 +126,8 @@ def test_the_table_has_the_known_versions_of_what_the_contract_names() -> None:
 def test_start_up_names_the_changed_bodies_once(
     rank: int, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with warnings.catch_warnings():
-        # SGLang and what it imports warn about this machine's missing accelerators.
-        warnings.simplefilter("ignore")
-        factory = pytest.importorskip("sglang_pic.adapter.factory")
+    from sglang_pic.adapter import factory
+
     runner = SimpleNamespace(prefill_attention_backend_str="triton")
     ctx: Any = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner), tp_rank=rank)
     caplog.set_level(logging.WARNING)
@@ -150,7 +147,8 @@ def test_start_up_names_the_changed_bodies_once(
 @pytest.mark.parametrize("argv", [["--radix-cache-backend=pic"], []])
 def test_registration_hands_the_changed_bodies_to_the_cache(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole contract is read once, before the server loads weights where its arguments ask for the backend."""
-    registry = pytest.importorskip("sglang.srt.mem_cache.registry")
+    from sglang.srt.mem_cache import registry
+
     from sglang_pic.adapter import plugin
     from sglang_pic.adapter.serve import frontend
 

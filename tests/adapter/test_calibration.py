@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import logging
 import random
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.startup.calibration import calibrate
 from sglang_pic.core import CostModel
 from sglang_pic.core.costs import report
+from tests.adapter.world import TRANSLATOR
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
@@ -34,7 +29,7 @@ class Machine:
     prefill_cuda_graph_runner = None
     attn_backend = SimpleNamespace()
     model_config = SimpleNamespace(vocab_size=1_000, model_is_mrope=False)
-    kv_index_translator = SimpleNamespace(own_plan=lambda batch: SimpleNamespace(bind=lambda *_: None))
+    kv_index_translator = TRANSLATOR
 
     def __init__(
         self,

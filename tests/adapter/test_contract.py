@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +11,7 @@ from typing import Any
 import pytest
 
 from sglang_pic.adapter import source
-from sglang_pic.adapter.contract import (
-    BODIES,
-    BUILT_FOR,
-    CONTRACT,
-    FEATURES,
-    Symbol,
-    check_contract,
-    installed_version,
-)
+from sglang_pic.adapter.contract import BODIES, BUILT_FOR, CONTRACT, FEATURES, Symbol, check_contract, installed_version
 from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import ContractError
 
@@ -96,16 +87,14 @@ def test_only_a_server_that_wants_the_backend_is_stopped(backend: str | None, co
 
 
 def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
-    with warnings.catch_warnings():
-        # SGLang and what it imports warn about this machine's missing accelerators.
-        warnings.simplefilter("ignore")
-        registry = pytest.importorskip("sglang.srt.plugins.hook_registry")
-        from sglang_pic.adapter import disaggregation, draft_workers, server_info
-        from sglang_pic.adapter.audit import hooks as audit_hooks
-        from sglang_pic.adapter.serve import dp_attention, frontend, scheduler
-        from sglang_pic.adapter.serve.auditor import Auditor
-        from sglang_pic.adapter.serve.forward import ForwardPath
-        from sglang_pic.adapter.serve.options import Mode
+    from sglang.srt.plugins import hook_registry as registry
+
+    from sglang_pic.adapter import disaggregation, draft_workers, server_info
+    from sglang_pic.adapter.audit import hooks as audit_hooks
+    from sglang_pic.adapter.serve import dp_attention, frontend, scheduler
+    from sglang_pic.adapter.serve.auditor import Auditor
+    from sglang_pic.adapter.serve.forward import ForwardPath
+    from sglang_pic.adapter.serve.options import Mode
 
     hooked: list[str] = []
     monkeypatch.setattr(registry.HookRegistry, "register", lambda target, *_: hooked.append(target))

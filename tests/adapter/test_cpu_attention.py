@@ -8,11 +8,9 @@ from typing import NamedTuple
 import pytest
 import torch
 
-pytest.importorskip("sglang")
-
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.platform.attention_ops import CausalMask, Scoring, attend_decode, attend_extend
-from sglang_pic.platform.attention_plan import plan_decode, plan_draft, plan_extend, plan_verify
+from sglang_pic.platform.attention_plan import DecodeGroup, plan_decode, plan_draft, plan_extend, plan_verify
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -128,6 +126,33 @@ def make_query(num_tokens: int, shape: Shape, dtype: torch.dtype, seed: int = 1)
     return torch.randn(num_tokens, shape.heads, shape.key_dim, generator=generator).to(dtype)
 
 
+def check_extend(
+    pool: Pool, shape: Shape, query: torch.Tensor, spans: list[tuple[int, int, int]], scoring: Scoring
+) -> None:
+    """Each sequence is that of the reference."""
+    out, start = run_extend(pool, shape, query, spans, scoring=scoring), 0
+    for row, prefix, extend in spans:
+        here = slice(start, start + extend)
+        assert_close(out[here], reference(query[here], *pool.dense(row, prefix + extend), prefix, scoring))
+        start += extend
+
+
+def check_decode(
+    pool: Pool, shape: Shape, query: torch.Tensor, lengths: list[int], scoring: Scoring
+) -> list[DecodeGroup]:
+    """Each row is that of the reference; the groups in which they were computed."""
+    groups = plan_decode(pool.table, torch.arange(len(lengths)), torch.tensor(lengths), scoring.window)
+    out = torch.full((len(lengths), shape.heads, shape.value_dim), float("nan"), dtype=query.dtype)
+    attend_decode(query, pool.keys, pool.value_pool(), groups, scoring, out)
+    for row, length in enumerate(lengths):
+        assert_close(out[[row]], reference(query[[row]], *pool.dense(row, length), length - 1, scoring))
+    return groups
+
+
+def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[out.dtype], rtol=TOLERANCE[out.dtype])
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("name", SHAPES)
@@ -137,14 +162,7 @@ def test_extend_matches_reference(name: str, page_size: int, dtype: torch.dtype)
     spans = [(0, 0, 300), (1, 170, 1), (2, 33, 140), (3, 0, 1)]
     pool = Pool(shape, [prefix + extend for _, prefix, extend in spans], page_size, dtype)
     query = make_query(sum(extend for *_, extend in spans), shape, dtype)
-    out = run_extend(pool, shape, query, spans)
-    start = 0
-    for row, prefix, extend in spans:
-        expected = reference(query[start : start + extend], *pool.dense(row, prefix + extend), prefix, plain(shape))
-        torch.testing.assert_close(
-            out[start : start + extend].double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
-        )
-        start += extend
+    check_extend(pool, shape, query, spans, plain(shape))
 
 
 @pytest.mark.parametrize("name", ["gqa", "mla"])
@@ -171,14 +189,9 @@ def test_decode_matches_reference(name: str, dtype: torch.dtype) -> None:
     lengths = [200, 1, 190, 17, 200, 18]
     pool = Pool(shape, lengths, 1, dtype)
     query = make_query(len(lengths), shape, dtype)
-    groups = plan_decode(pool.table, torch.arange(len(lengths)), torch.tensor(lengths))
+    groups = check_decode(pool, shape, query, lengths, plain(shape))
     assert sorted(index for group in groups for index in group.members.tolist()) == list(range(len(lengths)))
     assert len(groups) == 3
-    out = torch.full((len(lengths), shape.heads, shape.value_dim), float("nan"), dtype=dtype)
-    attend_decode(query, pool.keys, pool.value_pool(), groups, plain(shape), out)
-    for row, length in enumerate(lengths):
-        expected = reference(query[row][None], *pool.dense(row, length), length - 1, plain(shape))
-        torch.testing.assert_close(out[row][None].double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -191,20 +204,9 @@ def test_windows_caps_and_sinks_match_reference(name: str, dtype: torch.dtype) -
     pool = Pool(shape, lengths, 16, dtype)
     query = make_query(sum(extend for *_, extend in spans), shape, dtype)
     decoded = make_query(len(spans), shape, dtype, seed=3)
-    tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
     for scoring in scorings(shape):
-        out, start = run_extend(pool, shape, query, spans, scoring=scoring), 0
-        for row, prefix, extend in spans:
-            here = slice(start, start + extend)
-            expected = reference(query[here], *pool.dense(row, prefix + extend), prefix, scoring)
-            torch.testing.assert_close(out[here].double(), expected, **tolerance)
-            start += extend
-        groups = plan_decode(pool.table, torch.arange(len(lengths)), torch.tensor(lengths), scoring.window)
-        out = torch.full((len(lengths), shape.heads, shape.value_dim), float("nan"), dtype=dtype)
-        attend_decode(decoded, pool.keys, pool.value_pool(), groups, scoring, out)
-        for row, length in enumerate(lengths):
-            expected = reference(decoded[row][None], *pool.dense(row, length), length - 1, scoring)
-            torch.testing.assert_close(out[row][None].double(), expected, **tolerance)
+        check_extend(pool, shape, query, spans, scoring)
+        check_decode(pool, shape, decoded, lengths, scoring)
 
 
 @pytest.mark.parametrize("window", [2, 10, 60])
@@ -224,7 +226,7 @@ def test_a_tree_has_the_window_of_its_branches(window: int) -> None:
     for own in (slice(0, 4), slice(4, 8)):
         rows = torch.cat((torch.arange(prefix), prefix + torch.arange(8)[own]))
         expected = reference(query[own], keys[rows], values[rows], prefix, scoring)
-        torch.testing.assert_close(out[own].double(), expected, atol=1e-5, rtol=1e-5)
+        assert_close(out[own], expected)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -253,8 +255,8 @@ def test_nodes_of_trees_see_the_prefix_and_their_ancestors(name: str, dtype: tor
     for index, (prefix, path) in enumerate(paths):
         keys, values = pool.dense(index // num_nodes, prefix + num_nodes)
         seen = torch.cat((torch.arange(prefix), prefix + path))
-        expected = reference(query[index][None], keys[seen], values[seen], len(seen) - 1, plain(shape))
-        torch.testing.assert_close(out[index][None].double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        expected = reference(query[[index]], keys[seen], values[seen], len(seen) - 1, plain(shape))
+        assert_close(out[[index]], expected)
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -274,8 +276,8 @@ def test_branches_of_a_draft_see_the_prefix_and_themselves(name: str, topk: int,
             prefix, first = prefixes[index // topk], index % topk * num_steps
             keys, values = pool.dense(index // topk, prefix + topk * num_steps)
             seen = torch.cat((torch.arange(prefix), prefix + first + torch.arange(step + 1)))
-            expected = reference(query[index][None], keys[seen], values[seen], len(seen) - 1, scoring)
-            torch.testing.assert_close(out[index][None].double(), expected, atol=1e-5, rtol=1e-5)
+            expected = reference(query[[index]], keys[seen], values[seen], len(seen) - 1, scoring)
+            assert_close(out[[index]], expected)
 
 
 def test_a_sequence_does_not_depend_on_its_batch() -> None:

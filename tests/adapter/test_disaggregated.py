@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from array import array
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,23 +11,19 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from sglang.srt.disaggregation import utils
+from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.sampling.sampling_params import SamplingParams
 
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    utils = pytest.importorskip("sglang.srt.disaggregation.utils")
-    from sglang.srt.managers.io_struct import GenerateReqInput
-    from sglang.srt.managers.schedule_batch import Req
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    from sglang_pic.adapter import disaggregation
-    from sglang_pic.adapter.serve import frontend, scheduler
-
+from sglang_pic.adapter import disaggregation
+from sglang_pic.adapter.serve import frontend, scheduler
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import ConfigError
+from tests.adapter.world import hooks_of, request
 
 pytestmark = pytest.mark.feature("PD disaggregation")
 
@@ -40,19 +35,10 @@ _RECEIVED = "managers.schedule_batch.Req.__init__"
 @pytest.fixture
 def hooked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[..., Any]]:
     """By the name of what they hook, the functions of both servers."""
-    found: dict[str, Callable[..., Any]] = {}
-    for module in (disaggregation, scheduler):
-        monkeypatch.setattr(module, "hook", lambda _, target, function: found.setdefault(target, function))
+    found = hooks_of(monkeypatch, disaggregation, scheduler)
     disaggregation.install_sender()
     disaggregation.install_receiver(ReusePolicy(), Mode.AUTO)
     return found
-
-
-def request(options: object, **fields: Any) -> Any:
-    """SGLang's request, as far as its key is made of it."""
-    sampling = SimpleNamespace(custom_params={"pic": options})
-    plain = dict.fromkeys(("extra_key", "cache_salt", "lora_id", "session", "finished_reason"))
-    return SimpleNamespace(sampling_params=sampling, **{**plain, "rid": "r", **fields})
 
 
 _EACH_KEY = pytest.mark.parametrize(
@@ -68,12 +54,12 @@ _EACH_LANE = pytest.mark.parametrize(
 def test_a_request_has_one_key_on_both_servers(
     options: object, fields: dict[str, Any], hooked: dict[str, Callable[..., Any]]
 ) -> None:
-    here, there = request(options, **fields), request(options, **fields)
+    here, there = request(asked=options, **fields), request(asked=options, **fields)
     scheduler.receive(here, Auditor(), ReusePolicy())
     hooked[_RECEIVED](None, there)
     assert there.extra_key == here.extra_key
     is_unmarked = options in ({}, {"seam_tokens": 3}) and not there.lora_id
-    assert (there.extra_key == request(options, **fields).extra_key) == is_unmarked
+    assert (there.extra_key == request(asked=options, **fields).extra_key) == is_unmarked
 
 
 @_EACH_KEY
@@ -82,7 +68,7 @@ def test_a_prompt_is_computed_again_where_its_rows_are(
     options: dict[str, object], fields: dict[str, Any], hooked: dict[str, Callable[..., Any]]
 ) -> None:
     """SGLang's own request for it, after new weights, as the prefill server's front end and scheduler read it."""
-    req = request({**options, "pin": "p", "skills": "near"} if "bad" not in options else options, **fields)
+    req = request(asked={**options, "pin": "p", "skills": "near"} if "bad" not in options else options, **fields)
     hooked[_RECEIVED](None, req)
     sampling = SamplingParams(max_new_tokens=9, temperature=0.5, custom_params=req.sampling_params.custom_params)
     plain = dict.fromkeys(("bootstrap_port", "bootstrap_room", "priority", "routing_key", "disagg_prefill_dp_rank"), 7)
@@ -99,7 +85,7 @@ def test_a_prompt_is_computed_again_where_its_rows_are(
     assert asked.input_ids == [1, 2, 3]
     given = asked.sampling_params.pop("custom_params")
     assert asked.sampling_params == sent["sampling_params"]
-    there = request(given["pic"], extra_key=asked.extra_key, cache_salt=asked.cache_salt)
+    there = request(asked=given["pic"], extra_key=asked.extra_key, cache_salt=asked.cache_salt)
     scheduler.receive(there, Auditor(), ReusePolicy())
     assert (there.extra_key, there.cache_salt) == (req.extra_key, req.cache_salt)
     assert there.pic.options == msgspec.structs.replace(req.pic.options, pin=None)
@@ -112,7 +98,7 @@ def test_a_request_that_cannot_be_read_is_kept_apart(
         raise ValueError
 
     monkeypatch.setattr(scheduler, "parse_options", fail)
-    req = request({})
+    req = request(asked={})
     hooked[_RECEIVED](None, req)
     assert req.extra_key == scheduler.tree_key(None, lane="off")
 
@@ -134,7 +120,7 @@ def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, C
     hooked["disaggregation.utils.MetadataBuffers.set_buf"](None, buffers, req)
     assert own[disaggregation._COUNTS].tolist() == [-1] * 3, "places that SGLang leaves empty"
     assert buffers.cached_tokens[2, :13].tolist() == own[:13].tolist()
-    there = request({})
+    there = request(asked={})
     hooked[_RECEIVED](None, there)
     committed: list[object] = []
     queue = SimpleNamespace(metadata_buffers=buffers)
@@ -142,7 +128,7 @@ def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, C
     hooked[_COMMITTED](lambda *each: committed.append(each), queue, decode_req)
     assert committed == [(queue, decode_req)]
     assert (there.pic.num_chunk_hit, there.pic.num_behind_change, there.pic.num_guarded) == (70_000, 300, 20)
-    refused = request({})
+    refused = request(asked={})
     hooked[_RECEIVED](None, refused)
     hooked[_COMMITTED](
         lambda _, each: setattr(each.req, "finished_reason", "the row is another request's"),
@@ -163,8 +149,8 @@ def test_counts_that_fail_end_no_server(
     """They are sent and received on the scheduler's thread, and only inform."""
     committed: list[object] = []
     queue = SimpleNamespace(metadata_buffers=SimpleNamespace(cached_tokens=None))
-    decode_req = SimpleNamespace(req=request({}), metadata_buffer_index=0)
+    decode_req = SimpleNamespace(req=request(asked={}), metadata_buffer_index=0)
     hooked[_COMMITTED](lambda *each: committed.append(each), queue, decode_req)
-    hooked["disaggregation.utils.MetadataBuffers.set_buf"](None, queue.metadata_buffers, request({}))
+    hooked["disaggregation.utils.MetadataBuffers.set_buf"](None, queue.metadata_buffers, request(asked={}))
     assert committed == [(queue, decode_req)]
     assert len(caplog.messages) == 2

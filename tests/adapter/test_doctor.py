@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import json
+import os
 import re
 import shutil
-import subprocess
-import sys
+import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-
-pytest.importorskip("sglang.srt.server_args")
 
 from sglang_pic.adapter.bodies import known_versions
 from sglang_pic.adapter.contract import BUILT_FOR, installed_version
 from sglang_pic.adapter.doctor.findings import Finding, Findings, render
 from sglang_pic.adapter.support import Area, find
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-
-# One process answers for every card, and reads SGLang's source once: both take seconds.
-_DRIVER = """
-import contextlib, functools, io, json, os, sys
-from sglang_pic.adapter.doctor import examine
 from sglang_pic.cli import main
-examine.check_contract = functools.cache(examine.check_contract)
-answers = {}
-for name, (words, config) in json.loads(sys.argv[1]).items():
-    os.environ.update({"SGLANG_PIC_CONFIG": config})
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(["doctor", *words])
-    answers[name] = (code, out.getvalue(), err.getvalue())
-json.dump(answers, sys.stdout)
-"""
-
+from tests.adapter.processes import forked
+from tests.conftest import ROOT
 
 _SCHEDULED = ("--enable-mixed-chunk", "--enable-priority-scheduling", "--dp-size", "2")
 _PREFILL = ("--disaggregation-mode", "prefill")
@@ -47,11 +34,12 @@ def _draft(algorithm: str, model: str) -> tuple[str, ...]:
     return ("--speculative-algorithm", algorithm, "--speculative-draft-model-path", model)
 
 
-class Answer:
+class Answer(NamedTuple):
     """What one call printed."""
 
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
+    code: int
+    out: str
+    err: str
 
     @property
     def found(self) -> dict[str, Any]:
@@ -66,11 +54,19 @@ class Answer:
 
 
 def ask(cases: dict[str, tuple[list[str], str]]) -> dict[str, Answer]:
-    """The answers to several calls of the verb, from one process."""
-    command = [sys.executable, "-W", "ignore", "-c", _DRIVER, json.dumps(cases)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
-    assert done.returncode == 0, done.stderr
-    return {name: Answer(*answer) for name, answer in json.loads(done.stdout.splitlines()[-1]).items()}
+    """The answers to several calls of the verb, in a process that ends with them; SGLang's source is read once."""
+    from sglang_pic.adapter.doctor import examine
+
+    examine.check_contract = functools.cache(examine.check_contract)
+    answers = {}
+    for name, (words, config) in cases.items():
+        os.environ["SGLANG_PIC_CONFIG"] = config
+        out, err = io.StringIO(), io.StringIO()
+        with warnings.catch_warnings(), redirect_stdout(out), redirect_stderr(err):
+            warnings.simplefilter("ignore")
+            code = main(["doctor", *words])
+        answers[name] = Answer(code, out.getvalue(), err.getvalue())
+    return answers
 
 
 @pytest.fixture(scope="module")
@@ -97,38 +93,39 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
     def on(card: str, model: str, *flags: str, config: str = "") -> tuple[list[str], str]:
         return [model, "--json", "--card", card, "--", *flags], config
 
-    return ask(
-        {
-            "hopper": on("h100", gqa),
-            "blackwell": on("b200", gqa),
-            "refused": on("b200", mla, "--pp-size", "2", "--kv-cache-dtype", "fp8_e5m2", "--page-size", "64"),
-            "rotary": on("h100", dynamic),
-            "draft, host": on("h100", gqa, *_draft("DFLASH", gqa), "--enable-hierarchical-cache"),
-            "draft": on("h100", gqa, *_draft("NEXTN", gqa)),
-            "prefill": on("h100", gqa, *_PREFILL),
-            "decode": on("h100", gqa, "--disaggregation-mode", "decode"),
-            "switched roles": on("h100", gqa, *_PREFILL, "--enable-pd-role-switch"),
-            "no tree": on("h100", gqa, "--disable-radix-cache"),
-            "deterministic": on("h100", gqa, "--enable-deterministic-inference"),
-            "on policy": on("h100", gqa, "--rl-on-policy-target", "fsdp"),
-            "windows": on("h100", gpt_oss),
-            "plain pool": on("h100", gpt_oss, "--disable-hybrid-swa-memory"),
-            "always plain": on("h100", gemma),
-            "states": on("h100", hybrid),
-            "config": on("h100", gqa, config='{"audit_rate": 7}'),
-            "sglang": on("h100", gqa, "--enable-prefill-cp"),
-            "computed": on("a100", gqa, "--enable-return-hidden-states", "--skip-tokenizer-init", *_SCHEDULED),
-            "dp attention": on("h100", mla, *dp),
-            "lora": on("h100", gqa, *lora),
-            "few rows": on("a100", gqa, "--max-running-requests", "1"),
-            "bad flag": on("h100", gqa, "--no-such-flag", "3"),
-            "no folder": on("h100", str(folder / "nowhere")),
-            "empty folder": on("h100", str(folder / "empty")),
-            "no model": (["--json"], ""),
-            "only flags": (["--json", "--", "--page-size", "64"], ""),
-            "text": ([gqa, "--card", "h100"], ""),
-        }
-    )
+    cases = {
+        "hopper": on("h100", gqa),
+        "blackwell": on("b200", gqa),
+        "refused": on("b200", mla, "--pp-size", "2", "--kv-cache-dtype", "fp8_e5m2", "--page-size", "64"),
+        "rotary": on("h100", dynamic),
+        "draft, host": on("h100", gqa, *_draft("DFLASH", gqa), "--enable-hierarchical-cache"),
+        "draft": on("h100", gqa, *_draft("NEXTN", gqa)),
+        "prefill": on("h100", gqa, *_PREFILL),
+        "decode": on("h100", gqa, "--disaggregation-mode", "decode"),
+        "switched roles": on("h100", gqa, *_PREFILL, "--enable-pd-role-switch"),
+        "no tree": on("h100", gqa, "--disable-radix-cache"),
+        "deterministic": on("h100", gqa, "--enable-deterministic-inference"),
+        "on policy": on("h100", gqa, "--rl-on-policy-target", "fsdp"),
+        "windows": on("h100", gpt_oss),
+        "plain pool": on("h100", gpt_oss, "--disable-hybrid-swa-memory"),
+        "always plain": on("h100", gemma),
+        "states": on("h100", hybrid),
+        "config": on("h100", gqa, config='{"audit_rate": 7}'),
+        "sglang": on("h100", gqa, "--enable-prefill-cp"),
+        "computed": on("a100", gqa, "--enable-return-hidden-states", "--skip-tokenizer-init", *_SCHEDULED),
+        "dp attention": on("h100", mla, *dp),
+        "lora": on("h100", gqa, *lora),
+        "few rows": on("a100", gqa, "--max-running-requests", "1"),
+        "bad flag": on("h100", gqa, "--no-such-flag", "3"),
+        "no folder": on("h100", str(folder / "nowhere")),
+        "empty folder": on("h100", str(folder / "empty")),
+        "no model": (["--json"], ""),
+        "only flags": (["--json", "--", "--page-size", "64"], ""),
+        "text": ([gqa, "--card", "h100"], ""),
+    }
+    # SGLang finds its platform once: here no process may have asked for it before.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+        return fresh.submit(ask, cases).result(280)
 
 
 def test_a_plain_server_would_start(answers: dict[str, Answer]) -> None:
@@ -305,7 +302,8 @@ def test_this_machine_answers_for_itself(model_dir: Callable[[str], Path]) -> No
     if torch.cuda.is_available():
         pytest.skip("a GPU is here")
     model = str(model_dir("tiny-gqa"))
-    answers = ask({"here": ([model, "--json"], ""), "late": ([model, "--json", "--card", "h100"], "")})
+    cases = {"here": ([model, "--json"], ""), "late": ([model, "--json", "--card", "h100"], "")}
+    (answers,) = forked(1, lambda _: ask(cases))
     assert answers["here"].found["machine"] == "this machine, --device cpu"
     assert answers["here"].level(Area.ATTENTION, "pic_cpu") == "tested"
     assert answers["late"].found["refused"] == [

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sglang.srt.runtime_context
+import sglang.srt.utils.common
 import torch
+from sglang.srt.configs import update_config
 
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    import sglang.srt.runtime_context
-    import sglang.srt.utils.common
-    from sglang.srt.configs import update_config
-
-    from sglang_pic.adapter.probe import gathered
-    from sglang_pic.adapter.serve import dp_attention, forward
-    from sglang_pic.adapter.serve.forward import ForwardPath
-    from sglang_pic.platform import gathering
-
+from sglang_pic.adapter.probe import gathered
+from sglang_pic.adapter.serve import dp_attention, forward
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
+from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.gap_batch import GapBatch
-from sglang_pic.adapter.serve.options import RequestOptions
-from sglang_pic.adapter.serve.state import PendingSplice, RequestState
-from sglang_pic.core import Path, Plan, Run
-from sglang_pic.core.tokens import as_tokens
+from sglang_pic.platform import gathering
+from tests.adapter.world import hooks_of, request, scheduled, splice
 
 WHOLE = 40
 """Tokens of a request's extend, of which 10 are spliced."""
@@ -44,13 +33,10 @@ class Rank:
         self.path.recover = self._recover
         self.faults = Faults(shares_passes=True)
         self.fails, self.told, self.recovered = False, list[int](), list[tuple[Fallback, bool]]()
-        hooks: dict[str, Callable[..., Any]] = {}
         with monkeypatch.context() as patch:
-            patch.setattr(
-                dp_attention, "hook", lambda _, target, function: hooks.update({target.split(".")[-1]: function})
-            )
+            hooks = hooks_of(patch, dp_attention)
             dp_attention.install(self.path)
-        self.tell, self.vote = hooks["prepare_mlp_sync_batch"], hooks["_local_prefill_cuda_graph_vote"]
+        self.tell, self.vote = hooks.values()
         table = SimpleNamespace(req_to_token=torch.arange(200).reshape(2, 100))
         self.runner: Any = SimpleNamespace(req_to_token_pool=table)
 
@@ -66,27 +52,10 @@ class Rank:
 
     def batch(self, *, plans: bool) -> Any:
         """A batch of two requests, the first of them with a plan."""
-        donor = Path("donor", [as_tokens(range(30))])
-        run = Run(target_start=10, target_end=20, donor_start=5, donor=donor, seam_len=0)
-        reqs = []
-        for number in range(2):
-            req = SimpleNamespace(pic=RequestState(RequestOptions()), kv=SimpleNamespace(req_pool_idx=number))
-            req.input_embeds = req.positional_embed_overrides = None
-            req.return_hidden_states = False
-            reqs.append(req)
+        reqs = [request(kv=SimpleNamespace(req_pool_idx=number)) for number in range(2)]
         if plans:
-            plan = Plan(prefix_len=0, end=WHOLE, runs=(run,))
-            reqs[0].pic.pending = PendingSplice(plan, [torch.arange(150, 160)])
-        mode = SimpleNamespace(is_extend=lambda: True, is_extend_without_speculative=lambda: True)
-        lens = [WHOLE, WHOLE]
-        return SimpleNamespace(
-            reqs=reqs,
-            forward_mode=mode,
-            prefix_lens=[0, 0],
-            extend_lens=lens,
-            extend_logprob_start_lens=lens,
-            extend_num_tokens=2 * WHOLE,
-        )
+            reqs[0].pic.pending = splice(0, WHOLE, (10, 20, 5), slots=140)
+        return scheduled(reqs, [WHOLE, WHOLE])
 
     def sync(self, batch: Any) -> Any:
         """What SGLang does before a pass."""

@@ -2,46 +2,36 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-    from sglang_pic.adapter import draft_workers
-    from sglang_pic.adapter.draft import named, read_draft
-    from sglang_pic.adapter.probe.extend import trial_batch
-    from sglang_pic.adapter.serve.forward import ForwardPath
-    from sglang_pic.adapter.startup.row_check import check_rows
-
 from pic_kernels.numerics import relative_l2
+from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+from sglang_pic.adapter import draft_workers
+from sglang_pic.adapter.draft import named, read_draft
+from sglang_pic.adapter.probe.extend import trial_batch
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
-from sglang_pic.core import Path, Plan, Run, as_tokens
+from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import view_pool
 from tests.adapter.test_faults import fail, half
 from tests.adapter.test_live_rows import Runner, geometry_of
+from tests.adapter.world import request, scheduled, splice
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
 END, DONOR_POSITION = 40, 100
 # [0, 10) gap | [10, 20) run | [20, 24) gap | [24, 36) run | [36, 40) gap
 RUNS = ((10, 20), (24, 36))
-DONOR = Path("donor", [as_tokens(range(DONOR_POSITION + END))])
 HERE, DONOR_SLOTS = torch.arange(1, 1 + END), torch.arange(200, 200 + END)
-EXTEND = SimpleNamespace(is_extend_without_speculative=lambda: True)
 
 
 class DraftRunner(Runner):
@@ -81,13 +71,8 @@ class Pair:
         """The target's pass, then the draft's over tokens that are shifted by one, `following` behind the last."""
         self.table[0, :END] = slots.to(self.table.dtype)
         state = RequestState(None, pending=pending)  # type: ignore[arg-type]
-        req = SimpleNamespace(
-            pic=state,
-            kv=SimpleNamespace(req_pool_idx=0),
-            **{"input_embeds": None, "positional_embed_overrides": None, "return_hidden_states": False},
-        )
-        batch: Any = SimpleNamespace(forward_mode=EXTEND, reqs=[req], prefix_lens=[0], extend_lens=[END])
-        batch.extend_logprob_start_lens = [END]
+        req = request(pic=state, kv=SimpleNamespace(req_pool_idx=0))
+        batch = scheduled([req], [END])
 
         def run(runner: Runner, tokens: torch.Tensor, states: torch.Tensor | None) -> Any:
             made = trial_batch(runner, [END], first_position=position, input_ids=tokens, slots=slots)  # type: ignore[arg-type]
@@ -107,12 +92,9 @@ class Pair:
         for runner in (self.target, self.draft):
             for buffer in (*runner.token_to_kv_pool.k_buffer, *runner.token_to_kv_pool.v_buffer):
                 buffer[HERE] = 9.0
-        runs = [
-            Run(target_start=a, target_end=b, donor_start=DONOR_POSITION + a, donor=DONOR, seam_len=0) for a, b in RUNS
-        ]
-        plan = Plan(prefix_len=0, end=END, runs=tuple(runs))
         arm()
-        self.prefill(HERE, 0, PendingSplice(plan, [DONOR_SLOTS[a:b] for a, b in RUNS]), following=6)
+        moved = splice(0, END, *((a, b, -DONOR_POSITION) for a, b in RUNS), slots=int(DONOR_SLOTS[0]))
+        self.prefill(HERE, 0, moved, following=6)
         at_runs = torch.zeros(END, dtype=torch.bool)
         for start, end in RUNS:
             at_runs[start:end] = True
@@ -246,20 +228,22 @@ def test_a_draft_that_prefills_in_another_way_is_refused_by_name(monkeypatch: py
 
 def test_a_draft_whose_rows_cannot_be_moved_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     ctx, worker = context("STANDALONE"), EagleDraftWorker.__new__(EagleDraftWorker)
+
+    def refuses(match: str, target: Any = None) -> None:
+        with pytest.raises(UnsupportedError, match=match):
+            read_draft(ctx, target)
+
     pool = type("NoOpMHATokenToKVPool", (), {})()
     fields = {"spec_algorithm": SpeculativeAlgorithm.STANDALONE, "model": torch.nn.Identity(), "token_to_kv_pool": pool}
     worker.draft_runner = SimpleNamespace(**fields, prefill_attention_backend_str="pic_cpu")
     monkeypatch.setattr(draft_workers, "_workers", [SimpleNamespace(target_worker=ctx.tp_worker, draft_worker=worker)])
-    with pytest.raises(
-        UnsupportedError,
-        match=r"^the draft model of --speculative-algorithm STANDALONE \(Identity\): .*KV pool NoOp.*: it keeps no "
-        r"rows; .* pic; else choose another draft, or start without --speculative-algorithm\.$",
-    ):
-        read_draft(ctx, None)  # type: ignore[arg-type]
+    refuses(
+        r"^the draft model of --speculative-algorithm STANDALONE \(Identity\): .*KV pool NoOp.*: it keeps no "
+        r"rows; .* pic; else choose another draft, or start without --speculative-algorithm\.$"
+    )
     plain = type("MHATokenToKVPool", (), {"dtype": torch.float8_e5m2})()
     worker.draft_runner.token_to_kv_pool = plain
-    with pytest.raises(UnsupportedError, match=r"; start with --speculative-draft-kv-cache-dtype auto or fp8_e4m3; "):
-        read_draft(ctx, None)  # type: ignore[arg-type]
+    refuses(r"; start with --speculative-draft-kv-cache-dtype auto or fp8_e4m3; ")
     target = SimpleNamespace(view=SimpleNamespace(num_slots=7))
     ctx.model_config = SimpleNamespace(context_len=8)
     with monkeypatch.context() as patch:
@@ -269,15 +253,10 @@ def test_a_draft_whose_rows_cannot_be_moved_is_refused_by_name(monkeypatch: pyte
             ("Splicer", SimpleNamespace(view=SimpleNamespace(num_slots=5))),
         ):
             patch.setattr(f"sglang_pic.adapter.draft.{name}", lambda *_, made=made, **__: made)
-        with pytest.raises(
-            UnsupportedError, match="a KV pool of 5 slots beside the target's 7: both must have as many,"
-        ):
-            read_draft(ctx, target)  # type: ignore[arg-type]
+        refuses("a KV pool of 5 slots beside the target's 7: both must have as many,", target)
     worker.draft_runner.prefill_attention_backend_str = "trtllm_mla"
-    with pytest.raises(UnsupportedError, match="start with --speculative-draft-attention-backend flashinfer"):
-        read_draft(ctx, None)  # type: ignore[arg-type]
+    refuses("start with --speculative-draft-attention-backend flashinfer")
     worker.draft_runner.prefill_attention_backend_str = "unheard_of"
-    with pytest.raises(UnsupportedError, match=r", trtllm_mha with --speculative-draft-attention-backend; else"):
-        read_draft(ctx, None)  # type: ignore[arg-type]
+    refuses(r", trtllm_mha with --speculative-draft-attention-backend; else")
     with pytest.raises(ValueError, match=r"^not ours$"), named(worker.draft_runner):
         raise ValueError("not ours")

@@ -10,8 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("sglang")
-
 from sglang_pic.adapter.contract import BUILT_FOR, installed_version
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.platform import speculation

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
-from array import array
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,37 +10,30 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-
-    from sglang_pic.adapter.serve import forward, scheduler
-    from sglang_pic.adapter.serve.forward import _ATTRIBUTE, ForwardPath, _Pass
-    from sglang_pic.adapter.serve.planning import Planning
-    from sglang_pic.adapter.serve.publication import Publication
-    from sglang_pic.adapter.serve.resolver import TreeResolver
-
-from sglang_pic.adapter.metrics import Metric, Series
 from sglang_pic.adapter.namespace import tree_key
 from sglang_pic.adapter.probe.extend import trial_batch
+from sglang_pic.adapter.serve import forward, scheduler
 from sglang_pic.adapter.serve.accounting import FALLBACKS, TOKENS, UNDONE, Accounting
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import SWITCHED_OFF, Faults
+from sglang_pic.adapter.serve.forward import _ATTRIBUTE, ForwardPath, _Pass
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.pins import Pins
+from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.resolver import TreeResolver
 from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ContentIndex, CoreConfig, Path, Plan, Run, as_tokens
+from sglang_pic.core import ContentIndex, CoreConfig, Plan
 from sglang_pic.runtime.splice import Splicer
 from tests.adapter.test_admission import adder
 from tests.adapter.test_live_rows import Runner
 from tests.adapter.test_pins import Server, text
+from tests.adapter.world import Kept, hooks_of, make_planning, request, scheduled, splice
 
 LIMIT = 3
 TEXT = text(7, 600)
@@ -60,38 +51,17 @@ def fail(*_: object, **__: object) -> None:
     raise Broken("on purpose")
 
 
-class Counted(Series):
-    """Keeps what is counted and set instead of exporting it."""
-
-    def __init__(self) -> None:
-        super().__init__((), None)
-        self.counts: Counter[tuple[str, str | None]] = Counter()
-        self.levels: dict[str, float] = {}
-
-    def add(self, metric: Metric, amount: float = 1, *, value: str | None = None) -> None:
-        self.counts[metric.name, value] += int(amount)
-
-    def set(self, metric: Metric, amount: float, *, value: str | None = None) -> None:
-        self.levels[metric.name] = amount
-
-    @property
-    def faults(self) -> dict[str, int]:
-        return {str(reason): n for (name, reason), n in self.counts.items() if name == FALLBACKS.name and n}
-
-
 class Rank(Server):
     """One scheduler rank's part of ours over SGLang's tree, with the rows of `TEXT` published."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.counted, index, config = Counted(), ContentIndex(_CORE), PicConfig(core=_CORE)
+        self.counted, index, config = Kept(), ContentIndex(_CORE), PicConfig(core=_CORE)
         tree = self.tree
         tree.faults = self.faults = Faults(LIMIT, self.counted)
         tree.pins = self.pins = Pins(index, 1024, self.series)
         self.index = index
-        tree.planning = Planning(
-            index, config, cost=None, max_sequences=64, auditor=Auditor(), pins=self.pins, faults=self.faults
-        )
+        tree.planning = make_planning(index, config, pins=self.pins, faults=self.faults)
         tree.accounting = Accounting(self.counted)
         tree._publication = Publication(index, frozenset())
         self.publish(TEXT)
@@ -99,7 +69,6 @@ class Rank(Server):
     def publish(self, tokens: list[int], **pic: Any) -> Any:
         """A request that is computed and handed to the tree as SGLang does it; its own rows are in the tree then."""
         req = self.receive(tokens, **pic)
-        self.running.append(self.running.pop())
         req.pic.admit(0, len(tokens), first_chunk=True)
         self.tree.checkpoint_into_tree(req, up_to=len(tokens))
         self.end(req)
@@ -108,14 +77,7 @@ class Rank(Server):
 
     def receive(self, tokens: list[int], **pic: Any) -> Any:
         """A new request, whose rows are in the tree and locked, as `Server.start` has it."""
-        ids, sampling = array("q", tokens), SimpleNamespace(custom_params={"pic": pic})
-        req = SimpleNamespace(
-            **dict.fromkeys(("input_embeds", "positional_embed_overrides", "multimodal_inputs", "lora_id", "session")),
-            **dict.fromkeys(("multi_item_delimiter_indices", "token_indices_to_pool", "extra_key", "cache_salt")),
-            **{"return_logprob": False, "logprob_start_len": -1, "return_hidden_states": False, "prefix_len": 0},
-            **{"origin_input_ids": ids, "full_untruncated_fill_ids": ids, "extend_end": len(ids), "output_ids": []},
-            **{"retracted_stain": False, "cached_tokens": 0, "sampling_params": sampling, "rid": "r"},
-        )
+        req = request(tokens, pic)
         receive(req, Auditor(), _CORE, restarts=self.faults.num_restarts)
         started = self.start(tokens, key=req.extra_key)
         (at,) = (i for i, (running, _) in enumerate(self.running) if running is started)
@@ -175,7 +137,7 @@ def test_a_fault_before_the_pass_gives_the_plan_up_and_every_lock_back(
         rank.admit(req, 100)
     assert (req.pic.pending, req.pic.spliced, req.pic.num_chunk_hit, req.cached_tokens) == (None, [], 0, 0)
     assert rank.num_protected() == locked, "the donors are unlocked"
-    assert rank.counted.faults == {reason.value: 1}
+    assert rank.counted.by_label(FALLBACKS) == {reason.value: 1}
     rise = rank.counted.counts - before
     assert rise[TOKENS.name, "chunk"] == rise[UNDONE.name, None] == chunk
     (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
@@ -205,14 +167,14 @@ def test_after_the_limit_nothing_is_planned_or_published_until_a_flush(
             rank.end(req)
             assert rank.faults.report().num_faults == number + 1
     assert rank.faults.is_off
-    assert rank.counted.levels[SWITCHED_OFF.name] == 1
+    assert rank.counted.level(SWITCHED_OFF) == 1
     assert (rank.names, rank.num_protected(), rank.index.stats().num_nodes) == ([], 0, 0), "nothing is kept for nothing"
     assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.WARNING], "each is logged once"
     req = rank.publish([*PROMPT, 3])
     assert rank.tree.planning.refusal(req) is Fallback.FAULTS
     assert rank.index.stats().num_nodes == 0
     rank.tree.reset()
-    assert (rank.faults.is_off, rank.counted.levels[SWITCHED_OFF.name]) == (False, 0)
+    assert (rank.faults.is_off, rank.counted.level(SWITCHED_OFF)) == (False, 0)
     assert rank.faults.report().by_reason == {"fault_plan": LIMIT}
 
 
@@ -224,7 +186,7 @@ def test_a_publication_that_fails_leaves_no_rows_of_unknown_history(
         patch.setattr("sglang_pic.core.index.ContentIndex._add_donors", fail)
         old = rank.receive([*text(9, 64), *TEXT])
         rank.publish(text(10, 100))
-        assert rank.counted.faults == {"fault_publication": 1}
+        assert rank.counted.by_label(FALLBACKS) == {"fault_publication": 1}
     assert rank.index.is_whole
     assert rank.index.stats().num_nodes == 0
     assert rank.tree.planning.refusal(old) is Fallback.FAULTS, "it may have rows from before in its prefix"
@@ -247,7 +209,7 @@ def test_a_change_of_the_index_that_was_left_half_done_costs_the_index(
         patch.setattr("sglang_pic.core.trie.Trie.remove", fail)
         req = rank.receive(PROMPT)
         rank.admit(req, 100)
-    assert rank.counted.faults == {"fault_plan": 1}
+    assert rank.counted.by_label(FALLBACKS) == {"fault_plan": 1}
     assert (rank.index.is_whole, rank.index.stats().num_nodes, rank.faults.num_restarts) == (True, 0, 1)
     rank.end(req)
 
@@ -262,7 +224,7 @@ def test_a_pin_that_fails_gives_every_pin_back(rank: Rank, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(f"sglang_pic.adapter.serve.pins.{broken}", fail)
         rank.publish([*PROMPT, 4], pin="a")
-    assert rank.counted.faults == {"fault_pins": 1}
+    assert rank.counted.by_label(FALLBACKS) == {"fault_pins": 1}
     assert (rank.names, rank.pins.num_tokens, rank.num_protected()) == ([], 0, 0)
     rank.check()
 
@@ -274,21 +236,19 @@ def test_a_pin_that_cannot_be_given_back_alone_goes_with_all(rank: Rank, monkeyp
     monkeypatch.setattr("sglang_pic.adapter.serve.pins._SortedPrompts.remove", fail)
     rank.start(text(12, rank.pool - 100))
     assert rank.names == []
-    assert rank.counted.faults == {"fault_pins": 1}
+    assert rank.counted.by_label(FALLBACKS) == {"fault_pins": 1}
 
 
 def test_a_request_whose_reception_fails_is_served_apart(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    hooked: dict[str, Callable[..., None]] = {}
-    monkeypatch.setattr(scheduler, "hook", lambda _, target, function: hooked.setdefault(target, function))
+    hooked = hooks_of(monkeypatch, scheduler)
     scheduler.install(rank.tree, _CORE)
     monkeypatch.setattr(scheduler, "parse_options", fail)
-    fields = {"extra_key": "tenant", "cache_salt": "salt", "lora_id": None}
-    req = SimpleNamespace(session=None, sampling_params=None, cached_tokens=0, **fields)
+    req = request(extra_key="tenant", cache_salt="salt")
     hooked["managers.schedule_batch.Req.__init__"](None, req)
     state: RequestState = req.pic
     assert state.options.mode is Mode.OFF
     assert (req.extra_key, state.namespace.extra_key) == (tree_key("tenant", lane="off"), "tenant")
-    assert rank.counted.faults == {"fault_options": 1}
+    assert rank.counted.by_label(FALLBACKS) == {"fault_options": 1}
 
 
 def test_what_cannot_be_recovered_from_is_raised() -> None:
@@ -309,7 +269,6 @@ def _caused_by(error: Exception) -> Exception:
     return raised
 
 
-DONOR = Path("donor", [as_tokens(range(100))])
 _PREFIX, _END, _RUNS = 0, 40, ((10, 20, 4), (24, 36, -2))
 
 
@@ -346,11 +305,9 @@ class Pass:
         return trial_batch(self.runner, [_END], input_ids=self.tokens, slots=self.slots)  # type: ignore[arg-type]
 
     def pending(self) -> PendingSplice:
-        runs = [Run(target_start=a, target_end=b, donor_start=a - s, donor=DONOR, seam_len=0) for a, b, s in _RUNS]
-        plan = Plan(prefix_len=_PREFIX, end=_END, runs=tuple(runs))
-        splice = PendingSplice(plan, [torch.arange(100 + a, 100 + b) for a, b, _ in _RUNS])
-        splice.locks.callback(self.released.append, "donors")
-        return splice
+        made = splice(_PREFIX, _END, *_RUNS, slots=100)
+        made.locks.callback(self.released.append, "donors")
+        return made
 
     def run(self, arm: Callable[[], object]) -> None:
         """The pass, with the gap batch on it, armed when all is laid out; the batch is left as it was."""
@@ -383,14 +340,8 @@ STAGES: dict[str, tuple[Callable[[Pass, pytest.MonkeyPatch], object], Fallback]]
     "splice": (lambda made, patch: patch.setattr(Splicer, "splice", fail), Fallback.FAULT_SPLICE),
     "choose": (lambda _, patch: patch.setattr(forward, "replays_gaps", fail), Fallback.FAULT_GAPS),
     "narrow": (lambda _, patch: patch.setattr(GapBatch, "_narrow_fields", fail), Fallback.FAULT_GAPS),
-    "bind": (
-        lambda made, patch: patch.setattr(made.runner.kv_index_translator, "own_plan", fail),
-        Fallback.FAULT_GAPS,
-    ),
-    "pass": (
-        lambda made, patch: patch.setattr(made.runner, "compute", half(made.runner.compute)),
-        Fallback.FAULT_GAPS,
-    ),
+    "bind": (lambda made, patch: patch.setattr(made.runner.kv_index_translator, "own_plan", fail), Fallback.FAULT_GAPS),
+    "pass": (lambda made, patch: patch.setattr(made.runner, "compute", half(made.runner.compute)), Fallback.FAULT_GAPS),
 }
 
 
@@ -417,10 +368,7 @@ def test_a_layout_that_fails_gives_the_donors_back(monkeypatch: pytest.MonkeyPat
     made.req.pic.pending = made.pending()
     monkeypatch.setattr(made.path, "lay_out", fail)
     batch = SimpleNamespace()
-    extend: Any = SimpleNamespace(
-        forward_mode=SimpleNamespace(is_extend_without_speculative=lambda: True), reqs=[made.req]
-    )
-    made.path._prepare(batch, object, extend, None)  # type: ignore[arg-type]
+    made.path._prepare(batch, object, scheduled([made.req], [_END]), None)  # type: ignore[arg-type]
     assert (vars(batch), made.released, made.req.pic.pending) == ({}, ["donors"], None)
     assert [note[:2] for note in made.noted] == [([made.req], Fallback.FAULT_GAPS)]
 

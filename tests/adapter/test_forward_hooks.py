@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.models import deepseek_v2
+from sglang.srt.runtime_context import get_context
 
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-    from sglang.srt.models import deepseek_v2
-    from sglang.srt.runtime_context import get_context
-
-    from sglang_pic.adapter.contract import BUILT_FOR
-    from sglang_pic.adapter.serve import forward
-    from sglang_pic.adapter.serve.forward import ForwardPath, _prefill_path, replays_gaps
-
-from sglang_pic.adapter.serve.options import RequestOptions
-from sglang_pic.adapter.serve.state import RequestState, goes_by_place
+from sglang_pic.adapter.contract import BUILT_FOR
+from sglang_pic.adapter.serve import forward
+from sglang_pic.adapter.serve.forward import ForwardPath, _prefill_path, replays_gaps
+from sglang_pic.adapter.serve.state import goes_by_place
+from tests.adapter.world import request, scheduled
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -39,14 +32,13 @@ def test_flashinfer_reads_pages_while_a_gap_batch_runs_beside_another_decode_bac
 
 
 def test_a_request_that_goes_by_its_place_in_the_batch_is_known() -> None:
-    plain = {"input_embeds": None, "positional_embed_overrides": None, "return_hidden_states": False}
-    assert not goes_by_place(SimpleNamespace(**plain))
+    assert not goes_by_place(request())
     for name, value in (
         ("input_embeds", [[0.0]]),
         ("positional_embed_overrides", "some"),
         ("return_hidden_states", "last"),
     ):
-        assert goes_by_place(SimpleNamespace(**{**plain, name: value}))
+        assert goes_by_place(request(**{name: value}))
 
 
 class Watcher:
@@ -66,12 +58,8 @@ def test_observers_are_told_of_the_passes_they_watch() -> None:
     path = ForwardPath(None, [first, second])  # type: ignore[arg-type]
 
     def run(rid: str, *, prefills: bool = True) -> str:
-        req = SimpleNamespace(rid=rid, pic=RequestState(RequestOptions()))
-        batch, computed = (
-            SimpleNamespace(),
-            SimpleNamespace(forward_mode=SimpleNamespace(is_extend_without_speculative=lambda: prefills)),
-        )
-        computed.reqs = [req]
+        batch, computed = SimpleNamespace(), scheduled([request(rid=rid)], [300])
+        computed.forward_mode.is_extend_without_speculative = lambda: prefills
         assert path._prepare(batch, object, computed, None) is None  # type: ignore[arg-type, func-returns-value]
         output = path._forward(lambda *_: f"output of {rid}", None, batch)  # type: ignore[arg-type]
         assert vars(batch) == {}

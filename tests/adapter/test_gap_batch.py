@@ -9,27 +9,16 @@ import torch
 
 from sglang_pic.adapter.serve.gap_batch import _read_here, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
-from sglang_pic.core import Path, Plan, Run, as_tokens
-
-DONOR = Path("donor", [as_tokens(range(100))])
-
-
-def plan(prefix_len: int, end: int, *runs: tuple[int, int, int]) -> Plan:
-    """A plan with runs `(target_start, target_end, shift)`."""
-    return Plan(
-        prefix_len=prefix_len,
-        end=end,
-        runs=tuple(Run(target_start=a, target_end=b, donor_start=a - s, donor=DONOR, seam_len=0) for a, b, s in runs),
-    )
+from tests.adapter.world import TRANSLATOR, extend_batch, plan, splice
 
 
 def test_mixed_batch_layout() -> None:
     """Two requests with runs around one without; every list checked by hand."""
     released: list[str] = []
-    first = PendingSplice(plan(4, 20, (6, 12, -3)), [torch.arange(900, 906)])
+    first = splice(4, 20, (6, 12, -3), slots=894)
     last = PendingSplice(plan(0, 9, (1, 3, 5), (3, 7, 8)), [torch.tensor([70, 71]), torch.arange(50, 54)])
-    for splice, name in ((first, "a"), (last, "b"), (last, "c")):
-        splice.locks.callback(released.append, name)
+    for each, name in ((first, "a"), (last, "b"), (last, "c")):
+        each.locks.callback(released.append, name)
     rows = [torch.arange(100, 164), torch.arange(200, 264), torch.arange(300, 364)]
     gap = build_gap_batch([first, None, last], [4, 10, 0], [16, 5, 9], [13, 2, 9], rows, torch.device("cpu"))
 
@@ -65,7 +54,7 @@ def test_a_batch_without_runs_is_laid_out_as_it_is() -> None:
 
 def test_adapters_and_media_go_with_the_tokens_that_are_computed() -> None:
     """A request with an adapter beside a spliced one: SGLang prepared adapters for the batch as it was before."""
-    spliced = PendingSplice(plan(0, 20, (6, 12, -3)), [torch.arange(900, 906)])
+    spliced = splice(0, 20, (6, 12, -3))
     rows = [torch.arange(100, 164), torch.arange(200, 264)]
     gap = build_gap_batch([spliced, None], [0, 10], [20, 5], [20, 5], rows, torch.device("cpu"))
     prepared: list[tuple[object, ...]] = []
@@ -75,23 +64,13 @@ def test_adapters_and_media_go_with_the_tokens_that_are_computed() -> None:
         assert batch.extend_seq_lens.tolist() == lens
         prepared.append((batch.batch_size, lens, batch.extend_logprob_start_lens_cpu, batch.lora_ids))
 
-    runner = SimpleNamespace(
-        lora_manager=SimpleNamespace(prepare_lora_batch=prepare),
-        kv_index_translator=SimpleNamespace(own_plan=lambda _: SimpleNamespace(bind=lambda *_: None)),
-    )
-    batch = SimpleNamespace(
-        batch_size=2,
-        input_ids=torch.arange(25),
-        positions=torch.cat([torch.arange(20), torch.arange(10, 15)]),
-        out_cache_loc=torch.cat([rows[0][:20], rows[1][10:15]]),
-        req_pool_indices=torch.tensor([1, 2]),
-        seq_lens=torch.tensor([20, 15]),
-        extend_seq_lens=torch.tensor([20, 5], dtype=torch.int32),
-        lora_ids=[None, "adapter"],
-        **dict.fromkeys(_UNUSED),
-    )
+    runner = SimpleNamespace(lora_manager=SimpleNamespace(prepare_lora_batch=prepare), kv_index_translator=TRANSLATOR)
     # Of the second request's media its own sequence must know, and its tokens what kind they are.
-    batch.mm_inputs, batch.mm_token_modalities = [None, "image"], torch.tensor([0] * 20 + [1] * 5)
+    media = {"mm_inputs": [None, "image"], "mm_token_modalities": torch.tensor([0] * 20 + [1] * 5)}
+    slots = torch.cat([rows[0][:20], rows[1][10:15]])
+    batch = extend_batch(
+        [20, 5], prefix_lens=[0, 10], rows=[1, 2], out_cache_loc=slots, lora_ids=[None, "adapter"], **media
+    )
     with gap.narrowed(batch, runner):
         assert batch.lora_ids == [None, None, "adapter"]
         assert batch.mm_inputs == [None, None, "image"]
@@ -99,24 +78,3 @@ def test_adapters_and_media_go_with_the_tokens_that_are_computed() -> None:
         assert batch.extend_seq_lens.tolist() == [6, 8, 5]
     assert prepared == [(2, [14, 5], [14, 5], [None, "adapter"])]
     assert (batch.batch_size, batch.lora_ids) == (2, [None, "adapter"])
-
-
-_UNUSED = [
-    "seq_lens_cpu",
-    "seq_lens_sum",
-    "extend_num_tokens",
-    "extend_seq_lens_cpu",
-    "extend_prefix_lens",
-    "extend_prefix_lens_cpu",
-    "extend_start_loc",
-    "rids",
-    "global_num_token_non_padded_cpu",
-    "req_pool_indices_cpu",
-    "orig_seq_lens",
-    "mrope_positions",
-    "global_num_token_non_padded",
-    "kv_loc_plan",
-    "kv_loc_cols",
-    "out_cache_loc_virtual",
-    "out_cache_loc_is_physical",
-]

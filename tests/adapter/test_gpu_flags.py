@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("sglang")
 from pic_bench.gpu.checks import BACKENDS, FA3, PROBE
 from pic_bench.gpu.latency import NO_PREFILL_GRAPHS
 from pic_bench.gpu.record import Work

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
-
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    registry = pytest.importorskip("sglang.srt.plugins.hook_registry").HookRegistry
+from sglang.srt.plugins.hook_registry import HookRegistry as registry
 
 from sglang_pic.adapter import hooks
 from sglang_pic.adapter.hooks import apply_hooks, hook

@@ -3,48 +3,46 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from rank_driver import BREAK, FIRST_WORD, NO_DRAFT, NUM_WORDS, Draft, Rank, drive
-
-    from sglang_pic.adapter.serve.forward import ForwardPath
-
-from sglang_pic.adapter.metrics import Metric, Series
 from sglang_pic.adapter.serve.accounting import FALLBACKS, Accounting
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.core import DropReason, Plan
+from tests.adapter.rank_driver import BREAK, FIRST_WORD, NO_DRAFT, NUM_WORDS, Draft, Rank, drive
+from tests.adapter.world import Kept, request
+
+
+def words(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(FIRST_WORD, FIRST_WORD + NUM_WORDS), k=length)
+
 
 # Most of it is far from a prompt's end, where any context serves.
-TEXT = random.Random(4).choices(range(FIRST_WORD, FIRST_WORD + NUM_WORDS), k=700)
+TEXT = words(4, 700)
+HEADS = [[*range(FIRST_WORD + 10 * number, FIRST_WORD + 10 * number + 40), BREAK] for number in range(4)]
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_every_row_that_is_read_is_the_right_one(page_size: int) -> None:
-    """Over a random run with evictions, aborts, pins, lanes, namespaces and flushes; the checks are the run's own."""
-    rank = Rank(page_size, shuffle=1)
-    drive(rank, 1200, 5, lambda *_: None)
-    assert rank.counts["rows read"] > 15_000
-    assert rank.counts["donor_evicted"] > 10
-    rank.settle()
+each_page_size = pytest.mark.parametrize("page_size", [1, 16])
+each_draft = pytest.mark.parametrize(
+    "draft", [NO_DRAFT, Draft(), Draft(is_eagle=True)], ids=["no", "standalone", "eagle"]
+)
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("draft", [Draft(), Draft(is_eagle=True)], ids=["standalone", "eagle"])
-def test_every_row_that_is_read_fits_the_next_token_too(draft: Draft, page_size: int) -> None:
-    """A draft model's row depends on the token behind it, too, and trees for EAGLE name rows by both."""
+@each_page_size
+@each_draft
+def test_every_row_that_is_read_is_the_right_one(draft: Draft, page_size: int) -> None:
+    """Over a random run with evictions, aborts, pins, lanes, namespaces and flushes; the checks are the run's own.
+
+    A draft model's row depends on the token behind it, too, and trees for EAGLE name rows by both.
+    """
     rank = Rank(page_size, shuffle=1, draft=draft)
     drive(rank, 1200, 5, lambda *_: None)
     assert rank.counts["rows read"] > 15_000
@@ -52,12 +50,12 @@ def test_every_row_that_is_read_fits_the_next_token_too(draft: Draft, page_size:
     rank.settle()
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("draft", [NO_DRAFT, Draft(), Draft(is_eagle=True)], ids=["no", "standalone", "eagle"])
+@each_page_size
+@each_draft
 def test_with_a_draft_a_run_gives_its_last_token_and_no_more(draft: Draft, page_size: int) -> None:
     rank = Rank(page_size, shuffle=0, draft=draft)
     # Too long to be values of a field, and to leave the run near the prompt's end.
-    others = [random.Random(number).choices(range(FIRST_WORD, FIRST_WORD + NUM_WORDS), k=320) for number in range(3)]
+    others = [words(number, 320) for number in range(3)]
     whole = len(TEXT) - len(TEXT) % 16
     # With a token more: in a tree for EAGLE the last token of a path has no row.
     serve(rank, [*others[0], *TEXT[: whole + 1]])
@@ -72,7 +70,7 @@ def test_with_a_draft_a_run_gives_its_last_token_and_no_more(draft: Draft, page_
 def test_of_a_page_that_two_paths_begin_alike_the_spliced_rows_are_no_donors(draft: Draft) -> None:
     """Each path has rows of its own for the page in which they part; those of the second were computed."""
     rank = Rank(16, shuffle=0, draft=draft)
-    texts = [random.Random(number).choices(range(FIRST_WORD, FIRST_WORD + NUM_WORDS), k=320) for number in range(6)]
+    texts = [words(number, 320) for number in range(6)]
     heads, ends = texts[:3], texts[3:5]
     shared = [*heads[1], *TEXT[:271]]
     assert len(shared) % 16 == 15
@@ -83,7 +81,7 @@ def test_of_a_page_that_two_paths_begin_alike_the_spliced_rows_are_no_donors(dra
     rank.settle()
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@each_page_size
 def test_with_a_tree_for_eagle_a_prompt_can_be_pinned(page_size: int) -> None:
     """The last token of a prompt has a row that the tree names by the answer's first one: it is not held."""
     rank = Rank(page_size, shuffle=0, draft=Draft(is_eagle=True))
@@ -104,21 +102,19 @@ def serve(rank: Rank, tokens: list[int], **fields: Any) -> int:
 @pytest.mark.parametrize("other", [{"cache_salt": "s"}, {"extra_key": "k"}])
 def test_neither_a_salt_nor_a_key_is_crossed(other: dict[str, str]) -> None:
     rank = Rank(1, shuffle=0)
-    heads = [[*range(FIRST_WORD + 10 * number, FIRST_WORD + 10 * number + 40), BREAK] for number in range(4)]
-    assert serve(rank, [*heads[0], *TEXT]) == 0
-    assert serve(rank, [*heads[1], *TEXT], **other) == 0
-    assert serve(rank, [*heads[2], *TEXT], **other) > 100, "its own rows serve it"
-    assert serve(rank, [*heads[3], *TEXT]) > 100
+    assert serve(rank, [*HEADS[0], *TEXT]) == 0
+    assert serve(rank, [*HEADS[1], *TEXT], **other) == 0
+    assert serve(rank, [*HEADS[2], *TEXT], **other) > 100, "its own rows serve it"
+    assert serve(rank, [*HEADS[3], *TEXT]) > 100
 
 
 def test_no_row_that_came_from_a_splice_reaches_a_request_that_opted_out() -> None:
     rank = Rank(1, shuffle=0)
-    heads = [[*range(FIRST_WORD + 10 * number, FIRST_WORD + 10 * number + 40), BREAK] for number in range(2)]
-    serve(rank, [*heads[0], *TEXT])
-    assert serve(rank, [*heads[1], *TEXT]) > 100
+    serve(rank, [*HEADS[0], *TEXT])
+    assert serve(rank, [*HEADS[1], *TEXT]) > 100
     for num_shared in (0, 741):
         # The run's own checks look at the rows of the exact match, too.
-        rank.start([*heads[1], *TEXT, 5], {"mode": "off"}, 0)
+        rank.start([*HEADS[1], *TEXT, 5], {"mode": "off"}, 0)
         assert rank.running[-1].prefix_len == num_shared
         rank.end(rank.running[-1], checkpointed=True)
 
@@ -151,22 +147,12 @@ def test_rows_that_the_tree_did_not_adopt_make_no_donors() -> None:
 
 
 def test_what_a_plan_leaves_out_is_counted_by_its_reason() -> None:
-    class Counted(Series):
-        def __init__(self) -> None:
-            super().__init__((), None)
-            self.fallbacks: dict[str | None, float] = {}
-
-        def add(self, metric: Metric, amount: float = 1, *, value: str | None = None) -> None:
-            if metric is FALLBACKS:
-                self.fallbacks[value] = self.fallbacks.get(value, 0) + amount
-
-    counted = Counted()
+    counted = Kept()
     state = RequestState(RequestOptions(), dropped={DropReason.DONOR_EVICTED: 2})
     state.pending = PendingSplice(Plan(prefix_len=0, end=9), [])
     state.drop_plan(Fallback.MEMORY)
-    req: Any = SimpleNamespace(pic=state, retracted_stain=False, cached_tokens=0, prefix_len=0, extend_end=9)
-    Accounting(counted).count_admitted(req, None, Fallback.SESSION, first_chunk=True)
-    assert counted.fallbacks == {"donor_evicted": 2, "memory": 1, "session": 1}
+    Accounting(counted).count_admitted(request(range(9), pic=state), None, Fallback.SESSION, first_chunk=True)
+    assert counted.by_label(FALLBACKS) == {"donor_evicted": 2, "memory": 1, "session": 1}
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -181,9 +167,6 @@ def test_donors_stay_locked_until_their_copy_is_queued(fails: bool) -> None:
 
     gap: Any = SimpleNamespace(splice=SimpleNamespace(src=None, dst=None, shifts=None), locks=locks)
     path = ForwardPath(SimpleNamespace(splice=splice))  # type: ignore[arg-type]
-    if fails:
-        with pytest.raises(RuntimeError, match="no copy"):
-            path.move_rows(gap)
-    else:
+    with pytest.raises(RuntimeError, match="no copy") if fails else nullcontext():
         path.move_rows(gap)
     assert seen == ["copied", "unlocked"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,21 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from planning_server import Server
-    from sglang.srt.lora.lora_registry import LoRARef
-    from sglang.srt.mem_cache.events import LoRANameTable
-
-    from sglang_pic.adapter.serve.frontend import _validate
-    from sglang_pic.adapter.serve.pins import _describe
-    from sglang_pic.adapter.serve.planning import donor_namespaces, tree_namespace
+from sglang.srt.lora.lora_registry import LoRARef
+from sglang.srt.mem_cache.events import LoRANameTable
 
 from sglang_pic.adapter.namespace import KEY_MARK, Namespace, is_strict, tree_key
+from sglang_pic.adapter.serve.frontend import _validate
+from sglang_pic.adapter.serve.pins import _describe
+from sglang_pic.adapter.serve.planning import donor_namespaces, tree_namespace
 from sglang_pic.errors import ConfigError
+from tests.adapter.planning_server import Server
 
 TEXT = [7 * i % 997 + 1 for i in range(300)]
 LANES = (None, "off", "in_place", "recompile")

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 
 import pytest
-
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from pic_bench.probe_plugin.options import ProbedOptions, RequestProbe
-    from pic_bench.probe_plugin.plugin import _plan
-    from planning_server import Server
-
-    from sglang_pic.adapter.serve.planning import Planning, donor_namespaces, tree_namespace
-    from sglang_pic.adapter.serve.scheduler import receive
+from pic_bench.probe_plugin.options import ProbedOptions, RequestProbe
+from pic_bench.probe_plugin.plugin import _plan
 
 from sglang_pic.adapter.namespace import Namespace, is_strict
+from sglang_pic.adapter.serve.planning import Planning, donor_namespaces, tree_namespace
+from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import DropReason
+from tests.adapter.planning_server import Server
 
 TEXT = [7 * i % 997 + 1 for i in range(300)]
 IN_PLACE = {"edit": "in_place", "max_field_tokens": 128}
@@ -63,10 +56,9 @@ def test_the_better_of_two_plans_is_taken() -> None:
     server.serve(behind(1)[:140])
     server.serve(behind(2), lane)
     server.tree.asked.clear()
-    short, long = server.receive(behind(3)[:139], lane), server.receive(behind(3), lane)
-    own = long.extra_key
-    for req, wanted in ((short, None), (long, own)):
-        server.planning.plan(req, server.tree, max_gaps=64)
+    own = server.receive(TEXT, lane).extra_key
+    for tokens, wanted in ((behind(3)[:139], None), (behind(3), own)):
+        req = server.plan(tokens, lane)
         (*_, run) = req.pic.pending.plan.runs
         assert run.donor.namespace == Namespace(wanted)
         req.pic.release_row()
@@ -102,8 +94,7 @@ def test_rows_behind_stale_ones_serve_no_request_that_wants_all_computed() -> No
     for first in (clean, changed):
         server = Server(**IN_PLACE)
         server.serve(clean)
-        req = server.receive([*first, *more])
-        server.planning.plan(req, server.tree, max_gaps=64)
+        req = server.plan([*first, *more])
         state: RequestState = req.pic
         state.admit(0, len(req.origin_input_ids), first_chunk=True)
         assert state.generations[0][1] == 0
@@ -111,8 +102,7 @@ def test_rows_behind_stale_ones_serve_no_request_that_wants_all_computed() -> No
         server.publication.publish(req, len(req.origin_input_ids), adopted_from=0)
         state.release_row()
         assert state.generations == []
-        again = server.receive([*range(7_000, 7_040), *more], {"edit": "recompile"})
-        server.planning.plan(again, server.tree, max_gaps=64)
+        again = server.plan([*range(7_000, 7_040), *more], {"edit": "recompile"})
         assert (again.pic.pending is None) == (first is changed)
         assert (DropReason.GENERATION in again.pic.dropped) == (first is changed)
         again.pic.release_row()
@@ -123,12 +113,10 @@ def test_what_another_request_brought_into_the_tree_does_not_make_ours_clean() -
     server = Server(**IN_PLACE)
     server.serve([*range(5_000, 5_100), 1, *TEXT])
     prompt = [*range(5_000, 5_100), 2, *TEXT, *range(9_000, 9_200)]
-    req = server.receive(prompt)
-    server.planning.plan(req, server.tree, max_gaps=64)
+    req = server.plan(prompt)
     req.pic.admit(0, len(prompt), first_chunk=True)
     server.publication.publish(req, len(prompt), adopted_from=350)
-    again = server.receive([*range(7_000, 7_040), *prompt[-200:]], {"edit": "recompile"})
-    server.planning.plan(again, server.tree, max_gaps=64)
+    again = server.plan([*range(7_000, 7_040), *prompt[-200:]], {"edit": "recompile"})
     assert again.pic.pending is None
     assert DropReason.GENERATION in again.pic.dropped
 

@@ -4,25 +4,21 @@ runner that does not compute gap batches is told."""
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from sglang.srt.layers.rotary_embedding import factory
+from sglang.srt.mem_cache import memory_pool
 from torch import nn
-
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    factory = pytest.importorskip("sglang.srt.layers.rotary_embedding.factory")
-    memory_pool = pytest.importorskip("sglang.srt.mem_cache.memory_pool")
 
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
 from sglang_pic.runtime.splice import Splicer
+from tests.adapter.world import TRANSLATOR
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
@@ -60,7 +56,7 @@ class Runner:
         )
         self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros((3, 64), dtype=torch.int32))
         self.model_config = SimpleNamespace(vocab_size=1_000, model_is_mrope=False)
-        self.kv_index_translator = SimpleNamespace(own_plan=lambda batch: SimpleNamespace(bind=lambda *_: None))
+        self.kv_index_translator = TRANSLATOR
         self.rotary = factory.get_rope(64, 64, 9_000, 10_000, True, None, dtype=torch.float32)
         self.embedding = torch.randn((1_000, 2, 64), generator=torch.Generator().manual_seed(0))
         self.model = nn.ModuleList(
@@ -137,16 +133,22 @@ def test_passes_and_leaves_nothing_behind(page_size: int, max_sequences: int) ->
         assert torch.equal(buffer, old)
 
 
+def refuses(
+    runner: Runner, match: str, error: type[Exception] = ContractError, *, splicer: Splicer | None = None
+) -> None:
+    """The checks stop with that line."""
+    with pytest.raises(error, match=match):
+        check_rows(runner, splicer or runner.splicer(), 48, None)
+
+
 def test_a_wrong_rotation_stops_and_leaves_nothing_behind() -> None:
     runner = Runner()
     pool, geometry = runner.token_to_kv_pool, geometry_of(runner)
     before = pool.k_buffer[0].clone()
     wrong = dataclasses.replace(
-        geometry,
-        params=tuple(dataclasses.replace(rope, inv_freq=rope.inv_freq * 1.02) for rope in geometry.params),
+        geometry, params=tuple(dataclasses.replace(rope, inv_freq=rope.inv_freq * 1.02) for rope in geometry.params)
     )
-    with pytest.raises(ContractError, match=r"^layer 0: keys moved by"):
-        check_rows(runner, runner.splicer(wrong), 48, None)
+    refuses(runner, r"^layer 0: keys moved by", splicer=runner.splicer(wrong))
     assert torch.equal(pool.k_buffer[0], before)
     assert not runner.req_to_token_pool.req_to_token.any()
 
@@ -156,24 +158,21 @@ def test_a_forward_pass_that_does_not_splice_stops() -> None:
     runner = Runner()
     splicer = runner.splicer()
     runner.path = None
-    with pytest.raises(ContractError, match=r"^layer 0: rows of a gap batch .* does not execute splices here"):
-        check_rows(runner, splicer, 48, None)
+    refuses(runner, r"^layer 0: rows of a gap batch .* does not execute splices here", splicer=splicer)
 
 
 def test_rows_that_are_not_moved_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runner()
     splicer = runner.splicer()
     monkeypatch.setattr(runner.path, "move_rows", lambda gap: gap.locks.close())
-    with pytest.raises(ContractError, match=r"^layer 0: rows of a gap batch .* L2 of inf"):
-        check_rows(runner, splicer, 48, None)
+    refuses(runner, r"^layer 0: rows of a gap batch .* L2 of inf", splicer=splicer)
 
 
 def test_a_backend_that_does_not_read_what_was_spliced_is_refused() -> None:
     """Its rows of the first layer are right: they depend on their own tokens."""
     runner = Runner()
     runner.reads_prefix = False
-    with pytest.raises(UnsupportedError, match=r"backend 'by hand' .*tokens behind a splice do not read its rows"):
-        check_rows(runner, runner.splicer(), 48, None)
+    refuses(runner, r"backend 'by hand' .*tokens behind a splice do not read its rows", UnsupportedError)
 
 
 def test_logits_of_every_gap_instead_of_every_request_stop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,11 +180,9 @@ def test_logits_of_every_gap_instead_of_every_request_stop(monkeypatch: pytest.M
     logits = SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=torch.zeros(3, 4)))
     compute = runner.compute
     monkeypatch.setattr(runner, "compute", lambda batch: (compute(batch), logits)[1])
-    with pytest.raises(ContractError, match=r"gap batch of one request gave 3 rows of logits"):
-        check_rows(runner, runner.splicer(), 48, None)
+    refuses(runner, r"gap batch of one request gave 3 rows of logits")
 
 
 def test_a_pool_too_small_says_how_large_it_must_be() -> None:
     runner = Runner(page_size=64, size=128)
-    with pytest.raises(UnsupportedError, match=r"KV pool of 128 tokens .*--max-total-tokens 192 or more"):
-        check_rows(runner, runner.splicer(), 48, None)
+    refuses(runner, r"KV pool of 128 tokens .*--max-total-tokens 192 or more", UnsupportedError)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    backends = pytest.importorskip("sglang.srt.lora.backend.lora_registry")
-    from sglang.srt.lora.lora_manager import LoRAManager
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from sglang.srt.lora.backend import lora_registry as backends
+from sglang.srt.lora.lora_manager import LoRAManager
 
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
-from sglang_pic.adapter.serve.state import PendingSplice
-from sglang_pic.core import Path, Plan, Run, as_tokens
+from tests.adapter.world import TRANSLATOR, extend_batch, splice
 from tests.e2e import lora_plugin
 
 _SLOTS = {None: 0, "one": 1, "two": 2}
@@ -59,36 +52,13 @@ def slots_of_tokens(info: Any, num_tokens: int) -> list[int]:
 @pytest.mark.usefixtures("pageable")
 @pytest.mark.parametrize("name", ["torch_native", "csgmv", "triton"])
 def test_each_computed_token_has_its_requests_adapter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    donor = Path("donor", [as_tokens(range(100))])
-
-    def spliced(end: int, *runs: tuple[int, int]) -> PendingSplice:
-        made = tuple(Run(target_start=a, target_end=b, donor_start=a, donor=donor, seam_len=0) for a, b in runs)
-        return PendingSplice(Plan(prefix_len=0, end=end, runs=made), [torch.arange(b - a) for a, b in runs])
-
     lens, adapters = [60, 20, 40, 9], ["one", None, "two", "one"]
-    pending = [spliced(60, (5, 20), (30, 41)), None, spliced(40, (0, 33)), None]
+    pending = [splice(0, 60, (5, 20, 0), (30, 41, 0)), None, splice(0, 40, (0, 33, 0)), None]
     rows = [torch.arange(64 * i, 64 * i + 64) for i in range(4)]
     gap = build_gap_batch(pending, [0] * 4, lens, lens, rows, torch.device("cpu"))
-    batch = ForwardBatch(
-        forward_mode=ForwardMode.EXTEND,
-        batch_size=4,
-        input_ids=torch.arange(sum(lens)),
-        positions=torch.cat([torch.arange(n) for n in lens]),
-        out_cache_loc=torch.arange(sum(lens)),
-        req_pool_indices=torch.arange(4),
-        seq_lens=torch.tensor(lens),
-        seq_lens_sum=sum(lens),
-        extend_num_tokens=sum(lens),
-        extend_seq_lens=torch.tensor(lens, dtype=torch.int32),
-        extend_seq_lens_cpu=lens,
-        extend_logprob_start_lens_cpu=lens,
-        lora_ids=list(adapters),
-    )
+    batch = extend_batch(lens, lora_ids=[*adapters])
     manager = make_manager(name, monkeypatch)
-    runner: Any = SimpleNamespace(
-        lora_manager=manager,
-        kv_index_translator=SimpleNamespace(own_plan=lambda _: SimpleNamespace(bind=lambda *_: None)),
-    )
+    runner: Any = SimpleNamespace(lora_manager=manager, kv_index_translator=TRANSLATOR)
     manager.prepare_lora_batch(batch)
     owners = [adapter for adapter, n in zip(adapters, lens, strict=True) for _ in range(n)]
     assert slots_of_tokens(manager.lora_backend.batch_info, sum(lens)) == [_SLOTS[owner] for owner in owners]

@@ -5,33 +5,26 @@ Overlap scheduling prepares the next batch while the device computes this one; a
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from strict_device import DEVICE, WaitError, on_device, read, strict_device
+from pic_kernels import RopeParams
+from sglang.srt.layers import logits_processor
+from sglang.srt.layers.logits_processor import LogitsMetadata, LogitsProcessor
+from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
+from sglang.srt.model_executor import forward_batch_info as info
 from torch import Tensor
 
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from planning_server import Server, Tree
-    from sglang.srt.layers import logits_processor
-    from sglang.srt.layers.logits_processor import LogitsMetadata, LogitsProcessor
-    from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
-    from sglang.srt.model_executor import forward_batch_info as info
-
-    from sglang_pic.adapter.serve.forward import ForwardPath
-
-from pic_kernels import RopeParams
-
+from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.runtime.rope import RopeGeometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind, PoolView
+from tests.adapter.planning_server import Server, Tree
+from tests.adapter.strict_device import DEVICE, WaitError, on_device, read, strict_device
+from tests.adapter.world import extend_batch, scheduled
 
 SLOTS, LAYERS, HEADS, DIM, ROW = 4096, 2, 2, 8, 1024
 TEXTS = [[(7 + 2 * n) * i % 997 + 1000 * n for i in range(300)] for n in range(3)]
@@ -78,39 +71,18 @@ def batches(reqs: list[Any], to: Callable[[Tensor], Tensor], table: Tensor, **fi
     """The scheduler's batch of whole prompts, and what SGLang makes of it for a pass."""
     lens = [len(req.full_untruncated_fill_ids) for req in reqs]
     rows = [req.kv.req_pool_idx for req in reqs]
-    zeros = [0] * len(reqs)
-    scheduled = SimpleNamespace(
-        reqs=reqs,
-        forward_mode=info.ForwardMode.EXTEND,
-        prefix_lens=zeros,
-        extend_lens=lens,
-        extend_logprob_start_lens=[n - (5 if fields else 0) for n in lens],
-    )
-    batch: Any = info.ForwardBatch(
-        forward_mode=info.ForwardMode.EXTEND,
-        batch_size=len(reqs),
-        input_ids=to(torch.tensor([token for req in reqs for token in req.full_untruncated_fill_ids])),
-        req_pool_indices=to(torch.tensor(rows)),
-        req_pool_indices_cpu=torch.tensor(rows),
-        seq_lens=to(torch.tensor(lens)),
-        seq_lens_cpu=torch.tensor(lens),
-        orig_seq_lens=to(torch.tensor(lens, dtype=torch.int32)),
-        out_cache_loc=to(torch.cat([read_any(table)[row, :n] for row, n in zip(rows, lens, strict=True)]).long()),
-        seq_lens_sum=sum(lens),
-        positions=to(torch.cat([torch.arange(n) for n in lens])),
-        mrope_positions=to(torch.stack([torch.cat([torch.arange(n) for n in lens])] * 3)),
-        extend_num_tokens=sum(lens),
-        extend_seq_lens=to(torch.tensor(lens, dtype=torch.int32)),
-        extend_seq_lens_cpu=lens,
-        extend_prefix_lens=to(torch.tensor(zeros, dtype=torch.int32)),
-        extend_prefix_lens_cpu=zeros,
-        extend_start_loc=to(torch.tensor(zeros, dtype=torch.int32)),
-        extend_logprob_start_lens_cpu=scheduled.extend_logprob_start_lens,
+    logprob_starts = [n - (5 if fields else 0) for n in lens]
+    batch = extend_batch(
+        lens,
+        rows=rows,
+        to=to,
+        input_ids=torch.tensor([token for req in reqs for token in req.full_untruncated_fill_ids]),
+        out_cache_loc=torch.cat([read_any(table)[row, :n] for row, n in zip(rows, lens, strict=True)]).long(),
+        extend_logprob_start_lens_cpu=logprob_starts,
         capture_hidden_mode=info.CaptureHiddenMode.NULL,
-        global_num_token_non_padded=to(torch.tensor(sum(lens), dtype=torch.int32)),
         **fields,
     )
-    return scheduled, batch
+    return scheduled(reqs, lens, extend_logprob_start_lens=logprob_starts), batch
 
 
 def read_any(tensor: Tensor) -> Tensor:

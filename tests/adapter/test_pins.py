@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from array import array
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -11,49 +10,23 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.common import evict_from_tree_cache
+from sglang.srt.mem_cache.radix_cache import RadixKey
 
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from real_tree import make_allocator, tree_params
-    from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
-    from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
-    from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
-    from sglang.srt.mem_cache.common import evict_from_tree_cache
-    from sglang.srt.mem_cache.radix_cache import RadixKey
-
-    from sglang_pic.adapter.serve.admission import PicPrefillAdder
-    from sglang_pic.adapter.serve.cache import PicRadixCache
-
-from sglang_pic.adapter.metrics import Metric, Series
 from sglang_pic.adapter.namespace import Namespace
-from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.admission import PicPrefillAdder
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.pins import ENDED, PINNED_TOKENS, PINS, PinEnd, Pins
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import ContentIndex, Path, as_tokens
+from tests.adapter.world import Kept, make_allocator, make_tree, request
 
 POOL = 4096
 MAX_PINNED = 1024
-
-
-class Shown(Series):
-    """Keeps what is counted and set instead of exporting it."""
-
-    def __init__(self) -> None:
-        super().__init__((), None)
-        self.ended: dict[str | None, int] = {}
-        self.levels: dict[str, float] = {}
-
-    def add(self, metric: Metric, amount: float = 1, *, value: str | None = None) -> None:
-        assert metric is ENDED
-        if amount:
-            self.ended[value] = self.ended.get(value, 0) + int(amount)
-
-    def set(self, metric: Metric, amount: float) -> None:
-        self.levels[metric.name] = amount
 
 
 class Server:
@@ -61,18 +34,11 @@ class Server:
 
     def __init__(self, page_size: int = 1, *, pool: int = POOL, max_pinned: int = MAX_PINNED) -> None:
         self.allocator = make_allocator(pool, page_size)
-        self.pool, self.page_size, self.series = pool, page_size, Shown()
+        self.pool, self.page_size, self.series = pool, page_size, Kept()
         self.pins = Pins(ContentIndex(), max_pinned, self.series)
         self.refusal: Fallback | None = None
         nothing: Any = SimpleNamespace(flush=lambda: None, refusal=lambda _: self.refusal, place_waits=False)
-        self.tree = PicRadixCache(
-            tree_params(self.allocator),
-            planning=nothing,
-            accounting=nothing,
-            auditor=Auditor(),
-            pins=self.pins,
-            publication=nothing,
-        )
+        self.tree = make_tree(self.allocator, planning=nothing, pins=self.pins, publication=nothing)
         self.running: list[tuple[Any, Any]] = []
 
     def start(self, tokens: list[int], *, key: str | None = None, salt: str | None = None, **options: Any) -> Any:
@@ -88,13 +54,8 @@ class Server:
         slots = torch.cat([self.tree.path_device_indices(found.last_device_node), own])
         result = self.tree.insert(InsertParams(key=radix_key, value=slots, prev_prefix_len=found.device_prefix_len))
         self.tree.unlock(lock)
-        req = SimpleNamespace(
-            pic=RequestState(RequestOptions(**options), namespace=Namespace(key, salt)),
-            origin_input_ids=array("q", tokens),
-            extra_key=key,
-            cache_salt=salt,
-            finished_reason=None,
-        )
+        state = RequestState(RequestOptions(**options), namespace=Namespace(key, salt))
+        req = request(tokens, pic=state, extra_key=key, cache_salt=salt)
         self.running.append((req, self.tree.lock(result.last_device_node)))
         return req
 
@@ -122,6 +83,11 @@ class Server:
     def names(self) -> list[str]:
         return [pin.name for pin in self.pins.report().held]
 
+    @property
+    def ended(self) -> dict[str | None, int]:
+        """Why pins ended, and how many."""
+        return self.series.by_label(ENDED)
+
     def check(self) -> None:
         """SGLang's own check at idle, and that what pins hold is what is protected."""
         free, evictable, protected = (
@@ -132,8 +98,8 @@ class Server:
         assert free + evictable + protected == self.pool
         if not self.running:
             assert protected == self.pins.num_tokens <= self.pins.report().max_tokens
-        shown = self.series.levels
-        assert (shown[PINS.name], shown[PINNED_TOKENS.name]) == (len(self.names), self.pins.num_tokens)
+        shown = self.series.level(PINS), self.series.level(PINNED_TOKENS)
+        assert shown == (len(self.names), self.pins.num_tokens)
 
 
 @pytest.fixture(params=[1, 16])
@@ -162,7 +128,7 @@ def test_a_pinned_prompt_survives_what_evicts_everything_else(server: Server) ->
     assert server.pins.num_tokens == len(A)
     server.serve(text(5, 32), unpin="a")
     server.evict_all()
-    assert (server.resident(A), server.names, server.series.ended) == (0, [], {"dropped": 1})
+    assert (server.resident(A), server.names, server.ended) == (0, [], {"dropped": 1})
 
 
 def test_pins_share_what_they_begin_with(server: Server) -> None:
@@ -185,7 +151,7 @@ def test_the_same_name_again_replaces_the_older_pin(server: Server) -> None:
     assert server.pins.report().held[1].digest != digest
     server.evict_all()
     assert (server.resident(A), server.resident(C)) == (len(SYSTEM), len(C))
-    assert server.series.ended == {"replaced": 1}
+    assert server.ended == {"replaced": 1}
 
 
 def test_beyond_the_share_of_the_pool_the_oldest_go_and_a_prompt_that_is_too_long_is_refused(server: Server) -> None:
@@ -196,7 +162,7 @@ def test_beyond_the_share_of_the_pool_the_oldest_go_and_a_prompt_that_is_too_lon
     server.serve(text(21, MAX_PINNED + 16), pin="e")
     server.serve(text(22, server.page_size - 1), pin="f")
     assert server.names == ["b", "c", "d"]
-    assert server.series.ended == {"limit": 1, "refused": 2}
+    assert server.ended == {"limit": 1, "refused": 2}
     server.serve(text(23, MAX_PINNED), pin="b")
     assert server.names == ["b"]
 
@@ -204,7 +170,7 @@ def test_beyond_the_share_of_the_pool_the_oldest_go_and_a_prompt_that_is_too_lon
 def test_rows_that_cannot_be_spliced_are_not_pinned(server: Server) -> None:
     server.refusal = Fallback.EMBEDDINGS
     server.serve(A, pin="a")
-    assert (server.names, server.series.ended) == ([], {"refused": 1})
+    assert (server.names, server.ended) == ([], {"refused": 1})
 
 
 @pytest.mark.parametrize("leave", [{"reason": FINISH_ABORT()}, {"checkpointed": False}])
@@ -241,7 +207,7 @@ def test_an_allocation_gets_the_slots_of_the_oldest_pins_and_no_more(server: Ser
     server.serve(A, pin="a")
     server.serve(B, pin="b")
     server.start(text(6, POOL - len(SYSTEM) - 640 + 16))
-    assert (server.names, server.series.ended) == (["b"], {"memory": 1})
+    assert (server.names, server.ended) == (["b"], {"memory": 1})
     assert server.resident(B) == len(B)
     server.start(text(7, 320))
     assert server.names == []
@@ -257,7 +223,7 @@ def test_a_flush_forgets_pins_without_unlocking_and_new_weights_unlock_them(serv
     server.serve(A, pin="a")
     server.tree.reset()
     server.allocator.clear()
-    assert (server.names, server.series.ended) == ([], {"weights": 2, "flushed": 1})
+    assert (server.names, server.ended) == ([], {"weights": 2, "flushed": 1})
     server.serve(A, pin="a")
     assert server.names == ["a"]
 
@@ -267,7 +233,7 @@ def test_rows_of_other_weights_are_not_pinned(server: Server) -> None:
     req = server.start(A, pin="a")
     server.tree.change_weights()
     server.end(req)
-    assert (server.names, server.series.ended) == ([], {"weights": 1})
+    assert (server.names, server.ended) == ([], {"weights": 1})
 
 
 @pytest.mark.parametrize(("num_running", "admitted"), [(0, True), (1, False)])
@@ -293,8 +259,7 @@ def test_a_request_that_would_wait_for_ever_gets_the_slots_of_pins(
     made.tree_cache, made.num_sequences, made.has_runs, made.goes_by_place = server.tree, 0, False, False
     made.can_run_list, made.running_batch = [], SimpleNamespace(reqs=[object()] * num_running)
     made.log_input_tokens = made.longest = 0
-    req: Any = SimpleNamespace(pic=RequestState(RequestOptions()), full_untruncated_fill_ids=[1])
-    result = made.add_one_req(req, False, None)
+    result = made.add_one_req(request([1]), False, None)
     assert (result is AddReqResult.CONTINUE) == admitted
     assert (tries, server.names) == (([3, 2, 1], ["c"]) if admitted else ([3], ["a", "b", "c"]))
     server.check()
@@ -312,9 +277,9 @@ def test_five_hundred_pins_and_drops_among_aborts_flushes_and_retractions(page_s
         for rank in ranks:
             step(rank)
             rank.check()
-    assert {"dropped", "flushed", "limit", "memory", "refused", "replaced"} <= set(ranks[0].series.ended)
+    assert {"dropped", "flushed", "limit", "memory", "refused", "replaced"} <= set(ranks[0].ended)
     assert ranks[0].pins.report() == ranks[1].pins.report()
-    assert ranks[0].series.ended == ranks[1].series.ended
+    assert ranks[0].ended == ranks[1].ended
     for rank in ranks:
         while rank.running:
             rank.end(rank.running[0][0])

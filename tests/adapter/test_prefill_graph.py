@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sglang")
-
 from sglang_pic.adapter.contract import BUILT_FOR, installed_version
 from tests.adapter.prefill_graph_driver import run_cases
 from tests.adapter.processes import on_live_model
@@ -16,9 +14,7 @@ from tests.adapter.processes import on_live_model
 
 @pytest.mark.feature("prefill CUDA graphs")
 @pytest.mark.skipif(installed_version() != BUILT_FOR, reason="graphs of other versions are not replayed")
-def test_a_breakable_graph_replays_gap_batches_as_exactly_as_they_run_eagerly(
-    model_dir: Callable[[str], Path],
-) -> None:
+def test_a_breakable_graph_replays_gap_batches_as_exactly_as_they_run_eagerly(model_dir: Callable[[str], Path]) -> None:
     """Its segments know of neither sequences nor gaps; attention and logits see the batch at hand."""
     server = {"dtype": "float32", "page_size": 1, "max_running_requests": 8}
     replayed, bounded = on_live_model(run_cases, model_dir("tiny-gqa"), **server).values()

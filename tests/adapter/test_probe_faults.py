@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path as FilePath
 from types import SimpleNamespace
 from typing import Any
@@ -10,38 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.plugins.hook_registry")
-    from pic_bench.probe_plugin.options import ProbedOptions, RequestProbe
-    from pic_bench.probe_plugin.plugin import _Faults, _plan
-    from pic_bench.probe_plugin.recorder import Recorder
+from pic_bench.probe_plugin.options import ProbedOptions, RequestProbe
+from pic_bench.probe_plugin.plugin import _Faults, _plan
+from pic_bench.probe_plugin.recorder import Recorder
 
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.options import RequestOptions
-from sglang_pic.adapter.serve.state import PendingSplice, RequestState
-from sglang_pic.core import Path, Plan, Run, as_tokens
-
-DONOR = Path("donor", [as_tokens(range(100))])
+from sglang_pic.adapter.serve.state import RequestState
+from tests.adapter.world import request, splice
 
 
-def request(probe: RequestProbe | None = None, **fields: Any) -> Any:
-    """SGLang's request, of an experiment if `probe` is given."""
+def probed(probe: RequestProbe | None = None, **fields: Any) -> Any:
+    """A request, of an experiment if `probe` is given."""
     options = RequestOptions() if probe is None else ProbedOptions(probe=probe)
-    return SimpleNamespace(pic=RequestState(options), **fields)
-
-
-def splice(prefix_len: int, end: int, *runs: tuple[int, int, int]) -> PendingSplice:
-    """A plan with runs `(target_start, target_end, shift)`."""
-    taken = tuple(Run(target_start=a, target_end=b, donor_start=a - s, donor=DONOR, seam_len=0) for a, b, s in runs)
-    slots = [torch.arange(900 + a, 900 + b) for a, b, _ in runs]
-    return PendingSplice(Plan(prefix_len=prefix_len, end=end, runs=taken), slots)
+    return request(range(4), pic=RequestState(options), **fields)
 
 
 def test_faults_are_of_the_requests_that_ask_for_them() -> None:
-    reqs = [request(RequestProbe(rotate=False)), request(), request(RequestProbe(flip_donors=True)), request()]
+    reqs = [probed(RequestProbe(rotate=False)), probed(), probed(RequestProbe(flip_donors=True)), probed()]
     plans = [splice(4, 20, (6, 12, -3)), None, splice(0, 9, (1, 3, 5)), splice(0, 9, (2, 4, 6))]
     rows = [torch.arange(100 * n, 100 * n + 64) for n in range(1, 5)]
     gap = build_gap_batch(plans, [4, 0, 0, 0], [16, 5, 9, 9], [16, 5, 9, 9], rows, torch.device("cpu"))
@@ -59,7 +44,7 @@ def test_faults_are_of_the_requests_that_ask_for_them() -> None:
 def test_donors_of_another_namespace_are_asked_for_while_planning_only() -> None:
     seen: list[str | None] = []
     for probe in (None, RequestProbe(), RequestProbe(donors_from="theirs")):
-        req = request(probe, extra_key="own")
+        req = probed(probe, extra_key="own")
         _plan(lambda _, req, *__, **___: seen.append(req.extra_key), None, req, "tree", max_gaps=3)
         assert req.extra_key == "own"
     assert seen == ["own", "own", "theirs"]
@@ -68,13 +53,7 @@ def test_donors_of_another_namespace_are_asked_for_while_planning_only() -> None
 def test_a_recording_is_whole(tmp_path: FilePath, caplog: pytest.LogCaptureFixture) -> None:
     view = SimpleNamespace(keys=[torch.arange(20.0).reshape(10, 1, 2)])
     recorder = Recorder(view, tmp_path / "records")  # type: ignore[arg-type]
-    req = request(
-        RequestProbe(record="one", record_keys=True),
-        rid="r",
-        full_untruncated_fill_ids=range(4),
-        extend_end=4,
-        kv=SimpleNamespace(req_pool_idx=1),
-    )
+    req = probed(RequestProbe(record="one", record_keys=True), kv=SimpleNamespace(req_pool_idx=1))
     req.pic.spliced = [(1, 2)]
     pool = SimpleNamespace(req_to_token=torch.tensor([[0, 0, 0, 0], [5, 2, 3, 7]]))
     told = recorder.watch(SimpleNamespace(reqs=[req], req_to_token_pool=pool))
@@ -89,5 +68,5 @@ def test_a_recording_is_whole(tmp_path: FilePath, caplog: pytest.LogCaptureFixtu
         assert arrays["keys"].tolist() == [[[10, 11], [4, 5], [6, 7], [14, 15]]]
     req.extend_end = 3
     assert recorder.watch(SimpleNamespace(reqs=[req])) is None, "a chunk that ends earlier"
-    assert recorder.watch(SimpleNamespace(reqs=[request(rid="other"), req])) is None
+    assert recorder.watch(SimpleNamespace(reqs=[probed(rid="other"), req])) is None
     assert "shares its batch" in caplog.text

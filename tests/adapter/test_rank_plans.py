@@ -11,9 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("sglang")
+from tests.conftest import ROOT
 
 STEPS = int(os.environ.get("SGLANG_PIC_RANK_STEPS", "3000"))
 # What a thousand steps meet at least.
@@ -25,11 +23,11 @@ MET = {
 
 def test_ranks_plan_alike(tmp_path: Path) -> None:
     """Hash seeds, clocks, addresses, garbage collection and slot numbers are each rank's own."""
-    driver = Path(__file__).with_name("rank_driver.py")
     flags = ["--size=2", f"--store={tmp_path / 'store'}", f"--steps={STEPS}", "--seed=18"]
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(driver), f"--rank={rank}", *flags],
+            [sys.executable, "-m", "tests.adapter.rank_driver", f"--rank={rank}", *flags],
+            cwd=ROOT,
             env={**os.environ, "PYTHONHASHSEED": str(100 + rank), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -3,67 +3,30 @@
 from __future__ import annotations
 
 import re
-import warnings
 from array import array
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    pytest.importorskip("sglang.srt.mem_cache.unified_radix_cache")
-    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
-
-    from sglang_pic.adapter.serve import scheduler
-    from sglang_pic.adapter.serve.cache import PicRadixCache, UnifiedRadixCache
-    from sglang_pic.adapter.serve.planning import Planning
-    from sglang_pic.adapter.serve.scheduler import _details, receive
-
-from sglang_pic.adapter.metrics import Metric, Series
 from sglang_pic.adapter.namespace import is_strict
-from sglang_pic.adapter.serve.accounting import FALLBACKS, METRICS, SPLICED_TOKENS, Accounting
+from sglang_pic.adapter.serve import scheduler
+from sglang_pic.adapter.serve.accounting import FALLBACKS, SPLICED_TOKENS, Accounting
 from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.cache import PicRadixCache, UnifiedRadixCache
 from sglang_pic.adapter.serve.fallback import REASONS, Fallback
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills
-from sglang_pic.adapter.serve.pins import Pins
+from sglang_pic.adapter.serve.planning import Planning
+from sglang_pic.adapter.serve.scheduler import _details, receive
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.adapter.support import max_sequences
 from sglang_pic.config import PicConfig
-from sglang_pic.core import (
-    ContentIndex,
-    Context,
-    DropReason,
-    Path,
-    Plan,
-    PlanOptions,
-    ReusePolicy,
-    RowNames,
-    Run,
-    as_tokens,
-)
+from sglang_pic.core import Context, DropReason, Plan, PlanOptions, ReusePolicy, RowNames, Run
 from sglang_pic.errors import UnsupportedError
-
-DONOR = Path("donor", [as_tokens(range(300))])
-
-
-class Counts(Series):
-    """Keeps what is counted instead of exporting it."""
-
-    def __init__(self) -> None:
-        super().__init__(METRICS, None)
-        self.counted: dict[tuple[str, str | None], float] = {}
-
-    def add(self, metric: Metric, amount: float = 1, *, value: str | None = None) -> None:
-        assert value is None or value in metric.values
-        self.counted[metric.name, value] = self.counted.get((metric.name, value), 0) + amount
-
-    @property
-    def reasons(self) -> dict[str | None, float]:
-        return {value: count for (name, value), count in self.counted.items() if name == FALLBACKS.name}
+from tests.adapter.world import DONOR, Kept, hooks_of, make_planning, request
 
 
 class Planned(Exception):
@@ -82,19 +45,6 @@ class Index:
         raise Planned
 
 
-def request(options: RequestOptions, **fields: Any) -> Any:
-    """SGLang's request of 300 tokens, as far as the cache reads it."""
-    tokens = array("q", range(300))
-    plain: dict[str, Any] = {
-        **{"input_embeds": None, "positional_embed_overrides": None, "multimodal_inputs": None, "lora_id": None},
-        **{"return_logprob": False, "logprob_start_len": -1, "return_hidden_states": False, "session": None},
-        **{"multi_item_delimiter_indices": None, "token_indices_to_pool": None, "retracted_stain": False},
-        **{"origin_input_ids": tokens, "full_untruncated_fill_ids": tokens, "prefix_len": 0, "extend_end": 300},
-        **{"extra_key": None, "cache_salt": None, "cached_tokens": 0},
-    }
-    return SimpleNamespace(pic=RequestState(options), **{**plain, **fields})
-
-
 @pytest.fixture
 def index() -> Index:
     return Index()
@@ -102,14 +52,7 @@ def index() -> Index:
 
 @pytest.fixture
 def planning(index: Index) -> Planning:
-    return Planning(
-        index,  # type: ignore[arg-type]
-        PicConfig(),
-        cost=None,
-        max_sequences=64,
-        auditor=Auditor(),
-        pins=Pins(ContentIndex(), 0, Series((), None)),
-    )
+    return make_planning(index, PicConfig())
 
 
 def plan(planning: Planning, req: Any) -> None:
@@ -138,16 +81,16 @@ def plan(planning: Planning, req: Any) -> None:
     ],
 )
 def test_what_splices_would_not_serve_is_computed(planning: Planning, fields: dict[str, Any], reason: Fallback) -> None:
-    req, series = request(RequestOptions(), **fields), Counts()
+    req, series = request(**fields), Kept()
     plan(planning, req)
     Accounting(series).count_admitted(req, None, planning.refusal(req), first_chunk=True)
-    assert series.reasons == {reason.value: 1}
+    assert series.by_label(FALLBACKS) == {reason.value: 1}
 
 
 def test_an_ordinary_request_is_planned_and_one_that_opted_out_is_not(planning: Planning) -> None:
     with pytest.raises(Planned):
-        plan(planning, request(RequestOptions()))
-    plan(planning, request(RequestOptions(mode=Mode.OFF)))
+        plan(planning, request())
+    plan(planning, request(pic=RequestState(RequestOptions(mode=Mode.OFF))))
 
 
 @pytest.mark.parametrize(
@@ -159,25 +102,21 @@ def test_an_ordinary_request_is_planned_and_one_that_opted_out_is_not(planning: 
         # What SGLang makes of a request for logprobs of the answer. Retracted and prefilled again, the answer so far is
         # part of the extend, and its logprobs are taken once more.
         ({"return_logprob": True, "logprob_start_len": 250, "origin_input_ids": array("q", range(250))}, 250),
+        # A short prompt whose answer is wanted with logprobs.
+        ({"return_logprob": True, "logprob_start_len": 20, "origin_input_ids": array("q", range(20))}, 20),
     ],
 )
 def test_what_logprobs_are_wanted_of_is_computed(
     planning: Planning, index: Index, fields: dict[str, Any], computed_from: int | None
 ) -> None:
     with pytest.raises(Planned):
-        plan(planning, request(RequestOptions(), **fields))
+        plan(planning, request(**fields))
     assert index.options.compute_from == computed_from
-
-
-def test_a_short_prompt_whose_answer_is_wanted_with_logprobs_is_not_refused(planning: Planning) -> None:
-    short = {"return_logprob": True, "logprob_start_len": 20, "origin_input_ids": array("q", range(20))}
-    with pytest.raises(Planned):
-        plan(planning, request(RequestOptions(), **short))
 
 
 def test_what_a_request_sets_is_its_policy(planning: Planning, index: Index) -> None:
     with pytest.raises(Planned):
-        plan(planning, request(RequestOptions(overrides={"seam_tokens": 3, "tail_tokens": 5})))
+        plan(planning, request(pic=RequestState(RequestOptions(overrides={"seam_tokens": 3, "tail_tokens": 5}))))
     assert index.options.policy is not None
     assert (index.options.policy.seam_tokens, index.options.policy.tail_tokens) == (3, 5)
 
@@ -185,21 +124,19 @@ def test_what_a_request_sets_is_its_policy(planning: Planning, index: Index) -> 
 def test_pinned_rows_go_near_the_end_by_the_requests_consent_only(planning: Planning, index: Index) -> None:
     for skills, is_asked in ((Skills.FAR, False), (Skills.NEAR, True)):
         with pytest.raises(Planned):
-            plan(planning, request(RequestOptions(skills=skills)))
+            plan(planning, request(pic=RequestState(RequestOptions(skills=skills))))
         assert (index.options.pinned_len is not None) == is_asked
 
 
 def test_a_prompt_that_is_pinned_is_computed_and_donates(planning: Planning) -> None:
-    req = request(RequestOptions(pin="a"))
+    req = request(pic=RequestState(RequestOptions(pin="a")))
     plan(planning, req)
     assert (req.pic.pending, planning.refusal(req)) == (None, None)
 
 
-def received(auditor: Any, custom_params: Any = None, *, mode: Mode = Mode.AUTO, **fields: Any) -> Any:
+def received(auditor: Any, pic: object = None, *, mode: Mode = Mode.AUTO, **fields: Any) -> Any:
     """A request as the scheduler gets it."""
-    sampling = SimpleNamespace(custom_params=custom_params)
-    req = SimpleNamespace(**{**vars(request(RequestOptions())), "sampling_params": sampling, "rid": "r", **fields})
-    receive(req, auditor, ReusePolicy(), mode=mode)
+    receive(req := request(asked=pic, **fields), auditor, ReusePolicy(), mode=mode)
     return req
 
 
@@ -207,16 +144,16 @@ def test_a_request_that_does_not_say_is_served_by_the_servers_mode(planning: Pla
     auditor = Auditor()
     assert is_strict(received(auditor, mode=Mode.OFF).extra_key)
     assert planning.refusal(received(auditor, mode=Mode.OFF)) is Fallback.OFF
-    opted_in = received(auditor, {"pic": {"mode": "auto"}}, mode=Mode.OFF)
+    opted_in = received(auditor, {"mode": "auto"}, mode=Mode.OFF)
     assert (opted_in.extra_key, planning.refusal(opted_in)) == (None, None)
-    assert is_strict(received(auditor, {"pic": {"mode": "off"}}).extra_key)
+    assert is_strict(received(auditor, {"mode": "off"}).extra_key)
 
 
 def test_every_turn_of_a_streaming_session_is_kept_apart_from_spliced_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its later turns go on with the row of the first, and any of them may ask for no splices."""
     auditor = Auditor()
     streaming, ordinary = (received(auditor, session=SimpleNamespace(streaming=s)) for s in (True, False))
-    opted_out = received(auditor, {"pic": {"mode": "off"}})
+    opted_out = received(auditor, {"mode": "off"})
     assert streaming.extra_key == opted_out.extra_key != ordinary.extra_key
     assert is_strict(streaming.extra_key)
     assert ordinary.extra_key == received(auditor).extra_key is None
@@ -243,14 +180,11 @@ def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.Mo
     cache.pins, cache.faults = SimpleNamespace(give_back_oldest=lambda *_: False), Faults()
     cache.tree_core = SimpleNamespace(page_size=1)
     cache._publication = SimpleNamespace(flush=published.clear, publish=lambda req, *_, **__: published.append(req))
-    hooks: dict[str, Any] = {}
-    monkeypatch.setattr(scheduler, "hook", lambda _, target, hooked: hooks.update({target: hooked}))
+    hooks = hooks_of(monkeypatch, scheduler)
     scheduler.install(cache, ReusePolicy())
 
     def new_request() -> Any:
-        sampling = SimpleNamespace(custom_params=None)
-        req = SimpleNamespace(**vars(request(RequestOptions())), sampling_params=sampling, rid="r")
-        hooks["managers.schedule_batch.Req.__init__"](None, req)
+        hooks["managers.schedule_batch.Req.__init__"](None, req := request())
         return req
 
     before = new_request()
@@ -266,7 +200,7 @@ def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.Mo
 
 
 def test_options_that_the_front_end_did_not_see_are_served_exactly() -> None:
-    req = received(Auditor(), {"pic": {"seam": 1}})
+    req = received(Auditor(), {"seam": 1})
     assert (req.pic.options.mode, is_strict(req.extra_key)) == (Mode.OFF, True)
 
 
@@ -280,7 +214,7 @@ def test_options_that_the_front_end_did_not_see_are_served_exactly() -> None:
     ],
 )
 def test_where_cached_tokens_came_from_adds_up(sglang: dict[str, int], host: int, storage: int) -> None:
-    req = request(RequestOptions(), cached_tokens=90, cached_tokens_host=host, cached_tokens_storage=storage)
+    req = request(cached_tokens=90, cached_tokens_host=host, cached_tokens_storage=storage)
     req.pic.num_chunk_hit, req.pic.num_behind_change, req.pic.num_guarded = 60, 40, 7
     shown = _details(sglang, None, req)
     device = 90 - host - storage
@@ -290,19 +224,19 @@ def test_where_cached_tokens_came_from_adds_up(sglang: dict[str, int], host: int
 
 
 def test_a_prompt_of_which_nothing_is_reused_shows_that_a_field_was_why() -> None:
-    req = request(RequestOptions(), cached_tokens=0, cached_tokens_host=0, cached_tokens_storage=0)
+    req = request(cached_tokens=0, cached_tokens_host=0, cached_tokens_storage=0)
     assert _details(None, None, req) is None
     req.pic.num_guarded = 7
     assert _details(None, None, req) == {"device": 0, "host": 0, "pic": 0, "pic_behind_change": 0, "pic_guarded": 7}
 
 
 def test_every_prompt_token_has_one_source() -> None:
-    req, series = request(RequestOptions(), prefix_len=20, extend_end=120), Counts()
+    req, series = request(prefix_len=20, extend_end=120), Kept()
     accounting = Accounting(series)
     accounting.count_admitted(req, Plan(prefix_len=20, end=120), None, first_chunk=True)
     req.prefix_len, req.extend_end = 120, 300
     accounting.count_admitted(req, None, None, first_chunk=False)
-    assert series.counted == {
+    assert series.counts == {
         ("sglang:pic_prompt_tokens_total", None): 300,
         ("sglang:pic_tokens_total", "prefix"): 20,
         ("sglang:pic_tokens_total", "chunk"): 0,
@@ -319,7 +253,7 @@ def run(start: int, end: int, context: Context) -> Run:
 
 def test_what_changed_fields_cost_is_counted_of_what_is_admitted_and_once() -> None:
     """A chunked prefill plans every chunk anew, and each plan tells of the fields before it and of what comes later."""
-    req, series = request(RequestOptions()), Counts()
+    req, series = request(), Kept()
     state: RequestState = req.pic
     runs = (run(20, 40, Context.SAME), run(50, 100, Context.CHANGED), run(110, 250, Context.CHANGED))
     plan = Plan(
@@ -335,13 +269,13 @@ def test_what_changed_fields_cost_is_counted_of_what_is_admitted_and_once() -> N
         planned = replace(plan, prefix_len=prefix_len, runs=rest)
         state.changed_fields, state.guarded = planned.changed_fields, planned.guarded
         Accounting(series).count_admitted(req, planned.clip(end), None, first_chunk=prefix_len == 0)
-    counted = {name: count for name, count in series.counted.items() if "spliced_tokens" in name[0]}
+    counted = {name: count for name, count in series.counts.items() if "spliced_tokens" in name[0]}
     assert counted == {
         ("sglang:pic_spliced_tokens_total", "same"): 20,
         ("sglang:pic_spliced_tokens_total", "changed"): 50 + 140,
     }
-    assert series.counted["sglang:pic_guarded_tokens_total", None] == 4 + 10 + 10 == state.num_guarded
-    assert series.counted["sglang:pic_changed_fields_total", None] == 2
+    assert series.counts["sglang:pic_guarded_tokens_total", None] == 4 + 10 + 10 == state.num_guarded
+    assert series.counts["sglang:pic_changed_fields_total", None] == 2
     assert (state.num_chunk_hit, state.num_behind_change) == (210, 190)
     req.retracted_stain = True
     Accounting(series).count_admitted(req, plan, None, first_chunk=True)
@@ -357,10 +291,6 @@ def test_a_plan_that_is_dropped_computes_nothing_because_of_a_field() -> None:
     assert (state.changed_fields, state.guarded) == ((), ())
 
 
-def test_every_context_has_a_series() -> None:
-    assert set(SPLICED_TOKENS.values) == {context.value for context in Context}
-
-
 def test_backends_with_tables_have_room_for_so_many_sequences() -> None:
     def runner(backend: str, rows: int) -> Any:
         pool = SimpleNamespace(size=rows)
@@ -373,12 +303,13 @@ def test_backends_with_tables_have_room_for_so_many_sequences() -> None:
         max_sequences(runner("flashinfer", 1))
 
 
-def test_every_reason_has_a_series_and_a_sentence() -> None:
+def test_every_context_and_every_reason_have_a_series() -> None:
     """A reason that only the planner knew would stop the scheduler when it is counted."""
-    req, series = request(RequestOptions(), retracted_stain=True), Counts()
+    assert set(SPLICED_TOKENS.values) == {context.value for context in Context}
+    req, series = request(retracted_stain=True), Kept()
     req.pic.dropped = dict.fromkeys(DropReason, 2)
     req.pic.lost_plan = Fallback.BATCH
     Accounting(series).count_admitted(req, None, None, first_chunk=False)
-    assert series.reasons == {**{reason.value: 2 for reason in DropReason}, "batch": 1}
+    assert series.by_label(FALLBACKS) == {**{reason.value: 2 for reason in DropReason}, "batch": 1}
     assert list(FALLBACKS.values) == [reason.value for reason in REASONS], "no two reasons have one label"
     assert all(re.fullmatch(r"[A-Z].*\.", reason.description) for reason in REASONS)

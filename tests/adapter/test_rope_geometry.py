@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from pic_kernels.numerics import relative_l2
+from sglang.srt.layers.rotary_embedding import factory
+from sglang.srt.mem_cache import memory_pool
 from torch import nn
-
-with warnings.catch_warnings():
-    # SGLang and what it imports warn about this machine's missing accelerators.
-    warnings.simplefilter("ignore")
-    factory = pytest.importorskip("sglang.srt.layers.rotary_embedding.factory")
-    memory_pool = pytest.importorskip("sglang.srt.mem_cache.memory_pool")
 
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime import PoolKind, Splicer, read_geometry, rope, view_pool, views

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("sglang")
-
 from tests.adapter.processes import on_live_model
 from tests.adapter.self_test_driver import run_cases
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("sglang")
-
 from tests.adapter.processes import on_live_model
 from tests.adapter.window_driver import CASES, NUM_TOKENS, WINDOW, run_cases
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from pic_kernels.numerics import relative_l2
 
-from sglang_pic.adapter.hooks import apply_hooks
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
 from sglang_pic.adapter.probe.slots import borrow_slots
 from sglang_pic.adapter.serve.forward import ForwardPath, hand_over
@@ -20,9 +19,9 @@ from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.core import Path, Plan, Run
-from sglang_pic.runtime import read_geometry, view_pool
 from sglang_pic.runtime.checks.gap_rows import read_rows
 from sglang_pic.runtime.splice import Splicer
+from tests.adapter.processes import spliced_path
 
 NUM_TOKENS: Final = 230
 SHIFT: Final = 1_000
@@ -98,11 +97,8 @@ class Bench:
 
 def run_cases(runner: Any, _: object) -> dict[str, Any]:
     """What the model is, and what `measure` finds: every case at shift 0 and shifted, and two faults that must show."""
-    view, geometry = view_pool(runner.token_to_kv_pool), read_geometry(runner.model, max_shift=8_192)
-    splicer = Splicer(view, geometry)
-    path = ForwardPath(splicer)
-    path.install()
-    apply_hooks()
+    path = spliced_path(runner)
+    splicer, view, geometry = path.splicer, path.splicer.view, path.splicer.geometry
     layers = [module for module in runner.model.modules() if type(module).__name__ == "RadixAttention"]
     results: dict[str, Any] = {
         "windows": [layer.sliding_window_size for layer in layers],

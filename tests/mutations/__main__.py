@@ -86,6 +86,7 @@ def _load_sglang() -> None:
         warnings.simplefilter("ignore")
         import sglang.srt.managers.schedule_policy  # noqa: F401
         import sglang.srt.mem_cache.unified_radix_cache  # noqa: F401
+        import sglang.srt.models.deepseek_v2  # noqa: F401
 
 
 def _run(root: Path, tests: list[str]) -> tuple[int, str, float]:

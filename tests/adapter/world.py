@@ -1,0 +1,161 @@
+"""Builders of what the adapter meets in a server: requests, plans, batches, trees, metrics and hooks."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+
+from sglang_pic.adapter.metrics import Metric, Series
+from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.cache import PicRadixCache
+from sglang_pic.adapter.serve.options import RequestOptions
+from sglang_pic.adapter.serve.pins import Pins
+from sglang_pic.adapter.serve.planning import Planning
+from sglang_pic.adapter.serve.state import PendingSplice, RequestState
+from sglang_pic.config import PicConfig
+from sglang_pic.core import ContentIndex, Path, Plan, Run, as_tokens
+
+DONOR = Path("donor", [as_tokens(range(4000))])
+
+TRANSLATOR = SimpleNamespace(own_plan=lambda _: SimpleNamespace(bind=lambda *_: None))
+"""SGLang's `KVIndexTranslator` of a runner whose slots are rows of its pool."""
+
+
+def request(tokens: Iterable[int] = range(300), asked: object = None, **fields: Any) -> Any:
+    """SGLang's request as far as the adapter reads it, before anything is computed; `asked` stands under `pic`."""
+    ids = array("q", tokens)
+    unset = ("input_embeds", "positional_embed_overrides", "multimodal_inputs", "lora_id", "session", "extra_key")
+    unset += ("multi_item_delimiter_indices", "token_indices_to_pool", "cache_salt", "finished_reason")
+    plain: dict[str, Any] = {
+        **dict.fromkeys(unset),
+        **{"origin_input_ids": ids, "full_untruncated_fill_ids": ids, "output_ids": [], "cached_tokens": 0},
+        **{"prefix_len": 0, "extend_end": len(ids), "retracted_stain": False, "return_hidden_states": False},
+        **{"return_logprob": False, "logprob_start_len": -1, "rid": "r", "pic": RequestState(RequestOptions())},
+        "sampling_params": SimpleNamespace(custom_params=None if asked is None else {"pic": asked}),
+    }
+    return SimpleNamespace(**{**plain, **fields})
+
+
+def plan(prefix_len: int, end: int, *runs: tuple[int, int, int]) -> Plan:
+    """A plan with runs `(target_start, target_end, shift)`."""
+    taken = (Run(target_start=a, target_end=b, donor_start=a - s, donor=DONOR, seam_len=0) for a, b, s in runs)
+    return Plan(prefix_len=prefix_len, end=end, runs=tuple(taken))
+
+
+def splice(prefix_len: int, end: int, *runs: tuple[int, int, int], slots: int = 900) -> PendingSplice:
+    """Such a plan on its way to the pass; the row for position `p` is read from slot `slots + p`."""
+    sources = [torch.arange(slots + start, slots + end) for start, end, _ in runs]
+    return PendingSplice(plan(prefix_len, end, *runs), sources)
+
+
+def scheduled(reqs: Sequence[Any], lens: Sequence[int], **fields: Any) -> Any:
+    """The scheduler's batch of whole prompts of these lengths."""
+    mode = SimpleNamespace(is_extend=lambda: True, is_extend_without_speculative=lambda: True)
+    plain = {"prefix_lens": [0] * len(lens), "extend_lens": lens, "extend_num_tokens": sum(lens)}
+    return SimpleNamespace(reqs=reqs, forward_mode=mode, **{**plain, "extend_logprob_start_lens": lens, **fields})
+
+
+def extend_batch(
+    lens: list[int],
+    *,
+    prefix_lens: list[int] | None = None,
+    rows: list[int] | None = None,
+    to: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    **fields: Any,
+) -> Any:
+    """What SGLang makes of a batch for a pass: `lens` tokens behind prefixes, with tensors moved by `to`."""
+    prefixes, rows = prefix_lens or [0] * len(lens), rows or [*range(len(lens))]
+    ends = [prefix + n for prefix, n in zip(prefixes, lens, strict=True)]
+    positions = torch.cat([torch.arange(*span) for span in zip(prefixes, ends, strict=True)])
+    on_device = {
+        "input_ids": torch.arange(sum(lens)),
+        "positions": positions,
+        "mrope_positions": positions.expand(3, -1).clone(),
+        "out_cache_loc": torch.arange(sum(lens)),
+        "req_pool_indices": torch.tensor(rows),
+        "seq_lens": torch.tensor(ends),
+        "orig_seq_lens": torch.tensor(ends, dtype=torch.int32),
+        "extend_seq_lens": torch.tensor(lens, dtype=torch.int32),
+        "extend_prefix_lens": torch.tensor(prefixes, dtype=torch.int32),
+        "extend_start_loc": torch.zeros(len(lens), dtype=torch.int32),
+        "global_num_token_non_padded": torch.tensor(sum(lens), dtype=torch.int32),
+    }
+    on_host = {
+        "req_pool_indices_cpu": torch.tensor(rows),
+        "seq_lens_cpu": torch.tensor(ends),
+        "seq_lens_sum": sum(ends),
+        "extend_num_tokens": sum(lens),
+        "extend_seq_lens_cpu": lens,
+        "extend_prefix_lens_cpu": prefixes,
+        "extend_logprob_start_lens_cpu": lens,
+    }
+    moved = {name: to(fields.pop(name, tensor)) for name, tensor in on_device.items()}
+    return ForwardBatch(forward_mode=ForwardMode.EXTEND, batch_size=len(lens), **{**moved, **on_host, **fields})
+
+
+def make_allocator(pool: int, page_size: int) -> Any:
+    """SGLang's allocator of `pool` slots on the CPU."""
+    kind = TokenToKVPoolAllocator if page_size == 1 else PagedTokenToKVPoolAllocator
+    sizes = (pool,) if page_size == 1 else (pool, page_size)
+    return kind(*sizes, torch.bfloat16, "cpu", None, False)
+
+
+def make_tree(allocator: Any, *, is_eagle: bool = False, **ours: Any) -> PicRadixCache:
+    """Our cache over SGLang's own tree of these slots; for EAGLE a row is named by the next token, too."""
+    params = CacheInitParams(
+        disable=False,
+        req_to_token_pool=SimpleNamespace(),
+        token_to_kv_pool_allocator=allocator,
+        page_size=allocator.page_size,
+        is_eagle=is_eagle,
+        tree_components=(ComponentType.FULL,),
+    )
+    return PicRadixCache(params, auditor=Auditor(), **{"accounting": SimpleNamespace(), **ours})
+
+
+def make_planning(index: Any, config: PicConfig, **others: Any) -> Planning:
+    """The planner over an index, of a server whose pins are none."""
+    plain = {"cost": None, "max_sequences": 64, "pins": Pins(ContentIndex(), 0, Series((), None))}
+    return Planning(index, config, auditor=Auditor(), **{**plain, **others})
+
+
+class Kept(Series):
+    """Keeps what is counted and set instead of exporting it, by metric and by label."""
+
+    def __init__(self) -> None:
+        super().__init__((), None)
+        self.counts: Counter[tuple[str, str | None]] = Counter()
+        self.levels: defaultdict[tuple[str, str | None], list[float]] = defaultdict(list)
+
+    def add(self, metric: Metric, amount: float = 1, *, value: str | None = None) -> None:
+        assert value is None or value in metric.values
+        self.counts[metric.name, value] += int(amount)
+
+    def set(self, metric: Metric, amount: float, *, value: str | None = None) -> None:
+        self.levels[metric.name, value].append(amount)
+
+    def by_label(self, metric: Metric) -> dict[str | None, int]:
+        """What was counted of a metric, by its label."""
+        return {value: count for (name, value), count in self.counts.items() if name == metric.name and count}
+
+    def level(self, metric: Metric, value: str | None = None) -> float:
+        """What a metric was set to last."""
+        return self.levels[metric.name, value][-1]
+
+
+def hooks_of(patch: pytest.MonkeyPatch, *modules: ModuleType) -> dict[str, Callable[..., Any]]:
+    """By the name of what they hook, the functions that these modules install from here on."""
+    found: dict[str, Callable[..., Any]] = {}
+    for module in modules:
+        patch.setattr(module, "hook", lambda _, target, function: found.setdefault(target, function))
+    return found
