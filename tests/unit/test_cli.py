@@ -152,7 +152,7 @@ WORKERS = {
     "replay": "pic_traces.replay",
     "compare": "pic_bench.compare.compare",
     "fidelity": "pic_bench.fidelity.runner",
-    "report": "pic_bench.compare.combined, pic_bench.fidelity.report, pic_bench.fidelity.merge",
+    "report": "pic_bench.compare.combined, pic_bench.fidelity.report, pic_bench.fidelity.folder",
     "census": "sglang_pic.census.table",
     "explain": "sglang_pic.explain.page",
     "skill": "sglang_pic.client",
