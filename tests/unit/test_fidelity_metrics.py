@@ -90,7 +90,6 @@ def test_the_best_gold_answer_counts_and_the_first_line_only() -> None:
     assert not partly.exact
 
 
-def test_retrieval_asks_for_the_whole_value() -> None:
-    assert score_answer("It is 1078, I think", ["1078"], contains=True) == (1.0, False)
-    assert score_answer("It is 10781", ["1078"], contains=True).value == 0.0
-    assert score_answer("", ["1078"], contains=True).value == 0.0
+@pytest.mark.parametrize(("answer", "score"), [("It is 1078, I think", 1.0), ("It is 10781", 0.0), ("", 0.0)])
+def test_retrieval_asks_for_the_whole_value(answer: str, score: float) -> None:
+    assert score_answer(answer, ["1078"], contains=True) == (score, False)
