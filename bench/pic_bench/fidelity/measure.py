@@ -116,7 +116,7 @@ def add_greedy(probe: Probe, case: Case, full: Sequence[int], ids: Sequence[int]
 
 
 def check_realised(case: Case, arm: Arm, recorded: Recorded, page_size: int) -> None:
-    """Whether a request was served as its arm means it; an arm that sets no seam means nothing by its blocks.
+    """Whether a request was served as its arm means it; without a seam, or behind an edit, no blocks are meant.
 
     On pages of more than one token a run begins and ends at a page's edge, so that much of a block may be computed.
 
@@ -134,7 +134,7 @@ def check_realised(case: Case, arm: Arm, recorded: Recorded, page_size: int) -> 
                 f"tokens, {wanted} and 0 were meant"
             )
         return
-    if arm.seam_tokens is None:
+    if arm.seam_tokens is None or case.edited is not None:
         return
     slack = 2 * (page_size - 1)
     # Where skills stand as they were compiled, no seam parts them, so that each is spliced for as much as can be.

@@ -89,9 +89,8 @@ class _FormatRun:
         jobs = [*self.plan.jobs, *self.plan.passages.replacing(left)]
         todo = [j for j in jobs if not j.is_done(done[j.case.experiment, j.case.name]) and j.case.name not in left]
         self.resumed, self.left_out = len(jobs) - len(todo) - len(left), len(left)
-        passes: list[Callable[..., TraceRun | TurnsRun]]
-        passes = [*self._traces(probes), *self._conversations(probes)]
-        if not todo and not passes:
+        traces, conversations = [*self._traces(probes)], [*self._conversations(probes)]
+        if not todo and not traces and not conversations:
             return
         write_json(self.folder / ENVIRONMENT, _environment(self.folder))
         if not self.quiet:
@@ -111,10 +110,12 @@ class _FormatRun:
                 replacing = self.plan.passages.replacing(self._names_left_out())
                 todo = [job for job in replacing if job.case.name not in known]
                 jobs += todo
-            for make in passes:
-                self._measure_passes(make(target=target))
-            if self.plan.calls:
+            for trace in traces:
+                self._measure_passes(trace(target=target))
+            if traces:
                 trace_mark(self.folder, self.dtype).touch()
+            for conversation in conversations:
+                self._measure_passes(conversation(target=target))
             shutil.rmtree(self.folder / VAULT / self.dtype, ignore_errors=True)
 
     def _measure_jobs(self, jobs: Sequence[Job], target: Target) -> None:
