@@ -35,8 +35,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from pic_bench.compare import report as comparison
     from pic_bench.fidelity import report as fidelity
-    from pic_bench.fidelity.folder import has_records
-    from pic_bench.fidelity.merge import merge_runs
+    from pic_bench.fidelity.folder import has_records, merge_runs
     from pic_bench.out_folder import print_report
 
     folder: Path = args.folder[0]

@@ -130,7 +130,7 @@ RUNS = {
     "replay": ("[bench]", "pic_traces.replay", [GENERATED, "--base-url", "http://127.0.0.1:9", "--out", "run"]),
     "compare": ("[bench]", "pic_bench.compare.compare", [GENERATED, "--model", "m", "--out", "run"]),
     "fidelity": ("[bench,census]", "pic_bench.fidelity.runner", ["--model", "m", "--out", "run"]),
-    "report": ("[bench]", "pic_bench.compare.report, pic_bench.fidelity.report, pic_bench.fidelity.merge", ["run"]),
+    "report": ("[bench]", "pic_bench.compare.report, pic_bench.fidelity.report, pic_bench.fidelity.folder", ["run"]),
     "census": ("[census]", "sglang_pic.census.table", [GENERATED]),
     "explain": ("[census]", "sglang_pic.explain.page", [GENERATED, "--out", "page.html"]),
     "skill": ("[client]", "sglang_pic.client", ["list"]),

@@ -297,7 +297,7 @@ def test_every_skill_has_the_ids_that_it_was_compiled_with(jobs: list[Job]) -> N
             assert together[len(header) :][: sum(map(len, skills))] != list(chain(*skills)), "another order"
 
 
-def test_prompts_of_a_library_differ_in_order_and_share_their_donors(jobs: list[Job], text: ModelText) -> None:
+def test_prompts_of_a_library_differ_in_order_and_share_their_donors_and_arms(jobs: list[Job], text: ModelText) -> None:
     assert len({job.case.name for job in jobs}) == len({tuple(job.case.prompt) for job in jobs}) == len(jobs)
     four = [job.case for job in jobs if len(job.case.blocks) == 4]
     assert [case.library for case in four] == ["compose-4-0"] * ORDERS_PER_LIBRARY + ["compose-4-1"] * 2
@@ -305,9 +305,6 @@ def test_prompts_of_a_library_differ_in_order_and_share_their_donors(jobs: list[
     assert four[0].donors != four[-1].donors
     assert {job.case.library for job in jobs if len(job.case.blocks) == 1} == {f"compose-1-{n}" for n in range(8)}
     assert text.text(four[0].prompt).count("## Skill ") == 4
-
-
-def test_a_single_skill_is_compiled_one_way_and_others_two(jobs: list[Job]) -> None:
     for job in jobs:
         kinds = [Donors.ISOLATED] if len(job.case.blocks) == 1 else [Donors.ISOLATED, Donors.CONTEXT]
         assert job.arms[:2] == (FULL, EXACT)

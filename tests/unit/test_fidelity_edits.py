@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -133,7 +134,8 @@ class Server(StandIn):
 
     def answer(self, asked: Asked) -> Recorded:
         assert not asked.gold
-        found = recorded(prefix=self.prefix, hits=0 if asked.arm in (FULL, STALE) else 100, vocab=self.vocab)
+        spliced = [] if asked.arm in (FULL, STALE) else [(40, 140)]
+        found = recorded(spliced, prefix=self.prefix, vocab=self.vocab)
         found.logits[0, self.new] = self.logits[asked.arm.name]
         return found
 
@@ -144,13 +146,15 @@ def job(text: ModelText) -> Job:
 
 
 def test_a_prompt_is_served_under_every_arm_behind_the_old_one(job: Job, text: ModelText) -> None:
-    server = Server(job, {"full": 3.0, "stale": 1.0, "in_place": 1.5, "notes": 2.5, "recompile": 3.0})
+    seam = msgspec.structs.replace(parse_policy("seam-8=seam:8"), donors=Donors.EDITED)
+    job = replace(job, arms=(*ARMS, seam))
+    server = Server(job, {"full": 3.0, "stale": 1.0, "in_place": 1.5, "notes": 2.5, "recompile": 3.0, "seam-8": 1.5})
     probes = {probe.arm: probe for probe in measure(job, server, text, dtype="float32", page_size=1)}
-    assert list(probes) == [arm.name for arm in ARMS]
+    assert list(probes) == [arm.name for arm in job.arms]
     assert [asked.arm.name for asked in server.asked if asked.prompt == job.case.edited.old] == ["stale"]
     assert server.asked[1].donors_from == NOBODY
     assert {asked.donors_from for asked in server.asked[2:]} == {server.asked[1].key}
-    assert len({asked.key for asked in server.asked}) == len(ARMS), "no arm meets another's rows"
+    assert len({asked.key for asked in server.asked}) == len(job.arms), "no arm meets another's rows"
     assert {name: probe.log_odds for name, probe in probes.items()} == server.logits
     assert (probes["full"].computed_tokens, probes["stale"].computed_tokens) == (len(job.case.prompt), 0)
     assert probes["full"].kl == 0 < probes["notes"].kl < probes["stale"].kl

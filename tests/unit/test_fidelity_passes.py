@@ -118,7 +118,7 @@ def serve_turns(tmp_path: Path, text: ModelText) -> Served:
     turns = [replace(case, gold=[1, 2]) for case in conversation(Change.NEW, 4, text, 0)]
 
     def serve(server: Cache, arms: Sequence[Arm] = TURNS_POLICIES, done: Pairs = frozenset()) -> list[Probe]:
-        common = {"target": server, "text": text, "vault": Vault(tmp_path / "vault"), "dtype": "float32"}
+        common = {"source": "s", "target": server, "text": text, "vault": Vault(tmp_path / "vault"), "dtype": "float32"}
         return probes_of(TurnsRun(turns=turns, arms=arms, done=done, **common))
 
     return serve
@@ -170,7 +170,7 @@ def serve_trace(tmp_path: Path, text: ModelText) -> Served:
     )
 
     def serve(server: Cache, done: Pairs = frozenset()) -> list[Probe]:
-        common = {"target": server, "text": text, "vault": Vault(tmp_path / "vault"), "dtype": "float32"}
+        common = {"source": "s", "target": server, "text": text, "vault": Vault(tmp_path / "vault"), "dtype": "float32"}
         return probes_of(TraceRun(config=config, calls=calls, done=done, **common))
 
     return serve

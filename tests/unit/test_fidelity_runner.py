@@ -16,9 +16,8 @@ from pic_bench.fidelity import runner
 from pic_bench.fidelity.cases.case import Job
 from pic_bench.fidelity.command import _config, add_arguments
 from pic_bench.fidelity.config import Config, Sizes
-from pic_bench.fidelity.folder import claim_run, read_config, read_environment, read_left_out, read_probes
+from pic_bench.fidelity.folder import claim_run, merge_runs, read_config, read_environment, read_left_out, read_probes
 from pic_bench.fidelity.measure import Unrealised
-from pic_bench.fidelity.merge import merge_runs
 from pic_bench.fidelity.plan import Plan, chosen_questions, make_plan, named_policies
 from pic_bench.fidelity.record import Experiment, Probe, append_lines
 from pic_bench.fidelity.runner import Outcome, run_fidelity

@@ -8,17 +8,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from pic_bench.fidelity import metrics
 from pic_bench.fidelity.arms import EXACT, FULL, STALE, Arm
 from pic_bench.fidelity.cases.case import Case, Edited, Job, Span
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.metrics import (
-    centred_cosine,
-    divergence,
-    log_softmax,
-    mean_nll,
-    relative_error,
-    score_answer,
-)
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.target import NOBODY, Recorded, Target
 from pic_bench.report.stats import common_len
@@ -36,7 +29,7 @@ class Reference:
 
     def __init__(self, recorded: Recorded) -> None:
         self.recorded = recorded
-        self.logprobs = log_softmax(recorded.logits)
+        self.logprobs = metrics.log_softmax(recorded.logits)
         self.probabilities = np.exp(self.logprobs)
         self.top1 = int(recorded.logits[0].argmax())
         self.top1_probability = float(self.probabilities[0].max())
@@ -79,8 +72,8 @@ def measure(job: Job, target: Target, text: ModelText, *, dtype: str, page_size:
 def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtype: str, text: ModelText) -> Probe:
     """The record of one request, less what is generated."""
     is_reference = recorded is reference.recorded
-    logprobs = reference.logprobs if is_reference else log_softmax(recorded.logits)
-    apart = divergence(reference.logprobs, logprobs, reference.probabilities)
+    logprobs = reference.logprobs if is_reference else metrics.log_softmax(recorded.logits)
+    apart = metrics.divergence(reference.logprobs, logprobs, reference.probabilities)
     num_gold = len(case.gold)
     top1 = int(recorded.logits[0].argmax())
     prompt_end = text.text(case.prompt[-_TEXT_TOKENS:])
@@ -99,11 +92,11 @@ def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtyp
         block_tokens=sum(end - start for start, end in case.blocks),
         top1_probability=reference.top1_probability,
         kl=float(apart[0]),
-        cosine=centred_cosine(reference.recorded.logits[0], recorded.logits[0]),
+        cosine=metrics.centred_cosine(reference.recorded.logits[0], recorded.logits[0]),
         top1_agrees=top1 == reference.top1,
         forced_kl=float(apart[:num_gold].mean()) if num_gold else None,
         gold_tokens=num_gold,
-        gold_nll=mean_nll(logprobs[:num_gold], case.gold) if num_gold else None,
+        gold_nll=metrics.mean_nll(logprobs[:num_gold], case.gold) if num_gold else None,
         key_error=_key_error(reference.recorded.keys, recorded),
         text=_text(prompt_end, text.text([reference.top1]), text.text([top1])),
     )
@@ -111,7 +104,7 @@ def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtyp
 
 def add_greedy(probe: Probe, case: Case, full: Sequence[int], ids: Sequence[int], text: ModelText) -> Probe:
     """The record with what was generated, and its score where the case has answers."""
-    score = score_answer(text.answer(ids), case.answers, contains=case.exact_score) if case.answers else None
+    score = metrics.score_answer(text.answer(ids), case.answers, contains=case.exact_score) if case.answers else None
     return msgspec.structs.replace(
         probe,
         greedy_tokens=len(ids),
@@ -123,7 +116,7 @@ def add_greedy(probe: Probe, case: Case, full: Sequence[int], ids: Sequence[int]
 
 
 def check_realised(case: Case, arm: Arm, recorded: Recorded, page_size: int) -> None:
-    """Whether a request was served as its arm means it; an arm that sets no seam means nothing by its blocks.
+    """Whether a request was served as its arm means it; without a seam, or behind an edit, no blocks are meant.
 
     On pages of more than one token a run begins and ends at a page's edge, so that much of a block may be computed.
 
@@ -141,7 +134,7 @@ def check_realised(case: Case, arm: Arm, recorded: Recorded, page_size: int) -> 
                 f"tokens, {wanted} and 0 were meant"
             )
         return
-    if arm.seam_tokens is None:
+    if arm.seam_tokens is None or case.edited is not None:
         return
     slack = 2 * (page_size - 1)
     # Where skills stand as they were compiled, no seam parts them, so that each is spliced for as much as can be.
@@ -197,7 +190,7 @@ def _key_error(reference: npt.NDArray[np.float32] | None, recorded: Recorded) ->
     if reference is None or recorded.keys is None or not recorded.spliced:
         return None
     spliced = np.concatenate([np.arange(start, end) for start, end in recorded.spliced])
-    return relative_error(reference[:, spliced], recorded.keys[:, spliced])
+    return metrics.relative_error(reference[:, spliced], recorded.keys[:, spliced])
 
 
 def _text(prompt_end: str, full: str, this: str) -> str:

@@ -151,9 +151,11 @@ class Passes:
     """What passes over a trace and over a conversation have in common, on one server.
 
     Args:
+        source: the trace's name, or how the field of the conversation changes.
         done: `(prompt, arm)` of the records that an earlier run left.
     """
 
+    source: str
     target: Target
     text: ModelText
     vault: Vault
@@ -179,11 +181,6 @@ class TurnsRun(Passes):
 
     turns: Sequence[Case]
     arms: Sequence[Arm]
-
-    @property
-    def source(self) -> str:
-        """How the field changes."""
-        return self.turns[0].source
 
     @property
     def cost(self) -> int:
@@ -230,11 +227,6 @@ class TraceRun(Passes):
     calls: Sequence[TraceCall]
     _generating: set[str] = field(default_factory=set)
     """The calls of the current order that are generated from, under all arms."""
-
-    @property
-    def source(self) -> str:
-        """The trace's name."""
-        return self.calls[0].source
 
     @property
     def cost(self) -> int:

@@ -10,26 +10,13 @@ from typing import NamedTuple
 import msgspec
 
 from pic_bench.environment import Environment
-from pic_bench.fidelity import drift, recovery
+from pic_bench.fidelity import drift, pictures, recovery, tables
 from pic_bench.fidelity.compared import Panel, make_cells, make_comparisons, make_panels
 from pic_bench.fidelity.folder import PROBES, read_environment, read_left_out, read_probes
-from pic_bench.fidelity.pictures import DONORS, Picture, by_runs, by_seam, by_shift, by_skills, scores, trade_offs
+from pic_bench.fidelity.pictures import Picture
 from pic_bench.fidelity.record import MIN_GAP, Donors, Experiment, Probe
 from pic_bench.fidelity.summary import CONTROLS, Cell, Summary, Thresholds, Worst
-from pic_bench.fidelity.tables import (
-    UNDECIDED,
-    Titled,
-    arm_name,
-    comparisons_table,
-    crossed,
-    detail_table,
-    kl_cell,
-    question_table,
-    skills_table,
-    telling_table,
-    top1_cell,
-    trace_table,
-)
+from pic_bench.fidelity.tables import Titled
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, read_json, write_json
 from pic_bench.report.numbers import plural
 from pic_bench.report.page import render_pages, render_text
@@ -72,15 +59,15 @@ def write_report(folder: Path, thresholds: Thresholds | None = None) -> Summary:
         left_out=Counter(f"{one.experiment.value}, {one.dtype}" for one in read_left_out(folder)),
     )
     sections = make_sections(summary)
-    pictures = [picture for section in sections for picture in section.pictures]
+    drawn = [picture for section in sections for picture in section.pictures]
     title = f"Fidelity of {summary.model}"
-    pages = render_pages("fidelity.md.j2", title, {p.name: p.drawing for p in pictures}, **_values(summary, sections))
+    pages = render_pages("fidelity.md.j2", title, {p.name: p.drawing for p in drawn}, **_values(summary, sections))
     write_json(folder / "summary.json", summary)
     (folder / "report.md").write_text(pages.markdown, "utf8")
     (folder / "report.html").write_text(pages.html, "utf8")
     for stale in folder.glob("plot-*.svg"):
         stale.unlink()
-    for picture in pictures:
+    for picture in drawn:
         what, _, about = picture.title.partition(": ")
         (folder / f"{picture.name}.svg").write_text(picture.drawing.standalone(what, about), "utf8")
     return summary
@@ -92,8 +79,8 @@ def headline(folder: Path) -> str:
     return render_text(
         "fidelity_overview.md.j2",
         summary=summary,
-        table=telling_table(summary.cells),
-        mark=UNDECIDED,
+        table=tables.telling_table(summary.cells),
+        mark=tables.UNDECIDED,
         edits=recovery.edit_table(summary.edits, recovery.GATED),
     )
 
@@ -140,9 +127,10 @@ def make_sections(summary: Summary) -> list[Section]:
     )
     found = [
         _section(
-            "Seam tokens, number of runs, donors", _passages(of[Experiment.GRID], "runs spliced", by_seam, by_runs)
+            "Seam tokens, number of runs, donors",
+            _passages(of[Experiment.GRID], "runs spliced", pictures.by_seam, pictures.by_runs),
         ),
-        _section("How far a run is moved", _passages(of[Experiment.SHIFT], "positions moved", by_shift)),
+        _section("How far a run is moved", _passages(of[Experiment.SHIFT], "positions moved", pictures.by_shift)),
         _section("Questions over documents in another order", _questions(of[Experiment.QA])),
         _section(
             "Calls of a trace, in order, under each policy",
@@ -173,19 +161,19 @@ def _passages(cells: Sequence[Cell], unit: str, *draw: Callable[[Sequence[Cell]]
         for donors in kinds or [Donors.NONE]:
             some = [cell for cell in of_place if cell.donors is donors or cell.arm in CONTROLS]
             arms = [cell for cell in some if cell.arm != "full"]
-            about = where + (f", {DONORS[donors]}" if donors in DONORS else "")
-            yield Titled(f"Mean KL: {about}", crossed(arms, f"{unit} →", kl_cell))
-            yield Titled(f"Top-1 agreement: {about}", crossed(arms, f"{unit} →", top1_cell))
-            yield Titled(f"All metrics: {about}", detail_table(some, unit), folded=True)
+            about = where + (f", {pictures.DONORS[donors]}" if donors in pictures.DONORS else "")
+            yield Titled(f"Mean KL: {about}", tables.crossed(arms, f"{unit} →", tables.kl_cell))
+            yield Titled(f"Top-1 agreement: {about}", tables.crossed(arms, f"{unit} →", tables.top1_cell))
+            yield Titled(f"All metrics: {about}", tables.detail_table(some, unit), folded=True)
             yield from (one(some) for one in draw)
 
 
 def _questions(cells: Sequence[Cell]) -> Shown:
     for dtype in dict.fromkeys(cell.dtype for cell in cells):
         some = [cell for cell in cells if cell.dtype == dtype]
-        yield Titled(f"Scores: {dtype}", question_table(some))
-        yield Titled(f"All metrics: {dtype}", detail_table(some, "-"), folded=True)
-        yield scores(some)
+        yield Titled(f"Scores: {dtype}", tables.question_table(some))
+        yield Titled(f"All metrics: {dtype}", tables.detail_table(some, "-"), folded=True)
+        yield pictures.scores(some)
 
 
 def _trace(cells: Sequence[Cell]) -> Shown:
@@ -194,15 +182,15 @@ def _trace(cells: Sequence[Cell]) -> Shown:
         for least in sorted({cell.min_chunk_hit for cell in some}, reverse=True):
             calls = [cell for cell in some if cell.min_chunk_hit == least and cell.arm != "full"]
             which = f"calls with {least} or more chunk-hit tokens" if least else "all measured calls"
-            yield Titled(f"{where}: {which}", trace_table(calls))
-            yield from trade_offs(calls)
+            yield Titled(f"{where}: {which}", tables.trace_table(calls))
+            yield from pictures.trade_offs(calls)
 
 
 def _skills(cells: Sequence[Cell]) -> Shown:
     for where, some in _places(cells):
-        yield Titled(f"Skills composed: {where}", skills_table(some))
-        yield Titled(f"All metrics: {where}", detail_table(some, "skills"), folded=True)
-        yield by_skills(some)
+        yield Titled(f"Skills composed: {where}", tables.skills_table(some))
+        yield Titled(f"All metrics: {where}", tables.detail_table(some, "skills"), folded=True)
+        yield pictures.by_skills(some)
 
 
 def _places(cells: Sequence[Cell]) -> Iterator[tuple[str, list[Cell]]]:
@@ -221,9 +209,9 @@ def _values(summary: Summary, sections: Sequence[Section]) -> dict[str, object]:
         "environment": summary.environment,
         "thresholds": summary.limits,
         "sections": sections,
-        "comparisons": comparisons_table(summary.comparisons, few),
-        "arm_name": arm_name,
-        "mark": UNDECIDED,
+        "comparisons": tables.comparisons_table(summary.comparisons, few),
+        "arm_name": tables.arm_name,
+        "mark": tables.UNDECIDED,
         "unpaired": unpaired,
         "marked": sum(cell.undecided or cell.incompetent for cell in cells),
         "smallest": min((cell.n for cell in cells), default=0),

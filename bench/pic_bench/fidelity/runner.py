@@ -89,9 +89,8 @@ class _FormatRun:
         jobs = [*self.plan.jobs, *self.plan.passages.replacing(left)]
         todo = [j for j in jobs if not j.is_done(done[j.case.experiment, j.case.name]) and j.case.name not in left]
         self.resumed, self.left_out = len(jobs) - len(todo) - len(left), len(left)
-        passes: list[Callable[..., TraceRun | TurnsRun]]
-        passes = [*self._traces(probes), *self._conversations(probes)]
-        if not todo and not passes:
+        traces, conversations = [*self._traces(probes)], [*self._conversations(probes)]
+        if not todo and not traces and not conversations:
             return
         write_json(self.folder / ENVIRONMENT, _environment(self.folder))
         if not self.quiet:
@@ -111,10 +110,12 @@ class _FormatRun:
                 replacing = self.plan.passages.replacing(self._names_left_out())
                 todo = [job for job in replacing if job.case.name not in known]
                 jobs += todo
-            for make in passes:
-                self._measure_passes(make(target=target))
-            if self.plan.calls:
+            for trace in traces:
+                self._measure_passes(trace(target=target))
+            if traces:
                 trace_mark(self.folder, self.dtype).touch()
+            for conversation in conversations:
+                self._measure_passes(conversation(target=target))
             shutil.rmtree(self.folder / VAULT / self.dtype, ignore_errors=True)
 
     def _measure_jobs(self, jobs: Sequence[Job], target: Target) -> None:
@@ -149,7 +150,7 @@ class _FormatRun:
         for source in dict.fromkeys(call.source for call in calls):
             done = {(p.prompt, p.arm) for p in probes if p.experiment is Experiment.TRACE and p.source == source}
             of = [call for call in calls if call.source == source]
-            common = self._common(source.replace("/", "_"), done)
+            common = self._common(source, source.replace("/", "_"), done)
             yield partial(TraceRun, config=self.plan.config, calls=of, **common)
 
     def _conversations(self, probes: Sequence[Probe]) -> Iterator[Callable[..., TurnsRun]]:
@@ -159,12 +160,14 @@ class _FormatRun:
         for turns in self.plan.conversations:
             arms = [arm for arm in policies if any((case.name, arm.name) not in done for case in turns)]
             if arms:
-                yield partial(TurnsRun, turns=turns, arms=arms, **self._common(f"turns-{turns[0].source}", done))
+                yield partial(
+                    TurnsRun, turns=turns, arms=arms, **self._common(turns[0].source, f"turns-{turns[0].source}", done)
+                )
 
-    def _common(self, name: str, done: set[tuple[str, str]]) -> dict[str, Any]:
+    def _common(self, source: str, folder: str, done: set[tuple[str, str]]) -> dict[str, Any]:
         """What every kind of passes is made with; what a pass that was broken off has measured is kept."""
-        vault = Vault(self.folder / VAULT / self.dtype / name)
-        return {"text": self.plan.text, "vault": vault, "dtype": self.dtype, "done": done}
+        vault = Vault(self.folder / VAULT / self.dtype / folder)
+        return {"source": source, "text": self.plan.text, "vault": vault, "dtype": self.dtype, "done": done}
 
     def _measure_passes(self, run: TraceRun | TurnsRun) -> None:
         with self._bar(run.cost, f"{self.dtype} {run.source}") as bar:

@@ -62,17 +62,18 @@ def crossed(cells: Sequence[Cell], unit: str, write: Write) -> Table:
 
 def detail_table(cells: Sequence[Cell], unit: str) -> Table:
     """Every metric of every cell."""
-    return _table(cells, {"arm": _arm, unit: _at, "n": _n, **_KL, **_DETAIL})
+    place: dict[str, Write] = {unit: lambda cell: optional(cell.place, "{:,}".format)}
+    return _table(cells, {**_ARM, **place, **_N, **_KL, **_DETAIL})
 
 
 def question_table(cells: Sequence[Cell]) -> Table:
     """Scores beside the full prefill's, and the difference by prompt."""
-    return _table(cells, {"arm": _arm, **_QUESTIONS})
+    return _table(cells, {**_ARM, **_QUESTIONS})
 
 
 def trace_table(cells: Sequence[Cell]) -> Table:
     """What a policy computes, and how far its answers are from the full prefill's."""
-    return _table(cells, {"policy": _arm, "calls (n)": _n, **_TRACE})
+    return _table(cells, {"policy": _ARM["arm"], "calls (n)": _N["n"], **_TRACE})
 
 
 def skills_table(cells: Sequence[Cell]) -> Table:
@@ -117,7 +118,7 @@ def telling_table(cells: Sequence[Cell]) -> Table:
     columns: dict[str, Write] = {
         "where": _where,
         "arm": lambda cell: cell.arm,
-        "n": _n,
+        **_N,
         "mean KL": kl_cell,
         "less floor": _of("against_floor.kl", signed(divergence)),
         "top-1": lambda cell: share(cell.top1.value) + UNDECIDED * (cell.undecided or cell.incompetent),
@@ -142,23 +143,10 @@ def _of(field: str, write: Callable[[float], str]) -> Write:
 def _less_floor(field: str, write: Callable[[float], str]) -> Write:
     """A paired difference to the floor; prompts that one of the two lacks are named."""
     shown = _of(f"against_floor.{field}", write)
-    return lambda cell: shown(cell) + (f" ({n} not paired)" if (n := _unpaired(cell)) else "")
-
-
-def _unpaired(cell: Cell) -> int:
-    return cell.against_floor.unpaired if cell.against_floor is not None else 0
-
-
-def _arm(cell: Cell) -> str:
-    return arm_name(cell.arm)
-
-
-def _n(cell: Cell) -> str:
-    return f"{cell.n:,}"
-
-
-def _at(cell: Cell) -> str:
-    return "-" if cell.place is None else f"{cell.place:,}"
+    return lambda cell: (
+        shown(cell)
+        + (f" ({cell.against_floor.unpaired} not paired)" if cell.against_floor and cell.against_floor.unpaired else "")
+    )
 
 
 def _decided(cell: Cell) -> str:
@@ -198,13 +186,14 @@ def _side(difference: Estimate) -> str:
     return "above 0" if difference.low > 0 else "below 0"
 
 
-_KL_LESS_FLOOR = _less_floor("kl", signed(divergence))
+_ARM: dict[str, Write] = {"arm": lambda cell: arm_name(cell.arm)}
+_N: dict[str, Write] = {"n": lambda cell: f"{cell.n:,}"}
 _KL: dict[str, Write] = {
     "KL mean": kl_cell,
     "median": _of("kl_median", divergence),
     "p95": lambda cell: divergence(cell.kl_p95),
     "max": lambda cell: divergence(cell.kl_max),
-    "KL less floor": _KL_LESS_FLOOR,
+    "KL less floor": _less_floor("kl", signed(divergence)),
 }
 _GREEDY: dict[str, Write] = {
     "agreed tokens, median": _of("agreed_tokens", "{:g}".format),
@@ -225,7 +214,7 @@ _DETAIL: dict[str, Write] = {
 _QUESTIONS: dict[str, Write] = {
     "data": lambda cell: cell.source,
     "donors": lambda cell: cell.donors.value,
-    "n": _n,
+    **_N,
     "spliced": lambda cell: share(cell.chunk_hit_tokens / max(1, cell.prompt_tokens)),
     "score": _of("score", score),
     "of the full prefill": lambda cell: optional(cell.full_score, score) + UNDECIDED * cell.incompetent,
@@ -233,7 +222,7 @@ _QUESTIONS: dict[str, Write] = {
     "exact match": _of("exact_match", share),
     "KL mean": kl_cell,
     "median": _KL["median"],
-    "KL less floor": _KL_LESS_FLOOR,
+    "KL less floor": _KL["KL less floor"],
     "top-1": top1_cell,
     "top-1 less floor, points": _less_floor("top1", points),
 }
