@@ -1,4 +1,4 @@
-"""The gap batches that every attention backend is compared on: values, without torch or SGLang."""
+"""The gap batches that every attention backend is compared on, and what a comparison says: values, without torch."""
 
 from __future__ import annotations
 
@@ -116,3 +116,14 @@ MUTATIONS: Final = {
     "stale_run": "the rows of a run were not spliced",
 }
 """What is broken, and how: a comparison that does not notice one of these proves nothing."""
+
+
+class Comparison(NamedTuple):
+    """How far a backend is from dense attention: largest absolute differences."""
+
+    error: float
+    """Of the gap batch's outputs, over all layers; infinite where one is not a number."""
+    decode_error: float
+    """Of the next pass, which decodes the last token of every request on the same rows."""
+    sequences: int
+    """Virtual sequences of the batch."""
