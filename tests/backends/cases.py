@@ -23,12 +23,8 @@ class Case(NamedTuple):
     @property
     def num_gaps(self) -> int:
         """Virtual sequences of the requests with runs."""
-        return sum(len(request.runs) + (request.runs[0][0] > request.prefix_len) for request in self.spliced)
-
-    @property
-    def spliced(self) -> list[Request]:
-        """The requests with runs."""
-        return [request for request in self.requests if request.runs]
+        spliced = [request for request in self.requests if request.runs]
+        return sum(len(request.runs) + (request.runs[0][0] > request.prefix_len) for request in spliced)
 
     @property
     def is_mixed(self) -> bool:
