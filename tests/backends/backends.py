@@ -72,10 +72,6 @@ def stand_in_sgl_kernel() -> None:
     sys.modules |= {"sgl_kernel": package, "sgl_kernel.flash_attn": flash_attn}
 
 
-def _flashinfer(runner: Any) -> Any:
-    return _flashinfer_module().FlashInferAttnBackend(runner)
-
-
 def _flashinfer_module() -> Any:
     module: Any = importlib.import_module(f"{_ATTENTION}.flashinfer_backend")
     module.BatchPrefillWithPagedKVCacheWrapper = kernels.PagedPrefill
@@ -97,10 +93,6 @@ def _flashinfer_mla_module() -> Any:
     module.BatchMLAPagedAttentionWrapper = kernels.PagedMla
     module.BatchPrefillWithRaggedKVCacheWrapper = kernels.RaggedPrefill
     return module
-
-
-def _flashinfer_mla(runner: Any) -> Any:
-    return _flashinfer_mla_module().FlashInferMLAAttnBackend(runner)
 
 
 def _flashmla(runner: Any) -> Any:
@@ -132,8 +124,8 @@ def _trtllm_mha(runner: Any) -> Any:
 BACKENDS: Final[dict[str, Callable[[Any], Any]]] = {
     "fa3": _flash_attention(3),
     "fa4": _flash_attention(4),
-    "flashinfer": _flashinfer,
-    "flashinfer@mla": _flashinfer_mla,
+    "flashinfer": lambda runner: _flashinfer_module().FlashInferAttnBackend(runner),
+    "flashinfer@mla": lambda runner: _flashinfer_mla_module().FlashInferMLAAttnBackend(runner),
     "flashmla": _flashmla,
     "triton": _triton,
     "trtllm_mha": _trtllm_mha,

@@ -1,4 +1,4 @@
-"""The gap batches that every attention backend is compared on: values, without torch or SGLang."""
+"""The gap batches that every attention backend is compared on, and what a comparison says: values, without torch."""
 
 from __future__ import annotations
 
@@ -23,12 +23,8 @@ class Case(NamedTuple):
     @property
     def num_gaps(self) -> int:
         """Virtual sequences of the requests with runs."""
-        return sum(len(request.runs) + (request.runs[0][0] > request.prefix_len) for request in self.spliced)
-
-    @property
-    def spliced(self) -> list[Request]:
-        """The requests with runs."""
-        return [request for request in self.requests if request.runs]
+        spliced = [request for request in self.requests if request.runs]
+        return sum(len(request.runs) + (request.runs[0][0] > request.prefix_len) for request in spliced)
 
     @property
     def is_mixed(self) -> bool:
@@ -116,3 +112,14 @@ MUTATIONS: Final = {
     "stale_run": "the rows of a run were not spliced",
 }
 """What is broken, and how: a comparison that does not notice one of these proves nothing."""
+
+
+class Comparison(NamedTuple):
+    """How far a backend is from dense attention: largest absolute differences."""
+
+    error: float
+    """Of the gap batch's outputs, over all layers; infinite where one is not a number."""
+    decode_error: float
+    """Of the next pass, which decodes the last token of every request on the same rows."""
+    sequences: int
+    """Virtual sequences of the batch."""

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from sglang.srt.models.deepseek_common.utils import FORWARD_ABSORB_CORE_ATTENTION_BACKENDS
 
 from sglang_pic.adapter.serve.forward import _prefill_path
 from tests.backends.backends import make, ready
-from tests.backends.cases import CASES, SHAPES
+from tests.backends.cases import CASES, SHAPES, Comparison
 from tests.backends.world import LAYERS, World
-
-
-class Comparison(NamedTuple):
-    """How far a backend is from dense attention: largest absolute differences."""
-
-    error: float
-    """Of the gap batch's outputs, over all layers; infinite where one is not a number."""
-    decode_error: float
-    """Of the next pass, which decodes the last token of every request on the same rows."""
-    sequences: int
-    """Virtual sequences of the batch."""
 
 
 def compare(

@@ -6,19 +6,18 @@ interpreter. Each answer is compared with dense causal attention in float64, and
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import NamedTuple
 
 import pytest
 
-from tests.backends.cases import CASES, MUTATIONS
+from tests.backends.cases import CASES, MUTATIONS, Comparison
+from tests.backends.worker import compare, start
 from tests.conftest import ROOT
 
 pytest.importorskip("sglang")
@@ -70,32 +69,19 @@ SUBJECTS = [
     Subject("trtllm_mha", "gqa", "bfloat16"),
 ]
 
-Ask = Callable[..., dict[str, Any]]
-"""Of a subject: `page_size`, `case` and, to break the batch, `mutation`."""
+Ask = Callable[..., Comparison]
 
 
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Ask]:
     """Has the worker make one comparison."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-m", "tests.backends.worker"]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as worker:
-        questions, answers = worker.stdin, worker.stdout
-        assert questions is not None
-        assert answers is not None
+    with ProcessPoolExecutor(1, get_context("spawn"), start) as worker:
 
-        def compare(subject: Subject, **rest: object) -> dict[str, Any]:
-            question = {"backend": subject.backend, "shape": subject.shape, "dtype": subject.dtype, **rest}
-            questions.write(json.dumps(question) + "\n")
-            questions.flush()
-            answer: dict[str, Any] = json.loads(answers.readline() or '{"failure": "the worker has ended"}')
-            assert "failure" not in answer, answer["failure"]
-            return answer
+        def ask(subject: Subject, page_size: int, case: str, mutation: str | None = None) -> Comparison:
+            what = (subject.backend, subject.shape, page_size, case, subject.dtype, mutation)
+            return worker.submit(compare, *what).result()
 
-        yield compare
-        worker.kill()
+        yield ask
 
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=str)
@@ -103,10 +89,10 @@ def test_gap_batches_are_dense_attention(ask: Ask, subject: Subject) -> None:
     """Several requests, with runs and without, prefixes and gaps of any length, before and beside decoding."""
     for page_size in subject.pages:
         for case in subject.cases:
-            answer = ask(subject, page_size=page_size, case=case)
-            assert answer["error"] <= subject.tolerance, (case, page_size, answer)
-            assert answer["decode_error"] <= subject.tolerance, (case, page_size, answer)
-            assert answer["sequences"] >= CASES[case].num_gaps
+            answer = ask(subject, page_size, case)
+            assert answer.error <= subject.tolerance, (case, page_size, answer)
+            assert answer.decode_error <= subject.tolerance, (case, page_size, answer)
+            assert answer.sequences >= CASES[case].num_gaps
 
 
 def test_the_matrix_says_how_many_gap_batches_ran() -> None:
@@ -128,5 +114,5 @@ def test_the_matrix_says_how_many_gap_batches_ran() -> None:
 def test_a_wrong_gap_batch_is_noticed(ask: Ask, subject: Subject, mutation: str) -> None:
     """By far: no rounding looks like it."""
     case = "beside_plain" if "beside_plain" in subject.cases else "beside_decode"
-    answer = ask(subject, page_size=16, case=case, mutation=mutation)
-    assert answer["error"] > 2 * subject.tolerance, answer
+    answer = ask(subject, 16, case, mutation)
+    assert answer.error > 2 * subject.tolerance, answer

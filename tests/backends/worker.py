@@ -1,43 +1,24 @@
-"""A process with SGLang's backends over reference kernels: one comparison for each line of its input.
-
-`{"backend": "fa3", "shape": "gqa", "page_size": 16, "case": "one_run", "mutation": null, "dtype": "float32"}` is
-answered with `{"error": ..., "decode_error": ..., "sequences": ...}`, or with `{"failure": ...}` where an exception
-was raised.
-"""
+"""Comparisons in a process of their own, which has SGLang's backends over reference kernels."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-import traceback
 import warnings
-from typing import Any
+
+from tests.backends.cases import Comparison
 
 
-def main() -> None:
-    """Answer line by line until the input ends."""
+def start() -> None:
+    """What the process does first: Triton reads the variable when it is imported."""
     os.environ["TRITON_INTERPRET"] = "1"
-    # Imports print; the answers alone go to the parent.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import torch
+    warnings.simplefilter("ignore")
+    import torch
 
-        torch.set_num_threads(1)
-        from tests.backends.comparison import compare
-
-        for line in sys.stdin:
-            answers.write(json.dumps(_answer(compare, json.loads(line))) + "\n")
+    torch.set_num_threads(1)
 
 
-def _answer(compare: Any, question: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return dict(compare(**question)._asdict())
-    except Exception:
-        return {"failure": traceback.format_exc()}
+def compare(backend: str, shape: str, page_size: int, case: str, dtype: str, mutation: str | None) -> Comparison:
+    """As in `comparison.py`, which nobody but the process imports."""
+    from tests.backends import comparison
 
-
-if __name__ == "__main__":
-    main()
+    return comparison.compare(backend, shape, page_size, case, mutation, dtype)

@@ -27,21 +27,13 @@ from tests.backends.cases import Case, Request, Shape
 CONTEXT_LEN = 256
 ROWS = 48
 """Of the request pool: room for as many virtual sequences in backends with tables."""
-DTYPE = torch.float32
 LAYERS = 2
 
 
 class World:
-    """The pools of a server with the requests of one case, and their true keys and values.
+    """The pools of a server with the requests of one case, and their true keys and values."""
 
-    Args:
-        case: the batch.
-        shape: of the attention layers.
-        page_size: of the KV pool, in tokens.
-        dtype: of rows and queries.
-    """
-
-    def __init__(self, case: Case, shape: Shape, page_size: int, dtype: torch.dtype = DTYPE) -> None:
+    def __init__(self, case: Case, shape: Shape, page_size: int, dtype: torch.dtype) -> None:
         self.case, self.shape, self.page_size, self.dtype = case, shape, page_size, dtype
         self._random = torch.Generator().manual_seed(7)
         self.rows = ReqToTokenPool(size=ROWS, max_context_len=CONTEXT_LEN, device="cpu", enable_memory_saver=False)
@@ -158,10 +150,8 @@ class World:
             forward_mode=mode,
             batch_size=len(ends),
             input_ids=torch.zeros_like(fields["positions"]),
-            req_pool_indices=torch.tensor(self.row_ids),
-            req_pool_indices_cpu=torch.tensor(self.row_ids),
-            seq_lens=torch.tensor(ends),
-            seq_lens_cpu=torch.tensor(ends),
+            **{name: torch.tensor(self.row_ids) for name in ("req_pool_indices", "req_pool_indices_cpu")},
+            **{name: torch.tensor(ends) for name in ("seq_lens", "seq_lens_cpu")},
             seq_lens_sum=sum(ends),
             orig_seq_lens=torch.tensor(ends, dtype=torch.int32),
             global_num_token_non_padded_cpu=len(fields["positions"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from targets import HOST, Target, fused
 from sglang_pic.errors import BenchError
 
 GQA, MLA = LAYOUTS["NeoX"], LAYOUTS["MLA"]
+Move = Callable[..., None]
 
 
 @fused
@@ -22,42 +24,33 @@ def test_right_rows_pass(target: Target, layout: str) -> None:
     assert 0 < check_moves(LAYOUTS[layout], torch.bfloat16, 33, 5, torch.device(target.device)) <= 1
 
 
-def wrong_ways() -> dict[str, Callable[..., None]]:
-    """Splices of keys and values that are wrong, each in one way."""
-    right = kernel_pool.splice_mha
-
-    def unmoved(keys: Any, values: Any, src: Any, dst: Any, shifts: Any, rope: Any) -> None:
-        pass
-
-    def unrotated(keys: Any, values: Any, src: Any, dst: Any, shifts: Any, rope: Any) -> None:
-        right(keys, values, src, dst, torch.zeros_like(shifts), rope)
-
-    def other_rows(keys: Any, values: Any, src: Any, dst: Any, shifts: Any, rope: Any) -> None:
-        right(keys, values, src.roll(1), dst, shifts, rope)
-
-    def stale_values(keys: Any, values: Any, src: Any, dst: Any, shifts: Any, rope: Any) -> None:
-        before = values[0].clone()
-        right(keys, values, src, dst, shifts, rope)
-        values[0].copy_(before)
-
-    def written_beside(keys: Any, values: Any, src: Any, dst: Any, shifts: Any, rope: Any) -> None:
-        right(keys, values, src, dst, shifts, rope)
-        taken = torch.cat((src, dst))
-        beside = next(slot for slot in range(len(keys[0])) if slot not in taken)
-        keys[0][beside : beside + 8] += 1
-
-    def one_too_far(keys: Any, values: Any, src: Any, dst: Any, shifts: Any, rope: Any) -> None:
-        right(keys, values, src, dst, shifts + 1, rope)
-
-    ways = (unmoved, unrotated, other_rows, stale_values, written_beside, one_too_far)
-    return {way.__name__: way for way in ways}
+def stale_values(move: Move, keys: Any, values: Any, *slots: Any) -> None:
+    before = values[0].clone()
+    move(keys, values, *slots)
+    values[0].copy_(before)
 
 
-@pytest.mark.parametrize("name", wrong_ways())
-def test_wrong_rows_do_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Target("triton")
-    with target.active():
-        monkeypatch.setattr(kernel_pool, "splice_mha", wrong_ways()[name])
+def written_beside(move: Move, keys: Any, values: Any, src: Any, dst: Any, *rest: Any) -> None:
+    move(keys, values, src, dst, *rest)
+    taken = torch.cat((src, dst))
+    beside = next(slot for slot in range(len(keys[0])) if slot not in taken)
+    keys[0][beside : beside + 8] += 1
+
+
+WRONG: dict[str, Move] = {
+    "unmoved": lambda *_: None,
+    "unrotated": lambda move, k, v, src, dst, shifts, rope: move(k, v, src, dst, torch.zeros_like(shifts), rope),
+    "other rows": lambda move, k, v, src, dst, shifts, rope: move(k, v, src.roll(1), dst, shifts, rope),
+    "stale values": stale_values,
+    "written beside": written_beside,
+    "one too far": lambda move, k, v, src, dst, shifts, rope: move(k, v, src, dst, shifts + 1, rope),
+}
+
+
+@pytest.mark.parametrize("way", WRONG)
+def test_wrong_rows_do_not(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Target("triton").active():
+        monkeypatch.setattr(kernel_pool, "splice_mha", partial(WRONG[way], kernel_pool.splice_mha))
         with pytest.raises(BenchError, match=r"differ|changed|off by"):
             check_moves(GQA, torch.float32, 33, 5, torch.device("cpu"))
 

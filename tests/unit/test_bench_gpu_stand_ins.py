@@ -42,8 +42,8 @@ def test_structs_are_written_and_read_alike() -> None:
         value = outer(ways={"full": inner(samples=[1.5, 2.0])}, renamed=4)
         texts.append(package.json.encode(value))
         assert package.json.decode(texts[0], type=outer) == value
-        assert package.structs.asdict(package.structs.replace(value, limit=2.0))["limit"] == 2.0
-        assert [field.name for field in package.structs.fields(outer)] == list(outer.__struct_fields__)  # type: ignore[attr-defined]
+        assert package.structs.replace(value, limit=2.0).limit == 2.0
+        assert [field.name for field in package.structs.fields(outer)] == [*outer.__annotations__]
         value.notes.append("mine")
         assert outer(ways={}).notes == []
         with pytest.raises(AttributeError):

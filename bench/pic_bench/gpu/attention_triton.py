@@ -13,7 +13,7 @@ share a KV head lie in one block, so that a key is read once for all of them. Im
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -32,19 +32,21 @@ from sglang_pic.errors import UnsupportedError
 _IS_INTERPRETED: Final[bool] = bool(knobs.runtime.interpret)
 
 
-def _tiling(shape: AttentionShape) -> tuple[int, int, int, int]:
-    """Tokens and keys of a block, warps and stages; a block of queries has the query heads of a KV head for each token.
+def _launch(shape: AttentionShape) -> tuple[dict[str, Any], dict[str, int]]:
+    """The compile-time parameters of the kernel by name, and the options of its launch.
 
-    Chosen by the code that sm_90 gets (no spills), not yet by time on a device.
+    Blocks are chosen by the code that sm_90 gets (no spills), not yet by time on a device.
     """
-    group = shape.heads // shape.kv_heads
+    group, main = shape.heads // shape.kv_heads, shape.latent or shape.v_dim
+    # With a latent 32 queries, as SGLang's kernel takes here: 64 of them do not fit the registers.
+    tokens, keys, warps, stages = max(1, (32 if shape.latent else 128) // group), 32 if shape.latent else 64, 8, 2
     if _IS_INTERPRETED:
         # A block costs the interpreter the same whatever its size.
-        return 32, 64, 4, 1
-    if shape.latent:
-        # 32 queries, as SGLang's kernel takes here: 64 of them do not fit the registers.
-        return max(1, 32 // group), 32, 8, 2
-    return max(1, 128 // group), 64, 8, 2
+        tokens, keys, warps, stages = 32, 64, 4, 1
+    constants: dict[str, Any] = {"HEADS": shape.heads, "KV_HEADS": shape.kv_heads, "GROUP": group}
+    constants |= {"MAIN": main, "REST": shape.qk_dim - main, "V_DIM": shape.v_dim, "VALUE_IN_KEY": shape.latent > 0}
+    constants |= {"PRECISION": "ieee" if shape.dtype == torch.float32 else "tf32", "BLOCK_T": tokens, "BLOCK_N": keys}
+    return constants, {"num_warps": warps, "num_stages": stages}
 
 
 def tile_queries(prefix_lens: list[int], seq_lens: list[int], block: int) -> np.ndarray:
@@ -67,30 +69,19 @@ def _plan(extend: Extend, slots: Tensor, shape: AttentionShape) -> Attend:
     device = extend.row.device
     if device.type != "cuda" and not _IS_INTERPRETED:
         raise UnsupportedError("attention backend triton: needs a GPU, or TRITON_INTERPRET=1.")
-    group = shape.heads // shape.kv_heads
-    main = shape.latent or shape.v_dim
-    rest = shape.qk_dim - main
-    if any(size & (size - 1) for size in (group, main, rest, shape.v_dim)):
+    constants, options = _launch(shape)
+    if any(size & (size - 1) for size in (constants[name] for name in ("GROUP", "MAIN", "REST", "V_DIM"))):
         raise UnsupportedError(f"attention backend triton: {shape}: heads and widths must be powers of two.")
-    block_tokens, _, warps, stages = _tiling(shape)
-    tiles = torch.from_numpy(tile_queries(extend.prefix_lens, extend.seq_lens, block_tokens)).to(device)
-    scale, constants = shape.scale * math.log2(math.e), _constants(shape)
+    tiles = torch.from_numpy(tile_queries(extend.prefix_lens, extend.seq_lens, constants["BLOCK_T"])).to(device)
+    scale = shape.scale * math.log2(math.e)
 
     def attend(query: Tensor, keys: Tensor, values: Tensor | None) -> Tensor:
         out = query.new_empty(query.shape[0], shape.heads, shape.v_dim)
         buffers = (query, keys, keys if values is None else values, out, slots, tiles)
-        _extend_kernel[(len(tiles), shape.kv_heads)](*buffers, scale, *constants, num_warps=warps, num_stages=stages)
+        _extend_kernel[(len(tiles), shape.kv_heads)](*buffers, scale, **constants, **options)
         return out
 
     return attend
-
-
-def _constants(shape: AttentionShape) -> tuple[int | str, ...]:
-    """The compile-time parameters of the kernel, in its order."""
-    group, main = shape.heads // shape.kv_heads, shape.latent or shape.v_dim
-    precision = "ieee" if shape.dtype == torch.float32 else "tf32"
-    sizes = (shape.heads, shape.kv_heads, group, main, shape.qk_dim - main, shape.v_dim, shape.latent > 0)
-    return (*sizes, precision, *_tiling(shape)[:2])
 
 
 def compile_for(shape: AttentionShape, target: GPUTarget) -> CompiledKernel:
@@ -101,14 +92,13 @@ def compile_for(shape: AttentionShape, target: GPUTarget) -> CompiledKernel:
     """
     if not isinstance(_extend_kernel, JITFunction):
         raise TypeError("the attention kernel is interpreted: unset TRITON_INTERPRET to compile it.")
-    constants, names = _constants(shape), _extend_kernel.arg_names
-    run_time, compile_time = names[: -len(constants)], names[-len(constants) :]
+    constants, options = _launch(shape)
+    run_time = [name for name in _extend_kernel.arg_names if name not in constants]
     kinds = {"slots": "*i64", "tiles": "*i32", "scale": "fp32"}
-    signature = {name: kinds.get(name, "*bf16") for name in run_time} | dict.fromkeys(compile_time, "constexpr")
+    signature = {name: kinds.get(name, "*bf16") for name in run_time} | dict.fromkeys(constants, "constexpr")
     aligned = {(index,): [["tt.divisibility", 16]] for index, name in enumerate(run_time) if name != "scale"}
-    source = ASTSource(_extend_kernel, signature, dict(zip(compile_time, constants, strict=True)), aligned)
-    _, _, warps, stages = _tiling(shape)
-    return triton.compile(source, target=target, options={"num_warps": warps, "num_stages": stages})
+    source = ASTSource(_extend_kernel, signature, constants, aligned)
+    return triton.compile(source, target=target, options=options)
 
 
 TRITON: Final = AttentionBackend("triton", _plan)

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.frame import Finding, Study, at_least
-from pic_bench.gpu.clocks import Timing, device_seconds, host_seconds, take_turns
+from pic_bench.gpu.clocks import Timing, device_name, device_seconds, host_seconds, take_turns
 from pic_bench.gpu.kernel_pool import PAGE_SIZE, ROW_SHAPES, SHAPES, SLOT_ORDERS, Pool, Shape, Window, make_window
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError
@@ -133,7 +133,7 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     prefill = time_prefill(args.prefill, device) if args.prefill else None
     result = KernelResult(
         environment=capture_environment(),
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        device=device_name(device),
         threads=torch.get_num_threads(),
         timings=timings,
         left_out=left_out,

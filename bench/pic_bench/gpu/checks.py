@@ -55,13 +55,12 @@ FA3: Final = ("--attention-backend", "fa3")
 
 def run_fa3(work: Work) -> Found:
     """A small model on fa3."""
-    return _check_each(work, small_model(work), {"fa3": () if work.is_dry else FA3}, _CONFIG | _small(work))
+    return _check_small(work, {"fa3": () if work.is_dry else FA3})
 
 
 def run_backends(work: Work) -> Found:
     """The same on other backends and pages, one server after the other."""
-    flags: dict[str, tuple[str, ...]] = {"page64": ("--page-size", "64")} if work.is_dry else BACKENDS
-    return _check_each(work, small_model(work), flags, _CONFIG | _small(work))
+    return _check_small(work, {"page64": ("--page-size", "64")} if work.is_dry else BACKENDS)
 
 
 def run_mla(work: Work) -> Found:
@@ -69,9 +68,9 @@ def run_mla(work: Work) -> Found:
     return _check_each(work, dummy_model(work, "DeepSeek-V2-Lite"), {"mla": ()}, _CONFIG | _ANY_TOLERANCE)
 
 
-def _small(work: Work) -> dict[str, float]:
+def _check_small(work: Work, flags: dict[str, tuple[str, ...]]) -> Found:
     """A dry run's small model has random weights."""
-    return _ANY_TOLERANCE if work.is_dry else {}
+    return _check_each(work, small_model(work), flags, _CONFIG | (_ANY_TOLERANCE if work.is_dry else {}))
 
 
 def _check_each(work: Work, model: Model, flags: dict[str, tuple[str, ...]], config: dict[str, object]) -> Found:

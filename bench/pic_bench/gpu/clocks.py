@@ -54,6 +54,11 @@ class Deadline:
         return False
 
 
+def device_name(device: torch.device) -> str:
+    """What results call a device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def host_seconds(call: _Call, device: torch.device) -> float:
     """Seconds from a call on an idle device until the device is idle again."""
     synchronize = torch.get_device_module(device).synchronize

@@ -16,7 +16,7 @@ import torch
 
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.frame import Finding, Study, at_least, keep
-from pic_bench.gpu.clocks import Deadline, JouleCounter, measure_energy, open_counter
+from pic_bench.gpu.clocks import Deadline, JouleCounter, device_name, measure_energy, open_counter
 from pic_bench.gpu.measure import Bench, Check, PrefillTiming, check_model, time_gaps, time_runs
 from pic_bench.gpu.model import MODELS, TINY, TORCH, AttentionBackend
 from pic_bench.report.markdown import Table, markdown_table
@@ -90,11 +90,10 @@ def run(args: argparse.Namespace, _logs: Path) -> Finding:
             idle_watts = measure_energy(partial(time.sleep, 0.1), joules, args.energy_s).watts
         except UnsupportedError as error:
             deadline.left_out.append(str(error))
-    is_gpu = device.type == "cuda"
     result = PrefillResult(
         environment=capture_environment(),
-        device=torch.cuda.get_device_name(device) if is_gpu else device.type,
-        cuda=torch.version.cuda if is_gpu else None,
+        device=device_name(device),
+        cuda=torch.version.cuda if device.type == "cuda" else None,
         threads=torch.get_num_threads(),
         dtype=args.dtype,
         idle_watts=idle_watts,

@@ -83,9 +83,9 @@ def _plan(extend: Extend, slots: Tensor, shape: AttentionShape) -> Attend:
 def _attend(query: Tensor, keys: Tensor, values: Tensor, shape: AttentionShape) -> Tensor:
     """Queries that are the last ones of their keys."""
     seen = torch.ones(len(query), len(keys), dtype=torch.bool, device=query.device).tril(len(keys) - len(query))
-    heads_first = [part.transpose(0, 1)[None] for part in (query, keys, values)]
+    q, k, v = (part.transpose(0, 1)[None] for part in (query, keys, values))
     is_grouped = shape.kv_heads != shape.heads
-    result = F.scaled_dot_product_attention(*heads_first, attn_mask=seen, scale=shape.scale, enable_gqa=is_grouped)
+    result = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=shape.scale, enable_gqa=is_grouped)
     return result[0].transpose(0, 1)
 
 

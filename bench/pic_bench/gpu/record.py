@@ -45,11 +45,14 @@ class Figure(NamedTuple):
             return f"at least {self.form.format(self.at_least)}"
         return "" if self.at_most is None else f"at most {self.form.format(self.at_most)}"
 
-    def is_met(self, value: float) -> bool:
-        """Whether a value reaches the aim; NaN never does."""
-        if self.at_least is not None:
-            return value >= self.at_least
-        return self.at_most is None or value <= self.at_most
+    def shown(self, value: float | None) -> str:
+        """A value beside its aim; NaN never meets one."""
+        if value is None:
+            return "open"
+        if not self.aim:
+            return self.form.format(value)
+        is_met = (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
+        return f"{self.form.format(value)}, {'met' if is_met else 'missed'}"
 
 
 class Item(NamedTuple):
@@ -159,14 +162,8 @@ def figure_table(records: Mapping[str, Record]) -> Table:
         record = records.get(figure.item)
         value = None if record is None or record.is_dry else record.found.figures.get(figure.name)
         command = f"`make gpu ARGS='--item {figure.item}'`"
-        rows.append([figure.what, figure.aim, _shown(figure, value), command])
+        rows.append([figure.what, figure.aim, figure.shown(value), command])
     return Table(["figure", "aim", "measured", "command"], rows)
-
-
-def _shown(figure: Figure, value: float | None) -> str:
-    if value is None:
-        return "open"
-    return figure.form.format(value) + ("" if not figure.aim else ", met" if figure.is_met(value) else ", missed")
 
 
 def render(page: str, records: Mapping[str, Record]) -> str:

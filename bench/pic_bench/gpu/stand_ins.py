@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from inspect import get_annotations
 from pathlib import Path
 from types import ModuleType, UnionType
-from typing import Annotated, Any, ClassVar, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -47,8 +47,6 @@ def installed() -> list[str]:
 class Struct:
     """A dataclass with msgspec's spelling: defaults may be mutable, and are copied for each instance."""
 
-    __struct_fields__: ClassVar[tuple[str, ...]] = ()
-
     def __init_subclass__(cls, *, frozen: bool | None = None, kw_only: bool = False, **_options: object) -> None:
         super().__init_subclass__()
         for name in get_annotations(cls):
@@ -58,7 +56,6 @@ class Struct:
         above = getattr(cls, "__dataclass_params__", None)
         is_frozen = frozen if frozen is not None else above is not None and above.frozen
         dataclasses.dataclass(frozen=is_frozen, kw_only=kw_only)(cls)
-        cls.__struct_fields__ = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
 
 
 class ValidationError(ValueError):
@@ -131,17 +128,11 @@ def _msgspec() -> list[ModuleType]:
     def pretty(data: bytes, *, indent: int = 2) -> bytes:
         return json.dumps(json.loads(data), indent=indent).encode()
 
-    def as_dict(value: Struct) -> dict[str, Any]:
-        return {name: getattr(value, name) for name in value.__struct_fields__}
-
     whole, as_json, structs = (ModuleType(name) for name in ("msgspec", "msgspec.json", "msgspec.structs"))
     vars(as_json).update(decode=decode, encode=write, format=pretty)
-    vars(structs).update(replace=dataclasses.replace, asdict=as_dict, fields=_fields)
-    errors = {"DecodeError": json.JSONDecodeError, "ValidationError": ValidationError, "MsgspecError": ValueError}
-    vars(whole).update(
-        Struct=Struct, field=_field, convert=_convert, to_builtins=_to_builtins, json=as_json, structs=structs
-    )
-    vars(whole).update(errors)
+    vars(structs).update(replace=dataclasses.replace, fields=_fields)
+    vars(whole).update(Struct=Struct, field=_field, to_builtins=_to_builtins, json=as_json, structs=structs)
+    vars(whole).update(DecodeError=json.JSONDecodeError, ValidationError=ValidationError, MsgspecError=ValueError)
     return [whole, as_json, structs]
 
 
