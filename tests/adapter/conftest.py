@@ -13,8 +13,8 @@ else:
     with warnings.catch_warnings():
         # SGLang and what it imports warn about this machine's missing accelerators, and of each other.
         warnings.simplefilter("ignore")
-        import sglang.srt.mem_cache.unified_radix_cache
-        import sglang.srt.models.deepseek_v2
+        import sglang.srt.mem_cache.unified_radix_cache  # noqa: F401
+        import sglang.srt.models.deepseek_v2  # noqa: F401
         import sglang.srt.speculative.eagle_worker_v2  # noqa: F401
 
 
