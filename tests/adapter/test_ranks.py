@@ -37,16 +37,9 @@ def test_the_largest_of_every_rank(tmp_path: Path) -> None:
     assert on_each_rank(2, tmp_path / "store", work) == ["[1.0, 0.0]"] * 2
 
 
-def test_ranks_that_read_alike_go_on(tmp_path: Path) -> None:
-    def work(_: int, group: Any) -> str:
-        check_alike({"configurations": b"{}", "delimiters": b"[1,2]"}, group)
-        return "on"
-
-    assert on_each_rank(2, tmp_path / "store", work) == ["on", "on"]
-
-
-def test_every_rank_says_which_of_them_read_what_differently(tmp_path: Path) -> None:
+def test_ranks_that_read_alike_go_on_and_others_say_which_of_them_read_what_differently(tmp_path: Path) -> None:
     def work(rank: int, group: Any) -> str:
+        check_alike({"configurations": b"{}", "delimiters": b"[1,2]"}, group)
         check_alike({"configurations": b"{}", "delimiters": b"[]" if rank == 1 else b"[1,2]"}, group)
         return "on"
 
@@ -113,6 +106,7 @@ def test_ranks_with_the_same_fault_go_on_and_a_fault_of_one_rank_ends_it(tmp_pat
 
     def work(rank: int, _: Any) -> str:
         group = FaultGroup(timeout_s=2.0)
+        torch.distributed.barrier()  # However late a rank begins on a busy machine, both faults come together.
         group.check("fault_plan 1 ValueError")
         if rank == 1:
             return "serves on"
