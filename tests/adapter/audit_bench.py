@@ -13,7 +13,7 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
-from tests.adapter.world import TRANSLATOR, Kept, make_allocator, request
+from tests.adapter.builders import TRANSLATOR, Kept, make_allocator, request
 
 VOCAB, POOL = 50, 4096
 PROMPT = [7 * i % 1000 for i in range(2 * STEP_TOKENS + 44)]

@@ -13,7 +13,7 @@ from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CoreConfig
-from tests.adapter.world import make_planning, request
+from tests.adapter.builders import make_planning, request
 
 # Another beginning is no changed field here, so that lanes are all that a test sees.
 BASE = {"tail_tokens": 0, "seam_tokens": 0, "min_spliced_tokens": 8, "max_field_tokens": 0}

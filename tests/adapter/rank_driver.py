@@ -36,7 +36,7 @@ from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan, RowNames
-from tests.adapter.world import make_allocator, make_planning, make_tree, request
+from tests.adapter.builders import make_allocator, make_planning, make_tree, request
 
 POOL, MAX_PINNED = 8192, 1024
 MOST_RUNNING = 4

@@ -18,7 +18,7 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import ContentIndex, Plan
-from tests.adapter import world
+from tests.adapter import builders
 
 PAGE = 16
 # Which fields there are depends on the version of SGLang.
@@ -27,7 +27,7 @@ _NO_ADMISSION = {field.name: 0 for field in dataclasses.fields(_PrefillAdmission
 
 def plan(end: int, *runs: tuple[int, int]) -> Plan:
     """A plan up to `end` with runs `(target_start, target_end)`."""
-    return world.plan(0, end, *((start, stop, start) for start, stop in runs))
+    return builders.plan(0, end, *((start, stop, start) for start, stop in runs))
 
 
 class Cache:
@@ -134,7 +134,7 @@ def request(plan: Plan | None, end: int = 0, no_token: int = 0, **fields: Any) -
     """SGLang's request as far as admission reads it; it goes by place where `fields` say so."""
     end = plan.end if plan else end
     ids = range(end)
-    return world.request(ids, full_untruncated_fill_ids=ids or [0], plan=plan, end=end, no_token=no_token, **fields)
+    return builders.request(ids, full_untruncated_fill_ids=ids or [0], plan=plan, end=end, no_token=no_token, **fields)
 
 
 def select(made: Any, req: Any, *, has_chunked_req: bool = False, align: int | None = None) -> Any:

@@ -18,7 +18,7 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import RequestState
 from tests.adapter.audit_bench import POOL, PROMPT, VOCAB, Bench, logits_of
-from tests.adapter.world import hooks_of, request
+from tests.adapter.builders import hooks_of, request
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 

@@ -14,7 +14,7 @@ from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.startup.calibration import calibrate
 from sglang_pic.core import CostModel
 from sglang_pic.core.costs import report
-from tests.adapter.world import TRANSLATOR
+from tests.adapter.builders import TRANSLATOR
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 

@@ -23,7 +23,7 @@ from sglang_pic.adapter.serve.options import Mode, RequestOptions
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import ConfigError
-from tests.adapter.world import hooks_of, request
+from tests.adapter.builders import hooks_of, request
 
 pytestmark = pytest.mark.feature("PD disaggregation")
 

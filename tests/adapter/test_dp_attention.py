@@ -18,7 +18,7 @@ from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.gap_batch import GapBatch
 from sglang_pic.platform import gathering
-from tests.adapter.world import hooks_of, request, scheduled, splice
+from tests.adapter.builders import hooks_of, request, scheduled, splice
 
 WHOLE = 40
 """Tokens of a request's extend, of which 10 are spliced."""

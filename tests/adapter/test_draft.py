@@ -22,9 +22,9 @@ from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import view_pool
+from tests.adapter.builders import request, scheduled, splice
 from tests.adapter.test_faults import fail, half
 from tests.adapter.test_live_rows import Runner, geometry_of
-from tests.adapter.world import request, scheduled, splice
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 

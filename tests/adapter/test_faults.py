@@ -30,10 +30,10 @@ from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.config import PicConfig
 from sglang_pic.core import ContentIndex, CoreConfig, Plan
 from sglang_pic.runtime.splice import Splicer
+from tests.adapter.builders import Kept, hooks_of, make_planning, request, scheduled, splice
 from tests.adapter.test_admission import adder
 from tests.adapter.test_live_rows import Runner
 from tests.adapter.test_pins import Server, text
-from tests.adapter.world import Kept, hooks_of, make_planning, request, scheduled, splice
 
 LIMIT = 3
 TEXT = text(7, 600)

@@ -14,7 +14,7 @@ from sglang_pic.adapter.contract import BUILT_FOR
 from sglang_pic.adapter.serve import forward
 from sglang_pic.adapter.serve.forward import ForwardPath, _prefill_path, replays_gaps
 from sglang_pic.adapter.serve.state import goes_by_place
-from tests.adapter.world import request, scheduled
+from tests.adapter.builders import request, scheduled
 
 
 @pytest.mark.parametrize("hybrid", [False, True])

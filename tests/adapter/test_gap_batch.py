@@ -9,7 +9,7 @@ import torch
 
 from sglang_pic.adapter.serve.gap_batch import _read_here, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
-from tests.adapter.world import TRANSLATOR, extend_batch, plan, splice
+from tests.adapter.builders import TRANSLATOR, extend_batch, plan, splice
 
 
 def test_mixed_batch_layout() -> None:

@@ -17,8 +17,8 @@ from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.core import DropReason, Plan
+from tests.adapter.builders import Kept, request
 from tests.adapter.rank_driver import BREAK, FIRST_WORD, NO_DRAFT, NUM_WORDS, Draft, Rank, drive
-from tests.adapter.world import Kept, request
 
 
 def words(seed: int, length: int) -> list[int]:

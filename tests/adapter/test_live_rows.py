@@ -18,7 +18,7 @@ from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
 from sglang_pic.runtime.splice import Splicer
-from tests.adapter.world import TRANSLATOR
+from tests.adapter.builders import TRANSLATOR
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 

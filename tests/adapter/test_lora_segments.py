@@ -11,7 +11,7 @@ from sglang.srt.lora.backend import lora_registry as backends
 from sglang.srt.lora.lora_manager import LoRAManager
 
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
-from tests.adapter.world import TRANSLATOR, extend_batch, splice
+from tests.adapter.builders import TRANSLATOR, extend_batch, splice
 from tests.e2e import lora_plugin
 
 _SLOTS = {None: 0, "one": 1, "two": 2}

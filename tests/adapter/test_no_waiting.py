@@ -22,9 +22,9 @@ from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.runtime.rope import RopeGeometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind, PoolView
+from tests.adapter.builders import extend_batch, scheduled
 from tests.adapter.planning_server import Server, Tree
 from tests.adapter.strict_device import DEVICE, WaitError, on_device, read, strict_device
-from tests.adapter.world import extend_batch, scheduled
 
 SLOTS, LAYERS, HEADS, DIM, ROW = 4096, 2, 2, 8, 1024
 TEXTS = [[(7 + 2 * n) * i % 997 + 1000 * n for i in range(300)] for n in range(3)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
-from tests.adapter.world import splice
+from tests.adapter.builders import splice
 
 
 @st.composite

@@ -23,7 +23,7 @@ from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.pins import ENDED, PINNED_TOKENS, PINS, PinEnd, Pins
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import ContentIndex, Path, as_tokens
-from tests.adapter.world import Kept, make_allocator, make_tree, request
+from tests.adapter.builders import Kept, make_allocator, make_tree, request
 
 POOL = 4096
 MAX_PINNED = 1024

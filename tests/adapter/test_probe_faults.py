@@ -16,7 +16,7 @@ from pic_bench.probe_plugin.recorder import Recorder
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import RequestState
-from tests.adapter.world import request, splice
+from tests.adapter.builders import request, splice
 
 
 def probed(probe: RequestProbe | None = None, **fields: Any) -> Any:

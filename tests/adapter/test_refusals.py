@@ -26,7 +26,7 @@ from sglang_pic.adapter.support import max_sequences
 from sglang_pic.config import PicConfig
 from sglang_pic.core import Context, DropReason, Plan, PlanOptions, ReusePolicy, RowNames, Run
 from sglang_pic.errors import UnsupportedError
-from tests.adapter.world import DONOR, Kept, hooks_of, make_planning, request
+from tests.adapter.builders import DONOR, Kept, hooks_of, make_planning, request
 
 
 class Planned(Exception):
