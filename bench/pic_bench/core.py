@@ -9,21 +9,23 @@ from __future__ import annotations
 import argparse
 import sys
 import tracemalloc
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
-from itertools import cycle
+from itertools import chain, cycle, islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 import xxhash
 from fastcdc import fastcdc
+from pic_traces.encode import load_encoder
+from pic_traces.source import SAMPLES, load
 from tqdm import tqdm
 
 from pic_bench.frame import Finding, Result, Study, at_least, ms, result_of, timed
 from pic_bench.report.markdown import Table, markdown_table
-from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Plan, PlanOptions, Tokens
+from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Lexicon, Plan, PlanOptions, Tokens
 from sglang_pic.errors import BenchError
 
 _VOCABULARY: Final = 49_152
@@ -50,12 +52,22 @@ CASES: Final = [
     for thousands, every in ((32, (0, 1, 8, 32, 128)), (128, (0, 1, 128)))
     for runs in every
 ]
+# Agents' text repeats itself, and a changed field is looked for in it.
+AGENTS: Final = {
+    Case("32k of agents' text, 8 runs", 32_768, 8): False,
+    Case("the same, behind a changed field", 32_768, 8): True,
+}
+_HEAD_TOKENS, _FIELD_AT, _FIELD_TOKENS = 64, 40, 3
 # The final JSON line: runs of about a thousand tokens.
 HEADLINE: Final = {
     "plan_ms_32k_p50": "32k, 32 runs",
     "plan_ms_128k_p50": "128k, 128 runs",
     "plan_ms_32k_nohit_p50": "32k, no hit",
 }
+
+
+Prompts: TypeAlias = Iterator[tuple[ContentIndex, Tokens, int]]
+"""An index, a prompt, and how many of its tokens are repeats; without end."""
 
 
 class CoreTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,7 +111,9 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     config = CoreConfig()
     index, documents = fill_index(config, rng)
     stats = index.stats()
-    timings = [_time(index, documents, case, args.plans, rng) for case in tqdm(CASES, "plan", file=sys.stderr)]
+    prompts = {case: _beside(index, partial(make_prompt, rng, documents, case)) for case in CASES}
+    prompts |= {case: _agents_prompts(config, rng, case, is_changed) for case, is_changed in AGENTS.items()}
+    timings = [_time(made, case, args.plans) for case, made in tqdm(prompts.items(), "plan", file=sys.stderr)]
     publish_ms, floor_ms = _time_publish(config, rng)
     memory = {f"{length:,}": _bytes_per_token(config, length) for length in (32_000, 600)}
     result = result_of(
@@ -140,13 +154,42 @@ def fill_index(
     return index, documents
 
 
-def _time(
-    index: ContentIndex, documents: list[Tokens], case: Case, num_plans: int, rng: np.random.Generator
-) -> CoreTiming:
-    plan = partial(index.plan, _NAMESPACE, prefix_len=0, resolve=lambda _path, end: end)
+def _beside(index: ContentIndex, make: Callable[[], tuple[Tokens, int]]) -> Prompts:
+    while True:
+        yield index, *make()
+
+
+def _agents_prompts(config: CoreConfig, rng: np.random.Generator, case: Case, is_changed: bool) -> Prompts:
+    """Prompts behind a short head, each beside an index of one document: the head with a value, and the runs' text."""
+    text, lexicon = _agents_text()
+    run_len = int(case.num_tokens * _REPEAT_SHARE) // case.num_runs
+    gap_len = case.num_tokens // case.num_runs - run_len
+    while True:
+        head = rng.choice(text, _HEAD_TOKENS)
+        body = np.resize(np.roll(text, -int(rng.integers(len(text)))), run_len * case.num_runs)
+        index = ContentIndex(config, lexicon=lexicon)
+        document = np.concatenate([head, body])
+        index.publish(_NAMESPACE, document, [(0, len(document))])
+        if is_changed:
+            head = head.copy()
+            head[_FIELD_AT : _FIELD_AT + _FIELD_TOKENS] = rng.choice(text, _FIELD_TOKENS)
+        parts = [[rng.choice(text, gap_len), part] for part in np.split(body, case.num_runs)]
+        yield index, np.concatenate([head, *chain.from_iterable(parts)]), len(body)
+
+
+def _agents_text() -> tuple[Tokens, Lexicon]:
+    """The messages of the recorded samples, each once, and the texts of their tokens."""
+    encoder = load_encoder(None)
+    sessions = chain.from_iterable(load(f"sample:{name}") for name in SAMPLES)
+    encoded = [encoder.encode(call) for session in sessions for call in session.calls()]
+    messages = [call.tokens[part.start : part.end] for call in encoded for part in call.parts]
+    return np.concatenate([*{each.tobytes(): each for each in messages}.values()]), Lexicon(encoder.texts)
+
+
+def _time(prompts: Prompts, case: Case, num_plans: int) -> CoreTiming:
     times, recovered, names, cuts = [], [], [], []
-    for _ in range(_WARMUP + num_plans):
-        prompt, num_planted = make_prompt(rng, documents, case)
+    for index, prompt, num_planted in islice(prompts, _WARMUP + num_plans):
+        plan = partial(index.plan, _NAMESPACE, prefix_len=0, resolve=lambda _path, end: end)
         seconds, planned = timed(plan, prompt)
         whole = plan(prompt, options=_MOST_REUSE)
         for each in (planned, whole):
