@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pic_bench.fidelity.cases.planted import Attack, planted
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.planted import Answer, Victim, summarize
+from pic_bench.planted import Answer, Attack, Victim, planted, summarize
 from pic_bench.report.stats import common_len
 
 from sglang_pic.core import CoreConfig
