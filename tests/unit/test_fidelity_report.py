@@ -17,7 +17,7 @@ from pic_bench.environment import capture_environment
 from pic_bench.fidelity.pictures import Curve, plot
 from pic_bench.fidelity.record import Probe, append_lines
 from pic_bench.fidelity.report import headline, write_report
-from pic_bench.fidelity.summary import Summary, Thresholds
+from pic_bench.fidelity.summary import Summary
 from pic_bench.out_folder import write_json
 from pic_bench.report.numbers import divergence, share, signed, tick, with_interval
 from pic_bench.report.stats import Estimate
@@ -247,8 +247,8 @@ def test_the_dagger_marks_what_says_little(tmp_path: Path) -> None:
     written = report_of(tmp_path, [probe(prompt=f"p{i}", top1_probability=0.1) for i in range(3)])
     assert "100 % [100, 100]†" in written
     assert "†: the full prefill itself is not competent here" in written
-    write_report(tmp_path, Thresholds(competent_probability=0.05))
-    assert "100 % [100, 100]†" not in (tmp_path / "report.md").read_text("utf8")
+    (tmp_path / "decided").mkdir()
+    assert "100 % [100, 100]†" not in report_of(tmp_path / "decided", [probe(prompt=f"p{i}") for i in range(3)])
 
 
 def test_the_verb_reports_a_fidelity_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
 from pic_bench.fidelity.record import Donors
-from pic_bench.fidelity.summary import CONTROLS, Cell, seam_of
+from pic_bench.fidelity.summary import CONTROLS, Cell
 from pic_bench.fidelity.tables import COMPILED, UNDECIDED, arm_name
 from pic_bench.report.figures import LINES, Drawing, colour, drawing, place
 from pic_bench.report.numbers import divergence, plural, points, share, tick
@@ -49,90 +50,76 @@ class Curve(NamedTuple):
 
 def by_seam(cells: Sequence[Cell]) -> Picture | None:
     """KL against seam tokens, a curve for each number of runs; cells of one dtype, data and kind of donors."""
-    blocks = _values((cell for cell in cells if seam_of(cell.arm) is not None), _num_blocks)
+    blocks = _values([cell for cell in cells if cell.seam is not None], "num_blocks")
     curves = {plural(number, "run"): [cell for cell in cells if cell.num_blocks == number] for number in blocks}
     floor = _floor([cell for cell in cells if cell.num_blocks == blocks[-1]]) if blocks else {}
     note = "A curve for each number of runs, with 95 % intervals over prompts; naive is in the next picture."
-    return _picture("KL against seam tokens", curves, lambda cell: seam_of(cell.arm), floor, "seam tokens", note)
+    return _curves("KL against seam tokens", curves, "seam", floor, "seam tokens", note)
 
 
 def by_runs(cells: Sequence[Cell]) -> Picture | None:
     """KL against the number of runs, a curve for each of a few arms."""
-    floor = _floor([cell for cell in cells if cell.num_blocks is not None])
     note = "Naive is spliced without rotation."
-    return _picture("KL against number of runs", _arms(cells), _num_blocks, floor, RUNS, note)
+    return _curves("KL against number of runs", _arms(cells), "num_blocks", _floor(cells), RUNS, note)
 
 
 def by_shift(cells: Sequence[Cell]) -> Picture | None:
     """KL against how far a block was moved."""
     note = "One block, moved; rotated and not rotated."
-    floor = _floor(cells)
-    return _picture("KL against shift", _arms(cells), lambda cell: cell.shift, floor, "positions moved", note)
+    return _curves("KL against shift", _arms(cells), "shift", _floor(cells), "positions moved", note)
 
 
 def scores(cells: Sequence[Cell]) -> Picture | None:
     """Change of score against the full prefill, for each arm and set of questions; cells of one dtype."""
-    kept = [cell for cell in cells if cell.score_change is not None and cell.arm != "full"]
+    kept = [(cell, change) for cell in cells if (change := cell.score_change) is not None and cell.arm != "full"]
     if not kept:
         return None
-    arms = list(dict.fromkeys(cell.arm for cell in kept))
+    arms = list(dict.fromkeys(cell.arm for cell, _ in kept))
     series = []
-    for source in dict.fromkeys(cell.source for cell in kept):
-        some = [cell for cell in kept if cell.source == source]
-        points = [(arms.index(cell.arm), cell.score_change) for cell in some if cell.score_change is not None]
-        series.append(Curve(source + UNDECIDED * any(cell.incompetent for cell in some), points, "none"))
-    title = f"Change of score: {kept[0].dtype}"
-    drawn = plot(title, series, {"full prefill": _NOTHING}, "arm", y_title=SCORE, slots=arms)
+    for source in dict.fromkeys(cell.source for cell, _ in kept):
+        some = [(cell, change) for cell, change in kept if cell.source == source]
+        name = source + UNDECIDED * any(cell.incompetent for cell, _ in some)
+        series.append(Curve(name, [(arms.index(cell.arm), change) for cell, change in some], "none"))
+    title = f"Change of score: {kept[0][0].dtype}"
     note = "Paired by prompt; below zero is a loss. A dagger marks questions that the model cannot answer anyway."
-    return Picture(slug("scores", kept[0].dtype), title, note, drawn)
+    drawn = plot(title, series, {"full prefill": _NOTHING}, "arm", y_title=SCORE, slots=arms)
+    return Picture(slug("scores", kept[0][0].dtype), title, note, drawn)
 
 
 def trade_offs(cells: Sequence[Cell]) -> Iterator[Picture]:
     """Agreement and KL against computed tokens, a point a policy; cells of one dtype, trace and choice of calls."""
-    shares = {
-        cell.arm: against.computed_share.value
-        for cell in cells
-        if (against := cell.against_floor) is not None
-        and against.baseline == "exact"
-        and against.computed_share is not None
-        and cell.arm not in CONTROLS
-    }
-    kept = [cell for cell in cells if cell.arm in shares]
+    kept = [(c, s.value) for c in cells if (s := c.share_of_exact) is not None and c.arm not in CONTROLS]
     if not kept:
         return
-    some = f", {kept[0].min_chunk_hit} or more chunk-hit tokens" if kept[0].min_chunk_hit else ", all measured calls"
-    about = _dtype_and_source(kept) + some
-    exact = [cell for cell in cells if cell.arm == "exact"]
-    for what, name in (("Top-1 agreement", "top-1"), ("KL", "kl")):
-        is_share = name == "top-1"
-        band = {arm_name(cell.arm): cell.top1 if is_share else cell.kl for cell in exact[:1]}
-        series = [Curve(c.arm, [(shares[c.arm], c.top1 if is_share else c.kl)], "none") for c in kept]
-        title = f"{what} against computed tokens: {about}"
-        axis = "computed tokens, of those with exact hits"
-        drawn = plot(title, series, band, axis, y_title=what if is_share else KL)
-        note = f"{'Up' if is_share else 'Down'} is closer to the full prefill, left computes less. "
-        note += "95 % intervals over sessions."
-        if is_share and any(cell.undecided for cell in kept):
+    first = kept[0][0]
+    some = f"{first.min_chunk_hit} or more chunk-hit tokens" if first.min_chunk_hit else "all measured calls"
+    exact = [cell for cell in cells if cell.arm == "exact"][:1]
+    for what, closer, y_title in (("Top-1 agreement", "Up", "Top-1 agreement"), ("KL", "Down", KL)):
+        field = "kl" if y_title == KL else "top1"
+        band = {arm_name(cell.arm): getattr(cell, field) for cell in exact}
+        series = [Curve(cell.arm, [(computed, getattr(cell, field))], "none") for cell, computed in kept]
+        title = f"{what} against computed tokens: {_dtype_and_source(first)}, {some}"
+        drawn = plot(title, series, band, "computed tokens, of those with exact hits", y_title=y_title)
+        note = f"{closer} is closer to the full prefill, left computes less. 95 % intervals over sessions."
+        if field == "top1" and any(cell.undecided for cell, _ in kept):
             note += f" {UNDECIDED} The model is undecided on most of these calls: see the table."
-        file = slug("cost", name, kept[0].dtype, kept[0].source, str(kept[0].min_chunk_hit or "all"))
-        yield Picture(file, title, note, drawn)
+        words = ("cost", what.removesuffix(" agreement"), first.dtype, first.source, str(first.min_chunk_hit or "all"))
+        yield Picture(slug(*words), title, note, drawn)
 
 
 def by_skills(cells: Sequence[Cell]) -> Picture:
     """KL against the number of skills: a curve for each way to compile them, with no seam and with the longest."""
     kept = [cell for cell in cells if cell.donors in COMPILED]
-    counts = _values(kept, _num_blocks)
-    seams = {seam for cell in kept if (seam := seam_of(cell.arm)) is not None}
+    counts, seams = _values(kept, "num_blocks"), _values(kept, "seam")
     curves = []
     for donors, compiled in COMPILED.items():
-        for seam, dash in sorted({min(seams): "--", max(seams): "-"}.items()):
-            some = [cell for cell in kept if cell.donors is donors and seam_of(cell.arm) == seam]
-            points = [(counts.index(cell.num_blocks or 0), cell.kl) for cell in some]
-            if points:
+        for seam, dash in sorted({seams[0]: "--", seams[-1]: "-"}.items()):
+            some = [cell for cell in kept if cell.donors is donors and cell.seam == seam]
+            if points := [(counts.index(cell.num_blocks or 0), cell.kl) for cell in some]:
                 curves.append(Curve(f"{compiled}, seam {seam}", points, dash))
     # One skill behind its own system prompt is an exact hit, which would press everything else together.
     exact = {arm_name(cell.arm): cell.kl for cell in cells if cell.arm == "exact" and cell.num_blocks == counts[-1]}
-    title = f"KL against number of skills: {_dtype_and_source(kept)}"
+    title = f"KL against number of skills: {_dtype_and_source(kept[0])}"
     drawn = plot(title, curves, exact, "skills composed", slots=counts)
     note = "Skills compiled alone behind the system prompt, or together in one pass; 95 % intervals over libraries."
     if any(cell.undecided for cell in kept):
@@ -219,8 +206,8 @@ def _log_axis(axes: Axes, estimates: Sequence[Estimate]) -> None:
 
 def _arms(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
     """The cells of the arms that tell most: naive, seams 0, 1, 8 and the longest."""
-    seams = {seam for cell in cells if (seam := seam_of(cell.arm)) is not None}
-    wanted = ["naive", *(f"seam-{seam}" for seam in sorted(seams & {0, 1, 8} | {max(seams, default=0)}))]
+    seams = _values(cells, "seam")
+    wanted = ["naive", *(f"seam-{seam}" for seam in seams if seam in (0, 1, 8, seams[-1]))]
     found = {arm_name(arm).partition(" (")[0]: [cell for cell in cells if cell.arm == arm] for arm in wanted}
     return {name: some for name, some in found.items() if some}
 
@@ -233,39 +220,30 @@ def _floor(cells: Sequence[Cell]) -> dict[str, Estimate]:
     return {}
 
 
-def _picture(
-    what: str,
-    curves: Mapping[str, Sequence[Cell]],
-    at: Callable[[Cell], int | None],
-    floor: Mapping[str, Estimate],
-    axis: str,
-    note: str,
+def _curves(
+    what: str, curves: Mapping[str, Sequence[Cell]], at: str, floor: Mapping[str, Estimate], axis: str, note: str
 ) -> Picture | None:
-    """Curves of cells of one dtype, data and kind of donors; None of a single slot."""
-    slots = _values((cell for some in curves.values() for cell in some), at)
+    """Curves of cells of one dtype, data and kind of donors, by their field `at`; None of a single slot."""
+    slots = _values(chain(*curves.values()), at)
     if len(slots) < 2:
         return None
-    series = [
-        Curve(name, [(slots.index(x), cell.kl) for cell in some if (x := at(cell)) is not None], _DASHES.get(name, "-"))
-        for name, some in curves.items()
-    ]
+    series = []
+    for name, some in curves.items():
+        points = [(slots.index(x), cell.kl) for cell in some if (x := getattr(cell, at)) is not None]
+        series.append(Curve(name, points, _DASHES.get(name, "-")))
     cell = next(cell for some in curves.values() for cell in some if cell.arm not in CONTROLS)
-    title = f"{what}: {_dtype_and_source([cell])}, {DONORS.get(cell.donors, cell.donors.value)}"
+    title = f"{what}: {_dtype_and_source(cell)}, {DONORS.get(cell.donors, cell.donors.value)}"
     name = what.replace("against", "by").replace("number of ", "").replace(" tokens", "")
     drawn = plot(title, series, floor, axis, slots=slots)
     return Picture(slug(name, cell.dtype, cell.source, cell.donors.value), title, note, drawn)
 
 
-def _values(cells: Iterable[Cell], at: Callable[[Cell], int | None]) -> list[int]:
-    return sorted({value for cell in cells if (value := at(cell)) is not None})
+def _values(cells: Iterable[Cell], field: str) -> list[int]:
+    return sorted({value for cell in cells if (value := getattr(cell, field)) is not None})
 
 
-def _num_blocks(cell: Cell) -> int | None:
-    return cell.num_blocks
-
-
-def _dtype_and_source(cells: Sequence[Cell]) -> str:
-    return f"{cells[0].dtype}, {cells[0].source}"
+def _dtype_and_source(cell: Cell) -> str:
+    return f"{cell.dtype}, {cell.source}"
 
 
 def _says(estimate: Estimate, write: Callable[[float], str]) -> str:

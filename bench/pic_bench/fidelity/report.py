@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from pic_bench.environment import Environment
 from pic_bench.fidelity import drift, pictures, recovery, tables
 from pic_bench.fidelity.compared import Panel, make_cells, make_comparisons, make_panels
 from pic_bench.fidelity.folder import PROBES, read_environment, read_left_out, read_probes
@@ -38,26 +37,13 @@ class Section(NamedTuple):
     note: str = ""
 
 
-def write_report(folder: Path, thresholds: Thresholds | None = None) -> Summary:
+def write_report(folder: Path) -> Summary:
     """Write the report into a run's folder and return what it shows; plots of an earlier report are deleted.
 
     Raises:
         BenchError: the folder has no records, or a file in it cannot be read.
     """
-    probes = read_probes(folder)
-    if not probes:
-        raise BenchError(f"{folder / PROBES}: no whole record; nothing was measured.")
-    config = _read_config(folder / CONFIG)
-    if thresholds is None:
-        least = config.get("min_chunk_hit", "")
-        thresholds = Thresholds(min_chunk_hit=int(least)) if least.isdecimal() else Thresholds()
-    summary = summarize(
-        probes,
-        thresholds,
-        config=config,
-        environment=read_environment(folder) if (folder / ENVIRONMENT).exists() else None,
-        left_out=Counter(f"{one.experiment.value}, {one.dtype}" for one in read_left_out(folder)),
-    )
+    summary = _summarize(folder)
     sections = make_sections(summary)
     drawn = [picture for section in sections for picture in section.pictures]
     title = f"Fidelity of {summary.model}"
@@ -82,36 +68,6 @@ def headline(folder: Path) -> str:
         table=tables.telling_table(summary.cells),
         mark=tables.UNDECIDED,
         edits=recovery.edit_table(summary.edits, recovery.GATED),
-    )
-
-
-def summarize(
-    probes: Sequence[Probe],
-    thresholds: Thresholds,
-    *,
-    config: dict[str, str],
-    environment: Environment | None,
-    left_out: dict[str, int],
-) -> Summary:
-    """All figures of the records; the same records in the same order give the same figures."""
-    panels, repeated = make_panels((probe for probe in probes if probe.edit is None), thresholds)
-    edits = recovery.gate([probe for probe in probes if probe.edit is not None])
-    return Summary(
-        model=Path(config.get("model", "")).name or "an unnamed model",
-        probes=len(probes),
-        repeated=repeated,
-        left_out=left_out,
-        limits=thresholds,
-        config=config,
-        environment=environment,
-        cells=make_cells(panels, thresholds),
-        comparisons=make_comparisons(panels),
-        drifts=drift.make_drifts(panels),
-        worst=_worst(panels, thresholds),
-        edits=recovery.make_edit_cells(edits),
-        edit_cases=recovery.make_edit_cases(edits),
-        edits_alike=edits.alike,
-        edits_computed=edits.computed,
     )
 
 
@@ -199,6 +155,35 @@ def _places(cells: Sequence[Cell]) -> Iterator[tuple[str, list[Cell]]]:
         yield f"{dtype}, {source}", [cell for cell in cells if (cell.dtype, cell.source) == (dtype, source)]
 
 
+def _summarize(folder: Path) -> Summary:
+    """All figures of a run's records; the same records in the same order give the same figures."""
+    probes = read_probes(folder)
+    if not probes:
+        raise BenchError(f"{folder / PROBES}: no whole record; nothing was measured.")
+    config = _read_config(folder / CONFIG)
+    least = config.get("min_chunk_hit", "")
+    thresholds = Thresholds(min_chunk_hit=int(least)) if least.isdecimal() else Thresholds()
+    panels, repeated = make_panels((probe for probe in probes if probe.edit is None), thresholds)
+    edits = recovery.gate([probe for probe in probes if probe.edit is not None])
+    return Summary(
+        model=Path(config.get("model", "")).name or "an unnamed model",
+        probes=len(probes),
+        repeated=repeated,
+        left_out=Counter(f"{one.experiment.value}, {one.dtype}" for one in read_left_out(folder)),
+        limits=thresholds,
+        config=config,
+        environment=read_environment(folder) if (folder / ENVIRONMENT).exists() else None,
+        cells=make_cells(panels, thresholds),
+        comparisons=make_comparisons(panels),
+        drifts=drift.make_drifts(panels),
+        worst=_worst(panels, thresholds),
+        edits=recovery.make_edit_cells(edits),
+        edit_cases=recovery.make_edit_cases(edits),
+        edits_alike=edits.alike,
+        edits_computed=edits.computed,
+    )
+
+
 def _values(summary: Summary, sections: Sequence[Section]) -> dict[str, object]:
     """What the template shows, and the figures that its limits name."""
     cells, few = summary.cells, summary.limits.min_prompts
@@ -213,7 +198,7 @@ def _values(summary: Summary, sections: Sequence[Section]) -> dict[str, object]:
         "arm_name": tables.arm_name,
         "mark": tables.UNDECIDED,
         "unpaired": unpaired,
-        "marked": sum(cell.undecided or cell.incompetent for cell in cells),
+        "marked": sum(cell.says_little for cell in cells),
         "smallest": min((cell.n for cell in cells), default=0),
         "sessions": min(sessions, default=few),
     }

@@ -42,18 +42,28 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Computed tokens of the arm / of the baseline, both summed over the prompts."""
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One arm at one place of the experiment; divergences are from the full prefill, in nats."""
+class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where in the experiments something was measured, and under which arm."""
 
     experiment: Experiment
     dtype: str
     source: str
     num_blocks: int | None
-    """None for questions and traces, whose prompts differ in it."""
+    """Of a cell None for questions and traces, whose prompts differ in it."""
     donors: Donors
     shift: int | None
     """None but in the shift experiment."""
     arm: str
+
+    @property
+    def seam(self) -> int | None:
+        """The seam tokens that the arm's name says."""
+        return seam_of(self.arm)
+
+
+class Cell(Place, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One arm at one place of the experiment; divergences are from the full prefill, in nats."""
+
     min_chunk_hit: int = 0
     """Only prompts with so many chunk-hit tokens under the default policy."""
     n: int
@@ -103,6 +113,17 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Where in the experiment: a shift, a number of blocks."""
         return self.num_blocks if self.shift is None else self.shift
 
+    @property
+    def says_little(self) -> bool:
+        """Whether the full prefill itself is not competent here, so that agreement with it says little."""
+        return self.undecided or self.incompetent
+
+    @property
+    def share_of_exact(self) -> Estimate | None:
+        """Computed tokens, of those with exact hits alone; None where these are not the floor."""
+        against = self.against_floor
+        return against.computed_share if against is not None and against.baseline == "exact" else None
+
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The KL of two arms on the same prompts, over all places of an experiment; a prompt counts once."""
@@ -139,16 +160,9 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Share of the turns whose likeliest first token is the full prefill's."""
 
 
-class Worst(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Worst(Place, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A prompt whose spliced rows moved the first token's distribution furthest."""
 
-    experiment: Experiment
-    dtype: str
-    source: str
-    num_blocks: int | None
-    donors: Donors
-    shift: int | None
-    arm: str
     prompt: str
     kl: float
     floor_kl: float | None

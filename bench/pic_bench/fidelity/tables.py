@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from pic_bench.fidelity.record import Donors, Experiment
-from pic_bench.fidelity.summary import Cell, Comparison, seam_of
+from pic_bench.fidelity.summary import Cell, Comparison
 from pic_bench.report.markdown import Table
 from pic_bench.report.numbers import divergence, number, plural, points, score, share, signed, with_interval
 from pic_bench.report.stats import Estimate
@@ -39,7 +39,7 @@ def kl_cell(cell: Cell) -> str:
 
 def top1_cell(cell: Cell) -> str:
     """Agreement of the likeliest first token, marked where it says little."""
-    return with_interval(cell.top1, share) + UNDECIDED * (cell.undecided or cell.incompetent)
+    return with_interval(cell.top1, share) + UNDECIDED * cell.says_little
 
 
 def optional(value: float | None, write: Callable[[float], str]) -> str:
@@ -81,7 +81,7 @@ def skills_table(cells: Sequence[Cell]) -> Table:
     header = ["skills", "compiled", "seam", "n", "of the skills spliced", "KL mean", "p95", "same first token"]
     rows = []
     for cell in sorted((cell for cell in cells if cell.donors in COMPILED), key=_order_of_skills):
-        place = [plural(cell.num_blocks or 0, "skill"), COMPILED[cell.donors], str(seam_of(cell.arm)), f"{cell.n:,}"]
+        place = [plural(cell.num_blocks or 0, "skill"), COMPILED[cell.donors], str(cell.seam), f"{cell.n:,}"]
         kl, top1 = kl_cell(cell), top1_cell(cell)
         if cell.num_units == 1:
             # Prompts of a single library say nothing about other skills: no interval.
@@ -111,8 +111,8 @@ def telling_table(cells: Sequence[Cell]) -> Table:
     for cell in cells:
         same = [c for c in cells if (c.experiment, c.dtype, c.source) == (cell.experiment, cell.dtype, cell.source)]
         largest = _place(cell) == max(map(_place, same))
-        seams = (None, 0, 1, max((seam for c in same if (seam := seam_of(c.arm)) is not None), default=0))
-        between = cell.experiment is not Experiment.TRACE and seam_of(cell.arm) not in seams
+        seams = (None, 0, 1, max((c.seam for c in same if c.seam is not None), default=0))
+        between = cell.experiment is not Experiment.TRACE and cell.seam not in seams
         if largest and cell.arm not in ("full", "retest") and not between:
             shown.append(cell)
     columns: dict[str, Write] = {
@@ -121,7 +121,7 @@ def telling_table(cells: Sequence[Cell]) -> Table:
         **_N,
         "mean KL": kl_cell,
         "less floor": _of("against_floor.kl", signed(divergence)),
-        "top-1": lambda cell: share(cell.top1.value) + UNDECIDED * (cell.undecided or cell.incompetent),
+        "top-1": lambda cell: share(cell.top1.value) + UNDECIDED * cell.says_little,
         "less floor, points": _of("against_floor.top1", points),
     }
     return Table(list(columns), [[write(cell) for write in columns.values()] for cell in shown])
@@ -156,10 +156,7 @@ def _decided(cell: Cell) -> str:
 
 
 def _computed(cell: Cell) -> str:
-    against = cell.against_floor
-    if against is not None and against.baseline == "exact":
-        return with_interval(against.computed_share, share)
-    return "100 %" if cell.arm == "exact" else "-"
+    return "100 %" if cell.arm == "exact" else with_interval(cell.share_of_exact, share)
 
 
 def _place(cell: Cell) -> tuple[int, int, int]:
@@ -177,7 +174,7 @@ def _where(cell: Cell) -> str:
 
 
 def _order_of_skills(cell: Cell) -> tuple[int, int, int]:
-    return -(seam_of(cell.arm) or 0), cell.num_blocks or 0, list(COMPILED).index(cell.donors)
+    return -(cell.seam or 0), cell.num_blocks or 0, list(COMPILED).index(cell.donors)
 
 
 def _side(difference: Estimate) -> str:
