@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import random
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from pic_bench.fidelity.arms import Arm
+from pic_bench.fidelity.command import _config, add_arguments
+from pic_bench.fidelity.config import Config
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.target import Recorded
 
 SEAMS = (0, 1, 2, 4, 8, 16, 32)
 POLICIES = {"default": 0.45, "seam-8": 0.5, "seam-32": 0.62, "min-run-256": 0.7, "seam-8-min-128": 0.55}
+
+
+def parse(line: str = "") -> Config:
+    """What the command makes of these arguments."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return _config(parser.parse_args(shlex.split(f"--model m --out o {line}")))
 
 
 def probe(**fields: object) -> Probe:

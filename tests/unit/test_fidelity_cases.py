@@ -374,18 +374,12 @@ def test_the_report_says_what_share_of_the_skills_is_spliced(tmp_path: Path) -> 
     arms = [("full", Donors.NONE, 0.0, 0), ("exact", Donors.NONE, 1e-9, 0)]
     for kind in (Donors.ISOLATED, Donors.CONTEXT):
         arms += [("seam-0", kind, 0.2, 500), ("seam-32", kind, 0.05, 450)]
+    places = [
+        {"num_blocks": count, "prompt": f"c-{count}-{n % 2}-{n}", **common} for count in (2, 16) for n in range(4)
+    ]
     probes = [
-        probe(
-            arm=arm,
-            donors=kind,
-            num_blocks=count,
-            prompt=f"c-{count}-{n % 2}-{n}",
-            kl=kl,
-            chunk_hit_tokens=hit,
-            **common,
-        )
-        for count in (2, 16)
-        for n in range(4)
+        probe(arm=arm, donors=kind, kl=kl, chunk_hit_tokens=hit, **place)
+        for place in places
         for arm, kind, kl, hit in arms
     ]
     cells = make_cells(make_panels(probes, Thresholds())[0], Thresholds())

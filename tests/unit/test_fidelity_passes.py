@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -14,15 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fidelity_records import Asked, StandIn, probe
+from fidelity_records import Asked, StandIn, parse, probe
 from pic_bench.fidelity import runner
 from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.cases.case import Case
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.cases.turns import conversation
-from pic_bench.fidelity.command import _config, add_arguments
 from pic_bench.fidelity.compared import make_panels
-from pic_bench.fidelity.config import Config, Sizes
 from pic_bench.fidelity.drift import by_turn, drift_table, make_drifts, quarters
 from pic_bench.fidelity.folder import read_probes
 from pic_bench.fidelity.passes import TURNS_POLICIES, TraceCall, TraceRun, TurnsRun, Vault, distinct_tokens
@@ -155,19 +152,8 @@ def test_a_full_prefill_that_was_served_cached_tokens_is_refused(serve_turns: Se
 def serve_trace(tmp_path: Path, text: ModelText) -> Served:
     """Serves a trace of six calls, of which the three longer ones are measured, under two policies in two orders."""
     calls = [TraceCall("t", n, 0, list(range(60 + 100 * (n % 2))), list(range(20 + 20 * n))) for n in range(6)]
-    config = Config(
-        model="m",
-        data=(),
-        experiments=(Experiment.TRACE,),
-        dtypes=("float32",),
-        sizes=Sizes(greedy_prompts=1),
-        policies=("default", "more=tail:0"),
-        orders=("recorded", "reversed"),
-        min_chunk_hit=64,
-        pool_tokens=None,
-        server_args=(),
-        seed=0,
-    )
+    line = "--experiment trace --greedy 1 --policy default --policy more=tail:0 --order recorded --order reversed"
+    config = parse(f"{line} --min-chunk-hit 64")
 
     def serve(server: Cache, done: Pairs = frozenset()) -> list[Probe]:
         common = {"source": "s", "target": server, "text": text, "vault": Vault(tmp_path / "vault"), "dtype": "float32"}
@@ -197,22 +183,9 @@ def test_a_trace_goes_on_without_what_an_earlier_run_kept(tmp_path: Path, serve_
 def test_a_run_serves_traces_and_conversations_once(
     tmp_path: Path, model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parser = ArgumentParser()
-    add_arguments(parser)
-    words = ["--experiment", "trace", "--experiment", "turns", "--quick", "--dtype", "float32", "--turns", "2"]
-    words += [
-        "--calls",
-        "3",
-        "--change",
-        "new",
-        "--policy",
-        "default",
-        "--model",
-        str(model_dir("smollm2")),
-        "--out",
-        "o",
-    ]
-    plan = make_plan(_config(parser.parse_args(words)), quiet=True)
+    line = "--experiment trace --experiment turns --quick --dtype float32 --turns 2 --calls 3 --change new"
+    config = parse(f"{line} --policy default --model {model_dir('smollm2')}")
+    plan = make_plan(config, quiet=True)
     starts = []
 
     @contextmanager
@@ -239,10 +212,9 @@ def test_distinct_tokens_are_the_rows_of_a_prefix_cache() -> None:
 
 def test_the_report_compares_the_last_turns_with_the_first(tmp_path: Path) -> None:
     common = {"experiment": Experiment.TURNS, "donors": Donors.TRACE, "num_blocks": None, "prompt_tokens": 400}
+    common |= {"source": "new values", "forced_kl": 0.01}
     probes = [
-        probe(
-            prompt=f"new-{turn:02}", source="new values", arm=arm, kl=kl, forced_kl=0.01, chunk_hit_tokens=hit, **common
-        )
+        probe(prompt=f"new-{turn:02}", arm=arm, kl=kl, chunk_hit_tokens=hit, **common)
         for turn in range(64)
         for arm, kl, hit in (("full", 0.0, 0), ("notes", 0.01, 300), ("in_place", 0.01 * (1 + turn // 16), 360))
     ]

@@ -6,7 +6,6 @@ import gzip
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
-from html.parser import HTMLParser
 from itertools import islice
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from pic_bench.report.stats import Estimate
 
 from sglang_pic.cli import main
 from sglang_pic.errors import BenchError
+from tests.unit.html_page import Page
 
 PARTS = {
     "grid": "Seam tokens, number of runs, donors",
@@ -68,48 +68,26 @@ def report_of(path: Path, probes: Iterable[Probe]) -> str:
     return (path / "report.md").read_text("utf8")
 
 
-class _Page(HTMLParser):
-    """Collects the text, what would be fetched, and fails where elements do not close in order."""
-
-    VOID = frozenset({"meta", "br", "img", "link", "input", "hr"})
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.fetched: list[str] = []
-        self.words: list[str] = []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag != "script"
-        links = [value or "" for name, value in attrs if name in ("src", "href", "srcset")]
-        self.fetched += [link for link in links if not link.startswith("#")]
-        self.open += [] if tag in self.VOID else [tag]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
+def assert_themed(text: str) -> None:
+    for name in set(re.findall(r"var\(--([a-z0-9-]+)\)", text)):
+        assert text.count(f"--{name}:") == 2, f"--{name} is not defined for light and dark"
 
 
 def test_the_page_is_one_file_and_well_formed(folder: Path) -> None:
     text = (folder / "report.html").read_text("utf8")
-    page = _Page(text)
+    page = Page(text)
     assert page.fetched == []
     assert "url(" not in text
     words = " ".join(page.words)
     assert "Fidelity of tiny & small" in words
     assert "A <CPU>" in words
     assert "the red box holds a `seam-1` <b>" in words
-    for name in re.findall(r"var\(--([a-z0-9-]+)\)", text):
-        assert text.count(f"--{name}:") == 2, f"--{name} is not defined for light and dark"
+    assert_themed(text)
 
 
 def test_both_outputs_have_the_same_parts_and_tables(folder: Path, summary: Summary, markdown: str) -> None:
     page = (folder / "report.html").read_text("utf8")
-    words = "".join(_Page(page).words)
+    words = "".join(Page(page).words)
     titles = (*PARTS.values(), "What a setting changes", "Prompts that moved furthest", "Limits", "Words")
     assert all(f"## {title}" in markdown and title in words for title in titles)
     for one in summary.comparisons:
@@ -189,7 +167,7 @@ def test_parts_without_records_are_left_out(experiment: str, tmp_path: Path) -> 
     written = report_of(tmp_path, islice(makers[experiment](), 400))
     assert [title for title in PARTS.values() if f"## {title}" in written] == [PARTS[experiment]]
     assert "an unnamed model" in written
-    _Page((tmp_path / "report.html").read_text("utf8"))
+    Page((tmp_path / "report.html").read_text("utf8"))
 
 
 def test_controls_alone_make_a_report(tmp_path: Path) -> None:
@@ -268,24 +246,10 @@ def test_the_terminal_shows_the_largest_place_of_each_experiment(folder: Path) -
     assert not re.search(r"seam-(2|4|16) \|", text)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (1.04e-12, "1.0e-12"),
-        (9.4e-4, "9.4e-4"),
-        (0.00314, ".0031"),
-        (-0.0031, "-.0031"),
-        (0.5, ".50"),
-        (0.996, "1.00"),
-        (1.236, "1.24"),
-    ],
-)
-def test_divergences_are_short(value: float, text: str) -> None:
-    assert divergence(value) == text
-
-
-def test_ticks_and_intervals_are_short() -> None:
+def test_figures_are_short() -> None:
+    divergences = {0.0: "0", 1.04e-12: "1.0e-12", 9.4e-4: "9.4e-4", 0.00314: ".0031", -0.0031: "-.0031"}
+    divergences |= {0.5: ".50", 0.996: "1.00", 1.236: "1.24"}
+    assert {value: divergence(value) for value in divergences} == divergences
     assert [tick(value) for value in (1e-5, 3e-4, 0.001, 0.02, 0.5, 2)] == ["1e-5", "3e-4", ".001", ".02", ".5", "2"]
     assert with_interval(Estimate(value=0.975, low=0.9, high=1.0, n=4), share) == "97.5 % [90.0, 100]"
     assert with_interval(None, share) == "-"
@@ -340,5 +304,4 @@ def test_a_drawing_has_text_and_takes_its_colours_from_the_theme() -> None:
     assert "mean KL of the first token, nats</text>" in inline
     assert re.findall(r"#[0-9a-f]{6}", inline) == []
     ET.fromstring(alone)
-    for name in set(re.findall(r"var\(--([a-z0-9-]+)\)", alone)):
-        assert alone.count(f"--{name}:") == 2, f"--{name} is not defined for light and dark"
+    assert_themed(alone)

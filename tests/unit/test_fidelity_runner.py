@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gzip
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,12 +9,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fidelity_records import probe
+from fidelity_records import parse, probe
 from pic_bench.environment import capture_environment
 from pic_bench.fidelity import runner
 from pic_bench.fidelity.cases.case import Job
-from pic_bench.fidelity.command import _config, add_arguments
-from pic_bench.fidelity.config import Config, Sizes
+from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.folder import claim_run, merge_runs, read_config, read_environment, read_left_out, read_probes
 from pic_bench.fidelity.measure import Unrealised
 from pic_bench.fidelity.plan import Plan, chosen_questions, make_plan, named_policies
@@ -28,50 +26,44 @@ from sglang_pic.cli import main
 from sglang_pic.errors import BenchError, ConfigError
 
 
-def parse(*words: str) -> Config:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return _config(parser.parse_args(["--model", "m", "--out", "o", *words]))
-
-
 def test_arguments_become_a_configuration() -> None:
     whole = parse()
     assert whole.sizes == Sizes()
     assert whole.experiments == tuple(Experiment)
     assert whole.dtypes == ("float32", "bfloat16")
     assert whole.policies[0] == "default"
-    quick = parse("--quick", "--prompts", "3", "--blocks", "2,16", "--dtype", "float32", "--server-arg=--page-size 16")
+    quick = parse("--quick --prompts 3 --blocks 2,16 --dtype float32 --server-arg='--page-size 16'")
     assert (quick.sizes.prompts, quick.sizes.blocks, quick.dtypes) == (3, (2, 16), ("float32",))
     assert quick.server_args == ("--page-size", "16")
     assert not {Experiment.TRACE, Experiment.TURNS} & {*quick.experiments}
-    assert parse("--experiment", "trace", "--quick").experiments == (Experiment.TRACE,)
+    assert parse("--experiment trace --quick").experiments == (Experiment.TRACE,)
 
 
 def test_turns_and_edits_have_the_policies_that_are_named() -> None:
     assert named_policies(parse()) == []
-    (named,) = named_policies(parse("--experiment", "turns", "--policy", "one=edit:notes,max_generation:1"))
+    (named,) = named_policies(parse("--experiment turns --policy one=edit:notes,max_generation:1"))
     assert named.overrides == {"edit": "notes", "max_generation": 1}
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("line", "named"),
     [
-        (["--blocks", "0"], "blocks"),
-        (["--blocks", "17"], "blocks"),
-        (["--seams", "80"], "seams"),
-        (["--shifts", "0,1"], "shifts"),
-        (["--prompts", "0"], "prompts"),
-        (["--policy", "exact"], "policy"),
-        (["--policy", "default", "--experiment", "grid"], "--experiment trace"),
+        ("--blocks 0", "blocks"),
+        ("--blocks 17", "blocks"),
+        ("--seams 80", "seams"),
+        ("--shifts 0,1", "shifts"),
+        ("--prompts 0", "prompts"),
+        ("--policy exact", "policy"),
+        ("--policy default --experiment grid", "--experiment trace"),
     ],
 )
-def test_sizes_that_cannot_be_measured_are_refused(words: list[str], named: str) -> None:
+def test_sizes_that_cannot_be_measured_are_refused(line: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        parse(*words)
+        parse(line)
 
 
 def test_a_run_that_is_broken_off_has_as_many_questions_of_each_source() -> None:
-    sources = [question.source for question in chosen_questions(parse("--questions", "3"))]
+    sources = [question.source for question in chosen_questions(parse("--questions 3"))]
     assert len(set(sources)) == len(GENERATED) > 1
     assert sources == 3 * sources[: len(GENERATED)]
 
@@ -99,7 +91,7 @@ def test_a_folder_is_new_or_an_earlier_run_that_is_spoken_of(tmp_path: Path) -> 
 
 def test_an_order_that_is_none_is_refused_on_the_command_line_and_in_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--order 'sorted'"):
-        parse("--order", "sorted")
+        parse("--order sorted")
     written = msgspec.to_builtins(parse("--quick")) | {"orders": ["sorted"]}
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(written))
     with pytest.raises(BenchError, match=r"not of a fidelity run that this version can read .*sorted"):
@@ -136,19 +128,15 @@ class Server:
         self.served.append(case.name)
         if case.name in self.left_out:
             raise Unrealised("not as meant")
-        return [
-            probe(
-                prompt=case.name, arm=arm.name, donors=arm.donors, dtype=dtype, num_blocks=len(case.blocks), source="s"
-            )
-            for arm in job.arms
-        ]
+        common = {"prompt": case.name, "dtype": dtype, "num_blocks": len(case.blocks), "source": "s"}
+        return [probe(arm=arm.name, donors=arm.donors, **common) for arm in job.arms]
 
 
 @pytest.fixture
 def grid_run(tmp_path: Path, model_dir: Callable[[str], Path]) -> tuple[Plan, Path]:
     """A run of 40 prompts that is yet to be measured."""
-    words = ["--experiment", "grid", "--dtype", "float32", "--prompts", "40", "--blocks", "1", "--seams", "0,1"]
-    config = msgspec.structs.replace(parse(*words), model=str(model_dir("smollm2")))
+    line = "--experiment grid --dtype float32 --prompts 40 --blocks 1 --seams 0,1"
+    config = parse(f"{line} --model {model_dir('smollm2')}")
     claim_run(tmp_path / "run", config, resume=False, force=False)
     return make_plan(config, quiet=True), tmp_path / "run"
 
@@ -218,9 +206,9 @@ def test_an_earlier_run_outlives_a_command_that_cannot_begin(grid_run: tuple[Pla
     assert (folder / "probes.jsonl").exists()
 
 
-def finished(folder: Path, *words: str, commit: str = "a" * 40) -> Path:
+def finished(folder: Path, line: str, commit: str = "a" * 40) -> Path:
     """A run of one record for each number format, with its environment."""
-    config = parse(*words)
+    config = parse(line)
     claim_run(folder, config, resume=False, force=False)
     write_json(folder / "config.json", config)
     environment = msgspec.structs.replace(
@@ -232,25 +220,23 @@ def finished(folder: Path, *words: str, commit: str = "a" * 40) -> Path:
 
 
 def test_runs_measured_side_by_side_become_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    grid = ("--experiment", "grid", "--dtype")
-    single = finished(tmp_path / "single", *grid, "float32")
-    half = finished(tmp_path / "half", *grid, "bfloat16", commit="b" * 40)
+    grid = "--experiment grid --dtype"
+    single = finished(tmp_path / "single", f"{grid} float32")
+    half = finished(tmp_path / "half", f"{grid} bfloat16", commit="b" * 40)
     with (half / "probes.jsonl").open("ab") as file:
         file.write(b'{"cut')
-    (half / "left_out.jsonl").write_text(
-        '{"schema_version":1,"experiment":"grid","dtype":"bfloat16","prompt":"g","reason":"r"}\n'
-    )
+    (half / "left_out.jsonl").write_text('{"experiment":"grid","dtype":"bfloat16","prompt":"g","reason":"r"}\n')
     out = tmp_path / "both"
     assert main(["report", str(single), str(half), "--out", str(out)]) == 0
     assert "bfloat16" in capsys.readouterr().out
-    assert read_config(out) == parse(*grid, "float32", "--dtype", "bfloat16")
+    assert read_config(out) == parse(f"{grid} float32 --dtype bfloat16")
     assert [record.dtype for record in read_probes(out)] == ["float32", "bfloat16"]
     assert [left.prompt for left in read_left_out(out)] == ["g"]
     environment = msgspec.json.decode((out / "environment.json").read_bytes())
     assert environment["command"] == "sglang-pic single; sglang-pic half"
     assert environment["commit"] == f"{'a' * 40}; {'b' * 40}"
     # Such a run can be gone on with, and is overwritten only on demand.
-    claim_run(out, parse(*grid, "float32", "--dtype", "bfloat16"), resume=True, force=False)
+    claim_run(out, parse(f"{grid} float32 --dtype bfloat16"), resume=True, force=False)
     with pytest.raises(ConfigError, match="holds an earlier fidelity run"):
         merge_runs([single, half], out, force=False)
     merge_runs([half, single], out, force=True)
@@ -258,20 +244,18 @@ def test_runs_measured_side_by_side_become_one(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_trace_is_whole_where_one_run_measured_all_of_it(tmp_path: Path) -> None:
-    trace = ("--experiment", "trace", "--policy", "default", "--dtype")
-    single = finished(tmp_path / "single", *trace, "float32")
-    half = finished(tmp_path / "half", *trace, "bfloat16")
-    other = finished(tmp_path / "other", *trace, "float32", "--policy", "more=tail:0")
+    trace = "--experiment trace --policy default --dtype"
+    single = finished(tmp_path / "single", f"{trace} float32")
+    half = finished(tmp_path / "half", f"{trace} bfloat16")
+    other = finished(tmp_path / "other", f"{trace} float32 --policy more=tail:0")
     for folder, dtype in ((single, "float32"), (half, "bfloat16"), (other, "float32")):
         (folder / f"trace-{dtype}.done").touch()
     merge_runs([single, half], tmp_path / "dtypes", force=False)
-    assert {path.name for path in (tmp_path / "dtypes").glob("*.done")} == {
-        "trace-float32.done",
-        "trace-bfloat16.done",
-    }
+    done = {path.name for path in (tmp_path / "dtypes").glob("*.done")}
+    assert done == {"trace-float32.done", "trace-bfloat16.done"}
     merge_runs([half, other], tmp_path / "policies", force=False)
     assert list((tmp_path / "policies").glob("*.done")) == [tmp_path / "policies" / "trace-float32.done"]
-    more = finished(tmp_path / "more", *trace, "bfloat16", "--greedy", "40", "--prompts", "7")
+    more = finished(tmp_path / "more", f"{trace} bfloat16 --greedy 40 --prompts 7")
     merge_runs([single, more], tmp_path / "amounts", force=False)
     united = read_config(tmp_path / "amounts").sizes
     assert (united.greedy_prompts, united.prompts) == (40, Sizes().prompts)
@@ -279,11 +263,9 @@ def test_a_trace_is_whole_where_one_run_measured_all_of_it(tmp_path: Path) -> No
 
 
 def test_runs_that_do_not_go_together_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = finished(tmp_path / "one", "--experiment", "grid")
-    seed = finished(tmp_path / "seed", "--experiment", "grid", "--seed", "3")
-    blocks = finished(tmp_path / "blocks", "--experiment", "grid", "--blocks", "4")
-    model = finished(tmp_path / "model", "--experiment", "grid", "--model", "other")
-    machine = finished(tmp_path / "machine", "--experiment", "grid")
+    others = {"one": "", "seed": "--seed 3", "blocks": "--blocks 4", "model": "--model other", "machine": ""}
+    runs = (finished(tmp_path / name, f"--experiment grid {more}") for name, more in others.items())
+    one, seed, blocks, model, machine = runs
     environment = msgspec.json.decode((machine / "environment.json").read_bytes()) | {"cpu": "Another"}
     (machine / "environment.json").write_bytes(msgspec.json.encode(environment))
     out = tmp_path / "out"
