@@ -172,7 +172,6 @@ def test_a_record_of_a_card_fills_its_figures_and_a_dry_run_none(tmp_path: Path)
             is_dry=is_dry,
             wall_s=1.0,
             limit_s=480.0,
-            card={},
             stand_ins=[],
             environment=capture_environment(),
             found=Found(figures={"run_3000": 5.5, "run_6000": 9.0}),
