@@ -67,12 +67,17 @@ class Study:
         for option, instead in options.items():
             self.add(option, action=_Retired, const=instead, help=argparse.SUPPRESS)
 
+    def find(self, *words: str) -> Finding:
+        """What the study finds with these arguments, for a study that writes no logs; what it raises is raised."""
+        return self._body(self.parser.parse_args(words), Path())
+
     def measures(self, body: Callable[[argparse.Namespace, Path], Finding]) -> Callable[..., int]:
         """Make the function that measures a `main(argv)`.
 
         The function gets the arguments and a folder for logs, which is removed afterwards. `main` returns the exit
         code: the finding's, 1 for an error, which is told in one line on stderr, 130 for Ctrl-C or SIGTERM.
         """
+        self._body = body
 
         @wraps(body)
         def main(argv: Sequence[str] | None = None) -> int:
@@ -116,7 +121,8 @@ R = TypeVar("R", bound=Result)
 
 def result_of(kind: type[R], args: argparse.Namespace, **found: object) -> R:
     """A result: the environment, the arguments of which it has a field of that name, and what was found."""
-    asked = {name: value for name, value in vars(args).items() if name in kind.__struct_fields__}
+    fields = {field.name for field in msgspec.structs.fields(kind)}
+    asked = {name: value for name, value in vars(args).items() if name in fields}
     return kind(**{"environment": capture_environment(), **asked, **found})
 
 

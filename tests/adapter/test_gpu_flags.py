@@ -10,7 +10,7 @@ import pytest
 from pic_bench.gpu.checks import BACKENDS, FA3, PROBE
 from pic_bench.gpu.latency import NO_PREFILL_GRAPHS
 from pic_bench.gpu.record import Work
-from pic_bench.gpu.servers import Model, dummy_model, launch
+from pic_bench.gpu.servers import Model, dummy_model, make_arm
 from pic_bench.probe_plugin import PROBE_PLUGIN, PROBE_VARIABLE
 from pic_bench.probe_plugin.options import load
 
@@ -40,8 +40,7 @@ def test_every_flag_is_one_of_sglangs(
     flags: tuple[str, ...], arm: str, parser: argparse.ArgumentParser, models: dict[str, Model]
 ) -> None:
     for model in models.values():
-        command, _ = launch(arm, model, flags, None, 30_000)
-        args = parser.parse_args(command[3:])
+        args = parser.parse_args(["--model-path", str(model.folder), *make_arm(arm, model, flags).server_args])
         assert args.load_format == "dummy"
         assert args.radix_cache_backend == ("pic" if arm == "pic" else None)
         if "--attention-backend" in flags:
@@ -63,7 +62,7 @@ def test_both_arms_of_a_dummy_model_have_the_same_weights(
 ) -> None:
     """A stock server loads the probe for its weights, and no cache of ours."""
     for arm in ("stock", "pic"):
-        _, variables = launch(arm, models["Llama-3.1-8B"], (), None, 30_000)
+        variables = make_arm(arm, models["Llama-3.1-8B"]).env
         monkeypatch.setenv(PROBE_VARIABLE, variables[PROBE_VARIABLE] or "")
         config = load()
         assert config is not None
@@ -72,7 +71,7 @@ def test_both_arms_of_a_dummy_model_have_the_same_weights(
             names = (variables["SGLANG_PLUGINS"] or "").split(",")
             assert PROBE_PLUGIN in names
             assert "pic" not in names
-    _, variables = launch("pic", models["Llama-3.1-8B"], (), None, 30_000, PROBE)
+    variables = make_arm("pic", models["Llama-3.1-8B"], probe=PROBE).env
     assert json.loads(variables[PROBE_VARIABLE] or "") == {**PROBE, "sharp_dummy": True}
 
 
@@ -80,7 +79,6 @@ def test_a_model_of_ones_own_keeps_its_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 1000}')
     model = dummy_model(Work(is_dry=False, folder=tmp_path, limit_s=1.0, model=str(tmp_path)), "Llama-3.1-8B")
     assert (model.flags, model.vocab, model.is_dummy) == ((), 1_000, False)
-    _, variables = launch("pic", model, (), None, 30_000)
-    assert variables[PROBE_VARIABLE] is None
+    assert make_arm("pic", model).env[PROBE_VARIABLE] is None
     with pytest.raises(BenchError, match="--model '/nowhere': no model folder"):
         dummy_model(Work(is_dry=False, folder=tmp_path, limit_s=1.0, model="/nowhere"), "Llama-3.1-8B")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import subprocess
 import sys
-import time
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from pic_bench.environment import capture_environment
 from pic_bench.gpu import day, prefills
 from pic_bench.gpu.checks import gate_figures, judge, waits
-from pic_bench.gpu.clocks import PowerMeter, measure_energy
+from pic_bench.gpu.clocks import open_counter
 from pic_bench.gpu.record import (
     FIGURES,
     ITEMS,
@@ -64,9 +64,9 @@ def normal(name: str) -> str:
 
 
 def refused_packages() -> set[str]:
-    """Top-level names that come with none of torch, triton, transformers and nvidia-ml-py, nor with what they need."""
+    """Top-level names that come with none of torch, triton and transformers, nor with what they need."""
     allowed: set[str] = set()
-    waiting = ["torch", "triton", "transformers", "nvidia-ml-py"]
+    waiting = ["torch", "triton", "transformers"]
     while waiting:
         name = normal(waiting.pop())
         if name in allowed:
@@ -172,7 +172,6 @@ def test_a_record_of_a_card_fills_its_figures_and_a_dry_run_none(tmp_path: Path)
             is_dry=is_dry,
             wall_s=1.0,
             limit_s=480.0,
-            card={},
             stand_ins=[],
             environment=capture_environment(),
             found=Found(figures={"run_3000": 5.5, "run_6000": 9.0}),
@@ -213,20 +212,26 @@ def test_the_gate_is_read_from_what_the_server_shows() -> None:
     assert gate_figures("sglang_pic: 3 delimiters, cost off, config {}") == {}
 
 
-def test_without_nvml_power_is_summed_up_and_no_power_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a program called nvidia-smi that prints a line every 20 ms."""
-    script = tmp_path / "nvidia-smi"
-    script.write_text(f"#!/bin/sh\nwhile cat '{tmp_path / 'watts'}'; do sleep 0.02; done\n")
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    (tmp_path / "watts").write_text("200.0\n")
-    energy = measure_energy(lambda: time.sleep(0.05), PowerMeter("GPU-1").joules, 0.4)
-    assert energy.watts == pytest.approx(200.0, rel=0.02)
-    (tmp_path / "watts").write_text("[N/A]\n")
-    with pytest.raises(UnsupportedError, match="nvidia-smi prints no power"):
-        PowerMeter("GPU-1")
+def test_joules_come_from_the_drivers_library_and_its_errors_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a library of three functions, the last of which gives millijoules or NVML's `not supported`."""
+    statuses = [0, 0, 3]
+
+    def find(uuid: bytes, _handle: object) -> int:
+        return 0 if uuid == b"GPU-3f2a" else 6
+
+    def count(_handle: object, millijoules: Any) -> int:
+        millijoules._obj.value += 2_500
+        return statuses.pop(0)
+
+    nvml = SimpleNamespace(
+        nvmlInit_v2=lambda: 0, nvmlDeviceGetHandleByUUID=find, nvmlDeviceGetTotalEnergyConsumption=count
+    )
+    monkeypatch.setattr("ctypes.CDLL", lambda name: nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="3f2a"))
+    joules = open_counter(torch.device("cuda"))
+    assert joules() == 5.0
+    with pytest.raises(UnsupportedError, match="nvmlDeviceGetTotalEnergyConsumption gave NVML's error 3"):
+        joules()
 
 
 def test_energy_is_of_a_prompt_with_95_percent_reused() -> None:

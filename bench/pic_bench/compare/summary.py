@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from pic_traces.records import Latency
@@ -164,17 +165,14 @@ class ScenesSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     scenes: dict[str, Summary]
 
 
-class _HfConfig(msgspec.Struct, frozen=True):
-    """The parts of a model's config.json that the report shows."""
-
-    architectures: list[str] = []
-    dtype: str | None = None
-    torch_dtype: str | None = None
-    num_hidden_layers: int | None = None
-    hidden_size: int | None = None
-    num_attention_heads: int | None = None
-    num_key_value_heads: int | None = None
-    max_position_embeddings: int | None = None
+_FACTS = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "context_len": "max_position_embeddings",
+}
+"""Of a model, by their names in its config.json."""
 
 
 def model_facts(path: str) -> Model:
@@ -182,19 +180,11 @@ def model_facts(path: str) -> Model:
     folder = Path(path)
     name = folder.resolve().name if folder.exists() else path
     try:
-        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=_HfConfig)
+        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
+        facts = {ours: config.get(theirs) for ours, theirs in _FACTS.items()}
+        facts["architecture"] = next(iter(config.get("architectures") or ()), None)
+        facts["dtype"] = config.get("dtype") or config.get("torch_dtype")
+        facts["weights_bytes"] = sum(file.stat().st_size for file in folder.glob("*.safetensors")) or None
+        return msgspec.convert({"path": path, "name": name, **facts}, Model)
     except (OSError, msgspec.DecodeError):
         return Model(path=path, name=name)
-    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return Model(
-        path=path,
-        name=name,
-        architecture=config.architectures[0] if config.architectures else None,
-        dtype=config.dtype or config.torch_dtype,
-        num_layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        context_len=config.max_position_embeddings,
-        weights_bytes=weights or None,
-    )

@@ -24,8 +24,7 @@ import torch
 from pic_kernels import Backend, host_native
 from tqdm import tqdm
 
-from pic_bench.environment import Environment, capture_environment
-from pic_bench.frame import Finding, Study, at_least
+from pic_bench.frame import Finding, Result, Study, at_least, result_of
 from pic_bench.gpu.clocks import Timing, device_name, device_seconds, host_seconds, take_turns
 from pic_bench.gpu.kernel_pool import PAGE_SIZE, ROW_SHAPES, SHAPES, SLOT_ORDERS, Pool, Shape, Window, make_window
 from pic_bench.report.markdown import Table, markdown_table
@@ -89,11 +88,10 @@ class PrefillTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.splice.p50_ms / self.prefill.p50_ms
 
 
-class KernelResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the benchmark writes with `--out`."""
+class KernelResult(Result, frozen=True, kw_only=True):
+    """The result file."""
 
     schema_version: int = 3
-    environment: Environment
     device: str
     threads: int
     timings: list[KernelTiming]
@@ -131,8 +129,9 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
         else:
             timings.append(timing)
     prefill = time_prefill(args.prefill, device) if args.prefill else None
-    result = KernelResult(
-        environment=capture_environment(),
+    result = result_of(
+        KernelResult,
+        args,
         device=device_name(device),
         threads=torch.get_num_threads(),
         timings=timings,

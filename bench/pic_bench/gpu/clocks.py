@@ -6,10 +6,7 @@ is stated beside it and never subtracted.
 
 from __future__ import annotations
 
-import atexit
-import shutil
-import subprocess
-import threading
+import ctypes
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -125,74 +122,32 @@ class Energy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def open_counter(device: torch.device) -> JouleCounter:
-    """The counter of `device`: NVML's, or else nvidia-smi's power summed up.
+    """The counter of `device`, from the library that comes with NVIDIA's driver.
 
     Raises:
-        UnsupportedError: there is neither; the message says why.
+        UnsupportedError: there is none; the message says why.
     """
     if device.type != "cuda":
         raise UnsupportedError(f"energy: {device.type} has no NVML counter")
-    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     try:
-        return _nvml_counter(uuid)
-    except UnsupportedError as error:
-        if shutil.which("nvidia-smi") is None:
-            raise UnsupportedError(f"{error}; nvidia-smi is not on PATH either") from error
-        return PowerMeter(uuid).joules
-
-
-def _nvml_counter(uuid: str) -> JouleCounter:
-    try:
-        import pynvml
-    except ImportError as error:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError as error:
         raise UnsupportedError(f"energy: {error}") from error
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    except pynvml.NVMLError as error:
-        raise UnsupportedError(f"energy: NVML: {error}") from error
-    return lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
+    handle, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
 
+    def call(name: str, *arguments: object) -> None:
+        if status := getattr(nvml, name)(*arguments):
+            raise UnsupportedError(f"energy: {name} gave NVML's error {status}")
 
-class PowerMeter:
-    """Joules from the power that nvidia-smi prints every 50 ms, each reading held until the next one."""
+    def joules() -> float:
+        call("nvmlDeviceGetTotalEnergyConsumption", handle, ctypes.byref(millijoules))
+        return millijoules.value / 1e3
 
-    def __init__(self, uuid: str) -> None:
-        """Start nvidia-smi for one card; it ends with this process.
-
-        Raises:
-            UnsupportedError: it prints no power within 10 s.
-        """
-        query = ["--query-gpu=power.draw", "--format=csv,noheader,nounits", "--loop-ms=50", f"--id={uuid}"]
-        # Its parent's end closes the pipe, which ends it at its next reading; a plain exit ends it at once.
-        self._process = subprocess.Popen(["nvidia-smi", *query], stdout=subprocess.PIPE, text=True)
-        atexit.register(self._process.kill)
-        self._joules, self._watts, self._at = 0.0, 0.0, 0.0
-        self._has_read = threading.Event()
-        threading.Thread(target=self._read, name="power-meter", daemon=True).start()
-        if not self._has_read.wait(10) or not self._at:
-            self._process.kill()
-            raise UnsupportedError("energy: nvidia-smi prints no power for this card")
-
-    def joules(self) -> float:
-        """Joules since the start."""
-        watts, at, joules = self._watts, self._at, self._joules
-        return joules + watts * (time.perf_counter() - at)
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            try:
-                watts = float(line)
-            except ValueError:
-                break
-            now = time.perf_counter()
-            if self._at:
-                self._joules += self._watts * (now - self._at)
-            self._watts, self._at = watts, now
-            self._has_read.set()
-        self._has_read.set()
+    call("nvmlInit_v2")
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
+    joules()
+    return joules
 
 
 def measure_energy(work: _Call, joules: JouleCounter, least_s: float) -> Energy:

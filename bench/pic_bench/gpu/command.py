@@ -11,11 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, TypeVar
 
-import msgspec
 import torch
 
-from pic_bench.environment import Environment, capture_environment
-from pic_bench.frame import Finding, Study, at_least, keep
+from pic_bench.frame import Finding, Result, Study, at_least, keep, result_of
 from pic_bench.gpu.clocks import Deadline, JouleCounter, device_name, measure_energy, open_counter
 from pic_bench.gpu.measure import Bench, Check, PrefillTiming, check_model, time_gaps, time_runs
 from pic_bench.gpu.model import MODELS, TINY, TORCH, AttentionBackend
@@ -29,11 +27,10 @@ _CHECK_TOKENS: Final = 1_024
 _SPARE_SLOTS: Final = 256
 
 
-class PrefillResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the benchmark writes with `--out`."""
+class PrefillResult(Result, frozen=True, kw_only=True):
+    """The result file."""
 
     schema_version: int = 2
-    environment: Environment
     device: str
     cuda: str | None
     threads: int
@@ -90,12 +87,12 @@ def run(args: argparse.Namespace, _logs: Path) -> Finding:
             idle_watts = measure_energy(partial(time.sleep, 0.1), joules, args.energy_s).watts
         except UnsupportedError as error:
             deadline.left_out.append(str(error))
-    result = PrefillResult(
-        environment=capture_environment(),
+    result = result_of(
+        PrefillResult,
+        args,
         device=device_name(device),
         cuda=torch.version.cuda if device.type == "cuda" else None,
         threads=torch.get_num_threads(),
-        dtype=args.dtype,
         idle_watts=idle_watts,
         checks=[],
         timings=[],

@@ -191,8 +191,6 @@ def _work(args: argparse.Namespace) -> int:
 
 
 def _record(item: Item, args: argparse.Namespace, status: str, found: Found, wall_s: float) -> Record:
-    from pic_bench.gpu.moves import card_of
-
     environment = capture_environment()
     if args.commit:
         environment = msgspec.structs.replace(environment, commit=args.commit)
@@ -202,7 +200,6 @@ def _record(item: Item, args: argparse.Namespace, status: str, found: Found, wal
         is_dry=args.dry_run,
         wall_s=wall_s,
         limit_s=args.limit_s,
-        card={} if args.dry_run else card_of("cuda"),
         stand_ins=stand_ins.installed(),
         environment=environment,
         found=found,

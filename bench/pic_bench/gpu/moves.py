@@ -135,21 +135,6 @@ def _sanitize(work: Work) -> str:
 _TOOLS = ("nvidia-smi", "compute-sanitizer", "ncu", "nvcc")
 
 
-def card_of(device: str) -> dict[str, str]:
-    """What the driver says of the device; empty where it is none of NVIDIA's."""
-    if device != "cuda" or not torch.cuda.is_available():
-        return {}
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        "name": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "memory_bytes": str(properties.total_memory),
-        "multiprocessors": str(properties.multi_processor_count),
-        "cuda": str(torch.version.cuda),
-        "devices": str(torch.cuda.device_count()),
-    }
-
-
 def run_versions(work: Work) -> Found:
     """Multiply two matrices on the device and read its counters."""
     side = 64 if work.is_dry else 4096
@@ -163,4 +148,6 @@ def run_versions(work: Work) -> Found:
     except UnsupportedError as error:
         joules = None
         notes.append(str(error))
-    return Found(notes=notes, failures=failures, raw={"joules": joules, "tools": [shutil.which(t) for t in _TOOLS]})
+    card = None if work.is_dry else str(torch.cuda.get_device_properties(0))
+    raw = {"card": card, "cuda": torch.version.cuda, "joules": joules, "tools": [shutil.which(t) for t in _TOOLS]}
+    return Found(notes=notes, failures=failures, raw=raw)

@@ -6,8 +6,6 @@ the dimensions are tiny, and joules are seconds of the processor.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -72,13 +70,13 @@ def run_runs(work: Work) -> Found:
 
 def run_bandwidth(work: Work) -> Found:
     """`bandwidth` on the device: the bytes of every model's rows, spliced and copied."""
-    out = work.folder / "kernels.json"
-    options = ["--device", work.device, "--out", str(out)]
+    options = ["--device", work.device]
     if work.is_dry:
         os.environ["SGLANG_PIC_KERNELS"] = "auto"
         options += ["--model", "SmolLM2-135M", "--tokens", "512", "--memory-gib", "0.1", "--repeats", "3"]
-    _call(bandwidth.main, options)
-    result = msgspec.json.decode(out.read_bytes(), type=bandwidth.KernelResult)
+    result, shown, _ = bandwidth.STUDY.find(*options)
+    assert isinstance(result, bandwidth.KernelResult)
+    print(shown)
     figures = {
         name: min(each.share_of_copy for each in result.timings if each.tokens >= least)
         for name, least in (("share_of_copy_512", 512), ("share_of_copy", 512 if work.is_dry else 8_192))
@@ -130,24 +128,16 @@ def _energy_ways(name: str, device: torch.device, *, is_dry: bool) -> tuple[Call
 
 
 def _measure(work: Work, name: str, options: Sequence[str], budget_s: float) -> PrefillResult:
-    """`gpu_prefill` for one model; its failures are in the result."""
+    """`gpu_prefill` for one model; its failures are in the result, what there is of it in a file meanwhile."""
     out = work.folder / f"prefill-{options[1]}-{name}.json"
-    out.unlink(missing_ok=True)
     model = _DRY_MODELS[name] if work.is_dry else name
     options = ["--model", model, "--device", work.device, "--budget-s", str(budget_s), "--out", str(out), *options]
     if work.is_dry:
         options += ["--share", "0", "0.9", "--runs", "2", "--backend", "torch"]
-    _call(command.run, options)
-    if not out.exists():
-        raise BenchError(f"{name}: nothing was measured; the log says why.")
-    return msgspec.json.decode(out.read_bytes(), type=PrefillResult)
-
-
-def _call(main: Callable[[list[str]], int], options: Sequence[str]) -> None:
-    """A benchmark's command line; its tables go to the log."""
-    with contextlib.redirect_stdout(io.StringIO()) as shown:
-        main(list(options))
-    print(shown.getvalue())
+    result, shown, _ = command.STUDY.find(*options)
+    assert isinstance(result, PrefillResult)
+    print(shown)
+    return result
 
 
 def _found(figures: dict[str, float], results: Sequence[PrefillResult], notes: Sequence[str] = ()) -> Found:

@@ -94,8 +94,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Tiny sizes on a CPU: the numbers mean nothing."""
     wall_s: float
     limit_s: float
-    card: dict[str, str]
-    """What the driver says of the device; empty without one."""
     stand_ins: list[str]
     """Packages that were replaced because they are not installed."""
     environment: Environment

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from pic_bench.compare.arms import build_arms
-from pic_bench.compare.server import Server, free_port, launch_command
+from pic_bench.compare.arms import Arm, arm_server, build_arms
+from pic_bench.compare.server import Server
 from pic_bench.gpu.model import MODELS, Dims
 from pic_bench.gpu.record import Work
 from pic_bench.probe_plugin import PROBE_PLUGIN, PROBE_VARIABLE
@@ -99,23 +99,22 @@ def _config(dims: Dims) -> dict[str, object]:
     }
 
 
-def launch(
+def make_arm(
     arm: str,
     model: Model,
-    flags: Sequence[str],
-    config: Mapping[str, object] | None,
-    port: int,
+    flags: Sequence[str] = (),
+    config: Mapping[str, object] | None = None,
     probe: Mapping[str, object] | None = None,
-) -> tuple[list[str], dict[str, str | None]]:
-    """The command of a stock server or of ours (`pic`), and its variables."""
+) -> Arm:
+    """A stock server or ours (`pic`) with a model's flags and its switches of the probe."""
     text = None if config is None else json.dumps(config)
     (built,) = build_arms([arm], server_args=[*model.flags, *flags], pic_config=text)
     switches = {**(probe or {}), **({"sharp_dummy": True} if model.is_dummy else {})}
-    variables = dict(built.env) | {PROBE_VARIABLE: json.dumps(switches) if switches else None}
-    if model.is_dummy and (plugins := variables.get("SGLANG_PLUGINS")):
+    env = built.env | {PROBE_VARIABLE: json.dumps(switches) if switches else None}
+    if model.is_dummy and (plugins := env.get("SGLANG_PLUGINS")):
         # A stock server loads none of this project's plugins, but for the one that makes its weights the same.
-        variables["SGLANG_PLUGINS"] = f"{plugins},{PROBE_PLUGIN}"
-    return launch_command(str(model.folder), port, built.server_args), variables
+        env["SGLANG_PLUGINS"] = f"{plugins},{PROBE_PLUGIN}"
+    return msgspec.structs.replace(built, env=env)
 
 
 @contextmanager
@@ -135,13 +134,11 @@ def serving(
     Raises:
         BenchError: it does not start, ends by itself or has logged a fault.
     """
-    port = free_port()
-    command, variables = launch(arm, model, flags, config, port, probe)
-    variables |= env or {}
-    log = work.folder / f"server-{name}.log"
-    print(f"starting {name}: {' '.join(command)}", flush=True)
-    start_s = _DRY_START_S if work.is_dry else _START_S
-    with Server(command, port=port, log_path=log, env=variables, start_timeout_s=start_s) as server, server.watch():
+    log, start_s = work.folder / f"server-{name}.log", _DRY_START_S if work.is_dry else _START_S
+    built = make_arm(arm, model, flags, config, probe)
+    server = arm_server(str(model.folder), built, log, env=env, start_timeout_s=start_s)
+    print(f"starting {name}: {' '.join(server.command)}", flush=True)
+    with server, server.watch():
         print(f"{name} is healthy after {server.ready_after_s:.0f} s", flush=True)
         yield server
         text = log.read_text("utf8", errors="replace")
