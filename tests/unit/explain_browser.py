@@ -120,20 +120,10 @@ class Page:
 @contextmanager
 def open_browser(executable: str, profile: Path) -> Iterator[Page]:
     """A browser with a profile of its own, closed at the end."""
-    command = [
-        executable,
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--hide-scrollbars",
-        f"--user-data-dir={profile}",
-        "--remote-debugging-port=0",
-        "about:blank",
-    ]
+    flags = "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --hide-scrollbars"
+    quiet = "--disable-background-networking --disable-component-update"
+    port = [f"--user-data-dir={profile}", "--remote-debugging-port=0", "about:blank"]
+    command = [executable, *flags.split(), *quiet.split(), *port]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:

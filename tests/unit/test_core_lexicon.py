@@ -10,27 +10,7 @@ from hypothesis import strategies as st
 
 from sglang_pic.core import Lexicon, Tokens, as_tokens
 
-TEXTS = [
-    " alpha",
-    "alpha",
-    "Alpha",
-    " al",
-    "pha",
-    '"',
-    ":",
-    " ",
-    "\n",
-    "1",
-    "8",
-    "2",
-    "7",
-    "18",
-    " the",
-    "s",
-    ".",
-    ",",
-    "_",
-]
+TEXTS = [" alpha", "alpha", "Alpha", " al", "pha", " the", "18", *'":, .\n1827s_']
 LEXICON = Lexicon(TEXTS)
 
 

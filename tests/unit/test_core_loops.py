@@ -29,30 +29,7 @@ pytestmark = pytest.mark.skipif(native.load() is None, reason="no C compiler")
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60).map(as_tokens)
 # Words, numbers, signs and spaces in several scripts; letters whose folding is longer than they are.
-PIECES = [
-    "a",
-    "B",
-    " a",
-    "ab",
-    " Ab",
-    "ß",
-    "İ",
-    "ﬁ",
-    "²",
-    "٣",
-    "7",
-    "18",
-    ":",
-    ".",
-    ",",
-    "_",
-    "-",
-    " ",
-    "\n",
-    "'s",
-    "",
-    "界",
-]
+PIECES = [*"aBßİﬁ²٣7:.,_- \n界", " a", "ab", " Ab", "18", "'s", ""]
 LEXICON = Lexicon(PIECES)
 TEXTS = st.lists(st.integers(0, len(PIECES) + 1), max_size=50).map(as_tokens)
 WORDS = st.lists(st.text("abß7182:.İ界", min_size=1, max_size=5).map(str.casefold), max_size=8, unique=True)

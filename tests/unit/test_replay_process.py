@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -209,59 +210,52 @@ def write_trace(path: Path, sessions: dict[str, list[str]]) -> str:
     return str(path)
 
 
-def by_call(records: list[RequestRecord]) -> dict[tuple[str, int], RequestRecord]:
+def by_call(out: Path) -> dict[tuple[str, int], RequestRecord]:
     """The trace's records by session and call."""
-    return {(record.session_id, record.call): record for record in records if not record.warmup}
+    return {(record.session_id, record.call): record for record in load_records(out) if not record.warmup}
 
 
-def test_calls_of_a_session_run_in_order_with_recorded_history(fake: FakeServer, tmp_path: Path) -> None:
-    trace = write_trace(tmp_path / "t.jsonl", {"a": ["one", "two", "three"], "b": ["four"]})
-    out = run_replay(ReplayOptions(trace=trace, base_url=fake.url, out=str(tmp_path / "run"), quiet=True))
+Replay = Callable[..., Path]
+
+
+@pytest.fixture
+def replay(fake: FakeServer, tmp_path: Path) -> Replay:
+    """Replays sessions, or a trace at a path, against the fake server; the folder of the run."""
+
+    def run(told: dict[str, list[str]] | str, **options: Any) -> Path:
+        trace = told if isinstance(told, str) else write_trace(tmp_path / "t.jsonl", told)
+        where = {"base_url": fake.url, "out": str(tmp_path / "run")}
+        return run_replay(ReplayOptions(trace=trace, quiet=True, **{**where, **options}))
+
+    return run
+
+
+def test_calls_of_a_session_run_in_order_with_recorded_history(fake: FakeServer, replay: Replay) -> None:
+    out = replay({"a": ["one", "two", "three"], "b": ["four"]})
     sent = [[message["content"] for message in body["messages"]] for body in fake.trace_calls()]
-    assert sent == [
-        ["one"],
-        ["one", "answer 0", "two"],
-        ["one", "answer 0", "two", "answer 1", "three"],
-        ["four"],
-    ]
+    first = ["one", "answer 0", "two", "answer 1", "three"]
+    assert sent == [first[:1], first[:3], first, ["four"]]
     assert fake.most_running == 1
     summary = load_summary(out)
     assert (summary.requests, summary.completed, summary.failed, summary.warmup_requests) == (4, 4, 0, 1)
     assert summary.prompt_tokens == 1 + 4 + 7 + 1
     assert summary.computed_tokens == sum(n - n // 2 - n // 4 for n in (1, 4, 7, 1))
-    assert {path.name for path in out.iterdir()} == {
-        "config.json",
-        "environment.json",
-        "requests.jsonl",
-        "summary.json",
-        "replay.log",
-    }
-    environment = json.loads((out / "environment.json").read_text())
-    assert environment["server"] == {
-        "model": "fake",
-        "is_sglang": True,
-        "version": "0.5.23",
-        "context_len": 300,
-        "can_tokenize": True,
-    }
+    files = ["config.json", "environment.json", "replay.log", "requests.jsonl", "summary.json"]
+    assert sorted(path.name for path in out.iterdir()) == files
+    server = {"model": "fake", "is_sglang": True, "version": "0.5.23", "context_len": 300, "can_tokenize": True}
+    assert json.loads((out / "environment.json").read_text())["server"] == server
 
 
-def test_records_are_complete_and_time_to_first_token_is_real(fake: FakeServer, tmp_path: Path) -> None:
+def test_records_are_complete_and_time_to_first_token_is_real(fake: FakeServer, replay: Replay) -> None:
     fake.decode_s = 0.5
-    trace = write_trace(tmp_path / "t.jsonl", {"a": ["one two three four five six seven eight", "more"]})
-    out = run_replay(
-        ReplayOptions(
-            trace=trace,
-            base_url=fake.url,
-            out=str(tmp_path / "run"),
-            logprobs=20,
-            custom_params={"pic": {"mode": "off"}},
-            extra_body={"seed": 3, "custom_params": {"note": 1}},
-            max_tokens=7,
-            quiet=True,
-        )
+    out = replay(
+        {"a": ["one two three four five six seven eight", "more"]},
+        logprobs=20,
+        custom_params={"pic": {"mode": "off"}},
+        extra_body={"seed": 3, "custom_params": {"note": 1}},
+        max_tokens=7,
     )
-    first, second = by_call(load_records(out)).values()
+    first, second = by_call(out).values()
     assert (first.status, first.finish_reason, first.output_text) == (Status.OK, "length", "hello there you")
     assert (first.prompt_tokens, first.cached_tokens, first.output_tokens) == (8, 6, 3)
     assert (first.prefix_hit_tokens, first.chunk_hit_tokens, first.computed_tokens) == (4, 2, 2)
@@ -284,20 +278,16 @@ def test_records_are_complete_and_time_to_first_token_is_real(fake: FakeServer, 
     assert "logprob_start_len" not in body
 
 
-def test_sessions_run_side_by_side(fake: FakeServer, tmp_path: Path) -> None:
+def test_sessions_run_side_by_side(fake: FakeServer, replay: Replay) -> None:
     """Three first calls wait for each other in the server: with fewer users they would never get through."""
-    trace = write_trace(tmp_path / "t.jsonl", {name: ["BARRIER", "next"] for name in "abc"})
-    out = run_replay(ReplayOptions(trace=trace, base_url=fake.url, out=str(tmp_path / "run"), sessions=3, quiet=True))
+    out = replay({name: ["BARRIER", "next"] for name in "abc"}, sessions=3)
     assert load_summary(out).completed == 6
     assert fake.most_running == 3
 
 
-def test_sessions_start_and_pause_as_the_pace_says(fake: FakeServer, tmp_path: Path) -> None:
+def test_sessions_start_and_pause_as_the_pace_says(replay: Replay, tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "t.jsonl", {name: ["one", "two", "three"] for name in "abcd"})
-    options = ReplayOptions(
-        trace=trace, base_url=fake.url, out=str(tmp_path / "run"), spread_s=1.5, pause_s=0.2, pace_seed=3, quiet=True
-    )
-    records = by_call(load_records(run_replay(options)))
+    records = by_call(replay(trace, spread_s=1.5, pause_s=0.2, pace_seed=3))
     assert len(records) == 12
     for session in load(trace):
         start, *pauses = Pace(1.5, 0.2, 3).times(session)
@@ -308,11 +298,9 @@ def test_sessions_start_and_pause_as_the_pace_says(fake: FakeServer, tmp_path: P
         assert all(record.sent_at is not None and record.sent_at >= record.scheduled_at for record in calls)
 
 
-def test_failed_and_too_long_requests_are_counted_and_the_session_goes_on(fake: FakeServer, tmp_path: Path) -> None:
-    long = "word " * 290
-    trace = write_trace(tmp_path / "t.jsonl", {"a": ["FAIL", "BREAK", "fine"], "b": [long], "c": ["fine"]})
-    out = run_replay(ReplayOptions(trace=trace, base_url=fake.url, out=str(tmp_path / "run"), quiet=True))
-    records = by_call(load_records(out))
+def test_failed_and_too_long_requests_are_counted_and_the_session_goes_on(replay: Replay) -> None:
+    out = replay({"a": ["FAIL", "BREAK", "fine"], "b": ["word " * 290], "c": ["fine"]})
+    records = by_call(out)
     assert [records["a", call].status for call in range(3)] == [Status.FAILED, Status.FAILED, Status.OK]
     assert (records["a", 0].http_status, records["a", 0].error) == (500, "out of luck")
     assert "IncompleteRead" in (records["a", 1].error or "")
@@ -326,15 +314,10 @@ def test_failed_and_too_long_requests_are_counted_and_the_session_goes_on(fake: 
     assert summary.stopped is None
 
 
-def test_limits(fake: FakeServer, tmp_path: Path) -> None:
-    trace = write_trace(tmp_path / "t.jsonl", {"a": ["1", "2"], "b": ["3", "4"], "c": ["5"]})
-    options = ReplayOptions(trace=trace, base_url=fake.url, out=str(tmp_path / "run"), limit_sessions=2, quiet=True)
-    run_replay(options)
-    assert len(fake.trace_calls()) == 4
-
-
 @pytest.mark.parametrize("shows_tools", [True, False])
-def test_tools_are_flattened_where_the_template_drops_them(fake: FakeServer, tmp_path: Path, shows_tools: bool) -> None:
+def test_tools_are_flattened_where_the_template_drops_them(
+    fake: FakeServer, replay: Replay, tmp_path: Path, shows_tools: bool
+) -> None:
     fake.shows_tools = shows_tools
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
     session = {
@@ -349,9 +332,7 @@ def test_tools_are_flattened_where_the_template_drops_them(fake: FakeServer, tmp
         "turns": [1, 3],
     }
     (tmp_path / "t.jsonl").write_text(json.dumps(session))
-    out = run_replay(
-        ReplayOptions(trace=str(tmp_path / "t.jsonl"), base_url=fake.url, out=str(tmp_path / "run"), quiet=True)
-    )
+    out = replay(str(tmp_path / "t.jsonl"))
     body = fake.trace_calls()[-1]
     assert load_summary(out).tools_flattened is not shows_tools
     assert [m["role"] for m in body["messages"]] == (
@@ -365,44 +346,41 @@ def test_tools_are_flattened_where_the_template_drops_them(fake: FakeServer, tmp
         ]
 
 
-def test_any_openai_server_will_do(fake: FakeServer, tmp_path: Path) -> None:
+def test_any_openai_server_will_do(fake: FakeServer, replay: Replay) -> None:
     """Only OpenAI's own fields are sent, and unknown cache hits stay unknown instead of becoming zero."""
     fake.sglang = False
-    trace = write_trace(tmp_path / "t.jsonl", {"a": ["one", "word " * 290]})
-    out = run_replay(ReplayOptions(trace=trace, base_url=fake.url + "/v1/", out=str(tmp_path / "run"), quiet=True))
-    summary = load_summary(out)
+    summary = load_summary(replay({"a": ["one", "word " * 290]}, base_url=fake.url + "/v1/"))
     assert (summary.completed, summary.skipped, summary.computed_tokens) == (1, 1, None)
     known = {"model", "messages", "temperature", "max_tokens", "stream", "stream_options"}
     assert set(fake.trace_calls()[0]) == known
 
 
-def test_a_run_is_not_overwritten_unless_forced(fake: FakeServer, tmp_path: Path) -> None:
-    trace = write_trace(tmp_path / "t.jsonl", {"a": ["one"]})
+def test_a_run_of_the_first_sessions_is_not_overwritten_unless_forced(
+    fake: FakeServer, replay: Replay, tmp_path: Path
+) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "server.log").write_text("kept")
-    options = ReplayOptions(trace=trace, base_url=fake.url, out=str(tmp_path / "run"), warmup=0, quiet=True)
-    run_replay(options)
+    run = partial(replay, {"a": ["1", "2"], "b": ["3", "4"], "c": ["5"]}, limit_sessions=2, warmup=0)
+    run()
+    assert len(fake.seen) == 4
     with pytest.raises(OptionError, match=r"has a run already .*requests\.jsonl.*--force"):
-        run_replay(options)
-    run_replay(ReplayOptions(**{**{f: getattr(options, f) for f in options.__struct_fields__}, "force": True}))
+        run()
+    run(force=True)
+    assert len(fake.seen) == 8
     assert (tmp_path / "run" / "server.log").read_text() == "kept"
 
 
-def test_a_missing_server_and_a_bad_trace_say_so(fake: FakeServer, tmp_path: Path) -> None:
-    trace = write_trace(tmp_path / "t.jsonl", {"a": ["one"]})
+def test_a_missing_server_and_a_bad_trace_say_so(replay: Replay, tmp_path: Path) -> None:
     with pytest.raises(ReplayError, match=r"base_url='http://127\.0\.0\.1:9': no server answers there"):
-        run_replay(ReplayOptions(trace=trace, base_url="http://127.0.0.1:9", out=str(tmp_path / "r1"), quiet=True))
+        replay({"a": ["one"]}, base_url="http://127.0.0.1:9")
     (tmp_path / "bad.jsonl").write_text("{}\n")
     with pytest.raises(ReplayError, match=r"bad\.jsonl:1: unknown trace format"):
-        run_replay(
-            ReplayOptions(trace=str(tmp_path / "bad.jsonl"), base_url=fake.url, out=str(tmp_path / "r2"), quiet=True)
-        )
+        replay(str(tmp_path / "bad.jsonl"), out=str(tmp_path / "other"))
 
 
 def command(fake: FakeServer, trace: str, out: Path, *more: str) -> list[str]:
     """The command line of a replay."""
-    module = [sys.executable, "-m", "pic_traces.replay"]
-    return [*module, trace, "--base-url", fake.url, "--out", str(out), *more]
+    return [sys.executable, "-m", "pic_traces.replay", trace, "--base-url", fake.url, "--out", str(out), *more]
 
 
 def test_command_line(fake: FakeServer, tmp_path: Path) -> None:
@@ -440,11 +418,8 @@ def test_interrupt_keeps_what_was_done(fake: FakeServer, tmp_path: Path) -> None
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 130
     assert "interrupted; the records so far are in" in errors
-    records = by_call(load_records(tmp_path / "run"))
-    assert {key: record.status for key, record in records.items()} == {
-        ("a", 0): Status.OK,
-        ("a", 1): Status.INTERRUPTED,
-    }
+    statuses = {key: record.status for key, record in by_call(tmp_path / "run").items()}
+    assert statuses == {("a", 0): Status.OK, ("a", 1): Status.INTERRUPTED}
     summary = load_summary(tmp_path / "run")
     assert (summary.planned, summary.requests, summary.interrupted, summary.stopped) == (3, 2, 1, "interrupted")
 
