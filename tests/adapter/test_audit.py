@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +32,8 @@ def test_the_prompt_is_computed_in_steps_and_leaves_nothing(page_size: int, num_
     bench.run()
     report = bench.audit.report()
     assert (report.num_audited, report.num_agreed, report.mean_kl) == (1, 1, 0)
-    assert bench.runner.num_steps == 3
+    # Where a pass of SGLang's leaves no event, the scheduler waits for the whole stream, if no other pass left one.
+    assert (bench.runner.num_steps, bench.runner.shared_read_done_event) == (3, None)
     assert bench.free + bench.tree.evictable_size() == POOL
     assert not bench.runner.req_to_token_pool.req_to_token.any(), "what pads batches reads this row"
     assert not bench.audit.has_work
@@ -92,13 +94,6 @@ def test_tokens_that_the_model_rules_out_are_no_fault(monkeypatch: pytest.Monkey
     assert (bench.audit.report().num_audited, bench.audit.report().mean_kl) == (1, 0)
 
 
-def test_the_rate_is_a_share_of_spliced_requests() -> None:
-    bench, other = Bench(audit_rate=0.25), Bench(audit_rate=0.25)
-    drawn = [bench.serve(logits_of(PROMPT)) for _ in range(1_000)]
-    assert 200 < sum(drawn) < 300
-    assert drawn == [other.serve(logits_of(PROMPT)) for _ in range(1_000)], "every rank draws the same"
-
-
 def test_tenants_that_take_turns_are_all_drawn() -> None:
     """However well their number goes with the rate."""
     bench = Bench(audit_rate=0.25)
@@ -119,20 +114,26 @@ def test_requests_with_no_splice_do_not_turn_the_wheel() -> None:
     assert drawn == [other.serve(logits_of([number])) for number in range(100)]
 
 
-def test_nothing_runs_while_a_request_waits() -> None:
+def test_nothing_runs_while_a_request_waits_or_a_pass_awaits_its_sampling() -> None:
+    """With a grammar SGLang samples later, from logits in a buffer that another pass may write."""
     bench = Bench()
     bench.serve(logits_of(PROMPT))
     bench.scheduler.is_idle = False
     bench.run()
-    bench.scheduler.waiting_queue.append("a request")
-    for _ in range(100):
-        bench.audit.step_if_due(bench.scheduler)
-    bench.scheduler.waiting_queue.clear()
-    bench.scheduler.chunked_req = "a request with chunks left"
-    for _ in range(100):
-        bench.audit.step_if_due(bench.scheduler)
+    launched = SimpleNamespace(delay_sample_func="to be sampled")
+    bench.scheduler.result_queue.append(("a batch", launched))
+    for name, waits, nothing in (
+        ("waiting_queue", ["a request"], []),
+        ("chunked_req", "a request with chunks left", None),
+        ("result_queue", [("a batch", launched)], []),
+    ):
+        setattr(bench.scheduler, name, waits)
+        for _ in range(100):
+            bench.audit.step_if_due(bench.scheduler)
+        setattr(bench.scheduler, name, nothing)
     assert bench.runner.num_steps == 0
-    bench.scheduler.chunked_req = None
+    launched.delay_sample_func = None  # type: ignore[assignment]
+    bench.scheduler.result_queue.append(("a batch", launched))
     steps = []
     for _ in range(64):
         bench.audit.step_if_due(bench.scheduler)
@@ -168,43 +169,23 @@ def test_the_scheduler_looks_for_requests_between_two_steps() -> None:
     assert steps == [1, 1, 2, 2, 3, 3]
 
 
-def test_nothing_runs_between_a_pass_and_its_sampling() -> None:
-    """With a grammar SGLang samples later, from logits in a buffer that another pass may write."""
-    bench = Bench()
-    bench.serve(logits_of(PROMPT))
-    launched = SimpleNamespace(delay_sample_func=lambda: None)
-    bench.scheduler.result_queue.append(("a batch", launched))
-    for _ in range(100):
-        bench.audit.step_if_due(bench.scheduler)
-    assert bench.runner.num_steps == 0
-    launched.delay_sample_func = None  # type: ignore[assignment]
-    bench.audit.step_if_due(bench.scheduler)
-    assert bench.runner.num_steps == 1
-
-
-def test_slots_that_a_request_needs_go_back_and_the_prompt_begins_anew() -> None:
+def test_slots_that_a_request_needs_go_back_and_the_prompt_begins_anew_but_not_for_ever() -> None:
     bench = Bench()
     bench.serve(logits_of(PROMPT))
     bench.run(2)
-    assert bench.audit.num_slots == len(PROMPT)
-    assert bench.free == POOL - len(PROMPT)
+    assert (bench.audit.num_slots, bench.free) == (len(PROMPT), POOL - len(PROMPT))
     assert bench.audit.release_slots() == len(PROMPT)
     assert (bench.free, bench.audit.num_slots) == (POOL, 0)
     bench.run()
-    report = bench.audit.report()
-    assert (report.num_audited, report.mean_kl) == (1, 0), "nothing of the first attempt was used"
-
-
-def test_a_prompt_that_never_gets_through_is_given_up() -> None:
-    bench = Bench()
+    assert bench.counts == (1, 0, 0)
+    assert bench.audit.report().mean_kl == 0, "nothing of the first attempt was used"
     bench.serve(logits_of(PROMPT))
     for _ in range(10):
         bench.run(1)
         bench.audit.release_slots()
     bench.run()
-    assert bench.counts == (0, 1, 0)
-    assert bench.free == POOL
-    assert not bench.audit.has_work
+    assert bench.counts == (1, 1, 0)
+    assert (bench.free, bench.audit.has_work) == (POOL, False)
 
 
 def test_a_pool_with_no_room_skips() -> None:
@@ -230,28 +211,14 @@ def test_a_prompt_takes_a_quarter_of_the_pool_at_most(page_size: int) -> None:
     assert bench.tree.evictable_size() == POOL - longest
 
 
-def test_a_flush_in_the_middle_leaves_nothing_behind() -> None:
-    bench = Bench()
-    for _ in range(3):
-        bench.serve(logits_of(PROMPT))
-    bench.run(2)
-    bench.audit.flush()
-    assert not bench.audit.has_work
-    assert bench.free == POOL
-    bench.run()
-    assert bench.counts == (0, 3, 0)
-
-
-class Moments:
-    """The hooks that the audit registers, by the last name of their targets, called as SGLang would."""
-
-    def __init__(self, audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
-        from sglang.srt.plugins import hook_registry as registry
-
-        hooks: list[tuple[str, Any, Any]] = []
-        monkeypatch.setattr(registry.HookRegistry, "register", lambda *hook: hooks.append(hook))
-        audit_hooks.install(audit)
-        self.hooks = {target.rsplit(".", 1)[1]: (hook, kind.value) for target, hook, kind in hooks}
+def moments(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, Callable[..., Any]]]:
+    """The hooks that the audit registers and when they are called, by the last name of their targets."""
+    hooks: dict[str, tuple[str, Callable[..., Any]]] = {}
+    monkeypatch.setattr(
+        audit_hooks, "hook", lambda kind, target, call: hooks.update({target.rsplit(".", 1)[1]: (kind, call)})
+    )
+    audit_hooks.install(audit)
+    return hooks
 
 
 @pytest.mark.parametrize("moment", ["release_memory_occupation", "begin_weight_update"])
@@ -260,7 +227,7 @@ def test_nothing_is_computed_once_memory_or_weights_are_not_the_servers(
 ) -> None:
     """To SGLang a server whose audits wait is idle: it may be told to unmap its weights or let others write them."""
     bench = Bench()
-    hook, kind = Moments(bench.audit, monkeypatch).hooks[moment]
+    kind, hook = moments(bench.audit, monkeypatch)[moment]
     assert kind == "before"
     for _ in range(3):
         bench.serve(logits_of(PROMPT))
@@ -274,37 +241,28 @@ def test_nothing_is_computed_once_memory_or_weights_are_not_the_servers(
     assert (bench.runner.num_steps, bench.audit.report().num_skipped) == (1, 3)
 
 
-def test_what_was_drawn_while_weights_were_changed_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench()
-    hook, kind = Moments(bench.audit, monkeypatch).hooks["end_weight_update"]
-    assert kind == "after"
-    bench.serve(logits_of(PROMPT))
-    assert hook("what SGLang answers", "SGLang's manager of weights", "a request") in (None, "what SGLang answers")
-    assert not bench.audit.has_work
-
-
 @pytest.mark.parametrize("moment", ["flush", "end_weight_update", "record_weight_version_change"])
-def test_a_flush_and_other_weights_empty_the_windows(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flush_and_other_weights_empty_the_windows_and_the_queue(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was spliced before is gone from the tree, or was of other weights, and says nothing of what comes."""
     bench = Bench()
-    hooks = Moments(bench.audit, monkeypatch).hooks
+    kind, hook = {"flush": ("after", bench.audit.flush), **moments(bench.audit, monkeypatch)}[moment]
+    assert kind == "after"
     for _ in range(bench.config.audit_min - 1):
         bench.serve_broken()
-    if moment == "flush":
-        bench.audit.flush()
-    else:
-        hooks[moment][0](None, "SGLang's manager of weights", "a request")
+    for _ in range(3):
+        bench.serve(logits_of(PROMPT))
+    bench.run(2)
+    assert bench.free < POOL, "in the middle of a prompt"
+    args = () if moment == "flush" else ("SGLang's answer", "SGLang's manager of weights", "a request")
+    assert hook(*args) in (None, "SGLang's answer")
+    assert (bench.free, bench.audit.has_work) == (POOL, False)
+    bench.run()
+    assert bench.counts == (bench.config.audit_min - 1, 3, 0)
     bench.serve_broken()
     assert bench.audit.report().num_audited == bench.config.audit_min
     assert bench.audit.report().suspended == []
-
-
-def test_the_scheduler_waits_for_its_own_pass() -> None:
-    """Where a pass of SGLang's leaves no event it waits for the whole stream, if no other pass left one."""
-    bench = Bench()
-    bench.serve(logits_of(PROMPT))
-    bench.run(1)
-    assert (bench.runner.num_steps, bench.runner.shared_read_done_event) == (1, None)
 
 
 def test_an_adapter_of_the_batch_before_does_not_stay() -> None:

@@ -53,8 +53,8 @@ def scorings(shape: Shape) -> list[Scoring]:
 class Pool:
     """A KV pool with a scattered page table; slots that no sequence owns hold NaN."""
 
-    def __init__(self, shape: Shape, lengths: list[int], page_size: int, dtype: torch.dtype, seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed)
+    def __init__(self, shape: Shape, lengths: list[int], page_size: int, dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(0)
         pages = [-(-length // page_size) for length in lengths]
         order = torch.randperm(sum(pages) + 3, generator=generator) + 1
         self.table = torch.zeros(len(lengths), max(lengths) + page_size, dtype=torch.int32)
@@ -120,33 +120,42 @@ def run_extend(
     return out
 
 
-def make_query(num_tokens: int, shape: Shape, dtype: torch.dtype, seed: int = 1) -> torch.Tensor:
+def make_query(num_tokens: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
     """Seeded queries."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)
     return torch.randn(num_tokens, shape.heads, shape.key_dim, generator=generator).to(dtype)
 
 
-def check_extend(
-    pool: Pool, shape: Shape, query: torch.Tensor, spans: list[tuple[int, int, int]], scoring: Scoring
-) -> None:
+def check_extend(pool: Pool, shape: Shape, spans: list[tuple[int, int, int]], scoring: Scoring) -> None:
     """Each sequence is that of the reference."""
-    out, start = run_extend(pool, shape, query, spans, scoring=scoring), 0
+    query, start = make_query(sum(extend for *_, extend in spans), shape, pool.keys.dtype), 0
+    out = run_extend(pool, shape, query, spans, scoring=scoring)
     for row, prefix, extend in spans:
         here = slice(start, start + extend)
         assert_close(out[here], reference(query[here], *pool.dense(row, prefix + extend), prefix, scoring))
         start += extend
 
 
-def check_decode(
-    pool: Pool, shape: Shape, query: torch.Tensor, lengths: list[int], scoring: Scoring
-) -> list[DecodeGroup]:
+def check_decode(pool: Pool, shape: Shape, lengths: list[int], scoring: Scoring) -> list[DecodeGroup]:
     """Each row is that of the reference; the groups in which they were computed."""
+    query = make_query(len(lengths), shape, pool.keys.dtype)
     groups = plan_decode(pool.table, torch.arange(len(lengths)), torch.tensor(lengths), scoring.window)
     out = torch.full((len(lengths), shape.heads, shape.value_dim), float("nan"), dtype=query.dtype)
     attend_decode(query, pool.keys, pool.value_pool(), groups, scoring, out)
     for row, length in enumerate(lengths):
         assert_close(out[[row]], reference(query[[row]], *pool.dense(row, length), length - 1, scoring))
     return groups
+
+
+def check_paths(
+    out: torch.Tensor, query: torch.Tensor, pool: Pool, paths: list[tuple[int, int, torch.Tensor]], scoring: Scoring
+) -> None:
+    """Each query is the last token of its path: a row, how much of it comes before, and places behind that."""
+    for index, (row, prefix, path) in enumerate(paths):
+        seen = torch.cat((torch.arange(prefix), prefix + path))
+        keys, values = pool.dense(row, int(seen.max()) + 1)
+        expected = reference(query[[index]], keys[seen], values[seen], len(seen) - 1, scoring)
+        assert_close(out[[index]], expected)
 
 
 def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
@@ -157,28 +166,11 @@ def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("name", SHAPES)
 def test_extend_matches_reference(name: str, page_size: int, dtype: torch.dtype) -> None:
-    """Several sequences, with and without a prefix, of one token and of several blocks."""
-    shape = SHAPES[name]
-    spans = [(0, 0, 300), (1, 170, 1), (2, 33, 140), (3, 0, 1)]
-    pool = Pool(shape, [prefix + extend for _, prefix, extend in spans], page_size, dtype)
-    query = make_query(sum(extend for *_, extend in spans), shape, dtype)
-    check_extend(pool, shape, query, spans, plain(shape))
-
-
-@pytest.mark.parametrize("name", ["gqa", "mla"])
-def test_virtual_sequences_share_a_row(name: str) -> None:
-    """Gaps of one request, each a sequence of its own on the same row, equal the rows of one full prefill."""
-    shape = SHAPES[name]
-    pool = Pool(shape, [260, 90], 16, torch.float32)
-    query = make_query(260, shape, torch.float32)
-    full = run_extend(pool, shape, query, [(0, 0, 260)])
-    gaps = [(5, 21), (64, 65), (130, 260)]
-    other = make_query(40, shape, torch.float32, seed=2)
-    packed = torch.cat([query[start:end] for start, end in gaps] + [other])
-    out = run_extend(pool, shape, packed, [(0, start, end - start) for start, end in gaps] + [(1, 50, 40)])
-    expected = torch.cat([full[start:end] for start, end in gaps])
-    torch.testing.assert_close(out[: len(expected)], expected, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(out[len(expected) :], run_extend(pool, shape, other, [(1, 50, 40)]), atol=0, rtol=0)
+    """With and without a prefix, of one token and of several blocks; gaps of one request share its row."""
+    shape, gaps = SHAPES[name], [(2, 5, 16), (2, 30, 1), (2, 33, 140)]
+    spans = [(0, 0, 300), (1, 170, 1), *gaps, (3, 0, 1)]
+    pool = Pool(shape, [300, 171, 173, 1], page_size, dtype)
+    check_extend(pool, shape, spans, plain(shape))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -188,8 +180,7 @@ def test_decode_matches_reference(name: str, dtype: torch.dtype) -> None:
     shape = SHAPES[name]
     lengths = [200, 1, 190, 17, 200, 18]
     pool = Pool(shape, lengths, 1, dtype)
-    query = make_query(len(lengths), shape, dtype)
-    groups = check_decode(pool, shape, query, lengths, plain(shape))
+    groups = check_decode(pool, shape, lengths, plain(shape))
     assert sorted(index for group in groups for index in group.members.tolist()) == list(range(len(lengths)))
     assert len(groups) == 3
 
@@ -202,61 +193,37 @@ def test_windows_caps_and_sinks_match_reference(name: str, dtype: torch.dtype) -
     spans = [(0, 0, 300), (1, 170, 1), (2, 33, 140), (3, 0, 1), (4, 600, 20)]
     lengths = [prefix + extend for _, prefix, extend in spans]
     pool = Pool(shape, lengths, 16, dtype)
-    query = make_query(sum(extend for *_, extend in spans), shape, dtype)
-    decoded = make_query(len(spans), shape, dtype, seed=3)
     for scoring in scorings(shape):
-        check_extend(pool, shape, query, spans, scoring)
-        check_decode(pool, shape, decoded, lengths, scoring)
+        check_extend(pool, shape, spans, scoring)
+        check_decode(pool, shape, lengths, scoring)
 
 
-@pytest.mark.parametrize("window", [2, 10, 60])
-def test_a_tree_has_the_window_of_its_branches(window: int) -> None:
-    """Two branches of four queries behind one prefix: each sees what it would see behind the prefix alone."""
-    shape, prefix = SHAPES["gqa"], 50
-    scoring = Scoring(shape.key_dim**-0.5, window)
-    pool = Pool(shape, [prefix + 8], 1, torch.float32)
-    query = make_query(8, shape, torch.float32)
-    branch = torch.ones(4, 4, dtype=torch.bool).tril()
-    visible = torch.block_diag(branch, branch).bool()
-    tree_mask = torch.cat((torch.ones(8, prefix, dtype=torch.bool), visible), dim=1).flatten()
-    plan = plan_verify(pool.table, torch.tensor([0]), torch.tensor([prefix]), 8, tree_mask)
-    out = torch.full((8, shape.heads, shape.value_dim), float("nan"))
-    attend_extend(query, pool.keys, pool.values, plan, CausalMask(3, torch.float32, window), scoring, out)
-    keys, values = pool.dense(0, prefix + 8)
-    for own in (slice(0, 4), slice(4, 8)):
-        rows = torch.cat((torch.arange(prefix), prefix + torch.arange(8)[own]))
-        expected = reference(query[own], keys[rows], values[rows], prefix, scoring)
-        assert_close(out[own], expected)
-
-
+@pytest.mark.parametrize("window", [None, 2, 10, 60])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("name", ["gqa", "mla"])
-def test_nodes_of_trees_see_the_prefix_and_their_ancestors(name: str, dtype: torch.dtype) -> None:
-    """A batch of trees behind prefixes of different lengths; each node equals the last token of its own path.
+def test_nodes_of_trees_see_the_prefix_and_their_ancestors(name: str, dtype: torch.dtype, window: int | None) -> None:
+    """A batch of trees behind prefixes of different lengths; a window is of a node's own path.
 
     A fourth sequence pads the batch, as where ranks gather tokens: it has no tree, and its rows are numbers.
     """
     shape, prefixes, num_nodes = SHAPES[name], [50, 1, 200, 1], 6
-    parents = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 0, 1, 2, 3, 4], [0, 0, 0, 0, 0, 0]])
+    parents = [[0, 0, 0, 1, 1, 2], [0, 0, 1, 2, 3, 4], [0, 0, 0, 0, 0, 0]]
+    scoring = Scoring(shape.key_dim**-0.5, window)
     pool = Pool(shape, [prefix + num_nodes for prefix in prefixes], 16, dtype)
     query = make_query(4 * num_nodes, shape, dtype)
     masks, paths = [], []
-    for prefix, above in zip(prefixes[:3], parents.tolist(), strict=True):
+    for row, (prefix, above) in enumerate(zip(prefixes[:3], parents, strict=True)):
         visible = torch.eye(num_nodes, dtype=torch.bool)
         for node in range(1, num_nodes):
             visible[node] |= visible[above[node]]
-        paths += [(prefix, row.nonzero()[:, 0]) for row in visible]
+        paths += [(row, prefix, seen.nonzero()[:, 0]) for seen in visible]
         masks.append(torch.cat((torch.ones(num_nodes, prefix, dtype=torch.bool), visible), dim=1).flatten())
     plan = plan_verify(pool.table, torch.arange(4), torch.tensor(prefixes), num_nodes, torch.cat(masks))
     out = torch.full((len(query), shape.heads, shape.value_dim), float("nan"), dtype=dtype)
-    mask = CausalMask(shape.heads // shape.kv_heads, dtype)
-    attend_extend(query, pool.keys, pool.value_pool(), plan, mask, plain(shape), out)
+    mask = CausalMask(shape.heads // shape.kv_heads, dtype, window)
+    attend_extend(query, pool.keys, pool.value_pool(), plan, mask, scoring, out)
     assert out.isfinite().all()
-    for index, (prefix, path) in enumerate(paths):
-        keys, values = pool.dense(index // num_nodes, prefix + num_nodes)
-        seen = torch.cat((torch.arange(prefix), prefix + path))
-        expected = reference(query[[index]], keys[seen], values[seen], len(seen) - 1, plain(shape))
-        assert_close(out[[index]], expected)
+    check_paths(out, query, pool, paths, scoring)
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -272,12 +239,8 @@ def test_branches_of_a_draft_see_the_prefix_and_themselves(name: str, topk: int,
         groups = plan_draft(pool.table, torch.arange(3), torch.tensor(prefixes), topk, num_steps, step, window)
         out = torch.full((len(query), shape.heads, shape.value_dim), float("nan"))
         attend_decode(query, pool.keys, pool.value_pool(), groups, scoring, out)
-        for index in range(len(query)):
-            prefix, first = prefixes[index // topk], index % topk * num_steps
-            keys, values = pool.dense(index // topk, prefix + topk * num_steps)
-            seen = torch.cat((torch.arange(prefix), prefix + first + torch.arange(step + 1)))
-            expected = reference(query[[index]], keys[seen], values[seen], len(seen) - 1, scoring)
-            assert_close(out[[index]], expected)
+        own = [(row, first * num_steps + torch.arange(step + 1)) for row in range(3) for first in range(topk)]
+        check_paths(out, query, pool, [(row, prefixes[row], path) for row, path in own], scoring)
 
 
 def test_a_sequence_does_not_depend_on_its_batch() -> None:
