@@ -10,8 +10,6 @@ from pic_traces.session import Call, CallSpec, Message, Session
 
 from sglang_pic.core import CoreConfig
 
-__all__ = ["CONFIG", "Ids", "IdsEncoder", "session"]
-
 Ids = list[int]
 
 CONFIG = CoreConfig(

@@ -19,23 +19,6 @@ from sglang_pic.core import (
     as_tokens,
 )
 
-__all__ = [
-    "CLOSE",
-    "DELIMITERS",
-    "Row",
-    "Rows",
-    "all_resident",
-    "asking",
-    "donor_spans",
-    "index_of",
-    "join",
-    "plan_of",
-    "publish",
-    "serve",
-    "spans",
-    "text",
-]
-
 Row = tuple[object, bytes, int]
 
 DELIMITERS = frozenset({1})

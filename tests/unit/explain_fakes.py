@@ -11,8 +11,6 @@ from sglang_pic.census.outcome import CallRef, Outcome
 from sglang_pic.census.simulate import Cache
 from sglang_pic.core import MOST_REUSE, CoreConfig
 
-__all__ = ["BODY", "call_of", "chat", "prices", "serve"]
-
 BODY = " ".join(f"word{number % 7} of{number % 11} many{number % 13}" for number in range(60))
 
 

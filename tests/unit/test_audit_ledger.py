@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -215,16 +216,10 @@ def test_a_corruption_is_found_within_fifty_requests(honest: list[float], every:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ('{"audit_rate": 1.5}', "audit_rate=1.5"),
-        ('{"audit_rate": -0.1}', "audit_rate=-0.1"),
-        ('{"audit_kl_limit": 0}', "audit_kl_limit=0"),
-        ('{"audit_kl_limit": 5.0}', "audit_kl_cap"),
-        ('{"audit_min": 0}', "audit_min=0"),
-        ('{"audit_min": 8, "audit_window": 4}', "audit_window=4"),
+        ('{"audit_kl_limit": 5.0}', "audit_kl_cap=2.0: the limit must be below"),
+        ('{"audit_min": 8, "audit_window": 4}', "audit_window=4: the minimum must be no more"),
     ],
 )
-def test_bad_settings_are_named(text: str, named: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_settings_that_contradict_each_other_are_named(text: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(named)):
         read_config(text)
-    assert named in str(caught.value)
-    assert "must be" in str(caught.value)

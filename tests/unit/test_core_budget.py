@@ -12,22 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from core_builders import plan_of
 
-from sglang_pic.core import ContentIndex, CoreConfig, DropReason, Path, Plan, Tokens
+from sglang_pic.core import ContentIndex, CoreConfig, DropReason, Tokens
 from sglang_pic.core.alignment import MAX_ALIGNED_FIELDS
 from sglang_pic.core.invariants import check
 from tests.fuzz.attacks import ATTACKS, LEXICON, fields_in_every_line, join, publish, text
-
-
-def plan_of(index: ContentIndex, prompt: Tokens) -> Plan:
-    def resolve(path: Path, end: int) -> int:
-        return end
-
-    plan = index.plan("a", prompt, prefix_len=0, resolve=resolve)
-    for run in plan.runs:
-        donor = run.donor.tokens(run.donor_end)[run.donor_start :]
-        assert np.array_equal(donor, prompt[run.target_start : run.target_end])
-    return plan
 
 
 def lines_executed(call: Callable[[], object]) -> int:

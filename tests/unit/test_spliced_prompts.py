@@ -11,7 +11,7 @@ import pytest
 import rope_models as models
 import torch
 
-from sglang_pic.config import PicConfig, read_config
+from sglang_pic.config import read_config
 from sglang_pic.errors import ConfigError, UnsupportedError
 from sglang_pic.runtime import read_geometry, view_pool
 from sglang_pic.runtime.checks.spliced_prompts import (
@@ -156,12 +156,6 @@ def test_what_is_not_a_number_fails_and_is_still_json() -> None:
     json.dumps(msgspec.to_builtins(result), allow_nan=False)
 
 
-def test_settings_are_checked() -> None:
-    assert PicConfig().self_test == "warn"
-    for text, message in (
-        ('{"self_test": "on"}', "Invalid enum value 'on'"),
-        ('{"self_test_kl_limit": 0}', r"self_test_kl_limit=0.0: must be a number above 0; .* is the default"),
-        ('{"self_test_key_limit": -1}', r"self_test_key_limit=-1.0: must be a number above 0; .* is the default"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            read_config(text)
+def test_an_unknown_way_to_test_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Invalid enum value 'on'"):
+        read_config('{"self_test": "on"}')

@@ -7,10 +7,13 @@ import re
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from pic_traces import load
 from pic_traces.generate import WORKLOADS, Option, Options, list_options, partition_shift
+
+from sglang_pic.census.prefix_tree import PrefixTree
+from sglang_pic.census.windows import WindowSearch
+from sglang_pic.core import as_tokens
 
 README = Path(__file__).resolve().parent.parent.parent / "traces" / "pic_traces" / "README.md"
 
@@ -20,7 +23,6 @@ SPLIT_SPECS = [
     "gen:tool_variants?place=start&history=kept",
     "gen:reorder?items=tools&count=40&length=150",
 ]
-WINDOW = 64
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -76,8 +78,7 @@ def split(spec: str) -> tuple[int, int, int, int]:
     """Number of calls; words in the longest known prefix, in known windows elsewhere, and the rest, without call 1."""
     vocabulary: dict[str, int] = {}
     known: dict[str, list[int]] = {}
-    paths: list[npt.NDArray[np.int64]] = []
-    seen: set[int] = set()
+    tree, windows = PrefixTree(), WindowSearch()
     totals = np.zeros(3, np.int64)
 
     def encode(text: str) -> list[int]:
@@ -86,42 +87,20 @@ def split(spec: str) -> tuple[int, int, int, int]:
             known[text] = [vocabulary.setdefault(piece, len(vocabulary)) for piece in pieces]
         return known[text]
 
-    for call in (call for session in load(spec) for call in session.calls()):
+    calls = [call for session in load(spec) for call in session.calls()]
+    for number, call in enumerate(calls):
         assert call.completion is not None
         prompt: list[int] = []
         for place, message in enumerate(call.messages):
             prompt += encode(f"<{message['role']}>") + encode(str(message["content"]))
             # Most chat templates show the tools at the end of the system message.
             prompt += encode(json.dumps(message.get("tool_calls") if place else call.tools))
+        prompt += encode("<assistant>")
         answer = encode(str(call.completion["content"])) + encode(json.dumps(call.completion.get("tool_calls")))
-        path = np.array([*prompt, *encode("<assistant>"), *answer])
-        num = len(prompt) + 3
-        best = max((prefix_len(path[:num], other[:num]) for other in paths), default=0)
-        hashes = window_hashes(path)
-        first = max(0, best - WINDOW + 1)
-        # Whether a known window begins there, from the token before `first` on; then whether one covers a token.
-        begins = [False, *(each in seen for each in hashes[first : num - WINDOW + 1])]
-        is_known = np.convolve(begins, np.ones(WINDOW))[1 + best - first :] > 0
-        shifted = int(is_known.sum())
-        if paths:
-            totals += [best, shifted, num - best - shifted]
-        seen.update(hashes[first:])
-        paths.append(path)
-    return (len(paths), *(int(part) for part in totals))  # type: ignore[return-value]
-
-
-def prefix_len(path: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int:
-    """Length of the common prefix of two arrays."""
-    num = min(len(path), len(other))
-    differs = np.flatnonzero(path[:num] != other[:num])
-    return int(differs[0]) if len(differs) else num
-
-
-def window_hashes(path: npt.NDArray[np.int64]) -> list[int]:
-    """A polynomial hash of every `WINDOW` neighbours: of two, of four, and so on."""
-    hashes = path.astype(np.uint64) + np.uint64(1)
-    factor = np.full(1, 0x9E3779B97F4A7C15, np.uint64)
-    while (width := len(path) - len(hashes) + 1) < WINDOW:
-        hashes = hashes[:-width] * factor + hashes[width:]
-        factor = factor * factor
-    return hashes.tolist()
+        path = as_tokens([*prompt, *answer])
+        prefix = tree.resident_len(path[: len(prompt)])
+        shifted = windows.observe(path, prompt_len=len(prompt), prefix_len=prefix).num
+        tree.insert(path, number)
+        if number:
+            totals += [prefix, shifted, len(prompt) - prefix - shifted]
+    return (len(calls), *(int(part) for part in totals))  # type: ignore[return-value]
