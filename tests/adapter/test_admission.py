@@ -121,12 +121,9 @@ def admitting(monkeypatch: pytest.MonkeyPatch) -> None:
         self._commit_prefill_admission(req, admit(req.end), 0)
         return AddReqResult.CONTINUE
 
-    def add_chunked(self: Any, req: Any) -> None:
-        commit(self, req, admit(req.end), 0)
-
     monkeypatch.setattr(PrefillAdder, "_commit_prefill_admission", commit)
     monkeypatch.setattr(PrefillAdder, "add_one_req", add)
-    monkeypatch.setattr(PrefillAdder, "add_chunked_req", add_chunked)
+    monkeypatch.setattr(PrefillAdder, "add_chunked_req", lambda self, req: commit(self, req, admit(req.end), 0))
     monkeypatch.setattr(PrefillAdder, "cur_rem_tokens", 1 << 20, raising=False)
 
 
@@ -160,12 +157,9 @@ def test_only_one_request_of_a_round_is_left_unfinished(stock: list[Any]) -> Non
             setattr(made, name, value)
         assert select(made, request(plan(*LONG)), **options) is AddReqResult.OTHER
     assert len(stock) == 1
-
-
-def test_a_request_that_fits_goes_beside_an_unfinished_one(stock: list[Any]) -> None:
     made = adder(PAGE - 5, Cache())
     made.new_chunked_req = "another"
-    assert select(made, request(plan(600, (0, 592)))).extend_len == 600
+    assert select(made, request(plan(600, (0, 592)))).extend_len == 600, "it fits whole"
 
 
 def test_donors_that_fill_the_pool_are_given_back_so_that_the_request_fits(stock: list[Any]) -> None:
@@ -179,10 +173,11 @@ def test_donors_that_fill_the_pool_are_given_back_so_that_the_request_fits(stock
 
 
 def test_a_batch_has_no_more_virtual_sequences_than_there_are_rows(admitting: None) -> None:
-    cache = Cache(max_sequences=6)
-    made = adder(None, cache)
+    """Requests that decode in it count, too."""
+    cache = Cache(max_sequences=8)
+    made = adder(None, cache, running=(request(None),) * 2)
     assert made.add_one_req(request(plan(400, (40, 100), (140, 300))), False, None) is AddReqResult.CONTINUE
-    assert made.num_sequences == 3
+    assert made.num_sequences == 2 + 3
     for _ in range(3):
         assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.CONTINUE
     assert cache.allowed == [6, 3, 2, 1]
@@ -196,8 +191,8 @@ def test_a_gap_batch_has_a_page_table_of_a_bounded_size(admitting: None, monkeyp
     monkeypatch.setattr("sglang_pic.adapter.serve.admission._MAX_TABLE_LEN", 4000, raising=False)
     cache, spliced = Cache(), plan(400, (40, 100), (140, 300))
     made = adder(None, cache)
-    assert made.add_one_req(request(spliced), False, None) is AddReqResult.CONTINUE
-    assert made.add_one_req(request(spliced), False, None) is AddReqResult.CONTINUE
+    for _ in range(2):
+        assert made.add_one_req(request(spliced), False, None) is AddReqResult.CONTINUE
     assert cache.allowed == [10, 7]
     assert made.add_one_req(request(None, end=600), False, None) is AddReqResult.OTHER, "7 rows of 600 are 4,200"
     assert made.num_sequences * made.longest == 2400
@@ -208,11 +203,6 @@ def test_a_gap_batch_has_a_page_table_of_a_bounded_size(admitting: None, monkeyp
     made = adder(None, cache)
     for _ in range(12):
         assert made.add_one_req(request(None, end=400), False, None) is AddReqResult.CONTINUE
-
-
-def test_decodes_that_are_mixed_in_count_as_sequences() -> None:
-    assert adder(None, Cache(), running=(request(None),) * 7).num_sequences == 7
-    assert adder(None, Cache()).num_sequences == 0
 
 
 BY_PLACE = (

@@ -144,13 +144,21 @@ def test_a_draft_that_is_not_spliced_or_not_narrowed_is_seen(monkeypatch: pytest
 
 
 @kinds
-def test_a_fault_in_the_drafts_splice_computes_both_whole(
-    reads_hidden_states: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stage", [Fallback.FAULT_SPLICE, Fallback.FAULT_GAPS])
+def test_a_fault_before_the_drafts_pass_computes_both_whole(
+    reads_hidden_states: bool, stage: Fallback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In the splice of the draft's rows, or in the target's pass."""
     pair = Pair(reads_hidden_states=reads_hidden_states)
-    errors = pair.spliced(lambda: monkeypatch.setattr(pair.path._draft_splicer, "splice", fail))
-    assert errors == [0, 0, 0, 0]
-    assert [note[1:] for note in pair.noted] == [(Fallback.FAULT_SPLICE, True)]
+
+    def arm() -> None:
+        if stage is Fallback.FAULT_SPLICE:
+            monkeypatch.setattr(pair.path._draft_splicer, "splice", fail)
+        else:
+            monkeypatch.setattr(pair.target, "compute", half(pair.target.compute))
+
+    assert pair.spliced(arm) == [0, 0, 0, 0]
+    assert [note[1:] for note in pair.noted] == [(stage, True)]
 
 
 @kinds
@@ -167,13 +175,6 @@ def test_a_fault_in_the_drafts_pass_costs_what_the_draft_knows_of_the_runs_at_mo
     # What was spliced of the target was, and stays counted.
     assert [note[1:] for note in pair.noted] == [(Fallback.FAULT_GAPS, False)]
     assert pair.path._running is None
-
-
-def test_a_fault_in_the_targets_pass_computes_the_draft_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Pair(reads_hidden_states=True)
-    errors = pair.spliced(lambda: monkeypatch.setattr(pair.target, "compute", half(pair.target.compute)))
-    assert errors == [0, 0, 0, 0]
-    assert [note[1:] for note in pair.noted] == [(Fallback.FAULT_GAPS, True)]
 
 
 @kinds

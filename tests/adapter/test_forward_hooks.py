@@ -13,32 +13,24 @@ from sglang.srt.runtime_context import get_context
 from sglang_pic.adapter.contract import BUILT_FOR
 from sglang_pic.adapter.serve import forward
 from sglang_pic.adapter.serve.forward import ForwardPath, _prefill_path, replays_gaps
-from sglang_pic.adapter.serve.state import goes_by_place
 from tests.adapter.builders import request, scheduled
 
 
+@pytest.mark.parametrize("replays", [False, True])
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_flashinfer_reads_pages_while_a_gap_batch_runs_beside_another_decode_backend_too(hybrid: bool) -> None:
+def test_flashinfer_reads_pages_while_a_gap_batch_runs_and_graphs_stay_that_replay_it(
+    hybrid: bool, replays: bool
+) -> None:
     """Its ragged path reads the prefix before the layer's own keys are written: a gap would see rows of before."""
     # SGLang's class keeps the name of a kernel where a hybrid backend has its backend for prefill.
     flashinfer = SimpleNamespace(use_paged=False, prefill_backend="fa2", decode_backend="fa2")
     backend = SimpleNamespace(prefill_backend=flashinfer, decode_backend=object()) if hybrid else flashinfer
     runner = SimpleNamespace(attn_backend=backend, prefill_cuda_graph_runner="captured")
-    with _prefill_path(runner, replays=False):
+    with _prefill_path(runner, replays=replays):
         assert flashinfer.use_paged
-        assert runner.prefill_cuda_graph_runner is None
+        assert runner.prefill_cuda_graph_runner == ("captured" if replays else None)
     assert not flashinfer.use_paged
     assert runner.prefill_cuda_graph_runner == "captured"
-
-
-def test_a_request_that_goes_by_its_place_in_the_batch_is_known() -> None:
-    assert not goes_by_place(request())
-    for name, value in (
-        ("input_embeds", [[0.0]]),
-        ("positional_embed_overrides", "some"),
-        ("return_hidden_states", "last"),
-    ):
-        assert goes_by_place(request(**{name: value}))
 
 
 class Watcher:
@@ -121,11 +113,3 @@ def test_graphs_that_cannot_replay_gaps_are_left_out(monkeypatch: pytest.MonkeyP
     assert not replays(prefill_cuda_graph_runner=object()), "SGLang's eager runner stands there without graphs"
     monkeypatch.setattr(forward, "installed_version", lambda: "0.5.22")
     assert not replays(), "tested with another version"
-
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_graphs_that_replay_gaps_stay_in_place(kept: bool) -> None:
-    runner = SimpleNamespace(attn_backend=object(), prefill_cuda_graph_runner="captured")
-    with _prefill_path(runner, replays=kept):
-        assert runner.prefill_cuda_graph_runner == ("captured" if kept else None)
-    assert runner.prefill_cuda_graph_runner == "captured"

@@ -46,18 +46,21 @@ class Index:
 
 
 @pytest.fixture
-def index() -> Index:
-    return Index()
-
-
-@pytest.fixture
-def planning(index: Index) -> Planning:
-    return make_planning(index, PicConfig())
+def planning() -> Planning:
+    return make_planning(Index(), PicConfig())
 
 
 def plan(planning: Planning, req: Any) -> None:
     tree: Any = SimpleNamespace(page_size=1)
     planning.plan(req, tree, max_gaps=64)
+
+
+def asked_for(req: Any) -> PlanOptions:
+    """What the index is asked for a plan with."""
+    index = Index()
+    with pytest.raises(Planned):
+        plan(make_planning(index, PicConfig()), req)
+    return index.options
 
 
 @pytest.mark.feature(
@@ -88,8 +91,7 @@ def test_what_splices_would_not_serve_is_computed(planning: Planning, fields: di
 
 
 def test_an_ordinary_request_is_planned_and_one_that_opted_out_is_not(planning: Planning) -> None:
-    with pytest.raises(Planned):
-        plan(planning, request())
+    asked_for(request())
     plan(planning, request(pic=RequestState(RequestOptions(mode=Mode.OFF))))
 
 
@@ -106,26 +108,17 @@ def test_an_ordinary_request_is_planned_and_one_that_opted_out_is_not(planning: 
         ({"return_logprob": True, "logprob_start_len": 20, "origin_input_ids": array("q", range(20))}, 20),
     ],
 )
-def test_what_logprobs_are_wanted_of_is_computed(
-    planning: Planning, index: Index, fields: dict[str, Any], computed_from: int | None
-) -> None:
-    with pytest.raises(Planned):
-        plan(planning, request(**fields))
-    assert index.options.compute_from == computed_from
+def test_what_logprobs_are_wanted_of_is_computed(fields: dict[str, Any], computed_from: int | None) -> None:
+    assert asked_for(request(**fields)).compute_from == computed_from
 
 
-def test_what_a_request_sets_is_its_policy(planning: Planning, index: Index) -> None:
-    with pytest.raises(Planned):
-        plan(planning, request(pic=RequestState(RequestOptions(overrides={"seam_tokens": 3, "tail_tokens": 5}))))
-    assert index.options.policy is not None
-    assert (index.options.policy.seam_tokens, index.options.policy.tail_tokens) == (3, 5)
-
-
-def test_pinned_rows_go_near_the_end_by_the_requests_consent_only(planning: Planning, index: Index) -> None:
-    for skills, is_asked in ((Skills.FAR, False), (Skills.NEAR, True)):
-        with pytest.raises(Planned):
-            plan(planning, request(pic=RequestState(RequestOptions(skills=skills))))
-        assert (index.options.pinned_len is not None) == is_asked
+def test_what_a_request_sets_is_what_the_index_is_asked_for() -> None:
+    """Pinned rows go near the end by the request's consent only."""
+    options = RequestOptions(overrides={"seam_tokens": 3, "tail_tokens": 5}, skills=Skills.NEAR)
+    asked, plain = (asked_for(request(pic=RequestState(each))) for each in (options, RequestOptions(skills=Skills.FAR)))
+    assert asked.policy is not None
+    assert (asked.policy.seam_tokens, asked.policy.tail_tokens) == (3, 5)
+    assert (asked.pinned_len is None, plain.pinned_len) == (False, None)
 
 
 def test_a_prompt_that_is_pinned_is_computed_and_donates(planning: Planning) -> None:
@@ -216,11 +209,8 @@ def test_options_that_the_front_end_did_not_see_are_served_exactly() -> None:
 def test_where_cached_tokens_came_from_adds_up(sglang: dict[str, int], host: int, storage: int) -> None:
     req = request(cached_tokens=90, cached_tokens_host=host, cached_tokens_storage=storage)
     req.pic.num_chunk_hit, req.pic.num_behind_change, req.pic.num_guarded = 60, 40, 7
-    shown = _details(sglang, None, req)
-    device = 90 - host - storage
-    assert shown == {**sglang, "device": device, "pic": 60, "pic_behind_change": 40, "pic_guarded": 7}
-    assert shown is not None
-    assert sum(shown.get(source, 0) for source in ("device", "host", "storage")) == req.cached_tokens
+    ours = {"device": 90 - host - storage, "pic": 60, "pic_behind_change": 40, "pic_guarded": 7}
+    assert _details(sglang, None, req) == {**sglang, **ours}
 
 
 def test_a_prompt_of_which_nothing_is_reused_shows_that_a_field_was_why() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +39,7 @@ M_ROPE = {"rope_type": "default", "mrope_section": [8, 12, 12]}
 
 SCALINGS = {
     "none": (None, "RotaryEmbedding"),
+    "partial": (None, "RotaryEmbedding"),
     "default": ({"rope_type": "default"}, "RotaryEmbedding"),
     "llama3": (LLAMA3, "Llama3RotaryEmbedding"),
     "linear": ({"rope_type": "linear", "factor": 2.5}, "LinearScalingRotaryEmbedding"),
@@ -65,26 +67,20 @@ def _model(rotary: nn.Module) -> nn.Module:
 def test_scalings_are_read_and_verified(name: str, is_neox: bool, dtype: torch.dtype) -> None:
     """The frequencies read, without any magnitude, turn keys as the live module does; its table is in `dtype`."""
     scaling, class_name = SCALINGS[name]
-    rotary = factory.get_rope(64, 64, 2_048, 10_000, is_neox, scaling, dtype=dtype)
+    width, share = (128, 0.25) if name == "partial" else (64, 1.0)
+    rotary = factory.get_rope(width, width, 2_048, 10_000, is_neox, scaling, dtype=dtype, partial_rotary_factor=share)
     geometry = read_geometry(_model(rotary), max_shift=131_072)
     assert type(rotary).__name__ == class_name
-    assert geometry.params[0].is_neox_style is is_neox
+    assert (geometry.params[0].rotary_dim, geometry.params[0].is_neox_style) == (width * share, is_neox)
     limit = 1e-3 if rotary.cos_sin_cache.dtype == torch.float32 else 2e-2
     assert models.rotation_error(rotary, geometry.params[0]) <= limit
 
 
-def test_partial_rotary_is_read() -> None:
-    rotary = factory.get_rope(128, 128, 2_048, 10_000, True, None, dtype=torch.float32, partial_rotary_factor=0.25)
-    geometry = read_geometry(_model(rotary), max_shift=2_048)
-    assert geometry.params[0].rotary_dim == 32
-    assert models.rotation_error(rotary, geometry.params[0]) <= 1e-3
-
-
 @pytest.mark.parametrize("make", [factory.get_rope, factory.get_rope_cpu])
 @pytest.mark.parametrize("is_neox", [True, False])
-def test_deepseek_yarn_is_read_and_verified(make: object, is_neox: bool) -> None:
+def test_deepseek_yarn_is_read_and_verified(make: Callable[..., Any], is_neox: bool) -> None:
     device = {"device": "cpu"} if make is factory.get_rope_cpu else {}
-    rotary = make(64, 64, 40_960, 10_000, is_neox, DEEPSEEK_YARN, dtype=torch.float32, **device)  # type: ignore[operator]
+    rotary = make(64, 64, 40_960, 10_000, is_neox, DEEPSEEK_YARN, dtype=torch.float32, **device)
     assert rotary.mscale != 1.0
     geometry = read_geometry(_model(rotary), max_shift=131_072)
     assert type(rotary).__name__ == "DeepseekScalingRotaryEmbedding"
@@ -141,21 +137,22 @@ def test_what_gemma3_hands_to_its_layers_is_read(scaling: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["MHATokenToKVPoolFP4", "NoOpMHATokenToKVPool", "PageMajorMHATokenToKVPool", "SWAKVPool"]
+    ("module", "name"),
+    [
+        ("memory_pool", "MHATokenToKVPoolFP4"),
+        ("memory_pool", "NoOpMHATokenToKVPool"),
+        ("memory_pool", "PageMajorMHATokenToKVPool"),
+        ("swa_memory_pool", "SWAKVPool"),
+        ("page_interleave_pool", "PageInterleaveMHATokenToKVPool"),
+        ("page_interleave_pool", "PageInterleaveMLATokenToKVPool"),
+    ],
 )
-def test_pools_with_a_reason_of_their_own_give_it(name: str) -> None:
+def test_pools_with_a_reason_of_their_own_give_it(module: str, name: str) -> None:
     """By SGLang's own class, whose bases decide which reason is found."""
-    module = importlib.import_module("sglang.srt.mem_cache.swa_memory_pool") if name == "SWAKVPool" else memory_pool
-    pool = object.__new__(getattr(module, name))
-    with pytest.raises(UnsupportedError, match=f"KV pool {name}: {views.REFUSED_POOLS[name].reason}"):
+    pool = object.__new__(getattr(importlib.import_module(f"sglang.srt.mem_cache.{module}"), name))
+    own = views.REFUSED_POOLS.get(name)
+    with pytest.raises(UnsupportedError, match=f"{name}: {own.reason if own else '.*--enable-kv-cache-sharding'}"):
         view_pool(pool)
-
-
-def test_page_interleaved_pools_are_refused_by_their_flag() -> None:
-    module = importlib.import_module("sglang.srt.mem_cache.page_interleave_pool")
-    for name in ("PageInterleaveMHATokenToKVPool", "PageInterleaveMLATokenToKVPool"):
-        with pytest.raises(UnsupportedError, match=f"{name}: .*--enable-kv-cache-sharding"):
-            view_pool(object.__new__(getattr(module, name)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
