@@ -8,9 +8,19 @@ Raw tensors in and out; imports torch, and triton once a fused kernel runs. Two 
 from __future__ import annotations
 
 from .backend import Backend, Choice
-from .layers import LayerBuffers
+from .layers import LayerBuffers, Source
 from .rope_params import RopeParams
 from .splice_mha import choose_mha, splice_mha
 from .splice_mla import choose_mla, splice_mla
 
-__all__ = ["Backend", "Choice", "LayerBuffers", "RopeParams", "choose_mha", "choose_mla", "splice_mha", "splice_mla"]
+__all__ = [
+    "Backend",
+    "Choice",
+    "LayerBuffers",
+    "RopeParams",
+    "Source",
+    "choose_mha",
+    "choose_mla",
+    "splice_mha",
+    "splice_mla",
+]

@@ -9,8 +9,8 @@ from torch import Tensor
 from . import eager, host, reference
 from .backend import Backend, Choice, choose_backend
 from .coverage import refusal
-from .layers import LayerBuffers
-from .operands import check_indices, check_rope
+from .layers import LayerBuffers, Source
+from .operands import check_indices, check_rope, check_source
 from .rope_params import RopeParams
 from .slots import guard_slots
 
@@ -23,6 +23,7 @@ def move_rows(
     shifts: Tensor,
     rope: RopeParams,
     offset: int,
+    source: Source | None = None,
 ) -> None:
     """Check the operands, then `row[dst] = row[src]` in every layer, one part of the `turned` rows rotated.
 
@@ -31,14 +32,21 @@ def move_rows(
         copied: values, of as many layers and slots; None where there are none.
         src: see `splice_mha`, as `dst`, `shifts` and `rope`.
         offset: first dimension of the rotary part.
+        source: what `src` names rows of, if not these buffers themselves.
     """
     check_indices(src, dst, shifts, turned.device)
     check_rope(rope, offset, turned[0].shape[2], turned.device)
+    if source is not None:
+        check_source(source.turned, turned)
+        if copied is not None:
+            check_source(source.copied or (), copied)
     if not src.numel():
         return
-    guard_slots(src, dst, turned[0].shape[0])
+    guard_slots(src, dst, turned[0].shape[0], None if source is None else source.turned[0].shape[0])
     backend, _ = choose(turned, copied, rope, offset)
-    _implementation(backend).move_rows(turned, copied, src, dst, shifts, rope, offset)
+    if backend is Backend.DEVICE and source is not None and source.turned.device != turned.device:
+        raise ValueError("rows in host memory are read by the fused kernel only, which does not cover these operands.")
+    _implementation(backend).move_rows(turned, copied, src, dst, shifts, rope, offset, source)
 
 
 def choose(turned: LayerBuffers, copied: LayerBuffers | None, rope: RopeParams, offset: int) -> Choice:

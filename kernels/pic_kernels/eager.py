@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .layers import LayerBuffers
+from .layers import LayerBuffers, Source
 from .rope_params import RopeParams
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -23,16 +23,18 @@ def move_rows(
     shifts: Tensor,
     rope: RopeParams,
     offset: int,
+    source: Source | None = None,
 ) -> None:
     """See `dispatch.move_rows`; reads no value on the host."""
-    for buffer in copied or ():
-        bits = buffer.view(_BITS[buffer.element_size()])
-        bits.index_copy_(0, dst, bits.index_select(0, src))
+    source = source or Source(turned, copied)
+    for buffer, held in zip(copied or (), source.copied or (), strict=True):
+        bits = _BITS[buffer.element_size()]
+        buffer.view(bits).index_copy_(0, dst, held.view(bits).index_select(0, src))
     cos, sin = (table.unsqueeze(1) for table in rope.cos_sin(shifts))  # [n, 1, rotary_dim / 2]
     still = (shifts == 0).view(-1, 1, 1)
-    for buffer in turned:
+    for buffer, held in zip(turned, source.turned, strict=True):
         bits = buffer.view(_BITS[buffer.element_size()])
-        rows = bits.index_select(0, src)
+        rows = held.view(bits.dtype).index_select(0, src)
         part = rows.narrow(2, offset, rope.rotary_dim)
         result = _turn(part.view(buffer.dtype).to(torch.float32), cos, sin, rope)
         if buffer.dtype == torch.float8_e4m3fn:

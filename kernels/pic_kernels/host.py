@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import host_native
-from .layers import LayerBuffers
+from .layers import LayerBuffers, Source
 from .rope_params import RopeParams
 
 # Float32 scratch of one block: swept on a 2-core AVX-512 server from 128 KiB to 2 MiB (one thread, CPU time, bf16, rows
@@ -34,35 +34,43 @@ def move_rows(
     shifts: Tensor,
     rope: RopeParams,
     offset: int,
+    source: Source | None = None,
 ) -> None:
     """See `dispatch.move_rows`; done on return."""
     native = host_native.load()
     if native is not None:
-        native.move_rows(turned, copied, src, dst, shifts, rope, offset)
+        native.move_rows(turned, copied, src, dst, shifts, rope, offset, source)
         return
-    if copied is not None:
-        _copy_rows(copied, src, dst)
+    source = source or Source(turned, copied)
+    if copied is not None and source.copied is not None:
+        _copy_rows(source.copied, copied, src, dst)
     moved = shifts != 0
     if not moved.all():
         still = ~moved
-        _copy_rows(turned, src[still], dst[still])
+        _copy_rows(source.turned, turned, src[still], dst[still])
         src, dst, shifts = src[moved], dst[moved], shifts[moved]
     if src.numel():
-        _rotate_rows(turned, src, dst, shifts, rope, offset)
+        _rotate_rows(source.turned, turned, src, dst, shifts, rope, offset)
 
 
-def _copy_rows(buffers: LayerBuffers, src: Tensor, dst: Tensor) -> None:
+def _copy_rows(source: LayerBuffers, buffers: LayerBuffers, src: Tensor, dst: Tensor) -> None:
     block_len = max(16, _SCRATCH_BYTES // buffers.row_bytes)
     scratch = torch.empty((min(block_len, src.numel()), buffers.row_bytes), dtype=torch.uint8)
-    for buffer in buffers:
-        words = _as_words(buffer)
+    for held, buffer in zip(source, buffers, strict=True):
+        held_words, words = _as_words(held, buffer), _as_words(buffer, held)
         for here, there in zip(src.split(block_len), dst.split(block_len), strict=True):
             rows = scratch[: here.numel()].view(words.dtype)
-            words.index_copy_(0, there, torch.index_select(words, 0, here, out=rows))
+            words.index_copy_(0, there, torch.index_select(held_words, 0, here, out=rows))
 
 
 def _rotate_rows(
-    buffers: LayerBuffers, src: Tensor, dst: Tensor, shifts: Tensor, rope: RopeParams, offset: int
+    source: LayerBuffers,
+    buffers: LayerBuffers,
+    src: Tensor,
+    dst: Tensor,
+    shifts: Tensor,
+    rope: RopeParams,
+    offset: int,
 ) -> None:
     _, heads, dim = buffers[0].shape
     block_len = max(16, _SCRATCH_BYTES // (4 * heads * rope.rotary_dim))
@@ -70,11 +78,11 @@ def _rotate_rows(
     scratch = torch.empty((longest, buffers.row_bytes), dtype=torch.uint8)
     wide, turned = torch.empty((2, longest, heads, rope.rotary_dim), dtype=torch.float32)
     blocks = list(zip(src.split(block_len), dst.split(block_len), _angles(shifts, rope, block_len), strict=True))
-    for buffer in buffers:
-        words = _as_words(buffer)
+    for held, buffer in zip(source, buffers, strict=True):
+        held_words, words = _as_words(held, buffer), _as_words(buffer, held)
         for here, there, angles in blocks:
             n = here.numel()
-            rows = torch.index_select(words, 0, here, out=scratch[:n].view(words.dtype))
+            rows = torch.index_select(held_words, 0, here, out=scratch[:n].view(words.dtype))
             part = rows.view(buffer.dtype).view(n, heads, dim)[..., offset : offset + rope.rotary_dim]
             wide[:n].copy_(part)
             _turn(wide[:n], angles, turned[:n], rope)
@@ -112,9 +120,10 @@ def _turn(wide: Tensor, angles: tuple[Tensor, ...], out: Tensor, rope: RopeParam
         torch.mul(pairs, angles[0], out=torch.view_as_complex(out.unflatten(-1, (-1, 2))))
 
 
-def _as_words(buffer: Tensor) -> Tensor:
-    """A contiguous `[n, heads, dim]` as `[n, words]` of the widest words that fit, sharing memory."""
+def _as_words(buffer: Tensor, other: Tensor) -> Tensor:
+    """A contiguous `[n, heads, dim]` as `[n, words]` of the widest words that fit it and `other`, sharing memory."""
     flat = buffer.flatten(1)
-    row_bytes, start = flat.shape[1] * flat.element_size(), flat.storage_offset() * flat.element_size()
-    dtype = next(dtype for size, dtype in _WORDS if not (row_bytes % size or start % size))
+    row_bytes = flat.shape[1] * flat.element_size()
+    starts = [each.storage_offset() * each.element_size() for each in (buffer, other)]
+    dtype = next(dtype for size, dtype in _WORDS if not (row_bytes % size or any(start % size for start in starts)))
     return flat.view(dtype)

@@ -171,17 +171,18 @@ INLINE void prefetch(const char *at, int64_t bytes, int is_written) {
 
 /* The tokens `[at, end)` of one buffer. Scattered slots defeat the hardware's own prefetch, so that rows are asked for
  * ahead; lines that are streamed must not be. */
-INLINE void copy_task(const struct rows *rows, char *buffer, int64_t at, int64_t end, int64_t row_bytes) {
+INLINE void copy_task(const struct rows *rows, const char *from, char *to, int64_t at, int64_t end,
+                      int64_t row_bytes) {
     int64_t ahead = AHEAD_BYTES / row_bytes + 1;
     for (; at < end; at++) {
         int64_t next = at + ahead < end ? at + ahead : at;
-        char *out = buffer + rows->dst[at] * row_bytes;
-        const char *in = buffer + rows->src[at] * row_bytes;
-        prefetch(buffer + rows->src[next] * row_bytes, row_bytes, 0);
+        char *out = to + rows->dst[at] * row_bytes;
+        const char *in = from + rows->src[at] * row_bytes;
+        prefetch(from + rows->src[next] * row_bytes, row_bytes, 0);
         if (rows->is_streamed) {
             stream(out, in, row_bytes);
         } else {
-            prefetch(buffer + rows->dst[next] * row_bytes, row_bytes, 1);
+            prefetch(to + rows->dst[next] * row_bytes, row_bytes, 1);
             move(out, in, row_bytes);
         }
     }
@@ -214,7 +215,7 @@ INLINE void move_row(const struct rows *rows, const char *in, char *out, int64_t
 
 /* The same with angles. Rows to be streamed are made in the first-level cache, several before the first leaves: a row
  * read back while its parts are still being stored would wait for them. */
-INLINE void turn_task(const struct rows *shared, char *buffer, int64_t at, int64_t end, enum kind kind,
+INLINE void turn_task(const struct rows *shared, const char *from, char *to, int64_t at, int64_t end, enum kind kind,
                       enum layout layout, int64_t half) {
     char stage[STAGE_BYTES] __attribute__((aligned(LINE)));
     /* A copy of our own, which the rows that are written cannot overlap: it stays in registers. */
@@ -227,26 +228,26 @@ INLINE void turn_task(const struct rows *shared, char *buffer, int64_t at, int64
         int64_t stop = at + block_len < end ? at + block_len : end;
         for (int64_t i = at; i < stop; i++) {
             int64_t next = i + ahead < end ? i + ahead : i;
-            char *out = rows.is_streamed ? stage + (i - at) * row_bytes : buffer + dst[i] * row_bytes;
-            prefetch(buffer + src[next] * row_bytes, row_bytes, 0);
-            if (!rows.is_streamed) prefetch(buffer + dst[next] * row_bytes, row_bytes, 1);
-            move_row(&rows, buffer + src[i] * row_bytes, out, which[i], kind, layout, half);
+            char *out = rows.is_streamed ? stage + (i - at) * row_bytes : to + dst[i] * row_bytes;
+            prefetch(from + src[next] * row_bytes, row_bytes, 0);
+            if (!rows.is_streamed) prefetch(to + dst[next] * row_bytes, row_bytes, 1);
+            move_row(&rows, from + src[i] * row_bytes, out, which[i], kind, layout, half);
         }
         if (rows.is_streamed)
             for (int64_t i = at; i < stop; i++)
-                stream(buffer + dst[i] * row_bytes, stage + (i - at) * row_bytes, row_bytes);
+                stream(to + dst[i] * row_bytes, stage + (i - at) * row_bytes, row_bytes);
     }
 }
 
 /* The commonest widths are compiled with their loops unrolled. */
-static void run_task(const struct rows *rows, char *buffer, int64_t at, int64_t end, enum kind kind,
+static void run_task(const struct rows *rows, const char *from, char *to, int64_t at, int64_t end, enum kind kind,
                      enum layout layout) {
     int64_t half = rows->half;
-    if (!rows->turned && rows->row_bytes == 64) return copy_task(rows, buffer, at, end, 64);
-    if (!rows->turned && rows->row_bytes == 128) return copy_task(rows, buffer, at, end, 128);
-    if (!rows->turned) return copy_task(rows, buffer, at, end, rows->row_bytes);
+    if (!rows->turned && rows->row_bytes == 64) return copy_task(rows, from, to, at, end, 64);
+    if (!rows->turned && rows->row_bytes == 128) return copy_task(rows, from, to, at, end, 128);
+    if (!rows->turned) return copy_task(rows, from, to, at, end, rows->row_bytes);
 #define CASE(KIND, LAYOUT, HALF, WIDTH) \
-    if (kind == KIND && layout == LAYOUT && (HALF)) return turn_task(rows, buffer, at, end, KIND, LAYOUT, WIDTH);
+    if (kind == KIND && layout == LAYOUT && (HALF)) return turn_task(rows, from, to, at, end, KIND, LAYOUT, WIDTH);
     CASE(BF16, NEOX, half == 16, 16)
     CASE(BF16, NEOX, half == 32, 32)
     CASE(BF16, NEOX, half == 64, 64)
@@ -303,14 +304,14 @@ static int64_t number_shifts(const void *shifts, int shift_bytes, int64_t n, int
     return count;
 }
 
-/* For every layer and token, `copied[dst] = copied[src]` and `turned[dst] = R(shift) turned[src]`: `R` turns `2 * half`
- * elements from `offset` on in each of the `heads` of a row. `copied` may be NULL.
+/* For every layer and token, `copied[dst] = copied_from[src]` and `turned[dst] = R(shift) turned_from[src]`: `R` turns
+ * `2 * half` elements from `offset` on in each of the `heads` of a row. Both `copied` may be NULL.
  *
  * Returns 0 without having written anything if there is no memory for the angles, else 1. */
-int pic_splice(char *const *copied, char *const *turned, int64_t num_layers, int64_t copied_bytes, int64_t heads,
-               int64_t dim, int64_t offset, int64_t half, int layout, int kind, const double *inv_freq,
-               const int64_t *src, const int64_t *dst, const void *shifts, int shift_bytes, int64_t n,
-               int num_threads) {
+int pic_splice(char *const *copied_from, char *const *copied, char *const *turned_from, char *const *turned,
+               int64_t num_layers, int64_t copied_bytes, int64_t heads, int64_t dim, int64_t offset, int64_t half,
+               int layout, int kind, const double *inv_freq, const int64_t *src, const int64_t *dst,
+               const void *shifts, int shift_bytes, int64_t n, int num_threads) {
     int64_t bytes = kind == F32 ? 4 : kind == E4M3 ? 1 : 2;
     struct rows copies = {.row_bytes = copied_bytes, .src = src, .dst = dst};
     struct rows turns = {.row_bytes = heads * dim * bytes, .heads = heads, .before = offset * bytes,
@@ -344,9 +345,9 @@ int pic_splice(char *const *copied, char *const *turned, int64_t num_layers, int
                 for (int64_t task = 0; task < tasks; task++) {
                     int64_t at = task * per_task, end = at + per_task < n ? at + per_task : n;
                     if (copied && !table)
-                        run_task(&copies, copied[layer], at, end, kind, layout);
+                        run_task(&copies, copied_from[layer], copied[layer], at, end, kind, layout);
                     else
-                        run_task(&turns, turned[layer], at, end, kind, layout);
+                        run_task(&turns, turned_from[layer], turned[layer], at, end, kind, layout);
                 }
         finish_streams();
     }

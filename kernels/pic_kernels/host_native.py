@@ -20,7 +20,7 @@ import torch
 from pic_native import BuildError, build
 from torch import Tensor
 
-from .layers import LayerBuffers
+from .layers import LayerBuffers, Source
 from .rope_params import RopeParams
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class NativeRows:
         """Bind a library that was compiled from `host_native.c`."""
         self._splice = library.pic_splice
         self._splice.argtypes = (
-            *(_POINTER, _POINTER, _INT64, _INT64),
+            *(_POINTER, _POINTER, _POINTER, _POINTER, _INT64, _INT64),
             *(_INT64, _INT64, _INT64, _INT64, _INT, _INT, _POINTER),
             *(_POINTER, _POINTER, _POINTER, _INT, _INT64, _INT),
         )
@@ -87,6 +87,7 @@ class NativeRows:
         shifts: Tensor,
         rope: RopeParams,
         offset: int,
+        source: Source | None = None,
     ) -> None:
         """See `dispatch.move_rows`.
 
@@ -96,9 +97,10 @@ class NativeRows:
         _, heads, dim = turned[0].shape
         src, dst, shifts = src.contiguous(), dst.contiguous(), shifts.contiguous()
         inv_freq = rope.inv_freq.to(torch.float64).contiguous()
+        source = source or Source(turned, copied)
         done = self._splice(
-            None if copied is None else copied.addresses.data_ptr(),
-            turned.addresses.data_ptr(),
+            *(None if each is None else each.addresses.data_ptr() for each in (source.copied, copied)),
+            *(source.turned.addresses.data_ptr(), turned.addresses.data_ptr()),
             len(turned),
             0 if copied is None else copied.row_bytes,
             *(heads, dim, offset, rope.rotary_dim // 2),

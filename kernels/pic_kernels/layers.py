@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,4 +62,29 @@ class LayerBuffers(tuple[Tensor, ...]):
     @cached_property
     def addresses(self) -> Tensor:
         """`[num_layers]` int64 on the buffers' device. Made at first use, which waits for the device once."""
-        return torch.tensor([buffer.data_ptr() for buffer in self], dtype=torch.int64, device=self.device)
+        return self._addresses_on(self.device)
+
+    def addresses_on(self, device: torch.device) -> Tensor:
+        """`addresses` for kernels of `device`, which must be able to address the buffers, as it can pinned memory."""
+        if device == self.device:
+            return self.addresses
+        if device not in self._elsewhere:
+            self._elsewhere[device] = self._addresses_on(device)
+        return self._elsewhere[device]
+
+    @cached_property
+    def _elsewhere(self) -> dict[torch.device, Tensor]:
+        return {}
+
+    def _addresses_on(self, device: torch.device) -> Tensor:
+        return torch.tensor([buffer.data_ptr() for buffer in self], dtype=torch.int64, device=device)
+
+
+class Source(NamedTuple):
+    """Buffers that rows are read from, of the same layers and rows as those that they are written to.
+
+    They may be in pinned host memory while the targets are on a device.
+    """
+
+    turned: LayerBuffers
+    copied: LayerBuffers | None = None

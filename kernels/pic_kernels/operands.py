@@ -64,3 +64,14 @@ def check_rope(rope: RopeParams, offset: int, dim: int, device: torch.device) ->
         )
     if rope.inv_freq.device != device:
         raise ValueError(f"inv_freq.device={rope.inv_freq.device!r}: must be {device!r}; use RopeParams.to().")
+
+
+def check_source(source: Sequence[Tensor], target: Sequence[Tensor]) -> None:
+    """Rows of `source` are rows of `target`, layer by layer."""
+    if len(source) != len(target) or source[0].shape[1:] != target[0].shape[1:] or source[0].dtype != target[0].dtype:
+        raise ValueError(
+            f"source: {len(source)} layers of {tuple(source[0].shape[1:])!r} {source[0].dtype} for {len(target)} of "
+            f"{tuple(target[0].shape[1:])!r} {target[0].dtype}: layers, heads, dimensions and dtype must agree."
+        )
+    if source[0].device not in (target[0].device, torch.device("cpu")):
+        raise ValueError(f"source is on {source[0].device}: must be on {target[0].device} or in host memory.")

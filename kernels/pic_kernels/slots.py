@@ -17,19 +17,19 @@ from . import host_native
 _SWITCH: Final = "SGLANG_PIC_CHECK_SLOTS"
 
 
-def guard_slots(src: Tensor, dst: Tensor, num_slots: int) -> None:
+def guard_slots(src: Tensor, dst: Tensor, num_slots: int, num_sources: int | None = None) -> None:
     """`check_slots` on a CPU; on a device `assert_slots` if `SGLANG_PIC_CHECK_SLOTS=1`, else nothing."""
     if src.device.type == "cpu":
-        check_slots(src, dst, num_slots)
+        check_slots(src, dst, num_slots, num_sources)
         return
     switch = os.environ.get(_SWITCH, "0")
     if switch not in ("0", "1"):
         raise ValueError(f"{_SWITCH}={switch!r}: must be 0 or 1; 1 has the device assert the slots of every splice.")
     if switch == "1":
-        assert_slots(src, dst, num_slots)
+        assert_slots(src, dst, num_slots, num_sources)
 
 
-def assert_slots(src: Tensor, dst: Tensor, num_slots: int) -> None:
+def assert_slots(src: Tensor, dst: Tensor, num_slots: int, num_sources: int | None = None) -> None:
     """`check_slots` queued on the current stream before the splice: a few small kernels, no wait.
 
     A broken promise stops the device before a row is written: the splice never runs, and the process finds a
@@ -38,19 +38,24 @@ def assert_slots(src: Tensor, dst: Tensor, num_slots: int) -> None:
     Raises:
         RuntimeError: on a CPU, where `check_slots` would raise.
     """
-    low, high = torch.minimum(src.amin(), dst.amin()), torch.maximum(src.amax(), dst.amax())
+    low = torch.minimum(src.amin(), dst.amin())
+    inside = (src.amax() < (num_sources or num_slots)) & (dst.amax() < num_slots)
     # NOTE: private, but the one assertion that torch queues rather than waits for.
-    torch._assert_async((low >= 0) & (high < num_slots), "splice: a slot is out of bounds")
+    torch._assert_async((low >= 0) & inside, "splice: a slot is out of bounds")
     times = torch.zeros(num_slots, dtype=torch.int32, device=dst.device)
     times.index_add_(0, dst.clamp(0, num_slots - 1), torch.ones_like(dst, dtype=torch.int32))
     torch._assert_async(times.amax() <= 1, "splice: dst names a slot twice")
+    if num_sources is not None:
+        return
     torch._assert_async(
         times.index_select(0, src.clamp(0, num_slots - 1)).amax() == 0, "splice: src and dst share a slot"
     )
 
 
-def check_slots(src: Tensor, dst: Tensor, num_slots: int) -> None:
+def check_slots(src: Tensor, dst: Tensor, num_slots: int, num_sources: int | None = None) -> None:
     """Slots exist, no target is written twice and none is also a source. Cost O(n + num_slots); CPU tensors.
+
+    With `num_sources` the rows of `src` are so many others, which no target can be.
 
     Raises:
         ValueError: a slot is outside `[0, num_slots)`, repeated in `dst`, or in both `src` and `dst`.
@@ -58,17 +63,17 @@ def check_slots(src: Tensor, dst: Tensor, num_slots: int) -> None:
     if not src.numel():
         return
     native = host_native.load()
-    if native is not None and native.slots_hold(src, dst, num_slots):
+    if native is not None and num_sources is None and native.slots_hold(src, dst, num_slots):
         return
-    for name, index in (("src", src), ("dst", dst)):
+    for name, index, num_rows in (("src", src, num_sources or num_slots), ("dst", dst, num_slots)):
         low, high = (int(bound) for bound in index.aminmax())
-        if low < 0 or high >= num_slots:
-            raise ValueError(f"{name} holds slots in [{low}, {high}]: must be in [0, {num_slots}).")
+        if low < 0 or high >= num_rows:
+            raise ValueError(f"{name} holds slots in [{low}, {high}]: must be in [0, {num_rows}).")
     written = torch.zeros(num_slots, dtype=torch.bool)
     written[dst] = True
     if int(written.sum()) != dst.numel():
         raise ValueError("dst names a slot twice: every target slot must be written once.")
-    shared = src[written[src]]
+    shared = src[written[src]] if num_sources is None else src[:0]
     if shared.numel():
         raise ValueError(
             f"src and dst share {shared.numel()} slots, e.g. {int(shared[0])!r}: a splice must not read what it writes."

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import dispatch
 from .backend import Choice
-from .layers import LayerBuffers
+from .layers import LayerBuffers, Source
 from .rope_params import RopeParams
 
 
@@ -24,6 +24,8 @@ def splice_mha(
     dst: Tensor,
     shifts: Tensor,
     rope: RopeParams,
+    *,
+    source: Source | None = None,
 ) -> None:
     """Copy KV rows between slots of a pool, keys turned by each token's shift; in place, all layers.
 
@@ -39,6 +41,8 @@ def splice_mha(
         dst: `[n]` int64 slots to write: each once, none of them in `src`.
         shifts: `[n]` int32 or int64, target position minus source position.
         rope: the layers' rotation, on the buffers' device.
+        source: rows are read from these instead, of the same layers, heads, dimensions and dtype; pinned host memory
+            will do for buffers on a device.
 
     On a CPU the slots are checked. On a device the caller promises that they are disjoint and in bounds, because
     reading them would stall the stream on which the work is queued; `SGLANG_PIC_CHECK_SLOTS=1` has the device check.
@@ -53,7 +57,7 @@ def splice_mha(
             f"v_buffers: {len(values)} of {tuple(values[0].shape)!r} on {values.device} beside {len(keys)} k_buffers "
             f"of {tuple(keys[0].shape)!r} on {keys.device}: layers, slots, heads and device must agree."
         )
-    dispatch.move_rows(keys, values, src, dst, shifts, rope, 0)
+    dispatch.move_rows(keys, values, src, dst, shifts, rope, 0, source)
 
 
 def choose_mha(k_buffers: LayerBuffers, v_buffers: LayerBuffers, rope: RopeParams) -> Choice:

@@ -13,12 +13,19 @@ from torch import Tensor
 
 from . import dispatch
 from .backend import Choice
-from .layers import LayerBuffers
+from .layers import LayerBuffers, Source
 from .rope_params import RopeParams
 
 
 def splice_mla(
-    buffers: Sequence[Tensor], src: Tensor, dst: Tensor, shifts: Tensor, rope: RopeParams, *, rope_offset: int
+    buffers: Sequence[Tensor],
+    src: Tensor,
+    dst: Tensor,
+    shifts: Tensor,
+    rope: RopeParams,
+    *,
+    rope_offset: int,
+    source: Source | None = None,
 ) -> None:
     """Copy latent rows between slots of a pool, the rotary slice turned by each token's shift; in place.
 
@@ -33,12 +40,14 @@ def splice_mla(
         shifts: `[n]` int32 or int64, target position minus source position.
         rope: the layers' rotation, on the buffers' device.
         rope_offset: first dimension of the rotary slice (`kv_lora_rank`).
+        source: rows are read from these instead, of the same layers, heads, dimensions and dtype; pinned host memory
+            will do for buffers on a device.
 
     Raises:
         TypeError: a dtype outside the contract.
         ValueError: shapes, devices or slots outside the contract; nothing has been written.
     """
-    dispatch.move_rows(LayerBuffers.of("buffers", buffers), None, src, dst, shifts, rope, rope_offset)
+    dispatch.move_rows(LayerBuffers.of("buffers", buffers), None, src, dst, shifts, rope, rope_offset, source)
 
 
 def choose_mla(buffers: LayerBuffers, rope: RopeParams, *, rope_offset: int) -> Choice:

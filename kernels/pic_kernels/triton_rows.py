@@ -75,7 +75,7 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
 
 @triton.jit
 def copy_units(
-    table,
+    tables,
     slots,
     block,
     SEGMENTS: tl.constexpr,
@@ -88,7 +88,8 @@ def copy_units(
 ):
     """Copy block `block` (int64) of rows in the layers of this program, bit for bit.
 
-    `slots` is (source slots, target slots, their number as int64, number of layers). A row is `SEGMENTS` segments, each
+    `tables` are the addresses of the source's layers and of the target's. `slots` is (source slots, target slots, their
+    number as int64, number of layers). A row is `SEGMENTS` segments, each
     without its bytes `[HOLE_START, HOLE_START + HOLE_BYTES)`.
     """
     src, dst, num_tokens, num_layers = slots
@@ -108,17 +109,17 @@ def copy_units(
     lane = tl.arange(0, UNIT_WORDS)[None, :]
     read_at = (source * ROW_WORDS + word)[:, None] + lane  # [BLOCK_U, UNIT_WORDS]
     write_at = (target * ROW_WORDS + word)[:, None] + lane
-    bases, masks = _layer_rows(table, num_layers, token, num_tokens, WORD, BLOCK_L)
+    sources, bases, masks = _layer_rows(tables, num_layers, token, num_tokens, WORD, BLOCK_L)
     held = ()
     for at in tl.static_range(BLOCK_L):
-        held += (tl.load(bases[at] + read_at, mask=masks[at], other=0),)
+        held += (tl.load(sources[at] + read_at, mask=masks[at], other=0),)
     for at in tl.static_range(BLOCK_L):
         tl.store(bases[at] + write_at, held[at], mask=masks[at])
 
 
 @triton.jit
 def rotate_units(
-    table,
+    tables,
     slots,
     shifts,
     turns,
@@ -158,12 +159,12 @@ def rotate_units(
     write_at = (target * ROW_WORDS + word)[:, None] + lane
     # NOTE: x * 1 - y * 0 loses the sign of a zero and turns an infinity into NaN, hence the choice by bits below.
     still = shift == 0
-    bases, masks = _layer_rows(table, num_layers, token, num_tokens, WORD, BLOCK_L)
+    sources, bases, masks = _layer_rows(tables, num_layers, token, num_tokens, WORD, BLOCK_L)
     held, partners = (), ()
     for at in tl.static_range(BLOCK_L):
-        held += (tl.load(bases[at] + read_at, mask=masks[at], other=0),)
+        held += (tl.load(sources[at] + read_at, mask=masks[at], other=0),)
         if IS_NEOX:
-            partners += (tl.load(bases[at] + read_at + HALF, mask=masks[at], other=0),)
+            partners += (tl.load(sources[at] + read_at + HALF, mask=masks[at], other=0),)
     cos, sin = _cos_sin(shift, tl.load(turns + pair[:, None] + lane))  # [BLOCK_U, UNIT_PAIRS]
     for at in tl.static_range(BLOCK_L):
         if IS_NEOX:
@@ -190,21 +191,24 @@ def _locate(block, num_tokens, UNITS: tl.constexpr, BLOCK_U: tl.constexpr):
 
 
 @triton.jit
-def _layer_rows(table, num_layers, token, num_tokens, WORD: tl.constexpr, BLOCK_L: tl.constexpr):
-    """For each layer of this program its buffer, and the mask `[BLOCK_U, 1]` of what is to be moved in it.
+def _layer_rows(tables, num_layers, token, num_tokens, WORD: tl.constexpr, BLOCK_L: tl.constexpr):
+    """For each layer of this program its source, its buffer, and the mask `[BLOCK_U, 1]` of what is to be moved in it.
 
     All addresses are read before the first row, and all rows before the first is written: the compiler cannot know that
     no buffer overlaps another or the table, so it keeps the order, and loads would wait for one another.
     """
-    bases, masks = (), ()
+    source_table, table = tables
+    sources, bases, masks = (), (), ()
     for at in tl.static_range(BLOCK_L):
         layer = tl.program_id(1) * BLOCK_L + at
         present = layer < num_layers
+        source = tl.load(source_table + layer, mask=present, other=0)
         address = tl.load(table + layer, mask=present, other=0)
         # NOTE: `coverage` promises this alignment; without the claim accesses are as narrow as a word.
+        sources += (tl.multiple_of(source.to(tl.pointer_type(WORD)), 16),)
         bases += (tl.multiple_of(address.to(tl.pointer_type(WORD)), 16),)
         masks += ((token < tl.where(present, num_tokens, 0))[:, None],)
-    return bases, masks
+    return sources, bases, masks
 
 
 @triton.jit

@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime import JITFunction
 
-from .layers import LayerBuffers
+from .layers import LayerBuffers, Source
 from .rope_params import RopeParams
 from .triton_rows import (
     ACCESS_BYTES,
@@ -88,6 +88,7 @@ def move_rows(
     shifts: Tensor,
     rope: RopeParams,
     offset: int,
+    source: Source | None = None,
 ) -> None:
     """See `dispatch.move_rows`; one launch on the current stream, nothing is read back."""
     _, heads, dim = turned[0].shape
@@ -100,10 +101,13 @@ def move_rows(
         + num_blocks(n, rest_bytes // const.rest_unit_bytes, const.copy_block)
         + num_blocks(n, copied_bytes // ACCESS_BYTES, const.copy_block)
     )
+    held = source or Source(turned, copied)
     with on_device(src.device):
         _splice_kernel[(blocks, -(-layers // const.layer_block))](
+            held.turned.addresses_on(turned.device),
+            (held.copied or held.turned).addresses_on(turned.device),
             turned.addresses,
-            (turned if copied is None else copied).addresses,
+            (copied or turned).addresses,
             src.contiguous(),
             dst.contiguous(),
             shifts.contiguous(),
@@ -139,6 +143,8 @@ def compile_for(const: Constants, target: GPUTarget) -> CompiledKernel:
 
 @triton.jit(do_not_specialize=["num_tokens", "num_layers"], do_not_specialize_on_alignment=["src", "dst", "shifts"])
 def _splice_kernel(
+    turned_from_table,
+    copied_from_table,
     turned_table,
     copied_table,
     src,
@@ -173,14 +179,18 @@ def _splice_kernel(
     rest = block - rotary_blocks
     if block < rotary_blocks:
         rotate_units(
-            turned_table, slots, shifts, turns, block,
+            (turned_from_table, turned_table), slots, shifts, turns, block,
             HEADS, DIM, OFFSET, ROTARY_DIM, IS_NEOX, FLOAT, UNIT_PAIRS, INTERPRETED, ROTARY_BLOCK, LAYER_BLOCK,
         )  # fmt: skip
     elif rest < rest_blocks:
         if REST_UNITS > 0:
             copy_units(
-                turned_table, slots, rest, HEADS, DIM * ITEM_BYTES, OFFSET * ITEM_BYTES, ROTARY_DIM * ITEM_BYTES,
+                (turned_from_table, turned_table), slots, rest, HEADS, DIM * ITEM_BYTES, OFFSET * ITEM_BYTES,
+                ROTARY_DIM * ITEM_BYTES,
                 REST_UNIT_BYTES, COPY_BLOCK, LAYER_BLOCK,
             )  # fmt: skip
     elif COPIED_ROW_BYTES > 0:
-        copy_units(copied_table, slots, rest - rest_blocks, 1, COPIED_ROW_BYTES, 0, 0, 16, COPY_BLOCK, LAYER_BLOCK)
+        copy_units(
+            (copied_from_table, copied_table), slots, rest - rest_blocks, 1, COPIED_ROW_BYTES, 0, 0, 16,
+            COPY_BLOCK, LAYER_BLOCK,
+        )  # fmt: skip

@@ -11,7 +11,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-from sglang_pic.platform import ATTENTION_BACKEND, registration, slot_ops, speculation
+from sglang_pic.platform import ATTENTION_BACKEND, host_tier, registration, slot_ops, speculation
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +57,7 @@ class PicCpuPlatform(CpuDeviceMixin, SRTPlatform):
             server_args.max_total_tokens = DEFAULT_MAX_TOTAL_TOKENS
         if server_args.mem_fraction_static is None:
             server_args.mem_fraction_static = DEFAULT_MEM_FRACTION
+        server_args.hicache_io_backend = host_tier.IO_BACKEND
         # OpenMP reads this when a worker starts. Its threads otherwise spin at the end of every operator, and wait out
         # the time slices of anything else on the same cores: 2 cores, load 5, one decode step's matrices in bf16 took
         # 825 ms spinning and 19 ms sleeping.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_pic.platform import ATTENTION_BACKEND, gathering
+from sglang_pic.platform import ATTENTION_BACKEND, gathering, host_tier
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -51,6 +51,7 @@ def register_backend() -> None:
 
     register_attention_backend(ATTENTION_BACKEND)(_create_backend)
     gathering.install()
+    host_tier.install()
 
 
 def _create_backend(runner: ModelRunner) -> AttentionBackend:

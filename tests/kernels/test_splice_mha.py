@@ -9,11 +9,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pic_bench.gpu.kernel_pool import exact_turn
-from pic_kernels import RopeParams, splice_mha
+from pic_kernels import LayerBuffers, RopeParams, Source, splice_mha, splice_mla
 from pic_kernels.numerics import MAX_TESTED_SHIFT, ROTATE_REL_L2, relative_l2
 from splice_cases import (
     Slots,
     aligned_heads,
+    bits_of,
     check_splice,
     make_buffers,
     make_rope,
@@ -108,6 +109,33 @@ def test_backends_agree_with_the_reference(target: Target, is_neox: bool) -> Non
         splice_mha(there[:2], there[2:], slots.src, slots.dst, slots.shifts, rope.to("cpu"))
     for left, right in zip(here, there, strict=True):
         torch.testing.assert_close(left.cpu(), right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_are_read_from_other_memory(target: Target, dtype: torch.dtype) -> None:
+    """As within one pool that holds both: slots of the source are its own, and there may be more of them."""
+    slots, rope = scattered(40, torch.arange(40) - 20), make_rope(16, is_neox=True).to(target.device)
+    num_slots = slots.num_slots
+    for dims in ((32, 32), (32,)):
+        held = make_buffers(slots, dtype, 2, dims, 2)
+        pools = [torch.cat([buffer, torch.zeros_like(buffer[:50])]).to(target.device) for buffer in held]
+        split = [(pool[:num_slots].clone(), pool[num_slots:].clone()) for pool in pools]
+        src, dst, shifts = slots.src.to(target.device), torch.arange(5, 45, device=target.device), slots.shifts
+        shifts = shifts.to(target.device)
+        source = Source(*(LayerBuffers([old for old, _ in part]) for part in (split[:2], split[2:]) if part))
+        keys, values = ([new for _, new in part] for part in (split[:2], split[2:]))
+        if values:
+            splice_mha(pools[:2], pools[2:], src, dst + num_slots, shifts, rope)
+            splice_mha(keys, values, src, dst, shifts, rope, source=source)
+        else:
+            splice_mla(pools, src, dst + num_slots, shifts, rope, rope_offset=0)
+            splice_mla(keys, src, dst, shifts, rope, rope_offset=0, source=source)
+        for pool, (_, new) in zip(pools, split, strict=True):
+            assert torch.equal(bits_of(pool[num_slots:]), bits_of(new))
+        with pytest.raises(ValueError, match="layers, heads, dimensions and dtype must agree"):
+            splice_mla(
+                keys, src, dst, shifts, rope, rope_offset=0, source=Source(LayerBuffers([held[0][:, :1].clone()] * 2))
+            )
 
 
 def test_index_tensors_may_be_views(target: Target) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..layers import LayerBuffers
+from ..layers import LayerBuffers, Source
 from ..rope_params import RopeParams
 from .splice_mha import splice_mha
 from .splice_mla import splice_mla
@@ -20,9 +20,10 @@ def move_rows(
     shifts: Tensor,
     rope: RopeParams,
     offset: int,
+    source: Source | None = None,
 ) -> None:
     """See `pic_kernels.dispatch.move_rows`: the op whose operands these are."""
     if copied is None:
-        splice_mla(turned, src, dst, shifts, rope, rope_offset=offset)
+        splice_mla(turned, src, dst, shifts, rope, rope_offset=offset, source=source and source.turned)
     else:
-        splice_mha(turned, copied, src, dst, shifts, rope)
+        splice_mha(turned, copied, src, dst, shifts, rope, source=source)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..layers import Source
 from ..rope_params import RopeParams
 from .splice_mla import splice_mla
 
@@ -18,9 +19,11 @@ def splice_mha(
     dst: Tensor,
     shifts: Tensor,
     rope: RopeParams,
+    *,
+    source: Source | None = None,
 ) -> None:
     """See `pic_kernels.splice_mha`; operands are not checked here."""
-    splice_mla(k_buffers, src, dst, shifts, rope, rope_offset=0)
-    for buffer in v_buffers:
-        bits = buffer.view(torch.uint8) if buffer.element_size() == 1 else buffer
-        bits[dst] = bits[src]
+    splice_mla(k_buffers, src, dst, shifts, rope, rope_offset=0, source=source and source.turned)
+    for buffer, held in zip(v_buffers, (source and source.copied) or v_buffers, strict=True):
+        bits, held_bits = (each.view(torch.uint8) if each.element_size() == 1 else each for each in (buffer, held))
+        bits[dst] = held_bits[src]

@@ -19,12 +19,13 @@ def splice_mla(
     rope: RopeParams,
     *,
     rope_offset: int,
+    source: Sequence[Tensor] | None = None,
 ) -> None:
     """See `pic_kernels.splice_mla`; operands are not checked here."""
     rotary = slice(rope_offset, rope_offset + rope.rotary_dim)
-    for buffer in buffers:
+    for buffer, held in zip(buffers, source or buffers, strict=True):
         # FP8 tensors cannot be indexed everywhere; their bytes can.
-        bits = buffer.view(torch.uint8) if buffer.element_size() == 1 else buffer
-        rows = bits[src].view(buffer.dtype)
+        bits, held_bits = (each.view(torch.uint8) if each.element_size() == 1 else each for each in (buffer, held))
+        rows = held_bits[src].view(buffer.dtype)
         rows[..., rotary] = rotate(rows[..., rotary].contiguous(), shifts, rope)
         bits[dst] = rows.view(bits.dtype)
