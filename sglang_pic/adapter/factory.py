@@ -35,18 +35,20 @@ from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.forward import ForwardPath
+from sglang_pic.adapter.serve.host_tier import HostTier
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.startup import metrics as startup_metrics
-from sglang_pic.adapter.startup.calibration import calibrate
+from sglang_pic.adapter.startup.calibration import calibrate, calibrate_fetch
 from sglang_pic.adapter.startup.row_check import DraftInput, check_rows
 from sglang_pic.adapter.startup.self_test import log_result, run_self_test
 from sglang_pic.adapter.startup.tokenizer import Tokenizer, delimiters_of, read_tokenizer, texts_of
 from sglang_pic.adapter.support import check_features, check_support, disaggregation_mode, max_sequences, opts_out
 from sglang_pic.config import PicConfig, load_config
 from sglang_pic.core import ContentIndex, CostModel, Lexicon, RowNames, costs
+from sglang_pic.runtime.host_rows import view_host_pool
 from sglang_pic.runtime.rope import read_geometry
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import view_pool
@@ -98,6 +100,8 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     path, draft = _checked_path(ctx, audit)
     model = _read_model(ctx, config, path.splicer, draft)
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
+    if cache.cache_controller is not None:
+        _attach_host(ctx, cache, path)
     shown |= {"pins": cache.pins.report, "faults": cache.faults.report}
     server_info.install(shown, get_parallel().dp_rank)
     # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
@@ -221,6 +225,17 @@ def _make_cache(
     )
     cache: PicRadixCache = create_unified_radix_cache(ctx, cache_class=make)
     return cache
+
+
+def _attach_host(ctx: BuildContext, cache: PicRadixCache, path: ForwardPath) -> None:
+    """Let splices read what HiCache keeps on the host, and learn what that costs."""
+    host_pool = cache.cache_controller.mem_pool_host.anchor_entry.host_pool
+    path.splicer.bind_host(view_host_pool(host_pool, path.splicer.view))
+    cache.host = path.host = cache.planning.host = HostTier(cache, host_pool.size_per_token)
+    if cache.planning.cost is not None:
+        fetched_us = calibrate_fetch(path.splicer, host_pool.size, ctx.tp_group)
+        more_us = max(0.0, fetched_us - cache.planning.cost.spliced_token_us)
+        cache.planning.cost = msgspec.structs.replace(cache.planning.cost, fetched_token_us=more_us)
 
 
 def _checked_path(ctx: BuildContext, audit: Audit | None) -> tuple[ForwardPath, Draft | None]:

@@ -141,6 +141,8 @@ class Tree(Protocol):
 
     token_to_kv_pool_allocator: Allocator
     page_size: int
+    tree_core: Any  # HiCache: `build_load_back_spec`, `inc_host_lock_ref`, `dec_host_lock_ref`
+    cache_controller: Any  # HiCache's, or None: `ack_load_queue`, `mem_pool_host`
 
     def evictable_size(self) -> int: ...
     def match_prefix(self, params: Any) -> Any: ...

@@ -69,6 +69,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     computed_token_us: float
     """A computed token, where there are many."""
     spliced_token_us: float
+    fetched_token_us: float = 0.0
+    """What a spliced token costs more if its rows are on the host."""
     gap_us: float
     """A gap more in a pass."""
     request_us: float = 0.0
@@ -82,7 +84,9 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """What splicing `num_tokens` more saves in a pass that stays long, less the gaps that it adds."""
         return num_tokens * (self.computed_token_us - self.spliced_token_us) - num_gaps * self.gap_us
 
-    def request_saves(self, *, num_computed: int, num_spliced: int, num_gaps: int, num_before: int = 0) -> float:
+    def request_saves(
+        self, *, num_computed: int, num_spliced: int, num_gaps: int, num_before: int = 0, num_fetched: int = 0
+    ) -> float:
         """What a request saves as a whole; 0 and less where computing all of it is as quick.
 
         Args:
@@ -90,11 +94,13 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             num_spliced: tokens that it splices, or computes.
             num_gaps: gaps that splicing adds to the one that every request has.
             num_before: tokens that others compute in the same pass.
+            num_fetched: of the spliced tokens, those whose rows are on the host.
         """
         least = num_before + num_computed
         whole = max(self.floor_us, self.computed_token_us * (least + num_spliced))
         rest = max(self.floor_us, self.gap_floor_us, self.computed_token_us * least)
-        return whole - rest - num_spliced * self.spliced_token_us - num_gaps * self.gap_us - self.request_us
+        moved_us = num_spliced * self.spliced_token_us + num_fetched * self.fetched_token_us
+        return whole - rest - moved_us - num_gaps * self.gap_us - self.request_us
 
     def shortest_run(self, num_tokens: int) -> int | None:
         """The fewest tokens worth splicing where `num_tokens` are left of a prompt and the run adds one gap.
@@ -132,6 +138,9 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     pinned_len: Callable[[Path], int] | None = None
     """How many leading tokens of a donor's path are pinned, if this request wants pinned rows spliced wherever they
     stand: the context rule does not hold for them."""
+
+    num_to_fetch: Callable[[Path, int, int], int] | None = None
+    """How many rows of a span of a donor's path, which was resolved up to its end, have to be fetched from the host."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -162,8 +162,14 @@ class Planner:
             num_spliced=plan.num_spliced,
             num_gaps=len(plan.gaps) - 1,
             num_before=self._options.num_before,
+            num_fetched=sum(map(self._num_to_fetch, plan.runs)),
         )
         return saved_us > 0
+
+    def _num_to_fetch(self, run: Run) -> int:
+        """How many rows of a run that was resolved are on the host."""
+        asked = self._options.num_to_fetch
+        return 0 if asked is None else asked(run.donor, run.donor_start, run.donor_end)
 
     def _collect(self) -> list[Run]:
         runs: list[Run] = []
@@ -208,7 +214,7 @@ class Planner:
             donor_end = best.end - best.shift
             resident = self._resolve(run.donor, donor_end)
             if resident >= donor_end:
-                watched = self._guard.watch(run, best.node)
+                watched = self._guard.watch(run, best.node) if self._is_worth_fetching(run) else None
                 if watched is None:
                     self._give_up(best)
                 else:
@@ -352,6 +358,17 @@ class Planner:
                 self._dropped[DropReason.COST_GATE] += 1
                 return None
         return Run(target_start=start, target_end=end, donor_start=start - found.shift, donor=path, seam_len=seam)
+
+    def _is_worth_fetching(self, run: Run) -> bool:
+        """Whether the run saves more than fetching its rows from the host costs, counting a run that is not."""
+        cost, num_rows = self._options.cost, self._num_to_fetch(run)
+        if cost is None or not num_rows:
+            return True
+        num_gaps = 0 if run.target_start == self._served else 1
+        if cost.saves(run.num_tokens, num_gaps) > num_rows * cost.fetched_token_us:
+            return True
+        self._dropped[DropReason.COST_GATE] += 1
+        return False
 
     def _needs_no_seam(self, found: _Candidate, path: Path) -> bool:
         """Whether the span's first rows were computed after the tokens that stand before it here."""

@@ -6,17 +6,31 @@ The caller decides which rows are copied where, and owns the targets.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from pic_kernels import Backend, Choice, LayerBuffers, RopeParams, choose_mha, choose_mla, splice_mha, splice_mla
+from pic_kernels import (
+    Backend,
+    Choice,
+    LayerBuffers,
+    RopeParams,
+    Source,
+    choose_mha,
+    choose_mla,
+    splice_mha,
+    splice_mla,
+)
 from torch import Tensor
 
 from sglang_pic.errors import Refused, UnsupportedError
+from sglang_pic.runtime.host_rows import HostView
 from sglang_pic.runtime.rope import RopeGeometry
 from sglang_pic.runtime.views import PoolKind, PoolView
 
 logger = logging.getLogger(__name__)
+
+UNFUSED_FETCH = Refused("only the fused kernel reads them", "start without --enable-hierarchical-cache")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +64,7 @@ class Splicer:
         self.view = view
         self.geometry = geometry
         self._max_shift = geometry.max_shift
+        self._host: tuple[HostView, Sequence[Source]] | None = None
         self._groups = [
             _Group(
                 rope=rope.to(view.device),
@@ -84,11 +99,50 @@ class Splicer:
             farthest = max(abs(int(bound)) for bound in shifts.aminmax())
             if farthest > self._max_shift:
                 raise ValueError(f"shifts reach {farthest} tokens: must be within max_shift={self._max_shift!r}.")
-        for group in self._groups:
+        self._move(src, dst, shifts, [None] * len(self._groups))
+
+    def bind_host(self, host: HostView) -> None:
+        """Let `fetch` read the rows of a host pool.
+
+        Raises:
+            UnsupportedError: the fused kernel does not cover the pool's rows, and nothing else reads host memory.
+        """
+        if any(self._choose(group).backend is Backend.DEVICE for group in self._groups):
+            raise UnsupportedError(UNFUSED_FETCH.line(f"rows of {self.view.dtype} in a host pool"))
+        sources = []
+        for _, indices in self.geometry.groups():
+            layers = [host.keys[index] for index in indices], [host.values[index] for index in indices if host.values]
+            sources.append(Source(*(LayerBuffers(each, name="host rows") for each in layers if each)))
+        self._host = host, sources
+
+    def fetch(self, host_slots: Tensor, dst: Tensor, shifts: Tensor) -> None:
+        """Copy rows of the host pool to `dst` in all layers, keys turned by each token's shift.
+
+        Nothing is written to the device before: the kernel reads pinned host memory. The caller holds the host slots
+        until the work that is queued here is done.
+
+        Args:
+            host_slots: `[n]` int64 slots of the host pool, in host memory.
+            dst: as in `splice`, likewise `shifts`.
+
+        Raises:
+            TypeError: as `splice` does, likewise `ValueError`.
+        """
+        assert self._host is not None, "no host pool is bound"
+        host, sources = self._host
+        rows = host.rows(host_slots)
+        if dst.device.type != "cpu":
+            # NOTE: only a copy from pinned memory does not make the host wait for all queued work.
+            rows = rows.pin_memory().to(dst.device, non_blocking=True)
+        self._move(rows, dst, shifts, sources)
+
+    def _move(self, src: Tensor, dst: Tensor, shifts: Tensor, sources: Sequence[Source | None]) -> None:
+        for group, source in zip(self._groups, sources, strict=True):
             if group.values is None:
-                splice_mla(group.keys, src, dst, shifts, group.rope, rope_offset=view.rope_offset)
+                rope_offset = self.view.rope_offset
+                splice_mla(group.keys, src, dst, shifts, group.rope, rope_offset=rope_offset, source=source)
             else:
-                splice_mha(group.keys, group.values, src, dst, shifts, group.rope)
+                splice_mha(group.keys, group.values, src, dst, shifts, group.rope, source=source)
 
     def rotary_part(self, layer: int) -> slice:
         """The dimensions of a key's row that a shift rotates, in the pool's layer `layer`."""

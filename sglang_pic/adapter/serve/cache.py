@@ -7,6 +7,7 @@ from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache import base_prefix_cache as base
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_pic.adapter.seams import Req
@@ -14,6 +15,7 @@ from sglang_pic.adapter.serve.accounting import Accounting
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
+from sglang_pic.adapter.serve.host_tier import HostTier
 from sglang_pic.adapter.serve.pins import PinEnd, Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
@@ -39,6 +41,8 @@ class PicRadixCache(UnifiedRadixCache):
     ) -> None:
         self.planning, self.accounting, self.auditor, self.pins = planning, accounting, auditor, pins
         self._publication = publication
+        self.host: HostTier | None = None
+        """Set once HiCache is attached."""
         self.num_weights = 0
         """How often the weights changed."""
         self.faults = faults or Faults()
@@ -48,6 +52,8 @@ class PicRadixCache(UnifiedRadixCache):
     def reset(self) -> None:
         """Forget everything, as the tree does on a flush or a change of weights."""
         super().reset()
+        if self.host is not None:
+            self.host.flush()
         self.pins.flush()
         self._publication.flush()
         self.auditor.flush()
@@ -135,8 +141,15 @@ class PicRadixCache(UnifiedRadixCache):
             result.num_tokens_evicted += super().evict_for_alloc(missing).num_tokens_evicted
         return result
 
+    def loading_check(self, finish_count: int | None = None) -> None:
+        """Take note of loads from the host as SGLang does, and of rows that were fetched from there for splices."""
+        super().loading_check(finish_count)
+        if self.host is not None:
+            self.host.give_back()
+
     def insert(self, params: base.InsertParams) -> base.InsertResult:
         """Insert as SGLang does, noting what the tree adopted for the publication that follows."""
+        params.track_adopted_ranges |= self.host is not None
         result = super().insert(params)
         if self._inserted is not None:
             self._inserted.append((result, len(params.key)))
@@ -150,7 +163,9 @@ class PicRadixCache(UnifiedRadixCache):
             if self._inserted and self._refused(req) is None:
                 result, path_len = self._inserted[0]
                 try:
-                    self._publication.publish(req, path_len, adopted_from=result.prefix_len)
+                    adopted = (result.adopted_ranges or {}).get(ComponentType.FULL, [])
+                    again = [span for span in adopted if span[0] < result.prefix_len]
+                    self._publication.publish(req, path_len, adopted_from=result.prefix_len, adopted_again=again)
                 except Exception as error:
                     self.recover([req], Fallback.FAULT_PUBLICATION, error)
         finally:

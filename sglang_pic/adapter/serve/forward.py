@@ -23,12 +23,15 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 from sglang_pic.adapter.contract import BUILT_FOR, installed_version
 from sglang_pic.adapter.hooks import hook
 from sglang_pic.adapter.probe.gathered import tell_alike
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, Req, RunnerOutput, ScheduleBatch
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
+from sglang_pic.adapter.serve.gap_batch import Fetch, GapBatch, build_gap_batch
+from sglang_pic.adapter.serve.host_tier import HostTier
 from sglang_pic.adapter.serve.state import PendingSplice, goes_by_place
 from sglang_pic.runtime.splice import Splicer
 from sglang_pic.runtime.views import PoolKind
@@ -82,11 +85,14 @@ class ForwardPath:
         self, splicer: Splicer, observers: Sequence[Observer] = (), *, draft_splicer: Splicer | None = None
     ) -> None:
         self.splicer, self._observers, self._draft_splicer = splicer, observers, draft_splicer
+        self._device_module: Any = torch.get_device_module(splicer.view.device)
         # Narrows the draft model's pass over the same batch, which comes next.
         self._for_draft: _Pass | None = None
         # SGLang's runner rebuilds the batch, so attributes of the batch do not reach the layers and the logits.
         self._running: GapBatch | None = None
         self._ahead: tuple[ScheduleBatch, _Pass] | None = None
+        self.host: HostTier | None = None
+        """Set once the tree has one."""
         self.recover: Recover | None = None
         """Until it is set, while the server starts, exceptions are raised."""
 
@@ -239,14 +245,28 @@ class ForwardPath:
         """Queue the copy of the donors' rows, the target's and the draft's, and unlock the donors.
 
         NOTE: the locks go back once the copy is queued on this stream: whoever reuses a freed donor slot writes it from
-        a later forward pass on the same stream.
+        a later forward pass on the same stream. Those of rows on the host go back when they have been read.
         """
         try:
+            if self.host is not None:
+                self.host.wait_for_loads(self._device_module.current_stream())
             for splicer in (self.splicer, self._draft_splicer):
                 if splicer is not None:
                     splicer.splice(gap.splice.src, gap.splice.dst, gap.splice.shifts)
+            if gap.fetch is not None:
+                self._fetch(gap.fetch, gap.locks)
         finally:
             gap.locks.close()
+
+    def _fetch(self, fetch: Fetch, locks: ExitStack) -> None:
+        assert self.host is not None, "rows are found on the host where there is one"
+        started, finished = self._device_module.Event(), self._device_module.Event()
+        started.record()
+        try:
+            self.splicer.fetch(fetch.host_slots, fetch.dst, fetch.shifts)
+        finally:
+            finished.record()
+            self.host.hold(locks.pop_all(), len(fetch.dst), (started, finished))
 
     def _logits_metadata(self, original: Callable[..., Any], cls: type, forward_batch: ForwardBatch) -> Any:
         gap = self._running

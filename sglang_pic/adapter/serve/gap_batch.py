@@ -40,6 +40,16 @@ class Splice:
     shifts: torch.Tensor
 
 
+@dataclass(slots=True)
+class Fetch:
+    """The rows to read from the host before the pass: `[num_tokens]` each, as in `Splice`."""
+
+    host_slots: torch.Tensor
+    """In host memory."""
+    dst: torch.Tensor
+    shifts: torch.Tensor
+
+
 class _Columns(NamedTuple, Generic[_C]):
     """The numbers of a gap batch that are copied to the device."""
 
@@ -79,6 +89,7 @@ class GapBatch:
     """Per request, `extend_logprob_start_len` counted in computed tokens."""
     locks: ExitStack = field(default_factory=ExitStack)
     """Keeps the donors' rows in the tree until whoever executes the splice closes it."""
+    fetch: Fetch | None = None
 
     @contextmanager
     def narrowed(self, forward_batch: ForwardBatch, model_runner: ModelRunner) -> Iterator[None]:
@@ -181,6 +192,7 @@ def build_gap_batch(
     """
     owners, starts, ends, firsts, computed, logprob_starts = [], [], [], [], [], []
     moves: list[_Move] = []
+    fetches: list[_Move] = []
     locks = ExitStack()
     offset = 0
     for i, (splice, prefix_len, extend_len) in enumerate(zip(pending, prefix_lens, extend_lens, strict=True)):
@@ -196,14 +208,18 @@ def build_gap_batch(
         assert logprob_starts[-1] >= 0, "a token whose logprob is wanted was spliced"
         if splice is not None:
             moves += [_Move(run, slots, rows[i]) for run, slots in splice.sources]
+            fetches += [_Move(run, slots, rows[i]) for run, slots in splice.fetches]
             locks.push(splice.locks)
         offset += extend_len
     lens = [end - start for start, end in zip(starts, ends, strict=True)]
     places = [0, *itertools.accumulate(lens[:-1])]
-    runs = [move.run.num_tokens for move in moves], [move.run.shift for move in moves]
+    every = moves + fetches
+    runs = [move.run.num_tokens for move in every], [move.run.shift for move in every]
     wide, narrow = _stage(_Columns(owners, starts, ends, lens, firsts, places, *runs, computed), device)
+    splice, fetch = _gather_splice(moves, fetches, wide)
     return GapBatch(
-        splice=_gather_splice(moves, wide),
+        splice=splice,
+        fetch=fetch,
         owners=owners,
         prefix_lens=starts,
         seq_lens=ends,
@@ -230,17 +246,25 @@ def _kept(columns: _Columns[torch.Tensor], num_computed: int) -> torch.Tensor:
     return moved_by + torch.arange(num_computed, device=moved_by.device)
 
 
-def _gather_splice(moves: Sequence[_Move], columns: _Columns[torch.Tensor]) -> Splice:
-    if not moves:
-        return Splice(columns.shifts, columns.shifts, columns.shifts)
+def _gather_splice(
+    moves: Sequence[_Move], fetches: Sequence[_Move], columns: _Columns[torch.Tensor]
+) -> tuple[Splice, Fetch | None]:
+    """What is read from the device and from the host; the runs of `columns` are those of the one, then of the other."""
+    every = [*moves, *fetches]
+    if not every:
+        return Splice(columns.shifts, columns.shifts, columns.shifts), None
     num_spliced = sum(move.run.num_tokens for move in moves)
+    num_tokens = num_spliced + sum(move.run.num_tokens for move in fetches)
     for move in moves:
         _read_here(move.slots)
-    return Splice(
-        src=torch.cat([slots for _, slots, _ in moves]),
-        dst=torch.cat([row[run.target_start : run.target_end] for run, _, row in moves]).to(torch.int64),
-        shifts=torch.repeat_interleave(columns.shifts, columns.run_lens, output_size=num_spliced),
-    )
+    dst = torch.cat([row[run.target_start : run.target_end] for run, _, row in every]).to(torch.int64)
+    shifts = torch.repeat_interleave(columns.shifts, columns.run_lens, output_size=num_tokens)
+    src = torch.cat([slots for _, slots, _ in moves]) if moves else dst[:0]
+    splice = Splice(src, dst[:num_spliced], shifts[:num_spliced])
+    if not fetches:
+        return splice, None
+    host_slots = torch.cat([slots for _, slots, _ in fetches])
+    return splice, Fetch(host_slots, dst[num_spliced:], shifts[num_spliced:])
 
 
 def _read_here(slots: torch.Tensor) -> None:

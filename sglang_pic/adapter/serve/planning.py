@@ -11,6 +11,7 @@ from sglang_pic.adapter.seams import Req, Tree
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
+from sglang_pic.adapter.serve.host_tier import HostTier
 from sglang_pic.adapter.serve.options import Mode, Skills
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.resolver import TreeResolver
@@ -43,7 +44,9 @@ class Planning:
         pins: Pins,
         faults: Faults | None = None,
     ) -> None:
-        self._index, self._config, self._cost, self._auditor, self._pins = index, config, cost, auditor, pins
+        self.host: HostTier | None = None
+        """Set once the tree has one."""
+        self._index, self._config, self.cost, self._auditor, self._pins = index, config, cost, auditor, pins
         self._faults = faults or Faults()
         self.max_sequences = max_sequences
         # Each gap is a virtual sequence.
@@ -95,14 +98,15 @@ class Planning:
         is_short = num_left <= policy.min_run_tokens
         if is_short or state.is_faulty or state.options.pin is not None or self.refusal(req) is not None:
             return
-        resolver = TreeResolver(tree, self._index.names)
+        resolver = TreeResolver(tree, self._index.names, self.host)
         tokens = as_tokens(req.full_untruncated_fill_ids)
         options = PlanOptions(
             policy=policy,
             max_gaps=max(1, min(self.max_gaps, max_gaps)),
             max_runs=self._config.max_runs,
             compute_from=_logprob_start(req),
-            cost=self._cost,
+            cost=self.cost,
+            num_to_fetch=None if self.host is None else resolver.num_on_host,
             num_before=num_before,
             pinned_len=self._pins.pinned_len if state.options.skills is Skills.NEAR else None,
         )
@@ -122,10 +126,11 @@ class Planning:
         plan = max(plans, key=lambda plan: (plan.num_spliced, plan.num_guarded, sum(plan.dropped.values())))
         state.dropped, state.changed_fields, state.guarded = plan.dropped, plan.changed_fields, plan.guarded
         # Before the locks change hands: an exception finds all of them with the resolver.
-        slots = [resolver.slots(run.donor, run.donor_start, run.donor_end) for run in plan.runs]
+        rows = [resolver.rows(run.donor, run.donor_start, run.donor_end) for run in plan.runs]
         locks = resolver.keep_locks_of([run.donor for run in plan.runs])
         if plan.runs:
-            state.pending = PendingSplice(plan, slots, locks)
+            on_host = [each.host_slots for each in rows] if any(len(each.host_slots) for each in rows) else []
+            state.pending = PendingSplice(plan, [each.slots for each in rows], locks, on_host)
 
 
 def tree_namespace(req: Req) -> Namespace:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.planning import as_tokens, tree_namespace
 from sglang_pic.adapter.serve.state import RequestState
@@ -19,7 +21,9 @@ class Publication:
     def __init__(self, index: ContentIndex, delimiters: frozenset[int]) -> None:
         self._index, self._delimiters = index, delimiters
 
-    def publish(self, req: Req, path_len: int, *, adopted_from: int) -> None:
+    def publish(
+        self, req: Req, path_len: int, *, adopted_from: int, adopted_again: Sequence[tuple[int, int]] = ()
+    ) -> None:
         """Note which rows of `[adopted_from, path_len)` the request computed itself, and which were spliced.
 
         The text is cut in `settle`, after the answer, or before the next plan.
@@ -28,6 +32,8 @@ class Publication:
             req: the request; its rows are in the tree.
             path_len: how many.
             adopted_from: those before were there already.
+            adopted_again: but of these the tree had rows on the host only, and took ours for the device. Both copies
+                may be read from then on: what we spliced is no donor, and what we computed is none that was none.
 
         NOTE: only rows that the tree adopted count. Rows of another request that got there first stay as that request
         published them; ours were freed as duplicates.
@@ -36,15 +42,18 @@ class Publication:
         if state.matched_len is None:
             return
         start = max(adopted_from, state.matched_len)
-        if start >= path_len:
+        again = [span for span in adopted_again if span[1] > state.matched_len]
+        if start >= path_len and not again:
             return
+        first = max(state.matched_len, again[0][0]) if again else start
+        spliced = [part for span in [*again, (start, path_len)] for part in intersect_spans(state.spliced, *span)]
         self._index.note(
             tree_namespace(req),
             as_tokens(req.full_untruncated_fill_ids[: path_len + self._index.names.lookahead]),
-            [(start, path_len)],
-            spliced=intersect_spans(state.spliced, start, path_len),
-            # Before `start` the tree may have cleaner rows of another request: ours were computed behind our own.
-            generations=[(max(position, start), number) for position, number in state.generations],
+            [(start, path_len)] if start < path_len else [],
+            spliced=spliced,
+            # Before `first` the tree may have cleaner rows of another request: ours were computed behind our own.
+            generations=[(max(position, first), number) for position, number in state.generations],
             delimiters=self._delimiters,
         )
 

@@ -6,26 +6,37 @@ The match refreshes the path's age. A lock holds the rows until they have been c
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Tree
+from sglang_pic.adapter.serve.host_tier import NOTHING, HostTier, OnHost
 from sglang_pic.core import Path, RowNames
 
 
 class _Resident(NamedTuple):
-    """A path that was found: its leading tokens that are there, their slots in int64, and the lock on it."""
+    """A path that was found: its leading tokens that are there, their slots in int64, and the end of the lock on it."""
 
     length: int
     slots: torch.Tensor
-    lock: object
+    on_host: OnHost
+    """What follows them."""
+    unlock: Callable[[], object]
+
+
+class Rows(NamedTuple):
+    """Where a span of a path is: slots of the pool, and behind them slots of the host, int64."""
+
+    slots: torch.Tensor
+    host_slots: torch.Tensor
 
 
 class ResolveError(Exception):
@@ -35,12 +46,13 @@ class ResolveError(Exception):
 class TreeResolver:
     """The `Resolver` of one request's plans, for donors of any `Namespace`.
 
-    It holds locks until `keep_locks_of` or `release`. A tree for a draft model of EAGLE's kind names a row by its token
-    and the next one: of a path that is there the last token has no row.
+    Rows that left the device for the host are resident, too. It holds locks until `keep_locks_of` or `release`. A tree
+    for a draft model of EAGLE's kind names a row by its token and the next one: of a path that is there the last token
+    has no row.
     """
 
-    def __init__(self, tree: Tree, names: RowNames) -> None:
-        self._tree, self._names = tree, names
+    def __init__(self, tree: Tree, names: RowNames, host: HostTier | None = None) -> None:
+        self._tree, self._names, self._host = tree, names, host
         self._found: dict[Path, _Resident] = {}
 
     def __call__(self, path: Path, end: int) -> int:
@@ -68,27 +80,43 @@ class TreeResolver:
         key = RadixKey(token_ids, namespace.extra_key, cache_salt=namespace.cache_salt)
         result = self._tree.match_prefix(MatchPrefixParams(key=key))
         slots = self._tree.path_device_indices(result.last_device_node)[: result.device_prefix_len].to(torch.int64)
-        length = slots.shape[0] + beyond if len(slots) else 0
-        found = _Resident(length, slots, self._tree.lock(result.last_device_node))
+        on_host = NOTHING if self._host is None else self._host.find(result)
+        num_rows = len(slots) + len(on_host.slots)
+        found = _Resident(num_rows + beyond if num_rows else 0, slots, on_host, self._lock(result, on_host))
         # NOTE: the path is locked all the time, and an exception finds exactly one lock on it.
         self._found[path] = found
         if known is not None:
-            self._tree.unlock(known.lock)
+            known.unlock()
         return found.length
 
-    def slots(self, path: Path, start: int, end: int) -> torch.Tensor:
-        """The slots of `[start, end)` on a path that was resolved up to them: `[end - start]`, int64.
+    def _lock(self, match: MatchResult, on_host: OnHost) -> Callable[[], object]:
+        """Lock what a match found, on the device and on the host; returns what unlocks it."""
+        unlock = partial(self._tree.unlock, self._tree.lock(match.last_device_node))
+        if self._host is None or not on_host.nodes:
+            return unlock
+        with ExitStack() as locks:
+            locks.callback(unlock)
+            self._host.lock(on_host, locks)
+            return locks.pop_all().close
+
+    def num_on_host(self, path: Path, start: int, end: int) -> int:
+        """How many rows of `[start, end)` on a path that was resolved up to them are on the host."""
+        return end - max(start, min(end, len(self._found[path].slots)))
+
+    def rows(self, path: Path, start: int, end: int) -> Rows:
+        """Where the rows of `[start, end)` are on a path that was resolved up to them: `[end - start]` in all.
 
         Raises:
             ResolveError: as before.
         """
         with _looking_up(path):
-            return self._slots(path, start, end)
+            return self._rows(path, start, end)
 
-    def _slots(self, path: Path, start: int, end: int) -> torch.Tensor:
-        found = self._found[path]
-        assert end <= len(found.slots), (len(found.slots), start, end)
-        return found.slots[start:end]
+    def _rows(self, path: Path, start: int, end: int) -> Rows:
+        _, slots, on_host, _ = self._found[path]
+        num_slots = len(slots)
+        assert end <= num_slots + len(on_host.slots), (num_slots, len(on_host.slots), start, end)
+        return Rows(slots[start:end], on_host.slots[max(0, start - num_slots) : max(0, end - num_slots)])
 
     def keep_locks_of(self, paths: list[Path]) -> ExitStack:
         """The locks of `paths`, each once, which the caller closes; every other lock is given back."""
@@ -96,9 +124,9 @@ class TreeResolver:
         for path in list(self._found):
             found = self._found.pop(path)
             if path in kept:
-                locks.callback(self._tree.unlock, found.lock)
+                locks.callback(found.unlock)
             else:
-                self._tree.unlock(found.lock)
+                found.unlock()
         return locks
 
     def release(self) -> None:

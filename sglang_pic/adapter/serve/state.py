@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 
 from sglang_pic.adapter.namespace import Namespace
@@ -23,16 +24,32 @@ class PendingSplice:
 
     plan: Plan
     slots: list[torch.Tensor]
-    """For each run of the plan the slots it is read from: `[run.num_tokens]` or longer, int64, on the pool's device."""
+    """For each run of the plan the slots that its first tokens are read from: `[run.num_tokens]` or longer if it is on
+    the device as a whole; int64, on the pool's device."""
     locks: ExitStack = field(default_factory=ExitStack)
     """Keeps the donors' rows in the tree. Whoever holds the splice closes it, once the rows have been copied or are not
     needed any more."""
+    host_slots: list[torch.Tensor] = field(default_factory=list)
+    """For each run the host's slots of the rest, int64, in host memory; empty where all is on the device."""
 
     @property
     def sources(self) -> list[tuple[Run, torch.Tensor]]:
-        """The plan's runs, each with the slots it is read from."""
+        """The plan's runs as far as they are on the device, each with the slots it is read from."""
         # A clipped plan has fewer runs: the first ones.
-        return [(run, slots[: run.num_tokens]) for run, slots in zip(self.plan.runs, self.slots, strict=False)]
+        found = [(run, slots[: run.num_tokens]) for run, slots in zip(self.plan.runs, self.slots, strict=False)]
+        if not self.host_slots:
+            return found
+        return [(_part(run, 0, len(slots)), slots) for run, slots in found if len(slots)]
+
+    @property
+    def fetches(self) -> list[tuple[Run, torch.Tensor]]:
+        """What of the runs is on the host, each with the host's slots it is read from."""
+        found = []
+        for run, slots, host_slots in zip(self.plan.runs, self.slots, self.host_slots, strict=False):
+            num_left = run.num_tokens - len(slots)
+            if num_left > 0:
+                found.append((_part(run, len(slots), run.num_tokens), host_slots[:num_left]))
+        return found
 
 
 @dataclass(slots=True)
@@ -135,6 +152,14 @@ class RequestState:
         self.is_drawn = False
         self.spliced.clear()
         self.generations.clear()
+
+
+def _part(run: Run, start: int, end: int) -> Run:
+    """Tokens `[start, end)` of a run."""
+    if (start, end) == (0, run.num_tokens):
+        return run
+    first, last = run.target_start + start, run.target_start + end
+    return msgspec.structs.replace(run, target_start=first, target_end=last, donor_start=run.donor_start + start)
 
 
 def is_apart(req: Req) -> bool:

@@ -28,6 +28,7 @@ from sglang_pic.runtime.splice import Splicer
 _RUN = 8
 """Tokens of a run between two gaps."""
 _REPEATS = 5
+_FETCHED_ROWS = 2_048
 _NOBODY = Path("calibration", [np.zeros(1, np.int32)])
 
 
@@ -60,6 +61,19 @@ def calibrate(
     max_rows = int(runner.token_to_kv_pool_allocator.size) // 4
     with torch.no_grad():
         return learn_costs(stopwatch, max_tokens=min(max_tokens, row_len), max_rows=max_rows, max_gaps=max_sequences)
+
+
+def calibrate_fetch(
+    splicer: Splicer, num_host_slots: int, tp_group: TpGroup | None, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Microseconds that a row takes from the host, on the slowest rank; host and pool must hold nobody's rows yet."""
+    view = splicer.view
+    num_rows = min(_FETCHED_ROWS, num_host_slots, view.num_slots - view.page_size)
+    host_slots = torch.arange(num_rows, dtype=torch.int64)
+    dst = host_slots.to(view.device) + view.page_size
+    shifts = torch.full_like(dst, 7)
+    timing = _time(lambda: splicer.fetch(host_slots, dst, shifts), view.device, tp_group, clock)
+    return timing.us / num_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +134,22 @@ class _Stopwatch:
             return GapTimings(self._time(lambda: compute(one)), self._time(lambda: compute(many)), self._time(prepare))
 
     def _time(self, run: Callable[[], object]) -> Timing:
+        return _time(run, self.splicer.view.device, self.tp_group, self.clock)
+
+
+def _time(
+    run: Callable[[], object], device: torch.device, tp_group: TpGroup | None, clock: Callable[[], float]
+) -> Timing:
+    run()
+    times, module = [], torch.get_device_module(device)
+    for _ in range(_REPEATS):
+        module.synchronize(device)
+        started_at = clock()
         run()
-        device = self.splicer.view.device
-        times, module = [], torch.get_device_module(device)
-        for _ in range(_REPEATS):
-            module.synchronize(device)
-            started_at = self.clock()
-            run()
-            module.synchronize(device)
-            times.append(1e6 * (self.clock() - started_at))
-        measured = torch.tensor(Timing.of(times), dtype=torch.float64)
-        return Timing(*agree_on_largest(measured, self.tp_group).tolist())
+        module.synchronize(device)
+        times.append(1e6 * (clock() - started_at))
+    measured = torch.tensor(Timing.of(times), dtype=torch.float64)
+    return Timing(*agree_on_largest(measured, tp_group).tolist())
 
 
 def _run(start: int, end: int) -> Run:

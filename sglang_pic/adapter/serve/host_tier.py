@@ -1,0 +1,98 @@
+"""Donors whose rows HiCache keeps in host memory: found, locked, and given back when a pass has read them.
+
+The tree evicts rows from the device at the end of paths first, so a path is on the device up to some token and on the
+host from there on. A splice reads the host's rows where they are (`Splicer.fetch`): nothing is loaded back into the
+tree, and no slot beside the request's own is taken.
+
+A device lock can end when the copy is queued, because whoever reuses a slot writes it from a later pass on the same
+stream. Host memory is written from another stream, so the locks of a batch that fetches end when its pass has read
+them. That is told as SGLang tells it of its own loads: by an acknowledgement in the controller's queue, which all ranks
+take out in the same round.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from sglang.srt.managers.cache_controller import HiCacheAck
+
+from sglang_pic.adapter.seams import Tree
+
+
+class OnHost(NamedTuple):
+    """What follows the device's part of a path: host slots in int64, in host memory, and the tree's nodes."""
+
+    slots: torch.Tensor
+    nodes: list[int]
+
+
+NOTHING = OnHost(torch.empty(0, dtype=torch.int64), [])
+
+
+class HostTier:
+    """The host's side of a tree with HiCache.
+
+    Args:
+        tree: SGLang's tree, whose controller is attached.
+        token_bytes: what a token's rows take, for SGLang's metrics of loads.
+    """
+
+    def __init__(self, tree: Tree, token_bytes: int) -> None:
+        self._tree, self._token_bytes = tree, token_bytes
+        self._held: deque[tuple[HiCacheAck, ExitStack]] = deque()
+
+    def find(self, match: Any) -> OnHost:
+        """What a match found on the host, behind its rows on the device."""
+        if not match.host_hit_length:
+            return NOTHING
+        transfer, _ = self._tree.tree_core.build_load_back_spec(match.best_match_node)
+        return OnHost(transfer.host_indices, list(transfer.nodes_to_load))
+
+    def lock(self, found: OnHost, locks: ExitStack) -> None:
+        """Keep the rows where they are until `locks` is closed.
+
+        NOTE: each node, because SGLang drops the host's copy of any that another request loads back meanwhile.
+        """
+        core = self._tree.tree_core
+        for node in found.nodes:
+            locks.callback(core.dec_host_lock_ref, node, core.inc_host_lock_ref(node).to_dec_params())
+
+    def wait_for_loads(self, stream: Any) -> None:
+        """Have the stream wait for every load that was started: the tree names their slots before they are written."""
+        for ack in self._tree.cache_controller.ack_load_queue:
+            stream.wait_event(ack.finish_event)
+
+    def hold(self, locks: ExitStack, num_tokens: int, events: tuple[Any, Any]) -> None:
+        """Close `locks` when the work of the current stream between two events is done on all ranks.
+
+        Args:
+            locks: of the donors that it reads.
+            num_tokens: that it fetches.
+            events: recorded before and after it.
+        """
+        started, finished = events
+        ack = HiCacheAck(
+            start_event=started,
+            finish_event=finished,
+            node_ids=[],
+            num_tokens=num_tokens,
+            num_tokens_by_pool={"kv": num_tokens},
+            num_bytes=num_tokens * self._token_bytes,
+        )
+        self._tree.cache_controller.ack_load_queue.append(ack)
+        self._held.append((ack, locks))
+
+    def give_back(self) -> None:
+        """Close the locks of what has been taken out of the controller's queue."""
+        waiting = {id(ack) for ack in self._tree.cache_controller.ack_load_queue}
+        while self._held and id(self._held[0][0]) not in waiting:
+            self._held.popleft()[1].close()
+
+    def flush(self) -> None:
+        """The tree was emptied: its locks are void."""
+        for _, locks in self._held:
+            locks.pop_all()
+        self._held.clear()
