@@ -28,8 +28,8 @@ def move_rows(
     """See `dispatch.move_rows`; reads no value on the host."""
     source = source or Source(turned, copied)
     for buffer, held in zip(copied or (), source.copied or (), strict=True):
-        bits = _BITS[buffer.element_size()]
-        buffer.view(bits).index_copy_(0, dst, held.view(bits).index_select(0, src))
+        word = _BITS[buffer.element_size()]
+        buffer.view(word).index_copy_(0, dst, held.view(word).index_select(0, src))
     cos, sin = (table.unsqueeze(1) for table in rope.cos_sin(shifts))  # [n, 1, rotary_dim / 2]
     still = (shifts == 0).view(-1, 1, 1)
     for buffer, held in zip(turned, source.turned, strict=True):

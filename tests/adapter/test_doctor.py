@@ -180,13 +180,13 @@ def test_prefill_and_decode_servers_would_start(case: str, answers: dict[str, An
     assert "PD disaggregation" in answers[case].tested
 
 
-@pytest.mark.feature("--speculative-algorithm", "--enable-hierarchical-cache", "--enable-pd-role-switch")
+@pytest.mark.feature("--speculative-algorithm", "HiCache with speculative decoding", "--enable-pd-role-switch")
 @pytest.mark.feature("--disable-radix-cache", "--pp-size")
 @pytest.mark.feature("sliding windows in a pool of their own", "a model with state-space layers")
 @pytest.mark.parametrize(
     ("case", "refused"),
     [
-        ("draft, host", ["--speculative-algorithm", "--enable-hierarchical-cache"]),
+        ("draft, host", ["--speculative-algorithm", "HiCache with speculative decoding"]),
         ("switched roles", ["--enable-pd-role-switch"]),
         ("no tree", ["--disable-radix-cache"]),
         ("windows", ["sliding windows in a pool of their own"]),

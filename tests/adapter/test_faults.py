@@ -110,7 +110,7 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     [
         (ContentIndex, "plan", Fallback.FAULT_PLAN, 0),
         (TreeResolver, "_find", Fallback.FAULT_RESOLVE, 0),
-        (TreeResolver, "_slots", Fallback.FAULT_RESOLVE, 0),
+        (TreeResolver, "_rows", Fallback.FAULT_RESOLVE, 0),
         (Plan, "cut", Fallback.FAULT_PLAN, 0),
         (Plan, "clip", Fallback.FAULT_PLAN, 0),
         (Accounting, "_count_guard", Fallback.FAULT_ACCOUNTING, REUSED),

@@ -41,6 +41,11 @@ SPLICED_TOKENS: Final = Metric(
         Context.OTHER.value: "Most of it is another text.",
     },
 )
+FETCHED_TOKENS: Final = Metric(
+    "sglang:pic_fetched_tokens_total",
+    MetricKind.COUNTER,
+    "Of the spliced prompt tokens of admitted requests, those whose rows were read from host memory (HiCache).",
+)
 GUARDED: Final = Metric(
     "sglang:pic_guarded_tokens_total",
     MetricKind.COUNTER,
@@ -66,7 +71,18 @@ FALLBACKS: Final = Metric(
     label="reason",
     values={reason.value: reason.description for reason in REASONS},
 )
-METRICS: Final = (TOKENS, PROMPT_TOKENS, RUNS, SPLICED, SPLICED_TOKENS, UNDONE, GUARDED, CHANGED_FIELDS, FALLBACKS)
+METRICS: Final = (
+    TOKENS,
+    PROMPT_TOKENS,
+    RUNS,
+    SPLICED,
+    SPLICED_TOKENS,
+    FETCHED_TOKENS,
+    UNDONE,
+    GUARDED,
+    CHANGED_FIELDS,
+    FALLBACKS,
+)
 
 
 class Accounting:
@@ -94,10 +110,7 @@ class Accounting:
             self.count_fallback(state.lost_plan)
         if req.retracted_stain:
             return
-        num_spliced, num_behind_change = (plan.num_spliced, plan.num_behind_change) if plan is not None else (0, 0)
-        state.counted = num_spliced, num_behind_change
-        state.num_chunk_hit += num_spliced
-        state.num_behind_change += num_behind_change
+        num_spliced, _, num_fetched = state.count(plan)
         req.cached_tokens += num_spliced
         prefix = req.prefix_len if first_chunk else 0
         computed = req.extend_end - req.prefix_len - num_spliced
@@ -107,13 +120,14 @@ class Accounting:
         if plan is not None and plan.runs:
             self._series.add(RUNS, len(plan.runs))
             self._series.add(SPLICED)
+            self._series.add(FETCHED_TOKENS, num_fetched)
             for run in plan.runs:
                 self._series.add(SPLICED_TOKENS, run.num_tokens, value=run.context.value)
         self._count_guard(req)
 
     def undo(self, req: Req) -> None:
         """Take back the chunk hits of the chunk that was admitted last, for the client and the tree: it is computed."""
-        num_spliced, _ = req.pic.undo_admission()
+        num_spliced = req.pic.undo_admission().spliced
         req.cached_tokens -= num_spliced
         self._series.add(UNDONE, num_spliced)
 

@@ -163,7 +163,7 @@ class PicRadixCache(UnifiedRadixCache):
             if self._inserted and self._refused(req) is None:
                 result, path_len = self._inserted[0]
                 try:
-                    adopted = (result.adopted_ranges or {}).get(ComponentType.FULL, [])
+                    adopted = [] if self.host is None else (result.adopted_ranges or {}).get(ComponentType.FULL, [])
                     again = [span for span in adopted if span[0] < result.prefix_len]
                     self._publication.publish(req, path_len, adopted_from=result.prefix_len, adopted_again=again)
                 except Exception as error:

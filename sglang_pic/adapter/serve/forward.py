@@ -85,7 +85,6 @@ class ForwardPath:
         self, splicer: Splicer, observers: Sequence[Observer] = (), *, draft_splicer: Splicer | None = None
     ) -> None:
         self.splicer, self._observers, self._draft_splicer = splicer, observers, draft_splicer
-        self._device_module: Any = torch.get_device_module(splicer.view.device)
         # Narrows the draft model's pass over the same batch, which comes next.
         self._for_draft: _Pass | None = None
         # SGLang's runner rebuilds the batch, so attributes of the batch do not reach the layers and the logits.
@@ -249,7 +248,7 @@ class ForwardPath:
         """
         try:
             if self.host is not None:
-                self.host.wait_for_loads(self._device_module.current_stream())
+                self.host.wait_for_loads(_device_module(self.splicer).current_stream())
             for splicer in (self.splicer, self._draft_splicer):
                 if splicer is not None:
                     splicer.splice(gap.splice.src, gap.splice.dst, gap.splice.shifts)
@@ -260,7 +259,8 @@ class ForwardPath:
 
     def _fetch(self, fetch: Fetch, locks: ExitStack) -> None:
         assert self.host is not None, "rows are found on the host where there is one"
-        started, finished = self._device_module.Event(), self._device_module.Event()
+        events = _device_module(self.splicer).Event
+        started, finished = events(), events()
         started.record()
         try:
             self.splicer.fetch(fetch.host_slots, fetch.dst, fetch.shifts)
@@ -281,6 +281,11 @@ class ForwardPath:
 
         # The MHA paths of DeepSeek re-project a sequence's whole prefix; a gap batch has it in the pool already.
         return AttnForwardMethod.MLA
+
+
+def _device_module(splicer: Splicer) -> Any:
+    """`torch.cuda`, `torch.cpu`, ..."""
+    return torch.get_device_module(splicer.view.device)
 
 
 def hand_over(forward_batch: ForwardBatch, gap: GapBatch, *, of_draft: bool = False) -> None:

@@ -216,10 +216,10 @@ def build_gap_batch(
     every = moves + fetches
     runs = [move.run.num_tokens for move in every], [move.run.shift for move in every]
     wide, narrow = _stage(_Columns(owners, starts, ends, lens, firsts, places, *runs, computed), device)
-    splice, fetch = _gather_splice(moves, fetches, wide)
+    moved, fetched = _gather_splice(moves, fetches, wide)
     return GapBatch(
-        splice=splice,
-        fetch=fetch,
+        splice=moved,
+        fetch=fetched,
         owners=owners,
         prefix_lens=starts,
         seq_lens=ends,

@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
-from sglang.srt.managers.cache_controller import HiCacheAck
 
 from sglang_pic.adapter.seams import Tree
 
@@ -42,7 +41,7 @@ class HostTier:
 
     def __init__(self, tree: Tree, token_bytes: int) -> None:
         self._tree, self._token_bytes = tree, token_bytes
-        self._held: deque[tuple[HiCacheAck, ExitStack]] = deque()
+        self._held: deque[tuple[object, ExitStack]] = deque()
 
     def find(self, match: Any) -> OnHost:
         """What a match found on the host, behind its rows on the device."""
@@ -73,6 +72,8 @@ class HostTier:
             num_tokens: that it fetches.
             events: recorded before and after it.
         """
+        from sglang.srt.managers.cache_controller import HiCacheAck
+
         started, finished = events
         ack = HiCacheAck(
             start_event=started,

@@ -104,14 +104,17 @@ def _adder_class(_: type, _scheduler: object) -> type[PicPrefillAdder]:
 
 
 def _details(result: dict[str, Any] | None, _streamer: object, req: Req) -> dict[str, Any] | None:
-    """Show chunk hits as a part of the device's: SGLang and its benchmark add up device, host and storage."""
+    """Show chunk hits as parts of the device's and the host's, which SGLang and its benchmark add up."""
     state: RequestState = req.pic
     if result is None and not state.num_guarded:
         return None
+    host = req.cached_tokens_host + state.num_fetched
     return {
-        **(result or {"host": 0}),
-        "device": req.cached_tokens - req.cached_tokens_host - req.cached_tokens_storage,
+        **(result or {}),
+        "device": req.cached_tokens - host - req.cached_tokens_storage,
+        "host": host,
         "pic": state.num_chunk_hit,
+        **({"pic_host": state.num_fetched} if state.num_fetched else {}),
         "pic_behind_change": state.num_behind_change,
         "pic_guarded": state.num_guarded,
     }

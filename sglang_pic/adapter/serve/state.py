@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -16,6 +17,16 @@ from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
 from sglang_pic.core import DropReason, Plan, Run, Span
+
+
+class Counted(NamedTuple):
+    """Spliced tokens."""
+
+    spliced: int = 0
+    behind_change: int = 0
+    """Of them, spliced behind a changed field."""
+    fetched: int = 0
+    """Of them, read from the host."""
 
 
 @dataclass(slots=True)
@@ -40,6 +51,11 @@ class PendingSplice:
         if not self.host_slots:
             return found
         return [(_part(run, 0, len(slots)), slots) for run, slots in found if len(slots)]
+
+    @property
+    def num_fetched(self) -> int:
+        """Tokens that are read from the host."""
+        return sum(run.num_tokens for run, _ in self.fetches)
 
     @property
     def fetches(self) -> list[tuple[Run, torch.Tensor]]:
@@ -93,6 +109,8 @@ class RequestState:
     """Tokens served by splicing so far."""
     num_behind_change: int = 0
     """Of them, spliced behind a changed field."""
+    num_fetched: int = 0
+    """Of them, read from the host."""
     num_guarded: int = 0
     """Tokens computed so far because of a changed field."""
     counted_fields: set[Span] = field(default_factory=set)
@@ -103,8 +121,8 @@ class RequestState:
     """Where each of them begins, and how many changed fields its rows have behind them."""
     admitted_from: int = 0
     """Where the chunk that was admitted last begins."""
-    counted: tuple[int, int] = (0, 0)
-    """What was added for that chunk to `num_chunk_hit`, and to `num_behind_change`."""
+    counted: Counted = field(default_factory=Counted)
+    """What was added for that chunk to `num_chunk_hit`, `num_behind_change` and `num_fetched`."""
 
     def drop_plan(self, reason: Fallback | None = None) -> None:
         """Give the plan up, if there is one, and unlock its donors; `reason` is counted if the request is admitted."""
@@ -118,7 +136,7 @@ class RequestState:
         """Note that `[start, end)` of the row is prefilled next, and clip the plan to it; returns the clipped plan."""
         if first_chunk:
             self.matched_len = start
-        self.admitted_from, self.counted = start, (0, 0)
+        self.admitted_from, self.counted = start, Counted()
         if self.pending is None:
             return None
         self.pending.plan = plan = self.pending.plan.clip(end)
@@ -134,16 +152,27 @@ class RequestState:
             return None
         return pending
 
-    def undo_admission(self) -> tuple[int, int]:
+    def undo_admission(self) -> Counted:
         """Take back the splice of the chunk that was admitted last; returns what was counted for it, as `counted`."""
         self.drop_plan()
         self.is_drawn = False
         self.spliced = [span for span in self.spliced if span[0] < self.admitted_from]
         self.generations = [step for step in self.generations if step[0] < self.admitted_from]
-        counted, self.counted = self.counted, (0, 0)
-        self.num_chunk_hit -= counted[0]
-        self.num_behind_change -= counted[1]
+        counted, self.counted = self.counted, Counted()
+        self.num_chunk_hit -= counted.spliced
+        self.num_behind_change -= counted.behind_change
+        self.num_fetched -= counted.fetched
         return counted
+
+    def count(self, plan: Plan | None) -> Counted:
+        """Count what the chunk that was admitted last splices."""
+        if plan is not None:
+            num_fetched = 0 if self.pending is None else self.pending.num_fetched
+            self.counted = Counted(plan.num_spliced, plan.num_behind_change, num_fetched)
+            self.num_chunk_hit += self.counted.spliced
+            self.num_behind_change += self.counted.behind_change
+            self.num_fetched += self.counted.fetched
+        return self.counted
 
     def release_row(self) -> None:
         """Forget the row, because the request ended or was retracted; a later prefill starts anew."""
