@@ -17,11 +17,15 @@ from torch import Tensor
 IO_BACKEND: Final = "direct"
 """The io backend whose copies are here; the other one is of compiled kernels that are handed addresses."""
 
+RESERVE_BYTES: Final = 1 << 30
+"""Memory that host pools leave free; SGLang leaves 10 GiB, which is all of a small machine."""
+
 _POOL_MODULES: Final = ("sglang.srt.mem_cache.pool_host.mha", "sglang.srt.mem_cache.pool_host.mla")
 
 
 def install() -> None:
     """Bind memory and copies in this process; idempotent."""
+    import_module("sglang.srt.mem_cache.pool_host.base").HICACHE_HOST_MEMORY_RESERVE_BYTES = RESERVE_BYTES
     common = import_module("sglang.srt.mem_cache.pool_host.common")
     common.ALLOC_MEMORY_FUNCS["cpu"] = _allocate
     for name in _POOL_MODULES:

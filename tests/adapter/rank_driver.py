@@ -19,16 +19,19 @@ from array import array
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
-from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams, InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from torch.cpu import Event
 
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.cache import adopted_again
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.pins import PinEnd, Pins
@@ -37,6 +40,7 @@ from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan, RowNames
 from tests.adapter.builders import make_allocator, make_planning, make_tree, request
+from tests.adapter.host_rows import HostRows, attach_host
 
 POOL, MAX_PINNED = 8192, 1024
 MOST_RUNNING = 4
@@ -81,10 +85,24 @@ class Draft(NamedTuple):
 NO_DRAFT = Draft(0)
 
 
+class Host(NamedTuple):
+    """HiCache of a server."""
+
+    size: int = 3 * POOL
+    write_policy: str = "write_through"
+
+
+class Fetch(NamedTuple):
+    """Rows that a pass is going to read from the host, and what they have to be then."""
+
+    host_slots: list[int]
+    rows: list[Row | None]
+
+
 class Rank:
     """What one rank's scheduler has, and requests that live and end as SGLang lets them."""
 
-    def __init__(self, page_size: int, shuffle: int, draft: Draft = NO_DRAFT) -> None:
+    def __init__(self, page_size: int, shuffle: int, draft: Draft = NO_DRAFT, host: Host | None = None) -> None:
         self.draft = draft
         self.allocator = make_allocator(POOL, page_size)
         self.page_size, self.shuffle = page_size, shuffle
@@ -102,6 +120,10 @@ class Rank:
         # By slot. A slot that was given back keeps its row until another request writes it, as a real one does.
         self.rows: dict[int, Row] = {}
         self.counts: Counter[str] = Counter()
+        self.host_pool: HostRows | None = None
+        self.fetches: list[Fetch] = []
+        if host is not None:
+            self.host_pool = attach_host(self.tree, self.rows, host.size, host.write_policy)
 
     def start(self, tokens: list[int], pic: dict[str, Any], num_before: int, **fields: Any) -> list[object]:
         """Match, plan, take slots; what was decided."""
@@ -110,8 +132,8 @@ class Rank:
         receive(req, Auditor(), CONFIG.core)
         key = RadixKey(ids[: len(ids) - 1], req.extra_key, cache_salt=req.cache_salt)
         found = self.tree.match_prefix(MatchPrefixParams(key=key, req=req))
-        req.prefix_len = found.device_prefix_len
-        req.lock = self.tree.lock(found.last_device_node)
+        node = self._load_back(req, found)
+        req.lock = self.tree.lock(node)
         self.planning.plan(req, self.tree, max_gaps=24, num_before=num_before)
         missing = len(ids) - req.prefix_len
         missing += -missing % self.page_size
@@ -125,7 +147,7 @@ class Rank:
             self.counts["changed fields"] += len(made.changed_fields)
             self.counts.update({str(reason.value): number for reason, number in made.dropped.items()})
         req.is_computed = False
-        prefix = self.tree.path_device_indices(found.last_device_node)[: req.prefix_len]
+        prefix = self.tree.path_device_indices(node)[: req.prefix_len]
         self._check_prefix(req, prefix.tolist())
         told: list[object] = [req.prefix_len, missing, own is None, _told(made), _reasons(req.pic.dropped)]
         self.counts["plans"] += 1
@@ -139,6 +161,31 @@ class Rank:
         self.running.append(req)
         return told
 
+    def _load_back(self, req: Any, found: Any) -> Any:
+        """Load what the exact match has on the host, as SGLang does at admission; returns the last node on the device.
+
+        Now and then SGLang does not: what it would load is too short, or there is no room.
+        """
+        req.prefix_len, req.last_node = found.device_prefix_len, found.last_device_node
+        req.kv = SimpleNamespace(mamba_pool_idx=None)
+        if not found.host_hit_length:
+            return req.last_node
+        quota = 0 if self.counts["plans"] % 4 == 0 else None
+        asked = InitLoadBackParams(found.best_match_node, found.host_hit_length, mem_quota=quota, req=req)
+        num_loaded, node = self.tree.init_load_back(asked)
+        self.tree.ready_to_load_host_cache()
+        req.prefix_len += num_loaded
+        self.counts["loaded back"] += num_loaded
+        return node
+
+    def check_events(self) -> None:
+        """The scheduler's round: passes end, and what they held on the host goes back."""
+        if self.host_pool is not None:
+            for fetch in self.fetches:
+                assert [self.host_pool.rows.get(slot) for slot in fetch.host_slots] == fetch.rows, "overwritten"
+            self.fetches.clear()
+            self.tree.check_hicache_events()
+
     def forward(self, req: Any) -> None:
         """The pass of a request: rows are copied, the donors' locks go back, the rest is computed."""
         if req.is_computed:
@@ -148,8 +195,11 @@ class Rank:
         assert not set(slots[req.prefix_len : len(ids)]) & self._others(req), "slots of another request or of the tree"
         splice, spliced = req.pic.take_plan(), set[int]()
         if splice is not None:
-            for run, sources in splice.sources:
-                read = [self.rows.get(slot) for slot in sources.tolist()]
+            on_device = [(run, slots.tolist(), self.rows) for run, slots in splice.sources]
+            on_host = [(run, slots.tolist(), self.host_pool.rows) for run, slots in splice.fetches if self.host_pool]
+            assert sum(run.num_tokens for run, *_ in on_device + on_host) == splice.plan.num_spliced
+            for run, sources, rows in on_device + on_host:
+                read = [rows.get(slot) for slot in sources]
                 donor_space = run.donor.namespace[:2]  # type: ignore[index]
                 assert donor_space[1] == space[1]
                 assert _client_key(donor_space[0]) == _client_key(space[0])
@@ -165,8 +215,13 @@ class Rank:
                     for at, row in zip(range(run.target_start, run.target_end), read, strict=True)
                 ], "a spliced row is not the row of that token at that place, computed there"
                 spliced.update(range(run.target_start, run.target_end))
-                self.counts["rows read"] += run.num_tokens
-            splice.locks.close()
+                self.counts["rows read" if rows is self.rows else "rows fetched"] += run.num_tokens
+                if rows is not self.rows:
+                    self.fetches.append(Fetch(sources, read))
+            if on_host and self.tree.host is not None:
+                self.tree.host.hold(splice.locks, splice.num_fetched, (Event(), Event()))
+            else:
+                splice.locks.close()
         is_exact = req.prefix_len == 0 or self.rows[slots[req.prefix_len - 1]].is_exact
         for at in range(req.prefix_len, len(ids)):
             is_exact = is_exact and at not in spliced
@@ -186,7 +241,9 @@ class Rank:
             params = InsertParams(key=key, value=req.slots[:length], prev_prefix_len=req.prefix_len)
             result = self.tree.insert(params)
             if self.planning.refusal(req) is None:
-                self.publication.publish(req, length, adopted_from=result.prefix_len)
+                again = adopted_again(result)
+                self.counts["adopted again"] += sum(end - start for start, end in again)
+                self.publication.publish(req, length, adopted_from=result.prefix_len, adopted_again=again)
             own = req.slots[length:]
         if len(own):
             self.allocator.free(own)
@@ -197,6 +254,7 @@ class Rank:
         """All requests are aborted, and the tree is emptied."""
         for req in list(self.running):
             self.end(req, checkpointed=False)
+        self.check_events()
         self.tree.reset()
         self.allocator.clear()
         self._shuffle()
@@ -208,10 +266,14 @@ class Rank:
             self.end(req, checkpointed=False)
         while self.tree.give_back_pin(PinEnd.WEIGHTS):
             pass
+        self.check_events()
         assert not self.faults.report().by_reason, "exceptions were caught"
         assert self.allocator.available_size() + self.tree.evictable_size() == POOL, "slots were lost"
         evict_from_tree_cache(self.tree, POOL)
         assert self.allocator.available_size() == POOL, "something is still locked"
+        if self.host_pool is not None:
+            self.tree.evict_host(self.host_pool.size)
+            assert self.host_pool.available_size() == self.host_pool.size, "something is still locked on the host"
 
     def _next(self, ids: array[int], at: int) -> int | None:
         """What the draft's row of a token depends on; behind a prompt there is a token of its request's own."""
@@ -347,6 +409,8 @@ def drive(rank: Rank, num_steps: int, seed: int, compare: Callable[[int, list[ob
     traffic, rng = Traffic(seed), random.Random(seed + 1)
     for step in range(num_steps):
         told: list[object] = []
+        if step % 3 == 0:
+            rank.check_events()
         draw = rng.random()
         if draw < 0.002:
             rank.flush()

@@ -99,7 +99,7 @@ class Rank(Server):
 def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     def checkpoint(tree: Any, req: Any, *, up_to: int) -> None:
         # What is published is what the tree adopted: here all of it.
-        tree._inserted.append((SimpleNamespace(prefix_len=0), up_to))
+        tree._inserted.append((SimpleNamespace(prefix_len=0, adopted_ranges=None), up_to))
 
     monkeypatch.setattr(UnifiedRadixCache, "checkpoint_into_tree", checkpoint)
     return Rank()

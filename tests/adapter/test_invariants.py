@@ -18,7 +18,7 @@ from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.core import DropReason, Plan
 from tests.adapter.builders import Kept, request
-from tests.adapter.rank_driver import BREAK, FIRST_WORD, NO_DRAFT, NUM_WORDS, Draft, Rank, drive
+from tests.adapter.rank_driver import BREAK, FIRST_WORD, NO_DRAFT, NUM_WORDS, Draft, Host, Rank, drive
 
 
 def words(seed: int, length: int) -> list[int]:
@@ -47,6 +47,20 @@ def test_every_row_that_is_read_is_the_right_one(draft: Draft, page_size: int) -
     drive(rank, 1200, 5, lambda *_: None)
     assert rank.counts["rows read"] > 15_000
     assert rank.counts["donor_evicted"] > 10
+    rank.settle()
+
+
+@each_page_size
+@pytest.mark.parametrize(
+    ("write_policy", "size"),
+    [("write_through", 3_072), ("write_through_selective", 2_048), ("write_back", 4_096), ("write_through", 24_576)],
+)
+def test_every_row_that_is_read_from_the_host_is_the_right_one(size: int, write_policy: str, page_size: int) -> None:
+    """The same with HiCache: rows leave the device for the host and the host for good, are loaded back, and fetched."""
+    rank = Rank(page_size, shuffle=1, host=Host(size, write_policy))
+    drive(rank, 1200, 5, lambda *_: None)
+    assert rank.counts["rows fetched"] > 400
+    assert rank.counts["loaded back"] > 5_000 or size < 24_576
     rank.settle()
 
 

@@ -165,7 +165,7 @@ def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.Mo
     published: list[Any] = []
 
     def hand_over(cache: Any, *_: object, **__: object) -> None:
-        cache._inserted.append((SimpleNamespace(prefix_len=0), 300))
+        cache._inserted.append((SimpleNamespace(prefix_len=0, adopted_ranges=None), 300))
 
     monkeypatch.setattr(UnifiedRadixCache, "checkpoint_into_tree", hand_over)
     cache: Any = PicRadixCache.__new__(PicRadixCache)

@@ -163,9 +163,9 @@ class PicRadixCache(UnifiedRadixCache):
             if self._inserted and self._refused(req) is None:
                 result, path_len = self._inserted[0]
                 try:
-                    adopted = [] if self.host is None else (result.adopted_ranges or {}).get(ComponentType.FULL, [])
-                    again = [span for span in adopted if span[0] < result.prefix_len]
-                    self._publication.publish(req, path_len, adopted_from=result.prefix_len, adopted_again=again)
+                    self._publication.publish(
+                        req, path_len, adopted_from=result.prefix_len, adopted_again=adopted_again(result)
+                    )
                 except Exception as error:
                     self.recover([req], Fallback.FAULT_PUBLICATION, error)
         finally:
@@ -195,3 +195,9 @@ class PicRadixCache(UnifiedRadixCache):
             except Exception as error:
                 self.recover([req], Fallback.FAULT_PINS, error)
         req.pic.release_row()
+
+
+def adopted_again(result: base.InsertResult) -> list[tuple[int, int]]:
+    """Of what an insertion found in the tree, the spans that were on the host only, and have new rows on the device."""
+    adopted = (result.adopted_ranges or {}).get(ComponentType.FULL, [])
+    return [span for span in adopted if span[0] < result.prefix_len]

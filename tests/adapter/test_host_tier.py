@@ -1,0 +1,137 @@
+"""Rows on the host: read where SGLang's host pools put them, and in the right order with its own copies."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.layers.rotary_embedding import factory
+from sglang.srt.mem_cache import memory_pool
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+from torch import nn
+
+from sglang_pic.adapter.serve.forward import ForwardPath
+from sglang_pic.adapter.serve.host_tier import HostTier
+from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.core import Plan, Run
+from sglang_pic.errors import UnsupportedError
+from sglang_pic.platform import host_tier as platform
+from sglang_pic.runtime import Splicer, read_geometry, view_pool
+from sglang_pic.runtime.host_rows import LAYOUTS, view_host_pool
+from tests.adapter.builders import DONOR
+from tests.adapter.test_live_rows import RadixAttention
+
+LAYERS = 3
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu() -> None:
+    """As the platform does in every process of a server."""
+    platform.install()
+
+
+def pools(kind: str, page_size: int, layout: str, dtype: torch.dtype) -> tuple[Any, Any, Splicer]:
+    """A pool of random rows, its host pool, and what moves the rows."""
+    common = {"size": 128, "page_size": page_size, "dtype": dtype, "layer_num": LAYERS, "device": "cpu"}
+    host_common: dict[str, Any] = {"pin_memory": False, "device_capacity_tokens": 128, "start_layer": 0}
+    host_common |= {"end_layer": LAYERS - 1}
+    if kind == "mha":
+        pool: Any = memory_pool.MHATokenToKVPool(head_num=2, head_dim=64, enable_memory_saver=False, **common)
+        make: Any = MHATokenToKVPoolHost
+        buffers = [*pool.k_buffer, *pool.v_buffer]
+    else:
+        pool = memory_pool.MLATokenToKVPool(kv_lora_rank=64, qk_rope_head_dim=64, enable_memory_saver=False, **common)
+        make, buffers = MLATokenToKVPoolHost, pool.kv_buffer
+        host_common |= {"layer_shard_enabled": False, "target_layer_num": LAYERS}
+    for buffer in buffers:
+        buffer.copy_(torch.randn(buffer.shape).to(dtype).view(buffer.dtype))
+    info = pool.get_device_pool_infos()[0].buffer_info
+    host = make(info, 3.0, 0, page_size, layout, **host_common)
+    rotary = factory.get_rope(64, 64, 2_048, 10_000, True, None, dtype=torch.float32)
+    model = nn.ModuleList(nn.ModuleDict({"rotary_emb": rotary, "attn": RadixAttention(i)}) for i in range(LAYERS))
+    return pool, host, Splicer(view_pool(pool), read_geometry(model, max_shift=2_048))
+
+
+@pytest.mark.feature("HiCache")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["mha", "mla"])
+def test_rows_are_read_where_sglang_put_them(kind: str, layout: str, page_size: int, dtype: torch.dtype) -> None:
+    """As if they had never left the device, whatever the layout; SGLang's own copies wrote them."""
+    pool, host, splicer = pools(kind, page_size, layout, dtype)
+    splicer.bind_host(view_host_pool(host, splicer.view))
+    slots = torch.arange(16, 64)
+    host_slots = host.alloc(96)[-48:]
+    io_backend = "direct" if layout != "page_first" else "kernel"
+    if io_backend == "direct":
+        host.backup_from_device_all_layer(pool, host_slots, slots, io_backend)
+    else:
+        # SGLang has kernels only for this layout: row by row through the views that it makes for them.
+        pairs = [(host.k_data_refs, pool.k_buffer), (host.v_data_refs, pool.v_buffer)] if kind == "mha" else []
+        for rows, buffers in pairs or [(host.data_refs, pool.kv_buffer)]:
+            for row, buffer in zip(rows, buffers, strict=True):
+                row.view(torch.uint8)[host_slots] = buffer.view(torch.uint8)[slots]
+    part, shifts = slice(5, 41), torch.full((36,), 77)
+    splicer.splice(slots[part], torch.arange(64, 100), shifts)
+    there = [buffer[64:100].clone() for buffer in (*splicer.view.keys, *splicer.view.values)]
+    splicer.fetch(host_slots[part], torch.arange(64, 100), shifts)
+    for buffer, expected in zip((*splicer.view.keys, *splicer.view.values), there, strict=True):
+        assert torch.equal(buffer[64:100].view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_a_layout_that_cuts_rows_is_refused() -> None:
+    _, host, splicer = pools("mha", 16, "page_head", torch.bfloat16)
+    with pytest.raises(UnsupportedError, match=r"--hicache-mem-layout page_head: .* start with --hicache-mem-layout"):
+        view_host_pool(host, splicer.view)
+
+
+def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read() -> None:
+    """A load is waited for before the rows of its slots are read; the locks end when the queue has let the pass go."""
+    seen: list[str] = []
+    queue: deque[Any] = deque([SimpleNamespace(finish_event="loaded")])
+    tree: Any = SimpleNamespace(cache_controller=SimpleNamespace(ack_load_queue=queue))
+    tier = HostTier(tree, token_bytes=8)
+    tier.wait_for_loads(SimpleNamespace(wait_event=seen.append))
+    assert seen == ["loaded"]
+    splicer: Any = SimpleNamespace(
+        view=SimpleNamespace(device=torch.device("cpu")),
+        splice=lambda *_: seen.append("spliced"),
+        fetch=lambda *_: seen.append("fetched"),
+    )
+    path, locks = ForwardPath(splicer), ExitStack()
+    path.host = tier
+    locks.callback(seen.append, "unlocked")
+    moved: Any = SimpleNamespace(src=None, dst=None, shifts=None)
+    fetch: Any = SimpleNamespace(host_slots=None, dst=range(5), shifts=None)
+    queue.clear()
+    path.move_rows(SimpleNamespace(splice=moved, fetch=fetch, locks=locks))  # type: ignore[arg-type]
+    tier.give_back()
+    assert seen[1:] == ["spliced", "fetched"]
+    (ack,) = queue
+    assert (ack.num_tokens, ack.num_bytes, ack.node_ids, ack.finish_event.query()) == (5, 40, [], True)
+    queue.clear()
+    tier.give_back()
+    assert seen[3:] == ["unlocked"]
+
+
+def test_a_run_is_read_from_the_device_as_far_as_it_is_there() -> None:
+    """Also if the plan was clipped since: what is left of the second run is on the device as a whole."""
+    runs = [(10, 20), (30, 42)]
+    taken = tuple(Run(target_start=a, target_end=b, donor_start=a - 4, donor=DONOR, seam_len=0) for a, b in runs)
+    device, host = [torch.arange(3), torch.arange(50, 58)], [torch.arange(100, 107), torch.arange(200, 204)]
+    pending = PendingSplice(Plan(prefix_len=0, end=60, runs=taken), device, host_slots=host)
+
+    def read(found: list[tuple[Run, torch.Tensor]]) -> list[Any]:
+        return [(run.target_start, run.target_end, run.shift, slots.tolist()) for run, slots in found]
+
+    assert read(pending.sources) == [(10, 13, 4, [0, 1, 2]), (30, 38, 4, [*range(50, 58)])]
+    assert read(pending.fetches) == [(13, 20, 4, [*range(100, 107)]), (38, 42, 4, [*range(200, 204)])]
+    pending.plan = pending.plan.clip(36)
+    assert read(pending.sources)[1:] == [(30, 35, 4, [*range(50, 55)])]
+    assert pending.num_fetched == 7
