@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from core_builders import asking, donor_spans, index_of, join, plan_of, publish, serve, spans, text
+from core_builders import asking, index_of, join, plan_of, publish, serve, spans, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -116,26 +116,6 @@ def test_a_run_that_goes_on_in_its_own_context_needs_no_seam(before: str, contex
     assert [(other.target_start, other.target_end) for other in earlier] == ([(51, 250)] if before == "run" else [])
     seam_len = 0 if context_len >= 16 else 1
     assert (run.target_start, run.target_end, run.seam_len) == (250 + seam_len, 450, seam_len)
-
-
-@pytest.mark.parametrize("gap_len", [0, 1, 20])
-def test_a_run_behind_a_gap_has_a_seam_whatever_its_context(gap_len: int) -> None:
-    """The donor saw the same tokens before it, but here they are computed: in another context than the donor's."""
-    body = text(1, 200)
-    index = ContentIndex(MOST_REUSE)
-    path = join(text(10, 70), body)
-    index.publish("a", path, [(70 + gap_len, len(path))])
-    (run,) = plan_of(index, text(20, 50), body, text(21, 9)).runs
-    assert (run.target_start, run.seam_len) == (50 + gap_len + 1, 1)
-
-
-@pytest.mark.parametrize("prefix_len", [0, 20, 32, 100, 150])
-def test_rows_of_the_very_same_path_need_no_seam(prefix_len: int) -> None:
-    """Shift 0 and equal from position 0 on: the rows are exact, wherever the tree's own match ended."""
-    path = text(1, 300)
-    index = index_of(path)
-    (run,) = plan_of(index, path, text(2, 9), prefix_len=prefix_len).runs
-    assert (run.target_start, run.target_end, run.seam_len) == (max(SINK, prefix_len), 300, 0)
 
 
 @pytest.mark.parametrize(("at", "runs"), [(5, [(SINK + 1, 300, 1)]), (150, [(SINK, 150, 0), (152, 300, 1)])])
@@ -276,30 +256,6 @@ def test_a_donor_that_has_shrunk_serves_what_is_left_of_it() -> None:
         assert spans(plan) == ([(71, 70 + left - 60)] if left > 123 else [])
         assert index.stats().num_tokens == left
         check(index)
-
-
-def test_turns_of_a_conversation_share_their_tokens_and_one_path() -> None:
-    """A resolver matches and locks a path once, however many nodes it has; a run may cover all of them."""
-    turns = [text(i, 150) for i in range(40)]
-    index = ContentIndex(MOST_REUSE)
-    for i in range(1, len(turns) + 1):
-        index.publish("a", join(*turns[:i]), [(150 * (i - 1), 150 * i)])
-    assert index.stats().num_nodes == len(turns)
-    assert index.stats().num_tokens == 40 * 150
-    plan = plan_of(index, text(99, 50), *(join(turns[i], text(100 + i, 10)) for i in (3, 30, 7, 12, 39)))
-    assert len(plan.runs) == 5
-    assert len({id(run.donor) for run in plan.runs}) == 1
-    # A chunk over the border of two turns is a donor too.
-    assert donor_spans(plan_of(index, text(98, 60), *turns, text(97, 5))) == [(SINK + 1, 40 * 150)]
-
-
-@pytest.mark.parametrize(("donor_start", "target_start"), [(0, 100), (20, 100), (100, 0), (100, 20), (7, 7)])
-def test_the_sink_is_never_part_of_a_run(donor_start: int, target_start: int) -> None:
-    body = text(0, 300)
-    index = index_of(join(text(1, donor_start), body))
-    (run,) = plan_of(index, text(2, target_start), body, text(3, 9)).runs
-    assert min(run.donor_start, run.target_start) == SINK + 1
-    assert run.target_end == target_start + 300
 
 
 @pytest.mark.parametrize(("request_us", "gap_us", "num_runs"), [(0.0, 100.0, 2), (0.0, 250.0, 1), (900.0, 100.0, 0)])

@@ -28,11 +28,9 @@ from pic_traces.replay import ReplayOptions, run_replay
 
 from sglang_pic.cli import main
 from sglang_pic.client.library import Library
-from tests.unit.test_replay_process import PACKAGE_ROOTS, FakeServer, Handler, QuietServer, command, fake, write_trace
+from tests.unit.test_replay_process import ENV, FakeServer, Handler, QuietServer, command, fake, write_trace
 
 __all__ = ["fake"]
-
-ENV = {**os.environ, "PYTHONPATH": PACKAGE_ROOTS}
 
 
 @contextmanager
