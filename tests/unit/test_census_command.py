@@ -129,16 +129,6 @@ def test_block_traces_stand_beside_but_not_in_the_sum(tmp_path: Path, capsys: Ca
     assert "prefix hits only" in " ".join(capsys.readouterr().out.split())
 
 
-def test_azure_is_refused_with_the_reason(tmp_path: Path, capsys: Capture) -> None:
-    path = tmp_path / "azure.csv"
-    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,4808,10\n")
-    assert main(["census", str(path)]) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "azure.csv" in err
-    assert "neither text nor block ids" in err
-
-
 def test_a_bad_line_is_named_before_anything_is_counted(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": "x"}]}\n{"messages": \n')

@@ -9,13 +9,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from core_builders import asking, index_of, join, plan_of, publish, serve, spans, text
+from core_builders import asking, index_of, join, plan_of, serve, spans, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_pic.core import (
-    MOST_REUSE,
-    ContentIndex,
     CoreConfig,
     CostModel,
     DropReason,
@@ -157,19 +155,6 @@ def test_the_tail_is_computed(tail_tokens: int, compute_from: int | None) -> Non
     assert plan.runs or plan.dropped.get(DropReason.TAIL) == 1 or last < 60
 
 
-@pytest.mark.parametrize(("num_changed", "foreign_tokens"), [(0, 0), (1, 0), (1, 1), (12, 11), (12, 12)])
-def test_what_is_foreign_to_the_prompt_stays_out_of_the_tail(num_changed: int, foreign_tokens: int) -> None:
-    """Rows may lie there that were computed after at most so many tokens that do not stand before them here."""
-    path = text(0, 300)
-    index = index_of(path)
-    changed = path.copy()
-    changed[5 : 5 + num_changed] += 1
-    options = asking(tail_tokens=200, foreign_tokens=foreign_tokens, unseen_percent=100)
-    plan = plan_of(index, changed, text(1, 9), options=options)
-    start = SINK + (1 if num_changed else 0)
-    assert spans(plan) == [(start, 300 if num_changed <= foreign_tokens else 109)]
-
-
 HEAD, CLOSING, TURN = text(0, 300), text(1, 100), text(2, 60)
 
 
@@ -208,33 +193,6 @@ def test_the_tail_goes_to_the_donor_that_fits_though_another_is_longer() -> None
     assert [(run.target_start, run.target_end, run.shift) for run in plan.runs] == [(301, 360, -100), (361, 460, 60)]
     without = plan_of(index, tokens, prefix_len=len(HEAD))
     assert [(run.target_start, run.target_end, run.shift) for run in without.runs] == [(301, 460, -100)]
-
-
-@pytest.mark.parametrize(("num_known", "end"), [(0, None), (350, 600), (370, 900), (600, 999)])
-def test_near_the_end_a_donor_knows_the_better_part(num_known: int, end: int | None) -> None:
-    """From four tails before the end on 60 in 100 of what stands there; in the tail all but 10."""
-    body = text(1, 400)
-    before = text(0, 600)
-    index = index_of(join(text(2, 600 - num_known), before[600 - num_known :], body))
-    tokens = join(before, body)
-    plan = plan_of(index, tokens, options=asking(tail_tokens=100))
-    assert [run.target_end for run in plan.runs] == ([] if end is None else [end])
-    assert plan.dropped.get(DropReason.TAIL, 0) == (0 if end == 999 else 1)
-
-
-def test_runs_that_end_before_the_tail_are_as_many_as_there_are() -> None:
-    """The donor has seen 80 in 100 of what stands before each of 60 spans; no bound on misfits counts what is taken."""
-    index = ContentIndex(MOST_REUSE)
-    bodies = [text(number, 80) for number in range(60)]
-    donor, target = (
-        join(*[part for number, body in enumerate(bodies) for part in (text(seed + number, 20), body)])
-        for seed in (1000, 2000)
-    )
-    publish(index, donor)
-    plan = plan_of(index, target, options=asking(tail_tokens=1500))
-    # All in front of the tail but the first, before which the donor has seen nothing of what stands here.
-    assert len(plan.runs) == 44
-    assert plan.runs[-1].target_end == len(target) - 1500
 
 
 def test_a_text_that_is_repeated_is_no_context_of_its_own() -> None:

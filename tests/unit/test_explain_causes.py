@@ -90,13 +90,6 @@ def test_continuing_is_no_break() -> None:
     assert diagnose(call_of(first), call_of(then, index=1)) == [None, None]
 
 
-def test_order() -> None:
-    one, two, three = prose(7), prose(8), prose(9)
-    for order in ((two, one, three), (three, one, two), (two, three, one)):
-        found = second(chat("Rank.", "\n\n".join((one, two, three))), chat("Rank.", "\n\n".join(order)))
-        assert found.cause is Cause.REORDERED, order
-
-
 def test_note_that_moves_with_the_end() -> None:
     note = "\n\nREMINDER: you have {} turns left to complete the whole of the task that you were given."
     first = chat("You are.", BODY + note.format(19))
@@ -112,18 +105,6 @@ def test_answer_that_came_back_changed() -> None:
     found = diagnose(call_of(first, answer), call_of(then, index=1))[1]
     assert found is not None
     assert found.cause is Cause.ANSWER
-
-
-def test_compaction_keeps_a_tail() -> None:
-    turns = [prose(20 + n, 300) for n in range(12)]
-    system = prose(19)
-    first = chat(system, *turns[:10])
-    grown = chat(system, *turns[:10], "ok", turns[11])
-    summary = chat(system, f"A summary of it all: {prose(50, 120)}", "ok", turns[11], "ok", "and now?")
-    found = diagnose(call_of(first), call_of(grown, index=1), call_of(summary, index=2))[2]
-    assert found is not None
-    assert found.cause is Cause.COMPACTION
-    assert found.num_lost > 200
 
 
 def test_other_agent_and_other_task() -> None:

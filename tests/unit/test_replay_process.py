@@ -20,6 +20,7 @@ from typing import Any
 import pic_traces
 import pytest
 from pic_traces.errors import OptionError, ReplayError
+from pic_traces.flatten import flatten_tools
 from pic_traces.pace import Pace
 from pic_traces.records import RequestRecord, Status, load_records, load_summary
 from pic_traces.replay import ReplayOptions, run_replay
@@ -297,30 +298,20 @@ def test_tools_are_flattened_where_the_template_drops_them(
 ) -> None:
     fake.shows_tools = shows_tools
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
-    session = {
-        "session_id": "a",
-        "tools": [{"type": "function", "function": {"name": "look", "parameters": {}}}],
-        "messages": [
-            {"role": "user", "content": "What is up?"},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "c1", "content": "clouds"},
-            {"role": "assistant", "content": "Clouds.", "reasoning_content": "hm"},
-        ],
-        "turns": [1, 3],
-    }
+    tools: list[Any] = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    messages: list[Any] = [
+        {"role": "user", "content": "What is up?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "clouds"},
+        {"role": "assistant", "content": "Clouds.", "reasoning_content": "hm"},
+    ]
+    session = {"session_id": "a", "tools": tools, "messages": messages, "turns": [1, 3]}
     (tmp_path / "t.jsonl").write_text(json.dumps(session))
     out = replay(str(tmp_path / "t.jsonl"))
     body = fake.trace_calls()[-1]
     assert load_summary(out).tools_flattened is not shows_tools
-    assert [m["role"] for m in body["messages"]] == (
-        ["user", "assistant", "tool"] if shows_tools else ["system", "user", "assistant", "user"]
-    )
-    assert ("tools" in body) is shows_tools
-    if not shows_tools:
-        assert body["messages"][2:] == [
-            {"role": "assistant", "content": '[tool call] look {"at": "sky"}'},
-            {"role": "user", "content": "[tool result] look\nclouds"},
-        ]
+    sent = messages[:3] if shows_tools else flatten_tools(messages[:3], tools)
+    assert (body["messages"], body.get("tools")) == (sent, tools if shows_tools else None)
 
 
 def test_any_openai_server_will_do(fake: FakeServer, replay: Replay) -> None:
@@ -397,11 +388,3 @@ def test_interrupt_keeps_what_was_done(fake: FakeServer, tmp_path: Path) -> None
     assert statuses == {("a", 0): Status.OK, ("a", 1): Status.INTERRUPTED}
     summary = load_summary(tmp_path / "run")
     assert (summary.planned, summary.requests, summary.interrupted, summary.stopped) == (3, 2, 1, "interrupted")
-
-
-def test_importing_the_replay_patches_nothing() -> None:
-    code = (
-        "import sys, pic_traces, pic_traces.replay.command, pic_traces.replay\n"
-        "assert not {'locust', 'gevent', 'torch', 'sglang'} & set(sys.modules), sorted(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], env=ENV, check=True)

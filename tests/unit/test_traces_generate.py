@@ -388,18 +388,6 @@ def longest_common_lines(text: str, other: str) -> int:
     return SequenceMatcher(None, text.split("\n"), other.split("\n"), autojunk=False).find_longest_match().size
 
 
-def test_random_text_shares_nothing() -> None:
-    calls = all_calls("gen:random?prompt=400&sessions=6&calls=2")
-    assert len(calls) == 12
-    seen: set[tuple[str, ...]] = set()
-    for call in calls:
-        words = " ".join(str(message["content"]) for message in call.messages).split()
-        assert len(words) * TOKENS_PER_WORD == pytest.approx(400, abs=2)
-        windows = {tuple(words[i : i + 8]) for i in range(len(words) - 7)}
-        assert not windows & seen
-        seen |= windows
-
-
 @pytest.fixture(scope="module")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer whose tokens are words and punctuation marks."""
