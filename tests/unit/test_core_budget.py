@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_builders import plan_of
+from core_builders import join, plan_of
 
 from sglang_pic.core import ContentIndex, CoreConfig, DropReason, Tokens
 from sglang_pic.core.alignment import MAX_ALIGNED_FIELDS
 from sglang_pic.core.invariants import check
-from tests.fuzz.attacks import ATTACKS, LEXICON, fields_in_every_line, join, publish, text
+from tests.fuzz.attacks import ATTACKS, LEXICON, fields_in_every_line, publish, text
 
 
 def lines_executed(call: Callable[[], object]) -> int:

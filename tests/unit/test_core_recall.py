@@ -195,15 +195,6 @@ def test_the_tail_goes_to_the_donor_that_fits_though_another_is_longer() -> None
     assert [(run.target_start, run.target_end, run.shift) for run in without.runs] == [(301, 460, -100)]
 
 
-def test_a_text_that_is_repeated_is_no_context_of_its_own() -> None:
-    """The first copy's rows do not know that they are repeated: the second is computed near the end."""
-    once = join(text(0, 100), text(1, 500))
-    index = index_of(once)
-    tokens = join(once, text(1, 500), text(2, 10))
-    plan = plan_of(index, tokens, prefix_len=len(once), options=asking(tail_tokens=50))
-    assert spans(plan) == [(601, len(tokens) - 200)]
-
-
 def test_a_donor_that_has_shrunk_serves_what_is_left_of_it() -> None:
     body = text(0, 500)
     index = index_of(join(text(1, 60), body))
