@@ -221,11 +221,15 @@ def test_ten_thousand_calls_cost_what_is_in_view(page: Page, large: Path) -> Non
     assert page.complaints() == []
 
 
-def test_hover_shows_text_donor_and_position(page: Page, sample: Path) -> None:
+def test_bar_has_the_colours_of_its_spans_and_hover_shows_text_donor_and_position(page: Page, sample: Path) -> None:
     page.open(sample, height=1600)
     choose(page, "scale", "call")
     to_calls(page)
     call, (start, end, shift, _, donor) = first_run(page)
+    prefix = page.run(f"document.getElementById('call-{call}').call.prefixLen")
+    drawn, run = (colour_at(page, call, token) for token in (prefix * 0.9, (start + end) / 2))
+    assert drawn == colour_of(page, "prefix")
+    assert run not in (drawn, colour_of(page, "computed"))
     page.move(*place(page, call, (start + end) / 2))
     text = card(page)
     assert f"Chunk hit: {end - start:,} tokens" in text
@@ -238,17 +242,6 @@ def test_hover_shows_text_donor_and_position(page: Page, sample: Path) -> None:
     assert "Prefix hit" in card(page)
     page.move(5, 5)
     assert card(page) == ""
-
-
-def test_bar_has_the_colours_of_its_spans(page: Page, sample: Path) -> None:
-    page.open(sample, height=1600)
-    choose(page, "scale", "call")
-    to_calls(page)
-    call, (start, end, _, _, _) = first_run(page)
-    prefix = page.run(f"document.getElementById('call-{call}').call.prefixLen")
-    drawn, run = (colour_at(page, call, token) for token in (prefix * 0.9, (start + end) / 2))
-    assert drawn == colour_of(page, "prefix")
-    assert run not in (drawn, colour_of(page, "computed"))
 
 
 def test_changed_fields_are_marked(page: Page, tmp_path_factory: pytest.TempPathFactory) -> None:
