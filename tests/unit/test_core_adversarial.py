@@ -151,25 +151,6 @@ def test_a_trie_that_branches_at_every_token() -> None:
     assert [(run.donor_start, run.donor_end) for run in plan_of(index, prompt).runs] == [(33, 330)]
 
 
-@pytest.mark.parametrize("max_index_tokens", [1, 7, 8, 99, 100, 101, 350])
-def test_a_tiny_bound_in_tokens_holds(max_index_tokens: int) -> None:
-    index = ContentIndex(replace(MOST_REUSE, max_index_tokens=max_index_tokens, sink_tokens=0, min_run_tokens=8))
-    stem = text(0, 50)
-    num_published = 0
-    for i in range(40):
-        path = join(stem[: i % 51], text(1 + i % 9, 10 + 5 * i))
-        publish(index, path)
-        num_published += len(path)
-        check(index)
-        plan_of(index, text(100, 9), path)
-    assert index.stats().num_evicted_tokens <= num_published - index.stats().num_tokens
-    publish(index, text(200, max_index_tokens))
-    assert index.stats().num_tokens == max_index_tokens, "a path that just fits stays, alone"
-    publish(index, text(201, max_index_tokens + 1))
-    assert index.stats().num_tokens == index.stats().num_namespaces == 0, "a path that does not fit at all goes"
-    check(index)
-
-
 @pytest.mark.parametrize("length", [100, 400, 1_600])
 def test_spans_that_do_not_pay_are_looked_at_once(length: int) -> None:
     """Not once for every chunk in them: what pays behind them must still be found."""

@@ -42,7 +42,6 @@ CONFIG = CoreConfig(
     seam_tokens=1,
     tail_tokens=0,
     min_run_tokens=6,
-    max_index_tokens=1_500,
     max_donors_per_chunk=3,
 )
 
@@ -123,12 +122,16 @@ class IndexMachine(RuleBasedStateMachine):
         self.past: list[tuple[object, Tokens]] = []
         self.indexes: list[ContentIndex] = []
 
-    @initialize(weak=st.booleans(), max_index_bytes=st.sampled_from([1 << 16, 1 << 28]))
-    def start(self, weak: bool, max_index_bytes: int) -> None:
+    @initialize(
+        weak=st.booleans(),
+        max_index_tokens=st.sampled_from([1_500, 1_500, 1_500, 300, 50, 7]),
+        max_index_bytes=st.sampled_from([1 << 16, 1 << 28]),
+    )
+    def start(self, weak: bool, max_index_tokens: int, max_index_bytes: int) -> None:
         def weak_name(data: memoryview) -> int:
             return xxh3_name(data) % 5
 
-        config = msgspec.structs.replace(CONFIG, max_index_bytes=max_index_bytes)
+        config = msgspec.structs.replace(CONFIG, max_index_tokens=max_index_tokens, max_index_bytes=max_index_bytes)
         self.indexes = [ContentIndex(config, hash_function=weak_name if weak else xxh3_name) for _ in range(2)]
 
     @rule(data=st.data(), chosen=options, ignore_prefix=st.booleans())
@@ -378,8 +381,10 @@ def test_eviction_takes_the_least_recently_used_leaves_first() -> None:
     assert index.stats().num_evicted_tokens == 200
     found = [bool(plan_of(index, text(52, 40), b[400:], text(53, 5)).runs) for b in branches[:4]]
     assert found == [True, False, True, True]
-    publish(index, text(60, 5_000))
-    assert index.stats().num_tokens <= 1_000
+    publish(index, text(60, 1_000))
+    assert index.stats().num_tokens == 1_000, "a path that just fits stays, alone"
+    publish(index, text(61, 1_001))
+    assert index.stats().num_tokens == index.stats().num_namespaces == 0, "a path that does not fit at all goes"
     check(index)
 
 
