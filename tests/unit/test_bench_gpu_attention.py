@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from pic_bench.gpu import command
-from pic_bench.gpu.command import make_backend
-from pic_bench.gpu.measure import check_attention
 from pic_bench.gpu.model import MODELS, AttentionShape, Skeleton
+from pic_bench.gpu.model_check import check_attention
 
 from sglang_pic.errors import UnsupportedError
 
@@ -33,15 +30,14 @@ def shapes(model: str, device: torch.device) -> set[AttentionShape]:
 INTERPRETED = """
 import torch
 from pic_bench.gpu.model import AttentionShape
-from pic_bench.gpu.measure import check_attention
-from pic_bench.gpu.command import make_backend
+from pic_bench.gpu.attention_triton import TRITON
+from pic_bench.gpu.model_check import check_attention
 from sglang_pic.errors import UnsupportedError
 torch.set_num_threads(1)
-backend = make_backend("triton")
 for numbers in {shapes!r}:
-    print(check_attention(backend, AttentionShape(*numbers, torch.float32), torch.device("cpu")))
+    print(check_attention(TRITON, AttentionShape(*numbers, torch.float32), torch.device("cpu")))
 try:
-    check_attention(backend, AttentionShape(6, 2, 16, 16, 0, 0.25, torch.float32), torch.device("cpu"))
+    check_attention(TRITON, AttentionShape(6, 2, 16, 16, 0, 0.25, torch.float32), torch.device("cpu"))
 except UnsupportedError as error:
     print(error)
 """
@@ -86,21 +82,19 @@ def test_it_compiles_for_hopper_within_its_shared_memory(model: str) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_backend_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    if find_spec("triton") is not None:
-        with pytest.raises(UnsupportedError, match="attention backend triton: needs a GPU"):
-            check_attention(make_backend("triton"), GROUPED, CPU)
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
-    with pytest.raises(UnsupportedError, match="not installed"):
-        make_backend("triton")
+def test_without_a_gpu_it_says_why() -> None:
+    pytest.importorskip("triton")
+    from pic_bench.gpu.attention_triton import TRITON
+
+    with pytest.raises(UnsupportedError, match="attention backend triton: needs a GPU"):
+        check_attention(TRITON, GROUPED, CPU)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["torch", "triton"])
 @pytest.mark.parametrize("model", ["Llama-3.1-8B", "DeepSeek-V2-Lite"])
-def test_on_a_gpu(name: str, model: str) -> None:
-    if name != "torch" and find_spec(name) is None:
-        pytest.skip(f"{name} is not installed")
+def test_on_a_gpu(model: str) -> None:
+    from pic_bench.gpu.attention_triton import TRITON
+
     device = torch.device("cuda")
     for shape in shapes(model, device):
-        check_attention(make_backend(name), shape, device)
+        check_attention(TRITON, shape, device)

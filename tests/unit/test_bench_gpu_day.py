@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 from pic_bench.environment import capture_environment
@@ -28,7 +27,6 @@ from pic_bench.gpu.record import (
     Found,
     Need,
     Record,
-    Work,
     figure_table,
     file_name,
     read_records,
@@ -232,9 +230,3 @@ def test_joules_come_from_the_drivers_library_and_its_errors_are_told(monkeypatc
     assert joules() == 5.0
     with pytest.raises(UnsupportedError, match="nvmlDeviceGetTotalEnergyConsumption gave NVML's error 3"):
         joules()
-
-
-def test_energy_is_of_a_prompt_with_95_percent_reused() -> None:
-    found = prefills.run_energy(Work(is_dry=True, folder=Path(), limit_s=60.0))
-    assert set(found.figures) == {"energy_mla", "energy_8b"}
-    assert all(np.isfinite(value) and value < 1 for value in found.figures.values())

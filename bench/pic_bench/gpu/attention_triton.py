@@ -25,8 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime import JITFunction
 
-from pic_bench.gpu.model import Attend, AttentionBackend, AttentionShape
-from pic_bench.gpu.passes import Extend
+from pic_bench.gpu.model import Attend, AttentionBackend, AttentionShape, Extend
 from sglang_pic.errors import UnsupportedError
 
 _IS_INTERPRETED: Final[bool] = bool(knobs.runtime.interpret)

@@ -5,8 +5,6 @@ Buffers are parts of one allocation, so that the plain copy moves as many bytes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
 from typing import Final, NamedTuple
 
 import msgspec
@@ -83,7 +81,6 @@ class Pool:
         """The keys' buffers and then the values', as integers."""
         half = torch.arange(0, shape.rotary_dim, 2, dtype=torch.float32, device=device)
         self.rope = RopeParams(1e4 ** -(half / shape.rotary_dim), shape.rotary_dim, is_neox_style=shape.is_neox)
-        self._table = torch.cat(self.rope.cos_sin(torch.arange(SHIFT + 1, device=device)), dim=1)
         self._turned = slice(shape.latent, shape.latent + shape.rotary_dim)
 
     def fill(self) -> None:
@@ -91,21 +88,6 @@ class Pool:
         fill = torch.randn(_FILL_BYTES // 2, generator=torch.Generator().manual_seed(0)).to(self.memory)
         for part in self.memory.split(fill.numel()):
             part.copy_(fill[: part.numel()])
-
-    @cached_property
-    def _fused_rope(self) -> Callable[..., None] | None:
-        if self.device.type != "cuda":
-            return None
-        try:
-            from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
-        except ImportError:
-            return None
-        return apply_rope_with_cos_sin_cache_inplace
-
-    @property
-    def rope_name(self) -> str:
-        """Whose RoPE `move_then_rope` applies."""
-        return "torch" if self._fused_rope is None else "FlashInfer"
 
     @property
     def token_bytes(self) -> int:
@@ -133,22 +115,14 @@ class Pool:
         target.copy_(self.memory[window.copy_from : window.copy_from + num_elements])
 
     def move_then_rope(self, window: Window) -> None:
-        """SGLang's ops: `move_kv_cache`'s copy of every buffer, then a RoPE over every layer's moved keys."""
+        """SGLang's way: `move_kv_cache`'s copy of every buffer, then torch's RoPE over every layer's moved keys."""
         for raw in self.bits:
             raw[window.dst] = raw[window.src]
         cos, sin = (table.unsqueeze(1) for table in self.rope.cos_sin(window.shifts))
-        is_neox, rotary_dim = self.rope.is_neox_style, self.rope.rotary_dim
         for buffer in self.keys:
             rows = buffer[window.dst]
             part = rows[..., self._turned]
-            if self._fused_rope is None:
-                part.copy_(turn(part.float(), cos, sin, is_neox=is_neox))
-            else:
-                flat = part.flatten(1).contiguous()
-                # NOTE: it turns queries too; one head of them is the least it takes.
-                query = flat[:, :rotary_dim].clone()
-                self._fused_rope(window.shifts, query, flat, rotary_dim, self._table, is_neox=is_neox)
-                part.copy_(flat.view_as(part))
+            part.copy_(turn(part.float(), cos, sin, is_neox=self.rope.is_neox_style))
             buffer[window.dst] = rows
 
     def check(self, window: Window) -> float:

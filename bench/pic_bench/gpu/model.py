@@ -23,7 +23,7 @@ from pic_kernels import RopeParams
 from pic_kernels.reference.rotate import turn
 from torch import Tensor
 
-from pic_bench.gpu.passes import Extend
+from sglang_pic.adapter.serve.gap_batch import Splice
 from sglang_pic.core import Tokens
 from sglang_pic.runtime.rope import RopeGeometry
 from sglang_pic.runtime.splice import Splicer
@@ -31,6 +31,28 @@ from sglang_pic.runtime.views import PoolKind, PoolView
 
 # Queries per block: bounds the scores of 16 heads over 32k keys in float32 to 512 MiB.
 _BLOCK_QUERIES: Final = 256
+
+
+class Extend(NamedTuple):
+    """One request's pass, over virtual sequences that share a row of slots."""
+
+    input_ids: Tensor
+    """`[num_tokens]` int64, the computed tokens, in order; likewise their positions."""
+    positions: Tensor
+    row: Tensor
+    """`[end]` int64, the slots of the whole prompt."""
+    out_slots: Tensor
+    """`[num_tokens]` int64, where the KV of the computed tokens goes."""
+    prefix_lens: list[int]
+    """Per virtual sequence, tokens of the row before its first; `seq_lens` up to and with its last."""
+    seq_lens: list[int]
+    splice: Splice | None = None
+    """Rows to move before the pass."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing was computed before."""
+        return self.prefix_lens == [0]
 
 
 class AttentionShape(NamedTuple):

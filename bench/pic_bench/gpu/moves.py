@@ -1,7 +1,7 @@
-"""The first two items: is the device there, and are rows that a splice moved right, for every dtype and layout?
+"""The items about moved rows: is the device there, are rows that a splice moved right, and how fast do they move?
 
-Also a layer of more than 2^31 elements, where 32-bit addresses would wrap, and one small case under compute-sanitizer
-where that is installed.
+Right for every dtype and layout, also in a layer of more than 2^31 elements, where 32-bit addresses would wrap, and in
+one small case under compute-sanitizer where that is installed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
 import torch
 from pic_kernels import Backend
 from pic_kernels.numerics import ROTATE_REL_L2
 from pic_kernels.operands import SUPPORTED_DTYPES
 
+from pic_bench.gpu import kernels
 from pic_bench.gpu.clocks import open_counter
 from pic_bench.gpu.kernel_pool import Pool, Shape, Window
 from pic_bench.gpu.record import Found, Work
@@ -151,3 +153,21 @@ def run_versions(work: Work) -> Found:
     card = None if work.is_dry else str(torch.cuda.get_device_properties(0))
     raw = {"card": card, "cuda": torch.version.cuda, "joules": joules, "tools": [shutil.which(t) for t in _TOOLS]}
     return Found(notes=notes, failures=failures, raw=raw)
+
+
+def run_bandwidth(work: Work) -> Found:
+    """`kernels` on the device: the bytes of every model's rows, spliced and copied."""
+    options = ["--device", work.device]
+    if work.is_dry:
+        os.environ["SGLANG_PIC_KERNELS"] = "auto"
+        options += ["--model", "SmolLM2-135M", "--tokens", "512", "--repeats", "3"]
+    result, shown, _ = kernels.STUDY.find(*options)
+    assert isinstance(result, kernels.KernelResult)
+    print(shown)
+    figures = {
+        name: min(each.share_of_copy for each in result.timings if each.tokens >= least)
+        for name, least in (("share_of_copy_512", 512), ("share_of_copy", 512 if work.is_dry else 8_192))
+    }
+    served = {each.backend for each in result.timings}
+    failures = [f"served by {name}, not by the fused kernel" for name in served - {"triton"} if not work.is_dry]
+    return Found(figures=figures, failures=failures, raw=msgspec.to_builtins(result))

@@ -1,10 +1,9 @@
-"""Time of a splice, by model shape, length and slot order, beside a plain copy of as many bytes and SGLang's own ops.
+"""Time of a splice, by model shape, length and slot order, beside a plain copy of as many bytes and SGLang's own way.
 
 Correctness first: a case with a wrong row is not timed and fails the run. Ways are timed in turns, so that a noisy
 machine is unfair to all of them alike; the pool is larger than the caches and every call moves other rows. Bytes are
-those read plus those written. SGLang's ops are `move_kv_cache`'s copy of every buffer, then a RoPE per layer,
-FlashInfer's where there is one. On a CPU set OMP_WAIT_POLICY=PASSIVE where other programs run on the same cores, as the
-CPU platform does for servers.
+those read plus those written. SGLang's way is `move_kv_cache`'s copy of every buffer, then torch's RoPE per layer. On a
+CPU set OMP_WAIT_POLICY=PASSIVE where other programs run on the same cores, as the CPU platform does for servers.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from pic_kernels import Backend, host_native
 from tqdm import tqdm
 
 from pic_bench.frame import Finding, Result, Study, at_least, result_of
-from pic_bench.gpu.clocks import Timing, device_name, device_seconds, host_seconds, take_turns
+from pic_bench.gpu.clocks import Timing, device_seconds, take_turns
 from pic_bench.gpu.kernel_pool import PAGE_SIZE, ROW_SHAPES, SHAPES, SLOT_ORDERS, Pool, Shape, Window, make_window
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError
@@ -34,35 +33,28 @@ _SWITCH: Final = "SGLANG_PIC_KERNELS"
 _TOKENS: Final = (16, 128, 512, 1_504, 8_192, 32_768)
 _TOKENS_OF_ROWS: Final = 8_192
 _ALL_ORDERS_AT: Final = 1_504
-_END_TO_END_TOKENS: Final = 128
 _MOVED_BYTES: Final = 1 << 28
 _MAX_WINDOWS: Final = 8
-_SLOW_WAYS_S: Final = 1.0
 _PREFILL_TOKENS: Final = 1_500
 _PREFILL_REPEATS: Final = 5
 
 
 class KernelTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One shape, length and slot order. Times on a GPU are the device's own, by events; `call_ms` is the host's."""
+    """One shape, length and slot order. Times on a GPU are the device's own, by events."""
 
     model: str
     slots: str
     tokens: int
     layers: int
+    """As many of the model's as fit a third of the free memory."""
     layers_of_model: int
-    dtype: str = "bfloat16"
     backend: str
-    backend_reason: str
-    rope: str
-    """Whose RoPE `move_then_rope` applies."""
     bytes_moved: int
     rel_l2: float
     """Largest error of a layer's keys against the float32 reference; copied bytes are equal, or nothing is timed."""
     splice: Timing
     copy: Timing
     move_then_rope: Timing
-    call_ms: float
-    """Median time from a call on an idle device until it is idle again."""
 
     @property
     def share_of_copy(self) -> float:
@@ -91,15 +83,14 @@ class PrefillTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class KernelResult(Result, frozen=True, kw_only=True):
     """The result file."""
 
-    schema_version: int = 3
+    schema_version: int = 4
     device: str
     threads: int
     timings: list[KernelTiming]
-    left_out: list[str]
     prefill: PrefillTiming | None
 
 
-STUDY = Study("kernels", __doc__)
+STUDY = Study("gpu.kernels", __doc__)
 ORDERS = f"order of the slots (default: pages; all at {_ALL_ORDERS_AT} tokens, for rows)"
 STUDY.add("--model", choices=(*SHAPES, *ROW_SHAPES), action="append", help="shape (default: all; rows on a CPU only)")
 STUDY.add("--slots", choices=SLOT_ORDERS, action="append", help=ORDERS)
@@ -107,45 +98,32 @@ STUDY.add("--tokens", type=int, action="append", metavar="N", help=f"of a splice
 STUDY.add("--repeats", type=at_least(1), default=15, metavar="N", help="timed calls of each case")
 STUDY.add("--device", default="cpu", help="cpu, cuda, ...")
 STUDY.add("--backend", choices=[backend.value for backend in Backend], help="implementation (default: automatic)")
-STUDY.add("--memory-gib", type=float, metavar="GIB", help="most memory of a pool, in fewer layers (default: a third)")
 STUDY.add("--prefill", type=Path, metavar="FOLDER", help="also splice 1,500 tokens of this model beside computing them")
+STUDY.retire({"--memory-gib": "a pool takes at most a third of the memory, with fewer layers."})
 
 
 @STUDY.measures
 def main(args: argparse.Namespace, _logs: Path) -> Finding:
-    """Check and time every case: a table, and one JSON line at the end, on stdout."""
+    """Check and time every case."""
     if any(n < PAGE_SIZE or n % PAGE_SIZE for n in args.tokens or ()):
         STUDY.parser.error(f"--tokens {args.tokens}: must be multiples of {PAGE_SIZE}")
     if args.backend:
         os.environ[_SWITCH] = args.backend
     device = torch.device(args.device)
-    budget = int(args.memory_gib * (1 << 30)) if args.memory_gib else _free_bytes(device) // 3
-    timings: list[KernelTiming] = []
-    left_out: list[str] = []
-    for model, order, num_tokens in tqdm(_cases(args, device), "kernels", file=sys.stderr):
-        timing = _measure(model, order, num_tokens, args.repeats, device, budget)
-        if timing is None:
-            left_out.append(f"{model}, {num_tokens} tokens: one layer does not fit {budget / 2**30:.1f} GiB")
-        else:
-            timings.append(timing)
+    cases = tqdm(_cases(args, device), "kernels", file=sys.stderr)
+    timings = [_measure(model, order, num_tokens, args.repeats, device) for model, order, num_tokens in cases]
     prefill = time_prefill(args.prefill, device) if args.prefill else None
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     result = result_of(
-        KernelResult,
-        args,
-        device=device_name(device),
-        threads=torch.get_num_threads(),
-        timings=timings,
-        left_out=left_out,
-        prefill=prefill,
+        KernelResult, args, device=name, threads=torch.get_num_threads(), timings=timings, prefill=prefill
     )
-    shown = [markdown_table(_table(timings)), *(f"left out: {note}" for note in left_out)]
+    shown = markdown_table(_table(timings))
     if prefill:
-        shown.append(
-            f"\n{prefill.model}, {prefill.tokens:,} tokens: computed in {prefill.prefill.p50_ms:.0f} ms, "
+        shown += (
+            f"\n\n{prefill.model}, {prefill.tokens:,} tokens: computed in {prefill.prefill.p50_ms:.0f} ms, "
             f"spliced in {prefill.splice.p50_ms:.1f} ms: {prefill.share:.2%}."
         )
-    shown.append(msgspec.json.encode(_headline(timings, prefill)).decode())
-    return Finding(result, "\n".join(shown))
+    return Finding(result, shown)
 
 
 def _cases(args: argparse.Namespace, device: torch.device) -> list[tuple[str, str, int]]:
@@ -157,15 +135,11 @@ def _cases(args: argparse.Namespace, device: torch.device) -> list[tuple[str, st
     return cases
 
 
-def _measure(
-    model: str, order: str, num_tokens: int, repeats: int, device: torch.device, budget: int
-) -> KernelTiming | None:
-    """Check, then time, one case; `None` if not even one layer fits `budget`."""
+def _measure(model: str, order: str, num_tokens: int, repeats: int, device: torch.device) -> KernelTiming:
+    """Check, then time, one case."""
     torch.manual_seed(0)
     shape = SHAPES.get(model) or ROW_SHAPES[model]
-    layers, num_windows = _fit(shape, num_tokens, budget)
-    if not layers:
-        return None
+    layers, num_windows = _fit(shape, num_tokens, _free_bytes(device) // 3)
     # A window is a source and a target of twice the tokens, so that scattered slots have gaps.
     pool = Pool(shape, layers, 4 * num_tokens * num_windows, device)
     windows = [make_window(pool, order, num_tokens, 4 * num_tokens * index) for index in range(num_windows)]
@@ -177,10 +151,7 @@ def _measure(
     def on_next(way: Callable[[Window], None]) -> Callable[[], None]:
         return lambda: way(next(upcoming))
 
-    ways = [on_next(way) for way in (pool.splice, pool.copy, pool.move_then_rope)]
-    splice, copy, move_then_rope = take_turns(
-        ways, repeats, device, limit_s=_SLOW_WAYS_S, unlimited=2, clock=device_seconds
-    )
+    ways = {way.__name__: on_next(way) for way in (pool.splice, pool.copy, pool.move_then_rope)}
     return KernelTiming(
         model=model,
         slots=order,
@@ -188,14 +159,9 @@ def _measure(
         layers=layers,
         layers_of_model=shape.layers,
         backend=_backend_name(choice.backend),
-        backend_reason=choice.reason,
-        rope=pool.rope_name,
         bytes_moved=2 * num_tokens * pool.token_bytes,
         rel_l2=rel_l2,
-        splice=splice,
-        copy=copy,
-        move_then_rope=move_then_rope,
-        call_ms=1e3 * median(host_seconds(ways[0], device) for _ in range(repeats)),
+        **take_turns(ways, repeats, device, device_seconds),
     )
 
 
@@ -211,9 +177,7 @@ def _checked(pool: Pool, window: Window, name: str) -> float:
 def _fit(shape: Shape, num_tokens: int, budget: int) -> tuple[int, int]:
     """Layers and windows that fit; several windows where one is small enough to stay in a cache."""
     slot_bytes = 4 * num_tokens * shape.layer_bytes
-    layers = min(shape.layers, budget // slot_bytes)
-    if not layers:
-        return 0, 0
+    layers = max(1, min(shape.layers, budget // slot_bytes))
     window_bytes = slot_bytes * layers
     wanted = -(-_MOVED_BYTES // (window_bytes // 4))
     return layers, max(1, min(_MAX_WINDOWS, wanted, budget // window_bytes))
@@ -231,28 +195,12 @@ def _table(timings: list[KernelTiming]) -> Table:
         [
             *(t.model, t.slots, f"{t.tokens:,}", f"{t.layers}/{t.layers_of_model}", f"{t.splice.p50_ms:.3f}"),
             *(f"{np.percentile(t.splice.samples_ms, 90):.3f}", f"{t.gb_s(t.splice):.1f}", f"{t.gb_s(t.copy):.1f}"),
-            *(f"{t.share_of_copy:.0%}", f"{t.move_then_rope.p50_ms / t.splice.p50_ms:.1f} x", f"{t.call_ms:.3f}"),
+            *(f"{t.share_of_copy:.0%}", f"{t.move_then_rope.p50_ms / t.splice.p50_ms:.1f} x"),
             *(f"{t.rel_l2:.0e}", t.backend),
         ]
         for t in timings
     ]
-    return Table([*header, "move, rope", "call ms", "rel L2", "backend"], rows)
-
-
-def _headline(timings: list[KernelTiming], prefill: PrefillTiming | None) -> dict[str, float]:
-    """The figures that the project's limits are about."""
-    models = [t for t in timings if t.model in SHAPES]
-    calls = [t.call_ms for t in timings if t.tokens == _END_TO_END_TOKENS and t.layers == t.layers_of_model]
-    found = {
-        "least_share_of_copy_models_512_up": [t.share_of_copy for t in models if t.tokens >= 512],
-        "least_share_of_copy_rows": [t.share_of_copy for t in timings if t.model in ROW_SHAPES],
-        "worst_call_us_128_tokens": [1e3 * call_ms for call_ms in calls],
-        "least_speedup_over_move_then_rope": [t.move_then_rope.p50_ms / t.splice.p50_ms for t in timings],
-        "worst_rel_l2": [t.rel_l2 for t in timings],
-        "splice_over_prefill": [prefill.share] if prefill else [],
-    }
-    line = {name: (min if name.startswith("least") else max)(values) for name, values in found.items() if values}
-    return {name: float(f"{value:.4g}") for name, value in line.items()}
+    return Table([*header, "move, rope", "rel L2", "backend"], rows)
 
 
 def time_prefill(folder: Path, device: torch.device) -> PrefillTiming:
@@ -284,14 +232,17 @@ def time_prefill(folder: Path, device: torch.device) -> PrefillTiming:
         # A server, too, wants the last token's logits only.
         model(input_ids, use_cache=True, logits_to_keep=1)
 
-    ways = (prefill, lambda: pool.splice(window))
-    computed, spliced = take_turns(ways, _PREFILL_REPEATS, device, limit_s=0, unlimited=2)
-    return PrefillTiming(model=folder.resolve().name, tokens=_PREFILL_TOKENS, prefill=computed, splice=spliced)
+    ways = {"prefill": prefill, "splice": lambda: pool.splice(window)}
+    timings = take_turns(ways, _PREFILL_REPEATS, device)
+    return PrefillTiming(model=folder.resolve().name, tokens=_PREFILL_TOKENS, **timings)
 
 
 def _free_bytes(device: torch.device) -> int:
+    """Of the device; of a CPU's memory one half counts as free."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    import psutil
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
-    return psutil.virtual_memory().available
+
+if __name__ == "__main__":
+    sys.exit(main())
