@@ -39,7 +39,7 @@ def test_every_way_moves_the_same_rows(model: str) -> None:
     """The baselines would prove nothing if they did less."""
     shape = kernel_pool.SHAPES[model]
     results = []
-    for name in ("splice", "move_then_rope"):
+    for name in ("move", "move_then_rope"):
         pool = kernel_pool.Pool(shape, 2, 160, torch.device("cpu"))
         pool.fill()
         torch.manual_seed(5)
@@ -62,7 +62,7 @@ def test_layers_are_left_out_to_fit_and_said_so(
 
 
 def test_wrong_rows_are_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(kernel_pool, "splice_mha", lambda *operands: None)
+    monkeypatch.setattr(kernel_pool.Splicer, "splice", lambda *operands: None)
     assert kernels.main([*SMALL, "--slots", "run"]) == 1
     captured = capsys.readouterr()
     assert "nothing was timed" in captured.err

@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gpu: {reason}", file=sys.stderr)
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
-    has_sglang = not args.bare and find_spec("sglang") is not None
+    has_sglang = find_spec("sglang") is not None
     wanted = [item for item in ITEMS if not args.item or item.name in args.item]
     print(f"gpu: {len(wanted)} items, {'with SGLang' if has_sglang else 'torch and triton only'}, into {args.out}")
     for number, item in enumerate(wanted, 1):
@@ -87,7 +87,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--item", nargs="+", choices=names, metavar="NAME", help=f"only these: {', '.join(names)}")
     add("--dry-run", action="store_true", help="tiny sizes on a CPU, Triton interpreted: does everything run?")
-    add("--bare", action="store_true", help="only what needs torch and triton, also where SGLang is installed")
     add("--model", metavar="FOLDER", help="an 8B model for `defaults` and `latency` (default: dummy weights)")
     add("--commit", help="the commit to record where the checkout has no git")
     limit = f"seconds an item may take (default: {LIMIT_S:.0f}; {_DRY_LIMIT_S:.0f} in a dry run)"

@@ -26,6 +26,8 @@ from tqdm import tqdm
 from pic_bench.frame import Finding, Result, Study, at_least, result_of
 from pic_bench.gpu.clocks import Timing, device_seconds, take_turns
 from pic_bench.gpu.kernel_pool import PAGE_SIZE, ROW_SHAPES, SHAPES, SLOT_ORDERS, Pool, Shape, Window, make_window
+from pic_bench.gpu.model import MODELS, TORCH
+from pic_bench.gpu.passes import Bench, random_tokens, whole_extend
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.errors import BenchError
 
@@ -66,20 +68,6 @@ class KernelTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.bytes_moved / way.p50_ms / 1e6
 
 
-class PrefillTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A splice, of slots in random order, which is slowest, and a prefill in bf16, taken in turns."""
-
-    model: str
-    tokens: int
-    prefill: Timing
-    splice: Timing
-
-    @property
-    def share(self) -> float:
-        """Time of the splice over that of the prefill."""
-        return self.splice.p50_ms / self.prefill.p50_ms
-
-
 class KernelResult(Result, frozen=True, kw_only=True):
     """The result file."""
 
@@ -87,7 +75,8 @@ class KernelResult(Result, frozen=True, kw_only=True):
     device: str
     threads: int
     timings: list[KernelTiming]
-    prefill: PrefillTiming | None
+    prefill: dict[str, Timing]
+    """With `--prefill`, of a prefill in bf16 and of a `splice` of as many slots in random order, taken in turns."""
 
 
 STUDY = Study("gpu.kernels", __doc__)
@@ -98,7 +87,7 @@ STUDY.add("--tokens", type=int, action="append", metavar="N", help=f"of a splice
 STUDY.add("--repeats", type=at_least(1), default=15, metavar="N", help="timed calls of each case")
 STUDY.add("--device", default="cpu", help="cpu, cuda, ...")
 STUDY.add("--backend", choices=[backend.value for backend in Backend], help="implementation (default: automatic)")
-STUDY.add("--prefill", type=Path, metavar="FOLDER", help="also splice 1,500 tokens of this model beside computing them")
+STUDY.add("--prefill", choices=MODELS, help="also splice 1,500 tokens of this model beside computing them")
 STUDY.retire({"--memory-gib": "a pool takes at most a third of the memory, with fewer layers."})
 
 
@@ -112,17 +101,16 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     device = torch.device(args.device)
     cases = tqdm(_cases(args, device), "kernels", file=sys.stderr)
     timings = [_measure(model, order, num_tokens, args.repeats, device) for model, order, num_tokens in cases]
-    prefill = time_prefill(args.prefill, device) if args.prefill else None
+    prefill = time_prefill(args.prefill, device) if args.prefill else {}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     result = result_of(
         KernelResult, args, device=name, threads=torch.get_num_threads(), timings=timings, prefill=prefill
     )
     shown = markdown_table(_table(timings))
     if prefill:
-        shown += (
-            f"\n\n{prefill.model}, {prefill.tokens:,} tokens: computed in {prefill.prefill.p50_ms:.0f} ms, "
-            f"spliced in {prefill.splice.p50_ms:.1f} ms: {prefill.share:.2%}."
-        )
+        computed, spliced = (prefill[way].p50_ms for way in ("prefill", "splice"))
+        shown += f"\n\n{_PREFILL_TOKENS:,} tokens of {args.prefill}: computed in {computed:.0f} ms, "
+        shown += f"spliced in {spliced:.1f} ms: {spliced / computed:.2%}."
     return Finding(result, shown)
 
 
@@ -151,7 +139,7 @@ def _measure(model: str, order: str, num_tokens: int, repeats: int, device: torc
     def on_next(way: Callable[[Window], None]) -> Callable[[], None]:
         return lambda: way(next(upcoming))
 
-    ways = {way.__name__: on_next(way) for way in (pool.splice, pool.copy, pool.move_then_rope)}
+    ways = {"splice": pool.move, "copy": pool.copy, "move_then_rope": pool.move_then_rope}
     return KernelTiming(
         model=model,
         slots=order,
@@ -161,7 +149,7 @@ def _measure(model: str, order: str, num_tokens: int, repeats: int, device: torc
         backend=_backend_name(choice.backend),
         bytes_moved=2 * num_tokens * pool.token_bytes,
         rel_l2=rel_l2,
-        **take_turns(ways, repeats, device, device_seconds),
+        **take_turns({name: on_next(way) for name, way in ways.items()}, repeats, device, device_seconds),
     )
 
 
@@ -203,38 +191,15 @@ def _table(timings: list[KernelTiming]) -> Table:
     return Table([*header, "move, rope", "rel L2", "backend"], rows)
 
 
-def time_prefill(folder: Path, device: torch.device) -> PrefillTiming:
-    """Prefill and splice 1,500 tokens of the model in `folder`, in bf16, through transformers.
-
-    Raises:
-        BenchError: the folder holds no model with plain multi-head keys and values.
-    """
-    from sglang_pic.platform import torchvision_shim
-
-    # Before transformers, which imports torchvision; a CUDA build of that is common beside a CPU build of torch.
-    torchvision_shim.install()
-    from transformers import AutoModelForCausalLM
-
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
-        config = model.config
-        heads, dim = config.num_key_value_heads, config.head_dim
-    except (OSError, ValueError, AttributeError) as error:
-        raise BenchError(f"--prefill {folder}: no model with num_key_value_heads and head_dim: {error}") from error
-    shape = Shape(layers=config.num_hidden_layers, heads=heads, dim=dim, rotary_dim=dim)
-    pool = Pool(shape, shape.layers, 4 * _PREFILL_TOKENS, device)
-    window = make_window(pool, "scattered", _PREFILL_TOKENS, 0)
-    _checked(pool, window, str(folder))
-    input_ids = (torch.arange(_PREFILL_TOKENS, device=device) * 7_919 % config.vocab_size)[None]
-
-    @torch.inference_mode()
-    def prefill() -> None:
-        # A server, too, wants the last token's logits only.
-        model(input_ids, use_cache=True, logits_to_keep=1)
-
-    ways = {"prefill": prefill, "splice": lambda: pool.splice(window)}
-    timings = take_turns(ways, _PREFILL_REPEATS, device)
-    return PrefillTiming(model=folder.resolve().name, tokens=_PREFILL_TOKENS, **timings)
+def time_prefill(model: str, device: torch.device) -> dict[str, Timing]:
+    """A prefill of 1,500 tokens of `model`, with random weights, and a splice of as many."""
+    bench = Bench(model, TORCH, 4 * _PREFILL_TOKENS, torch.bfloat16, device, 0)
+    window = make_window(bench.pool, "scattered", _PREFILL_TOKENS, 0)
+    _checked(bench.pool, window, model)
+    tokens = bench.model.to_device(random_tokens(np.random.default_rng(0), _PREFILL_TOKENS, bench.model.dims.vocab))
+    extend = whole_extend(tokens, bench.slots[:_PREFILL_TOKENS], 0)
+    ways = {"prefill": lambda: bench.first_token(extend), "splice": lambda: bench.pool.move(window)}
+    return take_turns(ways, _PREFILL_REPEATS, device)
 
 
 def _free_bytes(device: torch.device) -> int:

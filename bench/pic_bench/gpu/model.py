@@ -1,4 +1,4 @@
-"""A decoder of given dimensions with random weights, in plain torch: attention, its paged KV pool, the layers.
+"""A decoder of given dimensions with random weights, in plain torch: attention over a paged KV pool, the layers.
 
 An attention backend lays a pass out once (`plan`) and then attends in every layer (`Attend`). A pass writes a layer's
 KV into the pool before that layer attends, as SGLang does, so that a later virtual sequence sees the earlier ones. With
@@ -19,18 +19,12 @@ import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pic_kernels import RopeParams
 from pic_kernels.reference.rotate import turn
 from torch import Tensor
 
+from pic_bench.gpu.kernel_pool import Pool, Shape
 from sglang_pic.adapter.serve.gap_batch import Splice
 from sglang_pic.core import Tokens
-from sglang_pic.runtime.rope import RopeGeometry
-from sglang_pic.runtime.splice import Splicer
-from sglang_pic.runtime.views import PoolKind, PoolView
-
-# Queries per block: bounds the scores of 16 heads over 32k keys in float32 to 512 MiB.
-_BLOCK_QUERIES: Final = 256
 
 
 class Extend(NamedTuple):
@@ -86,35 +80,32 @@ class AttentionBackend(NamedTuple):
 
 
 def _plan(extend: Extend, slots: Tensor, shape: AttentionShape) -> Attend:
-    """Gather the row, then `scaled_dot_product_attention` of one sequence after the other, in blocks with a mask."""
+    """Gather the row, then `scaled_dot_product_attention` of one sequence after the other, with a mask."""
+    sizes = [end - start for start, end in zip(extend.prefix_lens, extend.seq_lens, strict=True)]
 
     def attend(query: Tensor, keys: Tensor, values: Tensor | None) -> Tensor:
         row_keys = keys[slots]
         row_values = row_keys[..., : shape.v_dim] if values is None else values[slots]
-        blocks = []
-        sizes = [end - start for start, end in zip(extend.prefix_lens, extend.seq_lens, strict=True)]
-        for start, queries in zip(extend.prefix_lens, query.split(sizes), strict=True):
-            for index, block in enumerate(queries.split(_BLOCK_QUERIES)):
-                stop = start + index * _BLOCK_QUERIES + len(block)
-                blocks.append(_attend(block, row_keys[:stop], row_values[:stop], shape))
-        return torch.cat(blocks)
+        parts = zip(query.split(sizes), extend.seq_lens, strict=True)
+        return torch.cat([_attend(queries, row_keys[:end], row_values[:end], shape) for queries, end in parts])
 
     return attend
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, shape: AttentionShape) -> Tensor:
     """Queries that are the last ones of their keys."""
-    seen = torch.ones(len(query), len(keys), dtype=torch.bool, device=query.device).tril(len(keys) - len(query))
+    later = len(keys) - len(query)
+    seen = torch.ones(len(query), len(keys), dtype=torch.bool, device=query.device).tril(later) if later else None
     q, k, v = (part.transpose(0, 1)[None] for part in (query, keys, values))
-    is_grouped = shape.kv_heads != shape.heads
-    result = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=shape.scale, enable_gqa=is_grouped)
+    result = F.scaled_dot_product_attention(
+        q, k, v, seen, is_causal=not later, scale=shape.scale, enable_gqa=shape.kv_heads != shape.heads
+    )
     return result[0].transpose(0, 1)
 
 
 TORCH: Final = AttentionBackend("torch", _plan)
 
 
-_MAX_SHIFT: Final = 1 << 17
 # Random queries and keys attend to everything alike, and an answer would hardly depend on the rows of the pool. Wider
 # queries make attention choose: a score's standard deviation is this.
 _QUERY_GAIN: Final = 3.0
@@ -164,6 +155,19 @@ class Dims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.nope_dim + self.rope_dim
 
     @property
+    def rows(self) -> Shape:
+        """Of the pool."""
+        return Shape(
+            layers=self.layers,
+            heads=self.kv_heads,
+            dim=self.row_dim,
+            rotary_dim=self.rope_dim,
+            is_neox=not self.latent,
+            latent=self.latent,
+            rope_theta=self.rope_theta,
+        )
+
+    @property
     def row_dim(self) -> int:
         """Dimensions of a pool row's key head, or of the whole row with a latent."""
         return self.latent + self.rope_dim if self.latent else self.qk_dim
@@ -172,41 +176,6 @@ class Dims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 MODELS: Final = msgspec.json.decode(Path(__file__).with_name("models.json").read_bytes(), type=dict[str, Dims])
 TINY: Final = tuple(name for name in MODELS if name.startswith("tiny"))
 """For tests, and for a look at the benchmark on a CPU."""
-
-
-class Pool:
-    """KV rows of all layers, and the splicer that serves them."""
-
-    def __init__(self, dims: Dims, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Allocate the pool, poisoned: a row that nobody wrote gives NaN."""
-
-        def rows(dim: int) -> tuple[Tensor, ...]:
-            shape = (dims.layers, num_slots, dims.kv_heads, dim)
-            return torch.full(shape, float("nan"), dtype=dtype, device=device).unbind(0)
-
-        self.keys = rows(dims.row_dim)
-        self.values = () if dims.latent else rows(dims.v_dim)
-        half = torch.arange(0, dims.rope_dim, 2, dtype=torch.float32)
-        rope = RopeParams(dims.rope_theta ** -(half / dims.rope_dim), dims.rope_dim, is_neox_style=not dims.latent)
-        self.rope = rope.to(device)
-        view = PoolView(
-            kind=PoolKind.MLA if dims.latent else PoolKind.MHA,
-            keys=self.keys,
-            values=self.values,
-            dtype=dtype,
-            num_slots=num_slots,
-            page_size=1,
-            rope_offset=dims.latent,
-            rope_dim=dims.rope_dim,
-            start_layer=0,
-        )
-        layer_ids = tuple(range(dims.layers))
-        self.splicer = Splicer(view, RopeGeometry(layer_ids, (rope,) * dims.layers, _MAX_SHIFT))
-
-    def poison(self) -> None:
-        """Make every row NaN again."""
-        for buffer in (*self.keys, *self.values):
-            buffer.fill_(float("nan"))
 
 
 Layer: TypeAlias = dict[str, Tensor]
@@ -272,7 +241,7 @@ class Skeleton:
             `[vocab]` float32, the logits of the last token.
         """
         if extend.splice is not None:
-            pool.splicer.splice(extend.splice.src, extend.splice.dst, extend.splice.shifts)
+            pool.splice(extend.splice.src, extend.splice.dst, extend.splice.shifts)
         is_latent = self.dims.latent > 0
         slots = torch.arange(len(extend.row), device=self.device) if is_latent and extend.is_full else extend.row
         attend = attention.plan(extend, slots, self.shape(is_absorbed=is_latent and not extend.is_full))

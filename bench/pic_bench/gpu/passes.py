@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pic_bench.gpu.model import MODELS, AttentionBackend, Extend, Pool, Skeleton
+from pic_bench.gpu.kernel_pool import Pool
+from pic_bench.gpu.model import MODELS, AttentionBackend, Extend, Skeleton
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Plan, Tokens
@@ -130,7 +131,7 @@ class Bench:
         """Draw the weights of the dimensions called `name` and allocate the pool."""
         self.name, self.attention, self.seed = name, attention, seed
         self.model = Skeleton(MODELS[name], dtype, device, seed)
-        self.pool = Pool(MODELS[name], num_slots, dtype, device)
+        self.pool = Pool(MODELS[name].rows, MODELS[name].layers, num_slots, device, dtype)
         self.slots = torch.randperm(num_slots, generator=torch.Generator().manual_seed(seed)).to(device)
 
     def first_token(self, extend: Extend) -> int:

@@ -1,4 +1,4 @@
-"""Servers of the items that need SGLang: which model, which flags, and the calls to a running one."""
+"""Servers of the items that need SGLang: which model and which flags, and what is no sound server."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
-from pic_bench.compare.arms import Arm, arm_server, build_arms
+from pic_bench.compare.arms import Arm, build_arms
 from pic_bench.compare.server import Server
 from pic_bench.gpu.model import MODELS, Dims
 from pic_bench.gpu.record import Work
 from pic_bench.probe_plugin import PROBE_PLUGIN, PROBE_VARIABLE
+from pic_bench.serving import serving
 from sglang_pic.errors import BenchError
 from sglang_pic.models import prepare
 from sglang_pic.models.checkpoint import DEEPSEEK_V2, yarn
@@ -118,35 +119,18 @@ def make_arm(
 
 
 @contextmanager
-def serving(
-    work: Work,
-    name: str,
-    arm: str,
-    model: Model,
-    flags: Sequence[str] = (),
-    *,
-    config: Mapping[str, object] | None = None,
-    probe: Mapping[str, object] | None = None,
-    env: Mapping[str, str] | None = None,
+def sound(
+    work: Work, name: str, model: Model, arm: Arm, env: Mapping[str, str | None] | None = None
 ) -> Iterator[Server]:
-    """A server until the block ends; `name` is its log's.
+    """A server of `arm` until the block ends; its log is called `name`.
 
     Raises:
         BenchError: it does not start, ends by itself or has logged a fault.
     """
-    log, start_s = work.folder / f"server-{name}.log", _DRY_START_S if work.is_dry else _START_S
-    built = make_arm(arm, model, flags, config, probe)
-    server = arm_server(str(model.folder), built, log, env=env, start_timeout_s=start_s)
-    print(f"starting {name}: {' '.join(server.command)}", flush=True)
-    with server, server.watch():
+    named, start_s = msgspec.structs.replace(arm, name=name), _DRY_START_S if work.is_dry else _START_S
+    with serving(str(model.folder), named, work.folder, env=env, start_timeout_s=start_s) as server:
         print(f"{name} is healthy after {server.ready_after_s:.0f} s", flush=True)
         yield server
-        text = log.read_text("utf8", errors="replace")
-        if found := _FAULTS.search(text):
-            raise BenchError(f"{name}: the server logged a fault, see {log}: {text[found.start() :][:300]}")
-
-
-def plugin_state(server: Server) -> dict[str, Any]:
-    """The plugin's part of `/server_info`."""
-    state, *_ = msgspec.json.decode(server.get("/server_info").encode())["internal_states"]
-    return state["pic"]
+        log = server.log_path.read_text("utf8", errors="replace")
+        if found := _FAULTS.search(log):
+            raise BenchError(f"{name}: the server logged a fault, see {server.log_path}: {log[found.start() :][:300]}")
