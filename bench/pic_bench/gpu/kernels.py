@@ -21,7 +21,6 @@ import msgspec
 import numpy as np
 import torch
 from pic_kernels import Backend, host_native
-from tqdm import tqdm
 
 from pic_bench.frame import Finding, Result, Study, at_least, result_of
 from pic_bench.gpu.clocks import Timing, device_seconds, take_turns
@@ -99,8 +98,7 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     if args.backend:
         os.environ[_SWITCH] = args.backend
     device = torch.device(args.device)
-    cases = tqdm(_cases(args, device), "kernels", file=sys.stderr)
-    timings = [_measure(model, order, num_tokens, args.repeats, device) for model, order, num_tokens in cases]
+    timings = [_measure(*case, args.repeats, device) for case in _cases(args, device)]
     prefill = time_prefill(args.prefill, device) if args.prefill else {}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     result = result_of(
@@ -125,6 +123,7 @@ def _cases(args: argparse.Namespace, device: torch.device) -> list[tuple[str, st
 
 def _measure(model: str, order: str, num_tokens: int, repeats: int, device: torch.device) -> KernelTiming:
     """Check, then time, one case."""
+    print(f"{model}, {order}, {num_tokens} tokens", file=sys.stderr)
     torch.manual_seed(0)
     shape = SHAPES.get(model) or ROW_SHAPES[model]
     layers, num_windows = _fit(shape, num_tokens, _free_bytes(device) // 3)
