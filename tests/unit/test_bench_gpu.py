@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 import torch
 from pic_bench.gpu import prefills
-from pic_bench.gpu.clocks import Timing, joules_each
-from pic_bench.gpu.model import TINY, TORCH, AttentionBackend, routed
+from pic_bench.gpu.clocks import joules_each
+from pic_bench.gpu.model import TORCH, AttentionBackend, Bench, routed
 from pic_bench.gpu.model_check import check_attention, check_model
-from pic_bench.gpu.passes import SHIFT, Bench, Layout, gap_extend, make_lookup, whole_extend
+from pic_bench.gpu.passes import SHIFT, Layout, gap_extend, make_lookup, whole_extend
 from pic_bench.gpu.prefills import PrefillTiming, break_even, energy_request, run_gaps
 from pic_bench.gpu.record import Work
 
 from sglang_pic.errors import BenchError
 
 CPU = torch.device("cpu")
+TINY = ("tiny-gqa-dims", "tiny-mla-dims")
 DRY = Work(is_dry=True, folder=Path(), limit_s=2_000.0)
 
 
@@ -40,7 +41,7 @@ def test_both_models_are_checked_and_timed_by_share() -> None:
         times = [(each["prompt_tokens"], each["repeated_tokens"], each["runs"]) for each in found.raw[model]]
         assert times == [(512, 0, 0), (512, 256, 8), (512, 456, 8), (512, 504, 8)]
         for each in found.raw[model]:
-            assert {name: len(way["samples_ms"]) for name, way in each["ways"].items()} == dict.fromkeys(
+            assert {name: len(way) for name, way in each["ways"].items()} == dict.fromkeys(
                 ("full", "gaps", "prefix", "plan"), 3
             )
     assert set(found.figures) == {"gap_error", "gaps_8b", "gaps_mla"}
@@ -57,14 +58,15 @@ def test_what_fails_or_has_no_time_left_is_told_and_the_rest_is_timed(monkeypatc
 
     monkeypatch.setattr(prefills, "check_model", fail)
     found = run_gaps(DRY)
-    assert sorted(found.failures) == ["rows are wrong; not timed.", f"{TINY[1]}: RuntimeError: out of memory"]
+    told = ("BenchError: rows are wrong; not timed.", "RuntimeError: out of memory")
+    assert found.failures == [f"{model}: {what}" for model, what in zip(TINY, told, strict=True)]
     assert found.figures == {}
 
 
 @pytest.fixture(scope="module", params=TINY)
 def tiny(request: pytest.FixtureRequest) -> Bench:
     """A tiny model in float32 and its pool."""
-    return Bench(request.param, TORCH, 4 * 512, torch.float32, CPU, 0)
+    return Bench(request.param, TORCH, 4 * 512, torch.float32, CPU)
 
 
 def test_right_rows_pass_and_wrong_ones_do_not(tiny: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +89,7 @@ def test_attention_that_sees_the_future_does_not_pass(tiny: Bench) -> None:
         extend.prefix_lens[:] = [n + 1 for n in extend.prefix_lens[:-1]] + [400]
         return TORCH.plan(extend, slots, shape)
 
-    for shape in tiny.model.shapes():
+    for shape in tiny.dims.attentions(torch.float32):
         check_attention(TORCH, shape, CPU)
         with pytest.raises(BenchError, match="nothing was timed"):
             check_attention(AttentionBackend("ahead", plan_ahead), shape, CPU)
@@ -95,9 +97,9 @@ def test_attention_that_sees_the_future_does_not_pass(tiny: Bench) -> None:
 
 def test_absorbed_and_expanded_attention_give_the_same() -> None:
     """A full prefill expands the latents; behind a prefix, here of one token, queries are absorbed."""
-    bench = Bench("tiny-mla-dims", TORCH, 512, torch.float32, CPU, 0)
+    bench = Bench("tiny-mla-dims", TORCH, 512, torch.float32, CPU)
     tokens, row = torch.arange(3, 203), bench.slots[:200]
-    expanded, absorbed = (bench.model.forward(whole_extend(tokens, row, n), bench.pool, TORCH) for n in (0, 1))
+    expanded, absorbed = (bench.forward(whole_extend(tokens, row, n)) for n in (0, 1))
     torch.testing.assert_close(absorbed, expanded, rtol=1e-4, atol=1e-4)
 
 
@@ -175,7 +177,7 @@ def test_energy_is_of_a_prompt_with_95_percent_reused() -> None:
 def test_break_even_is_where_it_stays_faster() -> None:
     def timing(run_tokens: int, full: float, gaps: float) -> PrefillTiming:
         numbers = dict.fromkeys(("prompt_tokens", "repeated_tokens", "spliced_tokens"), run_tokens)
-        ways = {"full": Timing(samples_ms=[full]), "gaps": Timing(samples_ms=[gaps])}
+        ways = {"full": [full], "gaps": [gaps]}
         return PrefillTiming(runs=1, ways=ways, **numbers)
 
     assert break_even([timing(300, 3, 2), timing(100, 3, 2), timing(200, 2, 3)]) == 300

@@ -6,11 +6,10 @@ import os
 import subprocess
 import sys
 
-import msgspec
 import numpy as np
 import pytest
 import torch
-from pic_bench.gpu.model import MODELS, AttentionShape, Skeleton
+from pic_bench.gpu.model import MODELS, AttentionShape
 from pic_bench.gpu.model_check import check_attention
 
 from sglang_pic.errors import UnsupportedError
@@ -19,11 +18,6 @@ CPU = torch.device("cpu")
 GROUPED = AttentionShape(8, 2, 16, 16, 0, 0.25, torch.float32)
 LATENT = AttentionShape(4, 1, 48, 32, 32, 0.2, torch.float32)
 EXPANDED = AttentionShape(4, 4, 32, 16, 0, 0.2, torch.float32)
-
-
-def shapes(model: str, device: torch.device) -> set[AttentionShape]:
-    """At the dimensions that are timed, in bf16; with a latent both ways to attend."""
-    return Skeleton(msgspec.structs.replace(MODELS[model], layers=0, vocab=8), torch.bfloat16, device).shapes()
 
 
 # A process of its own: Triton reads the variable when it is imported, for its own library too.
@@ -76,7 +70,7 @@ def test_it_compiles_for_hopper_within_its_shared_memory(model: str) -> None:
     from pic_bench.gpu.attention_triton import compile_for
     from triton.backends.compiler import GPUTarget
 
-    for shape in shapes(model, CPU):
+    for shape in MODELS[model].attentions(torch.bfloat16):
         compiled = compile_for(shape, GPUTarget("cuda", 90, 32))
         assert 0 < compiled.metadata.shared <= 227 * 1024
 
@@ -95,6 +89,5 @@ def test_without_a_gpu_it_says_why() -> None:
 def test_on_a_gpu(model: str) -> None:
     from pic_bench.gpu.attention_triton import TRITON
 
-    device = torch.device("cuda")
-    for shape in shapes(model, device):
-        check_attention(TRITON, shape, device)
+    for shape in MODELS[model].attentions(torch.bfloat16):
+        check_attention(TRITON, shape, torch.device("cuda"))

@@ -160,7 +160,6 @@ def run_defaults(work: Work) -> Found:
         strict = [generate(server, prompt, pic=OFF) for prompt in prompts]
         equal = sum(one.ids == other.ids for one, other in zip(stock, strict, strict=True))
         figures["off_equal"] = equal / count
-        raw["off_equal_top_20"] = sum(one.first == two.first for one, two in zip(stock, strict, strict=True))
         if equal < count:
             failures.append(f"{count - equal} of {count} answers of `mode: off` differ from stock's")
         figures["gate_taken"] = taken_share(server, model)

@@ -8,10 +8,8 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Mapping
-from statistics import median
 from typing import Final, TypeAlias
 
-import msgspec
 import torch
 
 from sglang_pic.errors import UnsupportedError
@@ -22,17 +20,6 @@ _LIMIT_S: Final = 5.0
 # GPU cycles that keep the device busy while the host queues a call, so that events time the device alone.
 _SPIN_CYCLES: Final = 2_000_000
 _Call: TypeAlias = Callable[[], object]
-
-
-class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Milliseconds of one call, in the order they were taken."""
-
-    samples_ms: list[float]
-
-    @property
-    def p50_ms(self) -> float:
-        """The median."""
-        return median(self.samples_ms)
 
 
 def host_seconds(call: _Call, device: torch.device) -> float:
@@ -64,12 +51,12 @@ def take_turns(
     repeats: int,
     device: torch.device,
     clock: Callable[[_Call, torch.device], float] = host_seconds,
-) -> dict[str, Timing]:
-    """Time one call of each way in turn, after two to warm up: a noisy machine is unfair to all ways alike.
+) -> dict[str, list[float]]:
+    """Milliseconds of calls of each way, in turn, after two to warm up: a noisy machine is unfair to all ways alike.
 
     Ways that have taken 5 seconds together get three calls each and no more.
     """
-    timings = {name: Timing(samples_ms=[]) for name in ways}
+    samples: dict[str, list[float]] = {name: [] for name in ways}
     taken_s = 0.0
     for turn in range(_WARMUP + repeats):
         if turn >= _WARMUP + _LEAST_SAMPLES and taken_s > _LIMIT_S:
@@ -77,9 +64,9 @@ def take_turns(
         for name, way in ways.items():
             seconds = clock(way, device)
             if turn >= _WARMUP:
-                timings[name].samples_ms.append(1e3 * seconds)
+                samples[name].append(1e3 * seconds)
                 taken_s += seconds
-    return timings
+    return samples
 
 
 JouleCounter = Callable[[], float]

@@ -159,12 +159,13 @@ class Pool:
             start, stop = (self._turned.start, self._turned.stop) if has_turned else (None, None)
             copied, copies = ((rows[..., :start], rows[..., stop:], rows[still]) for rows in (old, new))
             if not all(map(torch.equal, copied, copies)):
-                raise BenchError(f"buffer {index}: bytes that are only copied differ")
+                raise BenchError(f"buffer {index}: bytes that are only copied differ; nothing was timed.")
             if has_turned:
                 donors, moved = (rows[~still].view(self.dtype)[..., self._turned] for rows in (old, new))
                 error = relative_l2(moved, exact_turn(donors, window.shifts[~still], self.rope))
                 if not error <= (allowed := ROTATE_REL_L2[self.dtype]):
-                    raise BenchError(f"buffer {index}: wrong keys, off by {error / allowed:.3g} times what is allowed")
+                    off = f"off by {error / allowed:.3g} times what is allowed"
+                    raise BenchError(f"buffer {index}: wrong keys, {off}; nothing was timed.")
                 worst = max(worst, error)
         return worst
 

@@ -23,18 +23,17 @@ import torch
 from pic_kernels import Backend, host_native
 
 from pic_bench.frame import Finding, Result, Study, at_least, result_of
-from pic_bench.gpu.clocks import Timing, device_seconds, take_turns
-from pic_bench.gpu.kernel_pool import PAGE_SIZE, ROW_SHAPES, SHAPES, SLOT_ORDERS, Pool, Shape, Window, make_window
-from pic_bench.gpu.model import MODELS, TORCH
-from pic_bench.gpu.passes import Bench, random_tokens, whole_extend
+from pic_bench.gpu.clocks import device_seconds, take_turns
+from pic_bench.gpu.kernel_pool import PAGE_SIZE, ROW_SHAPES, SHAPES, SLOT_ORDERS, Pool, Window, make_window
+from pic_bench.gpu.model import MODELS, TORCH, Bench
+from pic_bench.gpu.passes import random_tokens, whole_extend
 from pic_bench.report.markdown import Table, markdown_table
-from sglang_pic.errors import BenchError
 
 _SWITCH: Final = "SGLANG_PIC_KERNELS"
 _TOKENS: Final = (16, 128, 512, 1_504, 8_192, 32_768)
 _TOKENS_OF_ROWS: Final = 8_192
 _ALL_ORDERS_AT: Final = 1_504
-_MOVED_BYTES: Final = 1 << 28
+_POOL_BYTES: Final = 1 << 30
 _MAX_WINDOWS: Final = 8
 _PREFILL_TOKENS: Final = 1_500
 _PREFILL_REPEATS: Final = 5
@@ -53,18 +52,19 @@ class KernelTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     bytes_moved: int
     rel_l2: float
     """Largest error of a layer's keys against the float32 reference; copied bytes are equal, or nothing is timed."""
-    splice: Timing
-    copy: Timing
-    move_then_rope: Timing
+    splice: list[float]
+    """Milliseconds of every call, in turns with those of the other ways."""
+    copy: list[float]
+    move_then_rope: list[float]
 
     @property
     def share_of_copy(self) -> float:
         """Bandwidth of the splice over that of the copy: the median of the ratios of neighbouring samples."""
-        return median(c / s for c, s in zip(self.copy.samples_ms, self.splice.samples_ms, strict=True))
+        return median(c / s for c, s in zip(self.copy, self.splice, strict=True))
 
-    def gb_s(self, way: Timing) -> float:
+    def gb_s(self, way: list[float]) -> float:
         """Bytes read plus written a second, at the median."""
-        return self.bytes_moved / way.p50_ms / 1e6
+        return self.bytes_moved / median(way) / 1e6
 
 
 class KernelResult(Result, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class KernelResult(Result, frozen=True, kw_only=True):
     device: str
     threads: int
     timings: list[KernelTiming]
-    prefill: dict[str, Timing]
+    prefill: dict[str, list[float]]
     """With `--prefill`, of a prefill in bf16 and of a `splice` of as many slots in random order, taken in turns."""
 
 
@@ -106,7 +106,7 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     )
     shown = markdown_table(_table(timings))
     if prefill:
-        computed, spliced = (prefill[way].p50_ms for way in ("prefill", "splice"))
+        computed, spliced = (median(prefill[way]) for way in ("prefill", "splice"))
         shown += f"\n\n{_PREFILL_TOKENS:,} tokens of {args.prefill}: computed in {computed:.0f} ms, "
         shown += f"spliced in {spliced:.1f} ms: {spliced / computed:.2%}."
     return Finding(result, shown)
@@ -126,12 +126,15 @@ def _measure(model: str, order: str, num_tokens: int, repeats: int, device: torc
     print(f"{model}, {order}, {num_tokens} tokens", file=sys.stderr)
     torch.manual_seed(0)
     shape = SHAPES.get(model) or ROW_SHAPES[model]
-    layers, num_windows = _fit(shape, num_tokens, _free_bytes(device) // 3)
     # A window is a source and a target of twice the tokens, so that scattered slots have gaps.
+    layer_bytes = 4 * num_tokens * shape.layer_bytes
+    layers = max(1, min(shape.layers, _free_bytes(device) // 3 // layer_bytes))
+    # Several where one is small enough to stay in a cache.
+    num_windows = max(1, min(_MAX_WINDOWS, _POOL_BYTES // (layers * layer_bytes)))
     pool = Pool(shape, layers, 4 * num_tokens * num_windows, device)
     windows = [make_window(pool, order, num_tokens, 4 * num_tokens * index) for index in range(num_windows)]
-    choice = pool.choice()
-    rel_l2 = _checked(pool, windows[0], f"{model}, {order}, {num_tokens} tokens, {choice.backend.value}")
+    pool.fill()
+    rel_l2 = pool.check(windows[0])
     # Never the window that the call before has just moved.
     upcoming = cycle(windows)
 
@@ -145,29 +148,11 @@ def _measure(model: str, order: str, num_tokens: int, repeats: int, device: torc
         tokens=num_tokens,
         layers=layers,
         layers_of_model=shape.layers,
-        backend=_backend_name(choice.backend),
+        backend=_backend_name(pool.choice().backend),
         bytes_moved=2 * num_tokens * pool.token_bytes,
         rel_l2=rel_l2,
         **take_turns({name: on_next(way) for name, way in ways.items()}, repeats, device, device_seconds),
     )
-
-
-def _checked(pool: Pool, window: Window, name: str) -> float:
-    """Fill a pool and check the splice of one window."""
-    pool.fill()
-    try:
-        return pool.check(window)
-    except BenchError as error:
-        raise BenchError(f"{name}: {error}; nothing was timed.") from error
-
-
-def _fit(shape: Shape, num_tokens: int, budget: int) -> tuple[int, int]:
-    """Layers and windows that fit; several windows where one is small enough to stay in a cache."""
-    slot_bytes = 4 * num_tokens * shape.layer_bytes
-    layers = max(1, min(shape.layers, budget // slot_bytes))
-    window_bytes = slot_bytes * layers
-    wanted = -(-_MOVED_BYTES // (window_bytes // 4))
-    return layers, max(1, min(_MAX_WINDOWS, wanted, budget // window_bytes))
 
 
 def _backend_name(backend: Backend) -> str:
@@ -180,9 +165,9 @@ def _table(timings: list[KernelTiming]) -> Table:
     header = ["shape", "slots", "tokens", "layers", "splice ms", "p90", "GB/s", "copy GB/s", "of copy"]
     rows = [
         [
-            *(t.model, t.slots, f"{t.tokens:,}", f"{t.layers}/{t.layers_of_model}", f"{t.splice.p50_ms:.3f}"),
-            *(f"{np.percentile(t.splice.samples_ms, 90):.3f}", f"{t.gb_s(t.splice):.1f}", f"{t.gb_s(t.copy):.1f}"),
-            *(f"{t.share_of_copy:.0%}", f"{t.move_then_rope.p50_ms / t.splice.p50_ms:.1f} x"),
+            *(t.model, t.slots, f"{t.tokens:,}", f"{t.layers}/{t.layers_of_model}", f"{median(t.splice):.3f}"),
+            *(f"{np.percentile(t.splice, 90):.3f}", f"{t.gb_s(t.splice):.1f}", f"{t.gb_s(t.copy):.1f}"),
+            *(f"{t.share_of_copy:.0%}", f"{median(t.move_then_rope) / median(t.splice):.1f} x"),
             *(f"{t.rel_l2:.0e}", t.backend),
         ]
         for t in timings
@@ -190,12 +175,13 @@ def _table(timings: list[KernelTiming]) -> Table:
     return Table([*header, "move, rope", "rel L2", "backend"], rows)
 
 
-def time_prefill(model: str, device: torch.device) -> dict[str, Timing]:
+def time_prefill(model: str, device: torch.device) -> dict[str, list[float]]:
     """A prefill of 1,500 tokens of `model`, with random weights, and a splice of as many."""
-    bench = Bench(model, TORCH, 4 * _PREFILL_TOKENS, torch.bfloat16, device, 0)
+    bench = Bench(model, TORCH, 4 * _PREFILL_TOKENS, torch.bfloat16, device)
     window = make_window(bench.pool, "scattered", _PREFILL_TOKENS, 0)
-    _checked(bench.pool, window, model)
-    tokens = bench.model.to_device(random_tokens(np.random.default_rng(0), _PREFILL_TOKENS, bench.model.dims.vocab))
+    bench.pool.fill()
+    bench.pool.check(window)
+    tokens = bench.to_device(random_tokens(np.random.default_rng(0), _PREFILL_TOKENS, bench.dims.vocab))
     extend = whole_extend(tokens, bench.slots[:_PREFILL_TOKENS], 0)
     ways = {"prefill": lambda: bench.first_token(extend), "splice": lambda: bench.pool.move(window)}
     return take_turns(ways, _PREFILL_REPEATS, device)

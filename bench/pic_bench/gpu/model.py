@@ -25,6 +25,7 @@ from torch import Tensor
 from pic_bench.gpu.kernel_pool import Pool, Shape
 from sglang_pic.adapter.serve.gap_batch import Splice
 from sglang_pic.core import Tokens
+from sglang_pic.errors import BenchError
 
 
 class Extend(NamedTuple):
@@ -160,23 +161,27 @@ class Dims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return Shape(
             layers=self.layers,
             heads=self.kv_heads,
-            dim=self.row_dim,
+            dim=self.latent + self.rope_dim if self.latent else self.qk_dim,
             rotary_dim=self.rope_dim,
             is_neox=not self.latent,
             latent=self.latent,
             rope_theta=self.rope_theta,
         )
 
-    @property
-    def row_dim(self) -> int:
-        """Dimensions of a pool row's key head, or of the whole row with a latent."""
-        return self.latent + self.rope_dim if self.latent else self.qk_dim
+    def attention(self, dtype: torch.dtype, *, is_absorbed: bool) -> AttentionShape:
+        """What a pass asks of an attention backend."""
+        scale = self.qk_dim**-0.5
+        if is_absorbed:
+            return AttentionShape(self.heads, 1, self.rows.dim, self.latent, self.latent, scale, dtype)
+        kv_heads = self.heads if self.latent else self.kv_heads
+        return AttentionShape(self.heads, kv_heads, self.qk_dim, self.v_dim, 0, scale, dtype)
+
+    def attentions(self, dtype: torch.dtype) -> set[AttentionShape]:
+        """All that passes ask of an attention backend."""
+        return {self.attention(dtype, is_absorbed=is_absorbed) for is_absorbed in (False, self.latent > 0)}
 
 
 MODELS: Final = msgspec.json.decode(Path(__file__).with_name("models.json").read_bytes(), type=dict[str, Dims])
-TINY: Final = tuple(name for name in MODELS if name.startswith("tiny"))
-"""For tests, and for a look at the benchmark on a CPU."""
-
 
 Layer: TypeAlias = dict[str, Tensor]
 """Weights by name, as `linear` takes them; norms' gains are 1."""
@@ -195,19 +200,28 @@ class _Pass(NamedTuple):
         return turn(heads.float(), *self.angles, is_neox=self.is_neox).to(heads.dtype)
 
 
-class Skeleton:
-    """The model. Weights are normal, scaled so that activations keep their size; the same seed gives the same ones."""
+class Bench:
+    """A model, its pool and who attends.
 
-    def __init__(self, dims: Dims, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
-        """Draw the weights on `device`."""
-        self.dims, self.dtype, self.device = dims, dtype, device
-        self._random = torch.Generator(device).manual_seed(seed)
+    Weights are normal, scaled so that activations keep their size, and always the same. `slots` `[n]` are in random
+    order, as a pool's are after a while.
+    """
+
+    def __init__(
+        self, name: str, attention: AttentionBackend, num_slots: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Draw the weights of the dimensions called `name` and allocate the pool."""
+        dims = MODELS[name]
+        self.name, self.dims, self.attention, self.dtype, self.device = name, dims, attention, dtype, device
+        self._random = torch.Generator(device).manual_seed(1)
         self.embedding = self._weight(dims.vocab, dims.hidden) * dims.hidden**0.5
         self.head = self._weight(dims.vocab, dims.hidden)
         self.layers = [self._layer(index) for index in range(dims.layers)]
+        self.pool = Pool(dims.rows, dims.layers, num_slots, device, dtype)
+        self.slots = torch.randperm(num_slots, generator=torch.Generator().manual_seed(1)).to(device)
 
-    def first_layers(self, count: int) -> Skeleton:
-        """The same weights with the first `count` layers only."""
+    def first_layers(self, count: int) -> Bench:
+        """The same weights with the first `count` layers only, on the same pool."""
         part = copy.copy(self)
         part.layers = self.layers[:count]
         return part
@@ -216,35 +230,32 @@ class Skeleton:
         """Token ids as a pass takes them."""
         return torch.from_numpy(tokens.astype(np.int64)).to(self.device)
 
-    def shape(self, *, is_absorbed: bool) -> AttentionShape:
-        """What a pass asks of an attention backend."""
-        dims, scale = self.dims, self.dims.qk_dim**-0.5
-        if is_absorbed:
-            return AttentionShape(dims.heads, 1, dims.row_dim, dims.latent, dims.latent, scale, self.dtype)
-        kv_heads = dims.heads if dims.latent else dims.kv_heads
-        return AttentionShape(dims.heads, kv_heads, dims.qk_dim, dims.v_dim, 0, scale, self.dtype)
+    def first_token(self, extend: Extend) -> int:
+        """The greedy token behind a pass; back when the device is done.
 
-    def shapes(self) -> set[AttentionShape]:
-        """All that passes ask of an attention backend."""
-        return {self.shape(is_absorbed=is_absorbed) for is_absorbed in (False, self.dims.latent > 0)}
+        Raises:
+            BenchError: the logits are not finite: a row was read that nobody wrote.
+        """
+        logits = self.forward(extend)
+        best = logits.argmax()
+        if not bool(torch.isfinite(logits[best])):
+            raise BenchError(f"{self.name}, {self.attention.name}: logits are not finite; a row was read unwritten.")
+        return int(best)
 
     @torch.inference_mode()
-    def forward(self, extend: Extend, pool: Pool, attention: AttentionBackend) -> Tensor:
-        """Move the rows of the pass's splice, then compute its tokens.
-
-        Args:
-            extend: the pass; its KV is written to `extend.out_slots` of every layer.
-            pool: holds the rows before every gap, or gets them from the splice.
-            attention: who attends.
+    def forward(self, extend: Extend) -> Tensor:
+        """Move the rows of a pass's splice, then compute its tokens; their KV goes to its `out_slots` of every layer.
 
         Returns:
             `[vocab]` float32, the logits of the last token.
         """
+        pool = self.pool
         if extend.splice is not None:
             pool.splice(extend.splice.src, extend.splice.dst, extend.splice.shifts)
         is_latent = self.dims.latent > 0
         slots = torch.arange(len(extend.row), device=self.device) if is_latent and extend.is_full else extend.row
-        attend = attention.plan(extend, slots, self.shape(is_absorbed=is_latent and not extend.is_full))
+        shape = self.dims.attention(self.dtype, is_absorbed=is_latent and not extend.is_full)
+        attend = self.attention.plan(extend, slots, shape)
         cos, sin = (table[:, None] for table in pool.rope.cos_sin(extend.positions))
         shared = _Pass(extend, attend, (cos, sin), pool.rope.is_neox_style)
         hidden = F.embedding(extend.input_ids, self.embedding)
@@ -291,7 +302,7 @@ class Skeleton:
         ffn = dims.shared_experts * dims.expert_ffn if has_experts else dims.ffn
         num_queries = dims.heads * dims.qk_dim
         # Behind the queries keys and values, or latent and rotary key.
-        others = dims.row_dim if dims.latent else dims.kv_heads * (dims.qk_dim + dims.v_dim)
+        others = dims.rows.dim if dims.latent else dims.kv_heads * (dims.qk_dim + dims.v_dim)
         shapes: dict[str, tuple[int, ...]] = {
             "qkv": (num_queries + others, dims.hidden),
             "out": (dims.hidden, dims.heads * dims.v_dim),

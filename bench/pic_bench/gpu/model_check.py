@@ -16,8 +16,8 @@ import torch
 from pic_kernels.numerics import relative_l2
 from torch import Tensor
 
-from pic_bench.gpu.model import AttentionBackend, AttentionShape, Extend
-from pic_bench.gpu.passes import Bench, Layout, gap_extend, make_lookup, random_tokens, whole_extend
+from pic_bench.gpu.model import AttentionBackend, AttentionShape, Bench, Extend
+from pic_bench.gpu.passes import Layout, gap_extend, make_lookup, random_tokens, whole_extend
 from sglang_pic.errors import BenchError
 
 # Operands are rounded to the dtype, and so are the weights before they meet the values.
@@ -45,36 +45,34 @@ def check_model(bench: Bench, num_tokens: int) -> dict[str, float]:
     Raises:
         BenchError: something is further off than it may be; the message says what.
     """
-    model, pool, attention = bench.model, bench.pool, bench.attention
-    part = model.first_layers(_LAYERS)
-    errors = {"attention": max(check_attention(attention, shape, model.device) for shape in model.shapes())}
-
-    def logits(extend: Extend) -> Tensor:
-        return part.forward(extend, pool, attention)
-
+    dims, pool, to_device = bench.dims, bench.pool, bench.to_device
+    shapes = dims.attentions(bench.dtype)
+    errors = {"attention": max(check_attention(bench.attention, shape, bench.device) for shape in shapes)}
+    part = bench.first_layers(_LAYERS)
+    logits = part.forward
     rng = np.random.default_rng(7)
-    lookup = make_lookup(rng, Layout.of_share(num_tokens, 0.8, 4), model.dims.vocab)
-    foreign = random_tokens(rng, num_tokens, model.dims.vocab)
+    lookup = make_lookup(rng, Layout.of_share(num_tokens, 0.8, 4), dims.vocab)
+    foreign = random_tokens(rng, num_tokens, dims.vocab)
     own, other, far, _ = bench.slots.tensor_split((num_tokens, 2 * num_tokens, 2 * num_tokens + len(lookup.donor)))
-    tokens, plan = model.to_device(lookup.prompt), lookup.plan()
+    tokens, plan = to_device(lookup.prompt), lookup.plan()
     in_place = [msgspec.structs.replace(run, donor_start=run.target_start) for run in plan.runs]
     own_plan = msgspec.structs.replace(plan, runs=tuple(in_place))
     pool.poison()
     full = logits(whole_extend(tokens, own, 0))
     gap = logits(gap_extend(tokens, other, own_plan, own))
     # NOTE: the same rows in another order would not do: attention does not see the order of rows.
-    logits(whole_extend(model.to_device(foreign), far[:num_tokens], 0))
+    logits(whole_extend(to_device(foreign), far[:num_tokens], 0))
     wrong = logits(gap_extend(tokens, other, own_plan, far))
-    logits(whole_extend(model.to_device(lookup.donor), far, 0))
+    logits(whole_extend(to_device(lookup.donor), far, 0))
     logits(gap_extend(tokens, other, plan, far))
-    moved = torch.cat([torch.arange(run.target_start, run.target_end) for run in plan.runs]).to(model.device)
-    turned = pool.keys[0][..., model.dims.latent : model.dims.row_dim]
+    moved = torch.cat([torch.arange(run.target_start, run.target_end) for run in plan.runs]).to(bench.device)
+    turned = pool.keys[0][..., dims.latent :]
     moved_keys = relative_l2(turned[other[moved]], turned[own[moved]])
     # Last, for it writes rows of the donor again.
     prefix = logits(whole_extend(tokens, own, plan.num_spliced))
     errors |= {name: relative_l2(found, full) for name, found in (("hit", prefix), ("gaps", gap), ("wrong", wrong))}
-    errors |= {"moved keys": moved_keys, "allowed": max(_TIMES_PREFIX_HIT * errors["hit"], _LOGITS_REL_L2[model.dtype])}
-    _judge(errors, f"{bench.name}, {len(part.layers)} layers, {attention.name}", model.dtype)
+    errors |= {"moved keys": moved_keys, "allowed": max(_TIMES_PREFIX_HIT * errors["hit"], _LOGITS_REL_L2[bench.dtype])}
+    _judge(errors, f"{bench.name}, {len(part.layers)} layers, {bench.attention.name}", bench.dtype)
     return errors
 
 

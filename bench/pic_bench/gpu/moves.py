@@ -20,18 +20,14 @@ from pic_kernels.numerics import ROTATE_REL_L2
 from pic_kernels.operands import SUPPORTED_DTYPES
 
 from pic_bench.gpu import kernels
-from pic_bench.gpu.clocks import open_counter
 from pic_bench.gpu.kernel_pool import Pool, Shape, Window
 from pic_bench.gpu.record import Found, Work
-from sglang_pic.errors import BenchError, UnsupportedError
+from sglang_pic.errors import BenchError
 
 _SHIFTS: Final = (1_021, 0, -37, 131_072, 1)
+_FP8: Final = torch.float8_e4m3fn
 _SANITIZER_S: Final = 150
-_SMALL: Final = (
-    "from pic_bench.gpu import stand_ins; stand_ins.install(); from pic_bench.gpu.moves import check_small; "
-)
-
-
+_SMALL: Final = "from pic_bench.gpu import stand_ins; stand_ins.install(); from pic_bench.gpu import moves; "
 LAYOUTS: Final = {
     "NeoX": Shape(heads=8, dim=128, rotary_dim=128),
     "interleaved": Shape(heads=8, dim=128, rotary_dim=128, is_neox=False),
@@ -49,8 +45,8 @@ def run_moves(work: Work) -> Found:
     errors: dict[str, float] = {}
     failures, notes = [], []
     for name, layout, dtype, num_slots in _cases(num_tokens):
-        if device.type == "cuda" and (reason := _refused(layout, dtype, num_slots, device)):
-            notes.append(f"{name}: {reason}")
+        if dtype == _FP8 and not work.is_dry and torch.cuda.get_device_capability(device) < (8, 9):
+            notes.append(f"{name}: FP8 needs compute capability 8.9")
             continue
         try:
             errors[name] = check_moves(layout, dtype, num_slots, num_tokens, device)
@@ -68,8 +64,7 @@ def _cases(num_tokens: int) -> Iterator[tuple[str, Shape, torch.dtype, int]]:
             yield f"{name}, {dtype}", layout, dtype, 3 * num_tokens
     # A pool of 2^32 elements, half of its rows beyond 2^31; FP8 keeps it at 4.3 GB.
     latent = LAYOUTS["MLA"]
-    fp8 = torch.float8_e4m3fn
-    yield "MLA beyond 2^31 elements", latent, fp8, (1 << 32) // latent.dim + 3 * num_tokens
+    yield "MLA beyond 2^31 elements", latent, _FP8, (1 << 32) // latent.dim + 3 * num_tokens
 
 
 def check_moves(layout: Shape, dtype: torch.dtype, num_slots: int, num_tokens: int, device: torch.device) -> float:
@@ -105,18 +100,9 @@ def check_small(device: str) -> None:
         check_moves(layout, torch.bfloat16, 120, 40 if device == "cuda" else 5, torch.device(device))
 
 
-def _refused(layout: Shape, dtype: torch.dtype, num_slots: int, device: torch.device) -> str:
-    """Why a case cannot run on this card; empty where it can."""
-    if dtype == torch.float8_e4m3fn and (here := torch.cuda.get_device_capability(device)) < (8, 9):
-        return f"FP8 needs compute capability 8.9, this is {here[0]}.{here[1]}"
-    needed = num_slots * layout.heads * layout.dim * dtype.itemsize
-    free = torch.cuda.mem_get_info(device)[0]
-    return "" if 2.5 * needed < free else f"needs {needed / 2**30:.0f} GiB, {free / 2**30:.0f} are free"
-
-
 def _sanitize(work: Work) -> str:
     """What the sanitizer found: nothing, that it could not look, or a sentence that begins with `memory`."""
-    command = [sys.executable, "-c", _SMALL + f"check_small({work.device!r})"]
+    command = [sys.executable, "-c", _SMALL + f"moves.check_small({work.device!r})"]
     tool = shutil.which("compute-sanitizer")
     if not work.is_dry:
         if tool is None:
@@ -134,25 +120,15 @@ def _sanitize(work: Work) -> str:
     return f"compute-sanitizer could not check here (exit status {done.returncode}): {tail}"
 
 
-_TOOLS = ("nvidia-smi", "compute-sanitizer", "ncu", "nvcc")
-
-
 def run_versions(work: Work) -> Found:
-    """Multiply two matrices on the device and read its counters."""
+    """Multiply two matrices on the device; the record has the versions, as every record has."""
     side = 64 if work.is_dry else 4096
     generator = torch.Generator(work.device).manual_seed(0)
     left, right = (torch.randn(side, side, generator=generator, device=work.device) for _ in range(2))
     wide = (left[:8].double() @ right.double()).float()
     failures = [] if torch.allclose((left @ right)[:8], wide, rtol=1e-2, atol=0.5) else ["a product is wrong"]
-    notes = [f"{tool} is not on PATH" for tool in _TOOLS if shutil.which(tool) is None]
-    try:
-        joules = open_counter(torch.device(work.device))()
-    except UnsupportedError as error:
-        joules = None
-        notes.append(str(error))
     card = None if work.is_dry else str(torch.cuda.get_device_properties(0))
-    raw = {"card": card, "cuda": torch.version.cuda, "joules": joules, "tools": [shutil.which(t) for t in _TOOLS]}
-    return Found(notes=notes, failures=failures, raw=raw)
+    return Found(failures=failures, raw={"card": card, "cuda": torch.version.cuda})
 
 
 def run_bandwidth(work: Work) -> Found:

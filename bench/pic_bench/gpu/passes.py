@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pic_bench.gpu.kernel_pool import Pool
-from pic_bench.gpu.model import MODELS, AttentionBackend, Extend, Skeleton
+from pic_bench.gpu.model import Bench, Extend
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Plan, Tokens
@@ -116,37 +115,6 @@ def make_lookup(
     return Lookup(np.concatenate(prompt), known, index)
 
 
-class Bench:
-    """A model, its pool and who attends; `slots` `[n]` are in random order, as a pool's are after a while."""
-
-    def __init__(
-        self,
-        name: str,
-        attention: AttentionBackend,
-        num_slots: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        seed: int,
-    ) -> None:
-        """Draw the weights of the dimensions called `name` and allocate the pool."""
-        self.name, self.attention, self.seed = name, attention, seed
-        self.model = Skeleton(MODELS[name], dtype, device, seed)
-        self.pool = Pool(MODELS[name].rows, MODELS[name].layers, num_slots, device, dtype)
-        self.slots = torch.randperm(num_slots, generator=torch.Generator().manual_seed(seed)).to(device)
-
-    def first_token(self, extend: Extend) -> int:
-        """The greedy token behind a pass; back when the device is done.
-
-        Raises:
-            BenchError: the logits are not finite: a row was read that nobody wrote.
-        """
-        logits = self.model.forward(extend, self.pool, self.attention)
-        best = logits.argmax()
-        if not bool(torch.isfinite(logits[best])):
-            raise BenchError(f"{self.name}, {self.attention.name}: logits are not finite; a row was read unwritten.")
-        return int(best)
-
-
 class Request:
     """A prompt on a bench, and the ways to compute it; the prompt that held its runs before is computed."""
 
@@ -156,12 +124,11 @@ class Request:
         Raises:
             BenchError: the planner does not find the runs.
         """
-        rng = np.random.default_rng(bench.seed)
-        self.lookup = make_lookup(rng, layout, bench.model.dims.vocab, index_tokens, policy)
+        self.lookup = make_lookup(np.random.default_rng(1), layout, bench.dims.vocab, index_tokens, policy)
         self.plan = self.lookup.plan()
         if self.plan.num_spliced < 0.9 * layout.num_repeated:
             raise BenchError(f"{bench.name}, {layout}: the planner splices {self.plan.num_spliced} tokens; not timed.")
-        self._bench, donor = bench, bench.model.to_device(self.lookup.donor)
+        self._bench, donor = bench, bench.to_device(self.lookup.donor)
         self._donor_row, self._row, _ = bench.slots.tensor_split((len(donor), len(donor) + layout.num_tokens))
         bench.pool.poison()
         bench.first_token(whole_extend(donor, self._donor_row, 0))
@@ -181,4 +148,4 @@ class Request:
 
     @property
     def _tokens(self) -> Tensor:
-        return self._bench.model.to_device(self.lookup.prompt)
+        return self._bench.to_device(self.lookup.prompt)
