@@ -16,6 +16,7 @@ from pic_bench.gpu.passes import SHIFT, Layout, gap_extend, make_lookup, whole_e
 from pic_bench.gpu.prefills import PrefillTiming, break_even, energy_request, run_gaps
 from pic_bench.gpu.record import Work
 
+from sglang_pic.core import MOST_REUSE
 from sglang_pic.errors import BenchError
 
 CPU = torch.device("cpu")
@@ -119,35 +120,33 @@ def test_grouped_experts_are_the_tokens_own() -> None:
     torch.testing.assert_close(routed(hidden, layer, 2), expected, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("num_tokens", [512, 2_048, 8_192, 32_768])
-@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
-def test_the_planner_finds_every_run_of_a_prompt(num_tokens: int, share: float) -> None:
+LAYOUTS = [
+    *(Layout(run=length) for length in (16, 32, 48, 63, 100, 300)),
+    *(Layout.of_share(length, share, 8) for length in (2_048, 8_192, 32_768) for share in (0.5, 0.9, 0.99)),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: f"{each.num_tokens}-{each.num_repeated}")
+def test_the_planner_finds_every_run(layout: Layout) -> None:
     """At the sizes of the day; the pass writes every slot of the prompt once."""
-    lookup = make_lookup(np.random.default_rng(1), Layout.of_share(num_tokens, share, 8), 1_000)
-    plan = lookup.plan()
-    assert len(plan.runs) == 8
-    assert len(plan.gaps) == 9
-    assert share - 0.08 < plan.num_spliced / num_tokens <= share
-    for run in plan.runs:
-        donor = lookup.donor[run.donor_start : run.donor_end]
-        assert np.array_equal(lookup.prompt[run.target_start : run.target_end], donor)
+    for seed in range(5):
+        lookup = make_lookup(np.random.default_rng(seed), layout, 1_000, 40_000 if not seed else 0)
+        plan = lookup.plan()
+        assert plan.end == len(lookup.prompt) == layout.num_tokens
+        assert (len(plan.runs), len(plan.gaps)) == (layout.runs, layout.runs + 1)
+        first, *others = [run.num_tokens + run.seam_len for run in plan.runs]
+        assert first == layout.run - max(0, MOST_REUSE.sink_tokens - layout.header)
+        assert set(others) <= {layout.run}
+        assert plan.runs[0].shift == -SHIFT
+        for run in plan.runs:
+            donor = lookup.donor[run.donor_start : run.donor_end]
+            assert np.array_equal(lookup.prompt[run.target_start : run.target_end], donor)
     tokens = torch.from_numpy(lookup.prompt.astype(np.int64))
-    assert len(tokens) == num_tokens
-    row, donor_row = torch.randperm(num_tokens + len(lookup.donor)).split((num_tokens, len(lookup.donor)))
+    row, donor_row = torch.randperm(len(tokens) + len(lookup.donor)).split((len(tokens), len(lookup.donor)))
     extend = gap_extend(tokens, row, plan, donor_row)
     assert extend.splice is not None
     assert torch.equal(torch.cat((extend.out_slots, extend.splice.dst)).sort().values, row.sort().values)
     assert torch.equal(extend.input_ids, tokens[extend.positions])
-
-
-@pytest.mark.parametrize("length", [16, 32, 48, 63, 100, 300])
-def test_the_planner_finds_the_run(length: int) -> None:
-    """A message of any length, in another prompt."""
-    for seed in range(5):
-        lookup = make_lookup(np.random.default_rng(seed), Layout(run=length), 1_000, 40_000 if not seed else 0)
-        (run,) = lookup.plan().runs
-        assert run.shift == -SHIFT
-        assert run.num_tokens + run.seam_len == length
 
 
 def test_what_the_planner_does_not_find_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,12 +82,3 @@ def test_without_a_gpu_it_says_why() -> None:
 
     with pytest.raises(UnsupportedError, match="attention backend triton: needs a GPU"):
         check_attention(TRITON, GROUPED, CPU)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("model", ["Llama-3.1-8B", "DeepSeek-V2-Lite"])
-def test_on_a_gpu(model: str) -> None:
-    from pic_bench.gpu.attention_triton import TRITON
-
-    for shape in MODELS[model].attentions(torch.bfloat16):
-        check_attention(TRITON, shape, torch.device("cuda"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import median
 
 import msgspec
 import pytest
@@ -31,7 +30,6 @@ def test_writes_samples_and_a_table(backend: str, tmp_path: Path, capsys: pytest
     assert timing.layers == timing.layers_of_model == 24
     assert timing.bytes_moved == 2 * 16 * 24 * 2 * 128
     assert len(timing.splice) == len(timing.copy) == 3
-    assert timing.gb_s(timing.splice) == pytest.approx(timing.bytes_moved / median(timing.splice) / 1e6)
     assert f" {timing.share_of_copy:.0%} |" in capsys.readouterr().out
 
 

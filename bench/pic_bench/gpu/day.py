@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from pic_bench.environment import capture_environment
-from pic_bench.frame import interrupt_on_sigterm
+from pic_bench.frame import at_least, interrupt_on_sigterm
 from pic_bench.gpu import stand_ins
 from pic_bench.gpu.record import (
     FIGURES,
@@ -88,7 +88,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--model", metavar="FOLDER", help="an 8B model for `defaults` and `latency` (default: dummy weights)")
     add("--commit", help="the commit to record where the checkout has no git")
     limit = f"seconds an item may take (default: {LIMIT_S:.0f}; {_DRY_LIMIT_S:.0f} in a dry run)"
-    add("--limit-s", type=float, metavar="S", help=limit)
+    add("--limit-s", type=at_least(0.1), metavar="S", help=limit)
     add("--out", type=Path, default=Path("runs/gpu"), help="folder of records and logs (default: %(default)s)")
     add("--page", action="store_true", help=f"write the table of {_PAGE.relative_to(_ROOT)} from {_RESULTS.name}/")
     add("--one", choices=names, help=argparse.SUPPRESS)
@@ -96,8 +96,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args.words = sys.argv[1:] if argv is None else argv
     if args.limit_s is None:
         args.limit_s = _DRY_LIMIT_S if args.dry_run else LIMIT_S
-    if args.limit_s <= 0:
-        parser.error(f"--limit-s {args.limit_s}: seconds, more than 0")
     return args
 
 

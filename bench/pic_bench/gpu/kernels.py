@@ -62,10 +62,6 @@ class KernelTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Bandwidth of the splice over that of the copy: the median of the ratios of neighbouring samples."""
         return median(c / s for c, s in zip(self.copy, self.splice, strict=True))
 
-    def gb_s(self, way: list[float]) -> float:
-        """Bytes read plus written a second, at the median."""
-        return self.bytes_moved / median(way) / 1e6
-
 
 class KernelResult(Result, frozen=True, kw_only=True):
     """The result file."""
@@ -166,7 +162,8 @@ def _table(timings: list[KernelTiming]) -> Table:
     rows = [
         [
             *(t.model, t.slots, f"{t.tokens:,}", f"{t.layers}/{t.layers_of_model}", f"{median(t.splice):.3f}"),
-            *(f"{np.percentile(t.splice, 90):.3f}", f"{t.gb_s(t.splice):.1f}", f"{t.gb_s(t.copy):.1f}"),
+            f"{np.percentile(t.splice, 90):.3f}",
+            *(f"{t.bytes_moved / median(way) / 1e6:.1f}" for way in (t.splice, t.copy)),
             *(f"{t.share_of_copy:.0%}", f"{median(t.move_then_rope) / median(t.splice):.1f} x"),
             *(f"{t.rel_l2:.0e}", t.backend),
         ]

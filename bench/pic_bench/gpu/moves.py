@@ -7,7 +7,6 @@ one small case under compute-sanitizer where that is installed.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,19 +42,19 @@ def run_moves(work: Work) -> Found:
         os.environ["SGLANG_PIC_KERNELS"] = "triton"
     device, num_tokens = torch.device(work.device), 7 if work.is_dry else 1_504
     errors: dict[str, float] = {}
-    failures, notes = [], []
+    found = Found(raw={"errors": errors, "tokens": num_tokens})
     for name, layout, dtype, num_slots in _cases(num_tokens):
         if dtype == _FP8 and not work.is_dry and torch.cuda.get_device_capability(device) < (8, 9):
-            notes.append(f"{name}: FP8 needs compute capability 8.9")
+            found.notes.append(f"{name}: FP8 needs compute capability 8.9")
             continue
         try:
             errors[name] = check_moves(layout, dtype, num_slots, num_tokens, device)
         except BenchError as error:
-            failures.append(f"{name}: {error}")
-    said = _sanitize(work)
-    (failures if said.startswith("memory") else notes).extend([said] if said else [])
-    figures = {"move_error": max(errors.values())} if errors else {}
-    return Found(figures=figures, notes=notes, failures=failures, raw={"errors": errors, "tokens": num_tokens})
+            found.failures.append(f"{name}: {error}")
+    if errors:
+        found.figures["move_error"] = max(errors.values())
+    _sanitize(work, found)
+    return found
 
 
 def _cases(num_tokens: int) -> Iterator[tuple[str, Shape, torch.dtype, int]]:
@@ -100,24 +99,21 @@ def check_small(device: str) -> None:
         check_moves(layout, torch.bfloat16, 120, 40 if device == "cuda" else 5, torch.device(device))
 
 
-def _sanitize(work: Work) -> str:
-    """What the sanitizer found: nothing, that it could not look, or a sentence that begins with `memory`."""
+def _sanitize(work: Work, found: Found) -> None:
+    """Run one small case under the sanitizer, or by itself in a dry run, and tell what it found or why it could not."""
     command = [sys.executable, "-c", _SMALL + f"moves.check_small({work.device!r})"]
-    tool = shutil.which("compute-sanitizer")
     if not work.is_dry:
-        if tool is None:
-            return "compute-sanitizer is not on PATH: memory accesses were not checked"
-        command = [tool, "--tool", "memcheck", "--error-exitcode", "99", *command]
+        command = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "99", *command]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SANITIZER_S, check=False)
-    except subprocess.TimeoutExpired:
-        return f"compute-sanitizer took more than {_SANITIZER_S} s"
-    if not done.returncode:
-        return ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        found.notes.append(f"memory accesses were not checked: {error}")
+        return
     tail = (done.stdout + done.stderr).strip()[-1_000:]
-    if work.is_dry or (done.returncode == 99 and "Device not supported" not in tail):
-        return f"memory checks failed: {tail}"
-    return f"compute-sanitizer could not check here (exit status {done.returncode}): {tail}"
+    if (work.is_dry and done.returncode) or (done.returncode == 99 and "Device not supported" not in tail):
+        found.failures.append(f"memory checks failed: {tail}")
+    elif done.returncode:
+        found.notes.append(f"compute-sanitizer could not check here (exit status {done.returncode}): {tail}")
 
 
 def run_versions(work: Work) -> Found:

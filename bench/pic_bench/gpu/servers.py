@@ -27,8 +27,8 @@ _START_S: Final = 240.0
 # Of a dry run, on a CPU that may be busy.
 _DRY_START_S: Final = 900.0
 _CONTEXT_LEN: Final = 65_536
-# Below lie the special tokens of the usual vocabularies.
-_FIRST_ID: Final = 1_000
+# Below lie the special tokens of the usual vocabularies, and no 8B model has fewer ids.
+_FIRST_ID, _LAST_ID = 1_000, 30_000
 _FAULTS: Final = re.compile(r"Traceback|device-side assert|CUDA error|illegal memory access", re.IGNORECASE)
 
 
@@ -43,7 +43,7 @@ class Model(NamedTuple):
 
     def tokens(self, random: random.Random, count: int) -> list[int]:
         """Token ids that repeat nothing."""
-        return [random.randrange(min(_FIRST_ID, self.vocab // 2), min(self.vocab, 30_000)) for _ in range(count)]
+        return [random.randrange(min(_FIRST_ID, self.vocab // 2), min(self.vocab, _LAST_ID)) for _ in range(count)]
 
 
 def small_model(work: Work) -> Model:
@@ -60,14 +60,7 @@ def small_model(work: Work) -> Model:
 def dummy_model(work: Work, name: str) -> Model:
     """A model of the dimensions called `name`, with SGLang's dummy weights and no tokenizer."""
     if work.model is not None and not MODELS[name].latent:
-        folder = Path(work.model)
-        try:
-            vocab = json.loads((folder / "config.json").read_text("utf8"))["vocab_size"]
-        except (OSError, ValueError, KeyError) as error:
-            raise BenchError(
-                f"--model {work.model!r}: no model folder with vocab_size in config.json: {error}"
-            ) from error
-        return Model(folder, (), vocab)
+        return Model(Path(work.model), (), _LAST_ID)
     if work.is_dry:
         name = "tiny-mla-dims" if MODELS[name].latent else "tiny-gqa-dims"
     folder = work.folder / "models" / name
