@@ -62,10 +62,7 @@ def test_a_bare_machine_runs_all_that_needs_no_sglang(tmp_path: Path) -> None:
     """Every item, tiny, with the kernels interpreted; the same code paths as on the card."""
     (tmp_path / "sitecustomize.py").write_text(BARE_MACHINE)
     folders = [tmp_path, *(ROOT / name for name in (".", "kernels", "traces", "bench"))]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, folders)),
-    }
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     out = tmp_path / "out"
     command = [sys.executable, "-m", "pic_bench.gpu", "--dry-run", "--out", str(out), "--commit", "c0ffee"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)

@@ -23,7 +23,6 @@ from torch import Tensor
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
-from triton.runtime import JITFunction
 
 from pic_bench.gpu.model import Attend, AttentionBackend, AttentionShape, Extend
 from sglang_pic.errors import UnsupportedError
@@ -84,13 +83,7 @@ def _plan(extend: Extend, slots: Tensor, shape: AttentionShape) -> Attend:
 
 
 def compile_for(shape: AttentionShape, target: GPUTarget) -> CompiledKernel:
-    """The kernel as a launch compiles it for bf16 rows on `target`; no device is needed.
-
-    Raises:
-        TypeError: the kernel is interpreted in this process.
-    """
-    if not isinstance(_extend_kernel, JITFunction):
-        raise TypeError("the attention kernel is interpreted: unset TRITON_INTERPRET to compile it.")
+    """The kernel as a launch compiles it for bf16 rows on `target`; no device is needed, and no interpreter allowed."""
     constants, options = _launch(shape)
     run_time = [name for name in _extend_kernel.arg_names if name not in constants]
     kinds = {"slots": "*i64", "tiles": "*i32", "scale": "fp32"}

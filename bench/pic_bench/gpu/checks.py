@@ -45,12 +45,12 @@ _TIMES_HIT: Final = 2.0
 _ROOM: Final = 1e-3
 _SHARE_OF_WRONG: Final = 0.05
 _HEADER_TOKENS: Final = 200
+FA3: Final = ("--attention-backend", "fa3")
 BACKENDS: Final[dict[str, tuple[str, ...]]] = {
     "triton": ("--attention-backend", "triton"),
     "flashinfer": ("--attention-backend", "flashinfer"),
-    "page64": ("--attention-backend", "fa3", "--page-size", "64"),
+    "page64": (*FA3, "--page-size", "64"),
 }
-FA3: Final = ("--attention-backend", "fa3")
 
 
 def run_fa3(work: Work) -> Found:

@@ -29,14 +29,12 @@ from pic_bench.gpu.model import MODELS, TORCH, Bench
 from pic_bench.gpu.passes import random_tokens, whole_extend
 from pic_bench.report.markdown import Table, markdown_table
 
-_SWITCH: Final = "SGLANG_PIC_KERNELS"
 _TOKENS: Final = (16, 128, 512, 1_504, 8_192, 32_768)
 _TOKENS_OF_ROWS: Final = 8_192
 _ALL_ORDERS_AT: Final = 1_504
 _POOL_BYTES: Final = 1 << 30
 _MAX_WINDOWS: Final = 8
 _PREFILL_TOKENS: Final = 1_500
-_PREFILL_REPEATS: Final = 5
 
 
 class KernelTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,7 +90,7 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     if any(n < PAGE_SIZE or n % PAGE_SIZE for n in args.tokens or ()):
         STUDY.parser.error(f"--tokens {args.tokens}: must be multiples of {PAGE_SIZE}")
     if args.backend:
-        os.environ[_SWITCH] = args.backend
+        os.environ["SGLANG_PIC_KERNELS"] = args.backend
     device = torch.device(args.device)
     timings = [_measure(*case, args.repeats, device) for case in _cases(args, device)]
     prefill = time_prefill(args.prefill, device) if args.prefill else {}
@@ -181,7 +179,7 @@ def time_prefill(model: str, device: torch.device) -> dict[str, list[float]]:
     tokens = bench.to_device(random_tokens(np.random.default_rng(0), _PREFILL_TOKENS, bench.dims.vocab))
     extend = whole_extend(tokens, bench.slots[:_PREFILL_TOKENS], 0)
     ways = {"prefill": lambda: bench.first_token(extend), "splice": lambda: bench.pool.move(window)}
-    return take_turns(ways, _PREFILL_REPEATS, device)
+    return take_turns(ways, 5, device)
 
 
 def _free_bytes(device: torch.device) -> int:

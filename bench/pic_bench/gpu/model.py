@@ -182,6 +182,8 @@ class Dims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 MODELS: Final = msgspec.json.decode(Path(__file__).with_name("models.json").read_bytes(), type=dict[str, Dims])
+DRY_MODELS: Final = {"DeepSeek-V2-Lite": "tiny-mla-dims", "Llama-3.1-8B": "tiny-gqa-dims"}
+"""What a dry run takes in their place."""
 
 Layer: TypeAlias = dict[str, Tensor]
 """Weights by name, as `linear` takes them; norms' gains are 1."""

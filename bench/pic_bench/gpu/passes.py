@@ -128,7 +128,8 @@ class Request:
         self.plan = self.lookup.plan()
         if self.plan.num_spliced < 0.9 * layout.num_repeated:
             raise BenchError(f"{bench.name}, {layout}: the planner splices {self.plan.num_spliced} tokens; not timed.")
-        self._bench, donor = bench, bench.to_device(self.lookup.donor)
+        self._bench, self._tokens = bench, bench.to_device(self.lookup.prompt)
+        donor = bench.to_device(self.lookup.donor)
         self._donor_row, self._row, _ = bench.slots.tensor_split((len(donor), len(donor) + layout.num_tokens))
         bench.pool.poison()
         bench.first_token(whole_extend(donor, self._donor_row, 0))
@@ -139,13 +140,8 @@ class Request:
 
     def gaps(self) -> None:
         """Plan, lay out, splice and compute the rest."""
-        extend = gap_extend(self._tokens, self._row, self.lookup.plan(), self._donor_row)
-        self._bench.first_token(extend)
+        self._bench.first_token(gap_extend(self._tokens, self._row, self.lookup.plan(), self._donor_row))
 
     def prefix(self) -> None:
         """Compute as many tokens as `gaps` does, behind an exact prefix hit."""
         self._bench.first_token(whole_extend(self._tokens, self._row, self.plan.num_spliced))
-
-    @property
-    def _tokens(self) -> Tensor:
-        return self._bench.to_device(self.lookup.prompt)

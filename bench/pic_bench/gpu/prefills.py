@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from statistics import median
 from typing import Final
 
@@ -20,7 +21,7 @@ import msgspec
 import torch
 
 from pic_bench.gpu.clocks import JouleCounter, joules_each, open_counter, take_turns
-from pic_bench.gpu.model import TORCH, Bench
+from pic_bench.gpu.model import DRY_MODELS, TORCH, Bench
 from pic_bench.gpu.model_check import check_model
 from pic_bench.gpu.passes import Layout, Request
 from pic_bench.gpu.record import Found, Work
@@ -28,7 +29,6 @@ from sglang_pic.core import MOST_REUSE
 from sglang_pic.errors import UnsupportedError
 
 _MLA, _GQA = "DeepSeek-V2-Lite", "Llama-3.1-8B"
-_DRY_MODELS: Final = {_MLA: "tiny-mla-dims", _GQA: "tiny-gqa-dims"}
 _CHECK_TOKENS: Final = 1_024
 # Below the limit, for a case that has begun: a pass of 32k tokens takes about 2 s on the slowest backend.
 _SPARE_S: Final = 60.0
@@ -127,12 +127,9 @@ def energy_request(work: Work, name: str) -> Request:
 
 def break_even(timings: Sequence[PrefillTiming]) -> int | None:
     """The shortest run from which on every measured one is served sooner than computed; None if there is none."""
-    least = None
-    for timing in sorted(timings, key=lambda timing: timing.repeated_tokens, reverse=True):
-        if timing.speedup <= 1:
-            break
-        least = timing.repeated_tokens
-    return least
+    longest_first = sorted(timings, key=lambda timing: timing.repeated_tokens, reverse=True)
+    paying = list(takewhile(lambda timing: timing.speedup > 1, longest_first))
+    return paying[-1].repeated_tokens if paying else None
 
 
 def _check_and_time(
@@ -183,7 +180,7 @@ def make_bench(work: Work, name: str, layouts: Sequence[Layout]) -> Bench:
     device = torch.device(work.device)
     if work.is_dry:
         # Interpreted, the kernel would take minutes.
-        return Bench(_DRY_MODELS[name], TORCH, num_slots, torch.bfloat16, device)
+        return Bench(DRY_MODELS[name], TORCH, num_slots, torch.bfloat16, device)
     from pic_bench.gpu.attention_triton import TRITON
 
     return Bench(name, TRITON, num_slots, torch.bfloat16, device)

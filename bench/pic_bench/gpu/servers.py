@@ -14,7 +14,7 @@ import msgspec
 
 from pic_bench.compare.arms import Arm, build_arms
 from pic_bench.compare.server import Server
-from pic_bench.gpu.model import MODELS, Dims
+from pic_bench.gpu.model import DRY_MODELS, MODELS, Dims
 from pic_bench.gpu.record import Work
 from pic_bench.probe_plugin import PROBE_PLUGIN, PROBE_VARIABLE
 from pic_bench.serving import serving
@@ -61,8 +61,7 @@ def dummy_model(work: Work, name: str) -> Model:
     """A model of the dimensions called `name`, with SGLang's dummy weights and no tokenizer."""
     if work.model is not None and not MODELS[name].latent:
         return Model(Path(work.model), (), _LAST_ID)
-    if work.is_dry:
-        name = "tiny-mla-dims" if MODELS[name].latent else "tiny-gqa-dims"
+    name = DRY_MODELS[name] if work.is_dry else name
     folder = work.folder / "models" / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_config(MODELS[name]), indent=2) + "\n")
