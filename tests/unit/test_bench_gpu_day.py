@@ -184,16 +184,12 @@ def test_joules_come_from_the_drivers_library_and_its_errors_are_told(monkeypatc
     """With a library of three functions, the last of which gives millijoules or NVML's `not supported`."""
     statuses = [0, 0, 3]
 
-    def find(uuid: bytes, _handle: object) -> int:
-        return 0 if uuid == b"GPU-3f2a" else 6
-
     def count(_handle: object, millijoules: Any) -> int:
         millijoules._obj.value += 2_500
         return statuses.pop(0)
 
-    nvml = SimpleNamespace(
-        nvmlInit_v2=lambda: 0, nvmlDeviceGetHandleByUUID=find, nvmlDeviceGetTotalEnergyConsumption=count
-    )
+    nvml = SimpleNamespace(nvmlInit_v2=lambda: 0, nvmlDeviceGetTotalEnergyConsumption=count)
+    nvml.nvmlDeviceGetHandleByUUID = lambda uuid, _handle: 0 if uuid == b"GPU-3f2a" else 6
     monkeypatch.setattr("ctypes.CDLL", lambda name: nvml)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="3f2a"))
     joules = open_counter(torch.device("cuda"))

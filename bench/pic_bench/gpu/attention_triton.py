@@ -64,13 +64,10 @@ def tile_queries(prefix_lens: list[int], seq_lens: list[int], block: int) -> np.
 
 
 def _plan(extend: Extend, slots: Tensor, shape: AttentionShape) -> Attend:
-    device = extend.row.device
-    if device.type != "cuda" and not _IS_INTERPRETED:
-        raise UnsupportedError("attention backend triton: needs a GPU, or TRITON_INTERPRET=1.")
     constants, options = _launch(shape)
     if any(size & (size - 1) for size in (constants[name] for name in ("GROUP", "MAIN", "REST", "V_DIM"))):
         raise UnsupportedError(f"attention backend triton: {shape}: heads and widths must be powers of two.")
-    tiles = torch.from_numpy(tile_queries(extend.prefix_lens, extend.seq_lens, constants["BLOCK_T"])).to(device)
+    tiles = torch.from_numpy(tile_queries(extend.prefix_lens, extend.seq_lens, constants["BLOCK_T"])).to(slots.device)
     scale = shape.scale * math.log2(math.e)
 
     def attend(query: Tensor, keys: Tensor, values: Tensor | None) -> Tensor:

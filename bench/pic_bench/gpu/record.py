@@ -15,7 +15,6 @@ import msgspec
 from pic_bench.environment import Environment
 from pic_bench.out_folder import read_json
 from pic_bench.report.markdown import Table, markdown_table
-from sglang_pic.errors import BenchError
 
 LIMIT_S: Final = 480.0
 """Seconds that an item may take."""
@@ -150,13 +149,7 @@ def figure_table(records: Mapping[str, Record]) -> Table:
 
 
 def render(page: str, records: Mapping[str, Record]) -> str:
-    """The page with its table of figures written anew.
-
-    Raises:
-        BenchError: the page has no place for it.
-    """
+    """The page with its table of figures written anew."""
     before, begin, rest = page.partition(MARKS[0])
     _, end, after = rest.partition(MARKS[1])
-    if not (begin and end):
-        raise BenchError(f"the page has no table between {MARKS[0]} and {MARKS[1]}.")
     return f"{before}{begin}\n{markdown_table(figure_table(records))}\n{end}{after}"
