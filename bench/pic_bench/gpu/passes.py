@@ -143,5 +143,5 @@ class Request:
         self._bench.first_token(gap_extend(self._tokens, self._row, self.lookup.plan(), self._donor_row))
 
     def prefix(self) -> None:
-        """Compute as many tokens as `gaps` does, behind an exact prefix hit."""
+        """Compute as many tokens as `gaps` does, behind an exact prefix, whose rows an earlier `full` has written."""
         self._bench.first_token(whole_extend(self._tokens, self._row, self.plan.num_spliced))
