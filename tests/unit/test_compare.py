@@ -63,8 +63,6 @@ def test_paired_figures() -> None:
     assert paired.output_agreement == pytest.approx(2 / 3)
     assert paired.ttft_speedup_p50 == 2.0
     assert paired.computed_tokens_ratio == pytest.approx((900 + 600 + 100) / 2700)
-    assert paired.ttft_total_ratio == pytest.approx(3.25 / 7.0)
-    assert paired.e2e_speedup_p50 == 1.0
     assert paired.first_token_kl is not None
     assert paired.first_token_kl.max == pytest.approx(0.8 * math.log(9), rel=1e-6)
     buckets = {bucket.low: bucket for bucket in paired.by_chunk_hit_tokens}
@@ -77,14 +75,12 @@ def test_paired_figures() -> None:
 
 def test_figures_from_a_session_s_second_call_on_leave_out_every_first_call() -> None:
     later = compare_arms("stock", STOCK, "pic", PIC).from_second_call
-    assert later is not None
     assert later.requests == 2
     assert (later.baseline_ttft_p50_s, later.ttft_p50_s, later.ttft_speedup_p50) == (3.0, 1.0, 3.0)
     assert (later.baseline_computed_tokens, later.computed_tokens) == (1800, 700)
     assert later.computed_tokens_ratio == pytest.approx(700 / 1800)
     assert later.first_token_agreement == 0.5
     first = compare_arms("stock", STOCK[:1], "pic", PIC[1:2]).from_second_call
-    assert first is not None
     assert (first.requests, first.ttft_speedup_p50, first.computed_tokens_ratio) == (0, None, None)
 
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from pic_traces.session import JsonValue
@@ -80,16 +79,14 @@ def arm_server(
     flags: Sequence[str] = (),
     probe: Mapping[str, object] | None = None,
     env: Mapping[str, str | None] | None = None,
-    **waiting: Any,
+    start_timeout_s: float = 900.0,
 ) -> Server:
-    """The server of an arm, not yet started, with more flags, switches of the probe plugin and variables.
-
-    `waiting` is `start_timeout_s` and `progress` of `Server`.
-    """
+    """The server of an arm, not yet started, with more flags, switches of the probe plugin and variables."""
     port = free_port()
     switches = {} if probe is None else {PROBE_VARIABLE: msgspec.json.encode(probe).decode()}
     command = launch_command(model, port, [*arm.server_args, *flags])
-    return Server(command, port=port, log_path=log_path, env={**arm.env, **switches, **(env or {})}, **waiting)
+    variables = {**arm.env, **switches, **(env or {})}
+    return Server(command, port=port, log_path=log_path, env=variables, start_timeout_s=start_timeout_s)
 
 
 def read_pic_config(text: str | None) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from pic_bench.compare.pairing import summarize_arm
 from pic_bench.compare.report import write_all
 from pic_bench.compare.run_folder import COMPARISON, Run, Scene, ScenesConfig, arm_folder
 from pic_bench.compare.server import Server
-from pic_bench.compare.summary import ArmSummary, Summary, Trace, model_facts
+from pic_bench.compare.summary import ArmSummary, Measured, Trace, model_facts
 from pic_bench.environment import capture_environment, now
 from pic_bench.out_folder import claim_folder, write_json
 from sglang_pic.errors import BenchError
@@ -29,20 +30,13 @@ Replay = Callable[[ReplayOptions], Path]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What to compare.
-
-    Args:
-        scenes: the traces; all of them have one model.
-        out: the run folder.
-        force: overwrite an earlier comparison in `out`.
-        start_timeout_s: how long a server may take to become healthy.
-        quiet: no progress on stderr.
-    """
+    """What to compare: the traces (scenes), all of them for one model, on every arm."""
 
     scenes: list[Scene]
     arms: list[Arm]
     out: Path
     force: bool = False
+    """Overwrite an earlier comparison in `out`."""
     start_timeout_s: float = 900.0
     quiet: bool = False
 
@@ -71,11 +65,12 @@ def run_compare(settings: Settings, *, replay: Replay = run_replay) -> list[Run]
     _write_configs(settings)
     arms: dict[str, dict[str, ArmSummary]] = {scene.name: {} for scene in settings.scenes}
     for number, arm in enumerate(settings.arms, start=1):
-        say = _Speaker(f"[{number}/{len(settings.arms)}] {arm.name}:", quiet=settings.quiet)
+        what = f"[{number}/{len(settings.arms)}] {arm.name}:"
+        say = _say_nothing if settings.quiet else partial(print, what, file=sys.stderr, flush=True)
         for scene, totals in zip(settings.scenes, _run_arm(settings, arm, replay, say), strict=True):
             arms[scene.name][arm.name] = totals
     for scene in settings.scenes:
-        measured = Summary(
+        measured = Measured(
             trace=_trace(scene, settings.arms[0]),
             model=model_facts(scene.config.model),
             started_at=started_at,
@@ -97,42 +92,26 @@ def _write_configs(settings: Settings) -> None:
         write_json(scene.folder / "environment.json", environment)
 
 
-class _Speaker:
-    """Progress on stderr: a waiting line that counts seconds on a terminal, plain lines elsewhere."""
-
-    def __init__(self, prefix: str, *, quiet: bool) -> None:
-        self._prefix = prefix
-        self._quiet = quiet
-        self._tty = sys.stderr.isatty()
-
-    def line(self, message: str) -> None:
-        """A whole line; on a terminal it replaces the waiting line."""
-        if not self._quiet:
-            start = "\r\x1b[K" if self._tty else ""
-            print(f"{start}{self._prefix} {message}", file=sys.stderr, flush=True)
-
-    def waiting(self, seconds: float) -> None:
-        """How long the server has been starting; on a terminal only."""
-        if self._tty and not self._quiet:
-            print(f"\r\x1b[K{self._prefix} starting server ... {seconds:.0f} s", end="", file=sys.stderr, flush=True)
+def _say_nothing(_: str) -> None:
+    pass
 
 
-def _run_arm(settings: Settings, arm: Arm, replay: Replay, say: _Speaker) -> list[ArmSummary]:
+def _run_arm(settings: Settings, arm: Arm, replay: Replay, say: Callable[[str], None]) -> list[ArmSummary]:
     """One server of the arm, which serves every scene; returns what it made of each."""
     model, log = settings.scenes[0].config.model, arm_folder(settings.out, arm.name) / "server.log"
-    server = arm_server(model, arm, log, start_timeout_s=settings.start_timeout_s, progress=say.waiting)
-    say.line("starting server ...")
+    server = arm_server(model, arm, log, start_timeout_s=settings.start_timeout_s)
+    say("starting server ...")
     summaries: list[ArmSummary] = []
     counters: dict[str, float] = {}
     with server:
         state = f"server ready in {server.ready_after_s:.0f} s"
         for scene in settings.scenes:
-            say.line(f"{state}, replaying {scene.config.trace}")
+            say(f"{state}, replaying {scene.config.trace}")
             before, counters = counters, _replay_scene(settings, scene, arm, server, replay)
             summary = _arm_summary(scene, arm, server, counters_between(before, counters))
             summaries.append(summary)
             state = f"{summary.requests} requests, {summary.failed} failed, {summary.skipped} left out"
-    say.line(f"{state}; server stopped")
+    say(f"{state}; server stopped")
     return summaries
 
 

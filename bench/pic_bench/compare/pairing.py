@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from pic_traces.records import Latency, RequestRecord, Status
 
-from pic_bench.compare.summary import ArmKind, ArmSummary, Bucket, Kl, LaterCalls, Paired, Summary
+from pic_bench.compare.summary import ArmKind, ArmSummary, Bucket, Figures, Kl, Measured, Paired, Summary
 from pic_bench.report.stats import common_len, median, merge_tokens, ratio, top_k_kl
 
 BUCKET_EDGES = (0, 1, 256, 1000, 4000)
@@ -86,31 +86,22 @@ def pair_records(base: Sequence[RequestRecord], arm: Sequence[RequestRecord]) ->
 def compare_arms(base_name: str, base: Sequence[RequestRecord], arm_name: str, arm: Sequence[RequestRecord]) -> Paired:
     """Every paired figure of two arms."""
     pairs = pair_records(base, arm)
-    e2e = [s for p in pairs if p.base.e2e_s and p.arm.e2e_s and (s := ratio(p.base.e2e_s, p.arm.e2e_s)) is not None]
+    bounds = zip(BUCKET_EDGES, (*BUCKET_EDGES[1:], None), strict=True)
     return Paired(
+        **_figures(pairs),
         baseline=base_name,
         arm=arm_name,
-        requests=len(pairs),
         prompts_differ=len(_same_calls(base, arm)) - len(pairs),
-        first_token_agreement=_share(pairs, "same_first_token"),
-        output_agreement=_share(pairs, "same_output"),
-        ttft_speedup_p50=median(_values(pairs, "speedup")),
-        computed_tokens_ratio=ratio(*_computed(pairs)),
-        ttft_total_ratio=ratio(sum(p.arm.ttft_s or 0.0 for p in pairs), sum(p.base.ttft_s or 0.0 for p in pairs)),
-        e2e_speedup_p50=median(e2e),
-        same_prefix_share_p50=median(_values(pairs, "same_prefix_share")),
         first_token_kl=_kl(_values(pairs, "kl")),
-        by_chunk_hit_tokens=[
-            _bucket(pairs, low, high) for low, high in zip(BUCKET_EDGES, (*BUCKET_EDGES[1:], None), strict=True)
-        ],
+        by_chunk_hit_tokens=[_bucket(pairs, low, high) for low, high in bounds],
         at_least_chunk_hit_tokens=[_bucket(pairs, low, None) for low in AT_LEAST],
-        from_second_call=_later_calls([pair for pair in pairs if pair.base.call > 0]),
+        from_second_call=Figures(**_figures([pair for pair in pairs if pair.base.call > 0])),
     )
 
 
-def compare_all(summary: Summary, records: Mapping[str, Sequence[RequestRecord]]) -> Summary:
-    """The summary with its arms compared anew, from the records of each."""
-    kinds = {name: arm.kind for name, arm in summary.arms.items()}
+def compare_all(measured: Measured, records: Mapping[str, Sequence[RequestRecord]]) -> Summary:
+    """What was measured, with the arms compared by the records of each."""
+    kinds = {name: arm.kind for name, arm in measured.arms.items()}
     base = next((name for name, kind in kinds.items() if kind.is_stock), next(iter(kinds)))
     others = [name for name in kinds if name != base]
     comparisons = {name: compare_arms(base, records[base], name, records[name]) for name in others}
@@ -118,8 +109,8 @@ def compare_all(summary: Summary, records: Mapping[str, Sequence[RequestRecord]]
     # Prefix hits alone change stock's answers: stock with none of them is the better floor of the two.
     floors = [name for name in others if kinds[name].is_stock]
     floors.sort(key=lambda name: kinds[name] is not ArmKind.STOCK_COLD)
-    return msgspec.structs.replace(
-        summary,
+    return Summary(
+        **msgspec.structs.asdict(measured),
         paired=comparisons[patched[0]] if patched else None,
         comparisons=list(comparisons.values()),
         noise_floor=floors[0] if floors else None,
@@ -172,36 +163,26 @@ def _same_calls(base: Sequence[RequestRecord], arm: Sequence[RequestRecord]) -> 
     ]
 
 
-def _computed(pairs: Sequence[Pair]) -> tuple[int, int]:
-    """Computed tokens of the arm and of the baseline."""
-    return sum(p.arm.computed_tokens or 0 for p in pairs), sum(p.base.computed_tokens or 0 for p in pairs)
-
-
-def _later_calls(pairs: Sequence[Pair]) -> LaterCalls:
-    computed, base_computed = _computed(pairs)
-    whole = _bucket(pairs, 0, None)
-    return LaterCalls(
-        requests=len(pairs),
-        baseline_ttft_p50_s=whole.baseline_ttft_p50_s,
-        ttft_p50_s=whole.ttft_p50_s,
-        ttft_speedup_p50=whole.ttft_speedup_p50,
-        baseline_computed_tokens=base_computed,
-        computed_tokens=computed,
-        computed_tokens_ratio=ratio(computed, base_computed),
-        first_token_agreement=_share(pairs, "same_first_token"),
-    )
+def _figures(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """The fields of `Figures`."""
+    base, arm = [pair.base for pair in pairs], [pair.arm for pair in pairs]
+    base_computed, computed = (sum(_values(records, "computed_tokens")) for records in (base, arm))
+    return {
+        "requests": len(pairs),
+        "baseline_ttft_p50_s": median(_values(base, "ttft_s")),
+        "ttft_p50_s": median(_values(arm, "ttft_s")),
+        "ttft_speedup_p50": median(_values(pairs, "speedup")),
+        "baseline_computed_tokens": base_computed,
+        "computed_tokens": computed,
+        "computed_tokens_ratio": ratio(computed, base_computed),
+        "first_token_agreement": _share(pairs, "same_first_token"),
+        "output_agreement": _share(pairs, "same_output"),
+    }
 
 
 def _bucket(pairs: Sequence[Pair], low: int, high: int | None) -> Bucket:
     inside = [pair for pair in pairs if (hit := pair.arm.chunk_hit_tokens or 0) >= low and (high is None or hit < high)]
-    return Bucket(
-        low=low,
-        high=high,
-        requests=len(inside),
-        baseline_ttft_p50_s=median(_values([pair.base for pair in inside], "ttft_s")),
-        ttft_p50_s=median(_values([pair.arm for pair in inside], "ttft_s")),
-        ttft_speedup_p50=median(_values(inside, "speedup")),
-    )
+    return Bucket(low=low, high=high, **_figures(inside))
 
 
 def _values(found: Sequence[Pair | RequestRecord], name: str) -> list[float]:
@@ -217,8 +198,8 @@ def _share(pairs: Sequence[Pair], name: str) -> float | None:
 def _kl(values: Sequence[float]) -> Kl | None:
     if not values:
         return None
-    p50, p90, p99 = (float(x) for x in np.percentile(np.asarray(values), [50, 90, 99]))
-    return Kl(requests=len(values), mean=float(np.mean(values)), p50=p50, p90=p90, p99=p99, max=float(max(values)))
+    p50, p99, most = map(float, np.percentile(values, [50, 99, 100]))
+    return Kl(requests=len(values), p50=p50, p99=p99, max=most)
 
 
 def _count(reasons: Iterable[str]) -> dict[str, int]:

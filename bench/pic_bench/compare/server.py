@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.client import HTTPResponse
 from pathlib import Path
@@ -76,7 +76,6 @@ class Server:
         log_path: receives stdout and stderr; overwritten.
         env: variables on top of this process's own; a value of None removes one.
         start_timeout_s: how long the server may take until it is healthy.
-        progress: called at every look whether it is healthy, with the seconds since the start.
 
     Raises:
         BenchError: on entry, if the command cannot start, ends, or is not healthy in time; on exit, if a process
@@ -91,7 +90,6 @@ class Server:
         log_path: Path,
         env: Mapping[str, str | None] | None = None,
         start_timeout_s: float = 900.0,
-        progress: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.command = list(command)
         self.port = port
@@ -99,7 +97,6 @@ class Server:
         self.start_timeout_s = start_timeout_s
         self.ready_after_s = 0.0
         self._env = dict(env or {})
-        self._progress = progress
         self._process: subprocess.Popen[bytes] | None = None
         self._family: set[psutil.Process] = set()
 
@@ -257,7 +254,6 @@ class Server:
                     f"the server was not healthy after {waited:.0f} s (--start-timeout {self.start_timeout_s:g}); "
                     f"raise the limit or read its log: {self.log_path}\n{self.log_tail()}"
                 )
-            self._progress(waited)
             time.sleep(HEALTH_POLL_S)
 
     def _healthy(self) -> bool:
