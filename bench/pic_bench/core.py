@@ -58,12 +58,6 @@ AGENTS: Final = {
     Case("the same, behind a changed field", 32_768, 8): True,
 }
 _HEAD_TOKENS, _FIELD_AT, _FIELD_TOKENS = 64, 40, 3
-# The final JSON line: runs of about a thousand tokens.
-HEADLINE: Final = {
-    "plan_ms_32k_p50": "32k, 32 runs",
-    "plan_ms_128k_p50": "128k, 128 runs",
-    "plan_ms_32k_nohit_p50": "32k, no hit",
-}
 
 
 Prompts: TypeAlias = Iterator[tuple[ContentIndex, Tokens, int]]
@@ -106,7 +100,7 @@ STUDY.add("--plans", type=at_least(1), default=60, metavar="N", help="timed plan
 
 @STUDY.measures
 def main(args: argparse.Namespace, _logs: Path) -> Finding:
-    """Run the benchmark: a table, and one JSON line at the end, on stdout."""
+    """Run the benchmark."""
     rng = np.random.default_rng(args.seed)
     config = CoreConfig()
     index, documents = fill_index(config, rng)
@@ -127,14 +121,11 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
         publish_floor_ms_32k=floor_ms,
         timings=timings,
     )
-    by_case = {timing.case: timing.p50_ms for timing in timings}
-    line = {key: round(by_case[case], 4) for key, case in HEADLINE.items()}
     shown = [
         f"index: {stats.num_donors:,} chunks, {stats.num_tokens:,} tokens\n",
         markdown_table(_table(timings)),
         f"\npublish 32k new tokens: {publish_ms:.2f} ms ({publish_ms / floor_ms:.1f} x FastCDC and xxHash alone)",
         "memory: " + ", ".join(f"{value:.1f} bytes a token in paths of {name}" for name, value in memory.items()),
-        msgspec.json.encode({**line, "bytes_per_token": round(max(memory.values()), 2)}).decode(),
     ]
     return Finding(result, "\n".join(shown))
 

@@ -11,7 +11,7 @@ Every round starts, one after the other, a stock server (`stock`), a patched one
 
 A ratio is the median over calls, and its interval is over starts. Only calls count of which every server took as many
 tokens from its cache: a call of which something was spliced is left out for all. With `--sessions N` a turn is a call
-of each of N clients side by side. `--arms stock+auto` has both servers run side by side, in alternation.
+of each of N clients side by side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -64,7 +64,7 @@ class Turn(NamedTuple):
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """One start of an arm's server or servers: the same turns in each of its modes."""
+    """One start of an arm's server: the same turns in each of its modes."""
 
     arm: str = ""
     round: int = 0
@@ -113,13 +113,7 @@ STUDY.add("--model", required=True, metavar="DIR", help="model folder, as for `s
 STUDY.add(
     "--trace", default="sample:opendevin", help=f"{TRACE_HELP}; gen:random?prompt=512&sessions=40 repeats nothing"
 )
-STUDY.add(
-    "--arms",
-    nargs="+",
-    default=list(ARMS),
-    metavar="ARM",
-    help=f"started in every round; modes joined by + (default: {' '.join(ARMS)})",
-)
+STUDY.add("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="started in every round (default: all)")
 STUDY.add("--repeats", type=at_least(1), default=5, metavar="N", help="rounds: starts of every arm")
 STUDY.add("--pairs", type=at_least(2), default=30, metavar="N", help="most turns of each mode in a start")
 STUDY.add("--warmup-pairs", type=at_least(0), default=4, metavar="N", help="random prompts first, not counted")
@@ -138,14 +132,12 @@ STUDY.retire(
 @STUDY.measures
 def main(args: argparse.Namespace, logs: Path) -> Finding:
     """Measure all rounds; 1 above the target or where a server failed."""
-    if unknown := {mode for arm in args.arms for mode in arm.split("+")} - MODES.keys():
-        raise BenchError(f"--arms: {', '.join(sorted(unknown))}: must be of {', '.join(MODES)}, joined by +.")
     turns = prompts_of(args.trace, args.model, args.sessions, args.pairs)
     starts: list[Start] = []
     for number in range(args.repeats):
         # Every second round the other way round, so that drift of the machine meets all arms alike.
         for arm in args.arms[:: -1 if number % 2 else 1]:
-            with _servers(args, arm, logs) as sides:
+            with _server(args, arm, logs) as sides:
                 rng = np.random.default_rng(args.seed + number)
                 fresh = rng.integers(_FIRST_ID, _LAST_ID, (args.warmup_pairs, args.sessions, _WARMUP_TOKENS)).tolist()
                 take_turns(sides, fresh)
@@ -194,18 +186,14 @@ def take_turns(sides: Sequence[Side], turns: Sequence[list[Prompt]], what: str |
 
 
 @contextmanager
-def _servers(args: argparse.Namespace, arm: str, logs: Path) -> Iterator[list[Side]]:
-    """The servers of an arm until the block ends: a stock one, and one patched one for both modes."""
+def _server(args: argparse.Namespace, arm: str, logs: Path) -> Iterator[list[Side]]:
+    """The server of an arm until the block ends, as a side for each of the arm's modes."""
     flags = ["--max-total-tokens", str(args.max_total_tokens), *shlex.split(" ".join(args.server_arg))]
-    modes = {mode: "stock" if mode == "stock" else "pic" for mode in arm.split("+")}
-    with ExitStack() as stack:
-        servers = {
-            kind.name: stack.enter_context(serving(args.model, kind, logs))
-            for kind in build_arms([*dict.fromkeys(modes.values())], server_args=flags, pic_config=None)
-        }
+    (kind,) = build_arms(["stock" if arm == "stock" else "pic"], server_args=flags, pic_config=None)
+    with serving(args.model, kind, logs) as server:
         yield [
             Side(mode, partial(first_token, server.base_url, pic=MODES[mode], extra_key=mode), server.cpu_s)
-            for mode, server in ((mode, servers[kind]) for mode, kind in modes.items())
+            for mode in arm.split("+")
         ]
 
 
@@ -221,9 +209,8 @@ def summarize(args: argparse.Namespace, starts: Sequence[Start], num_turns: int)
         raise BenchError("of every call some server took more tokens from its cache than the others: nothing counts.")
     pairs = defaultdict[str, list[tuple[list[Turn], list[Turn]]]](list)
     for start in starts:
-        where = "side by side" if "stock" in start.turns else "on one server"
         for low, high in combinations(sorted(start.turns, key=[*MODES].index), 2):
-            pairs[f"{high} / {low}, {where}"].append((start.turns[high], start.turns[low]))
+            pairs[f"{high} / {low}, on one server"].append((start.turns[high], start.turns[low]))
     alone = {(start.arm, start.round): start.turns[start.arm] for start in starts if len(start.turns) == 1}
     rounds = range(args.repeats)
     for low, high in combinations(MODES, 2):

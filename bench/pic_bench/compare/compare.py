@@ -16,7 +16,7 @@ from pic_traces.replay import ReplayOptions, run_replay
 from pic_traces.source import limit, short_name
 
 from pic_bench.compare.arms import Arm, arm_server
-from pic_bench.compare.counters import counters_between, pic_counters
+from pic_bench.compare.counters import pic_counters
 from pic_bench.compare.pairing import summarize_arm
 from pic_bench.compare.report import write_all
 from pic_bench.compare.run_folder import COMPARISON, Run, Scene, ScenesConfig, arm_folder
@@ -108,7 +108,8 @@ def _run_arm(settings: Settings, arm: Arm, replay: Replay, say: Callable[[str], 
         for scene in settings.scenes:
             say(f"{state}, replaying {scene.config.trace}")
             before, counters = counters, _replay_scene(settings, scene, arm, server, replay)
-            summary = _arm_summary(scene, arm, server, counters_between(before, counters))
+            added = {key: value - before.get(key, 0.0) for key, value in counters.items()}
+            summary = _arm_summary(scene, arm, server, added)
             summaries.append(summary)
             state = f"{summary.requests} requests, {summary.failed} failed, {summary.skipped} left out"
     say(f"{state}; server stopped")

@@ -188,8 +188,7 @@ class Server:
             # A second Ctrl-C lands here as well: the group is killed whatever happened above.
             left = self._kill_rest(process)
         if left:
-            names = ", ".join(f"{p.pid} ({_name(p)})" for p in left)
-            raise BenchError(f"server processes outlived SIGKILL: {names}. End them by hand; log: {self.log_path}")
+            raise BenchError(f"server processes outlived SIGKILL: {left}. End them by hand; log: {self.log_path}")
 
     def log_tail(self) -> str:
         """The last 30 lines of the server's log."""
@@ -288,10 +287,3 @@ class Server:
         _, left = psutil.wait_procs(list(self._family), timeout=KILL_GRACE_S)
         self._family.clear()
         return [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-
-def _name(process: psutil.Process) -> str:
-    try:
-        return process.name()
-    except psutil.Error:
-        return "gone"
