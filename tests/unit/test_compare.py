@@ -13,10 +13,10 @@ from pic_bench.compare.arms import build_arms, read_pic_config
 from pic_bench.compare.counters import pic_counters
 from pic_bench.compare.pairing import Pair, compare_arms, pair_records, summarize_arm
 from pic_bench.compare.run_folder import COMPARISON, Config, ScenesConfig, make_scenes
-from pic_bench.compare.summary import ArmKind
+from pic_bench.compare.summary import ArmKind, ArmSummary
 from pic_bench.out_folder import claim_folder, write_json
 from pic_bench.report.stats import merge_tokens, top_k_kl
-from pic_traces.records import Status
+from pic_traces.records import RequestRecord, Status, summarize
 
 from sglang_pic.errors import ConfigError
 from tests.unit.replay_records import record
@@ -90,21 +90,21 @@ def test_no_pairs_give_no_figures() -> None:
     assert paired.ttft_speedup_p50 is paired.computed_tokens_ratio is paired.first_token_agreement is None
 
 
-@pytest.mark.parametrize(("one", "other", "share"), [("abcd", "abXY", 0.5), ("ab", "abcd", 0.5), ("", "", 1.0)])
-def test_same_prefix_share_is_where_the_answers_part(one: str, other: str, share: float) -> None:
-    assert Pair(record(0, output_text=one), record(0, output_text=other)).same_prefix_share == share
+def arm_of(records: list[RequestRecord]) -> ArmSummary:
+    replayed = summarize(records, trace="t", model="m", planned=len(records))
+    return summarize_arm(replayed, records, kind=ArmKind.PIC, ready_s=1.0, server_args=[], pic_counters={})
 
 
 def test_arm_totals_count_answered_requests_only() -> None:
     records = [
         record(0),
-        record(1, ttft_s=3.0),
+        record(1, ttft_s=3.0, finished_at=4.0),
         record(2, status="failed", error="HTTP 500:\n boom"),
         record(3, status="skipped", reason="prompt of 9001 tokens + 16 output tokens > context of 8192"),
         record(4, status="skipped", reason="prompt of 9002 tokens + 16 output tokens > context of 8192"),
         record(0, warmup=True, ttft_s=99.0),
     ]
-    arm = summarize_arm(records, kind=ArmKind.PIC, wall_s=4.0, ready_s=1.0, server_args=["--x"], pic_counters={})
+    arm = arm_of(records)
     assert (arm.requests, arm.failed, arm.skipped, arm.warmup_requests) == (3, 1, 2, 1)
     assert (arm.prompt_tokens, arm.prefix_hit_tokens, arm.computed_tokens) == (2000, 200, 1800)
     assert arm.ttft_s.p50 == 2.0
@@ -241,5 +241,5 @@ def test_words_after_dashes_go_to_the_servers() -> None:
 def test_records_of_every_status_have_a_place_in_the_totals() -> None:
     """A status that `summarize_arm` does not know would silently leave requests out."""
     records = [record(number, status=status.value) for number, status in enumerate(Status)]
-    arm = summarize_arm(records, kind=ArmKind.STOCK, wall_s=1.0, ready_s=1.0, server_args=[], pic_counters={})
+    arm = arm_of(records)
     assert arm.requests + arm.skipped == len(Status)

@@ -19,7 +19,7 @@ from pic_bench.environment import Environment, capture_environment
 from pic_bench.out_folder import write_json
 from pic_bench.report.numbers import percent, times
 from pic_traces.errors import ReplayError
-from pic_traces.records import RequestRecord
+from pic_traces.records import RequestRecord, summarize
 
 from sglang_pic.cli import main
 from sglang_pic.errors import BenchError
@@ -36,14 +36,14 @@ def make_run(
     records = {arm: _records(arm, num_requests) for arm in arms}
     summaries = {
         arm: summarize_arm(
+            summarize(records[arm], trace="t", model="m", planned=num_requests),
             records[arm],
             kind=ArmKind(arm),
-            wall_s=100.0 + number,
             ready_s=21.0,
             server_args=[*SERVER_ARGS, *(["--radix-cache-backend", "pic"] if arm == "pic" else [])],
             pic_counters={"sglang:pic_runs_total": 41.0} if arm == "pic" else {},
         )
-        for number, arm in enumerate(arms)
+        for arm in arms
     }
     measured = Measured(
         trace=Trace(name="opendevin <sample>", sessions=6, calls=num_requests, sha256="ab" * 32),

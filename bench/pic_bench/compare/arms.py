@@ -33,11 +33,6 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     custom_params: dict[str, JsonValue] = {}
     """Of every request."""
 
-    @property
-    def is_stock(self) -> bool:
-        """Whether the server runs without the plugin's cache."""
-        return self.kind.is_stock
-
 
 def default_server_args() -> tuple[str, ...]:
     """The flags that every arm's server gets: hits and metrics reported, and the CPU where the CPU platform serves."""

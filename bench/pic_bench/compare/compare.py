@@ -139,12 +139,11 @@ def _arm_summary(scene: Scene, arm: Arm, server: Server, counters: dict[str, flo
     if replayed.stopped is not None:
         raise BenchError(f"arm {arm.name!r}: the replay ended early: {replayed.stopped}. Records so far: {folder}.")
     return summarize_arm(
+        replayed,
         load_records(folder),
         kind=arm.kind,
-        wall_s=replayed.wall_s,
         ready_s=server.ready_after_s,
         server_args=arm.server_args,
-        tools_flattened=replayed.tools_flattened,
         pic_counters=counters,
     )
 

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from pic_traces.records import Latency, RequestRecord, Status
+from pic_traces.records import ReplaySummary, RequestRecord, Status
 
 from pic_bench.compare.summary import ArmKind, ArmSummary, Bucket, Figures, Kl, Measured, Paired, Summary
 from pic_bench.report.stats import common_len, median, merge_tokens, ratio, top_k_kl
 
 BUCKET_EDGES = (0, 1, 256, 1000, 4000)
 AT_LEAST = (256, 1000)
-_SUMS = ("prompt_tokens", "prefix_hit_tokens", "chunk_hit_tokens", "computed_tokens", "output_tokens")
 
 
 class Pair(NamedTuple):
@@ -48,12 +47,6 @@ class Pair(NamedTuple):
     def same_len(self) -> int:
         """Characters before the answers part."""
         return common_len(self.base.output_text, self.arm.output_text)
-
-    @property
-    def same_prefix_share(self) -> float:
-        """Characters before the answers part, as a share of the longer answer; 1 where they are equal."""
-        longest = max(len(self.base.output_text), len(self.arm.output_text))
-        return self.same_len / longest if longest else 1.0
 
     @property
     def kl(self) -> float | None:
@@ -118,36 +111,27 @@ def compare_all(measured: Measured, records: Mapping[str, Sequence[RequestRecord
 
 
 def summarize_arm(
+    replayed: ReplaySummary,
     records: Sequence[RequestRecord],
     *,
     kind: ArmKind,
-    wall_s: float,
     ready_s: float,
     server_args: Sequence[str],
-    tools_flattened: bool = False,
     pic_counters: dict[str, float],
 ) -> ArmSummary:
-    """One arm's totals; tokens and times are those of the answered requests, warm-up is only counted."""
+    """One arm's totals, as its replay has them, and why requests failed and calls were left out."""
+    told, fields = msgspec.structs.asdict(replayed), ArmSummary.__struct_fields__
+    # Where a server told nothing of its cache, nothing was a hit.
+    totals: dict[str, Any] = {name: 0 if value is None else value for name, value in told.items() if name in fields}
     measured = [record for record in records if not record.warmup]
-    answered = [record for record in measured if record.status is Status.OK]
-    skipped = [record for record in measured if record.status is Status.SKIPPED]
     failed = [record for record in measured if record.status in {Status.FAILED, Status.INTERRUPTED}]
-    sums: dict[str, Any] = {name: sum(_values(answered, name)) for name in _SUMS}
+    skipped = [record for record in measured if record.status is Status.SKIPPED]
+    totals |= {"requests": replayed.completed + len(failed), "failed": len(failed)}
     return ArmSummary(
+        **totals,
         kind=kind,
-        requests=len(answered) + len(failed),
-        failed=len(failed),
-        skipped=len(skipped),
-        warmup_requests=len(records) - len(measured),
-        **sums,
-        wall_s=wall_s,
         ready_s=ready_s,
-        ttft_s=Latency.of(_values(answered, "ttft_s")),
-        e2e_s=Latency.of(_values(answered, "e2e_s")),
-        schedule_delay_s=Latency.of(_values(answered, "schedule_delay_s")),
-        achieved_requests_per_s=len(answered) / wall_s if wall_s else 0.0,
         server_args=list(server_args),
-        tools_flattened=tools_flattened,
         skipped_reasons=_count(_without_numbers(r.reason or "no reason given") for r in skipped),
         errors=_count(_one_line(r.error or r.status.value) for r in failed),
         pic_counters=pic_counters,

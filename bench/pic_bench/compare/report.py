@@ -122,7 +122,7 @@ def _subtitle(summary: Summary) -> str:
 
 def _request_lists(run: Run, paired: Paired) -> dict[str, list[Pair]]:
     pairs = run.pairs(paired)
-    differing = sorted((p for p in pairs if not p.same_output), key=lambda p: (p.same_prefix_share, -(p.kl or 0.0)))
+    differing = sorted((p for p in pairs if not p.same_output), key=lambda p: (p.same_len, -(p.kl or 0.0)))
     slowest = sorted(pairs, key=lambda p: p.arm.ttft_s or 0.0, reverse=True)
     lists = {"Requests whose answers differ most": differing, f"Slowest requests of {paired.arm}": slowest}
     return {f"{title} ({len(some[:MAX_LISTED])} of {len(some)})": some[:MAX_LISTED] for title, some in lists.items()}
