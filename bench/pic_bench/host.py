@@ -11,8 +11,9 @@ import argparse
 import sys
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -31,7 +32,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from tqdm import tqdm
 
 from pic_bench.core import CASES, fill_index, make_prompt
-from pic_bench.frame import Finding, Result, Stopwatch, Study, at_least, result_of, us
+from pic_bench.frame import Finding, Result, Study, at_least, result_of, us
 from pic_bench.report.markdown import Table
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
@@ -146,8 +147,7 @@ class _Host:
             key = RadixKey(array("q", document.astype(np.int64).tobytes()), None, cache_salt=None)
             self.tree.insert(InsertParams(key=key, value=torch.arange(at, at + len(document)), prev_prefix_len=0))
             at += len(document)
-        used = ("match_prefix", "path_device_indices", "lock", "unlock")
-        self.in_tree = Stopwatch(self.tree, *used, clock=time.thread_time)
+        self.in_tree = _Stopwatch(self.tree, "match_prefix", "path_device_indices", "lock", "unlock")
         self.table = torch.arange(at, at + longest, dtype=torch.int32).unsqueeze(0)
         pins = Pins(index, 0, Series((), None))
         self.planning = Planning(index, config, cost=None, max_sequences=4096, auditor=Auditor(), pins=pins)
@@ -202,6 +202,25 @@ class _Host:
         src, dst = gap.splice.src.numpy(), gap.splice.dst.numpy() - int(self.table[0, 0])
         if not np.array_equal(self.tokens[src], prompt[dst]) or len(src) + len(gap.kept) != len(prompt):
             raise BenchError("a row that is to be moved is not that of an equal token: no time is shown.")
+
+
+class _Stopwatch:
+    """Adds up the seconds that calls of some methods of an object take; calls inside such a call are part of it."""
+
+    def __init__(self, owner: object, *methods: str) -> None:
+        self.seconds, self._is_running = 0.0, False
+        for name in methods:
+            setattr(owner, name, partial(self._timed, getattr(owner, name)))
+
+    def _timed(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._is_running:
+            return call(*args, **kwargs)
+        self._is_running, start = True, time.thread_time()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self.seconds += time.thread_time() - start
+            self._is_running = False
 
 
 def _time(host: _Host, name: str, prompts: list[Tokens]) -> HostTiming:
