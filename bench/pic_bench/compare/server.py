@@ -243,10 +243,11 @@ class Server:
         while True:
             waited = time.monotonic() - started
             self.check_alive()
-            healthy = self._healthy()
-            self._remember_family(self._process.pid)
-            if healthy:
+            with suppress(OSError, ValueError):
+                self.get("/health")
                 self.ready_after_s = time.monotonic() - started
+            self._remember_family(self._process.pid)
+            if self.ready_after_s:
                 return
             if waited > self.start_timeout_s:
                 raise BenchError(
@@ -254,13 +255,6 @@ class Server:
                     f"raise the limit or read its log: {self.log_path}\n{self.log_tail()}"
                 )
             time.sleep(HEALTH_POLL_S)
-
-    def _healthy(self) -> bool:
-        try:
-            self.get("/health")
-        except (OSError, ValueError):
-            return False
-        return True
 
     def _remember_family(self, pid: int) -> None:
         """Note every descendant: a process that left the session is still found when its parent is gone."""
@@ -274,12 +268,10 @@ class Server:
     def _kill_rest(self, process: subprocess.Popen[bytes]) -> list[psutil.Process]:
         """Kill what is left of the group and of the descendants; returns what is alive even then."""
         self._remember_family(process.pid)
-        if process.poll() is None:
-            process.kill()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(KILL_GRACE_S)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(KILL_GRACE_S)
         for member in self._family:
             with suppress(psutil.Error):  # is_running() compares start times: a recycled pid is not ours
                 if member.is_running():
