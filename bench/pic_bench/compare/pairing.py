@@ -68,6 +68,11 @@ def first_token(record: RequestRecord) -> str | int | None:
     return None
 
 
+def answered(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+    """The requests that were measured and answered."""
+    return [record for record in records if record.status is Status.OK and not record.warmup]
+
+
 def pair_records(base: Sequence[RequestRecord], arm: Sequence[RequestRecord]) -> list[Pair]:
     """The calls that both arms answered, by (session, call), in the baseline's order.
 
@@ -139,12 +144,8 @@ def summarize_arm(
 
 
 def _same_calls(base: Sequence[RequestRecord], arm: Sequence[RequestRecord]) -> list[Pair]:
-    others = {(r.session_id, r.call): r for r in arm if r.status is Status.OK and not r.warmup}
-    return [
-        Pair(r, others[r.session_id, r.call])
-        for r in base
-        if r.status is Status.OK and not r.warmup and (r.session_id, r.call) in others
-    ]
+    others = {(r.session_id, r.call): r for r in answered(arm)}
+    return [Pair(r, others[r.session_id, r.call]) for r in answered(base) if (r.session_id, r.call) in others]
 
 
 def _figures(pairs: Sequence[Pair]) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from itertools import chain, count
 from pathlib import Path
 
 import msgspec
-from pic_traces.records import RequestRecord, Status, load_records
+from pic_traces.records import RequestRecord, load_records
 from pic_traces.source import short_name
 
-from pic_bench.compare.pairing import Pair, compare_all, pair_records
+from pic_bench.compare.pairing import Pair, answered, compare_all, pair_records
 from pic_bench.compare.summary import Measured, Paired, Summary
 from pic_bench.environment import Environment
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, RunKind, read_json, scenes_of
@@ -78,11 +78,7 @@ class Run:
 
     def ttfts(self, arm: str) -> list[float]:
         """The arm's times to first token in seconds."""
-        return [
-            record.ttft_s
-            for record in self.records[arm]
-            if record.status is Status.OK and not record.warmup and record.ttft_s is not None
-        ]
+        return [record.ttft_s for record in answered(self.records[arm]) if record.ttft_s is not None]
 
     def pairs(self, paired: Paired) -> list[Pair]:
         """The pairs behind a comparison."""
