@@ -131,15 +131,15 @@ def test_tokens_of_the_same_text_add_up() -> None:
 
 
 def test_arms_differ_in_exactly_what_they_should() -> None:
-    stock, pic, off, again, second = build_arms(
-        ["stock", "pic", "off", "stock-again", "pic"], server_args=["--page-size", "16"], pic_config='{"max_gaps": 8}'
-    )
-    assert [arm.name for arm in (stock, pic, off, again, second)] == ["stock", "pic", "pic-off", "stock-again", "pic-2"]
+    names, config = ["stock", "pic", "pic-off", "stock-again", "pic"], '{"max_gaps": 8}'
+    arms = build_arms(names, server_args=["--page-size", "16"], pic_config=config)
+    stock, pic, off, again, second = arms
+    assert [arm.name for arm in arms] == [*names[:4], "pic-2"]
     assert pic.server_args == (*stock.server_args, "--radix-cache-backend", "pic")
     assert off.server_args == second.server_args == pic.server_args
     assert again.server_args == stock.server_args
     assert {"--enable-cache-report", "--enable-metrics", "--page-size"} <= set(stock.server_args)
-    assert pic.env == {"SGLANG_PIC_CONFIG": '{"max_gaps": 8}'}
+    assert pic.env == {"SGLANG_PIC_CONFIG": config}
     assert off.custom_params == {"pic": {"mode": "off"}}
     assert pic.custom_params == {}
     assert stock.env["SGLANG_PIC_CONFIG"] is None
