@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -64,10 +63,8 @@ def run_compare(settings: Settings, *, replay: Replay = run_replay) -> list[Run]
     started_at = now()
     _write_configs(settings)
     arms: dict[str, dict[str, ArmSummary]] = {scene.name: {} for scene in settings.scenes}
-    for number, arm in enumerate(settings.arms, start=1):
-        what = f"[{number}/{len(settings.arms)}] {arm.name}:"
-        say = _say_nothing if settings.quiet else partial(print, what, file=sys.stderr, flush=True)
-        for scene, totals in zip(settings.scenes, _run_arm(settings, arm, replay, say), strict=True):
+    for arm in settings.arms:
+        for scene, totals in zip(settings.scenes, _run_arm(settings, arm, replay), strict=True):
             arms[scene.name][arm.name] = totals
     for scene in settings.scenes:
         measured = Measured(
@@ -92,32 +89,33 @@ def _write_configs(settings: Settings) -> None:
         write_json(scene.folder / "environment.json", environment)
 
 
-def _say_nothing(_: str) -> None:
-    pass
+def _say(settings: Settings, arm: Arm, message: str) -> None:
+    if not settings.quiet:
+        number = settings.arms.index(arm) + 1
+        print(f"[{number}/{len(settings.arms)}] {arm.name}: {message}", file=sys.stderr, flush=True)
 
 
-def _run_arm(settings: Settings, arm: Arm, replay: Replay, say: Callable[[str], None]) -> list[ArmSummary]:
+def _run_arm(settings: Settings, arm: Arm, replay: Replay) -> list[ArmSummary]:
     """One server of the arm, which serves every scene; returns what it made of each."""
     model, log = settings.scenes[0].config.model, arm_folder(settings.out, arm.name) / "server.log"
-    server = arm_server(model, arm, log, start_timeout_s=settings.start_timeout_s)
-    say("starting server ...")
+    _say(settings, arm, "starting server ...")
     summaries: list[ArmSummary] = []
-    counters: dict[str, float] = {}
-    with server:
+    counted: dict[str, float] = {}
+    with arm_server(model, arm, log, start_timeout_s=settings.start_timeout_s) as server:
         state = f"server ready in {server.ready_after_s:.0f} s"
         for scene in settings.scenes:
-            say(f"{state}, replaying {scene.config.trace}")
-            before, counters = counters, _replay_scene(settings, scene, arm, server, replay)
-            added = {key: value - before.get(key, 0.0) for key, value in counters.items()}
-            summary = _arm_summary(scene, arm, server, added)
+            _say(settings, arm, f"{state}, replaying {scene.config.trace}")
+            summary = _replay_scene(settings, scene, arm, server, replay, counted)
             summaries.append(summary)
             state = f"{summary.requests} requests, {summary.failed} failed, {summary.skipped} left out"
-    say(f"{state}; server stopped")
+    _say(settings, arm, f"{state}; server stopped")
     return summaries
 
 
-def _replay_scene(settings: Settings, scene: Scene, arm: Arm, server: Server, replay: Replay) -> dict[str, float]:
-    """Replay a scene into its arm's folder; returns the server's counters afterwards."""
+def _replay_scene(
+    settings: Settings, scene: Scene, arm: Arm, server: Server, replay: Replay, counted: dict[str, float]
+) -> ArmSummary:
+    """Replay a scene into its arm's folder; `counted` are the server's counters, before and afterwards."""
     folder = arm_folder(scene.folder, arm.name)
     with server.watch():
         replay(_replay_options(settings, scene, arm, server.base_url))
@@ -125,39 +123,31 @@ def _replay_scene(settings: Settings, scene: Scene, arm: Arm, server: Server, re
         metrics = server.get("/metrics")
     except OSError as error:
         server.check_alive(grace_s=2.0)
-        raise BenchError(
-            f"{server.base_url}/metrics gave {error}; the arm needs --enable-metrics. Log: {server.log_path}"
-        ) from error
+        raise BenchError(f"{server.base_url}/metrics gave {error}. Log: {server.log_path}") from error
     server.check_alive()
     (folder / "metrics.txt").write_text(metrics, "utf8")
-    return pic_counters(metrics)
-
-
-def _arm_summary(scene: Scene, arm: Arm, server: Server, counters: dict[str, float]) -> ArmSummary:
-    folder = arm_folder(scene.folder, arm.name)
     replayed = load_summary(folder)
     if replayed.stopped is not None:
         raise BenchError(f"arm {arm.name!r}: the replay ended early: {replayed.stopped}. Records so far: {folder}.")
+    counters = pic_counters(metrics)
+    added = {key: value - counted.get(key, 0.0) for key, value in counters.items()}
+    counted.update(counters)
     return summarize_arm(
         replayed,
         load_records(folder),
         kind=arm.kind,
         ready_s=server.ready_after_s,
         server_args=arm.server_args,
-        pic_counters=counters,
+        pic_counters=added,
     )
 
 
 def _replay_options(settings: Settings, scene: Scene, arm: Arm, base_url: str) -> ReplayOptions:
-    asked = scene.config
+    asked = ("trace", "sessions", "limit_sessions", "limit_calls", "max_tokens")
     return ReplayOptions(
-        trace=asked.trace,
+        **{name: getattr(scene.config, name) for name in asked},
         base_url=base_url,
         out=str(arm_folder(scene.folder, arm.name)),
-        sessions=asked.sessions,
-        limit_sessions=asked.limit_sessions,
-        limit_calls=asked.limit_calls,
-        max_tokens=asked.max_tokens,
         extra_body={} if scene.namespace is None else {"extra_key": scene.namespace},
         custom_params=arm.custom_params,
         logprobs=20,
