@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pic_bench.compare import charts
+from pic_bench.compare import charts, tables
 from pic_bench.compare.pairing import Pair
 from pic_bench.compare.run_folder import Run, load_run, load_scenes
 from pic_bench.compare.summary import Paired, ScenesSummary, Summary
-from pic_bench.compare.tables import arms_table, buckets_table, comparison_table, counters_table, kl_percentiles
 from pic_bench.out_folder import scenes_of, write_json
 from pic_bench.report.figures import Drawing
 from pic_bench.report.markdown import Table
@@ -82,30 +81,20 @@ def _write(
 
 
 def _overview_values(summary: Summary) -> dict[str, object]:
-    paired = summary.paired
-    return {
-        "summary": summary,
-        "paired": paired,
-        "later": paired.from_second_call if paired is not None else None,
-        "most": paired.at_least_chunk_hit_tokens[-1] if paired is not None else None,
-        "floor": summary.floor,
-        "arms": arms_table(summary),
-        "comparison": comparison_table(summary),
-    }
+    return {"summary": summary, "paired": summary.paired, "floor": summary.floor, "tables": tables}
 
 
 def _values(run: Run) -> dict[str, object]:
     summary = run.summary
     arms = list(summary.arms.values())
+    is_whole = not any(arm.skipped or arm.failed for arm in arms)
     return {
         "config": run.config,
         "environment": run.environment,
-        "buckets": buckets_table(summary.paired) if summary.paired is not None else None,
-        "counters": counters_table(summary),
+        "counters": tables.counters_table(summary),
         "around": _around,
         "request_lists": _request_lists(run, summary.paired) if summary.paired is not None else {},
-        "complete": not any(arm.skipped or arm.failed for arm in arms)
-        and not any(pair.prompts_differ for pair in summary.comparisons),
+        "complete": is_whole and not any(pair.prompts_differ for pair in summary.comparisons),
         "repeated": len({arm.kind for arm in arms}) < len(arms),
         "flattened": any(arm.tools_flattened for arm in arms),
     }
@@ -177,7 +166,7 @@ def _figures(_: Summary, paired: Paired) -> dict[str, str]:
         f"median TTFT {second}, patched": seconds(later.ttft_p50_s),
         "same first token as stock": percent(paired.first_token_agreement),
         "same whole answer as stock": percent(paired.output_agreement),
-        "KL of the first token, p50 / p99": kl_percentiles(paired),
+        "KL of the first token, p50 / p99": tables.kl_percentiles(paired),
     }
 
 
