@@ -76,7 +76,6 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One step of one case; microseconds of processor time of the thread, as other work on the machine shows less."""
 
     p50_us: float
-    min_us: float
 
 
 class HostTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,7 +91,6 @@ class HostTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     steps: dict[str, Step]
     total_p50_us: float
     """Of all steps up to the logits, request by request."""
-    total_min_us: float
 
 
 class HostResult(Result, frozen=True, kw_only=True):
@@ -235,9 +233,8 @@ def _time(host: _Host, name: str, prompts: list[Tokens]) -> HostTiming:
         num_runs=len(spans),
         num_spliced=sum(end - start for start, end in spans),
         requests=len(times),
-        steps={step: Step(p50_us=us(seconds), min_us=us(seconds, 0)) for step, seconds in by_step.items()},
+        steps={step: Step(p50_us=us(seconds)) for step, seconds in by_step.items()},
         total_p50_us=us(totals),
-        total_min_us=us(totals, 0),
     )
 
 
@@ -291,11 +288,11 @@ def _table(timings: list[HostTiming]) -> Table:
         [
             *(t.case, str(t.num_runs)),
             *(f"{step.p50_us:.0f}" for step in t.steps.values()),
-            *(f"{t.total_p50_us:.0f}", f"{t.total_min_us:.0f}"),
+            f"{t.total_p50_us:.0f}",
         ]
         for t in timings
     ]
-    return Table(["prompt", "runs", *STEPS, "p50 to the logits, us", "least"], rows)
+    return Table(["prompt", "runs", *STEPS, "p50 to the logits, us"], rows)
 
 
 if __name__ == "__main__":
