@@ -20,7 +20,6 @@ import argparse
 import shlex
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -203,30 +202,26 @@ def summarize(args: argparse.Namespace, starts: Sequence[Start], num_turns: int)
     Raises:
         BenchError: no turn counts.
     """
-    taken = [turns for start in starts for turns in start.turns.values()]
-    counted = [n for n in range(num_turns) if len({turns[n].cached_tokens for turns in taken}) == 1]
+    turns = {(start.arm, start.round, mode): taken for start in starts for mode, taken in start.turns.items()}
+    counted = [n for n in range(num_turns) if len({taken[n].cached_tokens for taken in turns.values()}) == 1]
     if not counted:
         raise BenchError("of every call some server took more tokens from its cache than the others: nothing counts.")
-    pairs = defaultdict[str, list[tuple[list[Turn], list[Turn]]]](list)
-    for start in starts:
-        for low, high in combinations(sorted(start.turns, key=[*MODES].index), 2):
-            pairs[f"{high} / {low}, on one server"].append((start.turns[high], start.turns[low]))
-    alone = {(start.arm, start.round): start.turns[start.arm] for start in starts if len(start.turns) == 1}
     rounds = range(args.repeats)
+    wanted = {HEADLINE: [(("off+auto", n, "auto"), ("off+auto", n, "off")) for n in rounds]}
     for low, high in combinations(MODES, 2):
-        for n in rounds:
-            if (low, n) in alone and (high, n) in alone:
-                pairs[f"{high} / {low}, between starts"].append((alone[high, n], alone[low, n]))
+        wanted[f"{high} / {low}, between starts"] = [((high, n, high), (low, n, low)) for n in rounds]
     for mode in MODES:
-        for n in rounds:
-            if (mode, n) in alone and (mode, n + 1) in alone:
-                pairs[f"{mode} / {mode}, start to start"].append((alone[mode, n + 1], alone[mode, n]))
+        wanted[f"{mode} / {mode}, start to start"] = [((mode, n + 1, mode), (mode, n, mode)) for n in rounds]
+    pairs = {
+        name: [(turns[these], turns[those]) for these, those in each if these in turns and those in turns]
+        for name, each in wanted.items()
+    }
     return result_of(
         IdleOverhead,
         args,
         pairs=num_turns,
         counted=counted,
-        comparisons=[_compared(name, found, counted, args.seed) for name, found in pairs.items()],
+        comparisons=[_compared(name, found, counted, args.seed) for name, found in pairs.items() if found],
         starts=list(starts),
         server_args={"all": ["--max-total-tokens", str(args.max_total_tokens), *args.server_arg]},
     )
