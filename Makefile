@@ -145,7 +145,7 @@ matrix: setup ## run the tests that show the matrix of what is supported, and wr
 	$(BIN)/python -m sglang_pic.reference
 
 .PHONY: bench-core
-bench-core: setup ## time of a plan and memory of the index, beside FastCDC and xxHash alone
+bench-core: setup ## time of a plan and memory of the index, beside FastCDC alone
 	$(BIN)/python -m pic_bench.core $(ARGS)
 
 .PHONY: bench-host

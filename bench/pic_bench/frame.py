@@ -152,28 +152,6 @@ def timed(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[floa
     return time.perf_counter() - start, result
 
 
-class Stopwatch:
-    """Adds up the seconds that calls of some methods of an object take; calls inside such a call are part of it."""
-
-    def __init__(self, owner: object, *methods: str, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.seconds, self._clock, self._is_running = 0.0, clock, False
-        for name in methods:
-            setattr(owner, name, self._timed(getattr(owner, name)))
-
-    def _timed(self, call: Callable[P, T]) -> Callable[P, T]:
-        def timed(*args: P.args, **kwargs: P.kwargs) -> T:
-            if self._is_running:
-                return call(*args, **kwargs)
-            self._is_running, start = True, self._clock()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self.seconds += self._clock() - start
-                self._is_running = False
-
-        return timed
-
-
 def ms(seconds: Sequence[float], percentile: float = 50) -> float:
     """A percentile in milliseconds."""
     return float(np.percentile(seconds, percentile)) * 1e3
