@@ -103,23 +103,6 @@ def bootstrap(
     return _estimate(float(np.median(data)), _medians(data, weights), len(data))
 
 
-def bootstrap_ratio(
-    numerators: Sequence[float],
-    denominators: Sequence[float],
-    *,
-    units: Sequence[Hashable] | None = None,
-    seed: int = 0,
-) -> Estimate | None:
-    """The ratio of two sums over the same units, resampled as pairs; None where a denominator's sum can be zero."""
-    top, bottom = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)
-    if not len(bottom):
-        return None
-    weights = _weights(len(bottom), units, seed)
-    if not (bottom_sums := weights @ bottom).all():
-        return None
-    return _estimate(float(top.sum() / bottom.sum()), weights @ top / bottom_sums, len(top))
-
-
 def _weights(size: int, units: Sequence[Hashable] | None, seed: int) -> np.ndarray:
     """How often every value is in every resample of values, or of their units, `[RESAMPLES, size]`."""
     if units is None:
