@@ -24,7 +24,7 @@ WINDOW = 8
 """Turns of a conversation that are one point."""
 DECADES = 5
 """Of KL that are shown: a float32 prefix hit differs by 1e-12, and would press everything else together."""
-_FOOT = "95 % intervals; what lies more than five decades below the largest KL stands at the foot."
+_FOOT = "95 % intervals; what lies five decades below the largest KL stands at the foot."
 
 
 class Picture(NamedTuple):
@@ -121,7 +121,7 @@ def plot(
     every = [estimate for curve in series for _, estimate in curve.points] + list(floor.values())
     bounds = [value for e in every for value in (e.value, e.low, e.high)]
     largest = max([value for value in bounds if value > 0], default=1.0)
-    foot = min(value for value in (*bounds, largest) if value >= largest * 10.0**-DECADES)
+    foot = min(value for value in (*bounds, largest) if value >= largest * 10.0**-DECADES) / 2
 
     def at(*values: float) -> list[float]:
         return [max(value, foot) if y_title == KL else value for value in values]
@@ -132,7 +132,8 @@ def plot(
         for name, estimate in floor.items():
             band = axes.axhspan(*at(estimate.low, estimate.high), color=colour(FLOOR), alpha=0.28, linewidth=0)
             band.set_url(f"{name}: {_says(estimate, write)}")
-            axes.axhline(*at(estimate.value), color=colour(FLOOR), linestyle="--", linewidth=1.4, label=name)
+            axes.axhline(*at(estimate.value), color=colour(FLOOR), linestyle="--", linewidth=1.4)
+            axes.plot([], [], color=colour(FLOOR), linestyle="--", label=f"{name}: {write(estimate.value)}")
         for number, (name, curve, dash) in enumerate(series):
             # Whiskers of several curves at one slot stand beside each other.
             aside = (number - (len(series) - 1) / 2) * min(0.07, 0.5 / len(series)) if slots else 0.0
