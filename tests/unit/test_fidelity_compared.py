@@ -130,29 +130,22 @@ def test_prompts_of_one_arm_only_are_not_paired() -> None:
     assert (cell.against_floor.n, cell.against_floor.unpaired) == (3, 5)
     assert cell.against_floor.kl.value == pytest.approx((2.5 + 3.5 + 4.5) / 3)
     assert (cell.against_floor.top1.value, cell.kl.value) == (0, 3)
-
-
-def test_the_floor_is_the_exact_hit_else_the_second_full_prefill() -> None:
+    # Without exact hits the floor is the second full prefill, which has none itself.
     probes = [probe(), probe(arm="retest", kl=0.0), probe(arm="full", kl=0.0)]
     assert cell_of(probes, "seam-1").against_floor.baseline == "retest"
     assert [cell_of(probes, arm).against_floor for arm in ("full", "retest")] == [None, None]
 
 
-def test_a_later_record_replaces_an_earlier_one() -> None:
-    probes = [probe(kl=9.0), probe(kl=1.0), probe(prompt="p1", kl=3.0)]
-    panels, repeated = make_panels(probes, THRESHOLDS)
-    assert (len(panels), repeated) == (1, 1)
-    assert cell_of(probes, "seam-1").kl.value == 2
-
-
-def test_shifts_are_kept_apart_and_questions_are_pooled() -> None:
+def test_panels_keep_shifts_apart_pool_questions_and_have_the_last_record_of_a_prompt() -> None:
     assert [cell.shift for cell in cells_of(list(shifts())) if cell.arm == "naive"] == [1, 16, 64, 256, 1024, 4096]
     common = {"experiment": Experiment.QA, "score": 1.0}
-    probes = [probe(prompt=f"q{n}", num_blocks=n, shift=n, **common) for n in (2, 3)]
     # The same name under another number of blocks is another prompt.
-    probes.append(probe(prompt="q2", num_blocks=7, **common))
+    probes = [probe(prompt=f"q{n}", num_blocks=n, shift=n, **common) for n in (2, 3)]
+    probes += [probe(prompt="q2", num_blocks=7, kl=kl, **common) for kl in (9.0, 0.04)]
+    panels, repeated = make_panels(probes, THRESHOLDS)
+    assert (len(panels), repeated) == (1, 1)
     (cell,) = cells_of(probes)
-    assert (cell.n, cell.num_blocks, cell.shift) == (3, None, None)
+    assert (cell.n, cell.num_blocks, cell.shift, cell.kl.value) == (3, None, None, pytest.approx(0.02))
 
 
 def test_calls_that_reuse_much_are_chosen_by_the_default_policy() -> None:

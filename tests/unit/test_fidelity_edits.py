@@ -15,13 +15,7 @@ import pytest
 from fidelity_records import Asked, StandIn, probe, recorded
 from pic_bench.fidelity.arms import EDIT_ARMS, FULL, STALE, parse_policy
 from pic_bench.fidelity.cases.case import MIN_HEADER, Job
-from pic_bench.fidelity.cases.edits import (
-    BEFORE_QUESTION,
-    DISTANCES,
-    UNAFFECTED_TOKENS,
-    edit_job,
-    edit_jobs,
-)
+from pic_bench.fidelity.cases.edits import BEFORE_QUESTION, DISTANCES, UNAFFECTED_TOKENS, edit_job, edit_jobs
 from pic_bench.fidelity.cases.templates import Field, Template, templates
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.measure import Unrealised, measure
@@ -45,12 +39,8 @@ def text(model_dir: Callable[[str], Path]) -> ModelText:
 def texts_of(template: Template) -> set[str]:
     """What names the template, and every sentence of it; a line such as `"{name}": "{answer}",` is nobody's."""
     lines = {line for field in template.fields for line in (field.line, *field.rules)}
-    return {
-        template.name,
-        template.head,
-        template.question,
-        *(line for line in lines if sum(map(str.isalpha, line.split())) > 2),
-    }
+    sentences = {line for line in lines if sum(map(str.isalpha, line.split())) > 2}
+    return {template.name, template.head, template.question, *sentences}
 
 
 def test_no_text_of_a_template_is_in_both_sets() -> None:
@@ -71,17 +61,17 @@ def test_the_two_prompts_differ_in_their_fields_alone(template: Template, text: 
     for number, distance in enumerate(DISTANCES):
         job = job_of(template, text, distance, number)
         assert job == job_of(template, text, distance, number)
-        old, new = (text.text(ids).split("\n") for ids in (job.case.edited.old, job.case.prompt))
+        edited, prompt = job.case.edited, text.text(job.case.prompt)
+        old, new = text.text(edited.old).split("\n"), prompt.split("\n")
         changed = [pair for pair in zip(old, new, strict=True) if pair[0] != pair[1]]
-        assert len(changed) == job.case.edited.edit.num_fields
-        assert common_len(job.case.edited.old, job.case.prompt) >= MIN_HEADER
-        assert job.case.edited.edit.old_tokens + job.case.edited.edit.new_tokens > 0
-        assert template.lead in text.text(job.case.prompt)[-len(template.lead) - 20 :]
-        assert (job.case.edited.answers is None) is not template.family.is_gated
-        assert job.case.edited.answers is None or job.case.edited.answers.old != job.case.edited.answers.new
-        rules = text.text(job.case.prompt).count(template.rules_title)
-        assert rules == 1, "or the distance is another's"
-        fewest = UNAFFECTED_TOKENS - 64 if job.case.edited.answers is None else distance + min(BEFORE_QUESTION)
+        assert len(changed) == edited.edit.num_fields
+        assert common_len(edited.old, job.case.prompt) >= MIN_HEADER
+        assert edited.edit.old_tokens + edited.edit.new_tokens > 0
+        assert template.lead in prompt[-len(template.lead) - 20 :]
+        assert (edited.answers is None) is not template.family.is_gated
+        assert edited.answers is None or edited.answers.old != edited.answers.new
+        assert prompt.count(template.rules_title) == 1, "or the distance is another's"
+        fewest = UNAFFECTED_TOKENS - 64 if edited.answers is None else distance + min(BEFORE_QUESTION)
         assert len(job.case.prompt) >= fewest
 
 

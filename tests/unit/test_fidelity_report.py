@@ -14,7 +14,7 @@ import pytest
 from fidelity_records import grid, probe, questions, shifts, trace
 from pic_bench.environment import capture_environment
 from pic_bench.fidelity.pictures import RECOVERY, Curve, plot
-from pic_bench.fidelity.record import Probe, append_lines
+from pic_bench.fidelity.record import Experiment, Probe, append_lines
 from pic_bench.fidelity.report import headline, write_report
 from pic_bench.fidelity.summary import Summary
 from pic_bench.out_folder import write_json
@@ -25,12 +25,8 @@ from sglang_pic.cli import main
 from sglang_pic.errors import BenchError
 from tests.unit.html_page import Page
 
-PARTS = {
-    "grid": "Seam tokens, number of runs, donors alone or in context",
-    "shift": "How far a run is moved",
-    "qa": "Questions over documents in another order",
-    "trace": "The calls of a trace in order, under policies",
-}
+MAKERS = {Experiment.GRID: grid, Experiment.SHIFT: shifts, Experiment.QA: questions, Experiment.TRACE: trace}
+TITLES = {one: f"## {one.about[0].upper()}{one.about[1:]}" for one in MAKERS}
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +85,9 @@ def test_the_page_is_one_file_and_well_formed(folder: Path) -> None:
 def test_both_outputs_have_the_same_parts_and_tables(folder: Path, summary: Summary, markdown: str) -> None:
     page = (folder / "report.html").read_text("utf8")
     words = "".join(Page(page).words)
-    titles = (*PARTS.values(), "What a setting changes", "Prompts that moved furthest", "Limits", "Words")
-    assert all(f"## {title}" in markdown and title in words for title in titles)
+    others = ("What a setting changes", "Prompts that moved furthest", "Limits", "Words")
+    titles = [*TITLES.values(), *(f"## {title}" for title in others)]
+    assert all(title in markdown and title.removeprefix("## ") in words for title in titles)
     for one in summary.comparisons:
         for shown in (one.what, one.where, with_interval(one.difference, change)):
             assert shown in markdown
@@ -134,11 +131,11 @@ def test_a_report_is_made_again_alike_and_leaves_no_old_picture(folder: Path) ->
 
 
 def test_prompts_that_moved_furthest(summary: Summary) -> None:
-    for experiment in PARTS:
-        worst = [one for one in summary.worst if one.experiment.value == experiment]
+    for experiment in MAKERS:
+        worst = [one for one in summary.worst if one.experiment is experiment]
         assert [one.kl for one in worst] == sorted((one.kl for one in worst), reverse=True)
         assert len({one.prompt for one in worst}) == len(worst) == 8
-        arm = "seam-1" if experiment in ("grid", "shift") else "default"
+        arm = "seam-1" if experiment in (Experiment.GRID, Experiment.SHIFT) else "default"
         assert {one.arm for one in worst} == {arm}
     grids = [p for p in grid(prompts=21, blocks=(1, 4, 16)) if p.arm == "seam-1"]
     assert summary.worst[0].kl == max(p.kl for p in grids)
@@ -166,11 +163,10 @@ def test_what_the_figures_rest_on_is_said(tmp_path: Path) -> None:
     assert "\n`````text\na\n````\n## no heading\n`````\n" in written, "the text of a prompt cannot end its fence"
 
 
-@pytest.mark.parametrize("experiment", PARTS)
-def test_parts_without_records_are_left_out(experiment: str, tmp_path: Path) -> None:
-    makers = {"grid": grid, "shift": shifts, "qa": questions, "trace": trace}
-    written = report_of(tmp_path, islice(makers[experiment](), 400))
-    assert [title for title in PARTS.values() if f"## {title}" in written] == [PARTS[experiment]]
+@pytest.mark.parametrize("experiment", MAKERS, ids=lambda experiment: experiment.value)
+def test_parts_without_records_are_left_out(experiment: Experiment, tmp_path: Path) -> None:
+    written = report_of(tmp_path, islice(MAKERS[experiment](), 400))
+    assert [title for title in TITLES.values() if title in written] == [TITLES[experiment]]
     assert "an unnamed model" in written
     Page((tmp_path / "report.html").read_text("utf8"))
 
@@ -267,22 +263,16 @@ def test_what_is_five_decades_lower_stands_at_the_foot() -> None:
 
 
 def test_larger_values_stand_higher_and_to_the_right_and_say_their_figures() -> None:
-    points = {"cheap": (0.3, kl(0.9, 0.85, 0.95)), "dear": (0.8, kl(0.97, 0.95, 1.0))}
+    points = {"cheap": (0.3, kl(0.9, 0.85, 0.95)), "dear $b$": (0.8, kl(0.97, 0.95, 1.0))}
     series = [Curve(name, [point], "none") for name, point in points.items()]
-    drawing = plot("x", series, {}, "x", y_title=RECOVERY).inline()
-    cheap, dear = marks(drawing).values()
+    drawn = plot("x", series, {}, "x", y_title=RECOVERY)
+    inline, alone = drawn.inline(), drawn.standalone("A title", "<about>")
+    cheap, dear = marks(inline).values()
     assert cheap[0] < dear[0]
     assert cheap[1] > dear[1]
-    assert "<title>cheap, 30.0% computed: .90 [.85, .95], n = 9</title>" in drawing
-    # Each has its name in the legend.
-    assert all(re.search(f"<text[^>]*>{name}</text>", drawing) for name in points)
-
-
-def test_a_drawing_has_text_and_takes_its_colours_from_the_theme() -> None:
-    drawn = plot("seams", [Curve("a $b$", [(0, kl(0.1, 0.05, 0.2))])], {}, "x", slots=["0"])
-    inline, alone = drawn.inline(), drawn.standalone("A title", "<about>")
-    assert "a $b$</text>" in inline
-    assert "mean KL of the first token, nats</text>" in inline
+    assert "<title>cheap, 30.0% computed: .90 [.85, .95], n = 9</title>" in inline
+    # Each has its name in the legend, as it is; colours are the theme's.
+    assert all(f">{name}</text>" in inline for name in (*points, RECOVERY))
     assert re.findall(r"#[0-9a-f]{6}", inline) == []
     ET.fromstring(alone)
     assert_themed(alone)
