@@ -277,6 +277,6 @@ def test_the_check_holds_only_where_the_naive_arm_is_worse_beyond_chance() -> No
     assert not lucky.holds
     (alone,) = check_naive([probe(arm="naive", forced_kl=1.0)])
     assert not alone.holds, "nothing to pair is no pass"
-    assert str(alone) == "check FAILS: float32: no text has both arms"
+    assert str(alone) == "check FAILS: float32: no prompt has both arms"
     near = two_arms(lambda i: 0.5, lambda i: 0.1, experiment=Experiment.SHIFT, shift=1)
     assert check_naive(near) == check_naive([]) == []

@@ -219,9 +219,9 @@ def test_the_verb_reports_a_fidelity_run(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_the_terminal_shows_the_largest_place_of_each_experiment(folder: Path) -> None:
     text = headline(folder)
-    assert "grid, float32, sample, donors alone, 16 runs" in text
-    assert "4 runs" not in text
-    assert "4,096 positions moved" in text
+    assert "grid, float32, sample, donors alone, runs: 16" in text
+    assert "runs: 4" not in text
+    assert "positions moved: 4,096" in text
     assert "seam-8-min-128" in text
     assert not re.search(r"seam-(2|4|16) \|", text)
 

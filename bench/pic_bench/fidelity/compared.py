@@ -72,7 +72,7 @@ class Panel:
 
 
 class Checked(NamedTuple):
-    """One number format: by how much the naive arm's KL is above the rotated one's; None where no text has both."""
+    """One number format: by how much the naive arm's KL is above the rotated one's; None where no prompt has both."""
 
     dtype: str
     difference: Estimate | None
@@ -84,10 +84,10 @@ class Checked(NamedTuple):
 
     def __str__(self) -> str:
         if (found := self.difference) is None:
-            return f"check FAILS: {self.dtype}: no text has both arms"
+            return f"check FAILS: {self.dtype}: no prompt has both arms"
         return (
             f"check {'holds' if self.holds else 'FAILS'}: {self.dtype}: mean KL without rotation less with it "
-            f"{found.value:.4g} [{found.low:.4g}, {found.high:.4g}] over {found.n} texts"
+            f"{found.value:.4g} [{found.low:.4g}, {found.high:.4g}] over {found.n} prompts"
         )
 
 
@@ -145,8 +145,8 @@ def make_comparisons(panels: Sequence[Panel]) -> list[Comparison]:
 def check_naive(probes: Iterable[Probe]) -> list[Checked]:
     """The check that CI makes of a run: keys that are not rotated must do harm, or nothing could be seen.
 
-    For every number format of GRID or SHIFT; a text counts once. The KL is the mean over the gold continuation: less
-    noisy than that of one token.
+    For every number format of GRID or SHIFT; a prompt counts once, and intervals draw texts. The KL is the mean over the
+    gold continuation: less noisy than that of one token.
     """
     panels = [
         panel

@@ -14,7 +14,7 @@ from pic_bench.fidelity.compared import Panel, make_cells, make_comparisons, mak
 from pic_bench.fidelity.folder import PROBES, read_environment, read_left_out, read_probes
 from pic_bench.fidelity.pictures import Picture, pictures_of
 from pic_bench.fidelity.record import MIN_GAP, Experiment, Probe
-from pic_bench.fidelity.recovery import GATED, gate
+from pic_bench.fidelity.recovery import gate
 from pic_bench.fidelity.summary import CONTROLS, Cell, Summary, Thresholds
 from pic_bench.fidelity.tables import Titled
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, read_json, write_json
@@ -67,13 +67,11 @@ def make_sections(summary: Summary) -> list[Section]:
     sections = {one: Section(one, [], []) for one in Experiment if any(c.experiment is one for c in summary.cells)}
     for where, cells in _places(summary.cells):
         section = sections[cells[0].experiment]
-        crossed = (
-            {name: tables.crossed(cells, name) for name in tables.CROSSED}
-            if len({cell.place for cell in cells}) > 1
-            else {}
-        )
-        section.tables.extend(Titled(f"{name}: {where}", table) for name, table in crossed.items() if table is not None)
-        section.tables.append(Titled(f"All figures: {where}", tables.cell_table(cells), folded=bool(crossed)))
+        has_places = len({cell.place for cell in cells}) > 1
+        for name in tables.CROSSED if has_places else ():
+            if (table := tables.crossed(cells, name)) is not None:
+                section.tables.append(Titled(f"{name}: {where}", table))
+        section.tables.append(Titled(f"All figures: {where}", tables.cell_table(cells), folded=has_places))
         section.pictures.extend(pictures_of(cells, where))
     return list(sections.values())
 
@@ -148,7 +146,7 @@ def _worst(panels: Sequence[Panel], thresholds: Thresholds) -> list[Probe]:
         spliced = [
             probe
             for panel in panels
-            if panel.experiment is experiment and not panel.min_chunk_hit and panel.group in ("", GATED)
+            if panel.experiment is experiment
             for (_, arm), records in panel.arms.items()
             if arm in ("seam-1", thresholds.default_policy, "notes")
             for probe in records.values()

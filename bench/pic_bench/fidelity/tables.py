@@ -11,6 +11,7 @@ from typing import NamedTuple
 from msgspec.structs import asdict
 
 from pic_bench.fidelity.record import Donors, Experiment
+from pic_bench.fidelity.recovery import GATED
 from pic_bench.fidelity.summary import Cell, Comparison, Contrast
 from pic_bench.report.columns import JINJA, table_of
 from pic_bench.report.markdown import Table
@@ -104,13 +105,13 @@ def place_name(place: int | str | None) -> str:
 
 def _row(cell: Cell) -> Mapping[str, object]:
     floor = asdict(cell.against_floor) if cell.against_floor else dict.fromkeys(Contrast.__struct_fields__)
-    at = f"{place_name(cell.place)} {UNITS.get(cell.experiment, '')}" if cell.place is not None else ""
-    words = ", ".join(filter(None, (cell.experiment.value, where(cell), at.strip())))
+    at = f"{UNITS[cell.experiment]}: {place_name(cell.place)}" if cell.experiment in UNITS else cell.group
+    words = ", ".join(filter(None, (cell.experiment.value, where(cell), at)))
     return {**asdict(cell), "place": cell.place, "floor": floor, "where": words, "mark": UNDECIDED}
 
 
 def _size(cell: Cell) -> tuple[int, int, int, bool]:
-    return cell.num_blocks or 0, cell.shift or 0, cell.min_chunk_hit, cell.group == "all"
+    return cell.num_blocks or 0, cell.shift or 0, cell.min_chunk_hit, cell.group == GATED
 
 
 def _measured(table: Table) -> Table:
@@ -119,4 +120,4 @@ def _measured(table: Table) -> Table:
     return Table([table.header[i] for i in kept], [[row[i] for i in kept] for row in table.rows])
 
 
-JINJA.filters |= {"arm_name": arm_name, "place_name": place_name, "part": quarter}
+JINJA.filters |= {"arm_name": arm_name, "place_name": place_name, "quarter": quarter}
