@@ -26,8 +26,6 @@ from sglang_pic.errors import BenchError
 from tests.unit.html_page import Page
 from tests.unit.replay_records import record, write_records
 
-SERVER_ARGS = ["--enable-cache-report", "--enable-metrics", "--device", "cpu"]
-
 
 def make_run(
     folder: Path, *, arms: tuple[str, ...] = ("stock", "pic", "stock-again"), num_requests: int = 60
@@ -40,16 +38,15 @@ def make_run(
             kind=ArmKind(arm),
             wall_s=100.0 + number,
             ready_s=21.0,
-            server_args=[*SERVER_ARGS, *(["--radix-cache-backend", "pic"] if arm == "pic" else [])],
+            server_args=["--device", "cpu", *(["--radix-cache-backend", "pic"] if arm == "pic" else [])],
             pic_counters={"sglang:pic_runs_total": 41.0} if arm == "pic" else {},
         )
         for number, arm in enumerate(arms)
     }
+    model = {"path": "models/smollm2", "name": "smollm2", "architecture": "LlamaForCausalLM", "dtype": "bfloat16"}
     summary = Summary(
         trace=Trace(name="opendevin <sample>", sessions=6, calls=num_requests, sha256="ab" * 32),
-        model=Model(
-            path="models/smollm2", name="smollm2", architecture="LlamaForCausalLM", dtype="bfloat16", num_layers=30
-        ),
+        model=Model(**model, num_layers=30),
         started_at="2026-01-02T03:04:05+00:00",
         finished_at="2026-01-02T03:14:05+00:00",
         arms=summaries,

@@ -31,7 +31,7 @@ _PLACE = ("experiment", "dtype", "source", "num_blocks", "shift", "group", "min_
 _MEANS = {name: name for name in ("kl", "cosine", "forced_kl", "agreed_tokens", "score", "exact_match", "key_error")}
 _MEANS["top1"] = "top1_agrees"
 """Fields of records whose means are figures of a cell, by the figure's name."""
-_SUMS = ("prompt_tokens", "prefix_hit_tokens", "chunk_hit_tokens", "block_tokens", "computed_tokens")
+_SUMS = ("prompt_tokens", "chunk_hit_tokens", "block_tokens", "computed_tokens")
 _MIN_SHIFT = 16
 """Of the check: a key turned by fewer positions is hardly turned."""
 
@@ -145,8 +145,8 @@ def make_comparisons(panels: Sequence[Panel]) -> list[Comparison]:
 def check_naive(probes: Iterable[Probe]) -> list[Checked]:
     """The check that CI makes of a run: keys that are not rotated must do harm, or nothing could be seen.
 
-    For every number format of GRID or SHIFT; a prompt counts once, and intervals draw texts. The KL is the mean over the
-    gold continuation: less noisy than that of one token.
+    For every number format of GRID or SHIFT. A prompt counts once, and intervals draw texts. The KL is the mean over
+    the gold continuation: less noisy than one token's.
     """
     panels = [
         panel
@@ -195,7 +195,6 @@ def _cell(panel: Panel, donors: Donors, arm: str, thresholds: Thresholds) -> Cel
         kl_max=max(kls),
         kl_by_turn=[probe.kl for probe in turns],
         top1_decided=_estimate((p.top1_agrees, p.unit) for p in decided),
-        top1_probability=probability,
         undecided=probability < thresholds.competent_probability,
         nll_change=_difference(with_full, "gold_nll"),
         score_change=_difference(with_full, "score"),

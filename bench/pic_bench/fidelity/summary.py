@@ -73,10 +73,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     top1: Estimate
     top1_decided: Estimate | None
     """Over the decided prompts only."""
-    top1_probability: float
-    """Median over the prompts of the full prefill's likeliest token's probability."""
     undecided: bool
-    """That median is too low for agreement to say much."""
+    """The median probability of the full prefills' likeliest token is too low for agreement to say much."""
     forced_kl: Estimate | None
     nll_change: Estimate | None
     """Mean negative log-likelihood of the gold continuation, less the full prefill's."""
@@ -95,7 +93,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     recovery_median: float | None
     recovery_p10: float | None
     prompt_tokens: int
-    prefix_hit_tokens: int
     chunk_hit_tokens: int
     block_tokens: int
     computed_tokens: int
