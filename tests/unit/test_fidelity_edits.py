@@ -167,20 +167,17 @@ def records(number: int, s: dict[str, float], family: Family = Family.JSON, **ed
     """The records of one prompt; half of it is spliced in place, a quarter under notes."""
     values = {"template": f"t{number % 3}", "family": family, "distance": 32, "old_tokens": 1, "new_tokens": 1}
     says = msgspec.convert({**values, "num_fields": 1, **edit}, Edit)
-    spliced = {"in_place": 100, "notes": 50}
+    common = {"experiment": Experiment.EDITS, "prompt": f"edits-{number}", "num_blocks": None, "prompt_tokens": 200}
     return [
         probe(
-            experiment=Experiment.EDITS,
-            prompt=f"edits-{number}",
             arm=arm,
-            num_blocks=None,
             donors=Donors.NONE if arm == "full" else Donors.EDITED,
-            prompt_tokens=200,
             prefix_hit_tokens=200 if arm == "stale" else 0,
-            chunk_hit_tokens=spliced.get(arm, 0),
+            chunk_hit_tokens={"in_place": 100, "notes": 50}.get(arm, 0),
             log_odds=odds if family.is_gated else None,
             kl=0.0 if arm == "full" else 0.1,
             edit=says,
+            **common,
         )
         for arm, odds in s.items()
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fidelity_records import grid, probe, questions, shifts, trace
+from fidelity_records import CONTROLS, grid, probe, questions, shifts, trace
 from pic_bench.environment import capture_environment
 from pic_bench.fidelity.pictures import RECOVERY, Curve, plot
 from pic_bench.fidelity.record import Experiment, Probe, append_lines
@@ -172,8 +172,8 @@ def test_parts_without_records_are_left_out(experiment: Experiment, tmp_path: Pa
 
 
 def test_controls_alone_make_a_report(tmp_path: Path) -> None:
-    summary = write_report(run_of(tmp_path, [probe(arm=arm, kl=0.0) for arm in ("full", "retest", "exact")]))
-    assert (summary.comparisons, summary.worst) == ([], [])
+    summary = write_report(run_of(tmp_path, [probe(arm=arm, num_blocks=n, kl=0.0) for arm in CONTROLS for n in (1, 2)]))
+    assert (summary.comparisons, summary.worst, [*tmp_path.glob("*.svg")]) == ([], [], [])
     assert "What a setting changes" not in (tmp_path / "report.md").read_text("utf8")
     assert "exact" in headline(tmp_path)
 

@@ -45,8 +45,10 @@ class Curve(NamedTuple):
 
 
 def pictures_of(cells: Sequence[Cell], where: str) -> Iterator[Picture]:
-    """What is drawn of cells of one experiment, number format, data and kind of donors."""
+    """What is drawn of cells of one experiment, number format, data and kind of donors; nothing of controls alone."""
     experiment = cells[0].experiment
+    if all(cell.arm in CONTROLS for cell in cells):
+        return
     if experiment is Experiment.TURNS:
         yield _by_turn(cells, where)
     elif experiment in (Experiment.TRACE, Experiment.EDITS):

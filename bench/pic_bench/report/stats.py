@@ -23,11 +23,6 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     high: float
     n: int
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval lies on one side of zero."""
-        return self.low > 0 or self.high < 0
-
 
 class Statistic(Enum):
     """The statistic of a sample that is estimated."""
