@@ -30,11 +30,10 @@ from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
 from pic_bench.fidelity.compared import make_cells, make_panels
 from pic_bench.fidelity.config import QUICK_SIZES
 from pic_bench.fidelity.measure import Unrealised, check_realised, measure
-from pic_bench.fidelity.pictures import by_skills
 from pic_bench.fidelity.record import Donors, Experiment, append_lines
 from pic_bench.fidelity.report import write_report
 from pic_bench.fidelity.summary import Thresholds
-from pic_bench.fidelity.tables import skills_table
+from pic_bench.fidelity.tables import cell_table, crossed
 from pic_bench.fidelity.target import Recorded
 from pic_traces.questions import GENERATED, Question, generated_questions, read_questions
 
@@ -383,15 +382,15 @@ def test_the_report_says_what_share_of_the_skills_is_spliced(tmp_path: Path) -> 
         for arm, kind, kl, hit in arms
     ]
     cells = make_cells(make_panels(probes, Thresholds())[0], Thresholds())
-    rows = skills_table(cells).rows
-    assert [row[:5] for row in rows[:2]] == [["2 skills", w, "32", "4", "90.0 %"] for w in ("alone", "together")]
-    assert [row[4] for row in rows] == ["90.0 %"] * 4 + ["100 %"] * 4
-    assert [row[5] for row in rows[:2]] == [".050 [.050, .050]", ".050 [.050, .050]"]
-    one = make_cells(make_panels([p for p in probes if p.unit == "c-16-0"], Thresholds())[0], Thresholds())
-    assert skills_table(one).rows[0][5:] == [".050", ".050", "100 %"], "one library has no interval"
-    drawn = by_skills(cells).drawing.body
-    assert all(name in drawn for name in ("alone, seam 0", "alone, seam 32", "together, seam 0", "together, seam 32"))
+    table = cell_table(cells)
+    rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    assert {row["of the blocks"] for row in rows if row["arm"] == "seam 32"} == {"90.0 %"}
+    assert {row["of the blocks"] for row in rows if row["arm"] == "seam 0"} == {"100 %"}
+    assert crossed(cells, "Mean KL").rows[-1] == ["seam 32", "4", ".050", ".050"]
     append_lines(tmp_path / "probes.jsonl", probes)
     write_report(tmp_path)
-    assert "| 16 skills | together |   32 |   4 |                90.0 % |" in (tmp_path / "report.md").read_text()
-    assert (tmp_path / "plot-skills-float32-sample.svg").exists()
+    written = (tmp_path / "report.md").read_text()
+    for donors in ("alone", "in context"):
+        assert f"**Mean KL: float32, sample, donors {donors}**" in written
+        drawn = (tmp_path / f"plot-kl-by-skills-float32-sample-donors-{donors.replace(' ', '-')}.svg").read_text()
+        assert all(f"{arm}, 16: " in drawn for arm in ("seam 0", "seam 32"))

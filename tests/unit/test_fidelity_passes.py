@@ -19,15 +19,16 @@ from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.cases.case import Case
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.cases.turns import conversation
-from pic_bench.fidelity.compared import make_panels
-from pic_bench.fidelity.drift import by_turn, drift_table, make_drifts, quarters
+from pic_bench.fidelity.compared import make_cells, make_panels
 from pic_bench.fidelity.folder import read_probes
 from pic_bench.fidelity.passes import TURNS_POLICIES, TraceCall, TraceRun, TurnsRun, Vault, distinct_tokens
+from pic_bench.fidelity.pictures import pictures_of
 from pic_bench.fidelity.plan import make_plan
 from pic_bench.fidelity.record import Change, Donors, Experiment, Probe, append_lines
 from pic_bench.fidelity.report import write_report
 from pic_bench.fidelity.runner import run_fidelity
 from pic_bench.fidelity.summary import Thresholds
+from pic_bench.fidelity.tables import cell_table, quarter
 from pic_bench.fidelity.target import Recorded
 
 from sglang_pic.core import ReusePolicy
@@ -218,16 +219,19 @@ def test_the_report_compares_the_last_turns_with_the_first(tmp_path: Path) -> No
         for turn in range(64)
         for arm, kl, hit in (("full", 0.0, 0), ("notes", 0.01, 300), ("in_place", 0.01 * (1 + turn // 16), 360))
     ]
-    assert quarters(range(64)) == (7.5, 55.5)
-    drifts = make_drifts(make_panels(reversed(probes), Thresholds())[0])
-    rows = {row[1]: row for row in drift_table(drifts).rows}
-    assert rows.keys() == {"notes", "in_place"}
-    assert rows["notes"][2:9] == ["64", "75.0 %", "25.0 %", ".010", ".010", ".010", "1.00"]
-    assert rows["in_place"][6:11] == [".010", ".040", "4.00", ".010", "1.00"]
-    drawn = by_turn(drifts).drawing.body
-    assert drawn.count("notes, turn 64:") == 2
-    assert "in_place, turn 64: .040" in drawn
+    assert (quarter(range(64), 0), quarter(range(64), -1)) == (7.5, 55.5)
+    cells = make_cells(make_panels(reversed(probes), Thresholds())[0], Thresholds())
+    assert [cell.kl_by_turn[::16] for cell in cells] == [[0.0] * 4, [0.01, 0.02, 0.03, 0.04], [0.01] * 4]
+    table = cell_table(cells)
+    rows = {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
+    said = {name: [row[title] for title in ("n", "spliced", "computed", "KL mean")] for name, row in rows.items()}
+    assert (said["notes"], said["in_place"][1]) == (["64", "75.0 %", "25.0 %", ".010"], "90.0 %")
+    assert [rows["in_place"][f"{end} turns"] for end in ("first", "last")] == [".010", ".040"]
+    (picture,) = pictures_of(cells, "float32")
+    assert "notes, 57 to 64: .010" in picture.drawing.body
+    assert "in_place, 57 to 64: .040" in picture.drawing.body
     append_lines(tmp_path / "probes.jsonl", probes)
-    assert write_report(tmp_path).drifts == drifts[::-1]
-    assert "last / first" in (tmp_path / "report.md").read_text()
-    assert (tmp_path / "plot-turns-float32.svg").exists()
+    written = write_report(tmp_path).cells
+    assert [cell.kl_by_turn for cell in written] == [cell.kl_by_turn for cell in cells]
+    assert "last turns" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "plot-turns-float32-new-values.svg").exists()

@@ -164,16 +164,12 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.log_odds is not None and stale.log_odds is not None and self.log_odds - stale.log_odds < MIN_GAP
 
     @property
-    def agrees_to_end(self) -> bool:
-        """Whether all greedy tokens are the full prefill's."""
-        return (self.agreed_tokens or 0) >= self.greedy_tokens
-
-    @property
     def unit(self) -> str:
         """The unit that intervals draw: records that share text, and so resemble each other, have the same unit.
 
         A trace's session, in whatever order it is served; of questions, the item whose documents they are asked of; of
-        shifts, the passage that is moved; of compositions, the library; of edits, the template; else the prompt.
+        shifts, the passage that is moved; of compositions, the library; of turns, the conversation; of edits, the
+        template; else the prompt.
         """
         match self.experiment:
             case Experiment.TRACE:
@@ -182,6 +178,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 return self.prompt.rpartition("-")[0]
             case Experiment.SHIFT:
                 return self.prompt.rpartition("-")[2]
+            case Experiment.TURNS:
+                return self.source
             case Experiment.EDITS if self.edit is not None:
                 return self.edit.template
             case _:
