@@ -64,8 +64,7 @@ class Study:
 
     def retire(self, options: Mapping[str, str]) -> None:
         """Refuse options of earlier versions with a message that says what to use instead."""
-        for option, instead in options.items():
-            self.add(option, action=_Retired, const=instead, help=argparse.SUPPRESS)
+        retire(self.parser, options)
 
     def find(self, *words: str) -> Finding:
         """What the study finds with these arguments, for a study that writes no logs; what it raises is raised."""
@@ -93,6 +92,12 @@ class Study:
                 return 130
 
         return main
+
+
+def retire(parser: argparse.ArgumentParser, options: Mapping[str, str]) -> None:
+    """Make a parser refuse options of earlier versions with a message that says what to use instead."""
+    for option, instead in options.items():
+        parser.add_argument(option, action=_Retired, const=instead, help=argparse.SUPPRESS)
 
 
 @contextmanager

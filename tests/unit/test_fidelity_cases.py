@@ -22,9 +22,9 @@ from pic_bench.fidelity.arms import (
     place_sessions,
     spliced_arms,
 )
-from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Job, Span, derange, place_blocks
+from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Job, Span, derange, find_block, place_blocks
 from pic_bench.fidelity.cases.compose import ORDERS_PER_LIBRARY, SEAMS, compose_jobs, other_orders
-from pic_bench.fidelity.cases.passages import FrameText, PassageJobs, filler_len, grid_case, make_filler, shift_case
+from pic_bench.fidelity.cases.passages import FrameText, filler_len, grid_case, grid_jobs, make_filler, shift_case
 from pic_bench.fidelity.cases.qa import QA_MIN_SPLICED, qa_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
 from pic_bench.fidelity.compared import make_cells, make_panels
@@ -54,16 +54,13 @@ def pool(text: ModelText) -> TextPool:
 
 
 def check_case(case: Case) -> None:
-    """Every block has its ids in a donor, at the shift that the case names, and neither neighbour is equal."""
+    """Every block has its ids in a donor, at another place, and neither neighbour is equal."""
     for kind, donors in case.donors.items():
         for number, block in enumerate(case.blocks):
             ids = case.prompt[block.start : block.end]
-            shift = case.block_shifts[kind][number]
             donor = donors[number] if kind is Donors.ISOLATED else donors[0]
-            start = block.start - shift
-            assert shift != 0
-            assert start >= MIN_HEADER
-            assert donor[start : start + len(ids)] == ids
+            start = find_block(donor, ids)
+            assert MIN_HEADER <= start != block.start
             assert donor[start - 1] != case.prompt[block.start - 1]
             after = start + len(ids)
             assert after < len(donor)
@@ -94,7 +91,8 @@ def test_a_shifted_prompt_moves_its_block_by_so_much(text: ModelText, pool: Text
     cases = [shift_case(frames, pool, filler, shift=shift, number=n, seed=0) for n in range(2)]
     for case in cases:
         check_case(case)
-        assert case.block_shifts == {Donors.ISOLATED: (shift,)}
+        ((start, end),) = case.blocks
+        assert start - find_block(case.donors[Donors.ISOLATED][0], case.prompt[start:end]) == shift
         assert case.prompt[: case.warm_len] == filler[: case.warm_len]
         assert MIN_HEADER <= case.warm_len < case.blocks[0].start
     other = shift_case(frames, pool, filler, shift=64, number=0, seed=0)
@@ -132,7 +130,7 @@ def test_no_block_keeps_its_place_in_context(count: int) -> None:
 
 
 def test_every_seam_is_an_arm_for_both_kinds_of_donors(text: ModelText, pool: TextPool) -> None:
-    job = next(PassageJobs(QUICK_SIZES, pool, text, 0).grid())
+    job = next(grid_jobs(QUICK_SIZES, pool, text, 0))
     assert job.arms[:3] == CONTROLS
     labels = [arm.label for arm in job.arms]
     assert len(set(labels)) == len(labels) == 3 + 2 * (3 + 1)
@@ -145,7 +143,7 @@ def test_every_seam_is_an_arm_for_both_kinds_of_donors(text: ModelText, pool: Te
 def test_generated_questions_are_answered_by_their_documents(text: ModelText, kind: str) -> None:
     questions = list(generated_questions(kind, limit=6, seed=1))
     assert questions == list(generated_questions(kind, limit=6, seed=1))
-    for question, job in zip(questions, qa_jobs(QUICK_SIZES, questions, text, 0), strict=True):
+    for question, job in zip(questions, qa_jobs(questions, text, 0), strict=True):
         check_case(job.case)
         assert len(job.case.blocks) >= 3
         assert all(end - start >= 80 for start, end in job.case.blocks)
@@ -165,7 +163,7 @@ def test_long_documents_are_cut_around_the_answer_and_short_ones_joined(text: Mo
         answers=("platypus",),
         supporting=frozenset({0}),
     )
-    (job,) = qa_jobs(QUICK_SIZES, [question], text, 0)
+    (job,) = qa_jobs([question], text, 0)
     check_case(job.case)
     assert "platypus" in text.text(job.case.prompt)
     assert len(job.case.prompt) < 700
@@ -187,7 +185,7 @@ def test_lists_of_values_are_cut_to_whole_lines_and_the_key_leads_to_the_answer(
     path.write_text(json.dumps({"id": "kv-0", "source": "kv_retrieval", "documents": documents, "qa": qa}))
     (question,) = read_questions(path, limit=1, seed=0)
     assert question.lead == f'"{key}": "'
-    (job,) = qa_jobs(QUICK_SIZES, [question], text, 0)
+    (job,) = qa_jobs([question], text, 0)
     check_case(job.case)
     prompt = text.text(job.case.prompt)
     assert prompt.endswith(question.lead)

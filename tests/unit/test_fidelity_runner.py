@@ -62,6 +62,12 @@ def test_sizes_that_cannot_be_measured_are_refused(line: str, named: str) -> Non
         parse(line)
 
 
+def test_an_option_of_earlier_versions_is_refused_with_what_takes_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--greedy 0")
+    assert "--greedy is gone: answers are generated in qa" in capsys.readouterr().err
+
+
 def test_a_run_that_is_broken_off_has_as_many_questions_of_each_source() -> None:
     sources = [question.source for question in chosen_questions(parse("--questions 3"))]
     assert len(set(sources)) == len(GENERATED) > 1
@@ -146,25 +152,25 @@ def go_on(run: tuple[Plan, Path]) -> Outcome:
     return run_fidelity(*run, start_timeout_s=1, quiet=True)
 
 
-def test_what_was_left_out_is_replaced_and_neither_served_nor_counted_again(
+def test_what_was_left_out_is_neither_served_nor_counted_again(
     grid_run: tuple[Plan, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = grid_run[1]
     server = Server(monkeypatch, "grid-1-3", "grid-1-5")
     first = go_on(grid_run)
-    assert (first.measured, first.resumed, first.left_out) == (40, 0, 2)
+    assert (first.measured, first.resumed, first.left_out) == (38, 0, 2)
     # Broken off after 20 prompts; of the next 20 one more is left out: 3 of 40 are few, 3 of 20 would be too many.
     probes = folder / "probes.jsonl"
     kept = [record for record in read_probes(folder) if int(record.prompt.rpartition("-")[2]) < 20]
     probes.unlink()
     append_lines(probes, kept)
-    server = Server(monkeypatch, "grid-1-3", "grid-1-5", "grid-1-39")
+    server = Server(monkeypatch, "grid-1-39")
     again = go_on(grid_run)
-    assert server.served == [f"grid-1-{number}" for number in range(20, 43)], "each is replaced by one more prompt"
-    assert (again.measured, again.resumed, again.left_out) == (22, 18, 3)
+    assert server.served == [f"grid-1-{number}" for number in range(20, 40)]
+    assert (again.measured, again.resumed, again.left_out) == (19, 18, 3)
     assert [left.prompt for left in read_left_out(folder)] == ["grid-1-3", "grid-1-5", "grid-1-39"]
     whole = go_on(grid_run)
-    assert (whole.measured, whole.resumed, whole.left_out, server.starts) == (0, 40, 3, 1)
+    assert (whole.measured, whole.resumed, whole.left_out, server.starts) == (0, 37, 3, 1)
 
 
 def test_a_run_stops_where_too_much_is_left_out(grid_run: tuple[Plan, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,10 +261,10 @@ def test_a_trace_is_whole_where_one_run_measured_all_of_it(tmp_path: Path) -> No
     assert done == {"trace-float32.done", "trace-bfloat16.done"}
     merge_runs([half, other], tmp_path / "policies", force=False)
     assert list((tmp_path / "policies").glob("*.done")) == [tmp_path / "policies" / "trace-float32.done"]
-    more = finished(tmp_path / "more", f"{trace} bfloat16 --greedy 40 --prompts 7")
+    more = finished(tmp_path / "more", f"{trace} bfloat16 --keys 40 --prompts 7")
     merge_runs([single, more], tmp_path / "amounts", force=False)
     united = read_config(tmp_path / "amounts").sizes
-    assert (united.greedy_prompts, united.prompts) == (40, Sizes().prompts)
+    assert (united.key_prompts, united.prompts) == (40, Sizes().prompts)
     assert not list((tmp_path / "amounts").glob("*.done"))
 
 

@@ -14,8 +14,8 @@ import msgspec
 from pic_bench.fidelity.arms import DEFAULT_POLICIES, RECORDED, parse_policy
 from pic_bench.fidelity.config import QUICK_SIZES, Config, Sizes
 from pic_bench.fidelity.record import Change, Experiment, TemplateSet
-from pic_bench.frame import interrupt_on_sigterm
-from sglang_pic.core.settings import Setting, settings_of
+from pic_bench.frame import interrupt_on_sigterm, retire
+from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import BenchError, ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ DTYPES = ("float32", "bfloat16")
 MIN_CHUNK_HIT = 256
 SLOW = (Experiment.TRACE, Experiment.TURNS)
 """Not of a quick run, unless they are asked for."""
-NO_FLAG = ("greedy_tokens", "answer_tokens")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,21 +124,17 @@ def run(args: argparse.Namespace) -> int:
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="a look in a few minutes: few prompts, blocks and seams")
-    for size in _sizes():
+    for size in settings_of(Sizes).values():
         several = isinstance(size.default, tuple)
         text = size.description[0].lower() + size.description[1:].removesuffix(".")
         parser.add_argument(
-            {"greedy_prompts": "--greedy", "key_prompts": "--keys"}.get(size.name, f"--{size.name.replace('_', '-')}"),
+            "--keys" if size.name == "key_prompts" else f"--{size.name.replace('_', '-')}",
             dest=size.name,
             type=_numbers if several else int,
             metavar="N,N,..." if several else "N",
             help=f"{text} (default: {_shown(size.default)}; --quick: {_shown(getattr(QUICK_SIZES, size.name))})",
         )
-
-
-def _sizes() -> list[Setting]:
-    """The sizes that have a flag."""
-    return [size for name, size in settings_of(Sizes).items() if name not in NO_FLAG]
+    retire(parser, {"--greedy": "answers are generated in qa, and in no other experiment"})
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -159,7 +154,7 @@ def _config(args: argparse.Namespace) -> Config:
     experiments = tuple(Experiment(name) for name in dict.fromkeys(args.experiment or chosen))
     if args.policy and not {Experiment.TRACE, Experiment.EDITS, Experiment.TURNS} & {*experiments}:
         raise ConfigError(f"--policy {args.policy[0]!r}: trace, edits and turns have policies; add --experiment trace.")
-    asked = {size.name: getattr(args, size.name) for size in _sizes()}
+    asked = {name: getattr(args, name) for name in settings_of(Sizes)}
     sizes = QUICK_SIZES if args.quick else Sizes()
     # A run that has no use for policies can be resumed after the default ones have changed.
     policies = tuple(args.policy) or (DEFAULT_POLICIES if Experiment.TRACE in experiments else ())

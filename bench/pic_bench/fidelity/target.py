@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,8 +42,6 @@ class Recorded:
     """`[layers, tokens, width]`."""
     prefix_hit_tokens: int
     chunk_hit_tokens: int
-    ids: list[int] = field(default_factory=list)
-    """What was generated afterwards, where that was measured."""
 
 
 class Served(NamedTuple):
@@ -71,15 +69,9 @@ class Target:
         options: dict[str, Any] = {"mode": "off"} if off else {"testing": {"donors_from": NOBODY}, "pin": pin}
         self._generate(tokens, key, options, max_new_tokens=1)
 
-    def serve(
-        self, tokens: Sequence[int], arm: Arm, *, key: str, donors_from: str, compute_from: int | None = None
-    ) -> Served:
-        """Serve tokens under an arm with nothing recorded.
-
-        Args:
-            compute_from: tokens from here on are computed, as those of `record` are from the prompt's last on.
-        """
-        return self._generate(tokens, key, _options(arm, donors_from), max_new_tokens=1, **_computed_from(compute_from))
+    def serve(self, tokens: Sequence[int], arm: Arm, *, key: str) -> None:
+        """Serve tokens under an arm, on its own cache, with nothing recorded."""
+        self._generate(tokens, key, _options(arm, None), max_new_tokens=1)
 
     def flush(self) -> None:
         """Forget every cached row."""
@@ -99,7 +91,9 @@ class Target:
         name = f"r{time.monotonic_ns()}"
         options = _options(arm, donors_from)
         options["testing"] = {**options["testing"], "record": name, "record_keys": keys}
-        served = self._generate([*prompt, *gold], key, options, max_new_tokens=1, **_computed_from(len(prompt) - 1))
+        # What log probabilities are asked for is computed.
+        asked = {"return_logprob": True, "logprob_start_len": len(prompt) - 1}
+        served = self._generate([*prompt, *gold], key, options, max_new_tokens=1, **asked)
         path = self._record_dir / f"{name}.npz"
         arrays = _read(path)
         path.unlink()
@@ -117,16 +111,15 @@ class Target:
         )
 
     def greedy(
-        self, prompts: Sequence[Sequence[int]], arms: Sequence[Arm], keys: Sequence[str], num_tokens: int
+        self, prompt: Sequence[int], arms: Sequence[Arm], keys: Sequence[str], num_tokens: int
     ) -> list[list[int]]:
-        """Generate after every prompt, all at once as one batch, each in its own namespace on its own rows."""
+        """Generate after a prompt under all arms at once, as one batch, each in its own namespace on its own rows."""
 
-        def one(job: tuple[Sequence[int], Arm, str]) -> list[int]:
-            prompt, arm, key = job
+        def one(arm: Arm, key: str) -> list[int]:
             return self._generate(prompt, key, _options(arm, NOBODY), max_new_tokens=num_tokens).ids
 
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            return list(pool.map(one, zip(prompts, arms, keys, strict=True)))
+        with ThreadPoolExecutor(len(arms)) as pool:
+            return list(pool.map(one, arms, keys))
 
     def _generate(
         self, tokens: Sequence[int], key: str, pic: dict[str, Any], *, max_new_tokens: int, **body: object
@@ -146,11 +139,6 @@ class Target:
         meta = answer["meta_info"]
         chunk_hit = int((meta.get("cached_tokens_details") or {}).get("pic", 0))
         return Served(list(answer["output_ids"]), int(meta["cached_tokens"]) - chunk_hit, chunk_hit)
-
-
-def _computed_from(position: int | None) -> dict[str, Any]:
-    """What makes the server compute from a position on: it is asked for their log probabilities."""
-    return {} if position is None else {"return_logprob": True, "logprob_start_len": position}
 
 
 def _options(arm: Arm, donors_from: str | None) -> dict[str, Any]:

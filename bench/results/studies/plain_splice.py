@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 import torch
-from pic_bench.fidelity.cases.case import Case
+from pic_bench.fidelity.cases.case import Case, find_block
 from pic_bench.fidelity.cases.qa import QaFrames, qa_case
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.record import Donors
@@ -144,7 +144,7 @@ def placements(frames: QaFrames, text: ModelText, case: Case) -> list[Placement]
     """The ways to compute a question's documents beforehand, from the worst context to nearly the prompt's own."""
     blocks = [case.prompt[start:end] for start, end in case.blocks]
     (other_order,) = case.donors[Donors.CONTEXT]
-    starts = [block.start - shift for block, shift in zip(case.blocks, case.block_shifts[Donors.CONTEXT], strict=True)]
+    starts = [find_block(other_order, block) for block in blocks]
     header, markers = frames.donor.header, frames.donor.markers
     alone = [Donor([*header, *markers[0], *block], len(header) + len(markers[0])) for block in blocks]
     same, places = list(header), []

@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, groupby, pairwise
 
 import msgspec
 
 from pic_bench.fidelity.arms import EXACT, FULL, Arm
-from pic_bench.fidelity.cases.case import PASSAGES, Case, Ids, Job, Span
+from pic_bench.fidelity.cases.case import Case, FrameWords, Ids, Job, Span, words
 from pic_bench.fidelity.cases.text import ModelText, TextPool
 from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.record import Donors, Experiment
@@ -27,19 +27,17 @@ from sglang_pic.errors import ConfigError
 SEAMS = (0, 1, 32)
 ORDERS_PER_LIBRARY = 6
 _ROOM = 256  # system prompt, question and the generated token
-_SYSTEM = (
-    "You are an assistant that works with skills. Every skill below was written by someone who knows the matter; each "
-    "stands for itself, under its own name. Follow the skills where they say how something is done, and say so where "
-    "they say nothing. Answer in a few sentences."
-)
-_COMPILED = "These are the skills."
-_QUESTIONS = (
-    "What does the skill {name} say? Answer in one sentence.",
-    "In the skill {name} it says: “{quote}”. What comes next?",
-    "Which of the skills should I use for this: {quote}",
-    "Write down the first step for someone who has only the skill {name}.",
-)
 _QUOTE_TOKENS = 12
+
+
+class _Words(msgspec.Struct, frozen=True):
+    system: str
+    compiled: str
+    questions: list[str]
+
+
+_WORDS = words("skills", _Words)
+_NAMES = words("passages", FrameWords).donor_markers
 
 
 class Library:
@@ -48,13 +46,13 @@ class Library:
     def __init__(self, name: str, sizes: Sizes, num_skills: int, text: ModelText, pool: TextPool, seed: int) -> None:
         self.name, self._text = name, text
         rng = random.Random(f"{name}-{seed}")
-        self.names = rng.sample(PASSAGES.donor_markers, num_skills)
+        self.names = rng.sample(_NAMES, num_skills)
         # A run grows while tokens are equal: what may stand behind a skill begins with another token than a skill.
         heads, end = [text.ids(f"## Skill {name}\n") for name in self.names], text.ids("\n\n")
         bodies = pool.cut(rng, [rng.randint(*sizes.skill_tokens) - len(head) - len(end) for head in heads])
         self.skills: list[Ids] = [head + body + end for head, body in zip(heads, bodies, strict=True)]
         self._source = pool.source
-        header, closing = text.around(_SYSTEM, "", _COMPILED)
+        header, closing = text.around(_WORDS.system, "", _WORDS.compiled)
         self.donors = {Donors.ISOLATED: tuple(header + skill + closing for skill in self.skills)}
         # A library of one skill is that skill alone.
         if num_skills > 1:
@@ -65,8 +63,8 @@ class Library:
         rng = random.Random(f"{self.name}-{place}-{seed}")
         asked = rng.randrange(len(order))
         quote = self._text.text(self.skills[asked][-_QUOTE_TOKENS:]).strip()
-        question = rng.choice(_QUESTIONS).format(name=self.names[asked], quote=quote)
-        header, closing = self._text.around(_SYSTEM, "", question)
+        question = rng.choice(_WORDS.questions).format(name=self.names[asked], quote=quote)
+        header, closing = self._text.around(_WORDS.system, "", question)
         edges = pairwise(accumulate((len(self.skills[i]) for i in order), initial=len(header)))
         return Case(
             experiment=Experiment.COMPOSE,
@@ -114,15 +112,12 @@ def other_orders(count: int, wanted: int, rng: random.Random) -> list[tuple[int,
 def _jobs(numbers: range, num_skills: int, sizes: Sizes, text: ModelText, pool: TextPool, seed: int) -> Iterator[Job]:
     """Of libraries with fewer orders there are more."""
     per_library = min(ORDERS_PER_LIBRARY, max(1, math.factorial(num_skills) - 1))
-    library: Library | None = None
-    for number in numbers:
-        which, place = divmod(number, per_library)
-        name = f"compose-{num_skills}-{which}"
-        if library is None or library.name != name:
-            library = Library(name, sizes, num_skills, text, pool, seed)
-        orders = other_orders(num_skills, per_library, random.Random(f"{name}-{seed}"))
+    for which, of_library in groupby(numbers, lambda number: number // per_library):
+        library = Library(f"compose-{num_skills}-{which}", sizes, num_skills, text, pool, seed)
+        orders = other_orders(num_skills, per_library, random.Random(f"{library.name}-{seed}"))
         arms = [msgspec.structs.replace(_arm(seam), donors=kind) for kind in library.donors for seam in SEAMS]
-        yield Job(case=library.case(orders[place], place, seed), arms=(FULL, EXACT, *arms))
+        for place in (number % per_library for number in of_library):
+            yield Job(case=library.case(orders[place], place, seed), arms=(FULL, EXACT, *arms))
 
 
 def _arm(seam_tokens: int) -> Arm:
