@@ -145,12 +145,9 @@ class _Run:
     def account(self) -> Soak:
         """The counts so far; at an idle point."""
         # The judge goes on meanwhile.
-        patient, judged = self.patient, list(self.judge.verdicts)
-        verdicts = [verdict for _, verdict in judged]
+        patient, compared, mismatches = self.patient, self.judge.num_compared, [*self.judge.mismatches]
         books, counters, stale = patient.wait_idle(), patient.counters(), patient.stale_rows() - self.stale_before
-        mismatches = [f"{request.rid}: {told}" for request, (told, *_) in judged if told is not None]
         failures = [*self.failures, *patient.log_faults()]
-        fallbacks, tokens = (_by_label(counters, name) for name in ("fallbacks", "tokens"))
         words = [*mismatches, *patient.leaks, *(f"{n} rows {what}" for what, n in stale.items()), *failures]
         return result_of(
             Soak,
@@ -163,18 +160,14 @@ class _Run:
             faults=dict(sorted(self.faults.items())),
             idle_points=patient.num_idle_points,
             flushes=self.num_flushes,
-            tokens=tokens,
+            tokens=_by_label(counters, "tokens"),
             evicted_tokens=books["num_evicted_tokens"],
-            index_evicted_tokens=books["num_index_evicted_tokens"],
             retractions=counters["retractions"],
-            donors_vanished=fallbacks.get("donor_evicted", 0),
-            fallbacks={reason: number for reason, number in fallbacks.items() if number},
+            fallbacks=_by_label(counters, "fallbacks"),
             audited=patient.num_audited(),
             spliced_rows_checked=books["num_spliced_rows"],
             read_rows_checked=books["num_read_rows"],
-            compared=len(verdicts),
-            ties=sum(verdict.is_tie for verdict in verdicts),
-            largest_logprob_difference=max((v.largest for v in verdicts if v.difference is None), default=0.0),
+            compared=compared,
             mismatches=len(mismatches),
             leaks=len(patient.leaks),
             stale_rows=stale.total(),
@@ -240,9 +233,9 @@ def _control(args: argparse.Namespace, patient: Patient, judge: Judge) -> Contro
 
 
 def _by_label(counters: Mapping[str, int], name: str) -> dict[str, int]:
-    """A labelled counter's numbers by label."""
+    """A labelled counter's numbers by label, those that are not 0."""
     beginning = f"{name}_total{{"
-    return {key.split("=")[1].rstrip("}"): value for key, value in counters.items() if key.startswith(beginning)}
+    return {key.split("=")[1].rstrip("}"): n for key, n in counters.items() if n and key.startswith(beginning)}
 
 
 def _request(rid: str, prompt: list[int], pic: object) -> Request:

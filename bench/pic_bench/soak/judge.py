@@ -11,24 +11,13 @@ import math
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 from pic_bench.compare.server import Server
 from pic_bench.soak.load import Request
 
 TOLERANCE = 2e-4
 _MAX_WAITING = 24
-
-
-class Verdict(NamedTuple):
-    """An answer beside the stock server's."""
-
-    difference: str | None
-    """What differs by more than rounding, if anything."""
-    largest: float = 0.0
-    """Difference of two log-probabilities up to there."""
-    is_tie: bool = False
-    """The answer goes on with another token, and the two are equally likely but for rounding."""
 
 
 class Judge:
@@ -38,7 +27,8 @@ class Judge:
         self._stock = stock
         self._thread = ThreadPoolExecutor(1, "judge")
         self._places = threading.Semaphore(_MAX_WAITING)
-        self.verdicts: list[tuple[Request, Verdict]] = []
+        self.num_compared = 0
+        self.mismatches: list[str] = []
 
     def close(self) -> None:
         """Wait for what is left to compare. Safe to call twice."""
@@ -56,40 +46,39 @@ class Judge:
         place = rng.randrange(len(other) // 4, len(other) // 2)
         other[place] = (other[place] + rng.randrange(1, 1000)) % 40_000 + 1000
         right, wrong = self._ask(request), self._ask(request._replace(prompt=other))
-        return compare(right, wrong).difference is not None
+        return difference(right, wrong) is not None
 
     def _compare(self, request: Request, answer: dict[str, Any]) -> None:
         try:
-            verdict = compare(self._ask(request), answer)
+            found = difference(self._ask(request), answer)
         except Exception as error:
-            verdict = Verdict(f"not compared: {error}")
-        self.verdicts.append((request, verdict))
+            found = f"not compared: {error}"
+        if found is not None:
+            self.mismatches.append(f"{request.rid}: {found}")
+        self.num_compared += 1
         self._places.release()
 
     def _ask(self, request: Request) -> dict[str, Any]:
         return dict(self._stock.post("/generate", request._replace(pic=None).body))
 
 
-def compare(stock: dict[str, Any], answer: dict[str, Any]) -> Verdict:
-    """How far an answer is from the stock server's."""
-    largest = 0.0
+def difference(stock: dict[str, Any], answer: dict[str, Any]) -> str | None:
+    """What of an answer differs from the stock server's by more than rounding."""
     pair = _places(stock), _places(answer)
     if len(pair[0]) != len(pair[1]):
-        return Verdict(f"{len(pair[1])} tokens, stock has {len(pair[0])}")
+        return f"{len(pair[1])} tokens, stock has {len(pair[0])}"
     for place, ((right_token, right), (found_token, found)) in enumerate(zip(*pair, strict=True)):
         # A token that only one of them has among its likeliest is at most as likely as the last one of the other.
         floors = min(right.values()), min(found.values())
         for token in right.keys() | found.keys():
-            difference = abs(right.get(token, floors[0]) - found.get(token, floors[1]))
-            if not difference <= TOLERANCE:
-                return Verdict(f"token {place}: log-probability of {token} off by {difference:.2e}", largest)
-            largest = max(largest, difference)
+            apart = abs(right.get(token, floors[0]) - found.get(token, floors[1]))
+            if not apart <= TOLERANCE:
+                return f"token {place}: log-probability of {token} off by {apart:.2e}"
         if right_token != found_token:
             gap = right[right_token] - right.get(found_token, -math.inf)
-            if not gap <= 2 * TOLERANCE:
-                return Verdict(f"token {place}: {found_token} instead of {right_token}, {gap:.2e} likelier", largest)
-            return Verdict(None, largest, is_tie=True)
-    return Verdict(None, largest)
+            # Behind a tie, which rounding decides, the two go on with other tokens: no more can be compared.
+            return None if gap <= 2 * TOLERANCE else f"token {place}: {found_token} instead of {right_token}"
+    return None
 
 
 def _places(answer: dict[str, Any]) -> list[tuple[int, dict[int, float]]]:

@@ -25,8 +25,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     at_end: float
 
 
-class Soak(Result, frozen=True, kw_only=True):
-    """The counts of a run. Those from `mismatches` to `failures` must be 0."""
+class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """The counts of a run. Those from `mismatches` to `failures` must be 0. Earlier runs counted more."""
 
     model: str
     seed: int
@@ -45,18 +45,14 @@ class Soak(Result, frozen=True, kw_only=True):
     tokens: dict[str, int]
     """Prompt tokens of admitted requests, by source."""
     evicted_tokens: int
-    index_evicted_tokens: int
     retractions: int
-    donors_vanished: int
-    """Runs that were not spliced because the donor's rows had left the tree."""
     fallbacks: dict[str, int]
+    """Runs that were not spliced, by why."""
     audited: int
     spliced_rows_checked: int
     read_rows_checked: int
     compared: int
     """Answers of `off` requests that a stock server gave, too."""
-    ties: int
-    largest_logprob_difference: float
     mismatches: int
     leaks: int
     stale_rows: int
