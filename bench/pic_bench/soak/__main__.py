@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 
 import msgspec
@@ -125,8 +125,10 @@ class _Run:
             flush_in = rng.randrange(8)
             for tick in count():
                 done, waiting = wait(waiting, timeout=_SAMPLE_S)
-                for future in done:
-                    self._count(future.result())
+                for fault, outcome in chain.from_iterable(future.result() for future in done):
+                    self.faults[fault.value] += 1
+                    self.outcomes[outcome.how] += 1
+                    self.failures += [outcome.failure] if outcome.failure else []
                 self.patient.server.check_alive()
                 self.patient.sample_memory()
                 if not waiting:
@@ -155,9 +157,9 @@ class _Run:
             model=Path(self.args.model).name,
             seconds=round(time.monotonic() - self.started_at, 1),
             sessions=self.num_sessions,
-            requests=self.outcomes.total() + len(self.failures),
+            requests=self.outcomes.total(),
             outcomes=dict(sorted(self.outcomes.items())),
-            faults=dict(sorted(self.faults.items())),
+            faults={fault: number for fault, number in sorted(self.faults.items()) if fault != Fault.NONE.value},
             idle_points=patient.num_idle_points,
             flushes=self.num_flushes,
             tokens=_by_label(counters, "tokens"),
@@ -190,15 +192,6 @@ class _Run:
             ended.append((request.fault, outcome))
         return ended
 
-    def _count(self, ended: Sequence[tuple[Fault, Outcome]]) -> None:
-        for fault, outcome in ended:
-            if fault is not Fault.NONE:
-                self.faults[fault.value] += 1
-            if outcome.failure is None:
-                self.outcomes[outcome.how] += 1
-            else:
-                self.failures.append(outcome.failure)
-
     def _flush_while_busy(self) -> None:
         """A flush that SGLang refuses, unless no request runs at that moment."""
         try:
@@ -219,16 +212,15 @@ def _control(args: argparse.Namespace, patient: Patient, judge: Judge) -> Contro
     before = patient.stale_rows()
     rng = random.Random(args.seed)
     document, end = _random_tokens(rng, (args.pool_tokens - 70) // 2), _random_tokens(rng, 250)
-    for prompt, pic in (
-        (document, None),
-        ([*_random_tokens(rng, 40), *document, *end], {"testing": {"unlock_donors": True}}),
-    ):
-        send(patient.server, _request("control", prompt, pic))
+    unlocking = {"testing": {"unlock_donors": True}}
+    for prompt, pic in ((document, None), ([*_random_tokens(rng, 40), *document, *end], unlocking)):
+        send(patient.server, Request("control", prompt, 4, pic, is_compared=True, dp_rank=0))
     stale = patient.stale_rows() - before
-    prompts = [
-        _request(f"control-{seed}", _random_tokens(rng, 400), {"mode": "off"}) for seed in range(_NUM_MISMATCHES)
-    ]
-    found = sum(judge.control(request, seed) for seed, request in enumerate(prompts))
+    prompts = [_random_tokens(rng, 400) for _ in range(_NUM_MISMATCHES)]
+    found = sum(
+        judge.control(Request(f"control-{seed}", prompt, 4, {"mode": "off"}, is_compared=True, dp_rank=0), seed)
+        for seed, prompt in enumerate(prompts)
+    )
     return Control(stale_rows=stale.total(), mismatches=found, num_mismatches=_NUM_MISMATCHES)
 
 
@@ -236,10 +228,6 @@ def _by_label(counters: Mapping[str, int], name: str) -> dict[str, int]:
     """A labelled counter's numbers by label, those that are not 0."""
     beginning = f"{name}_total{{"
     return {key.split("=")[1].rstrip("}"): n for key, n in counters.items() if n and key.startswith(beginning)}
-
-
-def _request(rid: str, prompt: list[int], pic: object) -> Request:
-    return Request(rid, prompt, 4, pic, None, None, None, Fault.NONE, 0.0, is_compared=True, dp_rank=0)
 
 
 def _random_tokens(rng: random.Random, number: int) -> list[int]:

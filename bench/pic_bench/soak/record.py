@@ -37,7 +37,7 @@ class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
     sessions: int
     requests: int
     outcomes: dict[str, int]
-    """Requests by how they ended: answered, or ended by a fault that was injected."""
+    """Requests by how they ended: answered, ended by a fault that was injected, or failed."""
     faults: dict[str, int]
     """By kind, as injected; a request may be answered before its fault meets it."""
     idle_points: int
