@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -30,6 +31,7 @@ from sglang_pic.errors import PicError
 T = TypeVar("T")
 P = ParamSpec("P")
 Number = TypeVar("Number", int, float)
+_TYPES = {"int": int, "float": float, "path": Path}
 
 
 class Finding(NamedTuple):
@@ -92,6 +94,13 @@ class Study:
                 return 130
 
         return main
+
+
+def add_options(parser: argparse.ArgumentParser, path: Path) -> None:
+    """Add the options of a TOML file: under each name what `add_argument` takes, a type by its name."""
+    for name, said in tomllib.loads(path.read_text("utf8")).items():
+        kind = {"type": _TYPES[said["type"]]} if "type" in said else {}
+        parser.add_argument(f"--{name}", **said | kind)
 
 
 def retire(parser: argparse.ArgumentParser, options: Mapping[str, str]) -> None:

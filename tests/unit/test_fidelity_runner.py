@@ -17,7 +17,7 @@ from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.folder import claim_run, merge_runs, read_config, read_environment, read_left_out, read_probes
 from pic_bench.fidelity.measure import Unrealised
 from pic_bench.fidelity.plan import Plan, chosen_questions, make_plan, named_policies
-from pic_bench.fidelity.record import Experiment, Probe, append_lines
+from pic_bench.fidelity.record import Change, Experiment, Probe, TemplateSet, append_lines
 from pic_bench.fidelity.runner import Outcome, run_fidelity
 from pic_bench.out_folder import write_json
 from pic_traces.questions import GENERATED
@@ -37,6 +37,12 @@ def test_arguments_become_a_configuration() -> None:
     assert quick.server_args == ("--page-size", "16")
     assert not {Experiment.TRACE, Experiment.TURNS} & {*quick.experiments}
     assert parse("--experiment trace --quick").experiments == (Experiment.TRACE,)
+    words = " ".join([f"--change {change.name.lower()}" for change in Change])
+    words += " ".join(["", *(f"--experiment {experiment.value}" for experiment in Experiment)])
+    assert (parse(words).changes, parse(words).experiments) == (tuple(Change), tuple(Experiment))
+    assert [parse(f"--set {of.value}").edit_set for of in TemplateSet] == list(TemplateSet)
+    with pytest.raises(SystemExit):
+        parse("--greedy 0")
 
 
 def test_turns_and_edits_have_the_policies_that_are_named() -> None:
@@ -60,12 +66,6 @@ def test_turns_and_edits_have_the_policies_that_are_named() -> None:
 def test_sizes_that_cannot_be_measured_are_refused(line: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         parse(line)
-
-
-def test_an_option_of_earlier_versions_is_refused_with_what_takes_its_place(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse("--greedy 0")
-    assert "--greedy is gone: answers are generated in qa" in capsys.readouterr().err
 
 
 def test_a_run_that_is_broken_off_has_as_many_questions_of_each_source() -> None:

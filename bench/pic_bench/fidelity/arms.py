@@ -103,19 +103,19 @@ def parse_policy(text: str) -> Arm:
     name, _, settings = text.partition("=")
     if not _NAME.fullmatch(name) or name in _TAKEN:
         raise ConfigError(f"--policy {text!r}: the name must be letters, digits, '.', '_' or '-', and no control's.")
-    values: dict[str, int | str] = {}
+    values: dict[str, str] = {}
     for part in settings.split(",") if settings else []:
         key, _, value = part.partition(":")
         if key not in _SETTINGS or not value:
             raise ConfigError(
                 f"--policy {text!r}: {part!r} must be one of {', '.join(_SETTINGS)}, a colon and its value."
             )
-        values[_SETTINGS[key].name] = int(value) if value.isdigit() else value
+        values[_SETTINGS[key].name] = value
     try:
-        msgspec.convert(values, ReusePolicy)
+        policy = msgspec.convert(values, ReusePolicy, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"--policy {text!r}: {error}") from error
-    return Arm(name=name, donors=Donors.TRACE, overrides=values)
+    return Arm(name=name, donors=Donors.TRACE, overrides={setting: getattr(policy, setting) for setting in values})
 
 
 def parse_order(text: str) -> str:

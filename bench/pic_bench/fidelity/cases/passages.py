@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from pic_bench.fidelity.arms import CONTROLS, spliced_arms
-from pic_bench.fidelity.cases.case import Case, Frame, FrameWords, Job, place_blocks, words
+from pic_bench.fidelity.cases.case import Case, Frame, FrameWords, Ids, Job, place_blocks, words
 from pic_bench.fidelity.cases.text import ModelText, TextPool
 from pic_bench.fidelity.config import BLOCK_TOKENS, Sizes
 from pic_bench.fidelity.record import Donors, Experiment
@@ -70,20 +71,11 @@ def shift_jobs(sizes: Sizes, pool: TextPool, text: ModelText, seed: int) -> Iter
 
 
 def grid_case(frames: FrameText, pool: TextPool, *, num_blocks: int, number: int, seed: int) -> Case:
-    """One prompt of GRID: the tail goes on where the last block ends, and gold where the tail ends."""
+    """One prompt of GRID."""
+    name = f"grid-{num_blocks}-{number}"
     rng = random.Random(f"grid-{seed}-{num_blocks}-{number}")
-    last_len = BLOCK_TOKENS + TAIL_TOKENS + GOLD_TOKENS
-    *others, last, foreign = pool.cut(rng, [*[BLOCK_TOKENS] * (num_blocks - 1), last_len, BLOCK_TOKENS])
-    blocks = [*others, last[:BLOCK_TOKENS]]
-    tail, gold = last[BLOCK_TOKENS:-GOLD_TOKENS], last[-GOLD_TOKENS:]
-    target = Frame(header=frames.target_header, markers=frames.target_markers, closing=tail)
-    return Case(
-        experiment=Experiment.GRID,
-        name=f"grid-{num_blocks}-{number}",
-        source=pool.source,
-        gold=gold,
-        **place_blocks(target, frames.donor, blocks, foreign, rng)._asdict(),
-    )
+    passages = _passages(frames, pool, rng, [BLOCK_TOKENS] * num_blocks, frames.target_header)
+    return Case(experiment=Experiment.GRID, name=name, **passages)
 
 
 def shift_case(frames: FrameText, pool: TextPool, filler: Sequence[int], *, shift: int, number: int, seed: int) -> Case:
@@ -95,20 +87,21 @@ def shift_case(frames: FrameText, pool: TextPool, filler: Sequence[int], *, shif
     Args:
         filler: at least `filler_len(frames, shift)` tokens of any text.
     """
-    rng = random.Random(f"shift-{seed}-{number}")
-    last, foreign = pool.cut(rng, [SHIFT_BLOCK_TOKENS + TAIL_TOKENS + GOLD_TOKENS, BLOCK_TOKENS])
-    block, rest = last[:SHIFT_BLOCK_TOKENS], last[SHIFT_BLOCK_TOKENS:]
-    warm = list(filler[: filler_len(frames, shift)])
-    target = Frame(header=warm, markers=frames.target_markers[:1], closing=rest[:TAIL_TOKENS])
-    return Case(
-        experiment=Experiment.SHIFT,
-        name=f"shift-{shift}-{number}",
-        source=pool.source,
-        gold=rest[TAIL_TOKENS:],
-        shift=shift,
-        warm_len=len(warm),
-        **place_blocks(target, frames.donor, [block], foreign, rng)._asdict(),
-    )
+    name, warm = f"shift-{shift}-{number}", list(filler[: filler_len(frames, shift)])
+    passages = _passages(frames, pool, random.Random(f"shift-{seed}-{number}"), [SHIFT_BLOCK_TOKENS], warm)
+    return Case(experiment=Experiment.SHIFT, name=name, shift=shift, warm_len=len(warm), **passages)
+
+
+def _passages(
+    frames: FrameText, pool: TextPool, rng: random.Random, lengths: Sequence[int], header: Ids
+) -> dict[str, Any]:
+    """Blocks of these lengths behind a header; the tail goes on where the last one ends, gold where the tail ends."""
+    last_len = lengths[-1] + TAIL_TOKENS + GOLD_TOKENS
+    *others, last, foreign = pool.cut(rng, [*lengths[:-1], last_len, BLOCK_TOKENS])
+    blocks = [*others, last[: lengths[-1]]]
+    target = Frame(header=header, markers=frames.target_markers, closing=last[lengths[-1] : -GOLD_TOKENS])
+    placed = place_blocks(target, frames.donor, blocks, foreign, rng)
+    return {"source": pool.source, "gold": last[-GOLD_TOKENS:], **placed._asdict()}
 
 
 def filler_len(frames: FrameText, shift: int) -> int:
