@@ -20,11 +20,10 @@ from pic_bench.fidelity.arms import (
     parse_order,
     parse_policy,
     place_sessions,
-    spliced_arms,
 )
-from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Job, Span, derange, find_block, place_blocks
+from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Job, Span, find_block, place_blocks
 from pic_bench.fidelity.cases.compose import ORDERS_PER_LIBRARY, SEAMS, compose_jobs, other_orders
-from pic_bench.fidelity.cases.passages import FrameText, filler_len, grid_case, grid_jobs, make_filler, shift_case
+from pic_bench.fidelity.cases.passages import grid_jobs, shift_jobs
 from pic_bench.fidelity.cases.qa import QA_MIN_SPLICED, qa_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
 from pic_bench.fidelity.compared import make_cells, make_panels
@@ -67,37 +66,46 @@ def check_case(case: Case) -> None:
             assert donor[after] != case.prompt[block.end]
 
 
-@pytest.mark.parametrize("num_blocks", [1, 2, 16])
-def test_a_grid_prompt_and_its_donors(text: ModelText, pool: TextPool, num_blocks: int) -> None:
-    case = grid_case(FrameText(text), pool, num_blocks=num_blocks, number=3, seed=0)
-    check_case(case)
-    assert [end - start for start, end in case.blocks] == [80] * num_blocks
-    assert len(case.donors[Donors.ISOLATED]) == num_blocks
-    assert len(case.donors[Donors.CONTEXT]) == 1
-    assert len(case.gold) == 32
-    assert len(case.prompt) - case.blocks[-1].end == 24, "the tail is computed"
-    # Block, tail and gold of the last passage are one piece of the text.
-    passage = text.text(case.prompt[case.blocks[-1].start :] + case.gold)
-    assert any(passage in document for document in trace_texts("sample:opendevin"))
-    again = grid_case(FrameText(text), pool, num_blocks=num_blocks, number=3, seed=0)
-    assert again == case
-    assert grid_case(FrameText(text), pool, num_blocks=num_blocks, number=4, seed=0).prompt != case.prompt
+def test_a_grid_prompt_and_its_donors_and_arms(text: ModelText, pool: TextPool) -> None:
+    sizes = msgspec.structs.replace(QUICK_SIZES, prompts=2, blocks=(1, 2, 16), key_prompts=1)
+    jobs = list(grid_jobs(sizes, pool, text, 0))
+    assert jobs == list(grid_jobs(sizes, pool, text, 0))
+    assert len({tuple(job.case.prompt) for job in jobs}) == len(jobs) == 6
+    assert [job.keys for job in jobs] == [True] * 3 + [False] * 3
+    for job, num_blocks in zip(jobs, sizes.blocks * 2, strict=True):
+        case = job.case
+        check_case(case)
+        assert [end - start for start, end in case.blocks] == [80] * num_blocks
+        assert (len(case.donors[Donors.ISOLATED]), len(case.donors[Donors.CONTEXT])) == (num_blocks, 1)
+        places = [find_block(case.donors[Donors.CONTEXT][0], case.prompt[start:end]) for start, end in case.blocks]
+        assert num_blocks == 1 or all(sorted(places).index(at) != i for i, at in enumerate(places)), "another order"
+        assert len(case.gold) == 32
+        assert len(case.prompt) - case.blocks[-1].end == 24, "the tail is computed"
+        # Block, tail and gold of the last passage are one piece of the text.
+        passage = text.text(case.prompt[case.blocks[-1].start :] + case.gold)
+        assert any(passage in document for document in trace_texts("sample:opendevin"))
+    arms = jobs[0].arms
+    assert arms[:3] == CONTROLS
+    assert len({arm.label for arm in arms}) == len(arms) == 3 + 2 * (3 + 1)
+    assert all(not arm.rotate and arm.seam_tokens == 1 for arm in arms if arm.name == "naive")
+    assert {arm.seam_tokens for arm in arms[3:] if arm.rotate} == {*sizes.seams}
 
 
-@pytest.mark.parametrize("shift", [1, 16, 1024])
-def test_a_shifted_prompt_moves_its_block_by_so_much(text: ModelText, pool: TextPool, shift: int) -> None:
-    frames = FrameText(text)
-    filler = make_filler(pool, filler_len(frames, 1024), seed=0)
-    cases = [shift_case(frames, pool, filler, shift=shift, number=n, seed=0) for n in range(2)]
+def test_a_shifted_prompt_moves_its_block_by_so_much(text: ModelText, pool: TextPool) -> None:
+    sizes = msgspec.structs.replace(QUICK_SIZES, shift_prompts=2, shifts=(1, 16, 1024, 100_000))
+    cases = [job.case for job in shift_jobs(sizes, pool, text, 0)]
+    assert [case.shift for case in cases] == [1, 16, 1024] * 2, "there is no room for more"
     for case in cases:
         check_case(case)
         ((start, end),) = case.blocks
-        assert start - find_block(case.donors[Donors.ISOLATED][0], case.prompt[start:end]) == shift
-        assert case.prompt[: case.warm_len] == filler[: case.warm_len]
-        assert MIN_HEADER <= case.warm_len < case.blocks[0].start
-    other = shift_case(frames, pool, filler, shift=64, number=0, seed=0)
-    assert other.donors == cases[0].donors, "the same block at every shift"
-    assert other.gold == cases[0].gold
+        assert start - find_block(case.donors[Donors.ISOLATED][0], case.prompt[start:end]) == case.shift
+        assert case.prompt[: case.warm_len] == cases[2].prompt[: case.warm_len]
+        assert MIN_HEADER <= case.warm_len < start
+    same, other = cases[:3], cases[3:]
+    assert all(case.donors == same[0].donors and case.gold == same[0].gold for case in same), "the same block"
+    assert other[0].donors != same[0].donors
+    with pytest.raises(ConfigError, match="no shift of"):
+        next(shift_jobs(msgspec.structs.replace(sizes, shifts=(100_000,)), pool, text, 0))
 
 
 def test_blocks_of_a_prompt_share_no_passage(text: ModelText) -> None:
@@ -120,23 +128,6 @@ def test_a_block_that_would_grow_is_refused() -> None:
         place_blocks(target, donor, [[5] * 80], [6] * 80, random.Random(0))
     with pytest.raises(BenchError, match="sink"):
         place_blocks(Frame(header=[1], markers=[[2]], closing=[3]), donor, [[5] * 80], [6] * 80, random.Random(0))
-
-
-@pytest.mark.parametrize("count", [2, 3, 16])
-def test_no_block_keeps_its_place_in_context(count: int) -> None:
-    order = derange(count, random.Random(count))
-    assert sorted(order) == list(range(count))
-    assert all(place != i for place, i in enumerate(order))
-
-
-def test_every_seam_is_an_arm_for_both_kinds_of_donors(text: ModelText, pool: TextPool) -> None:
-    job = next(grid_jobs(QUICK_SIZES, pool, text, 0))
-    assert job.arms[:3] == CONTROLS
-    labels = [arm.label for arm in job.arms]
-    assert len(set(labels)) == len(labels) == 3 + 2 * (3 + 1)
-    naive = [arm for arm in job.arms if arm.name == "naive"]
-    assert all(not arm.rotate and arm.seam_tokens == 1 for arm in naive)
-    assert {arm.seam_tokens for arm in spliced_arms((0, 32), (Donors.ISOLATED,)) if arm.rotate} == {0, 32}
 
 
 @pytest.mark.parametrize("kind", GENERATED)

@@ -8,7 +8,8 @@ robin over the cells, so that an interrupted run has as many of each.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from pic_bench.fidelity.arms import CONTROLS, spliced_arms
@@ -26,13 +27,13 @@ DONOR_HEADER = 41
 _SHIFT_ROOM = 512  # header, block, tail, gold and the generated token
 
 
-class FrameText:
+class _Frames:
     """The pieces around blocks, as one model's ids."""
 
     def __init__(self, text: ModelText) -> None:
         said = words("passages", FrameWords)
-        self.target_header = text.ids(said.header)[:TARGET_HEADER]
-        self.target_markers = [text.ids(f"\n\nPassage {name}") for name in said.markers]
+        self.header = text.ids(said.header)[:TARGET_HEADER]
+        self.markers = [text.ids(f"\n\nPassage {name}") for name in said.markers]
         self.donor = Frame(
             header=text.ids(said.donor_header)[:DONOR_HEADER],
             markers=[text.ids(f" ...\n\nBox {name}") for name in said.donor_markers],
@@ -42,77 +43,55 @@ class FrameText:
 
 def grid_jobs(sizes: Sizes, pool: TextPool, text: ModelText, seed: int) -> Iterator[Job]:
     """Every number of blocks, donors computed in isolation and in context."""
-    frames = FrameText(text)
+    frames = _Frames(text)
     arms = (*CONTROLS, *spliced_arms(sizes.seams, (Donors.ISOLATED, Donors.CONTEXT)))
-    for number in range(sizes.prompts):
-        for num_blocks in sizes.blocks:
-            case = grid_case(frames, pool, num_blocks=num_blocks, number=number, seed=seed)
-            yield Job(case=case, arms=arms, keys=number < sizes.key_prompts)
+    for number, num_blocks in product(range(sizes.prompts), sizes.blocks):
+        rng = random.Random(f"grid-{seed}-{num_blocks}-{number}")
+        passages = _passages(frames, pool, rng, [BLOCK_TOKENS] * num_blocks, frames.header)
+        case = Case(experiment=Experiment.GRID, name=f"grid-{num_blocks}-{number}", **passages)
+        yield Job(case=case, arms=arms, keys=number < sizes.key_prompts)
 
 
 def shift_jobs(sizes: Sizes, pool: TextPool, text: ModelText, seed: int) -> Iterator[Job]:
-    """Every shift that the model's context has room for.
+    """Every shift that the model's context has room for: so far behind its isolated donor stands the block.
+
+    The block and its donor are the same for every shift of a number; what is before the block is the same for every
+    number.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is room for none.
     """
     shifts = [shift for shift in sizes.shifts if shift + _SHIFT_ROOM <= text.context_len]
     if not shifts:
         raise ConfigError(
             f"no shift of {list(sizes.shifts)} fits into the model's context of {text.context_len} tokens."
         )
-    frames = FrameText(text)
-    filler = make_filler(pool, filler_len(frames, max(shifts)), seed)
+    frames = _Frames(text)
+    unmoved = len(frames.donor.header) + len(frames.donor.markers[0]) - len(frames.markers[0])
+    filler = _filler(pool, unmoved + max(shifts), seed)
     arms = (*CONTROLS, *spliced_arms((1,), (Donors.ISOLATED,)))
-    for number in range(sizes.shift_prompts):
-        for shift in shifts:
-            case = shift_case(frames, pool, filler, shift=shift, number=number, seed=seed)
-            yield Job(case=case, arms=arms, keys=number < sizes.key_prompts)
+    for number, shift in product(range(sizes.shift_prompts), shifts):
+        rng, warm = random.Random(f"shift-{seed}-{number}"), filler[: unmoved + shift]
+        passages = _passages(frames, pool, rng, [SHIFT_BLOCK_TOKENS], warm)
+        name = f"shift-{shift}-{number}"
+        case = Case(experiment=Experiment.SHIFT, name=name, shift=shift, warm_len=len(warm), **passages)
+        yield Job(case=case, arms=arms, keys=number < sizes.key_prompts)
 
 
-def grid_case(frames: FrameText, pool: TextPool, *, num_blocks: int, number: int, seed: int) -> Case:
-    """One prompt of GRID."""
-    name = f"grid-{num_blocks}-{number}"
-    rng = random.Random(f"grid-{seed}-{num_blocks}-{number}")
-    passages = _passages(frames, pool, rng, [BLOCK_TOKENS] * num_blocks, frames.target_header)
-    return Case(experiment=Experiment.GRID, name=name, **passages)
-
-
-def shift_case(frames: FrameText, pool: TextPool, filler: Sequence[int], *, shift: int, number: int, seed: int) -> Case:
-    """One prompt of SHIFT: the block stands `shift` tokens behind where its isolated donor stands.
-
-    The block and its donor are the same for every shift of a number; what is before the block is the same for every
-    number.
-
-    Args:
-        filler: at least `filler_len(frames, shift)` tokens of any text.
-    """
-    name, warm = f"shift-{shift}-{number}", list(filler[: filler_len(frames, shift)])
-    passages = _passages(frames, pool, random.Random(f"shift-{seed}-{number}"), [SHIFT_BLOCK_TOKENS], warm)
-    return Case(experiment=Experiment.SHIFT, name=name, shift=shift, warm_len=len(warm), **passages)
-
-
-def _passages(
-    frames: FrameText, pool: TextPool, rng: random.Random, lengths: Sequence[int], header: Ids
-) -> dict[str, Any]:
+def _passages(frames: _Frames, pool: TextPool, rng: random.Random, lengths: list[int], header: Ids) -> dict[str, Any]:
     """Blocks of these lengths behind a header; the tail goes on where the last one ends, gold where the tail ends."""
     last_len = lengths[-1] + TAIL_TOKENS + GOLD_TOKENS
     *others, last, foreign = pool.cut(rng, [*lengths[:-1], last_len, BLOCK_TOKENS])
     blocks = [*others, last[: lengths[-1]]]
-    target = Frame(header=header, markers=frames.target_markers, closing=last[lengths[-1] : -GOLD_TOKENS])
+    target = Frame(header=header, markers=frames.markers, closing=last[lengths[-1] : -GOLD_TOKENS])
     placed = place_blocks(target, frames.donor, blocks, foreign, rng)
     return {"source": pool.source, "gold": last[-GOLD_TOKENS:], **placed._asdict()}
 
 
-def filler_len(frames: FrameText, shift: int) -> int:
-    """How many tokens before the block's marker move the block by `shift`."""
-    return len(frames.donor.header) + len(frames.donor.markers[0]) + shift - len(frames.target_markers[0])
-
-
-def make_filler(pool: TextPool, length: int, seed: int) -> list[int]:
+def _filler(pool: TextPool, length: int, seed: int) -> Ids:
     """At least `length` tokens of text, the same for all prompts: passages one after the other."""
     rng = random.Random(f"filler-{seed}")
-    ids: list[int] = []
+    ids: Ids = []
     while len(ids) < length:
         (span,) = pool.cut(rng, [BLOCK_TOKENS])
         ids += span
