@@ -17,7 +17,6 @@ from pic_bench.fidelity.arms import (
     EXACT,
     FULL,
     Arm,
-    parse_order,
     parse_policy,
     place_sessions,
 )
@@ -246,7 +245,7 @@ def test_policies_are_read_and_refused() -> None:
 def test_orders_of_sessions() -> None:
     sessions = [4, 1, 1, 9, 0, 5]
     in_order = {
-        order: sorted(set(sessions), key=place_sessions(sessions, parse_order(order)).__getitem__)
+        order: sorted(set(sessions), key=place_sessions(sessions, order).__getitem__)
         for order in ("recorded", "reversed", "shuffled-1", "shuffled-2")
     }
     assert in_order["recorded"] == [0, 1, 4, 5, 9] == in_order["reversed"][::-1]
@@ -254,7 +253,7 @@ def test_orders_of_sessions() -> None:
     assert in_order["shuffled-1"] == [1, 5, 9, 4, 0]  # the same in every run, whatever its seed
     for wrong in ("", "shuffled", "shuffled-0", "shuffled-10000", "Recorded", "../x"):
         with pytest.raises(ConfigError, match="--order"):
-            parse_order(wrong)
+            place_sessions(sessions, wrong)
 
 
 @pytest.fixture(scope="module")

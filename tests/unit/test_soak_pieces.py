@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from pic_bench.environment import capture_environment
+from pic_bench.soak.__main__ import Control, Soak
 from pic_bench.soak.judge import TOLERANCE, difference
 from pic_bench.soak.load import Fault, requests, sessions
-from pic_bench.soak.record import Control, Memory, Soak
+from pic_bench.soak.patient import Memory
 from pic_traces.encode import load_encoder
 
 TOP = ({1: -0.5, 2: -0.5001, 3: -4.0}, {4: -0.1, 5: -3.0})

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from pic_bench.fidelity.arms import RECORDED, parse_order
+from pic_bench.fidelity.arms import RECORDED, place_sessions
 from pic_bench.fidelity.record import Change, Experiment, TemplateSet
 from sglang_pic.core.settings import Range, check
 from sglang_pic.errors import ConfigError
@@ -102,7 +102,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         for order in self.orders:
-            parse_order(order)
+            place_sessions((), order)
 
 
 QUICK_SIZES = Sizes(

@@ -37,13 +37,12 @@ from tqdm import tqdm
 
 from pic_bench.compare.arms import build_arms
 from pic_bench.compare.server import Server
-from pic_bench.frame import Finding, Study, at_least, keep, result_of
+from pic_bench.frame import Finding, Result, Study, at_least, keep, result_of
 from pic_bench.serving import arm_server
 from pic_bench.soak.client import Outcome, send
 from pic_bench.soak.judge import Judge
 from pic_bench.soak.load import SETTING, Fault, Request, Session, requests, sessions
-from pic_bench.soak.patient import Patient
-from pic_bench.soak.record import Control, Soak
+from pic_bench.soak.patient import Memory, Patient
 from sglang_pic.errors import BenchError
 
 _SAMPLE_S = 0.5
@@ -63,6 +62,63 @@ STUDY.add("--server-arg", action="append", default=[], metavar="ARGS", help="mor
 STUDY.add("--patched-arg", action="append", default=[], metavar="ARGS", help="more flags for the patched server alone")
 STUDY.add("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")
 STUDY.add("--quiet", action="store_true", help="no progress bar")
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Faults made on purpose before the load, which the checkers must find."""
+
+    stale_rows: int
+    """Of a request whose donors were unlocked before they were copied."""
+    mismatches: int
+    """Of `num_mismatches` prompts with one other token in the middle, those whose answers were told from the right."""
+    num_mismatches: int
+
+
+class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """The counts of a run. Those from `mismatches` to `failures` must be 0. Earlier runs counted more."""
+
+    model: str
+    seed: int
+    page_size: int
+    pool_tokens: int
+    seconds: float
+    """From the first request to the last idle point."""
+    sessions: int
+    requests: int
+    outcomes: dict[str, int]
+    """Requests by how they ended: answered, ended by a fault that was injected, or failed."""
+    faults: dict[str, int]
+    """By kind, as injected; a request may be answered before its fault meets it."""
+    idle_points: int
+    flushes: int
+    tokens: dict[str, int]
+    """Prompt tokens of admitted requests, by source."""
+    evicted_tokens: int
+    retractions: int
+    fallbacks: dict[str, int]
+    """Runs that were not spliced, by why."""
+    audited: int
+    spliced_rows_checked: int
+    read_rows_checked: int
+    compared: int
+    """Answers of `off` requests that a stock server gave, too."""
+    mismatches: int
+    leaks: int
+    stale_rows: int
+    failures: int
+    """Requests that ended in a way that no fault explains, and errors in the server's log."""
+    what: list[str]
+    """The first of what was not 0, in words."""
+    memory: Memory
+    control: Control | None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether all that must be 0 is, and the checkers found what was made wrong on purpose."""
+        can_find = self.control is None or (
+            self.control.stale_rows > 0 and self.control.mismatches == self.control.num_mismatches
+        )
+        return can_find and not (self.mismatches or self.leaks or self.stale_rows or self.failures)
 
 
 @STUDY.measures
