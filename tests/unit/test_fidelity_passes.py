@@ -16,7 +16,7 @@ import pytest
 from fidelity_records import Asked, StandIn, parse, probe
 from pic_bench.fidelity import runner
 from pic_bench.fidelity.arms import EXACT, Arm, parse_policy
-from pic_bench.fidelity.cases.calls import Call, conversation, distinct_tokens
+from pic_bench.fidelity.cases.calls import Call, conversation
 from pic_bench.fidelity.cases.case import Case
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.compared import make_panels
@@ -116,16 +116,14 @@ def turns(text: ModelText) -> Passes:
 @pytest.fixture
 def trace() -> Passes:
     """A trace of six calls, of which the three longer ones are measured, under two policies in two orders."""
-    calls = [trace_call(n, list(range(60 + 100 * (n % 2))), list(range(20 + 20 * n))) for n in range(6)]
+    calls = []
+    for n in range(6):
+        prompt, answer = list(range(60 + 100 * (n % 2))), list(range(20 + 20 * n))
+        case = Case(experiment=Experiment.TRACE, name=f"{n:03}-000", source="s", prompt=prompt, gold=answer[:32])
+        calls.append(Call(n, case, answer))
     first, more = parse_policy("default"), parse_policy("more=tail:0")
     orders = ("recorded", "reversed")
     return Passes(source="s", calls=calls, arms=(EXACT, more), orders=orders, finder=first, min_chunk_hit=64)
-
-
-def trace_call(session: int, prompt: list[int], answer: list[int]) -> Call:
-    """One session's only call."""
-    common = {"experiment": Experiment.TRACE, "name": f"{session:03}-000", "source": "s"}
-    return Call(session, Case(prompt=prompt, gold=answer[:32], **common), answer)
 
 
 def arms_of(probes: Iterable[Probe]) -> list[tuple[str, str]]:
@@ -182,7 +180,7 @@ def test_a_run_serves_traces_and_conversations_once(
 ) -> None:
     line = "--experiment trace --experiment turns --quick --dtype float32 --turns 2 --calls 3 --change new"
     config = parse(f"{line} --policy default --model {model_dir('smollm2')}")
-    plan = make_plan(config, quiet=True)
+    plan = make_plan(config)
     starts = []
 
     @contextmanager
@@ -204,11 +202,6 @@ def test_a_run_serves_traces_and_conversations_once(
     assert not (tmp_path / "vault/float32").exists()
     again = run_fidelity(plan, tmp_path, start_timeout_s=1, quiet=True)
     assert (again.measured, len(starts)) == (0, 1)
-
-
-def test_distinct_tokens_are_the_rows_of_a_prefix_cache() -> None:
-    calls = [trace_call(i, prompt, [9]) for i, prompt in enumerate(([1, 2, 3], [1, 2, 3, 9, 4], [1, 5]))]
-    assert distinct_tokens(calls) == 4 + 2 + 2
 
 
 def test_the_report_compares_the_last_turns_with_the_first(tmp_path: Path) -> None:

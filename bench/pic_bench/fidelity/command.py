@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from pic_bench.out_folder import print_report
 
     # An earlier run is deleted only once this one can begin.
-    plan = make_plan(_config(args), quiet=args.quiet)
+    plan = make_plan(_config(args))
     claim_run(args.out, plan.config, resume=args.resume, force=args.force)
     try:
         with interrupt_on_sigterm():

@@ -87,7 +87,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     min_chunk_hit: int
     """TRACE measures calls with so many chunk-hit tokens under the first policy."""
     pool_tokens: int | None
-    """Of the server's KV pool; None for what the experiments need, within a limit."""
+    """Of the server's KV pool; None for the plan's."""
     server_args: tuple[str, ...]
     edit_set: TemplateSet = TemplateSet.REPORT
     changes: tuple[Change, ...] = tuple(Change)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -18,7 +17,7 @@ from pic_traces.questions import (
 )
 
 from pic_bench.fidelity.arms import DEFAULT_POLICIES, EDIT_ARMS, EXACT, Arm, parse_policy
-from pic_bench.fidelity.cases.calls import conversation, distinct_tokens, trace_calls
+from pic_bench.fidelity.cases.calls import conversation, trace_calls
 from pic_bench.fidelity.cases.case import Job
 from pic_bench.fidelity.cases.compose import compose_jobs
 from pic_bench.fidelity.cases.edits import edit_jobs
@@ -31,11 +30,10 @@ from pic_bench.fidelity.record import Donors, Experiment
 
 DEFAULT_TRACE = "sample:opendevin"
 MAX_TEXT_QUESTIONS = 200
-CASE_POOL_TOKENS = 60_000
-MAX_POOL_TOKENS = 120_000
+CASES_POOL_TOKENS, PASSES_POOL_TOKENS = 60_000, 120_000
+"""Of the KV pool: for one prompt after the other, and for a cache that lives on."""
 TURNS_POLICIES = tuple(msgspec.structs.replace(arm, donors=Donors.TRACE) for arm in EDIT_ARMS)
 """Where the command line names none."""
-_ROOM = 32  # the answer behind a turn's prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class Plan:
     pool_tokens: int
 
 
-def make_plan(config: Config, *, quiet: bool) -> Plan:
+def make_plan(config: Config) -> Plan:
     """Read the data and put all prompts together.
 
     Raises:
@@ -70,7 +68,8 @@ def make_plan(config: Config, *, quiet: bool) -> Plan:
     }
     jobs = [job for experiment, make in makers.items() if experiment in config.experiments for job in make()]
     passes = [*_conversations(config, text), *_traces(config, text)]
-    return Plan(config, text, jobs, passes, config.pool_tokens or _pool_tokens(passes, quiet=quiet))
+    pool_tokens = config.pool_tokens or (PASSES_POOL_TOKENS if passes else CASES_POOL_TOKENS)
+    return Plan(config, text, jobs, passes, pool_tokens)
 
 
 def named_policies(config: Config) -> list[Arm]:
@@ -123,22 +122,3 @@ def _traces(config: Config, text: ModelText) -> Iterator[Passes]:
                 finder=first,
                 min_chunk_hit=config.min_chunk_hit,
             )
-
-
-def _pool_tokens(passes: Sequence[Passes], *, quiet: bool) -> int:
-    """Tokens of the KV pool: for the cases, and so many that no trace or conversation loses a row, up to a limit."""
-    traces = [call for each in passes if each.experiment is Experiment.TRACE for call in each.calls]
-    wanted = 0
-    if traces:
-        wanted = distinct_tokens(traces) + 2 * max(len(call.case.prompt) + len(call.answer) for call in traces)
-    for each in passes:
-        if each.experiment is Experiment.TURNS:
-            # Behind a field that changes nothing is shared.
-            wanted = max(wanted, sum(len(call.case.prompt) + _ROOM for call in each.calls))
-    if wanted > MAX_POOL_TOKENS and not quiet:
-        print(
-            f"A cache that loses nothing needs a pool of {wanted} tokens; {MAX_POOL_TOKENS} are taken, and the "
-            "least recently used rows are evicted. --max-total-tokens sets another pool.",
-            file=sys.stderr,
-        )
-    return max(CASE_POOL_TOKENS, min(wanted, MAX_POOL_TOKENS))

@@ -11,11 +11,9 @@ A report has a line that draws on the field, so that its value is mentioned; the
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 from pic_traces.encode import load_encoder
 from pic_traces.source import limit, load
 from pic_traces.vocabulary import WORDS, make_text
@@ -23,7 +21,6 @@ from pic_traces.vocabulary import WORDS, make_text
 from pic_bench.fidelity.cases.case import Case, Ids, words
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.record import Change, Experiment
-from sglang_pic.core import common_len
 from sglang_pic.errors import ConfigError
 
 GOLD_TOKENS = 32
@@ -76,17 +73,6 @@ def trace_calls(trace: str, source: str, text: ModelText, model: str, num_calls:
                 )
                 calls.append(Call(number, case, answer))
     return calls
-
-
-def distinct_tokens(calls: Sequence[Call]) -> int:
-    """How many rows a cache that loses nothing holds after all calls. O(calls squared), in vectors."""
-    total = 0
-    paths: list[np.ndarray] = []
-    for call in calls:
-        path = np.array([*call.case.prompt, *call.answer], dtype=np.int32)
-        total += len(path) - max((common_len(path, other) for other in paths), default=0)
-        paths.append(path)
-    return total
 
 
 def conversation(change: Change, num_turns: int, text: ModelText, seed: int) -> list[Call]:
