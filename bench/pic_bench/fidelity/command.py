@@ -6,7 +6,6 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,10 +15,6 @@ from pic_bench.fidelity.record import Change, Experiment, TemplateSet
 from pic_bench.frame import add_options, interrupt_on_sigterm, retire
 from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import BenchError, ConfigError
-
-if TYPE_CHECKING:
-    from pic_bench.fidelity.runner import Outcome
-
 
 EXIT_FAILED = 1
 DTYPES = ("float32", "bfloat16")
@@ -68,7 +63,11 @@ def run(args: argparse.Namespace) -> int:
     except (BenchError, KeyboardInterrupt):
         print(f"sglang-pic: what was measured stays in {args.out}; go on with --resume", file=sys.stderr)
         raise
-    _tell(outcome, args.out)
+    resumed = f", {outcome.resumed} were there" if outcome.resumed else ""
+    print(f"sglang-pic: {outcome.measured} prompts measured{resumed}", file=sys.stderr)
+    if outcome.left_out:
+        told = f"{outcome.left_out} prompts were not served as meant and are left out of every arm"
+        print(f"sglang-pic: warning: {told}; see {args.out / 'left_out.jsonl'}", file=sys.stderr)
     write_report(args.out)
     print_report(args.out, headline, as_json=args.json)
     if not args.check:
@@ -116,14 +115,3 @@ def _config(args: argparse.Namespace) -> Config:
         server_args=tuple(word for text in args.server_arg for word in shlex.split(text)),
         seed=args.seed,
     )
-
-
-def _tell(outcome: Outcome, folder: Path) -> None:
-    resumed = f", {outcome.resumed} were there" if outcome.resumed else ""
-    print(f"sglang-pic: {outcome.measured} prompts measured{resumed}", file=sys.stderr)
-    if outcome.left_out:
-        print(
-            f"sglang-pic: warning: {outcome.left_out} prompts were not served as meant and are left out of every "
-            f"arm; see {folder / 'left_out.jsonl'}",
-            file=sys.stderr,
-        )

@@ -13,7 +13,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from pic_bench.fidelity.arms import FULL, RECORDED, RETEST, Arm, place_sessions
@@ -63,7 +62,7 @@ class Passes:
 
 
 class Vault:
-    """A folder for what passes leave for one another: logits, and which calls are measured.
+    """A folder for the requests that passes leave for one another.
 
     Every file appears at once, so that an interrupted run can be continued from the files. About 6 MB a call for a
     vocabulary of 49,152 and 32 gold tokens.
@@ -88,15 +87,6 @@ class Vault:
         with np.load(self._folder / f"{name}.npz") as arrays:
             prefix, chunk = arrays["hits"].tolist()
             return Recorded(arrays["logits"], spliced=[], keys=None, prefix_hit_tokens=prefix, chunk_hit_tokens=chunk)
-
-    def put_measured(self, order: str, names: list[str]) -> None:
-        """Note the calls that are measured."""
-        write_whole(self._folder / f"measured-{order}.json", msgspec.json.encode(names))
-
-    def measured(self, order: str) -> list[str] | None:
-        """Names of the measured calls, as they were served; None where they are not known yet."""
-        path = self._folder / f"measured-{order}.json"
-        return msgspec.json.decode(path.read_bytes(), type=list[str]) if path.exists() else None
 
 
 @dataclass(slots=True)
@@ -130,17 +120,16 @@ class PassRun:
     def _find(self, order: str) -> Iterator[Step]:
         """The finder's pass; its requests are kept until their full prefills are there."""
         finder = self.passes.finder
-        if finder is None or self.vault.measured(order) is not None:
+        if finder is None or self.vault.has(f"last-{order}"):
             return
-        measured: list[str] = []
         self.target.flush()
         for call in self._sequence(order):
             recorded = self._record(call, finder)
             if recorded.chunk_hit_tokens >= self.passes.min_chunk_hit:
-                measured.append(call.case.name)
                 self.vault.put(f"found-{order}-{call.case.name}", recorded)
             yield Step(finder.name, len(call.case.prompt))
-        self.vault.put_measured(order, measured)
+        # Whatever is spliced of the last call, that it is kept says that the pass was served to its end.
+        self.vault.put(f"last-{order}", recorded)
 
     def _controls(self, order: str) -> Iterator[Step]:
         """The full prefill of every measured call; where a finder chose it, also once more, and the finder's record."""
@@ -176,8 +165,10 @@ class PassRun:
         return sorted(calls, key=lambda call: place[call.session])
 
     def _measured(self, order: str) -> list[Call]:
-        names = self.vault.measured(order)
-        return [call for call in self._sequence(order) if names is None or call.case.name in names]
+        sequence = self._sequence(order)
+        if self.passes.finder is None:
+            return sequence
+        return [call for call in sequence if self.vault.has(f"found-{order}-{call.case.name}")]
 
     def _lacks(self, call: Call, order: str, arm: Arm) -> bool:
         return (_named(call, order).name, arm.name) not in self.done
