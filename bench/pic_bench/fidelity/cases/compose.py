@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, groupby, pairwise
+from itertools import accumulate, chain, groupby, pairwise, product
 
 import msgspec
 
 from pic_bench.fidelity.arms import EXACT, FULL, Arm
-from pic_bench.fidelity.cases.case import Case, FrameWords, Ids, Job, Span, words
+from pic_bench.fidelity.cases.case import Case, FrameWords, Job, Span, words
 from pic_bench.fidelity.cases.text import ModelText, TextPool
 from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.record import Donors, Experiment
@@ -40,45 +40,6 @@ _WORDS = words("skills", _Words)
 _NAMES = words("passages", FrameWords).donor_markers
 
 
-class Library:
-    """Some skills, and the requests that compile them."""
-
-    def __init__(self, name: str, sizes: Sizes, num_skills: int, text: ModelText, pool: TextPool, seed: int) -> None:
-        self.name, self._text = name, text
-        rng = random.Random(f"{name}-{seed}")
-        self.names = rng.sample(_NAMES, num_skills)
-        # A run grows while tokens are equal: what may stand behind a skill begins with another token than a skill.
-        heads, end = [text.ids(f"## Skill {name}\n") for name in self.names], text.ids("\n\n")
-        bodies = pool.cut(rng, [rng.randint(*sizes.skill_tokens) - len(head) - len(end) for head in heads])
-        self.skills: list[Ids] = [head + body + end for head, body in zip(heads, bodies, strict=True)]
-        self._source = pool.source
-        header, closing = text.around(_WORDS.system, "", _WORDS.compiled)
-        self.donors = {Donors.ISOLATED: tuple(header + skill + closing for skill in self.skills)}
-        # A library of one skill is that skill alone.
-        if num_skills > 1:
-            self.donors[Donors.CONTEXT] = ([*header, *chain(*self.skills), *closing],)
-
-    def case(self, order: Sequence[int], place: int, seed: int) -> Case:
-        """The skills in an order, with a question about one of them."""
-        rng = random.Random(f"{self.name}-{place}-{seed}")
-        asked = rng.randrange(len(order))
-        quote = self._text.text(self.skills[asked][-_QUOTE_TOKENS:]).strip()
-        question = rng.choice(_WORDS.questions).format(name=self.names[asked], quote=quote)
-        header, closing = self._text.around(_WORDS.system, "", question)
-        edges = pairwise(accumulate((len(self.skills[i]) for i in order), initial=len(header)))
-        return Case(
-            experiment=Experiment.COMPOSE,
-            name=f"{self.name}-{place}",
-            source=self._source,
-            prompt=[*header, *chain(*(self.skills[i] for i in order)), *closing],
-            gold=[],
-            blocks=tuple(Span(start, end) for start, end in edges),
-            donors=self.donors,
-            library=self.name,
-            warm_len=len(header),
-        )
-
-
 def compose_jobs(sizes: Sizes, text: ModelText, pool: TextPool, seed: int) -> Iterator[Job]:
     """As many prompts of each number of skills that the model's context has room for.
 
@@ -92,10 +53,13 @@ def compose_jobs(sizes: Sizes, text: ModelText, pool: TextPool, seed: int) -> It
             f"the model's context of {text.context_len} tokens; give fewer or shorter skills."
         )
     # An interrupted run has as many of each number; prompts of one library are served while its rows are there.
-    for first in range(0, sizes.compositions, ORDERS_PER_LIBRARY):
-        for count in fitting:
-            numbers = range(first, min(first + ORDERS_PER_LIBRARY, sizes.compositions))
-            yield from _jobs(numbers, count, sizes, text, pool, seed)
+    for first, count in product(range(0, sizes.compositions, ORDERS_PER_LIBRARY), fitting):
+        numbers = range(first, min(first + ORDERS_PER_LIBRARY, sizes.compositions))
+        # Of libraries with fewer orders there are more.
+        num_orders = min(ORDERS_PER_LIBRARY, max(1, math.factorial(count) - 1))
+        for which, some in groupby(numbers, lambda number, size=num_orders: number // size):
+            places = [number % num_orders for number in some]
+            yield from _library(f"compose-{count}-{which}", places, count, sizes, text, pool, seed)
 
 
 def other_orders(count: int, wanted: int, rng: random.Random) -> list[tuple[int, ...]]:
@@ -109,15 +73,42 @@ def other_orders(count: int, wanted: int, rng: random.Random) -> list[tuple[int,
     return list(found) or [own]
 
 
-def _jobs(numbers: range, num_skills: int, sizes: Sizes, text: ModelText, pool: TextPool, seed: int) -> Iterator[Job]:
-    """Of libraries with fewer orders there are more."""
-    per_library = min(ORDERS_PER_LIBRARY, max(1, math.factorial(num_skills) - 1))
-    for which, of_library in groupby(numbers, lambda number: number // per_library):
-        library = Library(f"compose-{num_skills}-{which}", sizes, num_skills, text, pool, seed)
-        orders = other_orders(num_skills, per_library, random.Random(f"{library.name}-{seed}"))
-        arms = [msgspec.structs.replace(_arm(seam), donors=kind) for kind in library.donors for seam in SEAMS]
-        for place in (number % per_library for number in of_library):
-            yield Job(case=library.case(orders[place], place, seed), arms=(FULL, EXACT, *arms))
+def _library(
+    name: str, places: Sequence[int], num_skills: int, sizes: Sizes, text: ModelText, pool: TextPool, seed: int
+) -> Iterator[Job]:
+    """Some skills, the requests that compile them, and prompts that have them in other orders."""
+    rng = random.Random(f"{name}-{seed}")
+    names = rng.sample(_NAMES, num_skills)
+    # A run grows while tokens are equal: what may stand behind a skill begins with another token than a skill.
+    heads, end = [text.ids(f"## Skill {name}\n") for name in names], text.ids("\n\n")
+    bodies = pool.cut(rng, [rng.randint(*sizes.skill_tokens) - len(head) - len(end) for head in heads])
+    skills = [head + body + end for head, body in zip(heads, bodies, strict=True)]
+    header, closing = text.around(_WORDS.system, "", _WORDS.compiled)
+    donors = {Donors.ISOLATED: tuple(header + skill + closing for skill in skills)}
+    # A library of one skill is that skill alone.
+    if num_skills > 1:
+        donors[Donors.CONTEXT] = ([*header, *chain(*skills), *closing],)
+    arms = [msgspec.structs.replace(_arm(seam), donors=kind) for kind in donors for seam in SEAMS]
+    orders = other_orders(num_skills, ORDERS_PER_LIBRARY, random.Random(f"{name}-{seed}"))
+    for place in places:
+        rng, order = random.Random(f"{name}-{place}-{seed}"), orders[place]
+        asked = rng.randrange(num_skills)
+        quote = text.text(skills[asked][-_QUOTE_TOKENS:]).strip()
+        question = rng.choice(_WORDS.questions).format(name=names[asked], quote=quote)
+        header, closing = text.around(_WORDS.system, "", question)
+        edges = pairwise(accumulate((len(skills[i]) for i in order), initial=len(header)))
+        case = Case(
+            experiment=Experiment.COMPOSE,
+            name=f"{name}-{place}",
+            source=pool.source,
+            prompt=[*header, *chain(*(skills[i] for i in order)), *closing],
+            gold=[],
+            blocks=tuple(Span(start, end) for start, end in edges),
+            donors=donors,
+            library=name,
+            warm_len=len(header),
+        )
+        yield Job(case=case, arms=(FULL, EXACT, *arms))
 
 
 def _arm(seam_tokens: int) -> Arm:
