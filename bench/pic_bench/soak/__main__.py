@@ -26,7 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
 from pathlib import Path
@@ -126,8 +126,8 @@ def main(args: argparse.Namespace, scratch: Path) -> Finding:
     """Run a soak; the counts so far are kept after each round."""
     args.logs = args.logs or scratch
     encoder = load_encoder(args.model)
-    with _servers(args) as (stock, pic), closing(Judge(stock)) as judge:
-        patient = Patient(pic)
+    with _servers(args) as (stock, pic):
+        patient, judge = Patient(pic), Judge(stock)
         control = _control(args, patient, judge) if args.page_size == 1 else None
         run = _Run(args, patient, judge, control, patient.stale_rows(), time.monotonic())
         waiting = enumerate(sessions(encoder, args.seed))
@@ -138,16 +138,14 @@ def main(args: argparse.Namespace, scratch: Path) -> Finding:
         with tqdm(total=round(args.seconds), unit="s", desc="soak", **told) as bar:
             while time.monotonic() < run.deadline:
                 run.round(list(islice(waiting, args.sessions)), rng)
-                so_far = run.account()
-                keep(args, so_far)
-                for problem in so_far.what:
+                result = run.account()
+                keep(args, result)
+                for problem in result.what:
                     if problem not in known:
                         known.add(problem)
                         bar.write(problem, file=sys.stderr)
                 bar.set_postfix(requests=run.outcomes.total(), refresh=False)
                 bar.update(round(min(time.monotonic() - run.started_at, args.seconds)) - bar.n)
-        judge.close()
-        result = run.account()
     return Finding(result, msgspec.json.encode(result).decode(), 0 if result.is_clean else 1)
 
 
@@ -202,8 +200,8 @@ class _Run:
 
     def account(self) -> Soak:
         """The counts so far; at an idle point."""
-        # The judge goes on meanwhile.
-        patient, compared, mismatches = self.patient, self.judge.num_compared, [*self.judge.mismatches]
+        patient, verdicts = self.patient, self.judge.verdicts
+        mismatches = [verdict for verdict in verdicts if verdict is not None]
         books, counters, stale = patient.wait_idle(), patient.counters(), patient.stale_rows() - self.stale_before
         failures = [*self.failures, *patient.log_faults()]
         words = [*mismatches, *patient.leaks, *(f"{n} rows {what}" for what, n in stale.items()), *failures]
@@ -225,7 +223,7 @@ class _Run:
             audited=patient.num_audited(),
             spliced_rows_checked=books["num_spliced_rows"],
             read_rows_checked=books["num_read_rows"],
-            compared=compared,
+            compared=len(verdicts),
             mismatches=len(mismatches),
             leaks=len(patient.leaks),
             stale_rows=stale.total(),
@@ -244,7 +242,7 @@ class _Run:
             self.patient.note_pin(request)
             outcome = send(self.patient.server, request)
             if outcome.answer is not None and request.is_compared:
-                self.judge.consider(request, outcome.answer)
+                self.judge.compare(request, outcome.answer)
             ended.append((request.fault, outcome))
         return ended
 

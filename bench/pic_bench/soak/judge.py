@@ -1,4 +1,4 @@
-"""Compares answers of `off` requests with those of a stock server, while the soak goes on.
+"""Compares answers of `off` requests with those of a stock server, each as soon as it is there.
 
 Both compute in float32, but in other batches, so sums are rounded differently: log-probabilities may differ by
 `TOLERANCE`, and a greedy answer may go on with another token only where the stock server's two differ by no more than
@@ -9,35 +9,30 @@ from __future__ import annotations
 
 import math
 import random
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pic_bench.compare.server import Server
 from pic_bench.soak.load import Request
+from sglang_pic.errors import BenchError
 
 TOLERANCE = 2e-4
-_MAX_WAITING = 24
 
 
 class Judge:
-    """Asks the stock server on a thread of its own, in order; to be closed."""
+    """Asks the stock server for what clients of the other one were answered; safe to call from several threads."""
 
     def __init__(self, stock: Server) -> None:
         self._stock = stock
-        self._thread = ThreadPoolExecutor(1, "judge")
-        self._places = threading.Semaphore(_MAX_WAITING)
-        self.num_compared = 0
-        self.mismatches: list[str] = []
+        self.verdicts: list[str | None] = []
+        """Of every compared answer, what differs."""
 
-    def close(self) -> None:
-        """Wait for what is left to compare. Safe to call twice."""
-        self._thread.shutdown()
-
-    def consider(self, request: Request, answer: dict[str, Any]) -> None:
-        """Compare an answer, unless as many wait already as the stock server can serve."""
-        if self._places.acquire(blocking=False):
-            self._thread.submit(self._compare, request, answer)
+    def compare(self, request: Request, answer: dict[str, Any]) -> None:
+        """Have the stock server answer the same, and note what differs by more than rounding."""
+        try:
+            found = difference(self._ask(request), answer)
+        except (BenchError, OSError) as error:
+            found = f"not compared: {error}"
+        self.verdicts.append(None if found is None else f"{request.rid}: {found}")
 
     def control(self, request: Request, seed: int) -> bool:
         """Whether an answer to a prompt with one other token in it is told from the right one."""
@@ -47,16 +42,6 @@ class Judge:
         other[place] = (other[place] + rng.randrange(1, 1000)) % 40_000 + 1000
         right, wrong = self._ask(request), self._ask(request._replace(prompt=other))
         return difference(right, wrong) is not None
-
-    def _compare(self, request: Request, answer: dict[str, Any]) -> None:
-        try:
-            found = difference(self._ask(request), answer)
-        except Exception as error:
-            found = f"not compared: {error}"
-        if found is not None:
-            self.mismatches.append(f"{request.rid}: {found}")
-        self.num_compared += 1
-        self._places.release()
 
     def _ask(self, request: Request) -> dict[str, Any]:
         return dict(self._stock.post("/generate", request._replace(pic=None).body))
