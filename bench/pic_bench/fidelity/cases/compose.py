@@ -14,6 +14,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, groupby, pairwise, product
+from operator import itemgetter
 
 import msgspec
 
@@ -54,11 +55,11 @@ def compose_jobs(sizes: Sizes, text: ModelText, pool: TextPool, seed: int) -> It
         )
     # An interrupted run has as many of each number; prompts of one library are served while its rows are there.
     for first, count in product(range(0, sizes.compositions, ORDERS_PER_LIBRARY), fitting):
-        numbers = range(first, min(first + ORDERS_PER_LIBRARY, sizes.compositions))
         # Of libraries with fewer orders there are more.
         num_orders = min(ORDERS_PER_LIBRARY, max(1, math.factorial(count) - 1))
-        for which, some in groupby(numbers, lambda number, size=num_orders: number // size):
-            places = [number % num_orders for number in some]
+        numbers = range(first, min(first + ORDERS_PER_LIBRARY, sizes.compositions))
+        for which, some in groupby((divmod(number, num_orders) for number in numbers), itemgetter(0)):
+            places = [place for _, place in some]
             yield from _library(f"compose-{count}-{which}", places, count, sizes, text, pool, seed)
 
 
