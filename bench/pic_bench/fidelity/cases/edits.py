@@ -40,27 +40,19 @@ _ALTERNATIVES = re.compile(r"\[([^]|]+(?:\|[^]|]+)+)\]")
 class Layout(Enum):
     """Which messages the parts of a prompt are in."""
 
-    SYSTEM = "system"
-    """All in the system message, the question in the user's."""
-    USER = "user"
-    """The head in the system message, all the rest in the user's."""
-    TURNS = "turns"
-    """Head and fields in the system message, rules in a first message that was answered, then the question."""
-    PLAIN = "plain"
-    """Plain text, no chat template."""
+    SYSTEM = "system"  # all in the system message, the question in the user's
+    USER = "user"  # the head in the system message, all the rest in the user's
+    TURNS = "turns"  # head and fields in the system message, rules in a message that was answered, then the question
+    PLAIN = "plain"  # plain text, no chat template
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One value of a field."""
+    """One value of a field; edits/report.toml says what the keys of this and of what has it mean."""
 
     name: str
-    """What the rules call it, and the shortest form of the value."""
     forms: tuple[str, ...] = ()
-    """Longer forms for the field's line; of choices of one field as many each, the lengths alike."""
     via: str = ""
-    """What the rules put between the name and the answer."""
     answer: str = ""
-    """What follows the prompt under this value, without the blank before it."""
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -72,34 +64,24 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One field of a prompt."""
 
     line: str
-    """Contains `{value}`."""
     choices: tuple[Choice, ...]
-    """Two or more."""
     rules: tuple[str, ...] = ()
-    """Lines that draw on the field; one with `{name}`, `{via}` or `{answer}` stands once for each choice."""
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A prompt whose fields may change; texts are used as they are, lines are joined by line breaks."""
 
     name: str
-    """Unique over both sets; letters, digits and `-`."""
     family: Family
     layout: Layout
     head: str
-    """40 tokens or more: the first 32 positions of a prompt never donate."""
     fields: tuple[Field, ...]
-    """1 to 4; the first is the one that is asked for."""
     after: str = ""
-    """What closes the fields, such as the end of a JSON object."""
     filler: str
-    """Name of the lines in fillers.toml."""
     rules_title: str = ""
     reply: str = "Understood."
-    """The model's to the first message, of TURNS."""
     question: str
     lead: str = ""
-    """How the answer begins."""
 
 
 @cache
