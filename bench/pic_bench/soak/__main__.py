@@ -83,7 +83,6 @@ class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
     pool_tokens: int
     seconds: float
     """From the first request to the last idle point."""
-    sessions: int
     requests: int
     outcomes: dict[str, int]
     """Requests by how they ended: answered, ended by a fault that was injected, or failed."""
@@ -99,7 +98,6 @@ class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Runs that were not spliced, by why."""
     audited: int
     spliced_rows_checked: int
-    read_rows_checked: int
     compared: int
     """Answers of `off` requests that a stock server gave, too."""
     mismatches: int
@@ -164,7 +162,6 @@ class _Run:
     faults: Counter[str] = field(default_factory=Counter)
     """As injected."""
     failures: list[str] = field(default_factory=list)
-    num_sessions: int = 0
     num_flushes: int = 0
 
     @property
@@ -189,7 +186,6 @@ class _Run:
                     break
                 if tick == flush_in:
                     self._flush_while_busy()
-        self.num_sessions += len(played)
         self.patient.wait_idle()
         if rng.random() < 0.15:
             time.sleep(_PAUSE_S)
@@ -210,7 +206,6 @@ class _Run:
             self.args,
             model=Path(self.args.model).name,
             seconds=round(time.monotonic() - self.started_at, 1),
-            sessions=self.num_sessions,
             requests=self.outcomes.total(),
             outcomes=dict(sorted(self.outcomes.items())),
             faults={fault: number for fault, number in sorted(self.faults.items()) if fault != Fault.NONE.value},
@@ -222,7 +217,6 @@ class _Run:
             fallbacks=_by_label(counters, "fallbacks"),
             audited=patient.num_audited(),
             spliced_rows_checked=books["num_spliced_rows"],
-            read_rows_checked=books["num_read_rows"],
             compared=len(verdicts),
             mismatches=len(mismatches),
             leaks=len(patient.leaks),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import threading
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,7 +34,8 @@ def send(server: Server, request: Request) -> Outcome:
         if request.fault is Fault.DISCONNECT:
             _leave(server, request)
             return Outcome("disconnected")
-        aborter = threading.Timer(request.moment * _LIFE_S, _abort, (server, request))
+        abort = partial(server.post, "/abort_request", {"rid": request.rid}, _TIMEOUT_S)
+        aborter = threading.Timer(request.moment * _LIFE_S, abort)
         if request.fault is Fault.ABORT:
             aborter.start()
         try:
@@ -84,7 +86,3 @@ def _leave(server: Server, request: Request) -> None:
             threading.Event().wait(request.moment * _LIFE_S)
     finally:
         connection.close()
-
-
-def _abort(server: Server, request: Request) -> None:
-    server.post("/abort_request", {"rid": request.rid}, _TIMEOUT_S)

@@ -63,7 +63,7 @@ def compose_jobs(sizes: Sizes, text: ModelText, pool: TextPool, seed: int) -> It
             yield from _library(f"compose-{count}-{which}", places, count, sizes, text, pool, seed)
 
 
-def other_orders(count: int, wanted: int, rng: random.Random) -> list[tuple[int, ...]]:
+def _other_orders(count: int, wanted: int, rng: random.Random) -> list[tuple[int, ...]]:
     """Up to `wanted` different orders of `count` things, without the one from 0 on where there is another."""
     own = tuple(range(count))
     found: dict[tuple[int, ...], None] = {}
@@ -90,7 +90,7 @@ def _library(
     if num_skills > 1:
         donors[Donors.CONTEXT] = ([*header, *chain(*skills), *closing],)
     arms = [msgspec.structs.replace(_arm(seam), donors=kind) for kind in donors for seam in SEAMS]
-    orders = other_orders(num_skills, ORDERS_PER_LIBRARY, random.Random(f"{name}-{seed}"))
+    orders = _other_orders(num_skills, ORDERS_PER_LIBRARY, random.Random(f"{name}-{seed}"))
     for place in places:
         rng, order = random.Random(f"{name}-{place}-{seed}"), orders[place]
         asked = rng.randrange(num_skills)
