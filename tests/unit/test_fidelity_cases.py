@@ -11,15 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from fidelity_records import Asked, StandIn, probe, recorded
-from pic_bench.fidelity.arms import (
-    CONTROLS,
-    DEFAULT_POLICIES,
-    EXACT,
-    FULL,
-    Arm,
-    parse_policy,
-    place_sessions,
-)
+from pic_bench.fidelity.arms import CONTROLS, DEFAULT_POLICIES, EXACT, FULL, Arm, parse_policy, place_sessions
 from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Job, Span, find_block, place_blocks
 from pic_bench.fidelity.cases.compose import ORDERS_PER_LIBRARY, SEAMS, compose_jobs
 from pic_bench.fidelity.cases.passages import grid_jobs, shift_jobs

@@ -8,13 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
-from pic_traces.questions import (
-    GENERATED,
-    Question,
-    generated_questions,
-    is_question_set,
-    read_questions,
-)
+from pic_traces.questions import GENERATED, Question, generated_questions, is_question_set, read_questions
 
 from pic_bench.fidelity.arms import DEFAULT_POLICIES, EDIT_ARMS, EXACT, Arm, parse_policy
 from pic_bench.fidelity.cases.calls import conversation, trace_calls

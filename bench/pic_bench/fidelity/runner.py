@@ -13,15 +13,7 @@ from tqdm import tqdm
 
 from pic_bench.environment import Environment, capture_environment, joined
 from pic_bench.fidelity.cases.case import Job
-from pic_bench.fidelity.folder import (
-    LEFT_OUT,
-    PROBES,
-    VAULT,
-    read_environment,
-    read_left_out,
-    read_probes,
-    trace_mark,
-)
+from pic_bench.fidelity.folder import LEFT_OUT, PROBES, VAULT, read_environment, read_left_out, read_probes, trace_mark
 from pic_bench.fidelity.measure import Step, Unrealised, measure
 from pic_bench.fidelity.passes import Passes, PassRun, Vault
 from pic_bench.fidelity.plan import Plan

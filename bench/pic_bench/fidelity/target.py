@@ -136,13 +136,7 @@ def _options(arm: Arm, donors_from: str | None) -> dict[str, Any]:
 
 @contextmanager
 def serve_target(
-    model: str,
-    *,
-    dtype: str,
-    pool_tokens: int,
-    server_args: Sequence[str],
-    log_path: Path,
-    start_timeout_s: float,
+    model: str, *, dtype: str, pool_tokens: int, server_args: Sequence[str], log_path: Path, start_timeout_s: float
 ) -> Iterator[Target]:
     """A patched server that splices and records what a request asks for, stopped when the block ends."""
     flags = ["--dtype", dtype, "--max-total-tokens", str(pool_tokens), "--chunked-prefill-size", "-1", *server_args]
