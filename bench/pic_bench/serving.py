@@ -66,13 +66,14 @@ def generate(
     max_new_tokens: int = 8,
     pic: Mapping[str, object] | None = None,
     with_logprobs: bool = True,
+    **more: object,
 ) -> Answer:
-    """A greedy answer of so many tokens; `pic` are the request's options.
+    """A greedy answer of so many tokens; `pic` are the request's options, `more` is what else the body has.
 
     Raises:
         BenchError: the server refused the request.
     """
-    body = _greedy(prompt, max_new_tokens, pic)
+    body = _greedy(prompt, max_new_tokens, pic) | more
     if with_logprobs:
         body |= {"return_logprob": True, "top_logprobs_num": 20}
     answer = server.post("/generate", body)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pic_bench.soak.__main__ import main
-from pic_bench.soak.record import Soak
+from pic_bench.soak.__main__ import Soak, main
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("no_grace")]
 

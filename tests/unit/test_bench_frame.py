@@ -13,7 +13,7 @@ import pytest
 from pic_bench import core, idle_overhead, lasting, planted, recall, shift_zero, speculation
 from pic_bench.frame import Finding, Study, at_least
 from pic_bench.report.markdown import Table
-from pic_bench.soak.record import Soak
+from pic_bench.soak.__main__ import Soak
 
 from sglang_pic.errors import BenchError
 

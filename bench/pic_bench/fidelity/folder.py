@@ -35,7 +35,7 @@ LEFT_OUT = "left_out.jsonl"
 VAULT = "vault"
 
 _UNITED = ("data", "experiments", "dtypes", "policies", "orders")
-_AMOUNTS = ("prompts", "shift_prompts", "questions", "edits", "compositions", "greedy_prompts", "key_prompts")
+_AMOUNTS = ("prompts", "shift_prompts", "questions", "edits", "compositions", "key_prompts")
 """Of the sizes, those that say how much was measured, not what: every figure stands beside its own number."""
 
 _RUN = RunKind(

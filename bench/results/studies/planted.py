@@ -26,8 +26,7 @@ import msgspec
 import numpy as np
 from pic_bench.fidelity.arms import FULL, STALE, Arm
 from pic_bench.fidelity.cases.case import Ids, Tokens
-from pic_bench.fidelity.cases.edits import DISTANCES, Writer, draw_values, extended
-from pic_bench.fidelity.cases.templates import templates
+from pic_bench.fidelity.cases.edits import DISTANCES, Writer, draw_values, extended, templates
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.metrics import divergence, log_softmax
 from pic_bench.fidelity.record import MIN_GAP, Donors, TemplateSet
