@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from fidelity_records import CONTROLS, grid, probe, questions, shifts, trace
 from pic_bench.environment import capture_environment
+from pic_bench.fidelity import tables
 from pic_bench.fidelity.pictures import RECOVERY, Curve, plot
 from pic_bench.fidelity.record import Experiment, Probe, append_lines
 from pic_bench.fidelity.report import headline, write_report
@@ -26,7 +27,7 @@ from sglang_pic.errors import BenchError
 from tests.unit.html_page import Page
 
 MAKERS = {Experiment.GRID: grid, Experiment.SHIFT: shifts, Experiment.QA: questions, Experiment.TRACE: trace}
-TITLES = {one: f"## {one.about[0].upper()}{one.about[1:]}" for one in MAKERS}
+TITLES = {one: f"## {tables.TITLES[one.value]}" for one in MAKERS}
 
 
 @pytest.fixture(scope="module")

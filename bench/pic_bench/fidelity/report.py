@@ -32,6 +32,11 @@ class Section(NamedTuple):
     tables: list[Titled]
     pictures: list[Picture]
 
+    @property
+    def title(self) -> str:
+        """Its head."""
+        return str(tables.TITLES[self.experiment.value])
+
 
 def write_report(folder: Path) -> Summary:
     """Write the report into a run's folder and return what it shows; plots of an earlier report are deleted.

@@ -21,9 +21,8 @@ FLOOR_NAMES = {"exact": "exact hit (noise floor)", "retest": "full prefill again
 UNITS = {Experiment.GRID: "runs", Experiment.COMPOSE: "skills", Experiment.SHIFT: "positions moved"}
 """What the places of an experiment are counted in; those of the others are groups of prompts."""
 DONORS = {Donors.ISOLATED: "donors alone", Donors.CONTEXT: "donors in context"}
-CROSSED, COLUMNS = map(
-    tomllib.loads((Path(__file__).parent / "tables.toml").read_text("utf8")).__getitem__, ("crossed", "columns")
-)
+_TOML = tomllib.loads((Path(__file__).parent / "tables.toml").read_text("utf8"))
+TITLES, CROSSED, COLUMNS = (_TOML[part] for part in ("titles", "crossed", "columns"))
 
 
 class Titled(NamedTuple):
