@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import plugins
 from tests.e2e.servers import SERVERS, OneServer
 from tests.e2e.serving import TEST_LIMIT_S, Client
 
@@ -56,9 +57,14 @@ def one_server(
 
 
 @pytest.fixture
-def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers are ended at once. SGLang looks every five seconds whether it was told to end, and has no more to say."""
+def quick_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of commands fork their processes, and are ended at once.
+
+    SGLang looks every five seconds whether it was told to end, and has no more to say.
+    """
     monkeypatch.setattr("pic_bench.compare.server.TERM_GRACE_S", 0.0)
+    for name, value in plugins.environment().items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

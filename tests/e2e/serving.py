@@ -22,6 +22,7 @@ from pic_bench.probe_plugin import PROBE_VARIABLE
 
 from sglang_pic.config import CONFIG_VARIABLE
 from sglang_pic.core import MOST_REUSE
+from tests.e2e import plugins
 
 # A pool that holds what the tests send several times over, and no more. SGLang's own request before the first one
 # warms caches that no test measures; servers of the commands under test send theirs.
@@ -184,7 +185,8 @@ def serve(
 
     The server runs no self-test unless `config` asks for one, because the self-test takes seconds. Of each run it
     computes one token, and nothing more near the prompt's end, because the prompts of the tests are short.
-    `probe` switches on what only experiments need, `env` is added to the server's environment. A server that caught an
+    `probe` switches on what only experiments need, `env` is added to the server's environment, and begins with
+    `plugins.environment`. A server that caught an
     exception of ours fails the test at its end, unless a test injected it.
     """
     config = config or {}
@@ -200,7 +202,7 @@ def serve(
             CONFIG_VARIABLE: json.dumps(config),
             PROBE_VARIABLE: None if probe is None else json.dumps(probe),
             "OMP_NUM_THREADS": "1",
-            **(env or {}),
+            **(plugins.environment() if env is None else env),
         },
         start_timeout_s=_START_LIMIT_S,
     )

@@ -21,7 +21,7 @@ from pic_traces.vocabulary import make_text
 from sglang_pic.cli import main
 from tests.e2e.serving import assert_nothing_runs, killed_once_it_records
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("no_grace")]
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("quick_servers")]
 
 
 def test_exact_hits_are_exact_and_keys_that_are_not_rotated_do_harm(

@@ -35,6 +35,8 @@ def test_nothing_leaks_under_pressure(client: Client) -> None:
     grown = client.grown(before)
     assert grown["tokens:chunk"] > 0
     assert sum(grown[f"tokens:{source}"] for source in ("prefix", "chunk", "computed")) == grown["prompt_tokens"]
+    if "audit" in client.internal_state():
+        assert client.audit()["num_audited"] > 0
     # An idle server has looked at its books: a leak would have ended it. A flush needs every lock back.
     client.flush()
     assert client.generate(prompts[0]).cached_tokens == 0
