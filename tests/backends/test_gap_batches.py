@@ -41,7 +41,6 @@ class Subject(NamedTuple):
         return f"{self.backend}-{self.shape}-{self.dtype}"
 
 
-_UNMIXED = tuple(name for name, case in CASES.items() if not case.is_mixed)
 # A program of the interpreter takes a millisecond.
 _SHORT = ("gap_of_one", "beside_plain", "beside_decode")
 
@@ -51,13 +50,9 @@ SUBJECTS = [
     Subject("fa3", "mla"),
     Subject("fa3", "gemma", pages=(16,)),
     Subject("fa3", "gpt-oss", pages=(1,)),
-    Subject("fa4", "gqa"),
-    Subject("fa4", "mla"),
     Subject("flashinfer", "gqa"),
     Subject("flashinfer", "gemma", pages=(16,)),
     Subject("flashinfer@mla", "mla"),
-    # SGLang's class has no mixed batches.
-    Subject("flashmla", "mla", cases=_UNMIXED),
     Subject("triton", "gqa", cases=_SHORT),
     Subject("triton", "gqa", pages=(16,), cases=("many_gaps",)),
     Subject("triton", "mla", pages=(1, 16), cases=("gap_of_one", "beside_decode")),
