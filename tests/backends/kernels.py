@@ -40,14 +40,14 @@ def attend(
     causal: bool,
     scoring: Scoring = PLAIN,
 ) -> torch.Tensor:
-    """Attention of one sequence; the causal mask is aligned to the lower right, as in every kernel here.
+    """Attention of one sequence in float64; the causal mask is aligned to the lower right, as in every kernel here.
 
     Query `[num_queries, heads, key_dim]`, keys and values `[num_keys, kv_heads, dim]`; a window counts from a query's
     last key. Returns `[num_queries, heads, value_dim]` in the query's dtype.
     """
     group = query.shape[1] // keys.shape[1]
-    wide = keys.float().repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,khd->hqk", query.float(), wide) * scale
+    keys, values = (each.double().repeat_interleave(group, 1) for each in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * scale
     if scoring.cap:
         scores = scoring.cap * (scores / scoring.cap).tanh()
     first = len(keys) - len(query)
@@ -57,9 +57,9 @@ def attend(
     if scoring.window >= 0:
         scores.masked_fill_(distance > scoring.window, float("-inf"))
     if scoring.sinks is not None:
-        scores = torch.cat([scores, scoring.sinks.float()[:, None, None].expand(-1, len(query), 1)], dim=-1)
+        scores = torch.cat([scores, scoring.sinks.double()[:, None, None].expand(-1, len(query), 1)], dim=-1)
     shares = scores.softmax(-1)[..., : len(keys)]
-    return torch.einsum("hqk,khd->qhd", shares, values.float().repeat_interleave(group, 1)).to(query.dtype)
+    return torch.einsum("hqk,khd->qhd", shares, values).to(query.dtype)
 
 
 def attend_each(
