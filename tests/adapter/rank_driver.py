@@ -258,7 +258,6 @@ def _space(req: Any) -> tuple[str | None, str | None]:
 
 
 def _client_key(key: str | None) -> str:
-    """A tree's key without marks of ours."""
     return (key or "").rpartition("\x1f")[2]
 
 
@@ -291,7 +290,6 @@ class Traffic:
         self.history: list[list[int]] = []
 
     def prompt(self) -> list[int]:
-        """A prompt as agents send them."""
         rng = self.rng
         if self.history and rng.random() < 0.3:
             earlier = rng.choice(self.history)
@@ -312,7 +310,6 @@ class Traffic:
         return tokens
 
     def options(self) -> dict[str, Any]:
-        """Options as requests send them."""
         rng, pic = self.rng, dict[str, Any]()
         draw = rng.random()
         if draw < 0.08:

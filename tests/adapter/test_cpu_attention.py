@@ -76,7 +76,6 @@ class Pool:
         self.latent = shape.latent
 
     def value_pool(self) -> torch.Tensor | None:
-        """The values as the operators take them."""
         return None if self.latent else self.values
 
     def dense(self, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,7 +110,6 @@ def run_extend(
 
 
 def make_query(num_tokens: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-    """Seeded queries."""
     generator = torch.Generator().manual_seed(1)
     return torch.randn(num_tokens, shape.heads, shape.key_dim, generator=generator).to(dtype)
 

@@ -43,16 +43,13 @@ class Answer(NamedTuple):
 
     @property
     def found(self) -> dict[str, Any]:
-        """The JSON object."""
         return dict(json.loads(self.out))
 
     @property
     def tested(self) -> set[str]:
-        """What of this server was tested."""
         return {one["what"] for one in self.found["findings"] if one["level"] == "tested"}
 
     def level(self, area: Area, what: str) -> str:
-        """How far something was tested."""
         (level,) = {one["level"] for one in self.found["findings"] if (one["area"], one["what"]) == (area.value, what)}
         return str(level)
 

@@ -48,7 +48,6 @@ def wrong_layout(rope: RopeParams) -> RopeParams:
 
 
 def changed(geometry: RopeGeometry, change: Callable[[RopeParams], RopeParams]) -> RopeGeometry:
-    """`geometry` with every rotation changed."""
     return dataclasses.replace(geometry, params=tuple(change(rope) for rope in geometry.params))
 
 
@@ -114,7 +113,6 @@ _CASES = ["healthy", "no tokenizer", *_FAULTS, "not hooked", "nothing to splice"
 
 
 def drive(model: Path, dtype: str, page_size: int, *wanted: str) -> dict[str, Any]:
-    """The results of `run_cases`, one process each."""
     server = {"dtype": dtype, "page_size": page_size, "max_running_requests": 4}
     results: dict[str, Any] = on_live_model(partial(run_cases, wanted=wanted), model, **server)
     return results

@@ -26,7 +26,6 @@ class OnCpu(TorchFunctionMode):
     """Tensors that SGLang's code asks for on `cuda`, or in pinned memory, are made on the CPU."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call with the arguments changed."""
         kwargs = dict(kwargs or {})
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = "cpu"
@@ -35,7 +34,6 @@ class OnCpu(TorchFunctionMode):
 
 
 def make(name: str, runner: Any) -> Any:
-    """The backend `name` over a runner's pools."""
     runner.prefill_attention_backend_str = runner.decode_attention_backend_str = name.partition("@")[0]
     with OnCpu():
         backend = BACKENDS[name](runner)

@@ -37,7 +37,6 @@ def compare(
 
 
 def _run(world: World, attention: Any, batch: Any, spans: list[tuple[int, int, int]], *, unseen: int = 0) -> float:
-    """One pass over all layers; its largest error."""
     attention.init_forward_metadata(batch)
     shape, worst = world.shape, 0.0
     for layer in range(LAYERS):

@@ -217,7 +217,6 @@ class PagedPrefill(Wrapper):
         non_blocking: bool = True,
         **others: Any,
     ) -> None:
-        """Keep the offsets."""
         self._window = others.pop("window_left", -1)
         refuse(**others)
         assert page_size == 1
@@ -228,7 +227,6 @@ class PagedPrefill(Wrapper):
     def forward(
         self, q: torch.Tensor, kv: Any, causal: bool = True, sm_scale: float | None = None, **others: Any
     ) -> torch.Tensor:
-        """Attention."""
         scoring = self._scoring(others)
         refuse(**others)
         rows = ((span, self._rows(i)) for i, span in enumerate(_spans(self._plan["qo_indptr"])))
@@ -243,12 +241,10 @@ class PagedDecode(Wrapper):
     def begin_forward(
         self, kv_indptr: torch.Tensor, kv_indices: torch.Tensor, last_page_len: torch.Tensor, *_: Any, **__: Any
     ) -> None:
-        """Keep the offsets."""
         assert (last_page_len == 1).all()
         self._keep(kv_indptr=kv_indptr, kv_indices=kv_indices)
 
     def forward(self, q: torch.Tensor, kv: Any, sm_scale: float, **others: Any) -> torch.Tensor:
-        """Attention of one query a sequence."""
         scoring = self._scoring(others)
         refuse(**others)
         rows = ((slice(i, i + 1), self._rows(i)) for i in range(len(q)))
@@ -274,7 +270,6 @@ class PagedMla(Wrapper):
         q_data_type: Any,
         kv_data_type: Any,
     ) -> None:
-        """Keep the offsets."""
         assert page_size == 1
         assert (kv_indptr[1:] - kv_indptr[:-1]).tolist() == kv_len_arr.tolist()
         self._causal, self._scale = causal, sm_scale

@@ -67,7 +67,6 @@ class World:
         self.sinks = self._draw(LAYERS, shape.heads) if shape.has_sinks else None
 
     def slots(self, index: int) -> torch.Tensor:
-        """The slots of a request's tokens."""
         return self.rows.req_to_token[self.row_ids[index], : self.case.requests[index].end].long()
 
     def fill_pool(self, *, skip_runs: bool = False) -> None:
@@ -108,7 +107,6 @@ class World:
         )
 
     def gap_batch(self) -> GapBatch:
-        """The layout that the plugin makes of the case."""
         requests = self.case.requests
         pending = [_pending(request) if request.runs else None for request in requests]
         prefix_lens, lens = [r.prefix_len for r in requests], [r.end - r.prefix_len for r in requests]

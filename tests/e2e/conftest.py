@@ -49,7 +49,6 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def one_server(
     request: pytest.FixtureRequest, model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OneServer]:
-    """The shared server that runs in this process."""
     running = OneServer(model_dir, tmp_path_factory.mktemp("servers"))
     request.config.stash[_RUNNING] = running
     yield running
@@ -69,7 +68,6 @@ def quick_servers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def servers(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """The names of the test's servers."""
     names: tuple[str, ...] = request.param
     return names
 

@@ -61,7 +61,6 @@ class Client:
         self.server, self.dp_rank = server, dp_rank
 
     def on_rank(self, dp_rank: int) -> Client:
-        """The same server's client for another rank."""
         return Client(self.server, dp_rank)
 
     @property
@@ -155,7 +154,6 @@ class Client:
         self.post("/flush_cache?timeout=60", {})
 
     def log(self) -> str:
-        """What the server has logged."""
         return self.server.log_path.read_text(errors="replace")
 
     def faults(self) -> str:
@@ -266,7 +264,6 @@ def greedy(max_new_tokens: int, **custom_params: object) -> dict[str, Any]:
 
 
 def random_tokens(seed: int, count: int) -> list[int]:
-    """Seeded token ids without special meaning."""
     rng = random.Random(seed)
     return [rng.randrange(1000, 40000) for _ in range(count)]
 

@@ -117,5 +117,4 @@ def resume(client: Client, number: int) -> list[bool]:
 
 
 def total(metrics: str, name: str) -> float:
-    """The sum of a metric over its labels."""
     return sum(float(value) for value in re.findall(rf"^sglang:{name}\{{.*\}} (\S+)$", metrics, re.MULTILINE))

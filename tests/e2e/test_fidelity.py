@@ -128,7 +128,6 @@ def write_trace(path: Path) -> None:
 
 
 def by_arm(probes: list[Probe]) -> dict[tuple[str, Donors], list[Probe]]:
-    """Records by arm and donors, in order."""
     arms: dict[tuple[str, Donors], list[Probe]] = defaultdict(list)
     for probe in probes:
         arms[probe.arm, probe.donors].append(probe)
@@ -136,5 +135,4 @@ def by_arm(probes: list[Probe]) -> dict[tuple[str, Donors], list[Probe]]:
 
 
 def mean_forced(probes: list[Probe]) -> float:
-    """Mean KL over the gold continuations."""
     return float(np.mean([probe.forced_kl for probe in probes]))
