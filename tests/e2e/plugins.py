@@ -44,7 +44,7 @@ def fork() -> None:
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    def after(*_: object) -> None:
+    def after(*_: object, **__: object) -> None:
         multiprocessing.set_start_method("fork", force=True)
 
     HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", after, HookType.AFTER)

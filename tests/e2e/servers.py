@@ -28,7 +28,7 @@ class SharedServer(NamedTuple):
     probe: dict[str, Any] | None
     """What of the benchmarks' probe plugin is on; `None` for a server as users run it."""
     env: Mapping[str, str] | None = None
-    """Beyond this process's environment."""
+    """Beyond this process's environment, made by `plugins.environment`."""
     is_slow: bool = False
     """Its tests run on demand, as `slow`."""
 

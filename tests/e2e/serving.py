@@ -183,9 +183,8 @@ def serve(
 
     The server runs no self-test unless `config` asks for one, because the self-test takes seconds. Of each run it
     computes one token, and nothing more near the prompt's end, because the prompts of the tests are short.
-    `probe` switches on what only experiments need, `env` is added to the server's environment, and begins with
-    `plugins.environment`. A server that caught an
-    exception of ours fails the test at its end, unless a test injected it.
+    `probe` switches on what only experiments need, `env` is what `plugins.environment` made for the server. A server
+    that caught an exception of ours fails the test at its end, unless a test injected it.
     """
     config = config or {}
     config = {"self_test": "off", **config, "core": {**_CORE, **config.get("core", {})}}

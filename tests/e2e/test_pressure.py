@@ -35,11 +35,14 @@ def test_nothing_leaks_under_pressure(client: Client) -> None:
     grown = client.grown(before)
     assert grown["tokens:chunk"] > 0
     assert sum(grown[f"tokens:{source}"] for source in ("prefix", "chunk", "computed")) == grown["prompt_tokens"]
-    if "audit" in client.internal_state():
-        assert client.audit()["num_audited"] > 0
     # An idle server has looked at its books: a leak would have ended it. A flush needs every lock back.
     client.flush()
     assert client.generate(prompts[0]).cached_tokens == 0
+    if "audit" in client.internal_state():
+        num_audited = client.audit()["num_audited"]
+        answers = [client.generate(prompt) for prompt in prompts[1:5]]
+        assert any(answer.chunk_hit_tokens for answer in answers)
+        assert client.audit()["num_audited"] > num_audited
     assert client.faults() == ""
 
 
