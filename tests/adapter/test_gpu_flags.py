@@ -27,7 +27,6 @@ def parser() -> argparse.ArgumentParser:
 
 @pytest.fixture
 def models(tmp_path: Path) -> dict[str, Model]:
-    """Dummy models of real dimensions."""
     work = Work(is_dry=False, folder=tmp_path, limit_s=1.0)
     return {name: dummy_model(work, name) for name in ("Llama-3.1-8B", "DeepSeek-V2-Lite")}
 

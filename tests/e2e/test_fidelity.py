@@ -21,7 +21,7 @@ from pic_traces.vocabulary import make_text
 from sglang_pic.cli import main
 from tests.e2e.serving import assert_nothing_runs, killed_once_it_records
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("no_grace")]
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("quick_servers")]
 
 
 def test_exact_hits_are_exact_and_keys_that_are_not_rotated_do_harm(
@@ -127,7 +127,6 @@ def write_trace(path: Path) -> None:
 
 
 def by_arm(probes: list[Probe]) -> dict[tuple[str, Donors], list[Probe]]:
-    """Records by arm and donors, in order."""
     arms: dict[tuple[str, Donors], list[Probe]] = defaultdict(list)
     for probe in probes:
         arms[probe.arm, probe.donors].append(probe)
@@ -135,5 +134,4 @@ def by_arm(probes: list[Probe]) -> dict[tuple[str, Donors], list[Probe]]:
 
 
 def mean_forced(probes: list[Probe]) -> float:
-    """Mean KL over the gold continuations."""
     return float(np.mean([probe.forced_kl for probe in probes]))
