@@ -145,7 +145,7 @@ matrix: setup ## run the tests that show the matrix of what is supported, and wr
 	$(BIN)/python -m sglang_pic.reference
 
 .PHONY: bench-core
-bench-core: setup ## time of a plan and memory of the index, beside FastCDC and xxHash alone
+bench-core: setup ## time of a plan and memory of the index, beside FastCDC alone
 	$(BIN)/python -m pic_bench.core $(ARGS)
 
 .PHONY: bench-host
@@ -158,15 +158,11 @@ bench-recall: setup ## what the cache recovers of what repeats; TRACES='FILE ...
 
 .PHONY: bench-kernels
 bench-kernels: setup ## the splice of KV rows against a plain copy of the same bytes
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pic_bench.kernels $(ARGS)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pic_bench.gpu.kernels $(ARGS)
 
 .PHONY: bench-kernel-code
 bench-kernel-code: setup ## what Triton compiles for a GPU that need not be here: accesses, registers, spills
 	$(BIN)/python -m pic_bench.kernel_code $(ARGS)
-
-.PHONY: bench-prefill
-bench-prefill: setup ## gap prefill, TTFT and energy by run length, random weights: for a GPU; ARGS='--model tiny-gqa-dims' for a look
-	$(BIN)/python -m pic_bench.gpu_prefill $(ARGS)
 
 # NOTE: needs no setup, for a GPU machine has a torch of its own: PYTHON, or .venv's, or the one on PATH.
 .PHONY: gpu

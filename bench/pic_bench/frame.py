@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -30,6 +31,7 @@ from sglang_pic.errors import PicError
 T = TypeVar("T")
 P = ParamSpec("P")
 Number = TypeVar("Number", int, float)
+_TYPES = {"int": int, "float": float, "path": Path}
 
 
 class Finding(NamedTuple):
@@ -64,8 +66,7 @@ class Study:
 
     def retire(self, options: Mapping[str, str]) -> None:
         """Refuse options of earlier versions with a message that says what to use instead."""
-        for option, instead in options.items():
-            self.add(option, action=_Retired, const=instead, help=argparse.SUPPRESS)
+        retire(self.parser, options)
 
     def find(self, *words: str) -> Finding:
         """What the study finds with these arguments, for a study that writes no logs; what it raises is raised."""
@@ -93,6 +94,19 @@ class Study:
                 return 130
 
         return main
+
+
+def add_options(parser: argparse.ArgumentParser, path: Path) -> None:
+    """Add the options of a TOML file: under each name what `add_argument` takes, a type by its name."""
+    for name, said in tomllib.loads(path.read_text("utf8")).items():
+        kind = {"type": _TYPES[said["type"]]} if "type" in said else {}
+        parser.add_argument(f"--{name}", **said | kind)
+
+
+def retire(parser: argparse.ArgumentParser, options: Mapping[str, str]) -> None:
+    """Make a parser refuse options of earlier versions with a message that says what to use instead."""
+    for option, instead in options.items():
+        parser.add_argument(option, action=_Retired, const=instead, help=argparse.SUPPRESS)
 
 
 @contextmanager
@@ -150,28 +164,6 @@ def timed(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[floa
     start = time.perf_counter()
     result = call(*args, **kwargs)
     return time.perf_counter() - start, result
-
-
-class Stopwatch:
-    """Adds up the seconds that calls of some methods of an object take; calls inside such a call are part of it."""
-
-    def __init__(self, owner: object, *methods: str, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.seconds, self._clock, self._is_running = 0.0, clock, False
-        for name in methods:
-            setattr(owner, name, self._timed(getattr(owner, name)))
-
-    def _timed(self, call: Callable[P, T]) -> Callable[P, T]:
-        def timed(*args: P.args, **kwargs: P.kwargs) -> T:
-            if self._is_running:
-                return call(*args, **kwargs)
-            self._is_running, start = True, self._clock()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self.seconds += self._clock() - start
-                self._is_running = False
-
-        return timed
 
 
 def ms(seconds: Sequence[float], percentile: float = 50) -> float:

@@ -11,8 +11,9 @@ import argparse
 import sys
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -28,11 +29,10 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
 from pic_bench.core import CASES, fill_index, make_prompt
-from pic_bench.frame import Finding, Result, Stopwatch, Study, at_least, result_of, us
+from pic_bench.frame import Finding, Result, Study, at_least, result_of, us
 from pic_bench.report.markdown import Table
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
@@ -65,8 +65,7 @@ STEPS: Final = {
     "tree": "match the donors' paths, take and drop locks, gather slots",
     "admit": "clip the plan, count it",
     "lay out": "build the gap batch",
-    "narrow": "narrow the forward batch, and put it back",
-    "view": "see it request by request, for the logits",
+    "narrow": "narrow the forward batch, see it request by request for the logits, and put it back",
     "unlock": "give the donors' locks back",
     "publish": "cut what was computed, make donors of it",
 }
@@ -77,9 +76,6 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One step of one case; microseconds of processor time of the thread, as other work on the machine shows less."""
 
     p50_us: float
-    min_us: float
-    operators: int
-    """Torch operators that are no views: on a GPU each is a kernel that the host launches."""
 
 
 class HostTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,7 +91,6 @@ class HostTiming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     steps: dict[str, Step]
     total_p50_us: float
     """Of all steps up to the logits, request by request."""
-    total_min_us: float
 
 
 class HostResult(Result, frozen=True, kw_only=True):
@@ -150,8 +145,7 @@ class _Host:
             key = RadixKey(array("q", document.astype(np.int64).tobytes()), None, cache_salt=None)
             self.tree.insert(InsertParams(key=key, value=torch.arange(at, at + len(document)), prev_prefix_len=0))
             at += len(document)
-        used = ("match_prefix", "path_device_indices", "lock", "unlock")
-        self.in_tree = Stopwatch(self.tree, *used, clock=time.thread_time)
+        self.in_tree = _Stopwatch(self.tree, "match_prefix", "path_device_indices", "lock", "unlock")
         self.table = torch.arange(at, at + longest, dtype=torch.int32).unsqueeze(0)
         pins = Pins(index, 0, Series((), None))
         self.planning = Planning(index, config, cost=None, max_sequences=4096, auditor=Auditor(), pins=pins)
@@ -168,34 +162,39 @@ class _Host:
             ),
         )
 
-    def serve(self, prompt: Tokens, clock: _Clock) -> Any:
-        """One request, its steps timed by `clock`; its request, for the caller to look at."""
-        req, total = _request(prompt), len(prompt)
+    def serve(self, prompt: Tokens) -> tuple[Any, dict[str, float]]:
+        """One request, for the caller to look at, and the seconds of its steps."""
+        req, total, seconds = _request(prompt), len(prompt), dict.fromkeys(STEPS, 0.0)
+
+        @contextmanager
+        def step(name: str) -> Iterator[None]:
+            start = time.thread_time()
+            yield
+            seconds[name] = time.thread_time() - start
+
         self.in_tree.seconds = 0.0
-        with clock.step("plan"):
+        with step("plan"):
             self.planning.plan(req, self.tree, max_gaps=4096)
-        clock.move("plan", "tree", self.in_tree.seconds)
-        with clock.step("admit"):
+        seconds["tree"] = self.in_tree.seconds
+        seconds["plan"] -= seconds["tree"]
+        with step("admit"):
             plan = req.pic.admit(0, total, first_chunk=True)
             self.accounting.count_admitted(req, plan, self.planning.refusal(req), first_chunk=True)
             pending = req.pic.take_plan()
         if pending is not None:
             batch = _forward_batch(prompt, self.table)
-            with clock.step("lay out"):
+            with step("lay out"):
                 gap = build_gap_batch([pending], [0], [total], [total], [self.table[0]], self.table.device)
             self._check(gap, prompt)
-            with clock.step("unlock"):
+            with step("unlock"):
                 gap.locks.close()
-            with clock.step("narrow"), gap.narrowed(batch, self.runner):
-                start = time.thread_time()
+            with step("narrow"), gap.narrowed(batch, self.runner):
                 gap.per_request_view(batch)
-                seconds = time.thread_time() - start
-            clock.move("narrow", "view", seconds)
         req.extra_key = _PUBLISHED.extra_key
-        with clock.step("publish"):
+        with step("publish"):
             self.publication.publish(req, total, adopted_from=0)
         self.index.flush(_PUBLISHED)
-        return req
+        return req, seconds
 
     def _check(self, gap: GapBatch, prompt: Tokens) -> None:
         src, dst = gap.splice.src.numpy(), gap.splice.dst.numpy() - int(self.table[0, 0])
@@ -203,70 +202,39 @@ class _Host:
             raise BenchError("a row that is to be moved is not that of an equal token: no time is shown.")
 
 
-class _Clock:
-    """The times of steps, request by request; or, where it counts, their torch operators."""
+class _Stopwatch:
+    """Adds up the seconds that calls of some methods of an object take; calls inside such a call are part of it."""
 
-    def __init__(self, counter: _Operators | None = None) -> None:
-        self.times: list[dict[str, float]] = []
-        self._counter = counter
+    def __init__(self, owner: object, *methods: str) -> None:
+        self.seconds, self._is_running = 0.0, False
+        for name in methods:
+            setattr(owner, name, partial(self._timed, getattr(owner, name)))
 
-    def begin(self) -> None:
-        """A request comes."""
-        self.times.append(dict.fromkeys(STEPS, 0.0))
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Time what is done inside; the times of one step of a request add up."""
-        start = self._now()
-        yield
-        self.times[-1][name] += self._now() - start
-
-    def move(self, source: str, target: str, seconds: float) -> None:
-        """Of what `source` took so much was `target`."""
-        if self._counter is None:
-            self.times[-1][source] -= seconds
-            self.times[-1][target] += seconds
-
-    def _now(self) -> float:
-        return time.thread_time() if self._counter is None else self._counter.num
-
-
-class _Operators(TorchDispatchMode):
-    """Counts torch operators that are no views."""
-
-    num = 0
-
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.num += not op.is_view
-        return op(*args, **(kwargs or {}))
+    def _timed(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._is_running:
+            return call(*args, **kwargs)
+        self._is_running, start = True, time.thread_time()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self.seconds += time.thread_time() - start
+            self._is_running = False
 
 
 def _time(host: _Host, name: str, prompts: list[Tokens]) -> HostTiming:
-    clock, reqs = _Clock(), []
-    for prompt in tqdm(prompts, name, file=sys.stderr, leave=False):
-        clock.begin()
-        reqs.append(host.serve(prompt, clock))
-    with _Operators() as counter:
-        counted = _Clock(counter)
-        counted.begin()
-        host.serve(prompts[-1], counted)
-    times = clock.times[_WARMUP:]
+    served = [host.serve(prompt) for prompt in tqdm(prompts, name, file=sys.stderr, leave=False)]
+    times = [seconds for _, seconds in served[_WARMUP:]]
     totals = [sum(each[step] for step in BEFORE_LOGITS) for each in times]
-    steps = {
-        step: Step(p50_us=us(each), min_us=us(each, 0), operators=int(counted.times[0][step]))
-        for step in STEPS
-        for each in [[request[step] for request in times]]
-    }
-    spans = reqs[-1].pic.spliced
+    by_step = {step: [each[step] for each in times] for step in STEPS}
+    spans = served[-1][0].pic.spliced
     return HostTiming(
         case=name,
         tokens=len(prompts[-1]),
         num_runs=len(spans),
         num_spliced=sum(end - start for start, end in spans),
         requests=len(times),
-        steps=steps,
+        steps={step: Step(p50_us=us(seconds)) for step, seconds in by_step.items()},
         total_p50_us=us(totals),
-        total_min_us=us(totals, 0),
     )
 
 
@@ -319,12 +287,12 @@ def _table(timings: list[HostTiming]) -> Table:
     rows = [
         [
             *(t.case, str(t.num_runs)),
-            *(f"{step.p50_us:.0f} ({step.operators})" for step in t.steps.values()),
-            *(f"{t.total_p50_us:.0f}", f"{t.total_min_us:.0f}"),
+            *(f"{step.p50_us:.0f}" for step in t.steps.values()),
+            f"{t.total_p50_us:.0f}",
         ]
         for t in timings
     ]
-    return Table(["prompt", "runs", *STEPS, "p50 to the logits, us", "least"], rows)
+    return Table(["prompt", "runs", *STEPS, "p50 to the logits, us"], rows)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ Every round starts, one after the other, a stock server (`stock`), a patched one
 
 A ratio is the median over calls, and its interval is over starts. Only calls count of which every server took as many
 tokens from its cache: a call of which something was spliced is left out for all. With `--sessions N` a turn is a call
-of each of N clients side by side. `--arms stock+auto` has both servers run side by side, in alternation.
+of each of N clients side by side.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ import argparse
 import shlex
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -64,7 +63,7 @@ class Turn(NamedTuple):
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """One start of an arm's server or servers: the same turns in each of its modes."""
+    """One start of an arm's server: the same turns in each of its modes."""
 
     arm: str = ""
     round: int = 0
@@ -113,13 +112,7 @@ STUDY.add("--model", required=True, metavar="DIR", help="model folder, as for `s
 STUDY.add(
     "--trace", default="sample:opendevin", help=f"{TRACE_HELP}; gen:random?prompt=512&sessions=40 repeats nothing"
 )
-STUDY.add(
-    "--arms",
-    nargs="+",
-    default=list(ARMS),
-    metavar="ARM",
-    help=f"started in every round; modes joined by + (default: {' '.join(ARMS)})",
-)
+STUDY.add("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="started in every round (default: all)")
 STUDY.add("--repeats", type=at_least(1), default=5, metavar="N", help="rounds: starts of every arm")
 STUDY.add("--pairs", type=at_least(2), default=30, metavar="N", help="most turns of each mode in a start")
 STUDY.add("--warmup-pairs", type=at_least(0), default=4, metavar="N", help="random prompts first, not counted")
@@ -138,14 +131,12 @@ STUDY.retire(
 @STUDY.measures
 def main(args: argparse.Namespace, logs: Path) -> Finding:
     """Measure all rounds; 1 above the target or where a server failed."""
-    if unknown := {mode for arm in args.arms for mode in arm.split("+")} - MODES.keys():
-        raise BenchError(f"--arms: {', '.join(sorted(unknown))}: must be of {', '.join(MODES)}, joined by +.")
     turns = prompts_of(args.trace, args.model, args.sessions, args.pairs)
     starts: list[Start] = []
     for number in range(args.repeats):
         # Every second round the other way round, so that drift of the machine meets all arms alike.
         for arm in args.arms[:: -1 if number % 2 else 1]:
-            with _servers(args, arm, logs) as sides:
+            with _server(args, arm, logs) as sides:
                 rng = np.random.default_rng(args.seed + number)
                 fresh = rng.integers(_FIRST_ID, _LAST_ID, (args.warmup_pairs, args.sessions, _WARMUP_TOKENS)).tolist()
                 take_turns(sides, fresh)
@@ -194,18 +185,14 @@ def take_turns(sides: Sequence[Side], turns: Sequence[list[Prompt]], what: str |
 
 
 @contextmanager
-def _servers(args: argparse.Namespace, arm: str, logs: Path) -> Iterator[list[Side]]:
-    """The servers of an arm until the block ends: a stock one, and one patched one for both modes."""
+def _server(args: argparse.Namespace, arm: str, logs: Path) -> Iterator[list[Side]]:
+    """The server of an arm until the block ends, as a side for each of the arm's modes."""
     flags = ["--max-total-tokens", str(args.max_total_tokens), *shlex.split(" ".join(args.server_arg))]
-    modes = {mode: "stock" if mode == "stock" else "pic" for mode in arm.split("+")}
-    with ExitStack() as stack:
-        servers = {
-            kind.name: stack.enter_context(serving(args.model, kind, logs))
-            for kind in build_arms([*dict.fromkeys(modes.values())], server_args=flags, pic_config=None)
-        }
+    (kind,) = build_arms(["stock" if arm == "stock" else "pic"], server_args=flags, pic_config=None)
+    with serving(args.model, kind, logs) as server:
         yield [
             Side(mode, partial(first_token, server.base_url, pic=MODES[mode], extra_key=mode), server.cpu_s)
-            for mode, server in ((mode, servers[kind]) for mode, kind in modes.items())
+            for mode in arm.split("+")
         ]
 
 
@@ -215,31 +202,26 @@ def summarize(args: argparse.Namespace, starts: Sequence[Start], num_turns: int)
     Raises:
         BenchError: no turn counts.
     """
-    taken = [turns for start in starts for turns in start.turns.values()]
-    counted = [n for n in range(num_turns) if len({turns[n].cached_tokens for turns in taken}) == 1]
+    turns = {(start.arm, start.round, mode): taken for start in starts for mode, taken in start.turns.items()}
+    counted = [n for n in range(num_turns) if len({taken[n].cached_tokens for taken in turns.values()}) == 1]
     if not counted:
         raise BenchError("of every call some server took more tokens from its cache than the others: nothing counts.")
-    pairs = defaultdict[str, list[tuple[list[Turn], list[Turn]]]](list)
-    for start in starts:
-        where = "side by side" if "stock" in start.turns else "on one server"
-        for low, high in combinations(sorted(start.turns, key=[*MODES].index), 2):
-            pairs[f"{high} / {low}, {where}"].append((start.turns[high], start.turns[low]))
-    alone = {(start.arm, start.round): start.turns[start.arm] for start in starts if len(start.turns) == 1}
     rounds = range(args.repeats)
+    wanted = {HEADLINE: [(("off+auto", n, "auto"), ("off+auto", n, "off")) for n in rounds]}
     for low, high in combinations(MODES, 2):
-        for n in rounds:
-            if (low, n) in alone and (high, n) in alone:
-                pairs[f"{high} / {low}, between starts"].append((alone[high, n], alone[low, n]))
+        wanted[f"{high} / {low}, between starts"] = [((high, n, high), (low, n, low)) for n in rounds]
     for mode in MODES:
-        for n in rounds:
-            if (mode, n) in alone and (mode, n + 1) in alone:
-                pairs[f"{mode} / {mode}, start to start"].append((alone[mode, n + 1], alone[mode, n]))
+        wanted[f"{mode} / {mode}, start to start"] = [((mode, n + 1, mode), (mode, n, mode)) for n in rounds]
+    pairs = {
+        name: [(turns[these], turns[those]) for these, those in each if these in turns and those in turns]
+        for name, each in wanted.items()
+    }
     return result_of(
         IdleOverhead,
         args,
         pairs=num_turns,
         counted=counted,
-        comparisons=[_compared(name, found, counted, args.seed) for name, found in pairs.items()],
+        comparisons=[_compared(name, found, counted, args.seed) for name, found in pairs.items() if found],
         starts=list(starts),
         server_args={"all": ["--max-total-tokens", str(args.max_total_tokens), *args.server_arg]},
     )

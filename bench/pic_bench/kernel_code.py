@@ -63,14 +63,12 @@ def measure(model: str, shape: Shape, dtype: torch.dtype, arch: int) -> MachineC
     try:
         from pic_kernels import triton_splice
         from triton.backends.compiler import GPUTarget
-    except ImportError as error:
-        raise BenchError("triton is not installed: pip install triton.") from error
-    try:
+
         kernel = triton_splice.constants(
             shape.heads, shape.dim, shape.latent, shape.rotary_dim, shape.is_neox, dtype, copied_bytes
         )
         return read_machine_code(triton_splice.compile_for(kernel, GPUTarget("cuda", arch, 32)))
-    except (OSError, RuntimeError, TypeError, subprocess.CalledProcessError) as error:
+    except (ImportError, OSError, RuntimeError, TypeError, subprocess.CalledProcessError) as error:
         raise BenchError(f"{model}, {dtype}: cannot be compiled for sm_{arch} here: {error}") from error
 
 

@@ -1,18 +1,14 @@
 """How much of what repeats the cache recovers, on recorded sessions and generated workloads, beside the upper bound.
 
 The bound is a search at every alignment by an unlimited cache (windows of 64 tokens); seams and sinks count as
-computed. A set fails below `LEAST_RECOVERED` of the bound. Every set runs in a process of its own, whose memory is
-measured.
+computed. A set fails below `LEAST_RECOVERED` of the bound.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import resource
 import sys
-import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +18,7 @@ from pic_traces.generate import WORKLOADS, partition_shift
 from pic_traces.source import short_name
 from tqdm import tqdm
 
-from pic_bench.frame import Finding, Result, Stopwatch, Study, result_of
+from pic_bench.frame import Finding, Result, Study, result_of
 from pic_bench.report.markdown import Table
 from sglang_pic.census.survey import Survey
 from sglang_pic.census.windows import WindowSearch
@@ -35,8 +31,8 @@ _LEAST_TOKENS: Final = 1_000
 """Of fewer repeated tokens no share is asked for: the control has next to none."""
 
 
-class Recall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One set."""
+class Recall(msgspec.Struct, frozen=True, kw_only=True):
+    """One set. Earlier records have times and memory, too."""
 
     name: str
     sessions: int
@@ -50,12 +46,6 @@ class Recall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     recovered_tokens: int
     """Spliced. More than the bound where runs shorter than its window pay: parts of longer equal spans."""
     runs: int
-    encode_s: float
-    bound_s: float
-    cache_s: float
-    """All else: prefix, plan, publication, counting. One core."""
-    peak_bytes: int
-    """Largest resident memory of the process, all of the above in it."""
 
     @property
     def share(self) -> float:
@@ -101,26 +91,20 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     ]
     sets = []
     for trace in traces:
-        # A fresh process: what the one before has used up must not show in this one's memory.
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            sets.append(pool.submit(_measure, trace, args.tokenizer, config, args.quiet).result())
+        sets.append(_measure(trace, args.tokenizer, config, args.quiet))
         print(f"{len(sets)} of {len(traces)} measured: {sets[-1].name}", file=sys.stderr)
     result = result_of(RecallResult, args, tokenizer=args.tokenizer or "stand-in", config=config, sets=sets)
     failed = [found.name for found in sets if found.failed]
     if failed:
         print(f"below {LEAST_RECOVERED:.0%} of the bound: {', '.join(failed)}", file=sys.stderr)
-    return Finding(result, Table(list(_HEADER), [_row(found) for found in sets]), 1 if failed else 0)
+    return Finding(result, _table(sets), 1 if failed else 0)
 
 
 def _measure(trace: str, tokenizer: str | None, config: CoreConfig, quiet: bool) -> Recall:
-    encoder, search = load_encoder(tokenizer), WindowSearch()
-    encode, bound_search = Stopwatch(encoder, "encode"), Stopwatch(search, "observe")
-    survey = Survey([trace], encoder=encoder, config=config, make_search=lambda: search)
+    survey = Survey([trace], encoder=load_encoder(tokenizer), config=config, make_search=WindowSearch)
     num_calls = survey.prepare()
-    started = time.perf_counter()
     for _ in tqdm(survey.run(), trace[-30:], num_calls, unit="call", file=sys.stderr, disable=quiet, leave=False):
         pass
-    seconds = time.perf_counter() - started
     counts = survey.result().total
     bound = counts.detail.upper_bound
     if bound is None or counts.chunk_tokens is None or counts.runs is None:
@@ -135,32 +119,26 @@ def _measure(trace: str, tokenizer: str | None, config: CoreConfig, quiet: bool)
         border_tokens=bound.tokens - bound.tokens_behind,
         recovered_tokens=counts.chunk_tokens,
         runs=counts.runs,
-        encode_s=encode.seconds,
-        bound_s=bound_search.seconds,
-        cache_s=seconds - encode.seconds - bound_search.seconds,
-        # Linux counts in KiB.
-        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
 
 
-_HEADER: Final = (
-    *("set", "calls", "prompt tokens", "prefix", "repeated behind it", "recovered", "of what repeats"),
-    *("with the border", "runs a call", "cache s", "encode s", "peak MB"),
-)
-
-
-def _row(found: Recall) -> list[str]:
-    shares = ["-", "-"]
-    if found.repeated_tokens >= _LEAST_TOKENS:
-        with_border = found.recovered_tokens / (found.repeated_tokens + found.border_tokens)
-        shares = [f"{found.share:.1%}{' FAILED' if found.failed else ''}", f"{with_border:.1%}"]
-    return [
-        *(found.name, f"{found.calls:,}", f"{found.prompt_tokens:,}"),
-        f"{found.prefix_tokens / found.prompt_tokens:.1%}",
-        f"{found.repeated_tokens:,} ({found.repeated_tokens / found.prompt_tokens:.2%})",
-        *(f"{found.recovered_tokens:,}", *shares, f"{found.runs / found.calls:.2f}"),
-        *(f"{found.cache_s:.1f}", f"{found.encode_s:.1f}", f"{found.peak_bytes / 1e6:,.0f}"),
-    ]
+def _table(sets: Sequence[Recall]) -> Table:
+    header = ["set", "calls", "prompt tokens", "prefix", "repeated behind it", "recovered", "of what repeats"]
+    rows = []
+    for found in sets:
+        shares = ["-", "-"]
+        if found.repeated_tokens >= _LEAST_TOKENS:
+            with_border = found.recovered_tokens / (found.repeated_tokens + found.border_tokens)
+            shares = [f"{found.share:.1%}{' FAILED' if found.failed else ''}", f"{with_border:.1%}"]
+        rows.append(
+            [
+                *(found.name, f"{found.calls:,}", f"{found.prompt_tokens:,}"),
+                f"{found.prefix_tokens / found.prompt_tokens:.1%}",
+                f"{found.repeated_tokens:,} ({found.repeated_tokens / found.prompt_tokens:.2%})",
+                *(f"{found.recovered_tokens:,}", *shares, f"{found.runs / found.calls:.2f}"),
+            ]
+        )
+    return Table([*header, "with the border", "runs a call"], rows)
 
 
 if __name__ == "__main__":

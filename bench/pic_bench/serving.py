@@ -18,17 +18,17 @@ from pic_bench.compare.server import POST_TIMEOUT_S, Server, request
 from sglang_pic.errors import BenchError
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a server said of one prompt."""
 
-    ids: list[int]
+    ids: list[int] = msgspec.field(name="tokens")
     prompt_tokens: int
     cached_tokens: int
     """Of the prompt, spliced ones too."""
     spliced_tokens: int
     num_verified: int
     """Passes of the target after the prompt's own; 0 without a draft."""
-    first: dict[str, float]
+    first: dict[str, float] = {}
     """Log probabilities of the 20 likeliest first tokens, by id."""
 
 
@@ -66,13 +66,14 @@ def generate(
     max_new_tokens: int = 8,
     pic: Mapping[str, object] | None = None,
     with_logprobs: bool = True,
+    **more: object,
 ) -> Answer:
-    """A greedy answer of so many tokens; `pic` are the request's options.
+    """A greedy answer of so many tokens; `pic` are the request's options, `more` is what else the body has.
 
     Raises:
         BenchError: the server refused the request.
     """
-    body = _greedy(prompt, max_new_tokens, pic)
+    body = _greedy(prompt, max_new_tokens, pic) | more
     if with_logprobs:
         body |= {"return_logprob": True, "top_logprobs_num": 20}
     answer = server.post("/generate", body)

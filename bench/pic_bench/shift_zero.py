@@ -93,8 +93,8 @@ def _measure(model: str, tp_size: int, page_size: int, dtype: str, prompts: Sequ
     flags = ["--tp-size", str(tp_size), "--page-size", str(page_size), "--dtype", dtype]
     found = {}
     for arm in build_arms(["stock", "pic"], server_args=flags, pic_config=_CONFIG):
-        with serving(model, arm, logs, probe=None if arm.is_stock else _PROBE) as server:
-            found["exact_hit" if arm.is_stock else "spliced"] = repeat_prompts(server, prompts)
+        with serving(model, arm, logs, probe=None if arm.kind.is_stock else _PROBE) as server:
+            found["exact_hit" if arm.kind.is_stock else "spliced"] = repeat_prompts(server, prompts)
     return SetupResult(model=Path(model).name, tp_size=tp_size, page_size=page_size, dtype=dtype, **found)
 
 

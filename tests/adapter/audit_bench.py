@@ -135,7 +135,6 @@ class Bench:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """How many requests were audited, were skipped and wait."""
         report = self.audit.report()
         return report.num_audited, report.num_skipped, report.num_pending
 

@@ -145,7 +145,6 @@ class Kept(Series):
         self.levels[metric.name, value].append(amount)
 
     def by_label(self, metric: Metric) -> dict[str | None, int]:
-        """What was counted of a metric, by its label."""
         return {value: count for (name, value), count in self.counts.items() if name == metric.name and count}
 
     def level(self, metric: Metric, value: str | None = None) -> float:

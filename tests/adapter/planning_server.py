@@ -53,7 +53,6 @@ class Server:
         self.publication = Publication(self.index, frozenset())
 
     def receive(self, tokens: list[int], pic: dict[str, Any] | None = None, **fields: Any) -> Any:
-        """A request as the scheduler gets it."""
         req = request(tokens, pic or {}, **fields)
         receive(req, Auditor(), self.config.core)
         return req

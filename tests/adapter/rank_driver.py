@@ -1,14 +1,13 @@
 """A long random run of one scheduler: SGLang's own tree and allocator, our index, planner and pins, and rows that know
 what they hold.
 
-As a program it is one of several tensor-parallel ranks, which are processes with seeds of their own for hashes. What
+With `run` it is one of several tensor-parallel ranks, which are processes with seeds of their own for hashes. What
 may differ between ranks differs on purpose: slot numbers, clocks, addresses of objects, and when memory is collected.
 After every step the ranks compare digests of all that was decided.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import hashlib
 import json
@@ -321,7 +320,6 @@ def _space(req: Any) -> tuple[str | None, str | None]:
 
 
 def _client_key(key: str | None) -> str:
-    """A tree's key without marks of ours."""
     return (key or "").rpartition("\x1f")[2]
 
 
@@ -354,7 +352,6 @@ class Traffic:
         self.history: list[list[int]] = []
 
     def prompt(self) -> list[int]:
-        """A prompt as agents send them."""
         rng = self.rng
         if self.history and rng.random() < 0.3:
             earlier = rng.choice(self.history)
@@ -375,7 +372,6 @@ class Traffic:
         return tokens
 
     def options(self) -> dict[str, Any]:
-        """Options as requests send them."""
         rng, pic = self.rng, dict[str, Any]()
         draw = rng.random()
         if draw < 0.08:
@@ -441,43 +437,34 @@ def disturb(rank: int) -> list[object]:
     return [bytearray(random.Random(rank).randrange(1, 5000)) for _ in range(3000 * rank)]
 
 
-def main() -> int:
-    """Exit with 1 where the ranks differ; rank 0 prints what happened as JSON."""
-    parser = argparse.ArgumentParser()
-    for flag, kind in (("--rank", int), ("--size", int), ("--store", str), ("--steps", int), ("--seed", int)):
-        parser.add_argument(flag, type=kind, required=True)
-    args = parser.parse_args()
+def run(number: int, size: int, store: str, num_steps: int, seed: int) -> None:
+    """One of `size` ranks; exits with 1 where they differ, and rank 0 prints what happened as JSON."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo",
-        store=torch.distributed.FileStore(args.store, args.size),
-        rank=args.rank,
-        world_size=args.size,
+        store=torch.distributed.FileStore(store, size),
+        rank=number,
+        world_size=size,
         timeout=timedelta(seconds=120),
     )
-    kept = disturb(args.rank)
+    kept = disturb(number)
 
     def compare(step: int, told: list[object]) -> None:
         digest = hashlib.sha256(repr(told).encode()).digest()[:8]
         mine = torch.tensor([int.from_bytes(digest, "little", signed=True)], dtype=torch.int64)
-        everyone = [torch.empty_like(mine) for _ in range(args.size)]
+        everyone = [torch.empty_like(mine) for _ in range(size)]
         torch.distributed.all_gather(everyone, mine)
         if any(other != everyone[0] for other in everyone):
-            sys.exit(f"rank {args.rank} and others differ at step {step}: {repr(told)[:1500]}")
+            sys.exit(f"rank {number} and others differ at step {step}: {repr(told)[:1500]}")
 
     counts: Counter[str] = Counter()
     for page_size in (1, 16):
-        rank = Rank(page_size, shuffle=args.rank)
-        drive(rank, args.steps // 2, args.seed, compare)
+        rank = Rank(page_size, shuffle=number)
+        drive(rank, num_steps // 2, seed, compare)
         rank.settle()
         counts += rank.counts
         counts["evicted from the index"] += rank.index.stats().num_evicted_tokens
-    if args.rank == 0:
+    if number == 0:
         print(json.dumps(counts))
     del kept
     torch.distributed.destroy_process_group()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

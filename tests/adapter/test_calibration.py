@@ -73,7 +73,6 @@ class Machine:
         self.now_us += us * (1 + self._noise * self._random.expovariate(1.0))
 
     def learn(self, *, max_sequences: int = 1_000, max_tokens: int = 8_192) -> CostModel:
-        """What the gate learns of this machine."""
         return calibrate(
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import torch
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.platform.attention_ops import CausalMask, Scoring, attend_decode, attend_extend
 from sglang_pic.platform.attention_plan import DecodeGroup, plan_decode, plan_draft, plan_extend, plan_verify
+from tests.backends import kernels
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -75,31 +76,19 @@ class Pool:
         self.latent = shape.latent
 
     def value_pool(self) -> torch.Tensor | None:
-        """The values as the operators take them."""
         return None if self.latent else self.values
 
     def dense(self, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the first tokens of a row, float64."""
+        """Keys and values of the first tokens of a row."""
         slots = self.table[row, :length].long()
-        return self.keys[slots].double(), self.values[slots].double()
+        return self.keys[slots], self.values[slots]
 
 
-def reference(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, prefix_len: int, scoring: Scoring
-) -> torch.Tensor:
-    """Textbook causal attention in float64: query `i` sees the keys up to position `prefix_len + i`."""
-    group = query.shape[1] // keys.shape[1]
-    scores = torch.einsum("qhd,khd->hqk", query.double(), keys.repeat_interleave(group, 1)) * scoring.scaling
-    if scoring.cap:
-        scores = scoring.cap * (scores / scoring.cap).tanh()
-    distance = prefix_len + torch.arange(query.shape[0])[:, None] - torch.arange(keys.shape[0])[None, :]
-    scores.masked_fill_(distance < 0, float("-inf"))
-    if scoring.window is not None:
-        scores.masked_fill_(distance > scoring.window, float("-inf"))
-    total = scores.exp().sum(-1, keepdim=True)
-    if scoring.sinks is not None:
-        total += scoring.sinks.double().exp()[:, None, None]
-    return torch.einsum("hqk,khd->qhd", scores.exp() / total, values.repeat_interleave(group, 1))
+def reference(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    """Textbook causal attention in float64: the last query sees all keys."""
+    window = -1 if scoring.window is None else scoring.window
+    dense = kernels.Scoring(window, scoring.cap or 0.0, scoring.sinks)
+    return kernels.attend(query.double(), keys, values, scoring.scaling, causal=True, scoring=dense)
 
 
 def run_extend(
@@ -121,7 +110,6 @@ def run_extend(
 
 
 def make_query(num_tokens: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-    """Seeded queries."""
     generator = torch.Generator().manual_seed(1)
     return torch.randn(num_tokens, shape.heads, shape.key_dim, generator=generator).to(dtype)
 
@@ -132,7 +120,7 @@ def check_extend(pool: Pool, shape: Shape, spans: list[tuple[int, int, int]], sc
     out = run_extend(pool, shape, query, spans, scoring=scoring)
     for row, prefix, extend in spans:
         here = slice(start, start + extend)
-        assert_close(out[here], reference(query[here], *pool.dense(row, prefix + extend), prefix, scoring))
+        assert_close(out[here], reference(query[here], *pool.dense(row, prefix + extend), scoring))
         start += extend
 
 
@@ -143,7 +131,7 @@ def check_decode(pool: Pool, shape: Shape, lengths: list[int], scoring: Scoring)
     out = torch.full((len(lengths), shape.heads, shape.value_dim), float("nan"), dtype=query.dtype)
     attend_decode(query, pool.keys, pool.value_pool(), groups, scoring, out)
     for row, length in enumerate(lengths):
-        assert_close(out[[row]], reference(query[[row]], *pool.dense(row, length), length - 1, scoring))
+        assert_close(out[[row]], reference(query[[row]], *pool.dense(row, length), scoring))
     return groups
 
 
@@ -154,7 +142,7 @@ def check_paths(
     for index, (row, prefix, path) in enumerate(paths):
         seen = torch.cat((torch.arange(prefix), prefix + path))
         keys, values = pool.dense(row, int(seen.max()) + 1)
-        expected = reference(query[[index]], keys[seen], values[seen], len(seen) - 1, scoring)
+        expected = reference(query[[index]], keys[seen], values[seen], scoring)
         assert_close(out[[index]], expected)
 
 

@@ -111,7 +111,6 @@ def splicer_of(runner: Runner) -> Splicer:
 
 
 def rows_of(runner: Runner) -> torch.Tensor:
-    """`[END, width]`, the rows of all layers."""
     pool = runner.token_to_kv_pool
     return torch.cat([buffer[HERE].flatten(1) for buffer in (*pool.k_buffer, *pool.v_buffer)], dim=1)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -35,13 +32,3 @@ def test_what_needs_a_kernel_is_refused_by_its_flag(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(speculation, "_REPLACED", {"no.such.module": {}})
     with pytest.raises(UnsupportedError, match=rf"^--{flag.replace('_', '-')} does not work .*; remove it\.$"):
         speculation.install()
-
-
-@pytest.mark.slow
-def test_operators_equal_the_kernels_that_they_stand_for() -> None:
-    """SGLang's Triton kernels, in Triton's interpreter, on drafts numbered by SGLang's own functions."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.adapter.spec_kernels_driver"]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.endswith("20 cases equal\n")

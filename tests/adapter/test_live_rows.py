@@ -153,26 +153,24 @@ def test_a_wrong_rotation_stops_and_leaves_nothing_behind() -> None:
     assert not runner.req_to_token_pool.req_to_token.any()
 
 
-def test_a_forward_pass_that_does_not_splice_stops() -> None:
-    """It computes the whole batch from the tokens that it is given, and nothing else shows that rows were not moved."""
+@pytest.mark.parametrize(
+    ("broken", "value", "match", "error"),
+    [
+        # It computes the whole batch from the tokens that it is given, and nothing else shows that no row was moved.
+        ("path", None, r"^layer 0: rows of a gap batch .* does not execute splices here", ContractError),
+        ("path.move_rows", lambda gap: gap.locks.close(), r"^layer 0: rows of a gap batch .* L2 of inf", ContractError),
+        # The rows of the first layer are right: they depend on their own tokens.
+        ("reads_prefix", False, r"backend 'by hand' .*tokens behind a splice do not read its rows", UnsupportedError),
+    ],
+)
+def test_a_pass_that_does_not_splice_move_or_read_stops(
+    broken: str, value: object, match: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner = Runner()
     splicer = runner.splicer()
-    runner.path = None
-    refuses(runner, r"^layer 0: rows of a gap batch .* does not execute splices here", splicer=splicer)
-
-
-def test_rows_that_are_not_moved_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = Runner()
-    splicer = runner.splicer()
-    monkeypatch.setattr(runner.path, "move_rows", lambda gap: gap.locks.close())
-    refuses(runner, r"^layer 0: rows of a gap batch .* L2 of inf", splicer=splicer)
-
-
-def test_a_backend_that_does_not_read_what_was_spliced_is_refused() -> None:
-    """Its rows of the first layer are right: they depend on their own tokens."""
-    runner = Runner()
-    runner.reads_prefix = False
-    refuses(runner, r"backend 'by hand' .*tokens behind a splice do not read its rows", UnsupportedError)
+    owner, _, name = broken.rpartition(".")
+    monkeypatch.setattr(getattr(runner, owner) if owner else runner, name, value)
+    refuses(runner, match, error, splicer=splicer)
 
 
 def test_logits_of_every_gap_instead_of_every_request_stop(monkeypatch: pytest.MonkeyPatch) -> None:

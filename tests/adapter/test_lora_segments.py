@@ -12,7 +12,7 @@ from sglang.srt.lora.lora_manager import LoRAManager
 
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from tests.adapter.builders import TRANSLATOR, extend_batch, splice
-from tests.e2e import lora_plugin
+from tests.e2e import plugins
 
 _SLOTS = {None: 0, "one": 1, "two": 2}
 
@@ -22,7 +22,7 @@ def pageable(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang's tables lie in pinned memory, which only an accelerator's driver gives."""
     for owner, name in ((torch.Tensor, "pin_memory"), (torch, "tensor"), (torch, "empty"), (torch, "zeros")):
         monkeypatch.setattr(owner, name, getattr(owner, name))
-    lora_plugin.register()
+    plugins.without_pinned_memory()
 
 
 def make_manager(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -67,11 +67,9 @@ class Server:
         self.tree.on_release(req, checkpointed=checkpointed)
 
     def serve(self, tokens: list[int], **options: Any) -> None:
-        """A request from its beginning to its end."""
         self.end(self.start(tokens, **options))
 
     def evict_all(self) -> None:
-        """Rows that nobody uses leave."""
         evict_from_tree_cache(self.tree, self.allocator.available_size() + self.tree.evictable_size())
 
     def resident(self, tokens: list[int], key: str | None = None, salt: str | None = None) -> int:
@@ -85,7 +83,6 @@ class Server:
 
     @property
     def ended(self) -> dict[str | None, int]:
-        """Why pins ended, and how many."""
         return self.series.by_label(ENDED)
 
     def check(self) -> None:

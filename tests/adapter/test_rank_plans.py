@@ -23,10 +23,11 @@ MET = {
 
 def test_ranks_plan_alike(tmp_path: Path) -> None:
     """Hash seeds, clocks, addresses, garbage collection and slot numbers are each rank's own."""
-    flags = ["--size=2", f"--store={tmp_path / 'store'}", f"--steps={STEPS}", "--seed=18"]
+    code = "import sys; from tests.adapter import rank_driver; rank_driver.run(int(sys.argv[1]), 2, {!r}, {}, seed=18)"
+    command = [sys.executable, "-c", code.format(str(tmp_path / "store"), STEPS)]
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.adapter.rank_driver", f"--rank={rank}", *flags],
+            [*command, str(rank)],
             cwd=ROOT,
             env={**os.environ, "PYTHONHASHSEED": str(100 + rank), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,

@@ -16,6 +16,7 @@ from torch import nn
 
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime import PoolKind, Splicer, read_geometry, rope, view_pool, views
+from tests.adapter.test_live_rows import RadixAttention
 from tests.unit import rope_models as models
 
 LLAMA3 = {
@@ -49,15 +50,9 @@ SCALINGS = {
 }
 
 
-class RadixAttention(nn.Module):
-    """SGLang's is recognised by this name; the real one needs a running server."""
-
-    layer_id = 0
-
-
 def _model(rotary: nn.Module) -> nn.Module:
     model = nn.Module()
-    model.rotary_emb, model.attn = rotary, RadixAttention()
+    model.rotary_emb, model.attn = rotary, RadixAttention(0)
     return model
 
 

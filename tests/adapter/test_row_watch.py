@@ -101,21 +101,12 @@ def free_donor(server: Server) -> None:
     server.allocator.free = torch.cat([server.allocator.free, DONOR_SLOTS])
 
 
-def rewrite_donor(server: Server) -> None:
-    server.compute(3, [9] * 12, DONOR_SLOTS)
-
-
-def hand_out_donor(server: Server) -> None:
-    server.watch.on_alloc(DONOR_SLOTS, None)
-
-
 def damage_donor(server: Server) -> None:
     server.view.values[0][DONOR_SLOTS[5]] += 1
 
 
-def move_donor(server: Server) -> None:
-    """The donor's tokens stand a place further than the plan says."""
-    server.compute(3, [1, *DONOR[:11]], DONOR_SLOTS)
+def rewrite_donor(tokens: list[int]) -> Callable[[Server], None]:
+    return lambda server: server.compute(3, tokens, DONOR_SLOTS)
 
 
 def splice_donor(server: Server) -> None:
@@ -140,9 +131,10 @@ def copy_nothing(server: Server) -> None:
     [
         (None, {}),
         (free_donor, {"spliced from a freed slot": 10}),
-        (rewrite_donor, {"spliced from another token's row": 10}),
-        (hand_out_donor, {"spliced from another token's row": 10}),
-        (move_donor, {"spliced from another token's row": 10}),
+        (rewrite_donor([9] * 12), {"spliced from another token's row": 10}),
+        # The donor's tokens stand a place further than the plan says.
+        (rewrite_donor([1, *DONOR[:11]]), {"spliced from another token's row": 10}),
+        (lambda server: server.watch.on_alloc(DONOR_SLOTS, None), {"spliced from another token's row": 10}),
         (damage_donor, {"spliced from a row that changed": 1}),
         (splice_donor, {"spliced from a spliced row": 10}),
         (keep_target, {"written while owned by others": 16}),

@@ -1,37 +1,126 @@
 """Layers with sliding windows in a plain pool: a splice is exact wherever the edge of a window lies.
 
 Live models of two families: Gemma 3, whose layers with windows have a rotation of their own, and gpt-oss, with sinks.
+Runs are laid out by hand, so that the edge of a window lies where a case wants it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
+import torch
+from pic_kernels.numerics import relative_l2
 
-from tests.adapter.processes import on_live_model
-from tests.adapter.window_driver import CASES, NUM_TOKENS, WINDOW, run_cases
+from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
+from sglang_pic.adapter.probe.slots import borrow_slots
+from sglang_pic.adapter.serve.forward import ForwardPath, hand_over
+from sglang_pic.adapter.serve.gap_batch import build_gap_batch
+from sglang_pic.adapter.serve.state import PendingSplice
+from sglang_pic.adapter.startup.row_check import check_rows
+from sglang_pic.runtime.checks.gap_rows import read_rows
+from sglang_pic.runtime.splice import Splicer
+from tests.adapter.builders import plan
+from tests.adapter.processes import on_live_model, spliced_path
+
+NUM_TOKENS: Final = 230
+SHIFT: Final = 1_000
+WINDOW: Final = 47
+"""Tokens before its own that a query of a windowed layer sees."""
+
+CASES: Final = {
+    "a run longer than the window": ((40, 160),),
+    "a run shorter than the window": ((180, 210),),
+    "edge in a run": ((100, 150), (170, 180)),
+    "edge in a gap": ((60, 80), (100, 140)),
+    "edge in a seam": ((32, 90), (96, 130)),
+    "edges everywhere": tuple((start, start + 19) for start in range(3, 220, 23)),
+}
+"""Runs `[start, end)` by case; what lies between is computed, a seam like any gap. Token 150 sees `[103, 150]`."""
 
 
-def edges(runs: tuple[tuple[int, int], ...]) -> set[str]:
-    """Where windows of computed tokens begin: in a run or in a gap."""
-    spliced = {at for start, end in runs for at in range(start, end)}
-    computed = [at for at in range(WINDOW, NUM_TOKENS) if at not in spliced]
-    return {"run" if at - WINDOW in spliced else "gap" for at in computed}
+class Bench:
+    """The live model, and three sets of slots: rows computed at 0, rows computed at `SHIFT`, rows that are written."""
+
+    def __init__(self, runner: Any, path: ForwardPath, slots: list[torch.Tensor]) -> None:
+        self.runner, self.path, self.view = runner, path, path.splicer.view
+        self.here, self.there, self.written = slots
+        self.row = runner.req_to_token_pool.req_to_token[PADDING_ROW]
+        draw = torch.Generator().manual_seed(3)
+        self.tokens = torch.randint(1_000, 40_000, (NUM_TOKENS,), generator=draw)
+        self.full = self.prefill(self.here, 0)
+        self.prefill(self.there, SHIFT)
+
+    def prefill(self, slots: torch.Tensor, position: int) -> torch.Tensor:
+        """The logits of the last token, log-probabilities in float64; the rows are written to `slots`."""
+        return self._forward(self._batch(self.tokens, slots, position))
+
+    def spliced(self, runs: tuple[tuple[int, int], ...], *, shift: int) -> torch.Tensor:
+        """The same of a gap batch, whose runs are read at `shift` and whose tokens there are other ones."""
+        source = self.there if shift else self.here
+        given = self.tokens.clone()
+        for start, end in runs:
+            given[start:end] = 7
+        # NaN, so that a row which neither the splice nor the pass writes shows in all that reads it.
+        self.view.fill(self.written, 0xFF)
+        planned = plan(0, NUM_TOKENS, *((start, end, -shift) for start, end in runs))
+        pending = PendingSplice(planned, [source[start:end] for start, end in runs])
+        batch = self._batch(given, self.written, 0)
+        layout = build_gap_batch([pending], [0], [NUM_TOKENS], [NUM_TOKENS], [self.row], self.view.device)
+        hand_over(batch, layout)
+        return self._forward(batch)
+
+    def measure(self, runs: tuple[tuple[int, int], ...], *, shift: int) -> dict[str, float]:
+        """KL(full || spliced) over the whole vocabulary, and the largest relative L2 of a layer's rows."""
+        spliced = self.spliced(runs, shift=shift)
+        rows = zip(read_rows(self.view, self.here), read_rows(self.view, self.written), strict=True)
+        return {
+            "kl": float((self.full.exp() * (self.full - spliced)).sum()),
+            "rows": max(relative_l2(written, full) for full, written in rows),
+            "same_token": float(self.full.argmax() == spliced.argmax()),
+        }
+
+    def _batch(self, tokens: torch.Tensor, slots: torch.Tensor, position: int) -> Any:
+        self.row[:NUM_TOKENS] = slots.to(self.row.dtype)
+        return trial_batch(self.runner, [NUM_TOKENS], first_position=position, input_ids=tokens, slots=slots)
+
+    def _forward(self, batch: Any) -> torch.Tensor:
+        (logits,) = trial_forward(self.runner, batch).logits_output.next_token_logits
+        return logits.double().log_softmax(0)
 
 
-def test_the_cases_are_what_they_are_called() -> None:
-    longest = max(end - start for start, end in CASES["a run longer than the window"])
-    assert longest > 2 * WINDOW
-    assert all(end - start < WINDOW for start, end in CASES["a run shorter than the window"])
-    for name in ("edge in a run", "edge in a gap", "edge in a seam", "edges everywhere"):
-        assert edges(CASES[name]) == {"run", "gap"}
-    # The first tokens behind the first run, and what they see first.
-    assert 100 <= 150 - WINDOW < 150
-    assert 80 <= 140 - WINDOW < 100
-    assert 90 <= 140 - WINDOW < 96
+def run_cases(runner: Any, _: object) -> dict[str, Any]:
+    """What the model is, and what `measure` finds: every case at shift 0 and shifted, and two faults that must show."""
+    path = spliced_path(runner)
+    splicer, view, geometry = path.splicer, path.splicer.view, path.splicer.geometry
+    layers = [module for module in runner.model.modules() if type(module).__name__ == "RadixAttention"]
+    results: dict[str, Any] = {
+        "windows": [layer.sliding_window_size for layer in layers],
+        "rotations": [indices for _, indices in geometry.groups()],
+        "rotary": sorted(
+            {type(module).__name__ for module in runner.model.modules() if "Rotary" in type(module).__name__}
+        ),
+    }
+    rows, _ = check_rows(runner, splicer, 64, None)
+    results["start-up"] = dataclasses.asdict(rows)
+    row = runner.req_to_token_pool.req_to_token[PADDING_ROW]
+    with borrow_slots(view, 3, NUM_TOKENS, row) as slots, torch.no_grad():
+        bench = Bench(runner, path, slots)
+        for name, runs in CASES.items():
+            results[name] = bench.measure(runs, shift=0)
+            results[f"{name}, shifted"] = bench.measure(runs, shift=SHIFT)
+        runs = CASES["a run longer than the window"]
+        one = dataclasses.replace(geometry, params=(geometry.params[0],) * len(geometry.params))
+        path.splicer = Splicer(view, one)
+        results["one rotation for all"] = bench.measure(runs, shift=SHIFT)
+        path.splicer = splicer
+        for layer in layers:
+            layer.sliding_window_size = -1
+        results["no windows"] = bench.measure(runs, shift=0)
+    return results
 
 
 @pytest.fixture(scope="module", params=[("tiny-gemma3", 1), ("tiny-gpt-oss", 16)], ids=lambda setup: setup[0])

@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import Any, Final
 from unittest import mock
 
-import torch
 from torch.overrides import TorchFunctionMode
 
 from tests.backends import kernels
@@ -27,7 +26,6 @@ class OnCpu(TorchFunctionMode):
     """Tensors that SGLang's code asks for on `cuda`, or in pinned memory, are made on the CPU."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call with the arguments changed."""
         kwargs = dict(kwargs or {})
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = "cpu"
@@ -36,7 +34,6 @@ class OnCpu(TorchFunctionMode):
 
 
 def make(name: str, runner: Any) -> Any:
-    """The backend `name` over a runner's pools."""
     runner.prefill_attention_backend_str = runner.decode_attention_backend_str = name.partition("@")[0]
     with OnCpu():
         backend = BACKENDS[name](runner)
@@ -44,19 +41,12 @@ def make(name: str, runner: Any) -> Any:
     return backend
 
 
-def _flash_attention(version: int) -> Callable[[Any], Any]:
-    def create(runner: Any) -> Any:
-        stand_in_sgl_kernel()
-        module = importlib.import_module(f"{_ATTENTION}.flashattention_backend")
-        fa3 = importlib.import_module("sglang.kernels.ops.attention.flash_attention_v3")
-        fa4 = importlib.import_module("sglang.kernels.ops.attention.flash_attention_v4")
-        fa3._is_fa3_supported = lambda *_: True
-        fa4.flash_attn_with_kvcache = kernels.flash_attn_with_kvcache
-        fa4.flash_attn_varlen_func = kernels.flash_attn_varlen_func
-        with mock.patch.object(module, "get_device_capability", return_value=(9 if version == 3 else 10, 0)):
-            return module.FlashAttentionBackend(runner, fa_impl_ver=version)
-
-    return create
+def _fa3(runner: Any) -> Any:
+    stand_in_sgl_kernel()
+    module = importlib.import_module(f"{_ATTENTION}.flashattention_backend")
+    importlib.import_module("sglang.kernels.ops.attention.flash_attention_v3")._is_fa3_supported = lambda *_: True
+    with mock.patch.object(module, "get_device_capability", return_value=(9, 0)):
+        return module.FlashAttentionBackend(runner, fa_impl_ver=3)
 
 
 def stand_in_sgl_kernel() -> None:
@@ -75,32 +65,17 @@ def stand_in_sgl_kernel() -> None:
 def _flashinfer_module() -> Any:
     module: Any = importlib.import_module(f"{_ATTENTION}.flashinfer_backend")
     module.BatchPrefillWithPagedKVCacheWrapper = kernels.PagedPrefill
-    module.BatchPrefillWithRaggedKVCacheWrapper = kernels.RaggedPrefill
+    module.BatchPrefillWithRaggedKVCacheWrapper = kernels.Wrapper
     module.BatchDecodeWithPagedKVCacheWrapper = kernels.PagedDecode
     module.fast_decode_plan = None
-    module._safe_merge_state = _merge
     return module
 
 
-def _merge(a: torch.Tensor, sum_a: torch.Tensor, b: torch.Tensor, sum_b: torch.Tensor) -> Any:
-    total = torch.logaddexp(sum_a, sum_b)
-    merged = a * (sum_a - total).exp()[..., None] + b * (sum_b - total).exp()[..., None]
-    return merged.to(a.dtype), total
-
-
-def _flashinfer_mla_module() -> Any:
+def _flashinfer_mla(runner: Any) -> Any:
     module: Any = importlib.import_module(f"{_ATTENTION}.flashinfer_mla_backend")
     module.BatchMLAPagedAttentionWrapper = kernels.PagedMla
-    module.BatchPrefillWithRaggedKVCacheWrapper = kernels.RaggedPrefill
-    return module
-
-
-def _flashmla(runner: Any) -> Any:
-    _flashinfer_mla_module()
-    for name in ("flash_mla", "flash_mla.flash_mla_interface", "sgl_kernel.flash_mla"):
-        # Its own kernels only decode; a prefill goes through FlashInfer's.
-        sys.modules.setdefault(name, mock.MagicMock())
-    return importlib.import_module(f"{_ATTENTION}.flashmla_backend").FlashMLABackend(runner)
+    module.BatchPrefillWithRaggedKVCacheWrapper = kernels.Wrapper
+    return module.FlashInferMLAAttnBackend(runner)
 
 
 def _triton(runner: Any) -> Any:
@@ -122,11 +97,9 @@ def _trtllm_mha(runner: Any) -> Any:
 
 
 BACKENDS: Final[dict[str, Callable[[Any], Any]]] = {
-    "fa3": _flash_attention(3),
-    "fa4": _flash_attention(4),
+    "fa3": _fa3,
     "flashinfer": lambda runner: _flashinfer_module().FlashInferAttnBackend(runner),
-    "flashinfer@mla": lambda runner: _flashinfer_mla_module().FlashInferMLAAttnBackend(runner),
-    "flashmla": _flashmla,
+    "flashinfer@mla": _flashinfer_mla,
     "triton": _triton,
     "trtllm_mha": _trtllm_mha,
 }

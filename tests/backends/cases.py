@@ -28,7 +28,6 @@ class Case(NamedTuple):
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some requests decode."""
         return any(request.decodes for request in self.requests)
 
 

@@ -39,16 +39,15 @@ def attend(
     *,
     causal: bool,
     scoring: Scoring = PLAIN,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of one sequence; the causal mask is aligned to the lower right, as in every kernel here.
+) -> torch.Tensor:
+    """Attention of one sequence in float64; the causal mask is aligned to the lower right, as in every kernel here.
 
     Query `[num_queries, heads, key_dim]`, keys and values `[num_keys, kv_heads, dim]`; a window counts from a query's
-    last key. Returns `[num_queries, heads, value_dim]` in the query's dtype, and the logarithm of each softmax's sum,
-    `[num_queries, heads]` float32.
+    last key. Returns `[num_queries, heads, value_dim]` in the query's dtype.
     """
     group = query.shape[1] // keys.shape[1]
-    wide = keys.float().repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,khd->hqk", query.float(), wide) * scale
+    keys, values = (each.double().repeat_interleave(group, 1) for each in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * scale
     if scoring.cap:
         scores = scoring.cap * (scores / scoring.cap).tanh()
     first = len(keys) - len(query)
@@ -58,30 +57,27 @@ def attend(
     if scoring.window >= 0:
         scores.masked_fill_(distance > scoring.window, float("-inf"))
     if scoring.sinks is not None:
-        scores = torch.cat([scores, scoring.sinks.float()[:, None, None].expand(-1, len(query), 1)], dim=-1)
+        scores = torch.cat([scores, scoring.sinks.double()[:, None, None].expand(-1, len(query), 1)], dim=-1)
     shares = scores.softmax(-1)[..., : len(keys)]
-    out = torch.einsum("hqk,khd->qhd", shares, values.float().repeat_interleave(group, 1))
-    return out.to(query.dtype), scores.logsumexp(-1).T
+    return torch.einsum("hqk,khd->qhd", shares, values).to(query.dtype)
 
 
 def attend_each(
     query: torch.Tensor,
     sequences: Iterable[tuple[slice, torch.Tensor, torch.Tensor]],
     scale: float,
+    *,
+    into: torch.Tensor | None = None,
     **options: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     """`attend` for sequences, each its queries, keys and values; a query of none is NaN, one without keys 0."""
     out: torch.Tensor | None = None
-    sums = torch.full(query.shape[:2], float("nan"))
     for span, keys, values in sequences:
         if out is None:
             out = query.new_full((*query.shape[:2], values.shape[-1]), float("nan"))
-        if len(keys) == 0:
-            out[span], sums[span] = 0.0, float("-inf")
-        else:
-            out[span], sums[span] = attend(query[span], keys, values, scale, **options)
+        out[span] = attend(query[span], keys, values, scale, **options) if len(keys) else 0.0
     assert out is not None, "a batch has sequences"
-    return out, sums
+    return out if into is None else into.copy_(out)
 
 
 def refuse(**options: object) -> None:
@@ -109,7 +105,7 @@ def _paged(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tenso
 
 def flash_attn_with_kvcache(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *positional: Any, **named: Any
-) -> Any:
+) -> torch.Tensor:
     """`sgl_kernel.flash_attn.flash_attn_with_kvcache` over a paged cache that has all keys already.
 
     With `qv` the query and the key are in two parts, the second of which is also the value (MLA).
@@ -122,9 +118,7 @@ def flash_attn_with_kvcache(
     refuse(window_to_the_right=right)
     scoring = Scoring(left, given.pop("softcap", None) or 0.0, given.pop("sinks", None))
     table, lengths, offsets = (given.pop(name) for name in ("page_table", "cache_seqlens", "cu_seqlens_q"))
-    qv, longest, wants_sums, out = (
-        given.pop(name, None) for name in ("qv", "max_seqlen_q", "return_softmax_lse", "out")
-    )
+    qv, longest, out = (given.pop(name, None) for name in ("qv", "max_seqlen_q", "out"))
     scale, causal = given.pop("softmax_scale"), given.pop("causal", False)
     refuse(**given)
     _int32(page_table=table, cache_seqlens=lengths, cu_seqlens_q=offsets)
@@ -137,7 +131,7 @@ def flash_attn_with_kvcache(
             yield span, keys if qv is None else torch.cat([keys, values], dim=-1), values
 
     query = q if qv is None else torch.cat([q, qv], dim=-1)
-    return _given(attend_each(query, sequences(), scale, causal=causal, scoring=scoring), out, wants_sums)
+    return attend_each(query, sequences(), scale, into=out, causal=causal, scoring=scoring)
 
 
 # Of how a kernel works, not of what it computes.
@@ -151,14 +145,6 @@ def _names_behind_the_caches() -> list[str]:
     return [*signature(ours).parameters][3:]
 
 
-def _given(found: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor | None, wants_sums: bool | None) -> Any:
-    """As the kernels of FlashAttention return it."""
-    result, sums = found
-    if out is not None:
-        result = out.copy_(result)
-    return (result, sums.T) if wants_sums else result
-
-
 def flash_attn_varlen_func(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -170,29 +156,23 @@ def flash_attn_varlen_func(
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
-    return_softmax_lse: bool = False,
     out: torch.Tensor | None = None,
     **others: Any,
-) -> Any:
+) -> torch.Tensor:
     """`sgl_kernel.flash_attn.flash_attn_varlen_func`: keys and values are given, not cached."""
     refuse(**{name: value for name, value in others.items() if name not in _HOW})
     _int32(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     scale = softmax_scale if softmax_scale is not None else q.shape[-1] ** -0.5
-    return _given(
-        attend_each(q, _ragged(k, v, cu_seqlens_q, cu_seqlens_k), scale, causal=causal), out, return_softmax_lse
-    )
+    # Keys and values follow one another, as their queries do.
+    spans = zip(_spans(cu_seqlens_q), _spans(cu_seqlens_k), strict=True)
+    return attend_each(q, ((span, k[at], v[at]) for span, at in spans), scale, into=out, causal=causal)
 
 
-def _ragged(
-    keys: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, key_offsets: torch.Tensor
-) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-    """Sequences of keys and values that follow one another, as their queries do."""
-    for span, key_span in zip(_spans(offsets), _spans(key_offsets), strict=True):
-        yield span, keys[key_span], values[key_span]
+class Wrapper:
+    """What the wrappers of FlashInfer have in common: `plan` keeps what `run` reads.
 
-
-class _Wrapper:
-    """What the wrappers of FlashInfer have in common: `plan` keeps what `run` reads."""
+    It stands for `flashinfer.BatchPrefillWithRaggedKVCacheWrapper`, which no gap batch may use.
+    """
 
     is_cuda_graph_enabled = False
 
@@ -218,16 +198,8 @@ class _Wrapper:
         span = slice(*self._plan["kv_indptr"][i : i + 2].tolist())
         return self._plan["kv_indices"][span].long()
 
-    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Attention."""
-        return self.forward_return_lse(*args, **kwargs)[0]
 
-    def forward_return_lse(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention and the logarithms of its sums."""
-        raise NotImplementedError
-
-
-class PagedPrefill(_Wrapper):
+class PagedPrefill(Wrapper):
     """`flashinfer.BatchPrefillWithPagedKVCacheWrapper`; SGLang plans pages of one token."""
 
     def begin_forward(
@@ -245,7 +217,6 @@ class PagedPrefill(_Wrapper):
         non_blocking: bool = True,
         **others: Any,
     ) -> None:
-        """Keep the offsets."""
         self._window = others.pop("window_left", -1)
         refuse(**others)
         assert page_size == 1
@@ -253,10 +224,9 @@ class PagedPrefill(_Wrapper):
         assert len(last_page_len) == len(qo_indptr) - 1
         self._keep(qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices)
 
-    def forward_return_lse(
+    def forward(
         self, q: torch.Tensor, kv: Any, causal: bool = True, sm_scale: float | None = None, **others: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention and the logarithms of its sums."""
+    ) -> torch.Tensor:
         scoring = self._scoring(others)
         refuse(**others)
         rows = ((span, self._rows(i)) for i, span in enumerate(_spans(self._plan["qo_indptr"])))
@@ -265,42 +235,24 @@ class PagedPrefill(_Wrapper):
         return attend_each(q, sequences, scale, causal=causal, scoring=scoring)
 
 
-class RaggedPrefill(_Wrapper):
-    """`flashinfer.BatchPrefillWithRaggedKVCacheWrapper`: keys and values are given, not cached."""
-
-    def begin_forward(self, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, *_: Any, **options: Any) -> None:
-        """Keep the offsets."""
-        self._keep(qo_indptr=qo_indptr, kv_indptr=kv_indptr)
-
-    def forward_return_lse(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, sm_scale: float, **others: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention and the logarithms of its sums."""
-        refuse(**others)
-        sequences = _ragged(k, v, self._plan["qo_indptr"], self._plan["kv_indptr"])
-        return attend_each(q, sequences, sm_scale, causal=causal)
-
-
-class PagedDecode(_Wrapper):
+class PagedDecode(Wrapper):
     """`flashinfer.BatchDecodeWithPagedKVCacheWrapper`."""
 
     def begin_forward(
         self, kv_indptr: torch.Tensor, kv_indices: torch.Tensor, last_page_len: torch.Tensor, *_: Any, **__: Any
     ) -> None:
-        """Keep the offsets."""
         assert (last_page_len == 1).all()
         self._keep(kv_indptr=kv_indptr, kv_indices=kv_indices)
 
     def forward(self, q: torch.Tensor, kv: Any, sm_scale: float, **others: Any) -> torch.Tensor:
-        """Attention of one query a sequence."""
         scoring = self._scoring(others)
         refuse(**others)
         rows = ((slice(i, i + 1), self._rows(i)) for i in range(len(q)))
         sequences = ((span, kv[0][slots], kv[1][slots]) for span, slots in rows)
-        return attend_each(q, sequences, sm_scale, causal=False, scoring=scoring)[0]
+        return attend_each(q, sequences, sm_scale, causal=False, scoring=scoring)
 
 
-class PagedMla(_Wrapper):
+class PagedMla(Wrapper):
     """`flashinfer.BatchMLAPagedAttentionWrapper`."""
 
     def plan(
@@ -318,7 +270,6 @@ class PagedMla(_Wrapper):
         q_data_type: Any,
         kv_data_type: Any,
     ) -> None:
-        """Keep the offsets."""
         assert page_size == 1
         assert (kv_indptr[1:] - kv_indptr[:-1]).tolist() == kv_len_arr.tolist()
         self._causal, self._scale = causal, sm_scale
@@ -338,7 +289,7 @@ class PagedMla(_Wrapper):
         rows = ((span, self._rows(i)) for i, span in enumerate(_spans(self._plan["qo_indptr"])))
         sequences = ((span, torch.cat([ckv[slots], kpe[slots]], dim=-1), ckv[slots]) for span, slots in rows)
         query = torch.cat([q_nope, q_pe], dim=-1)
-        return out.copy_(attend_each(query, sequences, self._scale, causal=self._causal)[0])
+        return attend_each(query, sequences, self._scale, into=out, causal=self._causal)
 
 
 def trtllm_context(

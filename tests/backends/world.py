@@ -23,6 +23,7 @@ from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import Path, Plan, Run, as_tokens
 from tests.backends.cases import Case, Request, Shape
+from tests.backends.kernels import Scoring, attend
 
 CONTEXT_LEN = 256
 ROWS = 48
@@ -66,7 +67,6 @@ class World:
         self.sinks = self._draw(LAYERS, shape.heads) if shape.has_sinks else None
 
     def slots(self, index: int) -> torch.Tensor:
-        """The slots of a request's tokens."""
         return self.rows.req_to_token[self.row_ids[index], : self.case.requests[index].end].long()
 
     def fill_pool(self, *, skip_runs: bool = False) -> None:
@@ -107,7 +107,6 @@ class World:
         )
 
     def gap_batch(self) -> GapBatch:
-        """The layout that the plugin makes of the case."""
         requests = self.case.requests
         pending = [_pending(request) if request.runs else None for request in requests]
         prefix_lens, lens = [r.prefix_len for r in requests], [r.end - r.prefix_len for r in requests]
@@ -127,21 +126,14 @@ class World:
 
     def expected(self, layer: int, spans: list[tuple[int, int, int]], *, unseen: int = 0) -> torch.Tensor:
         """Dense causal attention in float64, `[num_tokens, heads, value_dim]`; windows are `unseen` keys shorter."""
-        shape, out = self.shape, []
-        window = CONTEXT_LEN if layer or shape.window is None else shape.window - unseen
-        group = shape.heads // shape.kv_heads
+        shape = self.shape
+        window = -1 if layer or shape.window is None else shape.window - unseen
+        scoring = Scoring(window, shape.cap, None if self.sinks is None else self.sinks[layer])
+        out = []
         for i, start, end in spans:
-            keys = self.keys[i][layer, :end].double().repeat_interleave(group, 1)
-            values = self.values[i][layer, :end].double().repeat_interleave(group, 1)
-            scores = torch.einsum("qhd,khd->hqk", self.queries[i][layer, start:end].double(), keys) * shape.dim**-0.5
-            if shape.cap:
-                scores = shape.cap * (scores / shape.cap).tanh()
-            distance = torch.arange(start, end)[:, None] - torch.arange(end)[None, :]
-            weights = scores.masked_fill((distance < 0) | (distance > window), float("-inf")).exp()
-            total = weights.sum(-1, keepdim=True)
-            if self.sinks is not None:
-                total += self.sinks[layer].double().exp()[:, None, None]
-            out.append(torch.einsum("hqk,khd->qhd", weights / total, values))
+            keys, values = self.keys[i][layer, :end], self.values[i][layer, :end]
+            query = self.queries[i][layer, start:end].double()
+            out.append(attend(query, keys, values, shape.dim**-0.5, causal=True, scoring=scoring))
         return torch.cat(out)
 
     def _batch(self, mode: ForwardMode, **fields: Any) -> ForwardBatch:

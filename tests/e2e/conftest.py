@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import plugins
 from tests.e2e.servers import SERVERS, OneServer
 from tests.e2e.serving import TEST_LIMIT_S, Client
 
@@ -48,7 +49,6 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def one_server(
     request: pytest.FixtureRequest, model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OneServer]:
-    """The shared server that runs in this process."""
     running = OneServer(model_dir, tmp_path_factory.mktemp("servers"))
     request.config.stash[_RUNNING] = running
     yield running
@@ -56,14 +56,18 @@ def one_server(
 
 
 @pytest.fixture
-def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers are ended at once. SGLang looks every five seconds whether it was told to end, and has no more to say."""
+def quick_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of commands fork their processes, and are ended at once.
+
+    SGLang looks every five seconds whether it was told to end, and has no more to say.
+    """
     monkeypatch.setattr("pic_bench.compare.server.TERM_GRACE_S", 0.0)
+    for name, value in plugins.environment().items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
 def servers(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """The names of the test's servers."""
     names: tuple[str, ...] = request.param
     return names
 

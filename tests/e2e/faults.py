@@ -1,19 +1,18 @@
 """A plugin of SGLang that raises inside the serving path, for the requests that ask for it.
 
-A server loads it where `tests/e2e/fault_plugin` is on its `PYTHONPATH`. A request names a stage of `STAGES` as
-`custom_params: {"fault": ...}`; every other request is served as if the plugin were not there.
+A request names a stage of `STAGES` as `custom_params: {"fault": ...}`; every other request is served as if the plugin
+were not there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from pathlib import Path
 from typing import Any, Final
 
-from tests.backends.server_plugin import with_plugin
+from tests.e2e import plugins
 
-ENVIRONMENT: Final = with_plugin(Path(__file__).parent / "fault_plugin")
+ENVIRONMENT: Final = plugins.environment(f"{__name__}:register")
 """What such a server is started with."""
 
 STAGES: Final = {

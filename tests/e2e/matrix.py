@@ -53,10 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def function_of(nodeid: str) -> str:
-    """The test without its parameters."""
     return nodeid.partition("[")[0]
 
 
 def features_of(item: pytest.Item) -> list[str]:
-    """The entries of the matrix that a test is marked with."""
     return sorted({name for marker in item.iter_markers("feature") for name in marker.args})

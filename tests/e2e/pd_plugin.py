@@ -1,7 +1,6 @@
 """A plugin of SGLang for prefill and decode servers under test: what a CPU lacks, and a record of the rows.
 
-A server loads it where `tests/e2e/plugin_pd` is on its `PYTHONPATH`. Mooncake's transfer engine is the one that is
-installed, or the one in `tests/e2e/stand_in`; the rest is SGLang's own.
+Mooncake's transfer engine is the one that is installed, or the one in `tests/e2e/stand_in`; the rest is SGLang's own.
 """
 
 from __future__ import annotations
@@ -10,18 +9,16 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from tests.backends.server_plugin import with_plugin
-from tests.e2e import lora_plugin
+from tests.e2e import plugins
 
-_HERE: Final = Path(__file__).parent
-STAND_IN: Final = _HERE / "stand_in"
+STAND_IN: Final = Path(__file__).parent / "stand_in"
 ROWS_VARIABLE: Final = "PD_ROWS"
 """The folder that rows are written to."""
 
 
 def environment(folder: Path, *engine: Path) -> dict[str, str]:
     """What a server is started with whose rows are written to `folder`; `engine` is where Mooncake's package is."""
-    return {**with_plugin(_HERE / "plugin_pd", *engine), ROWS_VARIABLE: str(folder)}
+    return {**plugins.environment(f"{__name__}:register", packages=engine), ROWS_VARIABLE: str(folder)}
 
 
 class _Event:
@@ -36,7 +33,7 @@ def register() -> None:
     import torch
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    lora_plugin.register()
+    plugins.without_pinned_memory()
     torch.cuda.Event = lambda *_, **__: _Event()  # type: ignore[assignment,misc]
     torch.cuda.current_stream = lambda *_: None  # type: ignore[assignment,return-value]
     prefill = "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin._send_kv_chunk"

@@ -9,19 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.backends import server_plugin
-from tests.e2e import faults, lora_plugin
+from tests.e2e import faults, plugins
 from tests.e2e.serving import Client, serve
 
 __all__ = ["AT_SHIFT_ZERO", "AUDITED", "SERVERS", "OneServer", "on_each_server", "on_servers"]
-
-
-_NO_ENV: Mapping[str, str] = MappingProxyType({})
 
 
 class SharedServer(NamedTuple):
@@ -32,8 +27,8 @@ class SharedServer(NamedTuple):
     config: dict[str, Any]
     probe: dict[str, Any] | None
     """What of the benchmarks' probe plugin is on; `None` for a server as users run it."""
-    env: Mapping[str, str] = _NO_ENV
-    """Beyond this process's environment."""
+    env: Mapping[str, str] | None = None
+    """Beyond this process's environment, made by `plugins.environment`."""
     is_slow: bool = False
     """Its tests run on demand, as `slow`."""
 
@@ -70,7 +65,7 @@ def _float32(
     *args: str,
     config: dict[str, Any] = _TAKE_EVERY_RUN,
     probe: dict[str, Any] = AT_SHIFT_ZERO,
-    env: Mapping[str, str] = _NO_ENV,
+    env: Mapping[str, str] | None = None,
     is_slow: bool = False,
 ) -> SharedServer:
     """In float32, where a splice at shift 0 changes nothing, with prefill chunks that the tests' prompts exceed."""
@@ -81,7 +76,7 @@ def _float32(
 def _on(backend: str, model: str, page_size: int, *args: str, is_slow: bool = False) -> SharedServer:
     """On SGLang's attention backend, over a reference kernel or in Triton's interpreter."""
     flags = (*args, "--attention-backend", backend)
-    return _float32(model, page_size, *flags, env=server_plugin.ENVIRONMENT, is_slow=is_slow)
+    return _float32(model, page_size, *flags, env=plugins.PRODUCTION_BACKENDS, is_slow=is_slow)
 
 
 # By name. Servers whose names begin with the same word are used by one process, one after the other in this order.
@@ -96,7 +91,7 @@ SERVERS = {
         probe=_CHECKED,
     ),
     "gqa_page16": _float32("tiny-gqa", 16, config=AUDITED, env=faults.ENVIRONMENT),
-    "gqa_page16.lora": _float32("tiny-gqa", 16, *_LORA, config=AUDITED, env=lora_plugin.ENVIRONMENT),
+    "gqa_page16.lora": _float32("tiny-gqa", 16, *_LORA, config=AUDITED, env=plugins.PAGEABLE),
     "gqa_page16.fa3": _on("fa3", "tiny-gqa", 16, "--enable-deterministic-inference", is_slow=True),
     "gqa_page16.triton": _on("triton", "tiny-gqa", 16, is_slow=True),
     "gqa_page1.small_pool": _float32("tiny-gqa", 1, *_SMALL_POOL, config=AUDITED, probe=_CHECKED),

@@ -22,6 +22,7 @@ from pic_bench.probe_plugin import PROBE_VARIABLE
 
 from sglang_pic.config import CONFIG_VARIABLE
 from sglang_pic.core import MOST_REUSE
+from tests.e2e import plugins
 
 # A pool that holds what the tests send several times over, and no more. SGLang's own request before the first one
 # warms caches that no test measures; servers of the commands under test send theirs.
@@ -60,7 +61,6 @@ class Client:
         self.server, self.dp_rank = server, dp_rank
 
     def on_rank(self, dp_rank: int) -> Client:
-        """The same server's client for another rank."""
         return Client(self.server, dp_rank)
 
     @property
@@ -154,7 +154,6 @@ class Client:
         self.post("/flush_cache?timeout=60", {})
 
     def log(self) -> str:
-        """What the server has logged."""
         return self.server.log_path.read_text(errors="replace")
 
     def faults(self) -> str:
@@ -184,8 +183,8 @@ def serve(
 
     The server runs no self-test unless `config` asks for one, because the self-test takes seconds. Of each run it
     computes one token, and nothing more near the prompt's end, because the prompts of the tests are short.
-    `probe` switches on what only experiments need, `env` is added to the server's environment. A server that caught an
-    exception of ours fails the test at its end, unless a test injected it.
+    `probe` switches on what only experiments need, `env` is what `plugins.environment` made for the server. A server
+    that caught an exception of ours fails the test at its end, unless a test injected it.
     """
     config = config or {}
     config = {"self_test": "off", **config, "core": {**_CORE, **config.get("core", {})}}
@@ -200,7 +199,7 @@ def serve(
             CONFIG_VARIABLE: json.dumps(config),
             PROBE_VARIABLE: None if probe is None else json.dumps(probe),
             "OMP_NUM_THREADS": "1",
-            **(env or {}),
+            **(plugins.environment() if env is None else env),
         },
         start_timeout_s=_START_LIMIT_S,
     )
@@ -264,7 +263,6 @@ def greedy(max_new_tokens: int, **custom_params: object) -> dict[str, Any]:
 
 
 def random_tokens(seed: int, count: int) -> list[int]:
-    """Seeded token ids without special meaning."""
     rng = random.Random(seed)
     return [rng.randrange(1000, 40000) for _ in range(count)]
 

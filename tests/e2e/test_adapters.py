@@ -82,7 +82,6 @@ def test_adapters_side_by_side_answer_as_each_alone(client: Client, adapters: li
 
 
 def batch(client: Client, prompts: list[list[int]], names: list[str | None]) -> list[Answer]:
-    """The prompts in one request, each with its adapter."""
     body = {"input_ids": prompts, "lora_path": names, "sampling_params": greedy(8)}
     results = client.post("/generate", {**body, "return_logprob": True, "top_logprobs_num": 20})
     return [Client.answer(result) for result in results]

@@ -71,6 +71,7 @@ def test_compare_ends_with_a_report(model_dir: Callable[[str], Path], tmp_path: 
     assert "http://" not in page.replace("http://www.w3.org", "")
 
 
+@pytest.mark.usefixtures("quick_servers")
 def test_a_comparison_says_so_when_a_rank_is_killed(
     model_dir: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

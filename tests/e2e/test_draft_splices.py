@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from sglang_pic.adapter.contract import BUILT_FOR, installed_version
-from sglang_pic.platform import torchvision_shim
 from tests.e2e.servers import AT_SHIFT_ZERO, AUDITED
 from tests.e2e.serving import Client, greedy, random_tokens, serve, wait_until
 
@@ -53,6 +52,7 @@ TREE = Draft("tiny-gqa", "tiny-gqa-eagle", ("EAGLE", *_TREE))
 """Two branches in each step."""
 DRAFTS = {
     "standalone": Draft("tiny-gqa", "tiny-gqa", ("STANDALONE", *_CHAIN, "--page-size", "16")),
+    "eagle": TREE,
     "eagle-tp2": Draft("tiny-gqa", "tiny-gqa-eagle", ("EAGLE", *_CHAIN, "--page-size", "16", "--tp-size", "2")),
     "nextn": Draft("tiny-mtp", None, ("NEXTN", *_CHAIN)),
     # The heads of a random model guess nothing.
@@ -156,45 +156,16 @@ def test_every_draft_is_spliced_with_its_target(
         check_audited(client, 3)
 
 
-def computed(model: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The tokens that transformers answers in float32."""
-    torchvision_shim.install()
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    answers = []
-    for prompt in prompts:
-        tokens = reference.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=_NUM_TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        answers.append(tokens[0, len(prompt) :].tolist())
-    return answers
-
-
 @pytest.mark.slow
-def test_trees_of_an_eagle_draft_change_no_answer(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
-    """Two branches in each step, chunked prompts, batches, prefix hits; sampled and structured answers end as asked."""
-    prompts = [random_tokens(number, 20 + 60 * number) for number in range(6)]
-    expected = computed(model_dir(TREE.model), prompts)
+def test_sampled_and_structured_answers_beside_a_draft_end_as_asked(
+    model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    sampled: dict[str, Any] = greedy(12) | {"temperature": 1.5, "top_k": 50, "top_p": 0.9}
+    structured = {"max_new_tokens": 12, "temperature": 0, "regex": "(ab|cd){3}"}
     with TREE.serve(model_dir, tmp_path, backend=None) as client:
-        for _ in range(2):
-            answers = client.generate_all(prompts, max_new_tokens=_NUM_TOKENS)
-            assert [answer.ids for answer in answers] == expected
-        # A prompt's last token is computed, and the tree keys pairs of tokens: one less is found again.
-        assert [answer.cached_tokens for answer in answers] == [len(prompt) - 2 for prompt in prompts]
-        assert sum(ask(client, prompt).num_right for prompt in prompts) > 6
-        client.flush()
-        sampling: dict[str, Any] = greedy(12) | {"temperature": 1.5, "top_k": 50, "top_p": 0.9}
-        bodies = [{"input_ids": prompt, "sampling_params": sampling} for prompt in prompts[:3]]
+        bodies = [{"input_ids": prompt, "sampling_params": sampled} for prompt in _PROMPTS]
         assert {client.post("/generate", body)["meta_info"]["completion_tokens"] for body in bodies} == {12}
-        sampling = {"max_new_tokens": 12, "temperature": 0, "regex": "(ab|cd){3}"}
-        text = client.post("/generate", {"input_ids": prompts[0], "sampling_params": sampling})["text"]
+        text = client.post("/generate", {"input_ids": _PROMPTS[0], "sampling_params": structured})["text"]
         assert re.fullmatch("(ab|cd){3}", text)
         client.flush()
         assert client.faults() == ""

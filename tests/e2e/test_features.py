@@ -46,12 +46,10 @@ def computed_and_spliced(
 
 
 def spliced_tokens(answer: Any) -> int:
-    """How many tokens of its prompt were spliced."""
     return int((answer["meta_info"]["cached_tokens_details"] or {}).get("pic", 0))
 
 
 def ids_of(answer: Any) -> list[int]:
-    """The answer's tokens."""
     return [token for _, token, *_ in answer["meta_info"]["output_token_logprobs"]]
 
 

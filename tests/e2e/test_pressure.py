@@ -38,6 +38,11 @@ def test_nothing_leaks_under_pressure(client: Client) -> None:
     # An idle server has looked at its books: a leak would have ended it. A flush needs every lock back.
     client.flush()
     assert client.generate(prompts[0]).cached_tokens == 0
+    if "audit" in client.internal_state():
+        num_audited = client.audit()["num_audited"]
+        answers = [client.generate(prompt) for prompt in prompts[1:5]]
+        assert any(answer.chunk_hit_tokens for answer in answers)
+        assert client.audit()["num_audited"] > num_audited
     assert client.faults() == ""
 
 

@@ -15,16 +15,20 @@ from tests.e2e.serving import Answer, Client, assert_same, divergence, random_to
 pytestmark = pytest.mark.e2e
 
 
-@on_each_server(("gqa_page16", "gqa_page16.fa3"), ("mla_page1", "mla_page1.fa3"))
-def test_fa3_answers_as_the_cpu_backend_does(servers: tuple[str, ...], client_of: Callable[[str], Client]) -> None:
-    """In float32, at shift 0, shifted, and with prompts longer than a prefill chunk."""
-    _compare(client_of, servers)
+@on_each_server(("gqa_page16", "gqa_page16.fa3"), ("mla_page1", "mla_page1.fa3"), ("gqa_page16", "gqa_page16.triton"))
+def test_it_answers_as_the_cpu_backend_does(servers: tuple[str, ...], client_of: Callable[[str], Client]) -> None:
+    """In float32, at shift 0, shifted, and with prompts longer than a prefill chunk.
 
-
-@on_servers("gqa_page16", "gqa_page16.triton")
-def test_triton_answers_as_the_cpu_backend_does(servers: tuple[str, ...], client_of: Callable[[str], Client]) -> None:
-    """The same with SGLang's kernels interpreted, where every pass takes seconds: one prompt of two chunks."""
-    _compare(client_of, servers, lengths=(230,), new_tokens=2)
+    With SGLang's kernels interpreted every pass takes seconds: one prompt of two chunks.
+    """
+    lengths, new_tokens = ((230,), 2) if servers[1].endswith("triton") else ((150, 600), 8)
+    # One server after the other.
+    reference, answers = (answers_of(client_of(server), lengths, new_tokens) for server in servers)
+    hits = [answer.chunk_hit_tokens for answer in answers]
+    assert hits == [answer.chunk_hit_tokens for answer in reference]
+    assert all(count > 0 for count in hits[1::2])
+    for one, other in zip(reference, answers, strict=True):
+        assert_same(one, other)
 
 
 @pytest.mark.feature("deterministic inference")
@@ -48,23 +52,7 @@ def test_with_deterministic_inference_requests_opt_in(client: Client) -> None:
     assert said.endswith("only if it asks for mode auto: the default mode is off there.")
 
 
-def _compare(
-    client_of: Callable[[str], Client],
-    servers: tuple[str, ...],
-    *,
-    lengths: Sequence[int] = (150, 600),
-    new_tokens: int = 8,
-) -> None:
-    # One server after the other.
-    reference, answers = (_serve(client_of(server), lengths, new_tokens) for server in servers)
-    hits = [answer.chunk_hit_tokens for answer in answers]
-    assert hits == [answer.chunk_hit_tokens for answer in reference]
-    assert all(count > 0 for count in hits[1::2])
-    for one, other in zip(reference, answers, strict=True):
-        assert_same(one, other)
-
-
-def _serve(client: Client, lengths: Sequence[int], new_tokens: int) -> list[Answer]:
+def answers_of(client: Client, lengths: Sequence[int], new_tokens: int) -> list[Answer]:
     """Computed and spliced answers in turn."""
     # A server with deterministic inference splices only for requests that ask for it.
     generate = partial(client.generate, max_new_tokens=new_tokens, pic={"mode": "auto"})

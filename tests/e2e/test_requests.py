@@ -55,35 +55,6 @@ def test_shifted_text_is_a_chunk_hit_in_every_response(client: Client) -> None:
     assert meta["cached_tokens"] == sum(details.get(source, 0) for source in ("device", "host", "storage"))
 
 
-def test_counters_add_up(client: Client) -> None:
-    before = client.counters()
-    prompt = random_tokens(1, 300)
-    client.generate(prompt)
-    shifted = client.generate([*random_tokens(2, 40), *prompt])
-    grown = client.grown(before)
-    assert grown["prompt_tokens"] == 300 + 340
-    assert grown["tokens:chunk"] == shifted.chunk_hit_tokens == 300 - 32 - 1 - 1, "sink, seam and last token computed"
-    assert grown["tokens:computed"] == 640 - shifted.chunk_hit_tokens
-    assert grown["runs"] == 1
-    by_context = sum(grown[f"spliced_tokens:{context}"] for context in ("same", "moved", "changed", "other"))
-    assert by_context == grown["tokens:chunk"]
-
-
-@pytest.mark.parametrize(
-    ("option", "tokens", "fewer"),
-    # The last token is computed in any case.
-    [("seam_tokens", 8, 8), ("tail_tokens", 50, 49)],
-)
-def test_seam_and_tail_tokens_of_a_request(client: Client, option: str, tokens: int, fewer: int) -> None:
-    hits = []
-    for count in (0, tokens):
-        prompt = random_tokens(30 + count, 300)
-        client.generate(prompt)
-        shifted = [*random_tokens(130 + count, 40), *prompt]
-        hits.append(client.generate(shifted, pic={option: count}).chunk_hit_tokens)
-    assert hits[0] - hits[1] == fewer
-
-
 @pytest.mark.feature("requests that opt out")
 def test_strict_requests_never_meet_spliced_rows(client: Client) -> None:
     """A row that was spliced is an ordinary prefix for later turns, but a strict request computes it anew."""

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pic_bench.soak.__main__ import main
-from pic_bench.soak.record import Soak
+from pic_bench.soak.__main__ import Soak, main
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("no_grace")]
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("quick_servers")]
 
 
 def test_a_short_soak_is_clean(model_dir: Callable[[str], Path], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sglang_pic.core import ContentIndex, CoreConfig, Lexicon, Tokens, as_tokens
+from tests.unit.core_builders import join
 
 WORDS, NUMBERS, LETTERS = (400, 8_000), (0, 100), (110, 300)
 
@@ -27,10 +28,6 @@ LEXICON = Lexicon(_texts())
 
 def text(seed: int, length: int, ids: tuple[int, int] = WORDS) -> Tokens:
     return as_tokens(np.random.default_rng(seed).integers(*ids, length))
-
-
-def join(*parts: Tokens) -> Tokens:
-    return np.concatenate(parts)
 
 
 def log(seed: int, lines: list[Tokens], field_len: int, ids: tuple[int, int] = WORDS) -> Tokens:

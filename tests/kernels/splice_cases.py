@@ -30,7 +30,6 @@ class Slots:
     shifts: Tensor
 
     def on(self, device: str) -> tuple[Tensor, Tensor, Tensor]:
-        """`src`, `dst` and `shifts` on `device`."""
         return self.src.to(device), self.dst.to(device), self.shifts.to(device)
 
     def thinned(self, max_len: int) -> Slots:
@@ -67,7 +66,6 @@ def pages(num_pages: int, page_size: int, shift: int, *, seed: int = 0) -> Slots
 
 
 def random_rows(shape: tuple[int, ...], dtype: torch.dtype, *, seed: int = 0) -> Tensor:
-    """Normal values in `dtype`."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from pic_bench.gpu import kernel_pool
 from pic_bench.gpu.moves import LAYOUTS, check_moves
 from targets import HOST, Target, fused
 
 from sglang_pic.errors import BenchError
+from sglang_pic.runtime import splice
 
 GQA, MLA = LAYOUTS["NeoX"], LAYOUTS["MLA"]
 Move = Callable[..., None]
@@ -50,7 +50,7 @@ WRONG: dict[str, Move] = {
 @pytest.mark.parametrize("way", WRONG)
 def test_wrong_rows_do_not(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Target("triton").active():
-        monkeypatch.setattr(kernel_pool, "splice_mha", partial(WRONG[way], kernel_pool.splice_mha))
+        monkeypatch.setattr(splice, "splice_mha", partial(WRONG[way], splice.splice_mha))
         with pytest.raises(BenchError, match=r"differ|changed|off by"):
             check_moves(GQA, torch.float32, 33, 5, torch.device("cpu"))
 

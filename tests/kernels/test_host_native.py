@@ -107,23 +107,6 @@ def test_rotations_agree(
     assert torch.equal(left, right)
 
 
-@pytest.mark.usefixtures("native")
-def test_rounding_is_to_nearest_even_and_keeps_what_is_not_finite() -> None:
-    """A quarter turn of pairs whose results are known: halves of an ulp, infinities, NaN with every payload bit set."""
-    rope = make_rope(2, is_neox=True)
-    values = torch.tensor([torch.inf, -torch.inf, torch.nan, 3.3895e38, 1e-40, 0.0, 1.0, -1.00390625])
-    buffer = torch.zeros((2 * len(values), 1, 2), dtype=torch.bfloat16)
-    buffer[: len(values), 0, 0] = values.to(torch.bfloat16)
-    bits_of(buffer)[2] = 0x7FFF
-    src, dst = torch.arange(len(values)), torch.arange(len(values)) + len(values)
-    shifts = torch.full((len(values),), 7)
-    ((left, right),) = both_ways([buffer], lambda each: turn(each, src, dst, shifts, rope))
-    assert torch.equal(left.isnan(), right.isnan())
-    assert left[dst[2]].isnan().all()
-    whole = ~left.isnan()
-    torch.testing.assert_close(left[whole], right[whole], rtol=2**-7, atol=0)
-
-
 # Rows of whole cache lines, the second beside its rotary part; the third is no multiple of a line, the last is larger
 # than what is turned at once.
 _LARGE = {"lines": (2, 32, 0), "latent": (1, 96, 64), "odd": (3, 44, 2), "huge": (80, 128, 0)}

@@ -27,21 +27,6 @@ def test_rotation_agrees_with_rows_computed_at_the_target(dtype: torch.dtype, is
         assert relative_l2(moved, fresh) <= ROTATE_REL_L2[dtype]
 
 
-def test_rotations_compose() -> None:
-    rope = make_rope(64, is_neox=True)
-    rows = random_rows((32, 3, 64), torch.float32)
-    there = rotate(rotate(rows, torch.full((32,), 1_000), rope), torch.full((32,), -1_003), rope)
-    assert relative_l2(there, rotate(rows, torch.full((32,), -3), rope)) <= ROTATE_REL_L2[torch.float32]
-
-
-def test_rotation_keeps_the_norm_of_every_pair() -> None:
-    rope = make_rope(8, is_neox=False)
-    rows = random_rows((16, 2, 8), torch.float32)
-    turned = rotate(rows, torch.arange(16) * 977, rope)
-    norms = [torch.linalg.vector_norm(x.unflatten(-1, (4, 2)), dim=-1) for x in (rows, turned)]
-    torch.testing.assert_close(norms[1], norms[0])
-
-
 @pytest.mark.parametrize("dtype", ROTATE_REL_L2, ids=str)
 def test_shift_zero_returns_the_same_bits(dtype: torch.dtype) -> None:
     """Also where arithmetic would not: signed zeros, infinities, NaN."""

@@ -98,19 +98,6 @@ def test_far_shifts(target: Target, dtype: torch.dtype) -> None:
     check_splice(target.device, slots, dtype, 2, (64, 64), make_rope(64, is_neox=True, base=500_000.0))
 
 
-@pytest.mark.parametrize("is_neox", [True, False])
-def test_backends_agree_with_the_reference(target: Target, is_neox: bool) -> None:
-    """In float32 to the last bits; a fused multiply-add rounds once less."""
-    slots, rope = SLOTS["scattered, a shift each"], make_rope(64, is_neox=is_neox).to(target.device)
-    here, there = (make_buffers(slots, torch.float32, 4, (64, 64), 2) for _ in range(2))
-    here = [buffer.to(target.device) for buffer in here]
-    splice_mha(here[:2], here[2:], *slots.on(target.device), rope)
-    with Target("reference").active():
-        splice_mha(there[:2], there[2:], slots.src, slots.dst, slots.shifts, rope.to("cpu"))
-    for left, right in zip(here, there, strict=True):
-        torch.testing.assert_close(left.cpu(), right, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_are_read_from_other_memory(target: Target, dtype: torch.dtype) -> None:
     """As within one pool that holds both: slots of the source are its own, and there may be more of them."""
@@ -174,8 +161,8 @@ def test_offsets_beyond_32_bits(target: Target, is_neox: bool) -> None:
 
 
 @st.composite
-def _random_slots(draw: st.DrawFn) -> Slots:
-    n = draw(st.integers(1, 90))
+def _random_slots(draw: st.DrawFn, max_tokens: int) -> Slots:
+    n = draw(st.integers(1, max_tokens))
     num_slots = 2 * n + draw(st.integers(0, 9))
     order = torch.randperm(num_slots, generator=torch.Generator().manual_seed(draw(st.integers(0, 2**16))))
     if draw(st.booleans()):
@@ -194,7 +181,7 @@ def _random_slots(draw: st.DrawFn) -> Slots:
 
 @settings(max_examples=150)
 @given(
-    slots=_random_slots(),
+    slots=_random_slots(90),
     heads=st.integers(1, 5),
     half=st.integers(1, 12),
     rest=st.integers(0, 9),
@@ -212,7 +199,8 @@ def test_any_slots_shapes_and_shifts(
 @fused
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    slots=_random_slots(),
+    # The interpreter runs a block of lanes in a millisecond.
+    slots=_random_slots(24),
     heads=st.integers(1, 2),
     half=st.integers(1, 12),
     rest=st.integers(0, 4),

@@ -6,9 +6,8 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -35,10 +34,8 @@ class Page:
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
 
-    def __enter__(self) -> Page:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
+        """End the browser."""
         self._session = None
         self.call("Browser.close")
         self._socket.close()
@@ -137,7 +134,7 @@ def open_browser(executable: str, profile: Path) -> Iterator[Page]:
             assert address, "".join(lines)
             # From here on nobody reads what it writes there, and a full pipe would stop it.
             process.stderr.close()
-            with Page(address) as page:
+            with closing(Page(address)) as page:
                 yield page
             process.wait(TIMEOUT_S)
         finally:

@@ -10,20 +10,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pic_bench import core, cost_gate, idle_overhead, lasting, plain_splice, planted, recall, shift_zero, speculation
+from pic_bench import core, idle_overhead, lasting, planted, recall, shift_zero, speculation
 from pic_bench.frame import Finding, Study, at_least
 from pic_bench.report.markdown import Table
-from pic_bench.soak.record import Soak
+from pic_bench.soak.__main__ import Soak
 
 from sglang_pic.errors import BenchError
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 KINDS = {
     "core.json": core.CoreResult,
-    "cost-gate.json": cost_gate.Study,
     "gain-lasts/replay.json": lasting.LastingReplay,
     "idle-overhead*.json": idle_overhead.IdleOverhead,
-    "plain-splice/*.json": plain_splice.PlainSplice,
     "planted-*.json": planted.PlantedRows,
     "recall.json": recall.RecallResult,
     "shift-zero.json": shift_zero.ShiftZero,

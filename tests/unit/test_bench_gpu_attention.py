@@ -5,53 +5,37 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 
-import msgspec
 import numpy as np
 import pytest
 import torch
-from pic_bench.gpu import command
-from pic_bench.gpu.command import make_backend
-from pic_bench.gpu.measure import check_attention
-from pic_bench.gpu.model import MODELS, AttentionShape, Skeleton
 
-from sglang_pic.errors import UnsupportedError
+pytest.importorskip("triton")
 
-CPU = torch.device("cpu")
-GROUPED = AttentionShape(8, 2, 16, 16, 0, 0.25, torch.float32)
-LATENT = AttentionShape(4, 1, 48, 32, 32, 0.2, torch.float32)
-EXPANDED = AttentionShape(4, 4, 32, 16, 0, 0.2, torch.float32)
-
-
-def shapes(model: str, device: torch.device) -> set[AttentionShape]:
-    """At the dimensions that are timed, in bf16; with a latent both ways to attend."""
-    return Skeleton(msgspec.structs.replace(MODELS[model], layers=0, vocab=8), torch.bfloat16, device).shapes()
-
+from pic_bench.gpu.attention_triton import compile_for, tile_queries
+from pic_bench.gpu.model import MODELS
+from triton.backends.compiler import GPUTarget
 
 # A process of its own: Triton reads the variable when it is imported, for its own library too.
 INTERPRETED = """
 import torch
 from pic_bench.gpu.model import AttentionShape
-from pic_bench.gpu.measure import check_attention
-from pic_bench.gpu.command import make_backend
+from pic_bench.gpu.attention_triton import TRITON
+from pic_bench.gpu.model_check import check_attention
 from sglang_pic.errors import UnsupportedError
 torch.set_num_threads(1)
-backend = make_backend("triton")
-for numbers in {shapes!r}:
-    print(check_attention(backend, AttentionShape(*numbers, torch.float32), torch.device("cpu")))
-try:
-    check_attention(backend, AttentionShape(6, 2, 16, 16, 0, 0.25, torch.float32), torch.device("cpu"))
-except UnsupportedError as error:
-    print(error)
+grouped, latent, expanded = (8, 2, 16, 16, 0, 0.25), (4, 1, 48, 32, 32, 0.2), (4, 4, 32, 16, 0, 0.2)
+for shape in grouped, latent, expanded, (6, 2, 16, 16, 0, 0.25):
+    try:
+        print(check_attention(TRITON, AttentionShape(*shape, torch.float32), torch.device("cpu")))
+    except UnsupportedError as error:
+        print(error)
 """
 
 
 def test_triton_attends_as_float32_does() -> None:
-    pytest.importorskip("triton")
-    code = INTERPRETED.format(shapes=[tuple(shape)[:-1] for shape in (GROUPED, LATENT, EXPANDED)])
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", code]
+    command = [sys.executable, "-W", "ignore", "-c", INTERPRETED]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     *errors, refusal = done.stdout.splitlines()
@@ -62,9 +46,6 @@ def test_triton_attends_as_float32_does() -> None:
 
 @pytest.mark.parametrize("block", [1, 4, 32])
 def test_tiles_cover_every_query_once(block: int) -> None:
-    pytest.importorskip("triton")
-    from pic_bench.gpu.attention_triton import tile_queries
-
     tiles = tile_queries([0, 40, 64], [33, 41, 214], block)
     covered = [(first + i, position + i) for first, count, position in tiles.tolist() for i in range(count)]
     positions = [*range(33), 40, *range(64, 214)]
@@ -76,31 +57,6 @@ def test_tiles_cover_every_query_once(block: int) -> None:
 @pytest.mark.parametrize("model", ["Llama-3.1-8B", "DeepSeek-V2-Lite"])
 def test_it_compiles_for_hopper_within_its_shared_memory(model: str) -> None:
     """A Hopper program may have 227 KiB."""
-    pytest.importorskip("triton")
-    from pic_bench.gpu.attention_triton import compile_for
-    from triton.backends.compiler import GPUTarget
-
-    for shape in shapes(model, CPU):
+    for shape in MODELS[model].attentions(torch.bfloat16):
         compiled = compile_for(shape, GPUTarget("cuda", 90, 32))
         assert 0 < compiled.metadata.shared <= 227 * 1024
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_backend_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    if find_spec("triton") is not None:
-        with pytest.raises(UnsupportedError, match="attention backend triton: needs a GPU"):
-            check_attention(make_backend("triton"), GROUPED, CPU)
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
-    with pytest.raises(UnsupportedError, match="not installed"):
-        make_backend("triton")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ["torch", "triton"])
-@pytest.mark.parametrize("model", ["Llama-3.1-8B", "DeepSeek-V2-Lite"])
-def test_on_a_gpu(name: str, model: str) -> None:
-    if name != "torch" and find_spec(name) is None:
-        pytest.skip(f"{name} is not installed")
-    device = torch.device("cuda")
-    for shape in shapes(model, device):
-        check_attention(make_backend(name), shape, device)

@@ -43,7 +43,9 @@ def test_structs_are_written_and_read_alike() -> None:
         texts.append(package.json.encode(value))
         assert package.json.decode(texts[0], type=outer) == value
         assert package.structs.replace(value, limit=2.0).limit == 2.0
-        assert [field.name for field in package.structs.fields(outer)] == [*outer.__annotations__]
+        fields = package.structs.fields(outer)
+        assert [field.name for field in fields] == [*outer.__annotations__]
+        assert [field.type for field in fields[1:4]] == [float, float | None, list[str]]
         value.notes.append("mine")
         assert outer(ways={}).notes == []
         with pytest.raises(AttributeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from pic_bench.idle_overhead import HEADLINE, STUDY, IdleOverhead, Side, Start, Turn, main, summarize, take_turns
+from pic_bench.idle_overhead import HEADLINE, STUDY, IdleOverhead, Side, Start, Turn, summarize, take_turns
 from pic_bench.serving import FirstToken
 
 from sglang_pic.errors import BenchError
@@ -82,16 +82,3 @@ def test_the_luck_of_a_start_is_told_from_what_a_mode_costs() -> None:
     assert between.low == pytest.approx(1 / 1.1)
     assert between.high == pytest.approx(1.1)
     assert found["off / off, start to start"].ttft_by_start == pytest.approx([1.1, 1 / 1.1, 1.1])
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--baseline", "off"], "--baseline is gone: a run has all three"),
-        (["--prompt-tokens", "512"], "gen:random?prompt=512"),
-    ],
-)
-def test_what_is_refused_says_what_to_use(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["--model", "m", *words])
-    assert said in capsys.readouterr().err

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pic_bench.speculation import Answer, SetupResult, accept_length, table
+from pic_bench.serving import Answer
+from pic_bench.speculation import SetupResult, accept_length, table
 
 
 def answer(*tokens: int, verified: int = 0, spliced: int = 0) -> Answer:
     """Of a prompt of 100 tokens."""
     return Answer(
-        tokens=list(tokens), prompt_tokens=100, cached_tokens=spliced, spliced_tokens=spliced, num_verified=verified
+        ids=list(tokens), prompt_tokens=100, cached_tokens=spliced, spliced_tokens=spliced, num_verified=verified
     )
 
 

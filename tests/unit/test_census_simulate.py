@@ -62,28 +62,13 @@ def test_every_call_is_served_as_by_a_cache_of_rows(drawn: list[tuple[list[list[
         for run in outcome.runs:
             assert at <= run.start < run.end < len(prompt)
             assert run.start - run.shift >= CONFIG.sink_tokens
+            assert run.seam_len <= min(CONFIG.seam_tokens, run.start - at), "a seam lies in the gap before its run"
             assert is_donated(rows, paths, prompt, run)
             at = run.end
         stored = rows.resident("", path)
         rows.insert("", path, [], [(max(run.start, stored), run.end) for run in outcome.runs])
         paths.append(path)
     assert len(paths) == len(calls)
-
-
-def test_a_moved_text_is_a_run_from_the_call_that_computed_it() -> None:
-    text = TEXTS[4]
-    head, other = TEXTS[2], TEXTS[3]
-    sessions = [
-        session("one", [([head, text], [5])]),
-        session("two", [([other, text, [9, 9]], [6]), ([text, other], [7])]),
-    ]
-    first, second, third = simulate([("f", sessions)], IdsEncoder(), config=CONFIG)
-    assert (first.prefix_len, first.runs, first.neighbor) == (0, (), None)
-    (run,) = second.runs
-    assert (run.start - run.seam_len, run.end, run.shift, run.seam_len) == (60, 150, 30, 1)
-    assert run.donor == first.ref == (0, "f", "one", 0)
-    # What the second call spliced is no donor; what it computed is.
-    assert [run.donor for run in third.runs] == [first.ref, second.ref]
 
 
 def test_neighbor_and_what_was_expected() -> None:

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,6 +65,23 @@ def command(port: int, behaviour: str) -> list[str]:
     return [sys.executable, "-c", FAKE_SERVER, str(port), behaviour]
 
 
+class Replay:
+    """Leaves what a replay of four calls would; every server but stock's splices."""
+
+    def __init__(self) -> None:
+        self.asked: list[ReplayOptions] = []
+
+    def __call__(self, options: ReplayOptions) -> Path:
+        self.asked.append(options)
+        folder, chunk_hit = Path(options.out), 0 if options.out.endswith("stock") else 600
+        tokens = {"prefix_hit_tokens": 200, "chunk_hit_tokens": chunk_hit, "computed_tokens": 800 - chunk_hit}
+        records = [record(call, **tokens) for call in range(4)]
+        write_records(folder, records)
+        summary = summarize(records, trace=options.trace, model="fake", planned=4)
+        (folder / "summary.json").write_bytes(msgspec.json.encode(summary))
+        return folder
+
+
 def make_server(folder: Path, behaviour: str = "serve") -> Server:
     port = free_port()
     return Server(command(port, behaviour), port=port, log_path=folder / "server.log", start_timeout_s=60)
@@ -99,19 +115,6 @@ def test_no_process_is_left_after_stop(tmp_path: Path, behaviour: str) -> None:
     assert not any(_alive(process) for process in (pid, *family))
 
 
-def test_children_of_a_crashed_server_are_found(tmp_path: Path) -> None:
-    """Once the server is gone its children belong to init: only what was noted before names them."""
-    server = make_server(tmp_path)
-    with pytest.raises(BenchError, match="out of slots"), server, server.watch():  # noqa: PT012
-        family, pid = children(server.log_path), server.pid
-        with pytest.raises((OSError, ConnectionError)):
-            server.get("/crash")
-        while _alive(pid):  # its socket closes a moment before the process ends
-            time.sleep(0.01)
-    assert len(family) == 2
-    assert not any(_alive(child) for child in family)
-
-
 def test_a_crash_at_start_gives_the_last_lines_and_the_path(tmp_path: Path) -> None:
     with pytest.raises(BenchError) as caught, make_server(tmp_path, "crash-at-start"):
         pass
@@ -127,17 +130,21 @@ def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN], ids=["foreground", "background"])
-def test_a_crash_during_the_run_interrupts_it(tmp_path: Path, handler: signal.Handlers) -> None:
+def test_a_crash_during_the_run_interrupts_it_and_leaves_no_child(tmp_path: Path, handler: signal.Handlers) -> None:
     """The body hangs for ten minutes, as a client of a dead server may.
 
-    A shell without job control starts what it puts into the background with SIGINT ignored.
+    A shell without job control starts what it puts into the background with SIGINT ignored. Once the server is gone
+    its children belong to init: only what was noted before names them.
     """
     before = signal.signal(signal.SIGINT, handler)
     try:
         with pytest.raises(BenchError, match="out of slots"), make_server(tmp_path) as server, server.watch():  # noqa: PT012
+            family = children(server.log_path)
             _crash_later(server)
             threading.Event().wait(600)
         assert signal.getsignal(signal.SIGINT) is handler
+        assert len(family) == 2
+        assert not any(_alive(child) for child in family)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -159,13 +166,9 @@ def test_a_server_that_never_gets_healthy_is_given_up(tmp_path: Path) -> None:
 def test_compare_runs_every_arm_and_leaves_the_folder_of_the_layout(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[ReplayOptions] = []
-
-    def replay(options: ReplayOptions) -> Path:
-        asked.append(options)
-        return _write_records(options, chunk_hit=0 if len(asked) == 1 else 600)
-
+    replay = Replay()
     (run,) = run_compare(_settings(tmp_path / "run", ["stock", "pic", "pic-off"]), replay=replay)
+    asked = replay.asked
     assert [options.custom_params for options in asked] == [{}, {}, {"pic": {"mode": "off"}}]
     assert all(options.extra_body == {} for options in asked)
     assert len({options.base_url for options in asked}) == 3
@@ -183,18 +186,11 @@ def test_compare_runs_every_arm_and_leaves_the_folder_of_the_layout(
 
 
 def test_scenes_share_an_arms_server_and_no_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    asked: list[ReplayOptions] = []
-
-    def replay(options: ReplayOptions) -> Path:
-        asked.append(options)
-        return _write_records(options, chunk_hit=100 * len(asked))
-
-    out = tmp_path / "run"
-    traces = ["clock:gen:random", "gen:random"]
+    out, traces, names = tmp_path / "run", ["clock:gen:random", "gen:random"], ["clock-gen-random", "gen-random"]
     for _ in range(2):
+        replay = Replay()
         runs = run_compare(_settings(out, ["stock", "pic"], traces, force=True), replay=replay)
-    names = ["clock-gen-random", "gen-random"]
-    del asked[:4]
+    asked = replay.asked
     assert [options.trace for options in asked] == traces * 2
     assert [options.extra_body for options in asked] == [{"extra_key": name} for name in names] * 2
     assert [len({options.base_url for options in of_arm}) for of_arm in (asked[:2], asked[2:])] == [1, 1]
@@ -213,7 +209,7 @@ def test_a_server_that_dies_during_the_replay_fails_the_comparison(tmp_path: Pat
     def replay(options: ReplayOptions) -> Path:
         probe = "import sys, urllib.request as r; r.build_opener(r.ProxyHandler({})).open(sys.argv[1] + '/crash')"
         subprocess.run([sys.executable, "-c", probe, options.base_url], check=False, capture_output=True)
-        return _write_records(options, chunk_hit=0)
+        return Replay()(options)
 
     with pytest.raises(BenchError, match="out of slots"):
         run_compare(_settings(tmp_path / "run", ["stock"]), replay=replay)
@@ -221,16 +217,6 @@ def test_a_server_that_dies_during_the_replay_fails_the_comparison(tmp_path: Pat
 
 def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
-
-def _write_records(options: ReplayOptions, *, chunk_hit: int) -> Path:
-    """What a replay of four calls leaves."""
-    tokens = {"prefix_hit_tokens": 200, "chunk_hit_tokens": chunk_hit, "computed_tokens": 800 - chunk_hit}
-    records = [record(call, **tokens) for call in range(4)]
-    write_records(Path(options.out), records)
-    summary = summarize(records, trace=options.trace, model="fake", planned=4)
-    (Path(options.out) / "summary.json").write_bytes(msgspec.json.encode(summary))
-    return Path(options.out)
 
 
 def _settings(out: Path, arms: list[str], traces: Sequence[str] = ("gen:random",), *, force: bool = False) -> Settings:

@@ -100,18 +100,6 @@ def test_an_edit_inside_a_message_moves_no_cut_of_another(seed: int, num_out: in
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_equal_messages_are_cut_equally(seed: int) -> None:
-    chunker = Chunker(CoreConfig())
-    message = text(seed, 400)
-    cuts = []
-    for header in (7, 50, 313):
-        tokens = join(text(header, header), OPEN, message, CLOSE, text(1, 30))
-        ends = chunker.cut(tokens, delimiters=DELIMITERS)
-        cuts.append([end - header for end in ends if header < end <= header + 402])
-    assert cuts[0] == cuts[1] == cuts[2]
-
-
-@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("delimiters", [DELIMITERS, frozenset()], ids=["delimiters", "none"])
 def test_cutting_from_a_sync_start_gives_the_cuts_of_the_whole(seed: int, delimiters: frozenset[int]) -> None:
     chunker = Chunker(CoreConfig())

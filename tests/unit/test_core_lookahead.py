@@ -62,14 +62,6 @@ def test_a_path_that_the_index_had_lost_comes_back_with_its_own_row(names: RowNa
     assert run.donor_start == 50, "no row of the lost path that was spliced"
 
 
-def test_spliced_rows_before_the_place_where_paths_part_are_no_donors() -> None:
-    """The tree had lost what both share, and the second path brings it again, in part spliced."""
-    index = ContentIndex(CONFIG, names=NEXT_TOKEN, row_lookahead=1)
-    index.publish("a", PATHS[0], [(0, 130)])
-    index.publish("a", PATHS[1], [(0, 130)], spliced=[(10, 45)])
-    assert [is_eligible(index, PATHS[1], position) for position in (9, 10, 44, 45)] == [True, False, False, True]
-
-
 @pytest.mark.parametrize("names", ALL_NAMES, ids=str)
 def test_a_path_that_the_tree_has_lost_takes_no_others_along(names: RowNames) -> None:
     """It begins in the middle of a page that it shares with another: each has rows of its own there."""

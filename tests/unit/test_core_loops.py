@@ -127,10 +127,11 @@ for outcome in simulate([("file", load("clock:sample:agents"))], load_encoder(No
 """
 
 
-def test_plans_of_recorded_calls_are_the_same_without_the_loops() -> None:
+def test_two_processes_make_the_same_plans_of_recorded_calls_with_the_loops_and_without() -> None:
+    """Tensor-parallel ranks plan for themselves; Python's hash seed differs between them."""
     plans = []
-    for way in ("auto", "python"):
-        environment = {**os.environ, "SGLANG_PIC_LOOPS": way}
+    for seed, way in enumerate(("auto", "python"), start=1):
+        environment = {**os.environ, "SGLANG_PIC_LOOPS": way, "PYTHONHASHSEED": str(seed)}
         done = subprocess.run(
             [sys.executable, "-c", PLANS], env=environment, capture_output=True, text=True, check=True, timeout=120
         )

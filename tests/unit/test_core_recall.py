@@ -9,13 +9,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from core_builders import asking, donor_spans, index_of, join, plan_of, publish, serve, spans, text
+from core_builders import asking, index_of, join, plan_of, serve, spans, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_pic.core import (
-    MOST_REUSE,
-    ContentIndex,
     CoreConfig,
     CostModel,
     DropReason,
@@ -118,26 +116,6 @@ def test_a_run_that_goes_on_in_its_own_context_needs_no_seam(before: str, contex
     assert (run.target_start, run.target_end, run.seam_len) == (250 + seam_len, 450, seam_len)
 
 
-@pytest.mark.parametrize("gap_len", [0, 1, 20])
-def test_a_run_behind_a_gap_has_a_seam_whatever_its_context(gap_len: int) -> None:
-    """The donor saw the same tokens before it, but here they are computed: in another context than the donor's."""
-    body = text(1, 200)
-    index = ContentIndex(MOST_REUSE)
-    path = join(text(10, 70), body)
-    index.publish("a", path, [(70 + gap_len, len(path))])
-    (run,) = plan_of(index, text(20, 50), body, text(21, 9)).runs
-    assert (run.target_start, run.seam_len) == (50 + gap_len + 1, 1)
-
-
-@pytest.mark.parametrize("prefix_len", [0, 20, 32, 100, 150])
-def test_rows_of_the_very_same_path_need_no_seam(prefix_len: int) -> None:
-    """Shift 0 and equal from position 0 on: the rows are exact, wherever the tree's own match ended."""
-    path = text(1, 300)
-    index = index_of(path)
-    (run,) = plan_of(index, path, text(2, 9), prefix_len=prefix_len).runs
-    assert (run.target_start, run.target_end, run.seam_len) == (max(SINK, prefix_len), 300, 0)
-
-
 @pytest.mark.parametrize(("at", "runs"), [(5, [(SINK + 1, 300, 1)]), (150, [(SINK, 150, 0), (152, 300, 1)])])
 def test_what_follows_the_first_changed_token_is_not_exact(at: int, runs: list[tuple[int, int, int]]) -> None:
     path = text(1, 300)
@@ -175,19 +153,6 @@ def test_the_tail_is_computed(tail_tokens: int, compute_from: int | None) -> Non
     end = min(440, last - max(1, tail_tokens if knows_most else 4 * tail_tokens))
     assert spans(plan) == ([(41, end)] if end - 41 >= 8 else [])
     assert plan.runs or plan.dropped.get(DropReason.TAIL) == 1 or last < 60
-
-
-@pytest.mark.parametrize(("num_changed", "foreign_tokens"), [(0, 0), (1, 0), (1, 1), (12, 11), (12, 12)])
-def test_what_is_foreign_to_the_prompt_stays_out_of_the_tail(num_changed: int, foreign_tokens: int) -> None:
-    """Rows may lie there that were computed after at most so many tokens that do not stand before them here."""
-    path = text(0, 300)
-    index = index_of(path)
-    changed = path.copy()
-    changed[5 : 5 + num_changed] += 1
-    options = asking(tail_tokens=200, foreign_tokens=foreign_tokens, unseen_percent=100)
-    plan = plan_of(index, changed, text(1, 9), options=options)
-    start = SINK + (1 if num_changed else 0)
-    assert spans(plan) == [(start, 300 if num_changed <= foreign_tokens else 109)]
 
 
 HEAD, CLOSING, TURN = text(0, 300), text(1, 100), text(2, 60)
@@ -230,42 +195,6 @@ def test_the_tail_goes_to_the_donor_that_fits_though_another_is_longer() -> None
     assert [(run.target_start, run.target_end, run.shift) for run in without.runs] == [(301, 460, -100)]
 
 
-@pytest.mark.parametrize(("num_known", "end"), [(0, None), (350, 600), (370, 900), (600, 999)])
-def test_near_the_end_a_donor_knows_the_better_part(num_known: int, end: int | None) -> None:
-    """From four tails before the end on 60 in 100 of what stands there; in the tail all but 10."""
-    body = text(1, 400)
-    before = text(0, 600)
-    index = index_of(join(text(2, 600 - num_known), before[600 - num_known :], body))
-    tokens = join(before, body)
-    plan = plan_of(index, tokens, options=asking(tail_tokens=100))
-    assert [run.target_end for run in plan.runs] == ([] if end is None else [end])
-    assert plan.dropped.get(DropReason.TAIL, 0) == (0 if end == 999 else 1)
-
-
-def test_runs_that_end_before_the_tail_are_as_many_as_there_are() -> None:
-    """The donor has seen 80 in 100 of what stands before each of 60 spans; no bound on misfits counts what is taken."""
-    index = ContentIndex(MOST_REUSE)
-    bodies = [text(number, 80) for number in range(60)]
-    donor, target = (
-        join(*[part for number, body in enumerate(bodies) for part in (text(seed + number, 20), body)])
-        for seed in (1000, 2000)
-    )
-    publish(index, donor)
-    plan = plan_of(index, target, options=asking(tail_tokens=1500))
-    # All in front of the tail but the first, before which the donor has seen nothing of what stands here.
-    assert len(plan.runs) == 44
-    assert plan.runs[-1].target_end == len(target) - 1500
-
-
-def test_a_text_that_is_repeated_is_no_context_of_its_own() -> None:
-    """The first copy's rows do not know that they are repeated: the second is computed near the end."""
-    once = join(text(0, 100), text(1, 500))
-    index = index_of(once)
-    tokens = join(once, text(1, 500), text(2, 10))
-    plan = plan_of(index, tokens, prefix_len=len(once), options=asking(tail_tokens=50))
-    assert spans(plan) == [(601, len(tokens) - 200)]
-
-
 def test_a_donor_that_has_shrunk_serves_what_is_left_of_it() -> None:
     body = text(0, 500)
     index = index_of(join(text(1, 60), body))
@@ -276,30 +205,6 @@ def test_a_donor_that_has_shrunk_serves_what_is_left_of_it() -> None:
         assert spans(plan) == ([(71, 70 + left - 60)] if left > 123 else [])
         assert index.stats().num_tokens == left
         check(index)
-
-
-def test_turns_of_a_conversation_share_their_tokens_and_one_path() -> None:
-    """A resolver matches and locks a path once, however many nodes it has; a run may cover all of them."""
-    turns = [text(i, 150) for i in range(40)]
-    index = ContentIndex(MOST_REUSE)
-    for i in range(1, len(turns) + 1):
-        index.publish("a", join(*turns[:i]), [(150 * (i - 1), 150 * i)])
-    assert index.stats().num_nodes == len(turns)
-    assert index.stats().num_tokens == 40 * 150
-    plan = plan_of(index, text(99, 50), *(join(turns[i], text(100 + i, 10)) for i in (3, 30, 7, 12, 39)))
-    assert len(plan.runs) == 5
-    assert len({id(run.donor) for run in plan.runs}) == 1
-    # A chunk over the border of two turns is a donor too.
-    assert donor_spans(plan_of(index, text(98, 60), *turns, text(97, 5))) == [(SINK + 1, 40 * 150)]
-
-
-@pytest.mark.parametrize(("donor_start", "target_start"), [(0, 100), (20, 100), (100, 0), (100, 20), (7, 7)])
-def test_the_sink_is_never_part_of_a_run(donor_start: int, target_start: int) -> None:
-    body = text(0, 300)
-    index = index_of(join(text(1, donor_start), body))
-    (run,) = plan_of(index, text(2, target_start), body, text(3, 9)).runs
-    assert min(run.donor_start, run.target_start) == SINK + 1
-    assert run.target_end == target_start + 300
 
 
 @pytest.mark.parametrize(("request_us", "gap_us", "num_runs"), [(0.0, 100.0, 2), (0.0, 250.0, 1), (900.0, 100.0, 0)])

@@ -104,7 +104,6 @@ def demo_table(folder: Path) -> Table:
         paired = run.summary.paired
         assert paired is not None
         later = paired.from_second_call
-        assert later is not None
         stock, patched = (run.summary.arms[arm].computed_tokens for arm in (paired.baseline, paired.arm))
         label = "behind a clock" if name.startswith("clock") else "as recorded"
         table.rows.append([label, "stock", f"{stock:,}", seconds(later.baseline_ttft_p50_s), ""])

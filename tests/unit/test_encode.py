@@ -130,23 +130,26 @@ def test_ids_are_those_of_the_whole_text(
     text = whole_text(encoded)
     assert encoded.tokens.tolist() == whole.encode(text, add_special_tokens=False).ids
     assert all(content.strip() in text for content in contents)
+    # A server's cache holds the prompt's own tokens, however the answer begins.
     assert encoded.path[: len(encoded.tokens)].tolist() == encoded.tokens.tolist()
+    assert "".join(answer).strip() in encoded.text(len(encoded.tokens), len(encoded.path))
     starts, ends = zip(*((part.start, part.end) for part in encoded.parts), strict=True)
     assert (0, *ends) == (*starts, len(encoded.tokens))
     cut = len(encoded.path) // 2
     assert encoded.text(0, cut) + encoded.text(cut, len(encoded.path)) == encoded.text(0, len(encoded.path))
 
 
-def test_a_prompt_goes_on_where_the_path_before_it_ended(folders: Callable[[str], str]) -> None:
-    encoder = load_encoder(folders("chatml"))
+@pytest.mark.parametrize("template", ["chatml", None])
+def test_a_prompt_goes_on_where_the_path_before_it_ended(folders: Callable[[str], str], template: str | None) -> None:
+    encoder = load_encoder(template and folders(template))
     first = encoder.encode(make_call("Where is the quick fox?", answer="Over there."))
     second = encoder.encode(make_call("Where is the quick fox?", "Over there.", "Thanks, fox."))
     assert whole_text(first).endswith("<|im_end|>\n<|im_start|>assistant\n")
     assert first.text(len(first.tokens), len(first.path)) == "Over there.<|im_end|>"
     assert np.array_equal(second.tokens[: len(first.path)], first.path)
     assert (first.path.dtype, first.path.ndim, first.path.flags.c_contiguous) == (np.int32, 1, True)
-    assert encoder.is_exact
-    assert encoder.name == folders("chatml")
+    assert encoder.is_exact == (template is not None)
+    assert template is None or encoder.name == folders(template)
     delimiters = {first.text(at, at + 1) for at, token in enumerate(first.path) if token in encoder.delimiters}
     assert delimiters == {"<|im_start|>", "<|im_end|>"}
     assert encoder.encode(make_call("x")).path.tolist() == encoder.encode(make_call("x")).tokens.tolist()
@@ -161,14 +164,6 @@ def test_every_id_has_its_text(tmp_path: Path, kind: str) -> None:
     assert "".join("".join(texts).split()) == "".join(whole_text(encoded).split())
     assert texts[0] == "<|im_start|>"
     assert any(text.startswith(" ") and text.strip() for text in encoder.texts), "a space in front belongs to the token"
-
-
-def test_an_answer_that_its_template_would_join_is_tokenised_apart(folders: Callable[[str], str]) -> None:
-    """A server's cache holds the prompt's own tokens, however the answer begins."""
-    for template in ("chatml", "plain"):
-        encoded = load_encoder(folders(template)).encode(make_call("Print it.", answer="\n\n\nprint(add(1, 2))"))
-        assert encoded.path[: len(encoded.tokens)].tolist() == encoded.tokens.tolist()
-        assert encoded.text(len(encoded.tokens), len(encoded.path)).startswith("\n\n\nprint(add(1, 2))")
 
 
 def test_an_answer_is_not_the_beginning_of_a_text(folders: Callable[[str, str], str]) -> None:
@@ -330,18 +325,13 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_stand_in_needs_no_files() -> None:
     encoder = load_encoder(None)
-    first = encoder.encode(make_call("the quick brown fox", answer="over the lazy dog"))
-    second = encoder.encode(make_call("the quick brown fox", "over the lazy dog", "ok"))
-    assert np.array_equal(second.tokens[: len(first.path)], first.path)
-    assert part_texts(second) == IN_CHATML
-    opens = [at for at, token in enumerate(second.tokens) if token in encoder.delimiters]
-    assert [second.text(at, at + 1) for at in opens] == ["<|im_start|>", "<|im_end|>"] * 3 + ["<|im_start|>"]
-    assert not encoder.is_exact
-    assert "".join(encoder.texts[token] for token in second.tokens) == whole_text(second)
+    encoded = encoder.encode(make_call("the quick brown fox", "over the lazy dog", "ok"))
+    assert part_texts(encoded) == IN_CHATML
+    assert "".join(encoder.texts[token] for token in encoded.tokens) == whole_text(encoded)
     roles = [part.role for part in encoder.encode(make_call(**WITH_TOOLS)).parts]
     assert roles == ["system", "user", "assistant", "tool", "template"]
     with pytest.raises(IndexError, match=r"tokens \[0, 99\) of a path of"):
-        first.text(0, 99)
+        encoded.text(0, 99)
 
 
 @given(text=st.text())

@@ -90,13 +90,6 @@ def test_continuing_is_no_break() -> None:
     assert diagnose(call_of(first), call_of(then, index=1)) == [None, None]
 
 
-def test_order() -> None:
-    one, two, three = prose(7), prose(8), prose(9)
-    for order in ((two, one, three), (three, one, two), (two, three, one)):
-        found = second(chat("Rank.", "\n\n".join((one, two, three))), chat("Rank.", "\n\n".join(order)))
-        assert found.cause is Cause.REORDERED, order
-
-
 def test_note_that_moves_with_the_end() -> None:
     note = "\n\nREMINDER: you have {} turns left to complete the whole of the task that you were given."
     first = chat("You are.", BODY + note.format(19))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -70,19 +69,20 @@ def test_out_must_have_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "is a folder" in capsys.readouterr().err
 
 
-def test_trace_without_text_is_refused_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = tmp_path / "blocks.jsonl"
-    trace.write_text(json.dumps({"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}) + "\n")
-    assert main(["explain", str(trace), "--out", str(tmp_path / "page.html")]) == 1
-    assert "no text" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == [trace]
-
-
-def test_bad_line_in_the_last_file_is_found_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n', "no text"),
+        ('{"messages": [{"role": "user", "content": "x"}]}\nnot json\n', "log.jsonl:2"),
+    ],
+)
+def test_what_is_wrong_with_the_last_file_is_found_first(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trace = tmp_path / "log.jsonl"
-    trace.write_text('{"messages": [{"role": "user", "content": "x"}]}\nnot json\n')
+    trace.write_text(text)
     assert main(["explain", SAMPLE, str(trace), "--out", str(tmp_path / "page.html")]) == 1
-    assert "log.jsonl:2" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [trace]
 
 

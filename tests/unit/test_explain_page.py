@@ -122,6 +122,14 @@ def to_calls(page: Page) -> None:
     page.frame()
 
 
+def show(page: Page, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False, **chosen: str) -> None:
+    """Open a page, set its controls and scroll to the calls."""
+    page.open(path, width=width, height=height, dark=dark)
+    for control, value in chosen.items():
+        choose(page, control, value)
+    to_calls(page)
+
+
 def rows(page: Page) -> list[str]:
     """The labels of the rows in the document, from top to bottom."""
     script = (
@@ -184,8 +192,7 @@ def first_run(page: Page) -> tuple[int, list[int]]:
 
 
 def test_nothing_goes_wrong_and_nothing_is_asked_for(page: Page, sample: Path) -> None:
-    page.open(sample)
-    to_calls(page)
+    show(page, sample)
     assert page.run("document.documentElement.dataset.state") == "ready"
     assert page.complaints() == []
     assert page.requests() == [sample.as_uri()]
@@ -221,11 +228,13 @@ def test_ten_thousand_calls_cost_what_is_in_view(page: Page, large: Path) -> Non
     assert page.complaints() == []
 
 
-def test_hover_shows_text_donor_and_position(page: Page, sample: Path) -> None:
-    page.open(sample, height=1600)
-    choose(page, "scale", "call")
-    to_calls(page)
+def test_bar_has_the_colours_of_its_spans_and_hover_shows_text_donor_and_position(page: Page, sample: Path) -> None:
+    show(page, sample, height=1600, scale="call")
     call, (start, end, shift, _, donor) = first_run(page)
+    prefix = page.run(f"document.getElementById('call-{call}').call.prefixLen")
+    drawn, run = (colour_at(page, call, token) for token in (prefix * 0.9, (start + end) / 2))
+    assert drawn == colour_of(page, "prefix")
+    assert run not in (drawn, colour_of(page, "computed"))
     page.move(*place(page, call, (start + end) / 2))
     text = card(page)
     assert f"Chunk hit: {end - start:,} tokens" in text
@@ -240,26 +249,12 @@ def test_hover_shows_text_donor_and_position(page: Page, sample: Path) -> None:
     assert card(page) == ""
 
 
-def test_bar_has_the_colours_of_its_spans(page: Page, sample: Path) -> None:
-    page.open(sample, height=1600)
-    choose(page, "scale", "call")
-    to_calls(page)
-    call, (start, end, _, _, _) = first_run(page)
-    prefix = page.run(f"document.getElementById('call-{call}').call.prefixLen")
-    drawn, run = (colour_at(page, call, token) for token in (prefix * 0.9, (start + end) / 2))
-    assert drawn == colour_of(page, "prefix")
-    assert run not in (drawn, colour_of(page, "computed"))
-
-
 def test_changed_fields_are_marked(page: Page, tmp_path_factory: pytest.TempPathFactory) -> None:
     calls = prices("seven", "eight", "eight")
     config = CoreConfig(seam_tokens=1, tail_tokens=0)
     _, outcome, _ = serve(calls, config)
     (start, end), at, run = outcome.guarded[0], outcome.prefix_len, outcome.runs[-1]
-    page.open(explain(tmp_path_factory, calls, config=config), height=1600)
-    choose(page, "scale", "call")
-    choose(page, "cause", "changed")
-    to_calls(page)
+    show(page, explain(tmp_path_factory, calls, config=config), height=1600, scale="call", cause="changed")
     assert [label.split(":")[0] for label in rows(page)] == ["s · call 1"]
     assert f"{outcome.num_guarded} tokens computed because of a changed field" in rows(page)[0]
     assert colour_at(page, 1, (start + end) / 2) == colour_of(page, "field")
@@ -277,10 +272,7 @@ def test_changed_fields_are_marked(page: Page, tmp_path_factory: pytest.TempPath
 
 
 def test_click_goes_to_the_donor_and_back(page: Page, large: Path) -> None:
-    page.open(large)
-    choose(page, "find", "session-050")
-    choose(page, "scale", "call")
-    to_calls(page)
+    show(page, large, find="session-050", scale="call")
     assert {label[:11] for label in rows(page)} == {"session-050"}
     # Its donor is the last call of the session before, which the filter hides.
     page.click(*place(page, 5_000, 700))
@@ -296,8 +288,7 @@ def test_click_goes_to_the_donor_and_back(page: Page, large: Path) -> None:
 
 
 def test_filter_and_sort(page: Page, large: Path) -> None:
-    page.open(large)
-    to_calls(page)
+    show(page, large)
     assert page.run("document.querySelectorAll('.session').length") >= 1
     choose(page, "cause", "clock")
     assert page.run("document.getElementById('shown').textContent") == f"{MANY // 2 - 1:,} of 10,000 calls"
@@ -333,9 +324,7 @@ def test_cause_opens_to_its_calls_and_leads_to_their_bars(page: Page, sample: Pa
 
 
 def test_keys_walk_calls_and_spans(page: Page, sample: Path) -> None:
-    page.open(sample)
-    choose(page, "cause", "lost")
-    to_calls(page)
+    show(page, sample, cause="lost")
     page.run("document.getElementById('bars').focus()")
     page.press("Home")
     active = "document.querySelector('.row.active').call.number"
@@ -395,8 +384,7 @@ def test_text_is_never_taken_for_markup(page: Page, tmp_path_factory: pytest.Tem
 
 
 def test_one_call_and_no_breaks(page: Page, tmp_path_factory: pytest.TempPathFactory) -> None:
-    page.open(explain(tmp_path_factory, [call_of(chat("You are.", "Hello."))]))
-    to_calls(page)
+    show(page, explain(tmp_path_factory, [call_of(chat("You are.", "Hello."))]))
     assert "Nothing broke" in page.run("document.getElementById('causes').innerText")
     assert "1 call" in page.run("document.getElementById('shown').textContent")
     assert len(rows(page)) == 1
@@ -413,8 +401,7 @@ def test_nothing_is_wider_than_the_screen(page: Page, tmp_path_factory: pytest.T
         call_of(chat(f"mode {number}.\n{BODY}", "x" * 300), session=name, index=number, agent="agent" * 30)
         for number in range(3)
     ]
-    page.open(explain(tmp_path_factory, calls, name), width=width, height=800, dark=True)
-    to_calls(page)
+    show(page, explain(tmp_path_factory, calls, name), width=width, height=800, dark=True)
     assert page.run("document.documentElement.scrollWidth") == width
     assert page.run(
         "[...document.querySelectorAll('.row, .session')].every((row) => row.scrollWidth <= row.clientWidth + 1)"

@@ -9,7 +9,7 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,7 +18,6 @@ import pytest
 from pic_bench.compare.arms import build_arms
 from pic_bench.compare.compare import Settings, run_compare
 from pic_bench.compare.run_folder import Config, make_scenes
-from pic_bench.fidelity.folder import PROBES
 from pic_bench.out_folder import write_whole
 from pic_traces import load
 from pic_traces.data import DATA
@@ -28,11 +27,9 @@ from pic_traces.replay import ReplayOptions, run_replay
 
 from sglang_pic.cli import main
 from sglang_pic.client.library import Library
-from tests.unit.test_replay_process import PACKAGE_ROOTS, FakeServer, Handler, QuietServer, command, fake, write_trace
+from tests.unit.test_replay_process import ENV, FakeServer, Handler, QuietServer, command, fake, write_trace
 
 __all__ = ["fake"]
-
-ENV = {**os.environ, "PYTHONPATH": PACKAGE_ROOTS}
 
 
 @contextmanager
@@ -58,19 +55,14 @@ def test_a_full_disk_under_stdout() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_full_disk_under_a_page_leaves_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("words", [["explain", "sample:opendevin", "--out"], ["model", "tiny-gqa"]])
+def test_a_full_disk_under_a_page_or_a_model_leaves_neither(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with files_up_to(4_000):
-        code = main(["explain", "sample:opendevin", "--out", str(tmp_path / "page.html")])
-    assert code == 1
-    assert capsys.readouterr().err.splitlines()[-1].startswith("sglang-pic: error: File too large")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_disk_under_a_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with files_up_to(10_000):
-        assert main(["model", "tiny-gqa", str(tmp_path / "model")]) == 1
+        assert main([*words, str(tmp_path / "made")]) == 1
     assert "sglang-pic: error: " in capsys.readouterr().err.splitlines()[-1]
-    assert not (tmp_path / "model").exists()
+    assert [path for path in tmp_path.iterdir() if path.name != ".made.lock"] == []
 
 
 def test_a_full_disk_under_a_replay(fake: FakeServer, tmp_path: Path) -> None:
@@ -83,26 +75,22 @@ def test_a_full_disk_under_a_replay(fake: FakeServer, tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
-def test_what_was_there_stays_where_the_disk_is_full(tmp_path: Path) -> None:
-    """A run that is resumed writes its records anew, without a line that was cut off."""
-    records = tmp_path / PROBES
-    records.write_bytes(b"measured\n" * 100)
-    with files_up_to(100), pytest.raises(OSError, match="File too large"):
-        write_whole(records, b"measured\n" * 99)
-    assert records.read_bytes() == b"measured\n" * 100
-    assert os.listdir(tmp_path) == [PROBES]
-    write_whole(records, b"measured\n")
-    assert records.read_bytes() == b"measured\n"
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "records of a run that is resumed": lambda path: write_whole(path, b"measured\n" * 100),
+    "skills": lambda path: Library(path)._write(),
+}
 
 
-def test_skills_that_were_compiled_stay_where_the_disk_is_full(tmp_path: Path) -> None:
-    path = tmp_path / "skills.json"
-    Library(path)._write()
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_what_was_there_stays_where_the_disk_is_full(write: Callable[[Path], None], tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write(path)
     before = path.read_bytes()
     with files_up_to(5), pytest.raises(OSError, match="File too large"):
-        Library(path)._write()
+        write(path)
     assert path.read_bytes() == before
-    assert os.listdir(tmp_path) == ["skills.json"]
+    assert os.listdir(tmp_path) == ["file"]
+    write(path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])

@@ -11,36 +11,25 @@ from pathlib import Path
 import msgspec
 import pytest
 from fidelity_records import Asked, StandIn, probe, recorded
-from pic_bench.fidelity.arms import (
-    CONTROLS,
-    DEFAULT_POLICIES,
-    EXACT,
-    FULL,
-    Arm,
-    parse_order,
-    parse_policy,
-    place_sessions,
-    spliced_arms,
-)
-from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Job, Span, derange, place_blocks
-from pic_bench.fidelity.cases.compose import ORDERS_PER_LIBRARY, SEAMS, compose_jobs, other_orders
-from pic_bench.fidelity.cases.passages import FrameText, PassageJobs, filler_len, grid_case, make_filler, shift_case
+from pic_bench.fidelity.arms import CONTROLS, DEFAULT_POLICIES, EXACT, FULL, Arm, parse_policy, place_sessions
+from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Job, Span, find_block, place_blocks
+from pic_bench.fidelity.cases.compose import ORDERS_PER_LIBRARY, SEAMS, compose_jobs
+from pic_bench.fidelity.cases.passages import grid_jobs, shift_jobs
 from pic_bench.fidelity.cases.qa import QA_MIN_SPLICED, qa_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
 from pic_bench.fidelity.compared import make_cells, make_panels
 from pic_bench.fidelity.config import QUICK_SIZES
 from pic_bench.fidelity.measure import Unrealised, check_realised, measure
-from pic_bench.fidelity.pictures import by_skills
 from pic_bench.fidelity.record import Donors, Experiment, append_lines
 from pic_bench.fidelity.report import write_report
 from pic_bench.fidelity.summary import Thresholds
-from pic_bench.fidelity.tables import skills_table
+from pic_bench.fidelity.tables import cell_table, crossed
 from pic_bench.fidelity.target import Recorded
 from pic_traces.questions import GENERATED, Question, generated_questions, read_questions
 
 from sglang_pic.errors import BenchError, ConfigError
 
-SIZES = msgspec.structs.replace(QUICK_SIZES, skills=(1, 2, 4), compositions=8)
+SIZES = msgspec.structs.replace(QUICK_SIZES, skills=(1, 2, 3, 4), compositions=8)
 
 
 @pytest.fixture(scope="module")
@@ -54,52 +43,59 @@ def pool(text: ModelText) -> TextPool:
 
 
 def check_case(case: Case) -> None:
-    """Every block has its ids in a donor, at the shift that the case names, and neither neighbour is equal."""
+    """Every block has its ids in a donor, at another place, and neither neighbour is equal."""
     for kind, donors in case.donors.items():
         for number, block in enumerate(case.blocks):
             ids = case.prompt[block.start : block.end]
-            shift = case.block_shifts[kind][number]
             donor = donors[number] if kind is Donors.ISOLATED else donors[0]
-            start = block.start - shift
-            assert shift != 0
-            assert start >= MIN_HEADER
-            assert donor[start : start + len(ids)] == ids
+            start = find_block(donor, ids)
+            assert MIN_HEADER <= start != block.start
             assert donor[start - 1] != case.prompt[block.start - 1]
             after = start + len(ids)
             assert after < len(donor)
             assert donor[after] != case.prompt[block.end]
 
 
-@pytest.mark.parametrize("num_blocks", [1, 2, 16])
-def test_a_grid_prompt_and_its_donors(text: ModelText, pool: TextPool, num_blocks: int) -> None:
-    case = grid_case(FrameText(text), pool, num_blocks=num_blocks, number=3, seed=0)
-    check_case(case)
-    assert [end - start for start, end in case.blocks] == [80] * num_blocks
-    assert len(case.donors[Donors.ISOLATED]) == num_blocks
-    assert len(case.donors[Donors.CONTEXT]) == 1
-    assert len(case.gold) == 32
-    assert len(case.prompt) - case.blocks[-1].end == 24, "the tail is computed"
-    # Block, tail and gold of the last passage are one piece of the text.
-    passage = text.text(case.prompt[case.blocks[-1].start :] + case.gold)
-    assert any(passage in document for document in trace_texts("sample:opendevin"))
-    again = grid_case(FrameText(text), pool, num_blocks=num_blocks, number=3, seed=0)
-    assert again == case
-    assert grid_case(FrameText(text), pool, num_blocks=num_blocks, number=4, seed=0).prompt != case.prompt
+def test_a_grid_prompt_and_its_donors_and_arms(text: ModelText, pool: TextPool) -> None:
+    sizes = msgspec.structs.replace(QUICK_SIZES, prompts=2, blocks=(1, 2, 16), key_prompts=1)
+    jobs = list(grid_jobs(sizes, pool, text, 0))
+    assert jobs == list(grid_jobs(sizes, pool, text, 0))
+    assert len({tuple(job.case.prompt) for job in jobs}) == len(jobs) == 6
+    assert [job.keys for job in jobs] == [True] * 3 + [False] * 3
+    for job, num_blocks in zip(jobs, sizes.blocks * 2, strict=True):
+        case = job.case
+        check_case(case)
+        assert [end - start for start, end in case.blocks] == [80] * num_blocks
+        assert (len(case.donors[Donors.ISOLATED]), len(case.donors[Donors.CONTEXT])) == (num_blocks, 1)
+        places = [find_block(case.donors[Donors.CONTEXT][0], case.prompt[start:end]) for start, end in case.blocks]
+        assert num_blocks == 1 or all(sorted(places).index(at) != i for i, at in enumerate(places)), "another order"
+        assert len(case.gold) == 32
+        assert len(case.prompt) - case.blocks[-1].end == 24, "the tail is computed"
+        # Block, tail and gold of the last passage are one piece of the text.
+        passage = text.text(case.prompt[case.blocks[-1].start :] + case.gold)
+        assert any(passage in document for document in trace_texts("sample:opendevin"))
+    arms = jobs[0].arms
+    assert arms[:3] == CONTROLS
+    assert len({arm.label for arm in arms}) == len(arms) == 3 + 2 * (3 + 1)
+    assert all(not arm.rotate and arm.seam_tokens == 1 for arm in arms if arm.name == "naive")
+    assert {arm.seam_tokens for arm in arms[3:] if arm.rotate} == {*sizes.seams}
 
 
-@pytest.mark.parametrize("shift", [1, 16, 1024])
-def test_a_shifted_prompt_moves_its_block_by_so_much(text: ModelText, pool: TextPool, shift: int) -> None:
-    frames = FrameText(text)
-    filler = make_filler(pool, filler_len(frames, 1024), seed=0)
-    cases = [shift_case(frames, pool, filler, shift=shift, number=n, seed=0) for n in range(2)]
+def test_a_shifted_prompt_moves_its_block_by_so_much(text: ModelText, pool: TextPool) -> None:
+    sizes = msgspec.structs.replace(QUICK_SIZES, shift_prompts=2, shifts=(1, 16, 1024, 100_000))
+    cases = [job.case for job in shift_jobs(sizes, pool, text, 0)]
+    assert [case.shift for case in cases] == [1, 16, 1024] * 2, "there is no room for more"
     for case in cases:
         check_case(case)
-        assert case.block_shifts == {Donors.ISOLATED: (shift,)}
-        assert case.prompt[: case.warm_len] == filler[: case.warm_len]
-        assert MIN_HEADER <= case.warm_len < case.blocks[0].start
-    other = shift_case(frames, pool, filler, shift=64, number=0, seed=0)
-    assert other.donors == cases[0].donors, "the same block at every shift"
-    assert other.gold == cases[0].gold
+        ((start, end),) = case.blocks
+        assert start - find_block(case.donors[Donors.ISOLATED][0], case.prompt[start:end]) == case.shift
+        assert case.prompt[: case.warm_len] == cases[2].prompt[: case.warm_len]
+        assert MIN_HEADER <= case.warm_len < start
+    same, other = cases[:3], cases[3:]
+    assert all(case.donors == same[0].donors and case.gold == same[0].gold for case in same), "the same block"
+    assert other[0].donors != same[0].donors
+    with pytest.raises(ConfigError, match="no shift of"):
+        next(shift_jobs(msgspec.structs.replace(sizes, shifts=(100_000,)), pool, text, 0))
 
 
 def test_blocks_of_a_prompt_share_no_passage(text: ModelText) -> None:
@@ -124,28 +120,11 @@ def test_a_block_that_would_grow_is_refused() -> None:
         place_blocks(Frame(header=[1], markers=[[2]], closing=[3]), donor, [[5] * 80], [6] * 80, random.Random(0))
 
 
-@pytest.mark.parametrize("count", [2, 3, 16])
-def test_no_block_keeps_its_place_in_context(count: int) -> None:
-    order = derange(count, random.Random(count))
-    assert sorted(order) == list(range(count))
-    assert all(place != i for place, i in enumerate(order))
-
-
-def test_every_seam_is_an_arm_for_both_kinds_of_donors(text: ModelText, pool: TextPool) -> None:
-    job = next(PassageJobs(QUICK_SIZES, pool, text, 0).grid())
-    assert job.arms[:3] == CONTROLS
-    labels = [arm.label for arm in job.arms]
-    assert len(set(labels)) == len(labels) == 3 + 2 * (3 + 1)
-    naive = [arm for arm in job.arms if arm.name == "naive"]
-    assert all(not arm.rotate and arm.seam_tokens == 1 for arm in naive)
-    assert {arm.seam_tokens for arm in spliced_arms((0, 32), (Donors.ISOLATED,)) if arm.rotate} == {0, 32}
-
-
 @pytest.mark.parametrize("kind", GENERATED)
 def test_generated_questions_are_answered_by_their_documents(text: ModelText, kind: str) -> None:
     questions = list(generated_questions(kind, limit=6, seed=1))
     assert questions == list(generated_questions(kind, limit=6, seed=1))
-    for question, job in zip(questions, qa_jobs(QUICK_SIZES, questions, text, 0), strict=True):
+    for question, job in zip(questions, qa_jobs(questions, text, 0), strict=True):
         check_case(job.case)
         assert len(job.case.blocks) >= 3
         assert all(end - start >= 80 for start, end in job.case.blocks)
@@ -165,7 +144,7 @@ def test_long_documents_are_cut_around_the_answer_and_short_ones_joined(text: Mo
         answers=("platypus",),
         supporting=frozenset({0}),
     )
-    (job,) = qa_jobs(QUICK_SIZES, [question], text, 0)
+    (job,) = qa_jobs([question], text, 0)
     check_case(job.case)
     assert "platypus" in text.text(job.case.prompt)
     assert len(job.case.prompt) < 700
@@ -187,7 +166,7 @@ def test_lists_of_values_are_cut_to_whole_lines_and_the_key_leads_to_the_answer(
     path.write_text(json.dumps({"id": "kv-0", "source": "kv_retrieval", "documents": documents, "qa": qa}))
     (question,) = read_questions(path, limit=1, seed=0)
     assert question.lead == f'"{key}": "'
-    (job,) = qa_jobs(QUICK_SIZES, [question], text, 0)
+    (job,) = qa_jobs([question], text, 0)
     check_case(job.case)
     prompt = text.text(job.case.prompt)
     assert prompt.endswith(question.lead)
@@ -257,7 +236,7 @@ def test_policies_are_read_and_refused() -> None:
 def test_orders_of_sessions() -> None:
     sessions = [4, 1, 1, 9, 0, 5]
     in_order = {
-        order: sorted(set(sessions), key=place_sessions(sessions, parse_order(order)).__getitem__)
+        order: sorted(set(sessions), key=place_sessions(sessions, order).__getitem__)
         for order in ("recorded", "reversed", "shuffled-1", "shuffled-2")
     }
     assert in_order["recorded"] == [0, 1, 4, 5, 9] == in_order["reversed"][::-1]
@@ -265,7 +244,7 @@ def test_orders_of_sessions() -> None:
     assert in_order["shuffled-1"] == [1, 5, 9, 4, 0]  # the same in every run, whatever its seed
     for wrong in ("", "shuffled", "shuffled-0", "shuffled-10000", "Recorded", "../x"):
         with pytest.raises(ConfigError, match="--order"):
-            parse_order(wrong)
+            place_sessions(sessions, wrong)
 
 
 @pytest.fixture(scope="module")
@@ -274,7 +253,7 @@ def jobs(text: ModelText, pool: TextPool) -> list[Job]:
 
 
 def test_every_skill_has_the_ids_that_it_was_compiled_with(jobs: list[Job]) -> None:
-    assert [sum(len(job.case.blocks) == count for job in jobs) for count in (1, 2, 4)] == [8, 8, 8]
+    assert [sum(len(job.case.blocks) == count for job in jobs) for count in SIZES.skills] == [8] * 4
     for case in (job.case for job in jobs):
         assert case.warm_len >= MIN_HEADER
         assert case.blocks[0].start == case.warm_len
@@ -303,20 +282,14 @@ def test_prompts_of_a_library_differ_in_order_and_share_their_donors_and_arms(jo
     assert [case.library for case in four] == ["compose-4-0"] * ORDERS_PER_LIBRARY + ["compose-4-1"] * 2
     assert all(case.donors == four[0].donors for case in four[:ORDERS_PER_LIBRARY])
     assert four[0].donors != four[-1].donors
+    three = [job.case.library for job in jobs if len(job.case.blocks) == 3]
+    assert three == ["compose-3-0"] * 5 + ["compose-3-1"] * 3, "three skills have five other orders"
     assert {job.case.library for job in jobs if len(job.case.blocks) == 1} == {f"compose-1-{n}" for n in range(8)}
     assert text.text(four[0].prompt).count("## Skill ") == 4
     for job in jobs:
         kinds = [Donors.ISOLATED] if len(job.case.blocks) == 1 else [Donors.ISOLATED, Donors.CONTEXT]
         assert job.arms[:2] == (FULL, EXACT)
         assert [(arm.donors, arm.seam_tokens) for arm in job.arms[2:]] == [(k, seam) for k in kinds for seam in SEAMS]
-
-
-@pytest.mark.parametrize(("count", "wanted", "found"), [(1, 6, 1), (2, 6, 1), (3, 6, 5), (16, 24, 24)])
-def test_orders_are_different_and_not_the_librarys_own(count: int, wanted: int, found: int) -> None:
-    orders = other_orders(count, wanted, random.Random(3))
-    assert len(orders) == len(set(orders)) == found
-    assert all(sorted(order) == list(range(count)) for order in orders)
-    assert (tuple(range(count)) in orders) == (count == 1)
 
 
 def test_numbers_of_skills_that_do_not_fit_are_left_out_or_refused(text: ModelText, pool: TextPool) -> None:
@@ -383,15 +356,15 @@ def test_the_report_says_what_share_of_the_skills_is_spliced(tmp_path: Path) -> 
         for arm, kind, kl, hit in arms
     ]
     cells = make_cells(make_panels(probes, Thresholds())[0], Thresholds())
-    rows = skills_table(cells).rows
-    assert [row[:5] for row in rows[:2]] == [["2 skills", w, "32", "4", "90.0 %"] for w in ("alone", "together")]
-    assert [row[4] for row in rows] == ["90.0 %"] * 4 + ["100 %"] * 4
-    assert [row[5] for row in rows[:2]] == [".050 [.050, .050]", ".050 [.050, .050]"]
-    one = make_cells(make_panels([p for p in probes if p.unit == "c-16-0"], Thresholds())[0], Thresholds())
-    assert skills_table(one).rows[0][5:] == [".050", ".050", "100 %"], "one library has no interval"
-    drawn = by_skills(cells).drawing.body
-    assert all(name in drawn for name in ("alone, seam 0", "alone, seam 32", "together, seam 0", "together, seam 32"))
+    table = cell_table(cells)
+    rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    assert {row["of the blocks"] for row in rows if row["arm"] == "seam 32"} == {"90.0 %"}
+    assert {row["of the blocks"] for row in rows if row["arm"] == "seam 0"} == {"100 %"}
+    assert crossed(cells, "Mean KL").rows[-1] == ["seam 32", "4", ".050", ".050"]
     append_lines(tmp_path / "probes.jsonl", probes)
     write_report(tmp_path)
-    assert "| 16 skills | together |   32 |   4 |                90.0 % |" in (tmp_path / "report.md").read_text()
-    assert (tmp_path / "plot-skills-float32-sample.svg").exists()
+    written = (tmp_path / "report.md").read_text()
+    for donors in ("alone", "in context"):
+        assert f"**Mean KL: float32, sample, donors {donors}**" in written
+        drawn = (tmp_path / f"plot-kl-by-skills-float32-sample-donors-{donors.replace(' ', '-')}.svg").read_text()
+        assert all(f"{arm}, 16: " in drawn for arm in ("seam 0", "seam 32"))

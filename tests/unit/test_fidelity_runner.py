@@ -17,7 +17,7 @@ from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.folder import claim_run, merge_runs, read_config, read_environment, read_left_out, read_probes
 from pic_bench.fidelity.measure import Unrealised
 from pic_bench.fidelity.plan import Plan, chosen_questions, make_plan, named_policies
-from pic_bench.fidelity.record import Experiment, Probe, append_lines
+from pic_bench.fidelity.record import Change, Experiment, Probe, TemplateSet, append_lines
 from pic_bench.fidelity.runner import Outcome, run_fidelity
 from pic_bench.out_folder import write_json
 from pic_traces.questions import GENERATED
@@ -37,6 +37,12 @@ def test_arguments_become_a_configuration() -> None:
     assert quick.server_args == ("--page-size", "16")
     assert not {Experiment.TRACE, Experiment.TURNS} & {*quick.experiments}
     assert parse("--experiment trace --quick").experiments == (Experiment.TRACE,)
+    words = " ".join([f"--change {change.name.lower()}" for change in Change])
+    words += " ".join(["", *(f"--experiment {experiment.value}" for experiment in Experiment)])
+    assert (parse(words).changes, parse(words).experiments) == (tuple(Change), tuple(Experiment))
+    assert [parse(f"--set {of.value}").edit_set for of in TemplateSet] == list(TemplateSet)
+    with pytest.raises(SystemExit):
+        parse("--greedy 0")
 
 
 def test_turns_and_edits_have_the_policies_that_are_named() -> None:
@@ -53,11 +59,12 @@ def test_turns_and_edits_have_the_policies_that_are_named() -> None:
         ("--seams 80", "seams"),
         ("--shifts 0,1", "shifts"),
         ("--prompts 0", "prompts"),
+        ("--order sorted", "--order 'sorted'"),
         ("--policy exact", "policy"),
         ("--policy default --experiment grid", "--experiment trace"),
     ],
 )
-def test_sizes_that_cannot_be_measured_are_refused(line: str, named: str) -> None:
+def test_what_cannot_be_measured_is_refused(line: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         parse(line)
 
@@ -87,24 +94,18 @@ def test_a_folder_is_new_or_an_earlier_run_that_is_spoken_of(tmp_path: Path) -> 
     (folder / "probes.jsonl.gz").touch()
     claim_run(folder, config, resume=False, force=True)
     assert list(folder.iterdir()) == []
+    (folder / "mine.txt").write_text("text")
+    for other, why in ((folder, "no earlier fidelity run"), (folder / "mine.txt", "is a file")):
+        with pytest.raises(ConfigError, match=why):
+            claim_run(other, config, resume=False, force=True)
+    assert (folder / "mine.txt").exists()
 
 
-def test_an_order_that_is_none_is_refused_on_the_command_line_and_in_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--order 'sorted'"):
-        parse("--order sorted")
+def test_an_order_that_is_none_is_refused_in_a_folder(tmp_path: Path) -> None:
     written = msgspec.to_builtins(parse("--quick")) | {"orders": ["sorted"]}
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(written))
     with pytest.raises(BenchError, match=r"not of a fidelity run that this version can read .*sorted"):
         read_config(tmp_path)
-
-
-def test_a_folder_of_something_else_is_never_touched(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("text")
-    with pytest.raises(ConfigError, match="no earlier fidelity run"):
-        claim_run(tmp_path, parse(), resume=False, force=True)
-    assert (tmp_path / "mine.txt").exists()
-    with pytest.raises(ConfigError, match="is a file"):
-        claim_run(tmp_path / "mine.txt", parse(), resume=False, force=True)
 
 
 class Server:
@@ -138,7 +139,7 @@ def grid_run(tmp_path: Path, model_dir: Callable[[str], Path]) -> tuple[Plan, Pa
     line = "--experiment grid --dtype float32 --prompts 40 --blocks 1 --seams 0,1"
     config = parse(f"{line} --model {model_dir('smollm2')}")
     claim_run(tmp_path / "run", config, resume=False, force=False)
-    return make_plan(config, quiet=True), tmp_path / "run"
+    return make_plan(config), tmp_path / "run"
 
 
 def go_on(run: tuple[Plan, Path]) -> Outcome:
@@ -146,25 +147,25 @@ def go_on(run: tuple[Plan, Path]) -> Outcome:
     return run_fidelity(*run, start_timeout_s=1, quiet=True)
 
 
-def test_what_was_left_out_is_replaced_and_neither_served_nor_counted_again(
+def test_what_was_left_out_is_neither_served_nor_counted_again(
     grid_run: tuple[Plan, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = grid_run[1]
     server = Server(monkeypatch, "grid-1-3", "grid-1-5")
     first = go_on(grid_run)
-    assert (first.measured, first.resumed, first.left_out) == (40, 0, 2)
+    assert (first.measured, first.resumed, first.left_out) == (38, 0, 2)
     # Broken off after 20 prompts; of the next 20 one more is left out: 3 of 40 are few, 3 of 20 would be too many.
     probes = folder / "probes.jsonl"
     kept = [record for record in read_probes(folder) if int(record.prompt.rpartition("-")[2]) < 20]
     probes.unlink()
     append_lines(probes, kept)
-    server = Server(monkeypatch, "grid-1-3", "grid-1-5", "grid-1-39")
+    server = Server(monkeypatch, "grid-1-39")
     again = go_on(grid_run)
-    assert server.served == [f"grid-1-{number}" for number in range(20, 43)], "each is replaced by one more prompt"
-    assert (again.measured, again.resumed, again.left_out) == (22, 18, 3)
+    assert server.served == [f"grid-1-{number}" for number in range(20, 40)]
+    assert (again.measured, again.resumed, again.left_out) == (19, 18, 3)
     assert [left.prompt for left in read_left_out(folder)] == ["grid-1-3", "grid-1-5", "grid-1-39"]
     whole = go_on(grid_run)
-    assert (whole.measured, whole.resumed, whole.left_out, server.starts) == (0, 40, 3, 1)
+    assert (whole.measured, whole.resumed, whole.left_out, server.starts) == (0, 37, 3, 1)
 
 
 def test_a_run_stops_where_too_much_is_left_out(grid_run: tuple[Plan, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,10 +256,10 @@ def test_a_trace_is_whole_where_one_run_measured_all_of_it(tmp_path: Path) -> No
     assert done == {"trace-float32.done", "trace-bfloat16.done"}
     merge_runs([half, other], tmp_path / "policies", force=False)
     assert list((tmp_path / "policies").glob("*.done")) == [tmp_path / "policies" / "trace-float32.done"]
-    more = finished(tmp_path / "more", f"{trace} bfloat16 --greedy 40 --prompts 7")
+    more = finished(tmp_path / "more", f"{trace} bfloat16 --keys 40 --prompts 7")
     merge_runs([single, more], tmp_path / "amounts", force=False)
     united = read_config(tmp_path / "amounts").sizes
-    assert (united.greedy_prompts, united.prompts) == (40, Sizes().prompts)
+    assert (united.key_prompts, united.prompts) == (40, Sizes().prompts)
     assert not list((tmp_path / "amounts").glob("*.done"))
 
 

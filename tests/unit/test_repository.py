@@ -174,11 +174,15 @@ def imported_packages(tree: ast.Module) -> set[str]:
 
 @pytest.mark.parametrize(
     "modules",
-    ["sglang_pic.cli, sglang_pic.config, sglang_pic.core, pic_traces", "sglang_pic.platform"],
-    ids=["decisions", "platform"],
+    [
+        "sglang_pic.cli, sglang_pic.config, sglang_pic.core, pic_traces",
+        "sglang_pic.platform",
+        "pic_traces.replay, pic_traces.replay.command",
+    ],
+    ids=["decisions", "platform", "replay"],
 )
 def test_importing_what_decides_loads_neither_torch_nor_sglang(modules: str) -> None:
-    """SGLang imports the entry point of the platform in every process of every server."""
+    """SGLang imports the platform's entry point in every process of every server; gevent would patch ours."""
     code = f"import sys, {modules}; print({{'torch', 'triton', 'sglang', 'locust', 'gevent'}} & set(sys.modules))"
     assert output(sys.executable, "-c", code) == "set()\n"
 

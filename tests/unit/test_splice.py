@@ -99,19 +99,6 @@ def test_moved_keys_are_the_models_own_at_the_target() -> None:
         assert torch.equal(values[dst], values[src])
 
 
-def test_mla_rows_turn_in_their_rotary_slice() -> None:
-    rope = models.RotaryEmbedding(is_neox_style=False)
-    pool = models.MLATokenToKVPool()
-    raw, start = torch.randn(20, 1, 16), torch.arange(20)
-    src, dst = torch.arange(20) + 1, torch.arange(20) + 40
-    for rows in pool.kv_buffer:
-        rows[src, :, 24:] = rope.forward_native(start, raw, raw)[1]
-    _splicer(pool, models.make_llama(rotary=rope)).splice(src, dst, torch.full((20,), 77))
-    for rows in pool.kv_buffer:
-        assert torch.equal(rows[dst, :, :24], rows[src, :, :24])
-        assert relative_l2(rows[dst, :, 24:], rope.forward_native(start + 77, raw, raw)[1]) < 1e-4
-
-
 def test_fp8_rows_are_stored_as_bytes_and_move() -> None:
     pool = models.MHATokenToKVPool(dtype=torch.float8_e4m3fn)
     splicer = _splicer(pool)

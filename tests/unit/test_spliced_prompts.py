@@ -141,9 +141,6 @@ def test_divergence_is_that_of_the_spliced_from_the_full_distribution() -> None:
     kl, differs, *_ = rows.measure(other)
     assert kl == pytest.approx(float((p * (p / q).log()).sum()))
     assert differs == float(p.argmax() != q.argmax())
-    assert rows.measure(rows.logits + 3)[0] == pytest.approx(0, abs=1e-9), "a distribution, not logits"
-    rows.logits[7] = -math.inf
-    assert rows.measure()[0] == 0, "a token that neither can give adds nothing"
 
 
 def test_what_is_not_a_number_fails_and_is_still_json() -> None:

@@ -104,37 +104,27 @@ def test_limits_cut_sessions_and_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("values", "message"),
     [
-        ('{"session_id": "x",', r"t\.jsonl:2: bad JSON: .*a trace is JSONL"),
-        ("[1]", r"t\.jsonl:2: list instead of a JSON object"),
-        ({"messages": MESSAGES, "turns": [2]}, r"t\.jsonl:2: .*missing required field `session_id`"),
-        ({**GOOD, "turns": [5]}, r"t\.jsonl:2: turns\[0\] is 5; messages has 5 entries, so 0 to 4 is allowed"),
-        ({**GOOD, "turns": [0]}, r"t\.jsonl:2: call 0 was sent no messages: turns\[0\] is 0"),
-        ({**GOOD, "turns": ["2"]}, r"t\.jsonl:2: not a recorded session: Expected `int`.*turns"),
-        ({**GOOD, "prompts": [[0]]}, r"t\.jsonl:2: prompts has 1 entries but turns has 2"),
-        ({**GOOD, "prompts": [[0], [[3, 6]]]}, r"t\.jsonl:2: prompts\[1\] has \(3, 6\); .*within \[0, 5\)"),
-        ({**GOOD, "prompts": [[-1], [0]]}, r"t\.jsonl:2: prompts\[0\] has -1; "),
-        ({**GOOD, "agents": []}, r"t\.jsonl:2: agents has 0 entries"),
-        ({**GOOD, "messages": [{"content": "x"}]}, r"t\.jsonl:2: messages\[0\] has role None"),
+        ([GOOD, '{"session_id": "x",'], r"t\.jsonl:2: bad JSON: .*a trace is JSONL"),
+        ([GOOD, "[1]"], r"t\.jsonl:2: list instead of a JSON object"),
+        ([GOOD, {"messages": MESSAGES, "turns": [2]}], r"t\.jsonl:2: .*missing required field `session_id`"),
+        ([GOOD, {**GOOD, "turns": [5]}], r"t\.jsonl:2: turns\[0\] is 5; messages has 5 entries, so 0 to 4 is allowed"),
+        ([GOOD, {**GOOD, "turns": [0]}], r"t\.jsonl:2: call 0 was sent no messages: turns\[0\] is 0"),
+        ([GOOD, {**GOOD, "turns": ["2"]}], r"t\.jsonl:2: not a recorded session: Expected `int`.*turns"),
+        ([GOOD, {**GOOD, "prompts": [[0]]}], r"t\.jsonl:2: prompts has 1 entries but turns has 2"),
+        ([GOOD, {**GOOD, "prompts": [[0], [[3, 6]]]}], r"t\.jsonl:2: prompts\[1\] has \(3, 6\); .*within \[0, 5\)"),
+        ([GOOD, {**GOOD, "prompts": [[-1], [0]]}], r"t\.jsonl:2: prompts\[0\] has -1; "),
+        ([GOOD, {**GOOD, "agents": []}], r"t\.jsonl:2: agents has 0 entries"),
+        ([GOOD, {**GOOD, "messages": [{"content": "x"}]}], r"t\.jsonl:2: messages\[0\] has role None"),
+        ([request(""), {"x": 1}], r"t\.jsonl:2: no chat request: no `messages` among the keys x"),
+        ([{"messages": []}], r"t\.jsonl:1: no chat request: messages is \[\]"),
+        ([request("", response=3)], r"t\.jsonl:1: the recorded answer is 3; a string"),
     ],
 )
-def test_errors_name_file_line_and_fault(tmp_path: Path, line: object, message: str) -> None:
+def test_errors_name_file_line_and_fault(tmp_path: Path, values: list[object], message: str) -> None:
     with pytest.raises(TraceError, match=message):
-        list(load(write(tmp_path / "t.jsonl", GOOD, line)))
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "message"),
-    [
-        ("mixed", [request(""), {"x": 1}], r"mixed:2: no chat request: no `messages` among the keys x"),
-        ("none", [{"messages": []}], r"none:1: no chat request: messages is \[\]"),
-        ("answer", [request("", response=3)], r"answer:1: the recorded answer is 3; a string"),
-    ],
-)
-def test_errors_of_whole_files(tmp_path: Path, name: str, values: list[object], message: str) -> None:
-    with pytest.raises(TraceError, match=message):
-        list(load(write(tmp_path / name, *values)))
+        list(load(write(tmp_path / "t.jsonl", *values)))
 
 
 def test_files_that_are_refused_at_once_and_one_that_is_cut_off(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from pic_traces.session import JsonValue
@@ -34,11 +33,6 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     custom_params: dict[str, JsonValue] = {}
     """Of every request."""
 
-    @property
-    def is_stock(self) -> bool:
-        """Whether the server runs without the plugin's cache."""
-        return self.kind.is_stock
-
 
 def default_server_args() -> tuple[str, ...]:
     """The flags that every arm's server gets: hits and metrics reported, and the CPU where the CPU platform serves."""
@@ -54,21 +48,15 @@ def build_arms(names: Sequence[str], *, server_args: Sequence[str], pic_config: 
     Raises:
         ConfigError: for a name that is not an arm, or for none at all.
     """
-    if not names:
-        raise ConfigError(f"--arms is empty: name at least one of {_allowed()}.")
+    kinds = {kind.value: kind for kind in ArmKind}
+    if not {*names} <= kinds.keys() or not names:
+        raise ConfigError(f"--arms {','.join(names)!r}: must be of {', '.join(kinds)}, each as often as you like.")
     seen: Counter[str] = Counter()
     arms = []
-    for asked in names:
-        name = "pic-off" if asked == "off" else asked
-        try:
-            kind = ArmKind(name)
-        except ValueError:
-            raise ConfigError(
-                f"--arms: {asked!r} is not an arm; allowed: {_allowed()}, each as often as you like."
-            ) from None
+    for name in names:
         seen[name] += 1
         unique = name if seen[name] == 1 else f"{name}-{seen[name]}"
-        arms.append(_arm(unique, kind, tuple(server_args), pic_config))
+        arms.append(_arm(unique, kinds[name], tuple(server_args), pic_config))
     return arms
 
 
@@ -80,16 +68,14 @@ def arm_server(
     flags: Sequence[str] = (),
     probe: Mapping[str, object] | None = None,
     env: Mapping[str, str | None] | None = None,
-    **waiting: Any,
+    start_timeout_s: float = 900.0,
 ) -> Server:
-    """The server of an arm, not yet started, with more flags, switches of the probe plugin and variables.
-
-    `waiting` is `start_timeout_s` and `progress` of `Server`.
-    """
+    """The server of an arm, not yet started, with more flags, switches of the probe plugin and variables."""
     port = free_port()
     switches = {} if probe is None else {PROBE_VARIABLE: msgspec.json.encode(probe).decode()}
     command = launch_command(model, port, [*arm.server_args, *flags])
-    return Server(command, port=port, log_path=log_path, env={**arm.env, **switches, **(env or {})}, **waiting)
+    variables = {**arm.env, **switches, **(env or {})}
+    return Server(command, port=port, log_path=log_path, env=variables, start_timeout_s=start_timeout_s)
 
 
 def read_pic_config(text: str | None) -> str | None:
@@ -107,12 +93,10 @@ def read_pic_config(text: str | None) -> str | None:
 def _arm(name: str, kind: ArmKind, server_args: tuple[str, ...], pic_config: str | None) -> Arm:
     flags = (*default_server_args(), *server_args)
     if kind.is_stock:
-        if kind is ArmKind.STOCK_COLD:
-            flags = (*flags, "--disable-radix-cache")
+        cold = ("--disable-radix-cache",) if kind is ArmKind.STOCK_COLD else ()
         # Stock means stock: not only no flag, the plugin is not even loaded into the server.
-        return Arm(
-            name=name, kind=kind, server_args=flags, env={"SGLANG_PLUGINS": _other_plugins(), CONFIG_VARIABLE: None}
-        )
+        plain = {"SGLANG_PLUGINS": _other_plugins(), CONFIG_VARIABLE: None}
+        return Arm(name=name, kind=kind, server_args=(*flags, *cold), env=plain)
     env: dict[str, str | None] = {} if pic_config is None else {CONFIG_VARIABLE: pic_config}
     off: dict[str, JsonValue] = {"pic": {"mode": "off"}} if kind is ArmKind.PIC_OFF else {}
     return Arm(name=name, kind=kind, server_args=(*flags, *PIC_FLAGS), env=env, custom_params=off)
@@ -123,7 +107,3 @@ def _other_plugins() -> str:
     allowed = {name.strip() for name in os.environ.get("SGLANG_PLUGINS", "").split(",") if name.strip()}
     found = {entry.name for group in PLUGIN_GROUPS for entry in entry_points(group=group)}
     return ",".join(sorted((found & allowed if allowed else found) - {PIC_PLUGIN, PROBE_PLUGIN})) or NO_PLUGIN
-
-
-def _allowed() -> str:
-    return ", ".join(kind.value for kind in ArmKind)

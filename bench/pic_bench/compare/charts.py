@@ -1,4 +1,4 @@
-"""The pictures of a comparison: where tokens came from, times to first token, speedups, scenes side by side."""
+"""The pictures of a comparison: where tokens came from, times to first token, scenes side by side."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from pic_bench.compare.pairing import Pair
-from pic_bench.compare.summary import ArmSummary, Paired, Summary
+from pic_bench.compare.summary import ArmSummary, Summary
 from pic_bench.report.figures import Drawing, colour, drawing, log_ticks, place
 from pic_bench.report.numbers import count, percent, seconds, times
 from pic_bench.report.stats import median, ratio
@@ -22,44 +21,6 @@ SOURCES = (
     ("computed", "computed", "prefilled by the model"),
 )
 DASHES = {"stock": "-", "stock-again": "--", "stock-cold": ":", "pic": "-", "pic-off": "-."}
-
-
-def speedup_scatter(pairs: Sequence[Pair], paired: Paired) -> Drawing:
-    """TTFT speedup of every paired request against its chunk-hit tokens, with the median of each bucket."""
-    points = [(pair, s) for pair in pairs if (s := pair.speedup) is not None and s > 0]
-    with drawing("Speedup of time to first token against chunk-hit tokens", WIDTH, 330) as (drawn, figure):
-        axes = place(figure, left=52, top=30, right=14, bottom=50)
-        if not points:
-            _say(axes, "no paired requests")
-            return drawn
-        # Requests with no chunk hit have no place on a logarithm: the linear part around zero holds them.
-        axes.set_xscale("symlog", linthresh=16, linscale=0.55)
-        hits = [pair.arm.chunk_hit_tokens or 0 for pair, _ in points]
-        # A fixed low-discrepancy spread instead of random jitter.
-        spread = [hit or (number * 0.618034) % 1.0 * 20 - 10 for number, hit in enumerate(hits)]
-        speedups = [speedup for _, speedup in points]
-        dots = axes.scatter(spread, speedups, s=34, color=colour("pic"), alpha=0.5, linewidths=0)
-        dots.set_urls([_pair_title(pair) for pair, _ in points])
-        axes.axhline(1.0, color=colour("muted"), linestyle="--", linewidth=1.2, zorder=1)
-        most = max(1000.0, max(hits) * 1.15)
-        for bucket in paired.by_chunk_hit_tokens:
-            if bucket.ttft_speedup_p50 is None:
-                continue
-            low, high = (-10, 10) if bucket.low == 0 else (max(bucket.low, 22), min(bucket.high or most, most))
-            axes.hlines(bucket.ttft_speedup_p50, low, high, color=colour("ink"), linewidth=2.4)
-            middle = 0.0 if bucket.low == 0 else float(np.sqrt(low * high))
-            ground = {"facecolor": colour("ground"), "edgecolor": "none", "alpha": 0.75, "pad": 1}
-            above = {"ha": "center", "bbox": ground}
-            _label(axes, times(bucket.ttft_speedup_p50), (middle, bucket.ttft_speedup_p50), (0, 6), **above)
-        axes.set_xlim(-18, most)
-        axes.set_xticks([0, *(t for t in (64, 256, 1000, 4000, 16000) if t <= most)])
-        axes.set_xticklabels(["none", *(count(tick) for tick in axes.get_xticks()[1:])])
-        axes.set_xticks([], minor=True)
-        axes.set_ylim(min(0.5, *speedups) / 1.08, max(2.0, *speedups) * 1.12)
-        log_ticks(axes, "y", lambda tick: f"{tick:g}x")
-        axes.set_xlabel("chunk-hit tokens of the request")
-        axes.set_title("TTFT of stock / TTFT of pic", fontsize=12, fontweight="normal", color=colour("muted"))
-    return drawn
 
 
 def poster(arms: Mapping[str, ArmSummary], ttfts: Mapping[str, Sequence[float]]) -> Drawing:
@@ -95,8 +56,9 @@ def scenes(summaries: Sequence[Summary]) -> Drawing:
             figure.text(0, middle + 2 / height, fill(summary.trace.name, 22), weight="bold", va="bottom")
             figure.text(0, middle - 3 / height, calls, color=colour("muted"), size=11, va="top")
             paired = summary.paired
-            if paired is None or (later := paired.from_second_call) is None:
+            if paired is None:
                 continue
+            later = paired.from_second_call
             stock, patched = (summary.arms[name].computed_tokens for name in (paired.baseline, paired.arm))
             share = f"patched {count(patched)}, {percent(paired.computed_tokens_ratio, 0)}"
             _bar_pair(panels[0], row, ratio(patched, stock), (f"stock {count(stock)}", share))
@@ -143,7 +105,8 @@ def _draw_ecdf(axes: Axes, arms: Mapping[str, ArmSummary], ttfts: Mapping[str, S
     """The share of requests whose first token came within a time, a step line per arm, logarithmic in time."""
     series = {name: found for name in arms if (found := [v for v in ttfts.get(name, ()) if v > 0])}
     if not series:
-        _say(axes, "no request was answered")
+        axes.set_axis_off()
+        axes.text(0, 0.5, "no request was answered", color=colour("muted"))
         return
     for name, values in series.items():
         kind, middle = arms[name].kind.value, median(values) or 0.0
@@ -162,14 +125,3 @@ def _draw_ecdf(axes: Axes, arms: Mapping[str, ArmSummary], ttfts: Mapping[str, S
 
 def _label(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **style: Any) -> None:
     axes.annotate(text, at, xytext=offset, textcoords="offset points", weight="bold", **style)
-
-
-def _say(axes: Axes, message: str) -> None:
-    axes.set_axis_off()
-    axes.text(0, 0.5, message, color=colour("muted"))
-
-
-def _pair_title(pair: Pair) -> str:
-    base, arm = seconds(pair.base.ttft_s), seconds(pair.arm.ttft_s)
-    tokens = f"{pair.arm.chunk_hit_tokens or 0:,} chunk-hit of {pair.arm.prompt_tokens or 0:,} prompt tokens"
-    return f"{pair.arm.session_id} call {pair.arm.call}: {tokens}, {base} → {arm} ({times(pair.speedup)})"

@@ -22,41 +22,30 @@ DEFAULT_ARMS = "stock,pic"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic compare`."""
-    parser.add_argument(
-        "traces",
-        nargs="+",
-        metavar="TRACE",
-        help=f"{TRACE_HELP}; several go to the same servers, each in a namespace of its own, and into one report",
-    )
-    parser.add_argument("--model", required=True, metavar="DIR", help="model folder or hub name, as for `sglang serve`")
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the run's folder, new or empty")
-    parser.add_argument("--force", action="store_true", help="overwrite an earlier comparison in --out")
-    parser.add_argument(
-        "--arms",
-        default=DEFAULT_ARMS,
-        metavar="A,B,...",
-        help="arms in order: stock, pic, pic-off (patched server, every request opts out), stock-cold (stock with no "
+    several = "several go to the same servers, each in a namespace of its own, and into one report"
+    arms = (
+        "arms in order: stock, pic, pic-off (patched server, every request opts out), stock-cold (stock with no "
         "prefix cache: how far prefix hits alone move stock's answers, the noise floor), stock-again (a second stock "
-        f"run); a name may repeat (default: {DEFAULT_ARMS})",
+        f"run); a name may repeat (default: {DEFAULT_ARMS})"
     )
-    parser.add_argument(
-        "--server-arg",
-        action="append",
-        default=[],
-        metavar="ARGS",
-        help="further flags for every server, e.g. --server-arg='--page-size 16'; may repeat; "
-        "whatever follows a lone `--` does the same",
-    )
-    parser.add_argument("--pic-config", metavar="JSON|FILE", help="settings of the pic arms: JSON text or a file")
-    parser.add_argument("--sessions", type=int, default=1, metavar="N", help="sessions side by side (default: 1)")
-    parser.add_argument("--limit-sessions", type=int, metavar="N", help="only the first N sessions of the trace")
-    parser.add_argument("--limit-calls", type=int, metavar="N", help="only the first N calls of the trace")
-    parser.add_argument("--max-tokens", type=int, default=16, metavar="N", help="output tokens a request (default: 16)")
-    parser.add_argument(
-        "--start-timeout", type=float, default=900.0, metavar="S", help="seconds until a server must be healthy (900)"
-    )
-    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
-    parser.add_argument("--json", action="store_true", help="print summary.json instead of the table")
+    flags = "further flags for every server, e.g. --server-arg='--page-size 16'; may repeat; "
+    flags += "whatever follows a lone `--` does the same"
+    health = "seconds until a server must be healthy (900)"
+    add = parser.add_argument
+    add("traces", nargs="+", metavar="TRACE", help=f"{TRACE_HELP}; {several}")
+    add("--model", required=True, metavar="DIR", help="model folder or hub name, as for `sglang serve`")
+    add("--out", required=True, type=Path, metavar="DIR", help="the run's folder, new or empty")
+    add("--force", action="store_true", help="overwrite an earlier comparison in --out")
+    add("--arms", default=DEFAULT_ARMS, metavar="A,B,...", help=arms)
+    add("--server-arg", action="append", default=[], metavar="ARGS", help=flags)
+    add("--pic-config", metavar="JSON|FILE", help="settings of the pic arms: JSON text or a file")
+    add("--sessions", type=int, default=1, metavar="N", help="sessions side by side (default: 1)")
+    add("--limit-sessions", type=int, metavar="N", help="only the first N sessions of the trace")
+    add("--limit-calls", type=int, metavar="N", help="only the first N calls of the trace")
+    add("--max-tokens", type=int, default=16, metavar="N", help="output tokens a request (default: 16)")
+    add("--start-timeout", type=float, default=900.0, metavar="S", help=health)
+    add("--quiet", action="store_true", help="no progress on stderr")
+    add("--json", action="store_true", help="print summary.json instead of the table")
     parser.set_defaults(server_args=[])
     collect_after_dashes(parser)
 
@@ -94,17 +83,9 @@ def _settings(args: argparse.Namespace) -> Settings:
     server_args = [word for text in args.server_arg for word in shlex.split(text)] + args.server_args
     pic_config = read_pic_config(args.pic_config)
     arms = build_arms(names, server_args=server_args, pic_config=pic_config)
-    config = Config(
-        trace=args.traces[0],
-        model=args.model,
-        arms=[arm.name for arm in arms],
-        server_args=server_args,
-        pic_config=pic_config,
-        sessions=args.sessions,
-        limit_sessions=args.limit_sessions,
-        limit_calls=args.limit_calls,
-        max_tokens=args.max_tokens,
-    )
+    asked = {name: getattr(args, name) for name in ("model", "sessions", "limit_sessions", "limit_calls", "max_tokens")}
+    names = [arm.name for arm in arms]
+    config = Config(trace=args.traces[0], arms=names, server_args=server_args, pic_config=pic_config, **asked)
     return Settings(
         scenes=make_scenes(args.traces, args.out, config),
         arms=arms,

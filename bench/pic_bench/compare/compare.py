@@ -15,12 +15,12 @@ from pic_traces.replay import ReplayOptions, run_replay
 from pic_traces.source import limit, short_name
 
 from pic_bench.compare.arms import Arm, arm_server
-from pic_bench.compare.counters import counters_between, pic_counters
+from pic_bench.compare.counters import pic_counters
 from pic_bench.compare.pairing import summarize_arm
 from pic_bench.compare.report import write_all
 from pic_bench.compare.run_folder import COMPARISON, Run, Scene, ScenesConfig, arm_folder
 from pic_bench.compare.server import Server
-from pic_bench.compare.summary import ArmSummary, Summary, Trace, model_facts
+from pic_bench.compare.summary import ArmSummary, Measured, Trace, model_facts
 from pic_bench.environment import capture_environment, now
 from pic_bench.out_folder import claim_folder, write_json
 from sglang_pic.errors import BenchError
@@ -29,20 +29,13 @@ Replay = Callable[[ReplayOptions], Path]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What to compare.
-
-    Args:
-        scenes: the traces; all of them have one model.
-        out: the run folder.
-        force: overwrite an earlier comparison in `out`.
-        start_timeout_s: how long a server may take to become healthy.
-        quiet: no progress on stderr.
-    """
+    """What to compare: the traces (scenes), all of them for one model, on every arm."""
 
     scenes: list[Scene]
     arms: list[Arm]
     out: Path
     force: bool = False
+    """Overwrite an earlier comparison in `out`."""
     start_timeout_s: float = 900.0
     quiet: bool = False
 
@@ -70,12 +63,11 @@ def run_compare(settings: Settings, *, replay: Replay = run_replay) -> list[Run]
     started_at = now()
     _write_configs(settings)
     arms: dict[str, dict[str, ArmSummary]] = {scene.name: {} for scene in settings.scenes}
-    for number, arm in enumerate(settings.arms, start=1):
-        say = _Speaker(f"[{number}/{len(settings.arms)}] {arm.name}:", quiet=settings.quiet)
-        for scene, totals in zip(settings.scenes, _run_arm(settings, arm, replay, say), strict=True):
+    for arm in settings.arms:
+        for scene, totals in zip(settings.scenes, _run_arm(settings, arm, replay), strict=True):
             arms[scene.name][arm.name] = totals
     for scene in settings.scenes:
-        measured = Summary(
+        measured = Measured(
             trace=_trace(scene, settings.arms[0]),
             model=model_facts(scene.config.model),
             started_at=started_at,
@@ -97,47 +89,33 @@ def _write_configs(settings: Settings) -> None:
         write_json(scene.folder / "environment.json", environment)
 
 
-class _Speaker:
-    """Progress on stderr: a waiting line that counts seconds on a terminal, plain lines elsewhere."""
-
-    def __init__(self, prefix: str, *, quiet: bool) -> None:
-        self._prefix = prefix
-        self._quiet = quiet
-        self._tty = sys.stderr.isatty()
-
-    def line(self, message: str) -> None:
-        """A whole line; on a terminal it replaces the waiting line."""
-        if not self._quiet:
-            start = "\r\x1b[K" if self._tty else ""
-            print(f"{start}{self._prefix} {message}", file=sys.stderr, flush=True)
-
-    def waiting(self, seconds: float) -> None:
-        """How long the server has been starting; on a terminal only."""
-        if self._tty and not self._quiet:
-            print(f"\r\x1b[K{self._prefix} starting server ... {seconds:.0f} s", end="", file=sys.stderr, flush=True)
+def _say(settings: Settings, arm: Arm, message: str) -> None:
+    if not settings.quiet:
+        number = settings.arms.index(arm) + 1
+        print(f"[{number}/{len(settings.arms)}] {arm.name}: {message}", file=sys.stderr, flush=True)
 
 
-def _run_arm(settings: Settings, arm: Arm, replay: Replay, say: _Speaker) -> list[ArmSummary]:
+def _run_arm(settings: Settings, arm: Arm, replay: Replay) -> list[ArmSummary]:
     """One server of the arm, which serves every scene; returns what it made of each."""
     model, log = settings.scenes[0].config.model, arm_folder(settings.out, arm.name) / "server.log"
-    server = arm_server(model, arm, log, start_timeout_s=settings.start_timeout_s, progress=say.waiting)
-    say.line("starting server ...")
+    _say(settings, arm, "starting server ...")
     summaries: list[ArmSummary] = []
-    counters: dict[str, float] = {}
-    with server:
+    counted: dict[str, float] = {}
+    with arm_server(model, arm, log, start_timeout_s=settings.start_timeout_s) as server:
         state = f"server ready in {server.ready_after_s:.0f} s"
         for scene in settings.scenes:
-            say.line(f"{state}, replaying {scene.config.trace}")
-            before, counters = counters, _replay_scene(settings, scene, arm, server, replay)
-            summary = _arm_summary(scene, arm, server, counters_between(before, counters))
+            _say(settings, arm, f"{state}, replaying {scene.config.trace}")
+            summary = _replay_scene(settings, scene, arm, server, replay, counted)
             summaries.append(summary)
             state = f"{summary.requests} requests, {summary.failed} failed, {summary.skipped} left out"
-    say.line(f"{state}; server stopped")
+    _say(settings, arm, f"{state}; server stopped")
     return summaries
 
 
-def _replay_scene(settings: Settings, scene: Scene, arm: Arm, server: Server, replay: Replay) -> dict[str, float]:
-    """Replay a scene into its arm's folder; returns the server's counters afterwards."""
+def _replay_scene(
+    settings: Settings, scene: Scene, arm: Arm, server: Server, replay: Replay, counted: dict[str, float]
+) -> ArmSummary:
+    """Replay a scene into its arm's folder; `counted` are the server's counters, before and afterwards."""
     folder = arm_folder(scene.folder, arm.name)
     with server.watch():
         replay(_replay_options(settings, scene, arm, server.base_url))
@@ -145,40 +123,31 @@ def _replay_scene(settings: Settings, scene: Scene, arm: Arm, server: Server, re
         metrics = server.get("/metrics")
     except OSError as error:
         server.check_alive(grace_s=2.0)
-        raise BenchError(
-            f"{server.base_url}/metrics gave {error}; the arm needs --enable-metrics. Log: {server.log_path}"
-        ) from error
+        raise BenchError(f"{server.base_url}/metrics gave {error}. Log: {server.log_path}") from error
     server.check_alive()
     (folder / "metrics.txt").write_text(metrics, "utf8")
-    return pic_counters(metrics)
-
-
-def _arm_summary(scene: Scene, arm: Arm, server: Server, counters: dict[str, float]) -> ArmSummary:
-    folder = arm_folder(scene.folder, arm.name)
     replayed = load_summary(folder)
     if replayed.stopped is not None:
         raise BenchError(f"arm {arm.name!r}: the replay ended early: {replayed.stopped}. Records so far: {folder}.")
+    counters = pic_counters(metrics)
+    added = {key: value - counted.get(key, 0.0) for key, value in counters.items()}
+    counted.update(counters)
     return summarize_arm(
+        replayed,
         load_records(folder),
         kind=arm.kind,
-        wall_s=replayed.wall_s,
         ready_s=server.ready_after_s,
         server_args=arm.server_args,
-        tools_flattened=replayed.tools_flattened,
-        pic_counters=counters,
+        pic_counters=added,
     )
 
 
 def _replay_options(settings: Settings, scene: Scene, arm: Arm, base_url: str) -> ReplayOptions:
-    asked = scene.config
+    asked = ("trace", "sessions", "limit_sessions", "limit_calls", "max_tokens")
     return ReplayOptions(
-        trace=asked.trace,
+        **{name: getattr(scene.config, name) for name in asked},
         base_url=base_url,
         out=str(arm_folder(scene.folder, arm.name)),
-        sessions=asked.sessions,
-        limit_sessions=asked.limit_sessions,
-        limit_calls=asked.limit_calls,
-        max_tokens=asked.max_tokens,
         extra_body={} if scene.namespace is None else {"extra_key": scene.namespace},
         custom_params=arm.custom_params,
         logprobs=20,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -26,8 +25,3 @@ def pic_counters(page: str) -> dict[str, float]:
             key = f"{sample.name}{{{labels}}}" if labels else sample.name
             found[key] = found.get(key, 0.0) + sample.value
     return dict(sorted(found.items()))
-
-
-def counters_between(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """By how much every counter has grown between two pages of one server."""
-    return {key: value - before.get(key, 0.0) for key, value in after.items()}

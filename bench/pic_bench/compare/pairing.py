@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from pic_traces.records import Latency, RequestRecord, Status
+from pic_traces.records import ReplaySummary, RequestRecord, Status
 
-from pic_bench.compare.summary import ArmKind, ArmSummary, Bucket, Kl, LaterCalls, Paired, Summary
+from pic_bench.compare.summary import ArmKind, ArmSummary, Bucket, Figures, Kl, Measured, Paired, Summary
 from pic_bench.report.stats import common_len, median, merge_tokens, ratio, top_k_kl
 
 BUCKET_EDGES = (0, 1, 256, 1000, 4000)
 AT_LEAST = (256, 1000)
-_SUMS = ("prompt_tokens", "prefix_hit_tokens", "chunk_hit_tokens", "computed_tokens", "output_tokens")
 
 
 class Pair(NamedTuple):
@@ -50,12 +49,6 @@ class Pair(NamedTuple):
         return common_len(self.base.output_text, self.arm.output_text)
 
     @property
-    def same_prefix_share(self) -> float:
-        """Characters before the answers part, as a share of the longer answer; 1 where they are equal."""
-        longest = max(len(self.base.output_text), len(self.arm.output_text))
-        return self.same_len / longest if longest else 1.0
-
-    @property
     def kl(self) -> float | None:
         """KL of the first token's top-k lists, baseline against arm, in nats."""
         return top_k_kl(
@@ -75,6 +68,11 @@ def first_token(record: RequestRecord) -> str | int | None:
     return None
 
 
+def answered(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+    """The requests that were measured and answered."""
+    return [record for record in records if record.status is Status.OK and not record.warmup]
+
+
 def pair_records(base: Sequence[RequestRecord], arm: Sequence[RequestRecord]) -> list[Pair]:
     """The calls that both arms answered, by (session, call), in the baseline's order.
 
@@ -86,31 +84,22 @@ def pair_records(base: Sequence[RequestRecord], arm: Sequence[RequestRecord]) ->
 def compare_arms(base_name: str, base: Sequence[RequestRecord], arm_name: str, arm: Sequence[RequestRecord]) -> Paired:
     """Every paired figure of two arms."""
     pairs = pair_records(base, arm)
-    e2e = [s for p in pairs if p.base.e2e_s and p.arm.e2e_s and (s := ratio(p.base.e2e_s, p.arm.e2e_s)) is not None]
+    bounds = zip(BUCKET_EDGES, (*BUCKET_EDGES[1:], None), strict=True)
     return Paired(
+        **_figures(pairs),
         baseline=base_name,
         arm=arm_name,
-        requests=len(pairs),
         prompts_differ=len(_same_calls(base, arm)) - len(pairs),
-        first_token_agreement=_share(pairs, "same_first_token"),
-        output_agreement=_share(pairs, "same_output"),
-        ttft_speedup_p50=median(_values(pairs, "speedup")),
-        computed_tokens_ratio=ratio(*_computed(pairs)),
-        ttft_total_ratio=ratio(sum(p.arm.ttft_s or 0.0 for p in pairs), sum(p.base.ttft_s or 0.0 for p in pairs)),
-        e2e_speedup_p50=median(e2e),
-        same_prefix_share_p50=median(_values(pairs, "same_prefix_share")),
         first_token_kl=_kl(_values(pairs, "kl")),
-        by_chunk_hit_tokens=[
-            _bucket(pairs, low, high) for low, high in zip(BUCKET_EDGES, (*BUCKET_EDGES[1:], None), strict=True)
-        ],
+        by_chunk_hit_tokens=[_bucket(pairs, low, high) for low, high in bounds],
         at_least_chunk_hit_tokens=[_bucket(pairs, low, None) for low in AT_LEAST],
-        from_second_call=_later_calls([pair for pair in pairs if pair.base.call > 0]),
+        from_second_call=Figures(**_figures([pair for pair in pairs if pair.base.call > 0])),
     )
 
 
-def compare_all(summary: Summary, records: Mapping[str, Sequence[RequestRecord]]) -> Summary:
-    """The summary with its arms compared anew, from the records of each."""
-    kinds = {name: arm.kind for name, arm in summary.arms.items()}
+def compare_all(measured: Measured, records: Mapping[str, Sequence[RequestRecord]]) -> Summary:
+    """What was measured, with the arms compared by the records of each."""
+    kinds = {name: arm.kind for name, arm in measured.arms.items()}
     base = next((name for name, kind in kinds.items() if kind.is_stock), next(iter(kinds)))
     others = [name for name in kinds if name != base]
     comparisons = {name: compare_arms(base, records[base], name, records[name]) for name in others}
@@ -118,8 +107,8 @@ def compare_all(summary: Summary, records: Mapping[str, Sequence[RequestRecord]]
     # Prefix hits alone change stock's answers: stock with none of them is the better floor of the two.
     floors = [name for name in others if kinds[name].is_stock]
     floors.sort(key=lambda name: kinds[name] is not ArmKind.STOCK_COLD)
-    return msgspec.structs.replace(
-        summary,
+    return Summary(
+        **msgspec.structs.asdict(measured),
         paired=comparisons[patched[0]] if patched else None,
         comparisons=list(comparisons.values()),
         noise_floor=floors[0] if floors else None,
@@ -127,36 +116,27 @@ def compare_all(summary: Summary, records: Mapping[str, Sequence[RequestRecord]]
 
 
 def summarize_arm(
+    replayed: ReplaySummary,
     records: Sequence[RequestRecord],
     *,
     kind: ArmKind,
-    wall_s: float,
     ready_s: float,
     server_args: Sequence[str],
-    tools_flattened: bool = False,
     pic_counters: dict[str, float],
 ) -> ArmSummary:
-    """One arm's totals; tokens and times are those of the answered requests, warm-up is only counted."""
+    """One arm's totals, as its replay has them, and why requests failed and calls were left out."""
+    told, fields = msgspec.structs.asdict(replayed), ArmSummary.__struct_fields__
+    # Where a server told nothing of its cache, nothing was a hit.
+    totals: dict[str, Any] = {name: 0 if value is None else value for name, value in told.items() if name in fields}
     measured = [record for record in records if not record.warmup]
-    answered = [record for record in measured if record.status is Status.OK]
-    skipped = [record for record in measured if record.status is Status.SKIPPED]
     failed = [record for record in measured if record.status in {Status.FAILED, Status.INTERRUPTED}]
-    sums: dict[str, Any] = {name: sum(_values(answered, name)) for name in _SUMS}
+    skipped = [record for record in measured if record.status is Status.SKIPPED]
+    totals |= {"requests": replayed.completed + len(failed), "failed": len(failed)}
     return ArmSummary(
+        **totals,
         kind=kind,
-        requests=len(answered) + len(failed),
-        failed=len(failed),
-        skipped=len(skipped),
-        warmup_requests=len(records) - len(measured),
-        **sums,
-        wall_s=wall_s,
         ready_s=ready_s,
-        ttft_s=Latency.of(_values(answered, "ttft_s")),
-        e2e_s=Latency.of(_values(answered, "e2e_s")),
-        schedule_delay_s=Latency.of(_values(answered, "schedule_delay_s")),
-        achieved_requests_per_s=len(answered) / wall_s if wall_s else 0.0,
         server_args=list(server_args),
-        tools_flattened=tools_flattened,
         skipped_reasons=_count(_without_numbers(r.reason or "no reason given") for r in skipped),
         errors=_count(_one_line(r.error or r.status.value) for r in failed),
         pic_counters=pic_counters,
@@ -164,44 +144,30 @@ def summarize_arm(
 
 
 def _same_calls(base: Sequence[RequestRecord], arm: Sequence[RequestRecord]) -> list[Pair]:
-    others = {(r.session_id, r.call): r for r in arm if r.status is Status.OK and not r.warmup}
-    return [
-        Pair(r, others[r.session_id, r.call])
-        for r in base
-        if r.status is Status.OK and not r.warmup and (r.session_id, r.call) in others
-    ]
+    others = {(r.session_id, r.call): r for r in answered(arm)}
+    return [Pair(r, others[r.session_id, r.call]) for r in answered(base) if (r.session_id, r.call) in others]
 
 
-def _computed(pairs: Sequence[Pair]) -> tuple[int, int]:
-    """Computed tokens of the arm and of the baseline."""
-    return sum(p.arm.computed_tokens or 0 for p in pairs), sum(p.base.computed_tokens or 0 for p in pairs)
-
-
-def _later_calls(pairs: Sequence[Pair]) -> LaterCalls:
-    computed, base_computed = _computed(pairs)
-    whole = _bucket(pairs, 0, None)
-    return LaterCalls(
-        requests=len(pairs),
-        baseline_ttft_p50_s=whole.baseline_ttft_p50_s,
-        ttft_p50_s=whole.ttft_p50_s,
-        ttft_speedup_p50=whole.ttft_speedup_p50,
-        baseline_computed_tokens=base_computed,
-        computed_tokens=computed,
-        computed_tokens_ratio=ratio(computed, base_computed),
-        first_token_agreement=_share(pairs, "same_first_token"),
-    )
+def _figures(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """The fields of `Figures`."""
+    base, arm = [pair.base for pair in pairs], [pair.arm for pair in pairs]
+    base_computed, computed = (sum(_values(records, "computed_tokens")) for records in (base, arm))
+    return {
+        "requests": len(pairs),
+        "baseline_ttft_p50_s": median(_values(base, "ttft_s")),
+        "ttft_p50_s": median(_values(arm, "ttft_s")),
+        "ttft_speedup_p50": median(_values(pairs, "speedup")),
+        "baseline_computed_tokens": base_computed,
+        "computed_tokens": computed,
+        "computed_tokens_ratio": ratio(computed, base_computed),
+        "first_token_agreement": _share(pairs, "same_first_token"),
+        "output_agreement": _share(pairs, "same_output"),
+    }
 
 
 def _bucket(pairs: Sequence[Pair], low: int, high: int | None) -> Bucket:
     inside = [pair for pair in pairs if (hit := pair.arm.chunk_hit_tokens or 0) >= low and (high is None or hit < high)]
-    return Bucket(
-        low=low,
-        high=high,
-        requests=len(inside),
-        baseline_ttft_p50_s=median(_values([pair.base for pair in inside], "ttft_s")),
-        ttft_p50_s=median(_values([pair.arm for pair in inside], "ttft_s")),
-        ttft_speedup_p50=median(_values(inside, "speedup")),
-    )
+    return Bucket(low=low, high=high, **_figures(inside))
 
 
 def _values(found: Sequence[Pair | RequestRecord], name: str) -> list[float]:
@@ -217,8 +183,8 @@ def _share(pairs: Sequence[Pair], name: str) -> float | None:
 def _kl(values: Sequence[float]) -> Kl | None:
     if not values:
         return None
-    p50, p90, p99 = (float(x) for x in np.percentile(np.asarray(values), [50, 90, 99]))
-    return Kl(requests=len(values), mean=float(np.mean(values)), p50=p50, p90=p90, p99=p99, max=float(max(values)))
+    p50, p99, most = map(float, np.percentile(values, [50, 99, 100]))
+    return Kl(requests=len(values), p50=p50, p99=p99, max=most)
 
 
 def _count(reasons: Iterable[str]) -> dict[str, int]:

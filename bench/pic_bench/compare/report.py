@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pic_bench.compare import charts
+from pic_bench.compare import charts, tables
 from pic_bench.compare.pairing import Pair
-from pic_bench.compare.run_folder import Run, load_run, load_scenes, scene_folder
-from pic_bench.compare.summary import LaterCalls, Paired, ScenesSummary, Summary
-from pic_bench.compare.tables import arms_table, buckets_table, comparison_table, counters_table, kl_percentiles
+from pic_bench.compare.run_folder import Run, load_run, load_scenes
+from pic_bench.compare.summary import Paired, ScenesSummary, Summary
 from pic_bench.out_folder import scenes_of, write_json
 from pic_bench.report.figures import Drawing
 from pic_bench.report.markdown import Table
@@ -29,7 +28,7 @@ def write_all(folder: Path) -> list[Run]:
     Raises:
         BenchError: if the folder is no finished comparison.
     """
-    runs = {scene: _write_run(scene_folder(folder, scene)) for scene in scenes_of(folder)}
+    runs = {scene: _write_run(folder / scene) for scene in scenes_of(folder)}
     if not runs:
         return [_write_run(folder)]
     first, *_ = runs.values()
@@ -44,7 +43,7 @@ def write_all(folder: Path) -> list[Run]:
         "summary": first.summary,
     }
     told = ScenesSummary(scenes={name: run.summary for name, run in runs.items()})
-    _write(folder, told, "scenes.md.j2", title, note, {"report": drawn}, values)
+    _write(folder, told, "scenes.md.j2", title, note, drawn, values)
     return list(runs.values())
 
 
@@ -60,11 +59,8 @@ def _write_run(folder: Path) -> Run:
     summary = run.summary
     title = f"{summary.trace.name} on {summary.model.name}"
     poster = charts.poster(summary.arms, {name: run.ttfts(name) for name in summary.arms})
-    drawings = {"report": poster}
-    if summary.paired is not None:
-        drawings["speedup"] = charts.speedup_scatter(run.pairs(summary.paired), summary.paired)
     values = {**_overview_values(summary), **_values(run)}
-    _write(folder, summary, "comparison.md.j2", title, _subtitle(summary), drawings, values)
+    _write(folder, summary, "comparison.md.j2", title, _subtitle(summary), poster, values)
     return run
 
 
@@ -74,41 +70,31 @@ def _write(
     template: str,
     title: str,
     subtitle: str,
-    drawings: Mapping[str, Drawing],
+    drawn: Drawing,
     values: Mapping[str, object],
 ) -> None:
-    pages = render_pages(template, title, drawings, **values)
+    pages = render_pages(template, title, {"report": drawn}, **values)
     write_json(folder / "summary.json", summary)
     (folder / "report.md").write_text(pages.markdown, "utf8")
     (folder / "report.html").write_text(pages.html, "utf8")
-    (folder / "report.svg").write_text(drawings["report"].standalone(title, subtitle), "utf8")
+    (folder / "report.svg").write_text(drawn.standalone(title, subtitle), "utf8")
 
 
 def _overview_values(summary: Summary) -> dict[str, object]:
-    paired = summary.paired
-    return {
-        "summary": summary,
-        "paired": paired,
-        "later": paired.from_second_call if paired is not None else None,
-        "most": paired.at_least_chunk_hit_tokens[-1] if paired is not None else None,
-        "floor": summary.floor,
-        "arms": arms_table(summary),
-        "comparison": comparison_table(summary),
-    }
+    return {"summary": summary, "paired": summary.paired, "floor": summary.floor, "tables": tables}
 
 
 def _values(run: Run) -> dict[str, object]:
     summary = run.summary
     arms = list(summary.arms.values())
+    is_whole = not any(arm.skipped or arm.failed for arm in arms)
     return {
         "config": run.config,
         "environment": run.environment,
-        "buckets": buckets_table(summary.paired) if summary.paired is not None else None,
-        "counters": counters_table(summary),
+        "counters": tables.counters_table(summary),
         "around": _around,
         "request_lists": _request_lists(run, summary.paired) if summary.paired is not None else {},
-        "complete": not any(arm.skipped or arm.failed for arm in arms)
-        and not any(pair.prompts_differ for pair in summary.comparisons),
+        "complete": is_whole and not any(pair.prompts_differ for pair in summary.comparisons),
         "repeated": len({arm.kind for arm in arms}) < len(arms),
         "flattened": any(arm.tools_flattened for arm in arms),
     }
@@ -125,7 +111,7 @@ def _subtitle(summary: Summary) -> str:
 
 def _request_lists(run: Run, paired: Paired) -> dict[str, list[Pair]]:
     pairs = run.pairs(paired)
-    differing = sorted((p for p in pairs if not p.same_output), key=lambda p: (p.same_prefix_share, -(p.kl or 0.0)))
+    differing = sorted((p for p in pairs if not p.same_output), key=lambda p: (p.same_len, -(p.kl or 0.0)))
     slowest = sorted(pairs, key=lambda p: p.arm.ttft_s or 0.0, reverse=True)
     lists = {"Requests whose answers differ most": differing, f"Slowest requests of {paired.arm}": slowest}
     return {f"{title} ({len(some[:MAX_LISTED])} of {len(some)})": some[:MAX_LISTED] for title, some in lists.items()}
@@ -149,20 +135,16 @@ def _closing_lines(runs: Mapping[str, Run]) -> str:
     return "\n".join([*lines, _conditions(next(iter(runs.values())))])
 
 
-def _table(runs: Mapping[str, Run], figures: Callable[[Summary, Paired, LaterCalls], dict[str, str]]) -> Table:
+def _table(runs: Mapping[str, Run], figures: Callable[[Summary, Paired], dict[str, str]]) -> Table:
     """A row per figure, a column per scene."""
-    columns = [
-        figures(summary, paired, paired.from_second_call)
-        if (paired := (summary := run.summary).paired) is not None and paired.from_second_call is not None
-        else {}
-        for run in runs.values()
-    ]
+    columns = [{} if run.summary.paired is None else figures(run.summary, run.summary.paired) for run in runs.values()]
     labels = dict.fromkeys(label for column in columns for label in column)
     header = ["", *(run.summary.trace.name for run in runs.values())]
     return Table(header, [[label, *(column.get(label, "not compared") for column in columns)] for label in labels])
 
 
-def _closing(summary: Summary, paired: Paired, later: LaterCalls) -> dict[str, str]:
+def _closing(summary: Summary, paired: Paired) -> dict[str, str]:
+    later = paired.from_second_call
     stock, patched = (count(summary.arms[name].computed_tokens) for name in (paired.baseline, paired.arm))
     ttfts = f"{seconds(later.baseline_ttft_p50_s)} → {seconds(later.ttft_p50_s)}"
     return {
@@ -172,8 +154,8 @@ def _closing(summary: Summary, paired: Paired, later: LaterCalls) -> dict[str, s
     }
 
 
-def _figures(_: Summary, paired: Paired, later: LaterCalls) -> dict[str, str]:
-    second = "from a session's second call on"
+def _figures(_: Summary, paired: Paired) -> dict[str, str]:
+    later, second = paired.from_second_call, "from a session's second call on"
     return {
         "requests": f"{paired.requests:,}",
         "tokens computed, of stock's": percent(paired.computed_tokens_ratio),
@@ -184,7 +166,7 @@ def _figures(_: Summary, paired: Paired, later: LaterCalls) -> dict[str, str]:
         f"median TTFT {second}, patched": seconds(later.ttft_p50_s),
         "same first token as stock": percent(paired.first_token_agreement),
         "same whole answer as stock": percent(paired.output_agreement),
-        "KL of the first token, p50 / p99": kl_percentiles(paired),
+        "KL of the first token, p50 / p99": tables.kl_percentiles(paired),
     }
 
 

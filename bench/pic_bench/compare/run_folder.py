@@ -16,11 +16,11 @@ from itertools import chain, count
 from pathlib import Path
 
 import msgspec
-from pic_traces.records import RequestRecord, Status, load_records
+from pic_traces.records import RequestRecord, load_records
 from pic_traces.source import short_name
 
-from pic_bench.compare.pairing import Pair, compare_all, pair_records
-from pic_bench.compare.summary import Paired, Summary
+from pic_bench.compare.pairing import Pair, answered, compare_all, pair_records
+from pic_bench.compare.summary import Measured, Paired, Summary
 from pic_bench.environment import Environment
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, RunKind, read_json, scenes_of
 
@@ -78,11 +78,7 @@ class Run:
 
     def ttfts(self, arm: str) -> list[float]:
         """The arm's times to first token in seconds."""
-        return [
-            record.ttft_s
-            for record in self.records[arm]
-            if record.status is Status.OK and not record.warmup and record.ttft_s is not None
-        ]
+        return [record.ttft_s for record in answered(self.records[arm]) if record.ttft_s is not None]
 
     def pairs(self, paired: Paired) -> list[Pair]:
         """The pairs behind a comparison."""
@@ -94,11 +90,6 @@ def arm_folder(folder: Path, arm: str) -> Path:
     return folder / "arms" / arm
 
 
-def scene_folder(folder: Path, scene: str) -> Path:
-    """Where a scene's files lie: a comparison's folder of its own."""
-    return folder / scene
-
-
 def make_scenes(traces: Sequence[str], out: Path, config: Config) -> list[Scene]:
     """A scene for every trace, from the configuration of the first."""
     scenes: list[Scene] = []
@@ -108,7 +99,7 @@ def make_scenes(traces: Sequence[str], out: Path, config: Config) -> list[Scene]
         taken = {*COMPARISON.owned, *(scene.name for scene in scenes)}
         name = next(n for n in chain([plain], (f"{plain}-{number}" for number in count(2))) if n not in taken)
         asked = msgspec.structs.replace(config, trace=trace)
-        scenes.append(Scene(name=name, folder=scene_folder(out, name), config=asked, namespace=name))
+        scenes.append(Scene(name=name, folder=out / name, config=asked, namespace=name))
     if len(scenes) == 1:
         return [msgspec.structs.replace(scenes[0], folder=out, namespace=None)]
     return scenes
@@ -120,7 +111,7 @@ def load_scenes(folder: Path) -> dict[str, Run]:
     Raises:
         BenchError: if a scene's folder is no finished comparison.
     """
-    return {scene: load_run(scene_folder(folder, scene)) for scene in scenes_of(folder)}
+    return {scene: load_run(folder / scene) for scene in scenes_of(folder)}
 
 
 def load_run(folder: Path) -> Run:
@@ -131,8 +122,8 @@ def load_run(folder: Path) -> Run:
         ReplayError: an arm's records cannot be read.
     """
     word = "of a comparison; give the folder that `sglang-pic compare --out` wrote"
-    summary = read_json(folder / "summary.json", Summary, word)
+    measured = read_json(folder / "summary.json", Measured, word)
     environment = read_json(folder / ENVIRONMENT, Environment, word)
     config = read_json(folder / CONFIG, Config, word)
-    records = {arm: load_records(arm_folder(folder, arm)) for arm in summary.arms}
-    return Run(summary=compare_all(summary, records), environment=environment, config=config, records=records)
+    records = {arm: load_records(arm_folder(folder, arm)) for arm in measured.arms}
+    return Run(summary=compare_all(measured, records), environment=environment, config=config, records=records)

@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.client import HTTPResponse
 from pathlib import Path
@@ -76,7 +76,6 @@ class Server:
         log_path: receives stdout and stderr; overwritten.
         env: variables on top of this process's own; a value of None removes one.
         start_timeout_s: how long the server may take until it is healthy.
-        progress: called at every look whether it is healthy, with the seconds since the start.
 
     Raises:
         BenchError: on entry, if the command cannot start, ends, or is not healthy in time; on exit, if a process
@@ -91,7 +90,6 @@ class Server:
         log_path: Path,
         env: Mapping[str, str | None] | None = None,
         start_timeout_s: float = 900.0,
-        progress: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.command = list(command)
         self.port = port
@@ -99,7 +97,6 @@ class Server:
         self.start_timeout_s = start_timeout_s
         self.ready_after_s = 0.0
         self._env = dict(env or {})
-        self._progress = progress
         self._process: subprocess.Popen[bytes] | None = None
         self._family: set[psutil.Process] = set()
 
@@ -191,8 +188,7 @@ class Server:
             # A second Ctrl-C lands here as well: the group is killed whatever happened above.
             left = self._kill_rest(process)
         if left:
-            names = ", ".join(f"{p.pid} ({_name(p)})" for p in left)
-            raise BenchError(f"server processes outlived SIGKILL: {names}. End them by hand; log: {self.log_path}")
+            raise BenchError(f"server processes outlived SIGKILL: {left}. End them by hand; log: {self.log_path}")
 
     def log_tail(self) -> str:
         """The last 30 lines of the server's log."""
@@ -247,25 +243,18 @@ class Server:
         while True:
             waited = time.monotonic() - started
             self.check_alive()
-            healthy = self._healthy()
-            self._remember_family(self._process.pid)
-            if healthy:
+            with suppress(OSError, ValueError):
+                self.get("/health")
                 self.ready_after_s = time.monotonic() - started
+            self._remember_family(self._process.pid)
+            if self.ready_after_s:
                 return
             if waited > self.start_timeout_s:
                 raise BenchError(
                     f"the server was not healthy after {waited:.0f} s (--start-timeout {self.start_timeout_s:g}); "
                     f"raise the limit or read its log: {self.log_path}\n{self.log_tail()}"
                 )
-            self._progress(waited)
             time.sleep(HEALTH_POLL_S)
-
-    def _healthy(self) -> bool:
-        try:
-            self.get("/health")
-        except (OSError, ValueError):
-            return False
-        return True
 
     def _remember_family(self, pid: int) -> None:
         """Note every descendant: a process that left the session is still found when its parent is gone."""
@@ -279,12 +268,10 @@ class Server:
     def _kill_rest(self, process: subprocess.Popen[bytes]) -> list[psutil.Process]:
         """Kill what is left of the group and of the descendants; returns what is alive even then."""
         self._remember_family(process.pid)
-        if process.poll() is None:
-            process.kill()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(KILL_GRACE_S)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(KILL_GRACE_S)
         for member in self._family:
             with suppress(psutil.Error):  # is_running() compares start times: a recycled pid is not ours
                 if member.is_running():
@@ -292,10 +279,3 @@ class Server:
         _, left = psutil.wait_procs(list(self._family), timeout=KILL_GRACE_S)
         self._family.clear()
         return [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-
-def _name(process: psutil.Process) -> str:
-    try:
-        return process.name()
-    except psutil.Error:
-        return "gone"

@@ -56,30 +56,8 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     pic_counters: dict[str, float] = {}
 
 
-class Bucket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Paired requests whose chunk-hit tokens in the compared arm lie in `[low, high)`; `high` None is unbounded."""
-
-    low: int
-    high: int | None
-    requests: int
-    baseline_ttft_p50_s: float | None
-    ttft_p50_s: float | None
-    ttft_speedup_p50: float | None
-
-
-class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """KL of the first token's top-k distribution, baseline against arm, in nats, over `requests` pairs."""
-
-    requests: int
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    max: float
-
-
-class LaterCalls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Paired requests from a session's second call on; a session's first call is text that nobody has sent before."""
+class Figures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What calls that two arms answered say of the compared arm, beside the baseline."""
 
     requests: int
     baseline_ttft_p50_s: float | None
@@ -89,27 +67,36 @@ class LaterCalls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     computed_tokens: int
     computed_tokens_ratio: float | None
     first_token_agreement: float | None
+    output_agreement: float | None
 
 
-class Paired(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Bucket(Figures, frozen=True, kw_only=True):
+    """Of the requests whose chunk-hit tokens in the compared arm lie in `[low, high)`; `high` None is unbounded."""
+
+    low: int
+    high: int | None
+
+
+class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """KL of the first token's top-k distribution, baseline against arm, in nats, over `requests` pairs."""
+
+    requests: int
+    p50: float
+    p99: float
+    max: float
+
+
+class Paired(Figures, frozen=True, kw_only=True):
     """What two arms say about the same requests; only pairs in which both succeeded count."""
 
     baseline: str
     arm: str
-    requests: int
     prompts_differ: int
-    first_token_agreement: float | None
-    output_agreement: float | None
-    ttft_speedup_p50: float | None
-    computed_tokens_ratio: float | None
-    ttft_total_ratio: float | None
-    e2e_speedup_p50: float | None
-    same_prefix_share_p50: float | None
     first_token_kl: Kl | None
     by_chunk_hit_tokens: list[Bucket]
     at_least_chunk_hit_tokens: list[Bucket]
-    from_second_call: LaterCalls | None = None
-    """None in folders written before this was measured; a report computes it from the records."""
+    from_second_call: Figures
+    """Without the first call of every session, which is text that nobody has sent before."""
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,8 +124,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     weights_bytes: int | None = None
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """summary.json of a comparison."""
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in summary.json before arms are compared. A report compares them anew, so it reads no more of it."""
 
     schema_version: int = SCHEMA_VERSION
     trace: Trace
@@ -146,6 +133,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     started_at: str
     finished_at: str
     arms: dict[str, ArmSummary]
+
+
+class Summary(Measured, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """summary.json of a comparison."""
+
     paired: Paired | None = None
     """Of `comparisons` that of the first patched arm with stock."""
     comparisons: list[Paired] = []

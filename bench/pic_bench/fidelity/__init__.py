@@ -1,8 +1,8 @@
 """How far answers after splicing are from a full prefill: experiments through the real server, records, reports.
 
-The way of a prompt: `cases` make it with the requests that compute its donors, `arms` say how it is served, `plan` puts
-all of a run together. `measure` serves a case under every arm of its job, by requests of `target`, and compares the
-logits by `metrics`; `passes` do so for calls whose cache lives on. `runner` writes a `record` of each to the `folder`.
-`compared`, `recovery` (EDITS) and `drift` (TURNS) make the figures of `summary`; `report` shows them in `tables` and
-`pictures`.
+The way of a prompt: `cases` make it with the requests that compute its donors, `arms` say how it is served, and `plan`
+puts all of a run together: jobs, each a case under its arms, and passes, calls in order on a cache that lives on. Both
+are served by requests of `target`: `measure` a job, `passes` the others. Each yields steps, whose records `compare`
+makes of the logits by `metrics`, and `runner` writes them to the `folder`.
+`compared` and `recovery` (EDITS) make the cells of `summary`; `report` shows them in `tables` and `pictures`.
 """

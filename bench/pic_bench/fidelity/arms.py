@@ -83,14 +83,9 @@ _SETTINGS = {declared.short_name: declared for declared in settings_of(ReusePoli
 _TAKEN = ("full", "retest", "exact", "naive", "stale")
 
 
-def seam_arm(seam_tokens: int) -> Arm:
-    """Every block is spliced wherever it stands, except for its first `seam_tokens` tokens."""
-    return _EVERY_BLOCK.overriding(f"seam-{seam_tokens}", seam_tokens=seam_tokens)
-
-
 def spliced_arms(seams: Sequence[int], donors: Sequence[Donors]) -> list[Arm]:
-    """An arm for every seam and the naive one, once for each kind of donor."""
-    kinds = [*map(seam_arm, seams), NAIVE]
+    """Every block is spliced but for its seam: an arm for every seam and the naive one, once for each kind of donor."""
+    kinds = [*(_EVERY_BLOCK.overriding(f"seam-{seam}", seam_tokens=seam) for seam in seams), NAIVE]
     return [msgspec.structs.replace(arm, donors=kind) for kind in donors for arm in kinds]
 
 
@@ -103,36 +98,32 @@ def parse_policy(text: str) -> Arm:
     name, _, settings = text.partition("=")
     if not _NAME.fullmatch(name) or name in _TAKEN:
         raise ConfigError(f"--policy {text!r}: the name must be letters, digits, '.', '_' or '-', and no control's.")
-    values: dict[str, int | str] = {}
+    values: dict[str, str] = {}
     for part in settings.split(",") if settings else []:
         key, _, value = part.partition(":")
         if key not in _SETTINGS or not value:
             raise ConfigError(
                 f"--policy {text!r}: {part!r} must be one of {', '.join(_SETTINGS)}, a colon and its value."
             )
-        values[_SETTINGS[key].name] = int(value) if value.isdigit() else value
+        values[_SETTINGS[key].name] = value
     try:
-        msgspec.convert(values, ReusePolicy)
+        policy = msgspec.convert(values, ReusePolicy, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"--policy {text!r}: {error}") from error
-    return Arm(name=name, donors=Donors.TRACE, overrides=values)
-
-
-def parse_order(text: str) -> str:
-    """Check an order of sessions: `recorded`, `reversed`, or `shuffled-N`, one seeded order for each N.
-
-    What repeats is spliced from whoever came first, so that each order has donors of its own.
-
-    Raises:
-        ConfigError: naming the value and what is allowed.
-    """
-    if text not in (RECORDED, REVERSED) and not _SHUFFLED.fullmatch(text):
-        raise ConfigError(f"--order {text!r}: must be {RECORDED}, {REVERSED}, or shuffled-N with N from 1 to 9999.")
-    return text
+    return Arm(name=name, donors=Donors.TRACE, overrides={setting: getattr(policy, setting) for setting in values})
 
 
 def place_sessions(sessions: Iterable[int], order: str) -> dict[int, int]:
-    """Every session's place in an order. The same sessions have the same places in every run."""
+    """Every session's place in an order: `recorded`, `reversed`, or `shuffled-N`, one seeded order for each N.
+
+    What repeats is spliced from whoever came first, so that each order has donors of its own. The same sessions have
+    the same places in every run.
+
+    Raises:
+        ConfigError: naming the order and what is allowed.
+    """
+    if order not in (RECORDED, REVERSED) and not _SHUFFLED.fullmatch(order):
+        raise ConfigError(f"--order {order!r}: must be {RECORDED}, {REVERSED}, or shuffled-N with N from 1 to 9999.")
     ordered = sorted(set(sessions), reverse=order == REVERSED)
     if _SHUFFLED.fullmatch(order):
         random.Random(order).shuffle(ordered)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pic_bench.fidelity.record import Donors, Experiment, Probe
+from pic_bench.fidelity.recovery import grouped, recovered
 from pic_bench.fidelity.summary import CONTROLS, Cell, Comparison, Contrast, Thresholds, seam_of
-from pic_bench.report.stats import Estimate, Statistic, bootstrap, bootstrap_ratio
+from pic_bench.report.stats import Estimate, bootstrap, ratio
 
 SPLICED = {Donors.ISOLATED: "alone", Donors.CONTEXT: "in context"}
 FLOORS = {"exact": "exact hit", "retest": "full prefill again"}
@@ -25,9 +27,11 @@ Unit = tuple[int | None, str]
 Arm = dict[Unit, Probe]
 Pairs = Sequence[tuple[Probe, Probe]]
 
-_PLACE = ("experiment", "dtype", "source", "num_blocks", "shift", "min_chunk_hit")
-_MEANS = ("kl", "cosine", "forced_kl", "score", "exact_match", "key_error")
-_SUMS = ("prompt_tokens", "prefix_hit_tokens", "chunk_hit_tokens", "block_tokens", "computed_tokens")
+_PLACE = ("experiment", "dtype", "source", "num_blocks", "shift", "group", "min_chunk_hit")
+_MEANS = {name: name for name in ("kl", "cosine", "forced_kl", "agreed_tokens", "score", "exact_match", "key_error")}
+_MEANS["top1"] = "top1_agrees"
+"""Fields of records whose means are figures of a cell, by the figure's name."""
+_SUMS = ("prompt_tokens", "chunk_hit_tokens", "block_tokens", "computed_tokens")
 _MIN_SHIFT = 16
 """Of the check: a key turned by fewer positions is hardly turned."""
 
@@ -41,6 +45,7 @@ class Panel:
     source: str
     num_blocks: int | None
     shift: int | None
+    group: str = ""
     min_chunk_hit: int = 0
     arms: dict[tuple[Donors, str], Arm] = field(default_factory=lambda: defaultdict(dict))
 
@@ -59,9 +64,15 @@ class Panel:
         """The control that shows what differs with nothing spliced; None where none was measured."""
         return next((name for name in FLOORS if self.arm(name, donors)), None)
 
+    def part(self, units: Set[Unit], *, group: str = "", min_chunk_hit: int = 0) -> Panel:
+        """The same arms on these prompts only; no arm that measured none of them."""
+        kept = {key: {unit: probe for unit, probe in arm.items() if unit in units} for key, arm in self.arms.items()}
+        arms = {key: arm for key, arm in kept.items() if arm}
+        return replace(self, group=group, min_chunk_hit=min_chunk_hit, arms=arms)
+
 
 class Checked(NamedTuple):
-    """One number format: by how much the naive arm's KL is above the rotated one's; None where no text has both."""
+    """One number format: by how much the naive arm's KL is above the rotated one's; None where no prompt has both."""
 
     dtype: str
     difference: Estimate | None
@@ -73,10 +84,10 @@ class Checked(NamedTuple):
 
     def __str__(self) -> str:
         if (found := self.difference) is None:
-            return f"check FAILS: {self.dtype}: no text has both arms"
+            return f"check FAILS: {self.dtype}: no prompt has both arms"
         return (
             f"check {'holds' if self.holds else 'FAILS'}: {self.dtype}: mean KL without rotation less with it "
-            f"{found.value:.4g} [{found.low:.4g}, {found.high:.4g}] over {found.n} texts"
+            f"{found.value:.4g} [{found.low:.4g}, {found.high:.4g}] over {found.n} prompts"
         )
 
 
@@ -84,7 +95,7 @@ def make_panels(probes: Iterable[Probe], thresholds: Thresholds) -> tuple[list[P
     """Group records; of several of one prompt and arm the last counts, and the number of the others is returned.
 
     A trace with a default policy is looked at twice: all its calls, and those that reuse much under it; once where no
-    other calls were measured.
+    other calls were measured. Prompts of EDITS are looked at by groups.
     """
     panels: dict[tuple[object, ...], Panel] = {}
     repeated = 0
@@ -97,7 +108,7 @@ def make_panels(probes: Iterable[Probe], thresholds: Thresholds) -> tuple[list[P
         repeated += unit in arm
         arm[unit] = probe
     ordered = sorted(panels.values(), key=_order_of_panels)
-    return [part for panel in ordered for part in _looks(panel, thresholds)], repeated
+    return [part for panel in ordered for part in _parts(panel, thresholds)], repeated
 
 
 def pair_arms(first: Mapping[Unit, Probe], second: Mapping[Unit, Probe]) -> Pairs:
@@ -134,32 +145,32 @@ def make_comparisons(panels: Sequence[Panel]) -> list[Comparison]:
 def check_naive(probes: Iterable[Probe]) -> list[Checked]:
     """The check that CI makes of a run: keys that are not rotated must do harm, or nothing could be seen.
 
-    For every number format of GRID or SHIFT; a text counts once. The KL is the mean over the gold continuation: less
-    noisy than that of one token.
+    For every number format of GRID or SHIFT. A prompt counts once, and intervals draw texts. The KL is the mean over
+    the gold continuation: less noisy than one token's.
     """
-    texts: dict[str, dict[object, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for panel in make_panels(probes, Thresholds())[0]:
-        moved = {Experiment.GRID: _MIN_SHIFT, Experiment.SHIFT: panel.shift or 0}.get(panel.experiment, 0)
-        if moved < _MIN_SHIFT:
-            continue
-        of = texts[panel.dtype]
-        for donors in SPLICED:
-            for probe, naive, rotated in _both(panel.pair("naive", "seam-1", donors), "forced_kl"):
-                of[panel.source, probe.unit].append(naive - rotated)
-    means = {dtype: [float(np.mean(values)) for values in of.values()] for dtype, of in texts.items()}
-    return [Checked(dtype, bootstrap(values) if values else None) for dtype, values in means.items()]
+    panels = [
+        panel
+        for panel in make_panels(probes, Thresholds())[0]
+        if panel.experiment is Experiment.GRID or (panel.shift is not None and panel.shift >= _MIN_SHIFT)
+    ]
+    checks = []
+    for dtype in dict.fromkeys(panel.dtype for panel in panels):
+        some = [panel.pair("naive", "seam-1", donors) for panel in panels if panel.dtype == dtype for donors in SPLICED]
+        found = _compared("", dtype, some, "forced_kl")
+        checks.append(Checked(dtype, found[0].difference if found else None))
+    return checks
 
 
-def _looks(panel: Panel, thresholds: Thresholds) -> list[Panel]:
-    """The panel, and the calls of a trace that reuse much under the default policy; once where these are all."""
+def _parts(panel: Panel, thresholds: Thresholds) -> list[Panel]:
+    """The panel, or the groups of its prompts that are looked at."""
+    if panel.experiment is Experiment.EDITS:
+        return [panel.part(units, group=group) for group, units in grouped(panel.arm("full", Donors.NONE)).items()]
     default = next((arm for (_, name), arm in panel.arms.items() if name == thresholds.default_policy), {})
     kept = {unit for unit, probe in default.items() if probe.chunk_hit_tokens >= thresholds.min_chunk_hit}
     if panel.experiment is not Experiment.TRACE or not kept:
         return [panel]
-    arms = {key: {unit: p for unit, p in arm.items() if unit in kept} for key, arm in panel.arms.items()}
-    arms = {key: arm for key, arm in arms.items() if arm}
-    reusing = replace(panel, min_chunk_hit=thresholds.min_chunk_hit, arms=arms)
-    return [reusing] if arms == panel.arms else [panel, reusing]
+    reusing = panel.part(kept, min_chunk_hit=thresholds.min_chunk_hit)
+    return [reusing] if reusing.arms == panel.arms else [panel, reusing]
 
 
 def _cell(panel: Panel, donors: Donors, arm: str, thresholds: Thresholds) -> Cell:
@@ -167,35 +178,41 @@ def _cell(panel: Panel, donors: Donors, arm: str, thresholds: Thresholds) -> Cel
     with_full = panel.pair(arm, "full", donors)
     floor = panel.floor(donors)
     kls = [probe.kl for probe in probes]
+    turns = sorted(probes, key=lambda probe: probe.prompt) if panel.experiment is Experiment.TURNS else []
     decided = [p for p in probes if p.top1_probability >= thresholds.decided_probability]
     probability = float(np.median([p.top1_probability for p in probes]))
-    greedy = [p for p in probes if p.agreed_tokens is not None and p.greedy_tokens]
-    full_nll = _mean([full for _, _, full in _both(with_full, "gold_nll")])
+    recoveries = _recoveries(panel, donors, arm)
+    shares = [share for share, _ in recoveries]
     return Cell(
         **{name: getattr(panel, name) for name in _PLACE},
         donors=donors,
         arm=arm,
         n=len(probes),
         num_units=len({probe.unit for probe in probes}),
-        **{name: _estimate(probes, name) for name in _MEANS},
-        kl_median=_estimate(probes, "kl", Statistic.MEDIAN),
+        **{name: _estimate((getattr(p, field), p.unit) for p in probes) for name, field in _MEANS.items()},
+        kl_median=float(np.median(kls)),
         kl_p95=float(np.percentile(kls, 95)),
         kl_max=max(kls),
-        top1=_estimate(probes, "top1_agrees"),
-        top1_decided=_estimate(decided, "top1_agrees"),
-        top1_probability=probability,
+        kl_by_turn=[probe.kl for probe in turns],
+        top1_decided=_estimate((p.top1_agrees, p.unit) for p in decided),
         undecided=probability < thresholds.competent_probability,
-        perplexity=_exponential(_estimate(probes, "gold_nll")),
-        full_perplexity=math.exp(full_nll) if full_nll is not None else None,
-        perplexity_ratio=_exponential(_difference(with_full, "gold_nll")),
-        agreed_tokens=_estimate(greedy, "agreed_tokens", Statistic.MEDIAN),
-        agrees_to_end=_estimate(greedy, "agrees_to_end"),
-        full_score=_mean([full for _, _, full in _both(with_full, "score")]),
+        nll_change=_difference(with_full, "gold_nll"),
         score_change=_difference(with_full, "score"),
         incompetent=_is_incompetent(panel, donors, thresholds),
+        recovery=_estimate(recoveries),
+        recovery_median=float(np.median(shares)) if shares else None,
+        recovery_p10=float(np.percentile(shares, 10)) if shares else None,
         **{name: sum(getattr(probe, name) for probe in probes) for name in _SUMS},
+        spliced_of_in_place=_ratio_of_sums(panel.pair(arm, "in_place", donors), "chunk_hit_tokens"),
         against_floor=None if floor in (None, arm) or arm == "full" else _contrast(panel, donors, arm, str(floor)),
     )
+
+
+def _recoveries(panel: Panel, donors: Donors, arm: str) -> list[tuple[float, str]]:
+    """What an arm of EDITS recovers of each prompt, with the prompt's unit; nothing in other experiments."""
+    full, stale = panel.arm("full", donors), panel.arm("stale", Donors.EDITED)
+    both = [(probe, full[unit], stale[unit]) for unit, probe in panel.arms[donors, arm].items() if unit in stale]
+    return [(share, probe.unit) for probe, new, old in both if (share := recovered(probe, new, old)) is not None]
 
 
 def _contrast(panel: Panel, donors: Donors, arm: str, baseline: str) -> Contrast | None:
@@ -203,15 +220,13 @@ def _contrast(panel: Panel, donors: Donors, arm: str, baseline: str) -> Contrast
     pairs = panel.pair(arm, baseline, donors)
     if not pairs:
         return None
-    computed = [[probe.computed_tokens for probe in side] for side in zip(*pairs, strict=True)]
     return Contrast(
         baseline=baseline,
         n=len(pairs),
         unpaired=len(panel.arm(arm, donors).keys() ^ panel.arm(baseline, donors).keys()),
         kl=_difference(pairs, "kl"),
         top1=_difference(pairs, "top1_agrees"),
-        forced_kl=_difference(pairs, "forced_kl"),
-        computed_share=bootstrap_ratio(*computed, units=[first.unit for first, _ in pairs]),
+        computed_share=_ratio_of_sums(pairs, "computed_tokens"),
     )
 
 
@@ -226,16 +241,15 @@ def _settings(panels: Sequence[Panel], donors: Donors) -> Iterator[tuple[str, st
         yield f"seam 1 less {FLOORS[floor]}", "seam-1", floor
 
 
-def _compared(what: str, where: str, pairs: Iterable[Pairs]) -> list[Comparison]:
+def _compared(what: str, where: str, pairs: Iterable[Pairs], field: str = "kl") -> list[Comparison]:
     """The comparison over all pairs, in which a prompt counts once; none of no pairs."""
     by_prompt: dict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
-    for first, second in (pair for some in pairs for pair in some):
-        by_prompt[first.source, first.unit, first.prompt].append((first.kl, second.kl))
+    for probe, *values in (both for some in pairs for both in _both(some, field)):
+        by_prompt[probe.source, probe.unit, probe.prompt].append((values[0], values[1]))
     if not by_prompt:
         return []
     units = [(source, unit) for source, unit, _ in by_prompt]
-    means = np.array([np.mean(kls, axis=0) for kls in by_prompt.values()])
-    differences = means[:, 0] - means[:, 1]
+    means = np.array([np.mean(values, axis=0) for values in by_prompt.values()])
     compared = Comparison(
         what=what,
         where=where,
@@ -243,28 +257,26 @@ def _compared(what: str, where: str, pairs: Iterable[Pairs]) -> list[Comparison]
         num_units=len(set(units)),
         first=float(means[:, 0].mean()),
         second=float(means[:, 1].mean()),
-        difference=bootstrap(differences.tolist(), units=units),
-        higher=float(np.mean(differences > 0)),
+        difference=bootstrap((means[:, 0] - means[:, 1]).tolist(), units=units),
     )
     return [compared]
 
 
 def _is_incompetent(panel: Panel, donors: Donors, thresholds: Thresholds) -> bool:
     """Whether the full prefill's mean score is too low; unknown counts as too low, no questions at all do not."""
-    mean = _mean([probe.score for probe in panel.arm("full", donors).values() if probe.score is not None])
-    return panel.experiment is Experiment.QA and (mean is None or mean < thresholds.competent_score)
+    scores = [probe.score for probe in panel.arm("full", donors).values() if probe.score is not None]
+    return panel.experiment is Experiment.QA and (not scores or fmean(scores) < thresholds.competent_score)
 
 
-def _estimate(probes: Sequence[Probe], field: str, statistic: Statistic = Statistic.MEAN) -> Any:
-    """The `Estimate` of a field over the records that have a value; None where no record has one."""
-    found = [(float(value), probe.unit) for probe in probes if (value := getattr(probe, field)) is not None]
-    return bootstrap(*zip(*found, strict=True), statistic=statistic) if found else None
+def _estimate(values: Iterable[tuple[float | None, str]]) -> Any:
+    """The `Estimate` of values with their units; None where no record has a value."""
+    found = [(float(value), unit) for value, unit in values if value is not None]
+    return bootstrap(*zip(*found, strict=True)) if found else None
 
 
 def _difference(pairs: Pairs, field: str) -> Any:
     """The `Estimate` of a field's paired differences; None where no pair has both values."""
-    found = [(first - second, probe.unit) for probe, first, second in _both(pairs, field)]
-    return bootstrap(*zip(*found, strict=True)) if found else None
+    return _estimate((first - second, probe.unit) for probe, first, second in _both(pairs, field))
 
 
 def _both(pairs: Pairs, field: str) -> list[tuple[Probe, float, float]]:
@@ -273,14 +285,9 @@ def _both(pairs: Pairs, field: str) -> list[tuple[Probe, float, float]]:
     return [(probe, float(a), float(b)) for probe, a, b in found if a is not None and b is not None]
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _exponential(of: Estimate | None) -> Estimate | None:
-    if of is None:
-        return None
-    return Estimate(value=math.exp(of.value), low=math.exp(of.low), high=math.exp(of.high), n=of.n)
+def _ratio_of_sums(pairs: Pairs, field: str) -> float | None:
+    first, second = (sum(getattr(pair[side], field) for pair in pairs) for side in (0, 1))
+    return ratio(first, second)
 
 
 def _order_of_panels(panel: Panel) -> tuple[object, ...]:

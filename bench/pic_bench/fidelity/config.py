@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
-from pic_bench.fidelity.arms import RECORDED, parse_order
+from pic_bench.fidelity.arms import RECORDED, place_sessions
 from pic_bench.fidelity.record import Change, Experiment, TemplateSet
+from sglang_pic.core.settings import Range, check
 from sglang_pic.errors import ConfigError
 
 KIND = "fidelity"
@@ -17,14 +20,17 @@ MIN_SKILL_TOKENS = 100
 """Less than a seam and the shortest run would never be spliced."""
 
 
-class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much is measured; what is said of a field is also the help of its flag."""
+Number = Annotated[int, Range(0)]
 
-    prompts: int = 100
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is measured; what is said of a field is also the help of its flag. Earlier runs name sizes more."""
+
+    prompts: Number = 100
     """Prompts of grid for each number of blocks."""
-    shift_prompts: int = 100
+    shift_prompts: Number = 100
     """Prompts for each shift."""
-    questions: int = 60
+    questions: Number = 60
     """Questions from each source."""
     blocks: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Numbers of blocks of grid."""
@@ -36,25 +42,19 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Numbers of skills that compose puts together."""
     skill_tokens: tuple[int, int] = (100, 400)
     """Tokens of compose's shortest and longest skill."""
-    compositions: int = 24
+    compositions: Number = 24
     """Prompts of compose for each number of skills."""
-    turns: int = 64
+    turns: Number = 64
     """Turns of each conversation of turns."""
-    edits: int = 240
+    edits: Number = 240
     """Prompts of edits, from the templates in turn."""
     calls: int | None = None
     """Only the first N calls of every trace."""
-    greedy_prompts: int = 24
-    """Prompts of each number of blocks after which some arms generate 64 tokens."""
     key_prompts: int = 10
     """Prompts of each number of blocks and of each shift whose keys are compared."""
-    greedy_tokens: int = 64
-    answer_tokens: int = 32
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "shift_prompts", "questions", "compositions", "turns", "edits"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: must be 1 or more.")
+        check(self)
         for name, counts in (("blocks", self.blocks), ("skills", self.skills)):
             if not counts or not all(1 <= count <= MAX_BLOCKS for count in counts):
                 raise ConfigError(f"{name}={list(counts)!r}: must be numbers from 1 to {MAX_BLOCKS}.")
@@ -87,16 +87,22 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     min_chunk_hit: int
     """TRACE measures calls with so many chunk-hit tokens under the first policy."""
     pool_tokens: int | None
-    """Of the server's KV pool; None for what the experiments need, within a limit."""
+    """Of the server's KV pool; None for the plan's."""
     server_args: tuple[str, ...]
     edit_set: TemplateSet = TemplateSet.REPORT
     changes: tuple[Change, ...] = tuple(Change)
     """Of TURNS."""
     seed: int
 
+    @property
+    def page_size(self) -> int:
+        """Of the server, as its flags say."""
+        words = list(self.server_args)
+        return int(words[words.index("--page-size") + 1]) if "--page-size" in words else 1
+
     def __post_init__(self) -> None:
         for order in self.orders:
-            parse_order(order)
+            place_sessions((), order)
 
 
 QUICK_SIZES = Sizes(
@@ -111,6 +117,5 @@ QUICK_SIZES = Sizes(
     skills=(1, 4),
     compositions=3,
     turns=8,
-    greedy_prompts=2,
     key_prompts=2,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from pic_traces.packed import is_written, packed
@@ -28,12 +29,13 @@ from pic_bench.out_folder import (
 )
 from sglang_pic.errors import BenchError, ConfigError
 
+T = TypeVar("T")
 PROBES = "probes.jsonl"
 LEFT_OUT = "left_out.jsonl"
 VAULT = "vault"
 
 _UNITED = ("data", "experiments", "dtypes", "policies", "orders")
-_AMOUNTS = ("prompts", "shift_prompts", "questions", "edits", "compositions", "greedy_prompts", "key_prompts")
+_AMOUNTS = ("prompts", "shift_prompts", "questions", "edits", "compositions", "key_prompts")
 """Of the sizes, those that say how much was measured, not what: every figure stands beside its own number."""
 
 _RUN = RunKind(
@@ -132,10 +134,7 @@ def read_probes(folder: Path) -> list[Probe]:
     Raises:
         BenchError: the file cannot be read, or a line of it is no record.
     """
-    try:
-        return read_lines(folder / PROBES, Probe)
-    except (OSError, msgspec.DecodeError) as error:
-        raise BenchError(f"{folder}: no records of a fidelity run ({error}).") from error
+    return _read_records(folder / PROBES, Probe, "no records of a fidelity run")
 
 
 def read_left_out(folder: Path) -> list[LeftOut]:
@@ -144,17 +143,20 @@ def read_left_out(folder: Path) -> list[LeftOut]:
     Raises:
         BenchError: the file is not a list of such prompts.
     """
-    path = folder / LEFT_OUT
-    try:
-        found = read_lines(path, LeftOut)
-    except msgspec.DecodeError as error:
-        raise BenchError(f"{path}: not a list of prompts that were left out ({error}).") from error
+    found = _read_records(folder / LEFT_OUT, LeftOut, "not a list of prompts that were left out")
     return list({(one.experiment, one.dtype, one.prompt): one for one in found}.values())
 
 
 def trace_mark(folder: Path, dtype: str) -> Path:
     """A file that says that the traces were measured to their end."""
     return folder / f"trace-{dtype}.done"
+
+
+def _read_records(path: Path, kind: type[T], word: str) -> list[T]:
+    try:
+        return read_lines(path, kind)
+    except (OSError, msgspec.DecodeError) as error:
+        raise BenchError(f"{path}: {word} ({error}).") from error
 
 
 def _united(folders: Sequence[Path], configs: Sequence[Config]) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,6 +19,14 @@ from pic_bench.report.stats import common_len
 
 _TEXT_TOKENS = 48
 """So much of the prompt's end goes into a record."""
+
+
+class Step(NamedTuple):
+    """What was served at once, for progress, and its records."""
+
+    label: str
+    prompt_tokens: int
+    probes: Sequence[Probe] = ()
 
 
 class Unrealised(Exception):
@@ -61,22 +70,19 @@ def measure(job: Job, target: Target, text: ModelText, *, dtype: str, page_size:
         probes[arm.label] = _add_edit(probe, case.edited, recorded) if case.edited else probe
         if arm == STALE and probes[FULL.label].uses_no_field(probes[STALE.label]):
             break
-    if chosen := [arm for arm in job.arms if arm.name in job.greedy_arms]:
-        keys = [_key(case, arm) for arm in chosen]
-        generated = target.greedy([case.prompt] * len(chosen), chosen, keys, job.greedy_tokens)
-        for arm, ids in zip(chosen, generated, strict=True):
-            probes[arm.label] = add_greedy(probes[arm.label], case, generated[chosen.index(FULL)], ids, text)
+    if job.answer_tokens:
+        generated = target.greedy(case.prompt, job.arms, [_key(case, arm) for arm in job.arms], job.answer_tokens)
+        for arm, ids in zip(job.arms, generated, strict=True):
+            probes[arm.label] = _add_answer(probes[arm.label], case, generated[0], ids, text)
     return list(probes.values())
 
 
 def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtype: str, text: ModelText) -> Probe:
     """The record of one request, less what is generated."""
-    is_reference = recorded is reference.recorded
-    logprobs = reference.logprobs if is_reference else metrics.log_softmax(recorded.logits)
+    logprobs = metrics.log_softmax(recorded.logits)
     apart = metrics.divergence(reference.logprobs, logprobs, reference.probabilities)
     num_gold = len(case.gold)
     top1 = int(recorded.logits[0].argmax())
-    prompt_end = text.text(case.prompt[-_TEXT_TOKENS:])
     return Probe(
         experiment=case.experiment,
         dtype=dtype,
@@ -98,20 +104,7 @@ def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtyp
         gold_tokens=num_gold,
         gold_nll=metrics.mean_nll(logprobs[:num_gold], case.gold) if num_gold else None,
         key_error=_key_error(reference.recorded.keys, recorded),
-        text=_text(prompt_end, text.text([reference.top1]), text.text([top1])),
-    )
-
-
-def add_greedy(probe: Probe, case: Case, full: Sequence[int], ids: Sequence[int], text: ModelText) -> Probe:
-    """The record with what was generated, and its score where the case has answers."""
-    score = metrics.score_answer(text.answer(ids), case.answers, contains=case.exact_score) if case.answers else None
-    return msgspec.structs.replace(
-        probe,
-        greedy_tokens=len(ids),
-        agreed_tokens=common_len(full, ids),
-        score=None if score is None else score.value,
-        exact_match=None if score is None else score.exact,
-        text=_text(text.text(case.prompt[-_TEXT_TOKENS:]), text.text(full), text.text(ids)),
+        text=_text(case, text, [reference.top1], [top1]),
     )
 
 
@@ -161,6 +154,19 @@ def _add_edit(probe: Probe, edited: Edited, recorded: Recorded) -> Probe:
     return msgspec.structs.replace(probe, edit=edited.edit, log_odds=odds, **free)
 
 
+def _add_answer(probe: Probe, case: Case, full: Sequence[int], ids: Sequence[int], text: ModelText) -> Probe:
+    """The record with what was generated, and its score."""
+    score = metrics.score_answer(text.answer(ids), case.answers, contains=case.exact_score)
+    return msgspec.structs.replace(
+        probe,
+        greedy_tokens=len(ids),
+        agreed_tokens=common_len(full, ids),
+        score=score.value,
+        exact_match=score.exact,
+        text=_text(case, text, full, ids),
+    )
+
+
 def _inside(recorded: Recorded, block: Span) -> int:
     return sum(max(0, min(end, block.end) - max(start, block.start)) for start, end in recorded.spliced)
 
@@ -193,5 +199,6 @@ def _key_error(reference: npt.NDArray[np.float32] | None, recorded: Recorded) ->
     return metrics.relative_error(reference[:, spliced], recorded.keys[:, spliced])
 
 
-def _text(prompt_end: str, full: str, this: str) -> str:
-    return f"{prompt_end}\n[full prefill] {full}\n[this] {this}"
+def _text(case: Case, text: ModelText, full: Sequence[int], this: Sequence[int]) -> str:
+    end = text.text(case.prompt[-_TEXT_TOKENS:])
+    return f"{end}\n[full prefill] {text.text(full)}\n[this] {text.text(this)}"

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
-from pic_traces.questions import (
-    GENERATED,
-    Question,
-    generated_questions,
-    is_question_set,
-    read_questions,
-)
+from pic_traces.questions import GENERATED, Question, generated_questions, is_question_set, read_questions
 
-from pic_bench.fidelity.arms import DEFAULT_POLICIES, Arm, parse_policy
-from pic_bench.fidelity.cases.case import Case, Job
+from pic_bench.fidelity.arms import DEFAULT_POLICIES, EDIT_ARMS, EXACT, Arm, parse_policy
+from pic_bench.fidelity.cases.calls import conversation, trace_calls
+from pic_bench.fidelity.cases.case import Job
 from pic_bench.fidelity.cases.compose import compose_jobs
 from pic_bench.fidelity.cases.edits import edit_jobs
-from pic_bench.fidelity.cases.passages import PassageJobs
+from pic_bench.fidelity.cases.passages import grid_jobs, shift_jobs
 from pic_bench.fidelity.cases.qa import qa_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
-from pic_bench.fidelity.cases.turns import conversation
 from pic_bench.fidelity.config import Config
-from pic_bench.fidelity.passes import TraceCall, distinct_tokens, trace_calls
+from pic_bench.fidelity.passes import Passes
 from pic_bench.fidelity.record import Donors, Experiment
 
 DEFAULT_TRACE = "sample:opendevin"
 MAX_TEXT_QUESTIONS = 200
-CASE_POOL_TOKENS = 60_000
-MAX_POOL_TOKENS = 120_000
-_ROOM = 32  # the answer behind a turn's prompt
+CASES_POOL_TOKENS, PASSES_POOL_TOKENS = 60_000, 120_000
+"""Of the KV pool: for one prompt after the other, and for a cache that lives on."""
+TURNS_POLICIES = tuple(msgspec.structs.replace(arm, donors=Donors.TRACE) for arm in EDIT_ARMS)
+"""Where the command line names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +36,13 @@ class Plan:
 
     config: Config
     text: ModelText
-    passages: PassageJobs
     jobs: list[Job]
-    calls: list[TraceCall]
-    conversations: list[list[Case]]
-    """Of TURNS: the prompts of each, turn by turn."""
+    passes: list[Passes]
+    """Conversations, then traces: a trace that is whole is known by the end of the run."""
     pool_tokens: int
 
 
-def make_plan(config: Config, *, quiet: bool) -> Plan:
+def make_plan(config: Config) -> Plan:
     """Read the data and put all prompts together.
 
     Raises:
@@ -58,28 +50,20 @@ def make_plan(config: Config, *, quiet: bool) -> Plan:
         TraceError: data cannot be read.
         BenchError: a prompt cannot be made of the data.
     """
-    text = ModelText(Path(config.model))
+    sizes, seed, text = config.sizes, config.seed, ModelText(Path(config.model))
     pool = TextPool(*_text_source(config), text)
-    passages = PassageJobs(config.sizes, pool, text, config.seed)
     policies = [msgspec.structs.replace(arm, donors=Donors.EDITED) for arm in named_policies(config)]
     makers: dict[Experiment, Callable[[], Iterable[Job]]] = {
-        Experiment.GRID: passages.grid,
-        Experiment.SHIFT: passages.shift,
-        Experiment.QA: lambda: qa_jobs(config.sizes, chosen_questions(config), text, config.seed),
-        Experiment.COMPOSE: lambda: compose_jobs(config.sizes, text, pool, config.seed),
-        Experiment.EDITS: lambda: edit_jobs(config.edit_set, config.sizes.edits, text, config.seed, policies),
+        Experiment.GRID: lambda: grid_jobs(sizes, pool, text, seed),
+        Experiment.SHIFT: lambda: shift_jobs(sizes, pool, text, seed),
+        Experiment.QA: lambda: qa_jobs(chosen_questions(config), text, seed),
+        Experiment.COMPOSE: lambda: compose_jobs(sizes, text, pool, seed),
+        Experiment.EDITS: lambda: edit_jobs(config.edit_set, sizes.edits, text, seed, policies),
     }
     jobs = [job for experiment, make in makers.items() if experiment in config.experiments for job in make()]
-    conversations: list[list[Case]] = []
-    if Experiment.TURNS in config.experiments:
-        conversations = [conversation(change, config.sizes.turns, text, config.seed) for change in config.changes]
-    calls: list[TraceCall] = []
-    if Experiment.TRACE in config.experiments:
-        # One trace after the other; each has namespaces of its own.
-        for trace in [name for name in config.data if not is_question_set(Path(name))] or [DEFAULT_TRACE]:
-            calls += trace_calls(trace, Path(trace).name, text, config.model, config.sizes.calls)
-    pool_tokens = config.pool_tokens or _pool_tokens(calls, conversations, quiet=quiet)
-    return Plan(config, text, passages, jobs, calls, conversations, pool_tokens)
+    passes = [*_conversations(config, text), *_traces(config, text)]
+    pool_tokens = config.pool_tokens or (PASSES_POOL_TOKENS if passes else CASES_POOL_TOKENS)
+    return Plan(config, text, jobs, passes, pool_tokens)
 
 
 def named_policies(config: Config) -> list[Arm]:
@@ -108,17 +92,27 @@ def _text_source(config: Config) -> tuple[str, list[str]]:
     return path.name, list(dict.fromkeys(document for question in questions for document in question.documents))
 
 
-def _pool_tokens(calls: list[TraceCall], conversations: list[list[Case]], *, quiet: bool) -> int:
-    """Tokens of the KV pool: for the cases, and so many that no trace or conversation loses a row, up to a limit."""
-    wanted = 0
-    if calls:
-        wanted = distinct_tokens(calls) + 2 * max(len(call.prompt) + len(call.answer) for call in calls)
-    # Behind a field that changes nothing is shared.
-    wanted = max([wanted, *(sum(len(turn.prompt) + _ROOM for turn in turns) for turns in conversations)])
-    if wanted > MAX_POOL_TOKENS and not quiet:
-        print(
-            f"A cache that loses nothing needs a pool of {wanted} tokens; {MAX_POOL_TOKENS} are taken, and the "
-            "least recently used rows are evicted. --max-total-tokens sets another pool.",
-            file=sys.stderr,
-        )
-    return max(CASE_POOL_TOKENS, min(wanted, MAX_POOL_TOKENS))
+def _conversations(config: Config, text: ModelText) -> Iterator[Passes]:
+    if Experiment.TURNS in config.experiments:
+        for change in config.changes:
+            calls = conversation(change, config.sizes.turns, text, config.seed)
+            yield Passes(source=change.value, calls=calls, arms=named_policies(config) or TURNS_POLICIES)
+
+
+def _traces(config: Config, text: ModelText) -> Iterator[Passes]:
+    """One trace after the other; each has a cache of its own."""
+    if Experiment.TRACE not in config.experiments:
+        return
+    first, *others = map(parse_policy, config.policies)
+    naive = msgspec.structs.replace(first, name="naive", rotate=False)
+    for trace in [name for name in config.data if not is_question_set(Path(name))] or [DEFAULT_TRACE]:
+        source = Path(trace).name
+        if calls := trace_calls(trace, source, text, config.model, config.sizes.calls):
+            yield Passes(
+                source=source,
+                calls=calls,
+                arms=(EXACT, *others, naive),
+                orders=config.orders,
+                finder=first,
+                min_chunk_hit=config.min_chunk_hit,
+            )

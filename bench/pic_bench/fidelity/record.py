@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import msgspec
 from pic_traces.packed import is_written, read_written
@@ -16,67 +16,55 @@ MIN_GAP = 0.5
 field, and there is nothing to recover."""
 
 
-class Named(Enum):
-    """A choice that records and configurations name, with what is meant in words."""
+class Experiment(Enum):
+    """What is varied."""
 
-    about: str
-
-    def __new__(cls, name: str, about: str = "") -> Self:
-        """A member whose value is its name in files."""
-        one = object.__new__(cls)
-        one._value_, one.about = name, about
-        return one
-
-
-class Experiment(Named):
-    """What is varied; the words are also the command line's."""
-
-    GRID = "grid", "seam tokens, number of runs, donors alone or in context"
-    SHIFT = "shift", "how far a run is moved"
-    QA = "qa", "questions over documents in another order"
-    TRACE = "trace", "the calls of a trace in order, under policies"
-    COMPOSE = "compose", "skills compiled alone or together, in other orders"
-    TURNS = "turns", "a conversation whose field changes at each turn"
-    EDITS = "edits", "a prompt behind the same prompt with other values in its fields"
+    GRID = "grid"  # seam tokens, number of runs, donors alone or in context
+    SHIFT = "shift"  # how far a run is moved
+    QA = "qa"  # questions over documents in another order
+    TRACE = "trace"  # the calls of a trace in order, under policies
+    COMPOSE = "compose"  # skills compiled alone or together, in other orders
+    TURNS = "turns"  # a conversation whose field changes at each turn
+    EDITS = "edits"  # a prompt behind the same prompt with other values in its fields
 
 
-class Donors(Named):
+class Donors(Enum):
     """Where a run's rows were computed."""
 
-    NONE = "none", "nothing is spliced: a control"
-    ISOLATED = "isolated", "each block alone, behind a header that fills the sink"
-    CONTEXT = "context", "in one request with the other blocks, in another order"
-    TRACE = "trace", "wherever earlier calls of the trace computed them"
-    EDITED = "edited", "in the same prompt with other values in its fields"
+    NONE = "none"  # nothing is spliced: a control
+    ISOLATED = "isolated"  # each block alone, behind a header that fills the sink
+    CONTEXT = "context"  # in one request with the other blocks, in another order
+    TRACE = "trace"  # wherever earlier calls of the trace computed them
+    EDITED = "edited"  # in the same prompt with other values in its fields
 
 
-class Change(Named):
+class Change(Enum):
     """How the value of the field of TURNS goes on."""
 
-    NEW = "new values", "a value that was never there before"
-    TOGGLE = "toggle", "two values in turn"
-    RETURN = "return", "the first value at every second turn, and a new one between"
-    CLOCK = "clock", "the time of day, which no other line mentions"
+    NEW = "new values"  # a value that was never there before
+    TOGGLE = "toggle"  # two values in turn
+    RETURN = "return"  # the first value at every second turn, and a new one between
+    CLOCK = "clock"  # the time of day, which no other line mentions
 
 
-class TemplateSet(Named):
+class TemplateSet(Enum):
     """What a set of templates of EDITS is for; no template is in both."""
 
-    FIND = "find", "finding a rule"
-    REPORT = "report", "judging it"
+    FIND = "find"  # finding a rule
+    REPORT = "report"  # judging it
 
 
-class Family(Named):
+class Family(Enum):
     """How the answer to a prompt of EDITS depends on the field."""
 
-    DIRECTORY = "directory", "a line elsewhere says what belongs to the value"
-    CHAIN = "chain", "two such lines, one after the other"
-    OVERWRITE = "overwrite", "the field is a later setting of a key that was set before"
-    THRESHOLD = "threshold", "the answer depends on which side of a limit the value lies"
-    NEGATION = "negation", "the values are a statement and its denial"
-    JSON = "json", "the field stands in a state object, the rule in prose or in another object"
-    IRRELEVANT = "irrelevant", "the answer does not depend on the field"
-    CLOCK = "clock", "the field is a time, a counter or an id that nothing else mentions"
+    DIRECTORY = "directory"  # a line elsewhere says what belongs to the value
+    CHAIN = "chain"  # two such lines, one after the other
+    OVERWRITE = "overwrite"  # the field is a later setting of a key that was set before
+    THRESHOLD = "threshold"  # the answer depends on which side of a limit the value lies
+    NEGATION = "negation"  # the values are a statement and its denial
+    JSON = "json"  # the field stands in a state object, the rule in prose or in another object
+    IRRELEVANT = "irrelevant"  # the answer does not depend on the field
+    CLOCK = "clock"  # the field is a time, a counter or an id that nothing else mentions
 
     @property
     def is_gated(self) -> bool:
@@ -164,16 +152,12 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.log_odds is not None and stale.log_odds is not None and self.log_odds - stale.log_odds < MIN_GAP
 
     @property
-    def agrees_to_end(self) -> bool:
-        """Whether all greedy tokens are the full prefill's."""
-        return (self.agreed_tokens or 0) >= self.greedy_tokens
-
-    @property
     def unit(self) -> str:
         """The unit that intervals draw: records that share text, and so resemble each other, have the same unit.
 
         A trace's session, in whatever order it is served; of questions, the item whose documents they are asked of; of
-        shifts, the passage that is moved; of compositions, the library; of edits, the template; else the prompt.
+        shifts, the passage that is moved; of compositions, the library; of turns, the conversation; of edits, the
+        template; else the prompt.
         """
         match self.experiment:
             case Experiment.TRACE:
@@ -182,6 +166,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 return self.prompt.rpartition("-")[0]
             case Experiment.SHIFT:
                 return self.prompt.rpartition("-")[2]
+            case Experiment.TURNS:
+                return self.source
             case Experiment.EDITS if self.edit is not None:
                 return self.edit.template
             case _:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pic_bench.environment import Environment
-from pic_bench.fidelity.record import Donors, Edit, Experiment
+from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.report.stats import Estimate
 
 CONTROLS = ("full", "retest", "exact")
@@ -37,92 +37,83 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Prompts that one of the two arms lacks; they are left out."""
     kl: Estimate
     top1: Estimate
-    forced_kl: Estimate | None
-    computed_share: Estimate | None
+    computed_share: float | None
     """Computed tokens of the arm / of the baseline, both summed over the prompts."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where in the experiments something was measured, and under which arm."""
+class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One arm at one place of an experiment; divergences are from the full prefill, in nats, means over prompts.
+
+    A figure that no record of the cell has is None.
+    """
 
     experiment: Experiment
     dtype: str
     source: str
     num_blocks: int | None
-    """Of a cell None for questions and traces, whose prompts differ in it."""
-    donors: Donors
+    """None for experiments whose prompts differ in it."""
     shift: int | None
     """None but in the shift experiment."""
+    group: str
+    """Of EDITS, what these prompts have in common."""
+    min_chunk_hit: int
+    """Only prompts with so many chunk-hit tokens under the default policy."""
+    donors: Donors
     arm: str
+    n: int
+    num_units: int
+    """Units that the intervals draw: what shares text resembles each other."""
+    kl: Estimate
+    kl_median: float
+    kl_p95: float
+    kl_max: float
+    kl_by_turn: list[float]
+    """Of TURNS, in order."""
+    cosine: Estimate
+    top1: Estimate
+    top1_decided: Estimate | None
+    """Over the decided prompts only."""
+    undecided: bool
+    """The median probability of the full prefills' likeliest token is too low for agreement to say much."""
+    forced_kl: Estimate | None
+    nll_change: Estimate | None
+    """Mean negative log-likelihood of the gold continuation, less the full prefill's."""
+    agreed_tokens: Estimate | None
+    """Greedy tokens before the first that differs."""
+    score: Estimate | None
+    exact_match: Estimate | None
+    score_change: Estimate | None
+    """The arm's less the full prefill's."""
+    incompetent: bool
+    """The questions are beyond the model: the full prefill does not answer them either."""
+    key_error: Estimate | None
+    recovery: Estimate | None
+    """Of EDITS: (s - old) / (new - old), s the log-odds of the new answer against the old one: 0 acts on the old value,
+    1 as the full prefill does. None where the answer does not depend on the field."""
+    recovery_median: float | None
+    recovery_p10: float | None
+    prompt_tokens: int
+    chunk_hit_tokens: int
+    block_tokens: int
+    computed_tokens: int
+    spliced_of_in_place: float | None
+    """Of EDITS: spliced tokens, of those that `in_place` splices; None where it splices none."""
+    against_floor: Contrast | None
 
     @property
     def seam(self) -> int | None:
         """The seam tokens that the arm's name says."""
         return seam_of(self.arm)
 
-
-class Cell(Place, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One arm at one place of the experiment; divergences are from the full prefill, in nats."""
-
-    min_chunk_hit: int = 0
-    """Only prompts with so many chunk-hit tokens under the default policy."""
-    n: int
-    num_units: int | None = None
-    """Units that the intervals draw: sessions of a trace, elsewhere prompts."""
-    kl: Estimate
-    kl_median: Estimate
-    kl_p95: float
-    kl_max: float
-    cosine: Estimate
-    top1: Estimate
-    top1_decided: Estimate | None
-    """Over the decided prompts only."""
-    top1_probability: float
-    """Median over the prompts of the full prefill's likeliest token's probability."""
-    undecided: bool
-    """That median is too low for agreement to say much."""
-    forced_kl: Estimate | None
-    perplexity: Estimate | None
-    """Exponential of the mean over prompts of the gold continuation's negative log-likelihood."""
-    full_perplexity: float | None
-    """The full prefill's on the same prompts."""
-    perplexity_ratio: Estimate | None
-    """The arm's / the full prefill's, paired by prompt."""
-    agreed_tokens: Estimate | None
-    """Median of the greedy tokens before the first that differs."""
-    agrees_to_end: Estimate | None
-    """Share of prompts whose greedy tokens are all the same."""
-    score: Estimate | None
-    exact_match: Estimate | None
-    full_score: float | None
-    """The full prefill's on the same prompts."""
-    score_change: Estimate | None
-    """The arm's less the full prefill's, paired by prompt."""
-    incompetent: bool
-    """The questions are beyond the model: the full prefill does not answer them either."""
-    key_error: Estimate | None
-    prompt_tokens: int
-    prefix_hit_tokens: int
-    chunk_hit_tokens: int
-    block_tokens: int = 0
-    computed_tokens: int
-    against_floor: Contrast | None
-
     @property
-    def place(self) -> int | None:
-        """Where in the experiment: a shift, a number of blocks."""
-        return self.num_blocks if self.shift is None else self.shift
+    def place(self) -> int | str | None:
+        """Where in the experiment: a shift, a number of blocks, a group of prompts."""
+        return self.group or (self.num_blocks if self.shift is None else self.shift)
 
     @property
     def says_little(self) -> bool:
         """Whether the full prefill itself is not competent here, so that agreement with it says little."""
         return self.undecided or self.incompetent
-
-    @property
-    def share_of_exact(self) -> Estimate | None:
-        """Computed tokens, of those with exact hits alone; None where these are not the floor."""
-        against = self.against_floor
-        return against.computed_share if against is not None and against.baseline == "exact" else None
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,83 +129,17 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     second: float
     """Mean KL of either arm."""
     difference: Estimate
-    higher: float
-    """Share of prompts on which the first arm's KL is higher."""
 
-
-class Drift(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One conversation under one policy, turn by turn."""
-
-    dtype: str
-    source: str
-    """How the field changes."""
-    arm: str
-    kl: list[float]
-    """Of the first token."""
-    forced_kl: list[float]
-    """Mean over the recorded answer's positions."""
-    prompt_tokens: list[int]
-    chunk_hit_tokens: list[int]
-    computed_tokens: list[int]
-    top1: float
-    """Share of the turns whose likeliest first token is the full prefill's."""
-
-
-class Worst(Place, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A prompt whose spliced rows moved the first token's distribution furthest."""
-
-    prompt: str
-    kl: float
-    floor_kl: float | None
-    top1_agrees: bool
-    top1_probability: float
-    prompt_tokens: int
-    chunk_hit_tokens: int
-    text: str | None
-
-
-class EditCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One arm on a group of the prompts of EDITS whose field matters, or on those where it does not."""
-
-    dtype: str
-    group: str
-    """What the prompts were grouped by."""
-    at: str
-    """The group."""
-    arm: str
-    n: int
-    num_templates: int
-    recovery: Estimate | None
-    """Mean of (s - old) / (new - old), of the log-odds of the new answer against the old: 0 acts on the old value, 1 as
-    the full prefill does. None where the answer does not depend on the field."""
-    recovery_median: float | None
-    recovery_p10: float | None
-    kl: Estimate
-    kl_max: float
-    computed_share: float
-    """Of all prompt tokens."""
-    spliced_share: float
-    spliced_of_in_place: float | None
-    """Spliced tokens, of those that `in_place` splices; None where it splices none."""
-
-
-class EditCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One prompt of EDITS under all policies."""
-
-    dtype: str
-    prompt: str
-    edit: Edit
-    gap: float | None
-    """Between the log-odds of the two full prefills, in nats."""
-    recovery: dict[str, float]
-    """By policy."""
-    kl: dict[str, float]
+    @property
+    def side(self) -> str:
+        """On which side of zero the interval lies."""
+        return "above 0" if self.difference.low > 0 else "below 0" if self.difference.high < 0 else "includes 0"
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """summary.json of a fidelity run."""
 
-    schema_version: int = 1
+    schema_version: int = 2
     model: str
     probes: int
     repeated: int
@@ -226,13 +151,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     environment: Environment | None
     cells: list[Cell]
     comparisons: list[Comparison]
-    drifts: list[Drift] = []
-    worst: list[Worst]
-    edits: list[EditCell] = []
-    edit_cases: list[EditCase] = []
-    edits_alike: int = 0
+    worst: list[Probe]
+    """The prompts whose spliced rows moved the first token's distribution furthest."""
+    edits_alike: int
     """Prompts whose full prefills differ too little for anything to be recovered."""
-    edits_computed: int = 0
+    edits_computed: int
     """Prompts of which no arm spliced anything."""
 
 

@@ -1,6 +1,6 @@
 """The server under test: requests with the test options, and what the server wrote down of them.
 
-A recorded file is deleted once it was read.
+The server completes a file before it answers; it is deleted once it was read.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,12 @@ import numpy.typing as npt
 from pic_bench.compare.arms import build_arms
 from pic_bench.compare.server import Server
 from pic_bench.fidelity.arms import Arm
-from pic_bench.serving import arm_server
+from pic_bench.serving import Answer, arm_server, generate
 from sglang_pic.errors import BenchError
 
 NOBODY = "nobody"
 """A namespace in which nothing is ever computed: donors from here are none."""
 
-_FILE_TIMEOUT_S = 10.0
 _SHM = Path("/dev/shm")
 
 
@@ -40,16 +39,6 @@ class Recorded:
     spliced: list[tuple[int, int]]
     keys: npt.NDArray[np.float32] | None
     """`[layers, tokens, width]`."""
-    prefix_hit_tokens: int
-    chunk_hit_tokens: int
-    ids: list[int] = field(default_factory=list)
-    """What was generated afterwards, where that was measured."""
-
-
-class Served(NamedTuple):
-    """What the server said of a request: generated ids, and where the prompt's tokens came from."""
-
-    ids: list[int]
     prefix_hit_tokens: int
     chunk_hit_tokens: int
 
@@ -69,17 +58,11 @@ class Target:
             pin: the name under which the rows are kept; None for rows that may be evicted.
         """
         options: dict[str, Any] = {"mode": "off"} if off else {"testing": {"donors_from": NOBODY}, "pin": pin}
-        self._generate(tokens, key, options, max_new_tokens=1)
+        self._generate(tokens, key, options)
 
-    def serve(
-        self, tokens: Sequence[int], arm: Arm, *, key: str, donors_from: str, compute_from: int | None = None
-    ) -> Served:
-        """Serve tokens under an arm with nothing recorded.
-
-        Args:
-            compute_from: tokens from here on are computed, as those of `record` are from the prompt's last on.
-        """
-        return self._generate(tokens, key, _options(arm, donors_from), max_new_tokens=1, **_computed_from(compute_from))
+    def serve(self, tokens: Sequence[int], arm: Arm, *, key: str) -> None:
+        """Serve tokens under an arm, on its own cache, with nothing recorded."""
+        self._generate(tokens, key, _options(arm, None))
 
     def flush(self) -> None:
         """Forget every cached row."""
@@ -99,9 +82,15 @@ class Target:
         name = f"r{time.monotonic_ns()}"
         options = _options(arm, donors_from)
         options["testing"] = {**options["testing"], "record": name, "record_keys": keys}
-        served = self._generate([*prompt, *gold], key, options, max_new_tokens=1, **_computed_from(len(prompt) - 1))
+        # What log probabilities are asked for is computed.
+        asked = {"return_logprob": True, "logprob_start_len": len(prompt) - 1}
+        served = self._generate([*prompt, *gold], key, options, **asked)
         path = self._record_dir / f"{name}.npz"
-        arrays = _read(path)
+        try:
+            with np.load(path) as file:
+                arrays = dict(file)
+        except FileNotFoundError as error:
+            raise BenchError("the server recorded nothing: the request shared its batch, or came in chunks.") from error
         path.unlink()
         if len(arrays["logits"]) != len(gold) + 1:
             raise BenchError(
@@ -112,45 +101,31 @@ class Target:
             logits=arrays["logits"],
             spliced=[(int(a), int(b)) for a, b in arrays["spliced"]],
             keys=arrays.get("keys"),
-            prefix_hit_tokens=served.prefix_hit_tokens,
-            chunk_hit_tokens=served.chunk_hit_tokens,
+            prefix_hit_tokens=served.cached_tokens - served.spliced_tokens,
+            chunk_hit_tokens=served.spliced_tokens,
         )
 
     def greedy(
-        self, prompts: Sequence[Sequence[int]], arms: Sequence[Arm], keys: Sequence[str], num_tokens: int
+        self, prompt: Sequence[int], arms: Sequence[Arm], keys: Sequence[str], num_tokens: int
     ) -> list[list[int]]:
-        """Generate after every prompt, all at once as one batch, each in its own namespace on its own rows."""
+        """Generate after a prompt under all arms at once, as one batch, each in its own namespace on its own rows."""
 
-        def one(job: tuple[Sequence[int], Arm, str]) -> list[int]:
-            prompt, arm, key = job
-            return self._generate(prompt, key, _options(arm, NOBODY), max_new_tokens=num_tokens).ids
+        def one(arm: Arm, key: str) -> list[int]:
+            return self._generate(prompt, key, _options(arm, NOBODY), num_tokens).ids
 
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            return list(pool.map(one, zip(prompts, arms, keys, strict=True)))
+        with ThreadPoolExecutor(len(arms)) as pool:
+            return list(pool.map(one, arms, keys))
 
     def _generate(
-        self, tokens: Sequence[int], key: str, pic: dict[str, Any], *, max_new_tokens: int, **body: object
-    ) -> Served:
-        sampling = {
-            "temperature": 0,
-            "max_new_tokens": max_new_tokens,
-            "ignore_eos": True,
-            "custom_params": {"pic": pic},
-        }
-        request = {"input_ids": list(tokens), "sampling_params": sampling, "extra_key": key, **body}
+        self, tokens: Sequence[int], key: str, pic: dict[str, Any], num_tokens: int = 1, **more: object
+    ) -> Answer:
         try:
-            answer = self.server.post("/generate", request)
+            return generate(
+                self.server, tokens, max_new_tokens=num_tokens, pic=pic, with_logprobs=False, extra_key=key, **more
+            )
         except OSError as error:
             self.server.check_alive(grace_s=2.0)
             raise BenchError(f"{self.server.base_url} did not answer: {error}. Log: {self.server.log_path}") from error
-        meta = answer["meta_info"]
-        chunk_hit = int((meta.get("cached_tokens_details") or {}).get("pic", 0))
-        return Served(list(answer["output_ids"]), int(meta["cached_tokens"]) - chunk_hit, chunk_hit)
-
-
-def _computed_from(position: int | None) -> dict[str, Any]:
-    """What makes the server compute from a position on: it is asked for their log probabilities."""
-    return {} if position is None else {"return_logprob": True, "logprob_start_len": position}
 
 
 def _options(arm: Arm, donors_from: str | None) -> dict[str, Any]:
@@ -159,26 +134,9 @@ def _options(arm: Arm, donors_from: str | None) -> dict[str, Any]:
     return {**arm.options, "testing": {"donors_from": donors_from, "rotate": arm.rotate, "policy": arm.overrides}}
 
 
-def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a file. The server completes the file before it answers, but some file systems show it later."""
-    deadline = time.monotonic() + _FILE_TIMEOUT_S
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise BenchError("the server recorded nothing: the request shared its batch, or was prefilled in chunks.")
-        time.sleep(0.01)
-    with np.load(path) as arrays:
-        return {name: arrays[name] for name in arrays.files}
-
-
 @contextmanager
 def serve_target(
-    model: str,
-    *,
-    dtype: str,
-    pool_tokens: int,
-    server_args: Sequence[str],
-    log_path: Path,
-    start_timeout_s: float,
+    model: str, *, dtype: str, pool_tokens: int, server_args: Sequence[str], log_path: Path, start_timeout_s: float
 ) -> Iterator[Target]:
     """A patched server that splices and records what a request asks for, stopped when the block ends."""
     flags = ["--dtype", dtype, "--max-total-tokens", str(pool_tokens), "--chunked-prefill-size", "-1", *server_args]

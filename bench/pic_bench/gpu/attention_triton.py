@@ -23,10 +23,8 @@ from torch import Tensor
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
-from triton.runtime import JITFunction
 
-from pic_bench.gpu.model import Attend, AttentionBackend, AttentionShape
-from pic_bench.gpu.passes import Extend
+from pic_bench.gpu.model import Attend, AttentionBackend, AttentionShape, Extend
 from sglang_pic.errors import UnsupportedError
 
 _IS_INTERPRETED: Final[bool] = bool(knobs.runtime.interpret)
@@ -66,13 +64,10 @@ def tile_queries(prefix_lens: list[int], seq_lens: list[int], block: int) -> np.
 
 
 def _plan(extend: Extend, slots: Tensor, shape: AttentionShape) -> Attend:
-    device = extend.row.device
-    if device.type != "cuda" and not _IS_INTERPRETED:
-        raise UnsupportedError("attention backend triton: needs a GPU, or TRITON_INTERPRET=1.")
     constants, options = _launch(shape)
     if any(size & (size - 1) for size in (constants[name] for name in ("GROUP", "MAIN", "REST", "V_DIM"))):
         raise UnsupportedError(f"attention backend triton: {shape}: heads and widths must be powers of two.")
-    tiles = torch.from_numpy(tile_queries(extend.prefix_lens, extend.seq_lens, constants["BLOCK_T"])).to(device)
+    tiles = torch.from_numpy(tile_queries(extend.prefix_lens, extend.seq_lens, constants["BLOCK_T"])).to(slots.device)
     scale = shape.scale * math.log2(math.e)
 
     def attend(query: Tensor, keys: Tensor, values: Tensor | None) -> Tensor:
@@ -85,13 +80,7 @@ def _plan(extend: Extend, slots: Tensor, shape: AttentionShape) -> Attend:
 
 
 def compile_for(shape: AttentionShape, target: GPUTarget) -> CompiledKernel:
-    """The kernel as a launch compiles it for bf16 rows on `target`; no device is needed.
-
-    Raises:
-        TypeError: the kernel is interpreted in this process.
-    """
-    if not isinstance(_extend_kernel, JITFunction):
-        raise TypeError("the attention kernel is interpreted: unset TRITON_INTERPRET to compile it.")
+    """The kernel as a launch compiles it for bf16 rows on `target`; no device is needed, and no interpreter allowed."""
     constants, options = _launch(shape)
     run_time = [name for name in _extend_kernel.arg_names if name not in constants]
     kinds = {"slots": "*i64", "tiles": "*i32", "scale": "fp32"}

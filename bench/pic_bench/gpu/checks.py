@@ -18,7 +18,7 @@ import numpy as np
 
 from pic_bench.compare.server import Server
 from pic_bench.gpu.record import Found, Work
-from pic_bench.gpu.servers import Model, dummy_model, plugin_state, serving, small_model
+from pic_bench.gpu.servers import Model, dummy_model, make_arm, small_model, sound
 from pic_bench.report.stats import top_k_kl
 from pic_bench.serving import Answer, generate
 from sglang_pic.errors import BenchError, PicError
@@ -45,12 +45,12 @@ _TIMES_HIT: Final = 2.0
 _ROOM: Final = 1e-3
 _SHARE_OF_WRONG: Final = 0.05
 _HEADER_TOKENS: Final = 200
+FA3: Final = ("--attention-backend", "fa3")
 BACKENDS: Final[dict[str, tuple[str, ...]]] = {
     "triton": ("--attention-backend", "triton"),
     "flashinfer": ("--attention-backend", "flashinfer"),
-    "page64": ("--attention-backend", "fa3", "--page-size", "64"),
+    "page64": (*FA3, "--page-size", "64"),
 }
-FA3: Final = ("--attention-backend", "fa3")
 
 
 def run_fa3(work: Work) -> Found:
@@ -79,7 +79,7 @@ def _check_each(work: Work, model: Model, flags: dict[str, tuple[str, ...]], con
     failures, raw = [], {}
     for name, words in flags.items():
         try:
-            with serving(work, name, "pic", model, words, config=config, probe=PROBE, env=_CHECK_SLOTS) as server:
+            with sound(work, name, model, make_arm("pic", model, words, config, PROBE), _CHECK_SLOTS) as server:
                 raw[name] = compare(server, model, *(_DRY_PROMPTS if work.is_dry else _PROMPTS))
         except PicError as error:
             failures.append(f"{name}: {error}")
@@ -150,17 +150,16 @@ def run_defaults(work: Work) -> Found:
     count, num_tokens = (2, 300) if work.is_dry else (8, 2_000)
     draw = random.Random(3)
     prompts = [model.tokens(draw, num_tokens) for _ in range(count)]
-    with serving(work, "defaults-stock", "stock", model) as server:
+    with sound(work, "defaults-stock", model, make_arm("stock", model)) as server:
         stock = [generate(server, prompt) for prompt in prompts]
-    probe = {**PROBE, "sync_debug": True}
+    arm = make_arm("pic", model, probe={**PROBE, "sync_debug": True})
     failures: list[str] = []
-    with serving(work, "defaults-pic", "pic", model, probe=probe) as server:
-        raw: dict[str, Any] = {"state": plugin_state(server)}
+    with sound(work, "defaults-pic", model, arm) as server:
+        raw: dict[str, Any] = {"server_info": msgspec.json.decode(server.get("/server_info"))}
         figures = gate_figures(server.log_path.read_text("utf8", errors="replace"))
         strict = [generate(server, prompt, pic=OFF) for prompt in prompts]
         equal = sum(one.ids == other.ids for one, other in zip(stock, strict, strict=True))
         figures["off_equal"] = equal / count
-        raw["off_equal_top_20"] = sum(one.first == two.first for one, two in zip(stock, strict, strict=True))
         if equal < count:
             failures.append(f"{count - equal} of {count} answers of `mode: off` differ from stock's")
         figures["gate_taken"] = taken_share(server, model)

@@ -1,59 +1,25 @@
-"""Clocks of calls, on the host or on the device, and of the energy that they take; the time that a run has left.
+"""Clocks of calls, on the host or on the device, and of the energy that they take.
 
-NVML's counter is the board's own and moves every few tens of milliseconds, so work is repeated for seconds. Idle power
-is stated beside it and never subtracted.
+NVML's counter is the board's own and moves every few tens of milliseconds, so work is repeated for seconds.
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-import msgspec
 import torch
 
 from sglang_pic.errors import UnsupportedError
 
 _WARMUP: Final = 2
 _LEAST_SAMPLES: Final = 3
+_LIMIT_S: Final = 5.0
 # GPU cycles that keep the device busy while the host queues a call, so that events time the device alone.
 _SPIN_CYCLES: Final = 2_000_000
 _Call: TypeAlias = Callable[[], object]
-
-
-class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Milliseconds of one call, in the order they were taken."""
-
-    samples_ms: list[float]
-
-    @property
-    def p50_ms(self) -> float:
-        """The median."""
-        return median(self.samples_ms)
-
-
-class Deadline:
-    """The time that a run may take, and what it left out."""
-
-    def __init__(self, seconds: float) -> None:
-        """Start the clock."""
-        self._end = time.perf_counter() + seconds
-        self.left_out: list[str] = []
-
-    def has(self, seconds: float, what: str) -> bool:
-        """Whether `seconds` are left; if not, `what` is noted as left out."""
-        if time.perf_counter() + seconds <= self._end:
-            return True
-        self.left_out.append(f"{what}: no time left")
-        return False
-
-
-def device_name(device: torch.device) -> str:
-    """What results call a device."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def host_seconds(call: _Call, device: torch.device) -> float:
@@ -81,44 +47,30 @@ def device_seconds(call: _Call, device: torch.device) -> float:
 
 
 def take_turns(
-    ways: Sequence[_Call],
+    ways: Mapping[str, _Call],
     repeats: int,
     device: torch.device,
-    *,
-    limit_s: float,
-    unlimited: int = 0,
     clock: Callable[[_Call, torch.device], float] = host_seconds,
-) -> list[Timing]:
-    """Time one call of each way in turn, after two to warm up: a noisy machine is unfair to all ways alike.
+) -> dict[str, list[float]]:
+    """Milliseconds of calls of each way, in turn, after two to warm up: a noisy machine is unfair to all ways alike.
 
-    Args:
-        limit_s: a way that has taken this long gets three calls and no more,
-        unlimited: but the first ways get all `repeats`.
-        clock: times one call.
+    Ways that have taken 5 seconds together get three calls each and no more.
     """
-    samples: list[list[float]] = [[] for _ in ways]
+    samples: dict[str, list[float]] = {name: [] for name in ways}
+    taken_s = 0.0
     for turn in range(_WARMUP + repeats):
-        for index, (way, taken) in enumerate(zip(ways, samples, strict=True)):
-            if index >= unlimited and len(taken) >= _LEAST_SAMPLES and sum(taken) > 1e3 * limit_s:
-                continue
-            milliseconds = 1e3 * clock(way, device)
+        if turn >= _WARMUP + _LEAST_SAMPLES and taken_s > _LIMIT_S:
+            break
+        for name, way in ways.items():
+            seconds = clock(way, device)
             if turn >= _WARMUP:
-                taken.append(milliseconds)
-    return [Timing(samples_ms=taken) for taken in samples]
+                samples[name].append(1e3 * seconds)
+                taken_s += seconds
+    return samples
 
 
 JouleCounter = Callable[[], float]
 """Joules since the driver was loaded."""
-
-
-class Energy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of one piece of work, repeated `repeats` times in `seconds`, one after the other."""
-
-    repeats: int
-    seconds: float
-    joules_each: float
-    watts: float
-    """Mean power of the board meanwhile."""
 
 
 def open_counter(device: torch.device) -> JouleCounter:
@@ -150,16 +102,14 @@ def open_counter(device: torch.device) -> JouleCounter:
     return joules
 
 
-def measure_energy(work: _Call, joules: JouleCounter, least_s: float) -> Energy:
-    """Repeat `work`, which returns when the device is done with it, for at least `least_s` seconds.
+def joules_each(work: _Call, joules: JouleCounter, least_s: float) -> float:
+    """Joules of one call of `work`, which returns when the device is done, repeated for at least `least_s` seconds.
 
     A fifth as long before it is not counted: the clocks and the counter follow the load with a delay.
     """
-    begin_j = begin = 0.0
     for seconds in (least_s / 5, least_s):
         begin_j, begin, repeats = joules(), time.perf_counter(), 0
         while not repeats or time.perf_counter() - begin < seconds:
             work()
             repeats += 1
-    taken_s, gained = time.perf_counter() - begin, joules() - begin_j
-    return Energy(repeats=repeats, seconds=taken_s, joules_each=gained / repeats, watts=gained / taken_s)
+    return (joules() - begin_j) / repeats

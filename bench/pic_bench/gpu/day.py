@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from pic_bench.environment import capture_environment
-from pic_bench.frame import interrupt_on_sigterm
+from pic_bench.frame import at_least, interrupt_on_sigterm
 from pic_bench.gpu import stand_ins
 from pic_bench.gpu.record import (
     FIGURES,
@@ -31,7 +31,6 @@ from pic_bench.gpu.record import (
     LIMIT_S,
     Found,
     Item,
-    Need,
     Record,
     Work,
     figure_table,
@@ -65,15 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gpu: {reason}", file=sys.stderr)
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
-    has_sglang = not args.bare and find_spec("sglang") is not None
     wanted = [item for item in ITEMS if not args.item or item.name in args.item]
-    print(f"gpu: {len(wanted)} items, {'with SGLang' if has_sglang else 'torch and triton only'}, into {args.out}")
+    print(f"gpu: {len(wanted)} items, {'with' if find_spec('sglang') else 'without'} SGLang, into {args.out}")
     for number, item in enumerate(wanted, 1):
         print(f"[{number}/{len(wanted)}] {item.name}: {item.what} ... ", end="", flush=True)
-        if has_sglang or item.need is Need.TORCH:
-            record = _run(item, args)
+        if item.need and find_spec(item.need) is None:
+            record = _record(item, args, "left out", Found(notes=[f"needs {item.need}"]), 0.0)
         else:
-            record = _record(item, args, "left out", Found(notes=[f"needs {item.need.value}"]), 0.0)
+            record = _run(item, args)
         write_json(args.out / file_name(item.name), record)
         print(f"{record.status}, {record.wall_s:.0f} s", flush=True)
         for failure in record.found.failures:
@@ -87,19 +85,17 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--item", nargs="+", choices=names, metavar="NAME", help=f"only these: {', '.join(names)}")
     add("--dry-run", action="store_true", help="tiny sizes on a CPU, Triton interpreted: does everything run?")
-    add("--bare", action="store_true", help="only what needs torch and triton, also where SGLang is installed")
     add("--model", metavar="FOLDER", help="an 8B model for `defaults` and `latency` (default: dummy weights)")
     add("--commit", help="the commit to record where the checkout has no git")
     limit = f"seconds an item may take (default: {LIMIT_S:.0f}; {_DRY_LIMIT_S:.0f} in a dry run)"
-    add("--limit-s", type=float, metavar="S", help=limit)
+    add("--limit-s", type=at_least(0.1), metavar="S", help=limit)
     add("--out", type=Path, default=Path("runs/gpu"), help="folder of records and logs (default: %(default)s)")
     add("--page", action="store_true", help=f"write the table of {_PAGE.relative_to(_ROOT)} from {_RESULTS.name}/")
     add("--one", choices=names, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    args.words = sys.argv[1:] if argv is None else argv
     if args.limit_s is None:
         args.limit_s = _DRY_LIMIT_S if args.dry_run else LIMIT_S
-    if args.limit_s <= 0:
-        parser.error(f"--limit-s {args.limit_s}: seconds, more than 0")
     return args
 
 
@@ -119,18 +115,17 @@ def _run(item: Item, args: argparse.Namespace) -> Record:
     """One item as a process; its own record, or one that says how it ended."""
     path = args.out / file_name(item.name)
     path.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pic_bench.gpu", "--one", item.name, "--out", str(args.out)]
-    command += ["--limit-s", str(args.limit_s)]
-    for name, value in (("--model", args.model), ("--commit", args.commit)):
-        command += [name, value] if value else []
-    command += ["--dry-run"] if args.dry_run else []
+    command = [sys.executable, "-m", "pic_bench.gpu", *args.words, "--one", item.name]
+    env = dict(os.environ)
+    if args.dry_run:
+        # One thread, for tiny tensors; Triton is interpreted from the start of a process, or not at all.
+        env |= {"OMP_NUM_THREADS": "1"} | ({} if item.need else {"TRITON_INTERPRET": "1"})
     log_path = path.with_suffix(".log")
     started, ending = time.monotonic(), "died"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            command, env=_environment(item, args), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
+            command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             process.wait(args.limit_s)
         except subprocess.TimeoutExpired:
@@ -144,18 +139,6 @@ def _run(item: Item, args: argparse.Namespace) -> Record:
     how = f"after {args.limit_s:.0f} s" if ending == "stopped" else f"with exit status {process.returncode}"
     said = f"{ending} {how}; {log_path}: {' / '.join(lines)[-400:]}"
     return _record(item, args, ending, Found(failures=[said]), wall_s)
-
-
-def _environment(item: Item, args: argparse.Namespace) -> dict[str, str]:
-    """A dry run has Triton interpreted, from the start of the process, and one thread, for tiny tensors."""
-    folders = [str(_ROOT / name) for name in (".", "kernels", "traces", "bench")]
-    inherited = os.environ.get("PYTHONPATH")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*([inherited] if inherited else []), *folders])}
-    if args.dry_run:
-        env["OMP_NUM_THREADS"] = "1"
-        if item.need is Need.TORCH:
-            env["TRITON_INTERPRET"] = "1"
-    return env
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -199,7 +182,6 @@ def _record(item: Item, args: argparse.Namespace, status: str, found: Found, wal
         status=status,
         is_dry=args.dry_run,
         wall_s=wall_s,
-        limit_s=args.limit_s,
         stand_ins=stand_ins.installed(),
         environment=environment,
         found=found,

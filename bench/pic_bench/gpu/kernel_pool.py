@@ -1,25 +1,27 @@
-"""The KV shapes that `kernels` and `kernel_code` measure, a pool of each, and the ways to move its rows.
+"""A pool of KV rows of a model's shape, and the ways to move its rows.
 
 Buffers are parts of one allocation, so that the plain copy moves as many bytes of the same memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
 from typing import Final, NamedTuple
 
 import msgspec
 import torch
-from pic_kernels import Choice, LayerBuffers, RopeParams, choose_mha, choose_mla, splice_mha, splice_mla
+from pic_kernels import Choice, LayerBuffers, RopeParams, choose_mha, choose_mla
 from pic_kernels.numerics import ROTATE_REL_L2, relative_l2
 from pic_kernels.reference.rotate import turn
 from torch import Tensor
 
 from sglang_pic.errors import BenchError
+from sglang_pic.runtime.rope import RopeGeometry
+from sglang_pic.runtime.splice import Splicer
+from sglang_pic.runtime.views import PoolKind, PoolView
 
 PAGE_SIZE: Final = 16
 SHIFT: Final = 1_021
+_MAX_SHIFT: Final = 1 << 17
 SLOT_ORDERS: Final = ("run", "pages", "scattered")
 """Slots that run on, pages of 16 in random order, single slots in random order."""
 _FILL_BYTES: Final = 1 << 24
@@ -27,7 +29,7 @@ _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """KV rows of a model in bf16; `latent` is 0 where keys and values have buffers of their own."""
+    """KV rows of a model; `latent` is 0 where keys and values have buffers of their own."""
 
     layers: int = 1
     heads: int
@@ -35,10 +37,11 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rotary_dim: int
     is_neox: bool = True
     latent: int = 0
+    rope_theta: float = 1e4
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of one token in one layer."""
+        """Bytes of one token in one layer, in bf16."""
         return self.heads * self.dim * 2 * (1 if self.latent else 2)
 
 
@@ -76,15 +79,32 @@ class Pool:
         num_buffers = num_layers * (1 if shape.latent else 2)
         self.shape, self.num_layers, self.device, self.dtype = shape, num_layers, device, dtype
         self.memory = torch.empty(num_buffers * num_slots * shape.heads * shape.dim, dtype=dtype, device=device)
-        buffers = list(self.memory.view(num_buffers, num_slots, shape.heads, shape.dim).unbind(0))
-        self.keys = LayerBuffers(buffers[:num_layers])
-        self.values = LayerBuffers(buffers[num_layers:]) if not shape.latent else None
+        buffers = self.memory.view(num_buffers, num_slots, shape.heads, shape.dim).unbind(0)
+        self.keys, self.values = buffers[:num_layers], buffers[num_layers:]
         self.bits = [buffer.view(_BITS[dtype.itemsize]) for buffer in buffers]
         """The keys' buffers and then the values', as integers."""
-        half = torch.arange(0, shape.rotary_dim, 2, dtype=torch.float32, device=device)
-        self.rope = RopeParams(1e4 ** -(half / shape.rotary_dim), shape.rotary_dim, is_neox_style=shape.is_neox)
-        self._table = torch.cat(self.rope.cos_sin(torch.arange(SHIFT + 1, device=device)), dim=1)
         self._turned = slice(shape.latent, shape.latent + shape.rotary_dim)
+        half = torch.arange(0, shape.rotary_dim, 2, dtype=torch.float32, device=device)
+        inv_freq = shape.rope_theta ** -(half / shape.rotary_dim)
+        self.rope = RopeParams(inv_freq, shape.rotary_dim, is_neox_style=shape.is_neox)
+        view = PoolView(
+            kind=PoolKind.MLA if shape.latent else PoolKind.MHA,
+            keys=self.keys,
+            values=self.values,
+            dtype=dtype,
+            num_slots=num_slots,
+            page_size=1,
+            rope_offset=shape.latent,
+            rope_dim=shape.dim - shape.latent,
+            start_layer=0,
+        )
+        geometry = RopeGeometry(tuple(range(num_layers)), (self.rope,) * num_layers, _MAX_SHIFT)
+        self.splice = Splicer(view, geometry).splice
+        """The op under test, as a server calls it: `(src, dst, shifts)`."""
+
+    def poison(self) -> None:
+        """Make every row NaN: what nobody writes is seen when it is read."""
+        self.memory.fill_(float("nan"))
 
     def fill(self) -> None:
         """Write normal values that repeat."""
@@ -92,39 +112,21 @@ class Pool:
         for part in self.memory.split(fill.numel()):
             part.copy_(fill[: part.numel()])
 
-    @cached_property
-    def _fused_rope(self) -> Callable[..., None] | None:
-        if self.device.type != "cuda":
-            return None
-        try:
-            from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
-        except ImportError:
-            return None
-        return apply_rope_with_cos_sin_cache_inplace
-
-    @property
-    def rope_name(self) -> str:
-        """Whose RoPE `move_then_rope` applies."""
-        return "torch" if self._fused_rope is None else "FlashInfer"
-
     @property
     def token_bytes(self) -> int:
         """Bytes of one token over all buffers."""
         return self.num_layers * self.shape.layer_bytes
 
     def choice(self) -> Choice:
-        """The implementation that a call of the public wrapper takes."""
-        if self.values is None:
-            return choose_mla(self.keys, self.rope, rope_offset=self.shape.latent)
-        return choose_mha(self.keys, self.values, self.rope)
+        """The implementation that a splice takes."""
+        keys, values = LayerBuffers(self.keys), LayerBuffers(self.values) if self.values else None
+        if values is None:
+            return choose_mla(keys, self.rope, rope_offset=self.shape.latent)
+        return choose_mha(keys, values, self.rope)
 
-    def splice(self, window: Window) -> None:
-        """The op under test."""
-        slots = (window.src, window.dst, window.shifts)
-        if self.values is None:
-            splice_mla(self.keys, *slots, self.rope, rope_offset=self.shape.latent)
-        else:
-            splice_mha(self.keys, self.values, *slots, self.rope)
+    def move(self, window: Window) -> None:
+        """Splice a window."""
+        self.splice(window.src, window.dst, window.shifts)
 
     def copy(self, window: Window) -> None:
         """As many bytes, as one plain copy."""
@@ -133,22 +135,14 @@ class Pool:
         target.copy_(self.memory[window.copy_from : window.copy_from + num_elements])
 
     def move_then_rope(self, window: Window) -> None:
-        """SGLang's ops: `move_kv_cache`'s copy of every buffer, then a RoPE over every layer's moved keys."""
+        """SGLang's way: `move_kv_cache`'s copy of every buffer, then torch's RoPE over every layer's moved keys."""
         for raw in self.bits:
             raw[window.dst] = raw[window.src]
         cos, sin = (table.unsqueeze(1) for table in self.rope.cos_sin(window.shifts))
-        is_neox, rotary_dim = self.rope.is_neox_style, self.rope.rotary_dim
         for buffer in self.keys:
             rows = buffer[window.dst]
             part = rows[..., self._turned]
-            if self._fused_rope is None:
-                part.copy_(turn(part.float(), cos, sin, is_neox=is_neox))
-            else:
-                flat = part.flatten(1).contiguous()
-                # NOTE: it turns queries too; one head of them is the least it takes.
-                query = flat[:, :rotary_dim].clone()
-                self._fused_rope(window.shifts, query, flat, rotary_dim, self._table, is_neox=is_neox)
-                part.copy_(flat.view_as(part))
+            part.copy_(turn(part.float(), cos, sin, is_neox=self.rope.is_neox_style))
             buffer[window.dst] = rows
 
     def check(self, window: Window) -> float:
@@ -159,18 +153,19 @@ class Pool:
         """
         worst, still = 0.0, window.shifts == 0
         before = [raw[window.src] for raw in self.bits]
-        self.splice(window)
+        self.move(window)
         for index, (raw, old) in enumerate(zip(self.bits, before, strict=True)):
             new, has_turned = raw[window.dst], index < self.num_layers
             start, stop = (self._turned.start, self._turned.stop) if has_turned else (None, None)
             copied, copies = ((rows[..., :start], rows[..., stop:], rows[still]) for rows in (old, new))
             if not all(map(torch.equal, copied, copies)):
-                raise BenchError(f"buffer {index}: bytes that are only copied differ")
+                raise BenchError(f"buffer {index}: bytes that are only copied differ; nothing was timed.")
             if has_turned:
                 donors, moved = (rows[~still].view(self.dtype)[..., self._turned] for rows in (old, new))
                 error = relative_l2(moved, exact_turn(donors, window.shifts[~still], self.rope))
                 if not error <= (allowed := ROTATE_REL_L2[self.dtype]):
-                    raise BenchError(f"buffer {index}: wrong keys, off by {error / allowed:.3g} times what is allowed")
+                    off = f"off by {error / allowed:.3g} times what is allowed"
+                    raise BenchError(f"buffer {index}: wrong keys, {off}; nothing was timed.")
                 worst = max(worst, error)
         return worst
 

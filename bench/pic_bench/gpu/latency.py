@@ -8,8 +8,9 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from statistics import median
 from typing import Any, Final
 
@@ -17,9 +18,8 @@ import numpy as np
 
 from pic_bench.compare.server import Server
 from pic_bench.gpu.record import Found, Work
-from pic_bench.gpu.servers import Model, dummy_model, plugin_state, serving
+from pic_bench.gpu.servers import Model, dummy_model, make_arm, sound
 from pic_bench.serving import events, first_token
-from sglang_pic.errors import BenchError
 
 NO_PREFILL_GRAPHS: Final = ("--cuda-graph-config", '{"prefill": {"backend": "disabled"}}')
 # The text is spliced wherever it stands, as nine tenths are wanted; the cost gate decides as by default.
@@ -47,10 +47,8 @@ def _run(work: Work, item: str, flags: Sequence[str]) -> Found:
     raw: dict[str, Any] = {}
     for arm in ("stock", "pic"):
         config = _CONFIG if arm == "pic" else None
-        with serving(work, f"{item}-{arm}", arm, model, flags, config=config) as server:
+        with sound(work, f"{item}-{arm}", model, make_arm(arm, model, flags, config)) as server:
             raw[arm] = measure(server, model, lengths, streams, repeats)
-            if arm == "pic":
-                raw["state"] = plugin_state(server)
     stock, ours = raw["stock"], raw["pic"]
     figures = {f"{item}_ttft_{name}": median(stock["ttft_s"][name]) / median(ours["ttft_s"][name]) for name in lengths}
     figures[f"{item}_itl"] = np.percentile(ours["between_s"], 99) / np.percentile(stock["between_s"], 99)
@@ -67,7 +65,8 @@ def measure(server: Server, model: Model, lengths: dict[str, int], streams: int,
     draw = random.Random(5)
     first: dict[str, list[float]] = {name: [] for name in lengths}
     cached: dict[str, float] = {}
-    with Streams(server, model, streams) as running:
+    counts = threading.Event()
+    with decoding(server, model, streams, counts) as between:
         for name, num_tokens in lengths.items():
             text = model.tokens(draw, round(_HIT_SHARE * num_tokens))
             shares = []
@@ -76,61 +75,52 @@ def measure(server: Server, model: Model, lengths: dict[str, int], streams: int,
                 header = model.tokens(draw, (num_tokens - len(text)) // 2 + 3 * (number - repeats // 2))
                 question = model.tokens(draw, num_tokens - len(text) - len(header))
                 if number == 1:
-                    running.counts.set()
+                    counts.set()
                 found = first_token(server.base_url, header + text + question)
                 if number:
                     first[name].append(found.seconds)
                     shares.append(found.cached_tokens / found.prompt_tokens)
-            running.counts.clear()
+            counts.clear()
             cached[name] = median(shares)
-    return {"ttft_s": first, "cached": cached, "between_s": running.between}
+    return {"ttft_s": first, "cached": cached, "between_s": between}
 
 
-class Streams:
-    """Requests that decode in the background while the block runs; one that ends is followed by another."""
+@contextmanager
+def decoding(server: Server, model: Model, count: int, counts: threading.Event) -> Iterator[list[float]]:
+    """So many requests that decode while the block runs, begun before it; one that ends is followed by another.
 
-    def __init__(self, server: Server, model: Model, count: int) -> None:
-        """Start them when the block is entered."""
-        draw = random.Random(6)
-        self._url, self._prompts = server.base_url, [model.tokens(draw, _STREAM_PROMPT) for _ in range(count)]
-        self._threads = ThreadPoolExecutor(count, "stream")
-        self._over, self._began = threading.Event(), threading.Barrier(count + 1)
-        self.counts = threading.Event()
-        """Set while times count."""
-        self.between: list[float] = []
-        """Seconds between two tokens of one stream, while they count."""
+    Yields the seconds between two tokens of one stream, which grow while `counts` is set.
 
-    def __enter__(self) -> Streams:
-        self._streams = [self._threads.submit(self._decode, prompt) for prompt in self._prompts]
+    Raises:
+        BenchError: a stream does not begin, or breaks off.
+    """
+    draw, over = random.Random(6), threading.Event()
+    between: list[float] = []
+
+    def begin() -> Iterator[dict[str, Any]]:
+        stream = events(server.base_url, model.tokens(draw, _STREAM_PROMPT), _STREAM_TOKENS, timeout_s=_TIMEOUT_S)
+        next(stream, None)
+        return stream
+
+    def decode(stream: Iterator[dict[str, Any]]) -> None:
+        while not over.is_set():
+            last = time.perf_counter()
+            for _ in stream:
+                now = time.perf_counter()
+                if counts.is_set():
+                    between.append(now - last)
+                last = now
+                if over.is_set():
+                    break
+            else:
+                stream = begin()
+
+    begun = [begin() for _ in range(count)]
+    with ThreadPoolExecutor(count, "stream") as threads:
+        running = [threads.submit(decode, stream) for stream in begun]
         try:
-            self._began.wait(_TIMEOUT_S)
-        except threading.BrokenBarrierError:
-            self.__exit__()
-            raise BenchError(f"a stream did not begin within {_TIMEOUT_S:.0f} s.") from None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._threads.shutdown()
-        for stream in self._streams:
-            if isinstance(error := stream.exception(), BenchError):
-                raise BenchError(f"a stream broke off: {error}") from error
-
-    def _decode(self, prompt: list[int]) -> None:
-        has_begun = False
-        try:
-            while not self._over.is_set():
-                last = None
-                for _ in events(self._url, prompt, _STREAM_TOKENS, timeout_s=_TIMEOUT_S):
-                    now = time.perf_counter()
-                    if not has_begun:
-                        has_begun = True
-                        self._began.wait(_TIMEOUT_S)
-                    elif last is not None and self.counts.is_set():
-                        self.between.append(now - last)
-                    last = now
-                    if self._over.is_set():
-                        break
-        except BenchError:
-            self._began.abort()
-            raise
+            yield between
+        finally:
+            over.set()
+    for stream in running:
+        stream.result()

@@ -1,4 +1,4 @@
-"""A decoder of given dimensions with random weights, in plain torch: attention, its paged KV pool, the layers.
+"""A decoder of given dimensions with random weights, in plain torch: attention over a paged KV pool, the layers.
 
 An attention backend lays a pass out once (`plan`) and then attends in every layer (`Attend`). A pass writes a layer's
 KV into the pool before that layer attends, as SGLang does, so that a later virtual sequence sees the earlier ones. With
@@ -19,18 +19,35 @@ import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pic_kernels import RopeParams
 from pic_kernels.reference.rotate import turn
 from torch import Tensor
 
-from pic_bench.gpu.passes import Extend
+from pic_bench.gpu.kernel_pool import Pool, Shape
+from sglang_pic.adapter.serve.gap_batch import Splice
 from sglang_pic.core import Tokens
-from sglang_pic.runtime.rope import RopeGeometry
-from sglang_pic.runtime.splice import Splicer
-from sglang_pic.runtime.views import PoolKind, PoolView
+from sglang_pic.errors import BenchError
 
-# Queries per block: bounds the scores of 16 heads over 32k keys in float32 to 512 MiB.
-_BLOCK_QUERIES: Final = 256
+
+class Extend(NamedTuple):
+    """One request's pass, over virtual sequences that share a row of slots."""
+
+    input_ids: Tensor
+    """`[num_tokens]` int64, the computed tokens, in order; likewise their positions."""
+    positions: Tensor
+    row: Tensor
+    """`[end]` int64, the slots of the whole prompt."""
+    out_slots: Tensor
+    """`[num_tokens]` int64, where the KV of the computed tokens goes."""
+    prefix_lens: list[int]
+    """Per virtual sequence, tokens of the row before its first; `seq_lens` up to and with its last."""
+    seq_lens: list[int]
+    splice: Splice | None = None
+    """Rows to move before the pass."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing was computed before."""
+        return self.prefix_lens == [0]
 
 
 class AttentionShape(NamedTuple):
@@ -64,35 +81,32 @@ class AttentionBackend(NamedTuple):
 
 
 def _plan(extend: Extend, slots: Tensor, shape: AttentionShape) -> Attend:
-    """Gather the row, then `scaled_dot_product_attention` of one sequence after the other, in blocks with a mask."""
+    """Gather the row, then `scaled_dot_product_attention` of one sequence after the other, with a mask."""
+    sizes = [end - start for start, end in zip(extend.prefix_lens, extend.seq_lens, strict=True)]
 
     def attend(query: Tensor, keys: Tensor, values: Tensor | None) -> Tensor:
         row_keys = keys[slots]
         row_values = row_keys[..., : shape.v_dim] if values is None else values[slots]
-        blocks = []
-        sizes = [end - start for start, end in zip(extend.prefix_lens, extend.seq_lens, strict=True)]
-        for start, queries in zip(extend.prefix_lens, query.split(sizes), strict=True):
-            for index, block in enumerate(queries.split(_BLOCK_QUERIES)):
-                stop = start + index * _BLOCK_QUERIES + len(block)
-                blocks.append(_attend(block, row_keys[:stop], row_values[:stop], shape))
-        return torch.cat(blocks)
+        parts = zip(query.split(sizes), extend.seq_lens, strict=True)
+        return torch.cat([_attend(queries, row_keys[:end], row_values[:end], shape) for queries, end in parts])
 
     return attend
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, shape: AttentionShape) -> Tensor:
     """Queries that are the last ones of their keys."""
-    seen = torch.ones(len(query), len(keys), dtype=torch.bool, device=query.device).tril(len(keys) - len(query))
+    later = len(keys) - len(query)
+    seen = torch.ones(len(query), len(keys), dtype=torch.bool, device=query.device).tril(later) if later else None
     q, k, v = (part.transpose(0, 1)[None] for part in (query, keys, values))
-    is_grouped = shape.kv_heads != shape.heads
-    result = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=shape.scale, enable_gqa=is_grouped)
+    result = F.scaled_dot_product_attention(
+        q, k, v, seen, is_causal=not later, scale=shape.scale, enable_gqa=shape.kv_heads != shape.heads
+    )
     return result[0].transpose(0, 1)
 
 
 TORCH: Final = AttentionBackend("torch", _plan)
 
 
-_MAX_SHIFT: Final = 1 << 17
 # Random queries and keys attend to everything alike, and an answer would hardly depend on the rows of the pool. Wider
 # queries make attention choose: a score's standard deviation is this.
 _QUERY_GAIN: Final = 3.0
@@ -142,50 +156,34 @@ class Dims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.nope_dim + self.rope_dim
 
     @property
-    def row_dim(self) -> int:
-        """Dimensions of a pool row's key head, or of the whole row with a latent."""
-        return self.latent + self.rope_dim if self.latent else self.qk_dim
+    def rows(self) -> Shape:
+        """Of the pool."""
+        return Shape(
+            layers=self.layers,
+            heads=self.kv_heads,
+            dim=self.latent + self.rope_dim if self.latent else self.qk_dim,
+            rotary_dim=self.rope_dim,
+            is_neox=not self.latent,
+            latent=self.latent,
+            rope_theta=self.rope_theta,
+        )
+
+    def attention(self, dtype: torch.dtype, *, is_absorbed: bool) -> AttentionShape:
+        """What a pass asks of an attention backend."""
+        scale = self.qk_dim**-0.5
+        if is_absorbed:
+            return AttentionShape(self.heads, 1, self.rows.dim, self.latent, self.latent, scale, dtype)
+        kv_heads = self.heads if self.latent else self.kv_heads
+        return AttentionShape(self.heads, kv_heads, self.qk_dim, self.v_dim, 0, scale, dtype)
+
+    def attentions(self, dtype: torch.dtype) -> set[AttentionShape]:
+        """All that passes ask of an attention backend."""
+        return {self.attention(dtype, is_absorbed=is_absorbed) for is_absorbed in (False, self.latent > 0)}
 
 
 MODELS: Final = msgspec.json.decode(Path(__file__).with_name("models.json").read_bytes(), type=dict[str, Dims])
-TINY: Final = tuple(name for name in MODELS if name.startswith("tiny"))
-"""For tests, and for a look at the benchmark on a CPU."""
-
-
-class Pool:
-    """KV rows of all layers, and the splicer that serves them."""
-
-    def __init__(self, dims: Dims, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Allocate the pool, poisoned: a row that nobody wrote gives NaN."""
-
-        def rows(dim: int) -> tuple[Tensor, ...]:
-            shape = (dims.layers, num_slots, dims.kv_heads, dim)
-            return torch.full(shape, float("nan"), dtype=dtype, device=device).unbind(0)
-
-        self.keys = rows(dims.row_dim)
-        self.values = () if dims.latent else rows(dims.v_dim)
-        half = torch.arange(0, dims.rope_dim, 2, dtype=torch.float32)
-        rope = RopeParams(dims.rope_theta ** -(half / dims.rope_dim), dims.rope_dim, is_neox_style=not dims.latent)
-        self.rope = rope.to(device)
-        view = PoolView(
-            kind=PoolKind.MLA if dims.latent else PoolKind.MHA,
-            keys=self.keys,
-            values=self.values,
-            dtype=dtype,
-            num_slots=num_slots,
-            page_size=1,
-            rope_offset=dims.latent,
-            rope_dim=dims.rope_dim,
-            start_layer=0,
-        )
-        layer_ids = tuple(range(dims.layers))
-        self.splicer = Splicer(view, RopeGeometry(layer_ids, (rope,) * dims.layers, _MAX_SHIFT))
-
-    def poison(self) -> None:
-        """Make every row NaN again."""
-        for buffer in (*self.keys, *self.values):
-            buffer.fill_(float("nan"))
-
+DRY_MODELS: Final = {"DeepSeek-V2-Lite": "tiny-mla-dims", "Llama-3.1-8B": "tiny-gqa-dims"}
+"""What a dry run takes in their place."""
 
 Layer: TypeAlias = dict[str, Tensor]
 """Weights by name, as `linear` takes them; norms' gains are 1."""
@@ -204,19 +202,28 @@ class _Pass(NamedTuple):
         return turn(heads.float(), *self.angles, is_neox=self.is_neox).to(heads.dtype)
 
 
-class Skeleton:
-    """The model. Weights are normal, scaled so that activations keep their size; the same seed gives the same ones."""
+class Bench:
+    """A model, its pool and who attends.
 
-    def __init__(self, dims: Dims, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
-        """Draw the weights on `device`."""
-        self.dims, self.dtype, self.device = dims, dtype, device
-        self._random = torch.Generator(device).manual_seed(seed)
+    Weights are normal, scaled so that activations keep their size, and always the same. `slots` `[n]` are in random
+    order, as a pool's are after a while.
+    """
+
+    def __init__(
+        self, name: str, attention: AttentionBackend, num_slots: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Draw the weights of the dimensions called `name` and allocate the pool."""
+        dims = MODELS[name]
+        self.name, self.dims, self.attention, self.dtype, self.device = name, dims, attention, dtype, device
+        self._random = torch.Generator(device).manual_seed(1)
         self.embedding = self._weight(dims.vocab, dims.hidden) * dims.hidden**0.5
         self.head = self._weight(dims.vocab, dims.hidden)
         self.layers = [self._layer(index) for index in range(dims.layers)]
+        self.pool = Pool(dims.rows, dims.layers, num_slots, device, dtype)
+        self.slots = torch.randperm(num_slots, generator=torch.Generator().manual_seed(1)).to(device)
 
-    def first_layers(self, count: int) -> Skeleton:
-        """The same weights with the first `count` layers only."""
+    def first_layers(self, count: int) -> Bench:
+        """The same weights with the first `count` layers only, on the same pool."""
         part = copy.copy(self)
         part.layers = self.layers[:count]
         return part
@@ -225,35 +232,32 @@ class Skeleton:
         """Token ids as a pass takes them."""
         return torch.from_numpy(tokens.astype(np.int64)).to(self.device)
 
-    def shape(self, *, is_absorbed: bool) -> AttentionShape:
-        """What a pass asks of an attention backend."""
-        dims, scale = self.dims, self.dims.qk_dim**-0.5
-        if is_absorbed:
-            return AttentionShape(dims.heads, 1, dims.row_dim, dims.latent, dims.latent, scale, self.dtype)
-        kv_heads = dims.heads if dims.latent else dims.kv_heads
-        return AttentionShape(dims.heads, kv_heads, dims.qk_dim, dims.v_dim, 0, scale, self.dtype)
+    def first_token(self, extend: Extend) -> int:
+        """The greedy token behind a pass; back when the device is done.
 
-    def shapes(self) -> set[AttentionShape]:
-        """All that passes ask of an attention backend."""
-        return {self.shape(is_absorbed=is_absorbed) for is_absorbed in (False, self.dims.latent > 0)}
+        Raises:
+            BenchError: the logits are not finite: a row was read that nobody wrote.
+        """
+        logits = self.forward(extend)
+        best = logits.argmax()
+        if not bool(torch.isfinite(logits[best])):
+            raise BenchError(f"{self.name}, {self.attention.name}: logits are not finite; a row was read unwritten.")
+        return int(best)
 
     @torch.inference_mode()
-    def forward(self, extend: Extend, pool: Pool, attention: AttentionBackend) -> Tensor:
-        """Move the rows of the pass's splice, then compute its tokens.
-
-        Args:
-            extend: the pass; its KV is written to `extend.out_slots` of every layer.
-            pool: holds the rows before every gap, or gets them from the splice.
-            attention: who attends.
+    def forward(self, extend: Extend) -> Tensor:
+        """Move the rows of a pass's splice, then compute its tokens; their KV goes to its `out_slots` of every layer.
 
         Returns:
             `[vocab]` float32, the logits of the last token.
         """
+        pool = self.pool
         if extend.splice is not None:
-            pool.splicer.splice(extend.splice.src, extend.splice.dst, extend.splice.shifts)
+            pool.splice(extend.splice.src, extend.splice.dst, extend.splice.shifts)
         is_latent = self.dims.latent > 0
         slots = torch.arange(len(extend.row), device=self.device) if is_latent and extend.is_full else extend.row
-        attend = attention.plan(extend, slots, self.shape(is_absorbed=is_latent and not extend.is_full))
+        shape = self.dims.attention(self.dtype, is_absorbed=is_latent and not extend.is_full)
+        attend = self.attention.plan(extend, slots, shape)
         cos, sin = (table[:, None] for table in pool.rope.cos_sin(extend.positions))
         shared = _Pass(extend, attend, (cos, sin), pool.rope.is_neox_style)
         hidden = F.embedding(extend.input_ids, self.embedding)
@@ -300,7 +304,7 @@ class Skeleton:
         ffn = dims.shared_experts * dims.expert_ffn if has_experts else dims.ffn
         num_queries = dims.heads * dims.qk_dim
         # Behind the queries keys and values, or latent and rotary key.
-        others = dims.row_dim if dims.latent else dims.kv_heads * (dims.qk_dim + dims.v_dim)
+        others = dims.rows.dim if dims.latent else dims.kv_heads * (dims.qk_dim + dims.v_dim)
         shapes: dict[str, tuple[int, ...]] = {
             "qkv": (num_queries + others, dims.hidden),
             "out": (dims.hidden, dims.heads * dims.v_dim),

@@ -1,35 +1,32 @@
-"""The first two items: is the device there, and are rows that a splice moved right, for every dtype and layout?
+"""The items about moved rows: is the device there, are rows that a splice moved right, and how fast do they move?
 
-Also a layer of more than 2^31 elements, where 32-bit addresses would wrap, and one small case under compute-sanitizer
-where that is installed.
+Right for every dtype and layout, also in a layer of more than 2^31 elements, where 32-bit addresses would wrap, and in
+one small case under compute-sanitizer where that is installed.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
 import torch
 from pic_kernels import Backend
 from pic_kernels.numerics import ROTATE_REL_L2
 from pic_kernels.operands import SUPPORTED_DTYPES
 
-from pic_bench.gpu.clocks import open_counter
+from pic_bench.gpu import kernels
 from pic_bench.gpu.kernel_pool import Pool, Shape, Window
 from pic_bench.gpu.record import Found, Work
-from sglang_pic.errors import BenchError, UnsupportedError
+from sglang_pic.errors import BenchError
 
 _SHIFTS: Final = (1_021, 0, -37, 131_072, 1)
+_FP8: Final = torch.float8_e4m3fn
 _SANITIZER_S: Final = 150
-_SMALL: Final = (
-    "from pic_bench.gpu import stand_ins; stand_ins.install(); from pic_bench.gpu.moves import check_small; "
-)
-
-
+_SMALL: Final = "from pic_bench.gpu import stand_ins; stand_ins.install(); from pic_bench.gpu import moves; "
 LAYOUTS: Final = {
     "NeoX": Shape(heads=8, dim=128, rotary_dim=128),
     "interleaved": Shape(heads=8, dim=128, rotary_dim=128, is_neox=False),
@@ -45,19 +42,19 @@ def run_moves(work: Work) -> Found:
         os.environ["SGLANG_PIC_KERNELS"] = "triton"
     device, num_tokens = torch.device(work.device), 7 if work.is_dry else 1_504
     errors: dict[str, float] = {}
-    failures, notes = [], []
+    found = Found(raw={"errors": errors, "tokens": num_tokens})
     for name, layout, dtype, num_slots in _cases(num_tokens):
-        if device.type == "cuda" and (reason := _refused(layout, dtype, num_slots, device)):
-            notes.append(f"{name}: {reason}")
+        if dtype == _FP8 and not work.is_dry and torch.cuda.get_device_capability(device) < (8, 9):
+            found.notes.append(f"{name}: FP8 needs compute capability 8.9")
             continue
         try:
             errors[name] = check_moves(layout, dtype, num_slots, num_tokens, device)
         except BenchError as error:
-            failures.append(f"{name}: {error}")
-    said = _sanitize(work)
-    (failures if said.startswith("memory") else notes).extend([said] if said else [])
-    figures = {"move_error": max(errors.values())} if errors else {}
-    return Found(figures=figures, notes=notes, failures=failures, raw={"errors": errors, "tokens": num_tokens})
+            found.failures.append(f"{name}: {error}")
+    if errors:
+        found.figures["move_error"] = max(errors.values())
+    _sanitize(work, found)
+    return found
 
 
 def _cases(num_tokens: int) -> Iterator[tuple[str, Shape, torch.dtype, int]]:
@@ -66,8 +63,7 @@ def _cases(num_tokens: int) -> Iterator[tuple[str, Shape, torch.dtype, int]]:
             yield f"{name}, {dtype}", layout, dtype, 3 * num_tokens
     # A pool of 2^32 elements, half of its rows beyond 2^31; FP8 keeps it at 4.3 GB.
     latent = LAYOUTS["MLA"]
-    fp8 = torch.float8_e4m3fn
-    yield "MLA beyond 2^31 elements", latent, fp8, (1 << 32) // latent.dim + 3 * num_tokens
+    yield "MLA beyond 2^31 elements", latent, _FP8, (1 << 32) // latent.dim + 3 * num_tokens
 
 
 def check_moves(layout: Shape, dtype: torch.dtype, num_slots: int, num_tokens: int, device: torch.device) -> float:
@@ -103,51 +99,47 @@ def check_small(device: str) -> None:
         check_moves(layout, torch.bfloat16, 120, 40 if device == "cuda" else 5, torch.device(device))
 
 
-def _refused(layout: Shape, dtype: torch.dtype, num_slots: int, device: torch.device) -> str:
-    """Why a case cannot run on this card; empty where it can."""
-    if dtype == torch.float8_e4m3fn and (here := torch.cuda.get_device_capability(device)) < (8, 9):
-        return f"FP8 needs compute capability 8.9, this is {here[0]}.{here[1]}"
-    needed = num_slots * layout.heads * layout.dim * dtype.itemsize
-    free = torch.cuda.mem_get_info(device)[0]
-    return "" if 2.5 * needed < free else f"needs {needed / 2**30:.0f} GiB, {free / 2**30:.0f} are free"
-
-
-def _sanitize(work: Work) -> str:
-    """What the sanitizer found: nothing, that it could not look, or a sentence that begins with `memory`."""
-    command = [sys.executable, "-c", _SMALL + f"check_small({work.device!r})"]
-    tool = shutil.which("compute-sanitizer")
+def _sanitize(work: Work, found: Found) -> None:
+    """Run one small case under the sanitizer, or by itself in a dry run, and tell what it found or why it could not."""
+    command = [sys.executable, "-c", _SMALL + f"moves.check_small({work.device!r})"]
     if not work.is_dry:
-        if tool is None:
-            return "compute-sanitizer is not on PATH: memory accesses were not checked"
-        command = [tool, "--tool", "memcheck", "--error-exitcode", "99", *command]
+        command = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "99", *command]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SANITIZER_S, check=False)
-    except subprocess.TimeoutExpired:
-        return f"compute-sanitizer took more than {_SANITIZER_S} s"
-    if not done.returncode:
-        return ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        found.notes.append(f"memory accesses were not checked: {error}")
+        return
     tail = (done.stdout + done.stderr).strip()[-1_000:]
-    if work.is_dry or (done.returncode == 99 and "Device not supported" not in tail):
-        return f"memory checks failed: {tail}"
-    return f"compute-sanitizer could not check here (exit status {done.returncode}): {tail}"
-
-
-_TOOLS = ("nvidia-smi", "compute-sanitizer", "ncu", "nvcc")
+    if (work.is_dry and done.returncode) or (done.returncode == 99 and "Device not supported" not in tail):
+        found.failures.append(f"memory checks failed: {tail}")
+    elif done.returncode:
+        found.notes.append(f"compute-sanitizer could not check here (exit status {done.returncode}): {tail}")
 
 
 def run_versions(work: Work) -> Found:
-    """Multiply two matrices on the device and read its counters."""
+    """Multiply two matrices on the device; the record has the versions, as every record has."""
     side = 64 if work.is_dry else 4096
     generator = torch.Generator(work.device).manual_seed(0)
     left, right = (torch.randn(side, side, generator=generator, device=work.device) for _ in range(2))
     wide = (left[:8].double() @ right.double()).float()
     failures = [] if torch.allclose((left @ right)[:8], wide, rtol=1e-2, atol=0.5) else ["a product is wrong"]
-    notes = [f"{tool} is not on PATH" for tool in _TOOLS if shutil.which(tool) is None]
-    try:
-        joules = open_counter(torch.device(work.device))()
-    except UnsupportedError as error:
-        joules = None
-        notes.append(str(error))
     card = None if work.is_dry else str(torch.cuda.get_device_properties(0))
-    raw = {"card": card, "cuda": torch.version.cuda, "joules": joules, "tools": [shutil.which(t) for t in _TOOLS]}
-    return Found(notes=notes, failures=failures, raw=raw)
+    return Found(failures=failures, raw={"card": card, "cuda": torch.version.cuda})
+
+
+def run_bandwidth(work: Work) -> Found:
+    """`kernels` on the device: the bytes of every model's rows, spliced and copied."""
+    options = ["--device", work.device]
+    if work.is_dry:
+        os.environ["SGLANG_PIC_KERNELS"] = "auto"
+        options += ["--model", "SmolLM2-135M", "--tokens", "512", "--repeats", "3"]
+    result, shown, _ = kernels.STUDY.find(*options)
+    assert isinstance(result, kernels.KernelResult)
+    print(shown)
+    figures = {
+        name: min(each.share_of_copy for each in result.timings if each.tokens >= least)
+        for name, least in (("share_of_copy_512", 512), ("share_of_copy", 512 if work.is_dry else 8_192))
+    }
+    served = {each.backend for each in result.timings}
+    failures = [f"served by {name}, not by the fused kernel" for name in served - {"triton"} if not work.is_dry]
+    return Found(figures=figures, failures=failures, raw=msgspec.to_builtins(result))

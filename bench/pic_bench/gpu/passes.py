@@ -1,11 +1,10 @@
-"""Requests of `gpu_prefill`, and the passes that compute them: tokens, virtual sequences and a row of slots.
+"""Requests of the prefill items, and the ways to compute them with a model and a pool of rows.
 
 A gap prefill is laid out by the server's own `build_gap_batch`, from a plan and its donors' slots.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -13,41 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_pic.adapter.serve.gap_batch import Splice, build_gap_batch
+from pic_bench.gpu.model import Bench, Extend
+from sglang_pic.adapter.serve.gap_batch import build_gap_batch
 from sglang_pic.adapter.serve.state import PendingSplice
-from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Path, Plan, Run, Tokens
+from sglang_pic.core import MOST_REUSE, ContentIndex, CoreConfig, Plan, Tokens
+from sglang_pic.errors import BenchError
 
 SHIFT: Final = 37
-"""Donor position less target position."""
+"""Of the first run: donor position less target position."""
 _NAMESPACE: Final = "bench"
 _HEADER_TOKENS: Final = 64
-_QUESTION_TOKENS: Final = 32
+_OTHER_TOKENS: Final = 32
 _DOCUMENT_TOKENS: Final = 32_000
 # Ids that no random text holds: they stand around the donor's text, as the delimiters of a message do.
-_OPEN, _CLOSE = 1, 2
-_DELIMITERS: Final = frozenset((_OPEN, _CLOSE))
-
-
-class Extend(NamedTuple):
-    """One request's pass, over virtual sequences that share a row of slots."""
-
-    input_ids: Tensor
-    """`[num_tokens]` int64, the computed tokens, in order; likewise their positions."""
-    positions: Tensor
-    row: Tensor
-    """`[end]` int64, the slots of the whole prompt."""
-    out_slots: Tensor
-    """`[num_tokens]` int64, where the KV of the computed tokens goes."""
-    prefix_lens: list[int]
-    """Per virtual sequence, tokens of the row before its first; `seq_lens` up to and with its last."""
-    seq_lens: list[int]
-    splice: Splice | None = None
-    """Rows to move before the pass."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing was computed before."""
-        return self.prefix_lens == [0]
+_DELIMITERS: Final = (1, 2)
 
 
 def whole_extend(tokens: Tensor, row: Tensor, prefix_len: int) -> Extend:
@@ -70,29 +48,34 @@ def random_tokens(rng: np.random.Generator, num_tokens: int, vocab: int) -> Toke
     return rng.integers(3, vocab, num_tokens, dtype=np.int32)
 
 
-def plant(donor: Tokens, num_tokens: int, shift: int, share: float, num_runs: int) -> Plan | None:
-    """A plan in which `share` of `num_tokens` lies in `num_runs` equal runs of `donor`, with equal gaps between.
+class Layout(NamedTuple):
+    """A prompt in tokens: a header, then `runs` times a text that another prompt holds and other text behind it."""
 
-    The first gap covers the sinks; a target position is its donor's less `shift`. None where the planner would make no
-    such plan: runs are shorter than its minimum, or gaps than a seam.
-    """
-    if not num_runs or not share:
-        return Plan(prefix_len=0, end=num_tokens)
-    run_len = int(num_tokens * share) // num_runs
-    num_computed = num_tokens - run_len * num_runs
-    first_gap = max(MOST_REUSE.sink_tokens + MOST_REUSE.seam_tokens, num_computed // (num_runs + 1))
-    gap_len = (num_computed - first_gap) // num_runs
-    if run_len < MOST_REUSE.min_run_tokens or gap_len < MOST_REUSE.seam_tokens:
-        return None
-    path = Path(_NAMESPACE, [donor])
-    starts = [first_gap + number * (run_len + gap_len) for number in range(num_runs)]
-    make = partial(Run, donor=path, seam_len=MOST_REUSE.seam_tokens)
-    runs = [make(target_start=at, target_end=at + run_len, donor_start=at + shift) for at in starts]
-    return Plan(prefix_len=0, end=num_tokens, runs=tuple(runs))
+    header: int = _HEADER_TOKENS
+    run: int = 0
+    other: int = _OTHER_TOKENS
+    runs: int = 1
+
+    @property
+    def num_tokens(self) -> int:
+        """The prompt's length."""
+        return self.header + self.runs * (self.run + self.other)
+
+    @property
+    def num_repeated(self) -> int:
+        """Of all runs together."""
+        return self.runs * self.run
+
+    @classmethod
+    def of_share(cls, num_tokens: int, share: float, runs: int) -> Layout:
+        """A prompt of `num_tokens` of which `share` lies in so many equal runs, with equal text between them."""
+        run = int(num_tokens * share) // runs
+        other = (num_tokens - runs * run) // (runs + 1)
+        return cls(num_tokens - runs * (run + other), run, other, runs)
 
 
 class Lookup(NamedTuple):
-    """A request with one run of text, and the index that knows where the text stands."""
+    """A request, and the index that knows where the text of its runs stands."""
 
     prompt: Tokens
     donor: Tokens
@@ -110,29 +93,55 @@ class Lookup(NamedTuple):
 
 
 def make_lookup(
-    rng: np.random.Generator,
-    run_tokens: int,
-    vocab: int,
-    index_tokens: int,
-    *,
-    header_tokens: int = _HEADER_TOKENS,
-    policy: CoreConfig = MOST_REUSE,
+    rng: np.random.Generator, layout: Layout, vocab: int, index_tokens: int = 0, policy: CoreConfig = MOST_REUSE
 ) -> Lookup:
-    """A header, `run_tokens` of text that another prompt held as a message behind a longer header, and a question.
+    """A prompt, and another one that held its runs as messages behind a longer header and between other text.
 
     The index also holds `index_tokens` of other documents. Shorter text than the policy's shortest run is one too.
     """
-    if run_tokens < policy.min_run_tokens:
-        policy = msgspec.structs.replace(policy, min_run_tokens=run_tokens)
+    if 0 < layout.run < policy.min_run_tokens:
+        policy = msgspec.structs.replace(policy, min_run_tokens=layout.run)
     index = ContentIndex(policy)
     for start in range(0, index_tokens, _DOCUMENT_TOKENS):
         document = random_tokens(rng, min(_DOCUMENT_TOKENS, index_tokens - start), vocab)
         index.publish(_NAMESPACE, document, [(0, len(document))])
-    text = random_tokens(rng, run_tokens, vocab)
-    header, earlier = (random_tokens(rng, num, vocab) for num in (header_tokens, header_tokens + SHIFT - 1))
-    question, then = (random_tokens(rng, _QUESTION_TOKENS, vocab) for _ in range(2))
-    opened, closed = (np.array([token], dtype=np.int32) for token in (_OPEN, _CLOSE))
-    prompt = np.concatenate((header, text, question))
-    donor = np.concatenate((earlier, opened, text, closed, then))
-    index.publish(_NAMESPACE, donor, [(0, len(donor))], delimiters=_DELIMITERS)
-    return Lookup(prompt, donor, index)
+    prompt, donor = ([random_tokens(rng, layout.header + more, vocab)] for more in (0, SHIFT - 1))
+    opened, closed = (np.array([token], dtype=np.int32) for token in _DELIMITERS)
+    for text in (random_tokens(rng, layout.run, vocab) for _ in range(layout.runs)):
+        prompt += [text, random_tokens(rng, layout.other, vocab)]
+        donor += [opened, text, closed, random_tokens(rng, layout.other, vocab)]
+    known = np.concatenate(donor)
+    index.publish(_NAMESPACE, known, [(0, len(known))], delimiters=frozenset(_DELIMITERS))
+    return Lookup(np.concatenate(prompt), known, index)
+
+
+class Request:
+    """A prompt on a bench, and the ways to compute it; the prompt that held its runs before is computed."""
+
+    def __init__(self, bench: Bench, layout: Layout, index_tokens: int, policy: CoreConfig = MOST_REUSE) -> None:
+        """Draw both prompts and compute the earlier one, into a pool without other rows.
+
+        Raises:
+            BenchError: the planner does not find the runs.
+        """
+        self.lookup = make_lookup(np.random.default_rng(1), layout, bench.dims.vocab, index_tokens, policy)
+        self.plan = self.lookup.plan()
+        if self.plan.num_spliced < 0.9 * layout.num_repeated:
+            raise BenchError(f"{bench.name}, {layout}: the planner splices {self.plan.num_spliced} tokens; not timed.")
+        self._bench, self._tokens = bench, bench.to_device(self.lookup.prompt)
+        donor = bench.to_device(self.lookup.donor)
+        self._donor_row, self._row, _ = bench.slots.tensor_split((len(donor), len(donor) + layout.num_tokens))
+        bench.pool.poison()
+        bench.first_token(whole_extend(donor, self._donor_row, 0))
+
+    def full(self) -> None:
+        """Compute all of it."""
+        self._bench.first_token(whole_extend(self._tokens, self._row, 0))
+
+    def gaps(self) -> None:
+        """Plan, lay out, splice and compute the rest."""
+        self._bench.first_token(gap_extend(self._tokens, self._row, self.lookup.plan(), self._donor_row))
+
+    def prefix(self) -> None:
+        """Compute as many tokens as `gaps` does, behind an exact prefix, whose rows an earlier `full` has written."""
+        self._bench.first_token(whole_extend(self._tokens, self._row, self.plan.num_spliced))

@@ -7,25 +7,17 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from pic_bench.environment import Environment
+from pic_bench.out_folder import read_json
 from pic_bench.report.markdown import Table, markdown_table
-from sglang_pic.errors import BenchError
 
 LIMIT_S: Final = 480.0
 """Seconds that an item may take."""
-
-
-class Need(Enum):
-    """What an item needs beside a GPU."""
-
-    TORCH = "torch and triton"
-    SGLANG = "SGLang"
 
 
 class Figure(NamedTuple):
@@ -60,12 +52,13 @@ class Item(NamedTuple):
 
     name: str
     what: str
-    need: Need
     work: str
+    need: str = ""
+    """A package that it needs beside torch and triton."""
 
 
 _TABLE: Final = tomllib.loads(Path(__file__).with_name("items.toml").read_text("utf8"))["item"]
-ITEMS: Final = tuple(Item(each["name"], each["what"], Need(each["need"]), each["work"]) for each in _TABLE)
+ITEMS: Final = tuple(Item(**{name: value for name, value in each.items() if name != "figures"}) for each in _TABLE)
 FIGURES: Final = tuple(Figure(item=each["name"], **one) for each in _TABLE for one in each.get("figures", ()))
 MARKS: Final = ("<!-- gpu: begin -->", "<!-- gpu: end -->")
 """Around the table of the page."""
@@ -93,7 +86,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     is_dry: bool
     """Tiny sizes on a CPU: the numbers mean nothing."""
     wall_s: float
-    limit_s: float
     stand_ins: list[str]
     """Packages that were replaced because they are not installed."""
     environment: Environment
@@ -129,27 +121,19 @@ def read_records(folder: Path) -> dict[str, Record]:
     Raises:
         BenchError: a file is no record.
     """
-    records = {}
-    for item in ITEMS:
-        path = folder / file_name(item.name)
-        if path.exists():
-            try:
-                records[item.name] = msgspec.json.decode(path.read_bytes(), type=Record)
-            except (ValueError, TypeError, msgspec.DecodeError) as error:
-                raise BenchError(f"{path}: not a record of `make gpu` ({error}).") from error
-    return records
+    paths = {item.name: folder / file_name(item.name) for item in ITEMS}
+    return {name: read_json(path, Record, "a record of `make gpu`") for name, path in paths.items() if path.exists()}
 
 
 def item_table(records: Mapping[str, Record]) -> Table:
     """What became of every item."""
     rows = []
     for item in ITEMS:
-        record = records.get(item.name)
-        said = [*record.found.failures, *record.found.notes] if record else []
-        first = said[0].partition("\n")[0][:100] if said else ""
-        rows.append(
-            [item.name, record.status if record else "not run", f"{record.wall_s:.0f}" if record else "", first]
-        )
+        row = [item.name, "not run", "", ""]
+        if record := records.get(item.name):
+            said = [*record.found.failures, *record.found.notes, ""][0].partition("\n")[0]
+            row[1:] = record.status, f"{record.wall_s:.0f}", said[:100]
+        rows.append(row)
     return Table(["item", "status", "s", "first of what it says"], rows)
 
 
@@ -165,13 +149,7 @@ def figure_table(records: Mapping[str, Record]) -> Table:
 
 
 def render(page: str, records: Mapping[str, Record]) -> str:
-    """The page with its table of figures written anew.
-
-    Raises:
-        BenchError: the page has no place for it.
-    """
+    """The page with its table of figures written anew."""
     before, begin, rest = page.partition(MARKS[0])
     _, end, after = rest.partition(MARKS[1])
-    if not (begin and end):
-        raise BenchError(f"the page has no table between {MARKS[0]} and {MARKS[1]}.")
     return f"{before}{begin}\n{markdown_table(figure_table(records))}\n{end}{after}"

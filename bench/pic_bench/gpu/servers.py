@@ -1,4 +1,4 @@
-"""Servers of the items that need SGLang: which model, which flags, and the calls to a running one."""
+"""Servers of the items that need SGLang: which model and which flags, and what is no sound server."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
-from pic_bench.compare.arms import Arm, arm_server, build_arms
+from pic_bench.compare.arms import Arm, build_arms
 from pic_bench.compare.server import Server
-from pic_bench.gpu.model import MODELS, Dims
+from pic_bench.gpu.model import DRY_MODELS, MODELS, Dims
 from pic_bench.gpu.record import Work
 from pic_bench.probe_plugin import PROBE_PLUGIN, PROBE_VARIABLE
+from pic_bench.serving import serving
 from sglang_pic.errors import BenchError
 from sglang_pic.models import prepare
 from sglang_pic.models.checkpoint import DEEPSEEK_V2, yarn
@@ -26,8 +27,8 @@ _START_S: Final = 240.0
 # Of a dry run, on a CPU that may be busy.
 _DRY_START_S: Final = 900.0
 _CONTEXT_LEN: Final = 65_536
-# Below lie the special tokens of the usual vocabularies.
-_FIRST_ID: Final = 1_000
+# Below lie the special tokens of the usual vocabularies, and no 8B model has fewer ids.
+_FIRST_ID, _LAST_ID = 1_000, 30_000
 _FAULTS: Final = re.compile(r"Traceback|device-side assert|CUDA error|illegal memory access", re.IGNORECASE)
 
 
@@ -42,7 +43,7 @@ class Model(NamedTuple):
 
     def tokens(self, random: random.Random, count: int) -> list[int]:
         """Token ids that repeat nothing."""
-        return [random.randrange(min(_FIRST_ID, self.vocab // 2), min(self.vocab, 30_000)) for _ in range(count)]
+        return [random.randrange(min(_FIRST_ID, self.vocab // 2), min(self.vocab, _LAST_ID)) for _ in range(count)]
 
 
 def small_model(work: Work) -> Model:
@@ -59,16 +60,8 @@ def small_model(work: Work) -> Model:
 def dummy_model(work: Work, name: str) -> Model:
     """A model of the dimensions called `name`, with SGLang's dummy weights and no tokenizer."""
     if work.model is not None and not MODELS[name].latent:
-        folder = Path(work.model)
-        try:
-            vocab = json.loads((folder / "config.json").read_text("utf8"))["vocab_size"]
-        except (OSError, ValueError, KeyError) as error:
-            raise BenchError(
-                f"--model {work.model!r}: no model folder with vocab_size in config.json: {error}"
-            ) from error
-        return Model(folder, (), vocab)
-    if work.is_dry:
-        name = "tiny-mla-dims" if MODELS[name].latent else "tiny-gqa-dims"
+        return Model(Path(work.model), (), _LAST_ID)
+    name = DRY_MODELS[name] if work.is_dry else name
     folder = work.folder / "models" / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_config(MODELS[name]), indent=2) + "\n")
@@ -118,35 +111,18 @@ def make_arm(
 
 
 @contextmanager
-def serving(
-    work: Work,
-    name: str,
-    arm: str,
-    model: Model,
-    flags: Sequence[str] = (),
-    *,
-    config: Mapping[str, object] | None = None,
-    probe: Mapping[str, object] | None = None,
-    env: Mapping[str, str] | None = None,
+def sound(
+    work: Work, name: str, model: Model, arm: Arm, env: Mapping[str, str | None] | None = None
 ) -> Iterator[Server]:
-    """A server until the block ends; `name` is its log's.
+    """A server of `arm` until the block ends; its log is called `name`.
 
     Raises:
         BenchError: it does not start, ends by itself or has logged a fault.
     """
-    log, start_s = work.folder / f"server-{name}.log", _DRY_START_S if work.is_dry else _START_S
-    built = make_arm(arm, model, flags, config, probe)
-    server = arm_server(str(model.folder), built, log, env=env, start_timeout_s=start_s)
-    print(f"starting {name}: {' '.join(server.command)}", flush=True)
-    with server, server.watch():
+    named, start_s = msgspec.structs.replace(arm, name=name), _DRY_START_S if work.is_dry else _START_S
+    with serving(str(model.folder), named, work.folder, env=env, start_timeout_s=start_s) as server:
         print(f"{name} is healthy after {server.ready_after_s:.0f} s", flush=True)
         yield server
-        text = log.read_text("utf8", errors="replace")
-        if found := _FAULTS.search(text):
-            raise BenchError(f"{name}: the server logged a fault, see {log}: {text[found.start() :][:300]}")
-
-
-def plugin_state(server: Server) -> dict[str, Any]:
-    """The plugin's part of `/server_info`."""
-    state, *_ = msgspec.json.decode(server.get("/server_info").encode())["internal_states"]
-    return state["pic"]
+        log = server.log_path.read_text("utf8", errors="replace")
+        if found := _FAULTS.search(log):
+            raise BenchError(f"{name}: the server logged a fault, see {server.log_path}: {log[found.start() :][:300]}")

@@ -132,7 +132,7 @@ def _msgspec() -> list[ModuleType]:
     vars(as_json).update(decode=decode, encode=write, format=pretty)
     vars(structs).update(replace=dataclasses.replace, fields=_fields)
     vars(whole).update(Struct=Struct, field=_field, to_builtins=_to_builtins, json=as_json, structs=structs)
-    vars(whole).update(DecodeError=json.JSONDecodeError, ValidationError=ValidationError, MsgspecError=ValueError)
+    vars(whole).update(DecodeError=ValueError, ValidationError=ValidationError, MsgspecError=ValueError)
     return [whole, as_json, structs]
 
 

@@ -77,14 +77,21 @@ def points(value: float) -> str:
     return f"{value * 100:+.1f}"
 
 
-def signed(write: Callable[[float], str]) -> Callable[[float], str]:
-    """The same format with a sign, for differences."""
-    return lambda value: ("+" if value > 0 else "") + write(value)
+def change(value: float) -> str:
+    """A divergence with its sign, for differences."""
+    return ("+" if value > 0 else "") + divergence(value)
 
 
-def with_interval(estimate: Estimate | None, write: Callable[[float], str]) -> str:
-    """`.0031 [.0024, .0040]`, or `-` where there is no estimate."""
+def two(value: float) -> str:
+    """A number near 1 with two digits: -.05, .98, 1.00."""
+    return f"{value:.2f}".replace("0.", ".", 1) if -1 < round(value, 2) < 1 else f"{value:.2f}"
+
+
+def with_interval(estimate: Estimate | float | None, write: Callable[[float], str]) -> str:
+    """`.0031 [.0024, .0040]`; an interval of no width is left out, and `-` is written where there is no figure."""
     if estimate is None:
         return "-"
-    low, high = (write(bound).removesuffix(" %") for bound in (estimate.low, estimate.high))
-    return f"{write(estimate.value)} [{low}, {high}]"
+    if not isinstance(estimate, Estimate):
+        return write(estimate)
+    value, low, high = map(write, (estimate.value, estimate.low, estimate.high))
+    return value if low == high else f"{value} [{low.removesuffix(' %')}, {high.removesuffix(' %')}]"

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from pic_bench.report import numbers
+from pic_bench.report.columns import FORMATS
 from pic_bench.report.figures import Drawing
 from pic_bench.report.markdown import Table, markdown_table
 
@@ -73,9 +73,7 @@ def _templates() -> Environment:
         keep_trailing_newline=True,
         finalize=_escaped,
     )
-    names = ("count", "divergence", "percent", "plural", "seconds", "share", "times")
-    environment.filters |= {name: getattr(numbers, name) for name in names}
-    environment.filters |= {"table": _table, "thousands": lambda value: f"{value:,}", "flat": _flat, "fenced": _fenced}
+    environment.filters |= {**FORMATS, "table": _table, "thousands": "{:,}".format, "flat": _flat, "fenced": _fenced}
     return environment
 
 

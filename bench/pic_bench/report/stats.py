@@ -23,11 +23,6 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     high: float
     n: int
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval lies on one side of zero."""
-        return self.low > 0 or self.high < 0
-
 
 class Statistic(Enum):
     """The statistic of a sample that is estimated."""
@@ -101,23 +96,6 @@ def bootstrap(
     if statistic is Statistic.MEAN:
         return _estimate(float(data.mean()), weights @ data / weights.sum(axis=1), len(data))
     return _estimate(float(np.median(data)), _medians(data, weights), len(data))
-
-
-def bootstrap_ratio(
-    numerators: Sequence[float],
-    denominators: Sequence[float],
-    *,
-    units: Sequence[Hashable] | None = None,
-    seed: int = 0,
-) -> Estimate | None:
-    """The ratio of two sums over the same units, resampled as pairs; None where a denominator's sum can be zero."""
-    top, bottom = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)
-    if not len(bottom):
-        return None
-    weights = _weights(len(bottom), units, seed)
-    if not (bottom_sums := weights @ bottom).all():
-        return None
-    return _estimate(float(top.sum() / bottom.sum()), weights @ top / bottom_sums, len(top))
 
 
 def _weights(size: int, units: Sequence[Hashable] | None, seed: int) -> np.ndarray:

@@ -18,10 +18,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from jinja2 import Environment, StrictUndefined
-
-from pic_bench.report.markdown import Table, markdown_table
-from pic_bench.report.numbers import count, divergence, percent, points, score, times
+from pic_bench.report.columns import JINJA, table_of
+from pic_bench.report.markdown import markdown_table
+from pic_bench.report.numbers import divergence, times
 
 RESULTS: Final = Path(__file__).resolve().parents[2] / "results"
 PAGES: Final = RESULTS / "study"
@@ -29,7 +28,6 @@ _BLOCK: Final = re.compile(r"(?<=<!-- generated: )([a-z0-9-]+)( -->\n).*?(?=<!--
 _LISTED: Final = tomllib.loads((PAGES / "tables.toml").read_text("utf8"))
 TABLES: Final[Mapping[str, Any]] = _LISTED["tables"]
 """What every table shows, by its name on a page."""
-_JINJA: Final = Environment(undefined=StrictUndefined)
 _PLAIN: Final = {"rows": "[record]", "where": "true", "by": "number", "order": "0"}
 """A table's rules where tables.toml gives none: the record is a row, each row a group, in the record's order."""
 
@@ -52,19 +50,17 @@ def render(page: str) -> str:
     Raises:
         KeyError: the page names a table that tables.toml lacks.
     """
-    return _BLOCK.sub(lambda found: f"{found[1]}{found[2]}\n{markdown_table(_table(TABLES[found[1]]))}\n", page)
+
+    def filled(found: re.Match[str]) -> str:
+        wanted = TABLES[found[1]]
+        return f"{found[1]}{found[2]}\n{markdown_table(table_of(wanted['columns'], _rows(wanted)))}\n"
+
+    return _BLOCK.sub(filled, page)
 
 
 def _read(name: str) -> Any:
     content = (RESULTS / name).read_bytes()
     return json.loads(gzip.decompress(content) if name.endswith(".gz") else content)
-
-
-def _table(wanted: Json) -> Table:
-    cells = [_JINJA.from_string(cell) for cell in wanted["columns"].values()]
-    rows = [[cell.render(row) for cell in cells] for row in _rows(wanted)]
-    # A blank at the end tells a title from the same one before it.
-    return Table([title.rstrip() for title in wanted["columns"]], rows)
 
 
 def _rows(wanted: Json) -> Iterator[Json]:
@@ -77,7 +73,7 @@ def _rows(wanted: Json) -> Iterator[Json]:
         records = _LISTED["records"].get(records, [records])
     titles = records if isinstance(records, dict) else dict.fromkeys(records)
     rules = (wanted.get(part, plain) for part, plain in _PLAIN.items())
-    rows, where, by, order = (_JINJA.compile_expression(rule, undefined_to_none=False) for rule in rules)
+    rows, where, by, order = (JINJA.compile_expression(rule, undefined_to_none=False) for rule in rules)
     for path, title in titles.items():
         record = _read(path)
         groups: dict[str, list[Json]] = {}
@@ -89,7 +85,7 @@ def _rows(wanted: Json) -> Iterator[Json]:
 
 
 def _interval(estimate: Json, write: str) -> str:
-    low, value, high = (_JINJA.filters[write](estimate[name]) for name in ("low", "value", "high"))
+    low, value, high = (JINJA.filters[write](estimate[name]) for name in ("low", "value", "high"))
     return f"{value} ({low} to {high})"
 
 
@@ -114,8 +110,7 @@ def _kl_of(cells: Sequence[Json], donors: str, arm: str) -> str:
     return divergence(found[0]) if found else "-"
 
 
-_JINJA.filters |= {
-    **{write.__name__: write for write in (count, divergence, percent, points, score, times)},
+JINJA.filters |= {
     "hundredths": "{:.2f}".format,
     "interval": _interval,
     "kl_of": _kl_of,
@@ -123,7 +118,6 @@ _JINJA.filters |= {
     "num_right": _num_right,
     "same_tokens": _same_tokens,
     "speedup": _speedup,
-    "thousands": "{:,.0f}".format,
     "tokens_a_pass": _tokens_a_pass,
 }
 

@@ -26,9 +26,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 
 import msgspec
@@ -37,13 +37,12 @@ from tqdm import tqdm
 
 from pic_bench.compare.arms import build_arms
 from pic_bench.compare.server import Server
-from pic_bench.frame import Finding, Study, at_least, keep, result_of
+from pic_bench.frame import Finding, Result, Study, at_least, keep, result_of
 from pic_bench.serving import arm_server
 from pic_bench.soak.client import Outcome, send
 from pic_bench.soak.judge import Judge
 from pic_bench.soak.load import SETTING, Fault, Request, Session, requests, sessions
-from pic_bench.soak.patient import Patient
-from pic_bench.soak.record import Control, Soak
+from pic_bench.soak.patient import Memory, Patient
 from sglang_pic.errors import BenchError
 
 _SAMPLE_S = 0.5
@@ -65,13 +64,68 @@ STUDY.add("--logs", type=Path, metavar="DIR", help="keep the servers' logs there
 STUDY.add("--quiet", action="store_true", help="no progress bar")
 
 
+class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Faults made on purpose before the load, which the checkers must find."""
+
+    stale_rows: int
+    """Of a request whose donors were unlocked before they were copied."""
+    mismatches: int
+    """Of `num_mismatches` prompts with one other token in the middle, those whose answers were told from the right."""
+    num_mismatches: int
+
+
+class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """The counts of a run. Those from `mismatches` to `failures` must be 0. Earlier runs counted more."""
+
+    model: str
+    seed: int
+    page_size: int
+    pool_tokens: int
+    seconds: float
+    """From the first request to the last idle point."""
+    requests: int
+    outcomes: dict[str, int]
+    """Requests by how they ended: answered, ended by a fault that was injected, or failed."""
+    faults: dict[str, int]
+    """By kind, as injected; a request may be answered before its fault meets it."""
+    idle_points: int
+    flushes: int
+    tokens: dict[str, int]
+    """Prompt tokens of admitted requests, by source."""
+    evicted_tokens: int
+    retractions: int
+    fallbacks: dict[str, int]
+    """Runs that were not spliced, by why."""
+    audited: int
+    spliced_rows_checked: int
+    compared: int
+    """Answers of `off` requests that a stock server gave, too."""
+    mismatches: int
+    leaks: int
+    stale_rows: int
+    failures: int
+    """Requests that ended in a way that no fault explains, and errors in the server's log."""
+    what: list[str]
+    """The first of what was not 0, in words."""
+    memory: Memory
+    control: Control | None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether all that must be 0 is, and the checkers found what was made wrong on purpose."""
+        can_find = self.control is None or (
+            self.control.stale_rows > 0 and self.control.mismatches == self.control.num_mismatches
+        )
+        return can_find and not (self.mismatches or self.leaks or self.stale_rows or self.failures)
+
+
 @STUDY.measures
 def main(args: argparse.Namespace, scratch: Path) -> Finding:
     """Run a soak; the counts so far are kept after each round."""
     args.logs = args.logs or scratch
     encoder = load_encoder(args.model)
-    with _servers(args) as (stock, pic), closing(Judge(stock)) as judge:
-        patient = Patient(pic)
+    with _servers(args) as (stock, pic):
+        patient, judge = Patient(pic), Judge(stock)
         control = _control(args, patient, judge) if args.page_size == 1 else None
         run = _Run(args, patient, judge, control, patient.stale_rows(), time.monotonic())
         waiting = enumerate(sessions(encoder, args.seed))
@@ -82,16 +136,14 @@ def main(args: argparse.Namespace, scratch: Path) -> Finding:
         with tqdm(total=round(args.seconds), unit="s", desc="soak", **told) as bar:
             while time.monotonic() < run.deadline:
                 run.round(list(islice(waiting, args.sessions)), rng)
-                so_far = run.account()
-                keep(args, so_far)
-                for problem in so_far.what:
+                result = run.account()
+                keep(args, result)
+                for problem in result.what:
                     if problem not in known:
                         known.add(problem)
                         bar.write(problem, file=sys.stderr)
                 bar.set_postfix(requests=run.outcomes.total(), refresh=False)
                 bar.update(round(min(time.monotonic() - run.started_at, args.seconds)) - bar.n)
-        judge.close()
-        result = run.account()
     return Finding(result, msgspec.json.encode(result).decode(), 0 if result.is_clean else 1)
 
 
@@ -110,7 +162,6 @@ class _Run:
     faults: Counter[str] = field(default_factory=Counter)
     """As injected."""
     failures: list[str] = field(default_factory=list)
-    num_sessions: int = 0
     num_flushes: int = 0
 
     @property
@@ -125,15 +176,16 @@ class _Run:
             flush_in = rng.randrange(8)
             for tick in count():
                 done, waiting = wait(waiting, timeout=_SAMPLE_S)
-                for future in done:
-                    self._count(future.result())
+                for fault, outcome in chain.from_iterable(future.result() for future in done):
+                    self.faults[fault.value] += 1
+                    self.outcomes[outcome.how] += 1
+                    self.failures += [outcome.failure] if outcome.failure else []
                 self.patient.server.check_alive()
                 self.patient.sample_memory()
                 if not waiting:
                     break
                 if tick == flush_in:
                     self._flush_while_busy()
-        self.num_sessions += len(played)
         self.patient.wait_idle()
         if rng.random() < 0.15:
             time.sleep(_PAUSE_S)
@@ -144,37 +196,28 @@ class _Run:
 
     def account(self) -> Soak:
         """The counts so far; at an idle point."""
-        # The judge goes on meanwhile.
-        patient, judged = self.patient, list(self.judge.verdicts)
-        verdicts = [verdict for _, verdict in judged]
+        patient, verdicts = self.patient, self.judge.verdicts
+        mismatches = [verdict for verdict in verdicts if verdict is not None]
         books, counters, stale = patient.wait_idle(), patient.counters(), patient.stale_rows() - self.stale_before
-        mismatches = [f"{request.rid}: {told}" for request, (told, *_) in judged if told is not None]
         failures = [*self.failures, *patient.log_faults()]
-        fallbacks, tokens = (_by_label(counters, name) for name in ("fallbacks", "tokens"))
         words = [*mismatches, *patient.leaks, *(f"{n} rows {what}" for what, n in stale.items()), *failures]
         return result_of(
             Soak,
             self.args,
             model=Path(self.args.model).name,
             seconds=round(time.monotonic() - self.started_at, 1),
-            sessions=self.num_sessions,
-            requests=self.outcomes.total() + len(self.failures),
+            requests=self.outcomes.total(),
             outcomes=dict(sorted(self.outcomes.items())),
-            faults=dict(sorted(self.faults.items())),
+            faults={fault: number for fault, number in sorted(self.faults.items()) if fault != Fault.NONE.value},
             idle_points=patient.num_idle_points,
             flushes=self.num_flushes,
-            tokens=tokens,
+            tokens=_by_label(counters, "tokens"),
             evicted_tokens=books["num_evicted_tokens"],
-            index_evicted_tokens=books["num_index_evicted_tokens"],
             retractions=counters["retractions"],
-            donors_vanished=fallbacks.get("donor_evicted", 0),
-            fallbacks={reason: number for reason, number in fallbacks.items() if number},
+            fallbacks=_by_label(counters, "fallbacks"),
             audited=patient.num_audited(),
             spliced_rows_checked=books["num_spliced_rows"],
-            read_rows_checked=books["num_read_rows"],
             compared=len(verdicts),
-            ties=sum(verdict.is_tie for verdict in verdicts),
-            largest_logprob_difference=max((v.largest for v in verdicts if v.difference is None), default=0.0),
             mismatches=len(mismatches),
             leaks=len(patient.leaks),
             stale_rows=stale.total(),
@@ -193,18 +236,9 @@ class _Run:
             self.patient.note_pin(request)
             outcome = send(self.patient.server, request)
             if outcome.answer is not None and request.is_compared:
-                self.judge.consider(request, outcome.answer)
+                self.judge.compare(request, outcome.answer)
             ended.append((request.fault, outcome))
         return ended
-
-    def _count(self, ended: Sequence[tuple[Fault, Outcome]]) -> None:
-        for fault, outcome in ended:
-            if fault is not Fault.NONE:
-                self.faults[fault.value] += 1
-            if outcome.failure is None:
-                self.outcomes[outcome.how] += 1
-            else:
-                self.failures.append(outcome.failure)
 
     def _flush_while_busy(self) -> None:
         """A flush that SGLang refuses, unless no request runs at that moment."""
@@ -226,27 +260,22 @@ def _control(args: argparse.Namespace, patient: Patient, judge: Judge) -> Contro
     before = patient.stale_rows()
     rng = random.Random(args.seed)
     document, end = _random_tokens(rng, (args.pool_tokens - 70) // 2), _random_tokens(rng, 250)
-    for prompt, pic in (
-        (document, None),
-        ([*_random_tokens(rng, 40), *document, *end], {"testing": {"unlock_donors": True}}),
-    ):
-        send(patient.server, _request("control", prompt, pic))
+    unlocking = {"testing": {"unlock_donors": True}}
+    for prompt, pic in ((document, None), ([*_random_tokens(rng, 40), *document, *end], unlocking)):
+        send(patient.server, Request("control", prompt, 4, pic, is_compared=True, dp_rank=0))
     stale = patient.stale_rows() - before
-    prompts = [
-        _request(f"control-{seed}", _random_tokens(rng, 400), {"mode": "off"}) for seed in range(_NUM_MISMATCHES)
-    ]
-    found = sum(judge.control(request, seed) for seed, request in enumerate(prompts))
+    prompts = [_random_tokens(rng, 400) for _ in range(_NUM_MISMATCHES)]
+    found = sum(
+        judge.control(Request(f"control-{seed}", prompt, 4, {"mode": "off"}, is_compared=True, dp_rank=0), seed)
+        for seed, prompt in enumerate(prompts)
+    )
     return Control(stale_rows=stale.total(), mismatches=found, num_mismatches=_NUM_MISMATCHES)
 
 
 def _by_label(counters: Mapping[str, int], name: str) -> dict[str, int]:
-    """A labelled counter's numbers by label."""
+    """A labelled counter's numbers by label, those that are not 0."""
     beginning = f"{name}_total{{"
-    return {key.split("=")[1].rstrip("}"): value for key, value in counters.items() if key.startswith(beginning)}
-
-
-def _request(rid: str, prompt: list[int], pic: object) -> Request:
-    return Request(rid, prompt, 4, pic, None, None, None, Fault.NONE, 0.0, is_compared=True, dp_rank=0)
+    return {key.split("=")[1].rstrip("}"): n for key, n in counters.items() if n and key.startswith(beginning)}
 
 
 def _random_tokens(rng: random.Random, number: int) -> list[int]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import http.client
 import threading
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
-import msgspec
-
 from pic_bench.compare.server import Server
+from pic_bench.compare.server import request as open_answer
 from pic_bench.soak.load import Fault, Request
 from sglang_pic.errors import BenchError
 
@@ -33,7 +34,8 @@ def send(server: Server, request: Request) -> Outcome:
         if request.fault is Fault.DISCONNECT:
             _leave(server, request)
             return Outcome("disconnected")
-        aborter = threading.Timer(request.moment * _LIFE_S, _abort, (server, request))
+        abort = partial(server.post, "/abort_request", {"rid": request.rid}, _TIMEOUT_S)
+        aborter = threading.Timer(request.moment * _LIFE_S, abort)
         if request.fault is Fault.ABORT:
             aborter.start()
         try:
@@ -71,20 +73,11 @@ def _failed(request: Request, what: str) -> Outcome:
 
 
 def _leave(server: Server, request: Request) -> None:
-    """Read a few events of the stream and go away, at times before the first one."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=_TIMEOUT_S)
-    try:
-        body = msgspec.json.encode(request.body)
-        connection.request("POST", "/generate", body, {"Content-Type": "application/json"})
-        if request.moment > 0.3:
-            events = iter(connection.getresponse().readline, b"")
-            for _ in range(2 * int(request.moment * request.new_tokens)):
-                next(events, None)
-        else:
-            threading.Event().wait(request.moment * _LIFE_S)
-    finally:
-        connection.close()
-
-
-def _abort(server: Server, request: Request) -> None:
-    server.post("/abort_request", {"rid": request.rid}, _TIMEOUT_S)
+    """Wait for the first event of the stream no longer than a little while, or go away after a few events."""
+    is_patient = request.moment > 0.3
+    timeout_s = _TIMEOUT_S if is_patient else max(0.01, request.moment * _LIFE_S)
+    num_lines = 2 * int(request.moment * request.new_tokens) if is_patient else 1
+    url = f"{server.base_url}/generate"
+    with suppress(TimeoutError), open_answer(url, request.body, timeout_s=timeout_s) as answer:
+        for _ in range(num_lines):
+            answer.readline()

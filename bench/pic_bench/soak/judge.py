@@ -1,4 +1,4 @@
-"""Compares answers of `off` requests with those of a stock server, while the soak goes on.
+"""Compares answers of `off` requests with those of a stock server, each as soon as it is there.
 
 Both compute in float32, but in other batches, so sums are rounded differently: log-probabilities may differ by
 `TOLERANCE`, and a greedy answer may go on with another token only where the stock server's two differ by no more than
@@ -9,45 +9,30 @@ from __future__ import annotations
 
 import math
 import random
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 from pic_bench.compare.server import Server
 from pic_bench.soak.load import Request
+from sglang_pic.errors import BenchError
 
 TOLERANCE = 2e-4
-_MAX_WAITING = 24
-
-
-class Verdict(NamedTuple):
-    """An answer beside the stock server's."""
-
-    difference: str | None
-    """What differs by more than rounding, if anything."""
-    largest: float = 0.0
-    """Difference of two log-probabilities up to there."""
-    is_tie: bool = False
-    """The answer goes on with another token, and the two are equally likely but for rounding."""
 
 
 class Judge:
-    """Asks the stock server on a thread of its own, in order; to be closed."""
+    """Asks the stock server for what clients of the other one were answered; safe to call from several threads."""
 
     def __init__(self, stock: Server) -> None:
         self._stock = stock
-        self._thread = ThreadPoolExecutor(1, "judge")
-        self._places = threading.Semaphore(_MAX_WAITING)
-        self.verdicts: list[tuple[Request, Verdict]] = []
+        self.verdicts: list[str | None] = []
+        """Of every compared answer, what differs."""
 
-    def close(self) -> None:
-        """Wait for what is left to compare. Safe to call twice."""
-        self._thread.shutdown()
-
-    def consider(self, request: Request, answer: dict[str, Any]) -> None:
-        """Compare an answer, unless as many wait already as the stock server can serve."""
-        if self._places.acquire(blocking=False):
-            self._thread.submit(self._compare, request, answer)
+    def compare(self, request: Request, answer: dict[str, Any]) -> None:
+        """Have the stock server answer the same, and note what differs by more than rounding."""
+        try:
+            found = difference(self._ask(request), answer)
+        except (BenchError, OSError) as error:
+            found = f"not compared: {error}"
+        self.verdicts.append(None if found is None else f"{request.rid}: {found}")
 
     def control(self, request: Request, seed: int) -> bool:
         """Whether an answer to a prompt with one other token in it is told from the right one."""
@@ -56,40 +41,29 @@ class Judge:
         place = rng.randrange(len(other) // 4, len(other) // 2)
         other[place] = (other[place] + rng.randrange(1, 1000)) % 40_000 + 1000
         right, wrong = self._ask(request), self._ask(request._replace(prompt=other))
-        return compare(right, wrong).difference is not None
-
-    def _compare(self, request: Request, answer: dict[str, Any]) -> None:
-        try:
-            verdict = compare(self._ask(request), answer)
-        except Exception as error:
-            verdict = Verdict(f"not compared: {error}")
-        self.verdicts.append((request, verdict))
-        self._places.release()
+        return difference(right, wrong) is not None
 
     def _ask(self, request: Request) -> dict[str, Any]:
         return dict(self._stock.post("/generate", request._replace(pic=None).body))
 
 
-def compare(stock: dict[str, Any], answer: dict[str, Any]) -> Verdict:
-    """How far an answer is from the stock server's."""
-    largest = 0.0
+def difference(stock: dict[str, Any], answer: dict[str, Any]) -> str | None:
+    """What of an answer differs from the stock server's by more than rounding."""
     pair = _places(stock), _places(answer)
     if len(pair[0]) != len(pair[1]):
-        return Verdict(f"{len(pair[1])} tokens, stock has {len(pair[0])}")
+        return f"{len(pair[1])} tokens, stock has {len(pair[0])}"
     for place, ((right_token, right), (found_token, found)) in enumerate(zip(*pair, strict=True)):
         # A token that only one of them has among its likeliest is at most as likely as the last one of the other.
         floors = min(right.values()), min(found.values())
         for token in right.keys() | found.keys():
-            difference = abs(right.get(token, floors[0]) - found.get(token, floors[1]))
-            if not difference <= TOLERANCE:
-                return Verdict(f"token {place}: log-probability of {token} off by {difference:.2e}", largest)
-            largest = max(largest, difference)
+            apart = abs(right.get(token, floors[0]) - found.get(token, floors[1]))
+            if not apart <= TOLERANCE:
+                return f"token {place}: log-probability of {token} off by {apart:.2e}"
         if right_token != found_token:
             gap = right[right_token] - right.get(found_token, -math.inf)
-            if not gap <= 2 * TOLERANCE:
-                return Verdict(f"token {place}: {found_token} instead of {right_token}, {gap:.2e} likelier", largest)
-            return Verdict(None, largest, is_tie=True)
-    return Verdict(None, largest)
+            # Behind a tie, which rounding decides, the two go on with other tokens: no more can be compared.
+            return None if gap <= 2 * TOLERANCE else f"token {place}: {found_token} instead of {right_token}"
+    return None
 
 
 def _places(answer: dict[str, Any]) -> list[tuple[int, dict[int, float]]]:

@@ -57,13 +57,13 @@ class Request(NamedTuple):
     prompt: list[int]
     new_tokens: int
     pic: object
-    cache_salt: str | None
-    extra_key: str | None
-    logprob_start: int | None
-    fault: Fault
-    moment: float
+    cache_salt: str | None = None
+    extra_key: str | None = None
+    logprob_start: int | None = None
+    fault: Fault = Fault.NONE
+    moment: float = 0.0
     """In `[0, 1)`: when in its life the fault happens."""
-    is_compared: bool
+    is_compared: bool = False
     """Its answer is that of a stock server."""
     dp_rank: int | None = None
     """Which rank serves it; SGLang's choice by default."""

@@ -15,7 +15,6 @@ import psutil
 from pic_bench.compare.counters import pic_counters
 from pic_bench.compare.server import Server
 from pic_bench.soak.load import Request
-from pic_bench.soak.record import Memory
 
 _IDLE_TIMEOUT_S = 120.0
 _POLL_S = 0.2
@@ -25,6 +24,14 @@ _EMPTIED = ("num_locks", "num_pins", "num_tree_slots", "num_index_tokens", "num_
 # Without a warm-up SGLang asks its own port to freeze the garbage collector, at times before the port is open.
 _PORT_NOT_OPEN_YET = re.compile(r"post-warmup freeze_gc failed\n.*?(?=^\[\d{4}-)", re.DOTALL | re.MULTILINE)
 _LOGGED_FAULT = re.compile(r"^.*(?:Traceback|leak).*\n(?:.*\n){0,3}", re.MULTILINE)
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Resident memory of the scheduler in MiB, each the median of a minute (of a tenth of the run, if it is short)."""
+
+    after_warm_up: float
+    """After 5 minutes, or after half of the run, if it is short."""
+    at_end: float
 
 
 class Patient:

@@ -47,13 +47,7 @@ class LastingReplay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def summarize(
     records: Sequence[RequestRecord], options: ReplayOptions, *, window_s: float, warmup_windows: int
 ) -> LastingReplay:
-    """The windows of a replay, and their trend.
-
-    Args:
-        records: of the replay.
-        options: its options; `spread_s` says how many windows there are.
-        window_s: length of a window.
-        warmup_windows: so many do not count for the trend.
+    """The windows of a replay, as many as its sessions are spread over, and the trend of those after the warm-up.
 
     Raises:
         TraceError: the replay had no pace, or the server reported no cache hits.
@@ -95,9 +89,8 @@ def draw(told: Sequence[tuple[str, LastingReplay | Lasting]]) -> str:
     with drawing("Recovered share by window of ten minutes", _WIDTH, _HEIGHT) as (drawn, figure):
         share = _WIDTH / len(told)
         for number, (title, run) in enumerate(told):
-            axes: Any = place(
-                figure, left=number * share + 50, top=30, right=_WIDTH - (number + 1) * share + 8, bottom=44
-            )
+            left, right = number * share + 50, _WIDTH - (number + 1) * share + 8
+            axes: Any = place(figure, left=left, top=30, right=right, bottom=44)
             hours = [(at + 0.5) * run.window_s / 3600 for at in range(len(run.windows))]
             recovered = [100 * w.chunk_tokens / max(1, w.prompt_tokens - w.prefix_tokens) for w in run.windows]
             bars = axes.bar(hours, recovered, width=0.85 * run.window_s / 3600, color=colour("line-1"))

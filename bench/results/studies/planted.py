@@ -26,8 +26,7 @@ import msgspec
 import numpy as np
 from pic_bench.fidelity.arms import FULL, STALE, Arm
 from pic_bench.fidelity.cases.case import Ids, Tokens
-from pic_bench.fidelity.cases.edits import DISTANCES, Writer, draw_values, extended
-from pic_bench.fidelity.cases.templates import templates
+from pic_bench.fidelity.cases.edits import DISTANCES, Writer, draw_values, extended, templates
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.metrics import divergence, log_softmax
 from pic_bench.fidelity.record import MIN_GAP, Donors, TemplateSet
@@ -169,29 +168,22 @@ def main(args: argparse.Namespace, logs: Path) -> Finding:
     text = ModelText(Path(args.model))
     victims: list[Victim] = []
     tried: dict[str, int] = {}
+    log = logs / "server.log"
     with serve_target(
-        args.model,
-        dtype=args.dtype,
-        pool_tokens=24_000,
-        server_args=(),
-        log_path=logs / "server.log",
-        start_timeout_s=900,
+        args.model, dtype=args.dtype, pool_tokens=24_000, server_args=(), log_path=log, start_timeout_s=900
     ) as target:
         for name in args.attack or [one.value for one in Attack]:
-            count = tried[name] = 0
+            tried[name] = 0
             with tqdm(desc=name, total=args.victims, file=sys.stderr, mininterval=30.0) as bar:
-                while count < args.victims and tried[name] < MOST_TRIED * args.victims:
+                while bar.n < args.victims and tried[name] < MOST_TRIED * args.victims:
                     victim = _measure(name, planted(Attack(name), tried[name], text, args.seed), target)
                     tried[name] += 1
                     target.flush()
                     if victim is not None:
-                        count += 1
                         bar.update()
                         victims.append(victim)
                         # What was measured stays where the run is broken off.
                         keep(args, _result(args, tried, victims))
-            if count < args.victims:
-                print(f"planted: {name}: {count} of {args.victims} prompts count, of {tried[name]}", file=sys.stderr)
     result = _result(args, tried, victims)
     return Finding(result, _table(result.settings), 0 if {victim.attack for victim in victims} == {*tried} else 1)
 
@@ -266,9 +258,8 @@ def planted(attack: Attack, number: int, text: ModelText, seed: int) -> Planted:
 
 def summarize(victims: Sequence[Victim]) -> list[Moved]:
     """Every setting under every attack."""
-    attacks = dict.fromkeys(victim.attack for victim in victims)
-    by_attack = {attack: [victim for victim in victims if victim.attack == attack] for attack in attacks}
-    return [_moved(attack, arm, some) for attack, some in by_attack.items() for arm in some[0].arms]
+    settings = dict.fromkeys((victim.attack, arm) for victim in victims for arm in victim.arms)
+    return [_moved(*each, [victim for victim in victims if victim.attack == each[0]]) for each in settings]
 
 
 def _words(line: str, text: ModelText) -> str:

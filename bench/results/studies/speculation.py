@@ -17,27 +17,15 @@ from pathlib import Path
 
 import msgspec
 from pic_bench.compare.arms import Arm, build_arms
-from pic_bench.compare.server import Server
 from pic_bench.frame import Finding, Result, Study, at_least, keep, result_of
 from pic_bench.report.markdown import Table
-from pic_bench.serving import generate, prompt_texts, serving
+from pic_bench.serving import Answer, generate, prompt_texts, serving
 from tqdm import tqdm
 
 from sglang_pic.errors import BenchError
 
 _OWN_CHUNKS = '{"cost_gate": "off", "self_test": "off", "audit_rate": 0.0}'
 _CONFIG = '{"core": {"tail_tokens": 0, "edit": "in_place"}, ' + _OWN_CHUNKS[1:]
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One prompt on one server."""
-
-    tokens: list[int]
-    prompt_tokens: int
-    cached_tokens: int
-    spliced_tokens: int
-    num_verified: int
-    """Passes of the target after the prompt's own; 0 without a draft."""
 
 
 class SetupResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,7 +86,8 @@ def _measure(
         """To every prompt, sent so many times in a row: the last time's."""
         with serving(model, arm, logs, flags=flags, probe=probe) as server:
             asked = (prompt for prompt in tqdm(prompts, arm.name, mininterval=10.0) for _ in range(times))
-            return [_ask(server, prompt, max_tokens) for prompt in asked][times - 1 :: times]
+            found = [generate(server, prompt, max_new_tokens=max_tokens, with_logprobs=False) for prompt in asked]
+            return found[times - 1 :: times]
 
     return SetupResult(
         model=Path(model).name,
@@ -110,11 +99,6 @@ def _measure(
         pic=answers(pic, (), {"early_ends": True}),
         pic_draft=answers(pic, flags, {"early_ends": True}),
     )
-
-
-def _ask(server: Server, prompt: str, max_tokens: int) -> Answer:
-    found = generate(server, prompt, max_new_tokens=max_tokens, with_logprobs=False)
-    return Answer(tokens=found.ids, **{name: getattr(found, name) for name in Answer.__struct_fields__[1:]})
 
 
 def table(results: Sequence[SetupResult]) -> Table:
@@ -129,11 +113,11 @@ def table(results: Sequence[SetupResult]) -> Table:
 def _row(result: SetupResult) -> list[str]:
     count = len(result.stock)
     same = [
-        sum(one.tokens == other.tokens for one, other in zip(*pair, strict=True))
+        sum(one.ids == other.ids for one, other in zip(*pair, strict=True))
         for pair in ((result.stock, result.stock_draft), (result.pic, result.pic_draft))
     ]
     alike = sum(
-        (one.tokens, one.num_verified) == (other.tokens, other.num_verified)
+        (one.ids, one.num_verified) == (other.ids, other.num_verified)
         for one, other in zip(result.stock_draft, result.shift_zero, strict=True)
     )
     spliced = sum(answer.spliced_tokens for answer in result.pic_draft)
@@ -153,7 +137,7 @@ def accept_length(answers: Sequence[Answer]) -> float:
     """
     if not (verified := sum(answer.num_verified for answer in answers)):
         raise BenchError("no answer says how often its draft was verified (spec_verify_ct): did the server have one?")
-    return sum(len(answer.tokens) - 1 for answer in answers) / verified
+    return sum(len(answer.ids) - 1 for answer in answers) / verified
 
 
 if __name__ == "__main__":

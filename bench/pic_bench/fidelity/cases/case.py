@@ -14,7 +14,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ from sglang_pic.errors import BenchError
 MIN_HEADER = 40
 
 Ids = list[int]
+T = TypeVar("T")
 
 
 class Span(NamedTuple):
@@ -62,8 +63,12 @@ class FrameWords(msgspec.Struct, frozen=True):
     donor_header: str
 
 
-_WORDS = msgspec.json.decode(Path(__file__).with_name("words.json").read_bytes(), type=dict[str, FrameWords])
-PASSAGES, QUESTIONS = _WORDS["passages"], _WORDS["questions"]
+_WORDS = msgspec.toml.decode(Path(__file__).with_name("words.toml").read_bytes())
+
+
+def words(section: str, kind: type[T]) -> T:
+    """A section of words.toml."""
+    return msgspec.convert(_WORDS[section], kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,7 @@ class Case:
     """What is forced after the prompt."""
     blocks: tuple[Span, ...] = ()
     donors: Mapping[Donors, tuple[Ids, ...]] = field(default_factory=dict)
+    """Those of the kinds that no arm takes are never computed."""
     shift: int | None = None
     library: str | None = None
     """Prompts with the same library have the same donors, which stay computed from one prompt to the next."""
@@ -97,8 +103,6 @@ class Case:
     answers: tuple[str, ...] = ()
     exact_score: bool = False
     """The answer is right when it contains a gold answer; otherwise it is scored by the words it shares."""
-    block_shifts: Mapping[Donors, tuple[int, ...]] = field(default_factory=dict)
-    """How far each block is moved from where its donor stands."""
     edited: Edited | None = None
 
 
@@ -108,9 +112,8 @@ class Job:
 
     case: Case
     arms: tuple[Arm, ...]
-    greedy_arms: frozenset[str] = frozenset()
-    """The names of the arms that generate."""
-    greedy_tokens: int = 64
+    answer_tokens: int = 0
+    """So many are generated under every arm, where the case has answers."""
     keys: bool = False
     """Whether keys are compared."""
 
@@ -136,10 +139,16 @@ def derange(count: int, rng: random.Random) -> list[int]:
     return order
 
 
-def place_blocks(
-    target: Frame, donor: Frame, blocks: Sequence[Ids], foreign: Ids, rng: random.Random
-) -> tuple[Ids, tuple[Span, ...], dict[Donors, tuple[Ids, ...]], dict[Donors, tuple[int, ...]]]:
-    """The prompt, its blocks' spans, the donors' requests, and by how much each block is moved from its donor.
+class Placed(NamedTuple):
+    """Blocks in a prompt and in the requests of their donors."""
+
+    prompt: Ids
+    blocks: tuple[Span, ...]
+    donors: dict[Donors, tuple[Ids, ...]]
+
+
+def place_blocks(target: Frame, donor: Frame, blocks: Sequence[Ids], foreign: Ids, rng: random.Random) -> Placed:
+    """Put blocks into a prompt and into both kinds of donors, away from where they stand in the prompt.
 
     Args:
         target: the prompt's frame; its closing is the tail.
@@ -151,20 +160,18 @@ def place_blocks(
     """
     prompt, spans = _lay_out(target, blocks)
     order = derange(len(blocks), rng)
-    context, context_spans = _lay_out(donor, [foreign, *(blocks[i] for i in order)])
-    place = {i: context_spans[position + 1] for position, i in enumerate(order)}
+    context, (_, *moved) = _lay_out(donor, [foreign, *(blocks[i] for i in order)])
     isolated = [_lay_out(donor, [block]) for block in blocks]
-    for i, span in enumerate(spans):
-        _check_edges(prompt, span, context, place[i])
-        _check_edges(prompt, span, isolated[i][0], isolated[i][1][0])
-    shifts = {
-        Donors.ISOLATED: tuple(span.start - isolated[i][1][0].start for i, span in enumerate(spans)),
-        Donors.CONTEXT: tuple(span.start - place[i].start for i, span in enumerate(spans)),
-    }
-    if any(shift == 0 for moved in shifts.values() for shift in moved):
-        raise BenchError("a block stands where its donor stands: the headers must differ in length.")
-    donors = {Donors.ISOLATED: tuple(ids for ids, _ in isolated), Donors.CONTEXT: (context,)}
-    return prompt, spans, donors, shifts
+    for i, there in zip(order, moved, strict=True):
+        _check_edges(prompt, spans[i], context, there)
+    for span, (ids, (there,)) in zip(spans, isolated, strict=True):
+        _check_edges(prompt, span, ids, there)
+    return Placed(prompt, spans, {Donors.ISOLATED: tuple(ids for ids, _ in isolated), Donors.CONTEXT: (context,)})
+
+
+def find_block(ids: Ids, block: Ids) -> int:
+    """Where a block begins in a donor that has it."""
+    return next(start for start in range(len(ids)) if ids[start : start + len(block)] == block)
 
 
 def _lay_out(frame: Frame, blocks: Sequence[Ids]) -> tuple[Ids, tuple[Span, ...]]:
@@ -182,7 +189,9 @@ def _lay_out(frame: Frame, blocks: Sequence[Ids]) -> tuple[Ids, tuple[Span, ...]
 
 
 def _check_edges(prompt: Ids, span: Span, donor: Ids, there: Span) -> None:
-    """A run grows while tokens are equal: those on either side of a block must not be."""
+    """A block must move, and end where it is meant to: a run grows while tokens are equal."""
+    if span.start == there.start:
+        raise BenchError("a block stands where its donor stands: the headers must differ in length.")
     if prompt[span.start - 1] == donor[there.start - 1]:
         raise BenchError("prompt and donor have the same token before a block: choose other markers.")
     if there.end < len(donor) and prompt[span.end] == donor[there.end]:

@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, groupby, pairwise, product
+from operator import itemgetter
 
 import msgspec
 
 from pic_bench.fidelity.arms import EXACT, FULL, Arm
-from pic_bench.fidelity.cases.case import PASSAGES, Case, Ids, Job, Span
+from pic_bench.fidelity.cases.case import Case, FrameWords, Job, Span, words
 from pic_bench.fidelity.cases.text import ModelText, TextPool
 from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.record import Donors, Experiment
@@ -27,58 +28,17 @@ from sglang_pic.errors import ConfigError
 SEAMS = (0, 1, 32)
 ORDERS_PER_LIBRARY = 6
 _ROOM = 256  # system prompt, question and the generated token
-_SYSTEM = (
-    "You are an assistant that works with skills. Every skill below was written by someone who knows the matter; each "
-    "stands for itself, under its own name. Follow the skills where they say how something is done, and say so where "
-    "they say nothing. Answer in a few sentences."
-)
-_COMPILED = "These are the skills."
-_QUESTIONS = (
-    "What does the skill {name} say? Answer in one sentence.",
-    "In the skill {name} it says: “{quote}”. What comes next?",
-    "Which of the skills should I use for this: {quote}",
-    "Write down the first step for someone who has only the skill {name}.",
-)
 _QUOTE_TOKENS = 12
 
 
-class Library:
-    """Some skills, and the requests that compile them."""
+class _Words(msgspec.Struct, frozen=True):
+    system: str
+    compiled: str
+    questions: list[str]
 
-    def __init__(self, name: str, sizes: Sizes, num_skills: int, text: ModelText, pool: TextPool, seed: int) -> None:
-        self.name, self._text = name, text
-        rng = random.Random(f"{name}-{seed}")
-        self.names = rng.sample(PASSAGES.donor_markers, num_skills)
-        # A run grows while tokens are equal: what may stand behind a skill begins with another token than a skill.
-        heads, end = [text.ids(f"## Skill {name}\n") for name in self.names], text.ids("\n\n")
-        bodies = pool.cut(rng, [rng.randint(*sizes.skill_tokens) - len(head) - len(end) for head in heads])
-        self.skills: list[Ids] = [head + body + end for head, body in zip(heads, bodies, strict=True)]
-        self._source = pool.source
-        header, closing = text.around(_SYSTEM, "", _COMPILED)
-        self.donors = {Donors.ISOLATED: tuple(header + skill + closing for skill in self.skills)}
-        # A library of one skill is that skill alone.
-        if num_skills > 1:
-            self.donors[Donors.CONTEXT] = ([*header, *chain(*self.skills), *closing],)
 
-    def case(self, order: Sequence[int], place: int, seed: int) -> Case:
-        """The skills in an order, with a question about one of them."""
-        rng = random.Random(f"{self.name}-{place}-{seed}")
-        asked = rng.randrange(len(order))
-        quote = self._text.text(self.skills[asked][-_QUOTE_TOKENS:]).strip()
-        question = rng.choice(_QUESTIONS).format(name=self.names[asked], quote=quote)
-        header, closing = self._text.around(_SYSTEM, "", question)
-        edges = pairwise(accumulate((len(self.skills[i]) for i in order), initial=len(header)))
-        return Case(
-            experiment=Experiment.COMPOSE,
-            name=f"{self.name}-{place}",
-            source=self._source,
-            prompt=[*header, *chain(*(self.skills[i] for i in order)), *closing],
-            gold=[],
-            blocks=tuple(Span(start, end) for start, end in edges),
-            donors=self.donors,
-            library=self.name,
-            warm_len=len(header),
-        )
+_WORDS = words("skills", _Words)
+_NAMES = words("passages", FrameWords).donor_markers
 
 
 def compose_jobs(sizes: Sizes, text: ModelText, pool: TextPool, seed: int) -> Iterator[Job]:
@@ -94,13 +54,16 @@ def compose_jobs(sizes: Sizes, text: ModelText, pool: TextPool, seed: int) -> It
             f"the model's context of {text.context_len} tokens; give fewer or shorter skills."
         )
     # An interrupted run has as many of each number; prompts of one library are served while its rows are there.
-    for first in range(0, sizes.compositions, ORDERS_PER_LIBRARY):
-        for count in fitting:
-            numbers = range(first, min(first + ORDERS_PER_LIBRARY, sizes.compositions))
-            yield from _jobs(numbers, count, sizes, text, pool, seed)
+    for first, count in product(range(0, sizes.compositions, ORDERS_PER_LIBRARY), fitting):
+        # Of libraries with fewer orders there are more.
+        num_orders = min(ORDERS_PER_LIBRARY, max(1, math.factorial(count) - 1))
+        numbers = range(first, min(first + ORDERS_PER_LIBRARY, sizes.compositions))
+        for which, some in groupby((divmod(number, num_orders) for number in numbers), itemgetter(0)):
+            places = [place for _, place in some]
+            yield from _library(f"compose-{count}-{which}", places, count, sizes, text, pool, seed)
 
 
-def other_orders(count: int, wanted: int, rng: random.Random) -> list[tuple[int, ...]]:
+def _other_orders(count: int, wanted: int, rng: random.Random) -> list[tuple[int, ...]]:
     """Up to `wanted` different orders of `count` things, without the one from 0 on where there is another."""
     own = tuple(range(count))
     found: dict[tuple[int, ...], None] = {}
@@ -111,18 +74,42 @@ def other_orders(count: int, wanted: int, rng: random.Random) -> list[tuple[int,
     return list(found) or [own]
 
 
-def _jobs(numbers: range, num_skills: int, sizes: Sizes, text: ModelText, pool: TextPool, seed: int) -> Iterator[Job]:
-    """Of libraries with fewer orders there are more."""
-    per_library = min(ORDERS_PER_LIBRARY, max(1, math.factorial(num_skills) - 1))
-    library: Library | None = None
-    for number in numbers:
-        which, place = divmod(number, per_library)
-        name = f"compose-{num_skills}-{which}"
-        if library is None or library.name != name:
-            library = Library(name, sizes, num_skills, text, pool, seed)
-        orders = other_orders(num_skills, per_library, random.Random(f"{name}-{seed}"))
-        arms = [msgspec.structs.replace(_arm(seam), donors=kind) for kind in library.donors for seam in SEAMS]
-        yield Job(case=library.case(orders[place], place, seed), arms=(FULL, EXACT, *arms))
+def _library(
+    name: str, places: Sequence[int], num_skills: int, sizes: Sizes, text: ModelText, pool: TextPool, seed: int
+) -> Iterator[Job]:
+    """Some skills, the requests that compile them, and prompts that have them in other orders."""
+    rng = random.Random(f"{name}-{seed}")
+    names = rng.sample(_NAMES, num_skills)
+    # A run grows while tokens are equal: what may stand behind a skill begins with another token than a skill.
+    heads, end = [text.ids(f"## Skill {name}\n") for name in names], text.ids("\n\n")
+    bodies = pool.cut(rng, [rng.randint(*sizes.skill_tokens) - len(head) - len(end) for head in heads])
+    skills = [head + body + end for head, body in zip(heads, bodies, strict=True)]
+    header, closing = text.around(_WORDS.system, "", _WORDS.compiled)
+    donors = {Donors.ISOLATED: tuple(header + skill + closing for skill in skills)}
+    # A library of one skill is that skill alone.
+    if num_skills > 1:
+        donors[Donors.CONTEXT] = ([*header, *chain(*skills), *closing],)
+    arms = [msgspec.structs.replace(_arm(seam), donors=kind) for kind in donors for seam in SEAMS]
+    orders = _other_orders(num_skills, ORDERS_PER_LIBRARY, random.Random(f"{name}-{seed}"))
+    for place in places:
+        rng, order = random.Random(f"{name}-{place}-{seed}"), orders[place]
+        asked = rng.randrange(num_skills)
+        quote = text.text(skills[asked][-_QUOTE_TOKENS:]).strip()
+        question = rng.choice(_WORDS.questions).format(name=names[asked], quote=quote)
+        header, closing = text.around(_WORDS.system, "", question)
+        edges = pairwise(accumulate((len(skills[i]) for i in order), initial=len(header)))
+        case = Case(
+            experiment=Experiment.COMPOSE,
+            name=f"{name}-{place}",
+            source=pool.source,
+            prompt=[*header, *chain(*(skills[i] for i in order)), *closing],
+            gold=[],
+            blocks=tuple(Span(start, end) for start, end in edges),
+            donors=donors,
+            library=name,
+            warm_len=len(header),
+        )
+        yield Job(case=case, arms=(FULL, EXACT, *arms))
 
 
 def _arm(seam_tokens: int) -> Arm:

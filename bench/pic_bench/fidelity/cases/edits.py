@@ -1,7 +1,12 @@
 """The experiment EDITS: a prompt is served behind the same prompt with other values in some of its fields.
 
-Prompts come round robin over the templates, and a template meets all distances in turn; values, their forms and the
-number of changed fields are drawn.
+A template is a prompt with fields, and lines that draw nothing from any field. edits/find.toml has those for finding a
+rule, edits/report.toml those for judging one; none is in both. A prompt is
+
+    head | fields | after | filler | rules | filler | question | lead        the answer follows
+
+and the old and the new prompt differ in the values of the first fields alone. Prompts come round robin over the
+templates, and a template meets all distances in turn; values, their forms and the number of changed fields are drawn.
 """
 
 from __future__ import annotations
@@ -9,12 +14,16 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Sequence
+from enum import Enum
+from functools import cache
+from pathlib import Path
+
+import msgspec
 
 from pic_bench.fidelity.arms import EDIT_ARMS, FULL, STALE, Arm
 from pic_bench.fidelity.cases.case import Case, Edited, Ids, Job, Tokens
-from pic_bench.fidelity.cases.templates import Choice, Layout, Template, fillers, templates
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.record import Edit, Experiment, TemplateSet
+from pic_bench.fidelity.record import Edit, Experiment, Family, TemplateSet
 from pic_bench.report.stats import common_len
 from sglang_pic.errors import BenchError
 
@@ -24,7 +33,68 @@ BEFORE_QUESTION = (64, 256, 448)
 within them would say nothing."""
 UNAFFECTED_TOKENS = 1024
 """Least length of a prompt whose answer does not depend on the field, for its share of spliced tokens to be told."""
+_FOLDER = Path(__file__).with_name("edits")
 _ALTERNATIVES = re.compile(r"\[([^]|]+(?:\|[^]|]+)+)\]")
+
+
+class Layout(Enum):
+    """Which messages the parts of a prompt are in."""
+
+    SYSTEM = "system"  # all in the system message, the question in the user's
+    USER = "user"  # the head in the system message, all the rest in the user's
+    TURNS = "turns"  # head and fields in the system message, rules in a message that was answered, then the question
+    PLAIN = "plain"  # plain text, no chat template
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One value of a field; edits/report.toml says what the keys of this and of what has it mean."""
+
+    name: str
+    forms: tuple[str, ...] = ()
+    via: str = ""
+    answer: str = ""
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """Every form, the shortest first."""
+        return self.name, *self.forms
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One field of a prompt."""
+
+    line: str
+    choices: tuple[Choice, ...]
+    rules: tuple[str, ...] = ()
+
+
+class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A prompt whose fields may change; texts are used as they are, lines are joined by line breaks."""
+
+    name: str
+    family: Family
+    layout: Layout
+    head: str
+    fields: tuple[Field, ...]
+    after: str = ""
+    filler: str
+    rules_title: str = ""
+    reply: str = "Understood."
+    question: str
+    lead: str = ""
+
+
+@cache
+def fillers() -> dict[str, tuple[str, ...]]:
+    """Lines that draw on no field, by the name of their style."""
+    return msgspec.toml.decode((_FOLDER / "fillers.toml").read_bytes(), type=dict[str, tuple[str, ...]])
+
+
+@cache
+def templates(of: TemplateSet) -> tuple[Template, ...]:
+    """The templates of a set, in the file's order."""
+    path = _FOLDER / f"{of.value}.toml"
+    return msgspec.toml.decode(path.read_bytes(), type=dict[str, tuple[Template, ...]])["templates"]
 
 
 def edit_jobs(of: TemplateSet, num_prompts: int, text: ModelText, seed: int, policies: Sequence[Arm]) -> list[Job]:

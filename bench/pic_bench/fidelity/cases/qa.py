@@ -11,9 +11,8 @@ import msgspec
 from pic_traces.questions import Question
 
 from pic_bench.fidelity.arms import CONTROLS, SHIPPED, spliced_arms
-from pic_bench.fidelity.cases.case import QUESTIONS, Case, Frame, Job, place_blocks
+from pic_bench.fidelity.cases.case import Case, Frame, FrameWords, Job, place_blocks, words
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.metrics import normalise
 from pic_bench.fidelity.record import Donors, Experiment
 
@@ -29,7 +28,9 @@ MAX_DOCUMENT_TOKENS = 200
 MAX_LINES_TOKENS = 160
 MIN_BLOCK_TOKENS = 80
 GOLD_TOKENS = 32
+ANSWER_TOKENS = 32
 
+_WORDS = words("questions", FrameWords)
 _SENTENCE = re.compile(r"[^\n.!?]+")
 
 
@@ -38,21 +39,21 @@ class QaFrames:
 
     def __init__(self, text: ModelText) -> None:
         self._text = text
-        self.markers = [text.ids(f"\n\nDocument {name}") for name in QUESTIONS.markers]
-        other = QUESTIONS.donor_header
+        self.markers = [text.ids(f"\n\nDocument {name}") for name in _WORDS.markers]
+        other = _WORDS.donor_header
         before, closing = text.around(other, "New in the archive today:", " ... That is all for today.")
-        markers = [text.ids(f" ...\n\nSheet {name}") for name in QUESTIONS.donor_markers]
+        markers = [text.ids(f" ...\n\nSheet {name}") for name in _WORDS.donor_markers]
         self.donor = Frame(header=before, markers=markers, closing=closing)
         self.foreign = text.ids(f"\n{other}")
 
     def target(self, question: Question) -> Frame:
         """The prompt's frame: its closing asks the question and begins the answer."""
         asks = f"\n\nQuestion: {question.question}"
-        header, closing = self._text.around(QUESTIONS.header, "Here are the documents.", asks)
+        header, closing = self._text.around(_WORDS.header, "Here are the documents.", asks)
         return Frame(header=header, markers=self.markers, closing=closing + self._text.ids(question.lead))
 
 
-def qa_jobs(sizes: Sizes, questions: Sequence[Question], text: ModelText, seed: int) -> Iterator[Job]:
+def qa_jobs(questions: Sequence[Question], text: ModelText, seed: int) -> Iterator[Job]:
     """Every question, with documents computed in one request in another order."""
     frames = QaFrames(text)
     shipped = msgspec.structs.replace(SHIPPED, donors=Donors.CONTEXT)
@@ -60,12 +61,10 @@ def qa_jobs(sizes: Sizes, questions: Sequence[Question], text: ModelText, seed: 
     whole = spliced_arms((1, LONG_SEAM), (Donors.CONTEXT,))
     every = [arm.overriding(arm.name, min_spliced_tokens=QA_MIN_SPLICED) for arm in whole]
     arms = (*CONTROLS, shipped, *every)
-    generating = frozenset(arm.name for arm in arms)
     for question in questions:
         # An answer that is all there still fits behind a few words.
-        num_tokens = max(sizes.answer_tokens, len(_answer_ids(text, question)) + sizes.answer_tokens // 2)
-        case = qa_case(frames, text, question, seed=seed)
-        yield Job(case=case, arms=arms, greedy_arms=generating, greedy_tokens=num_tokens)
+        num_tokens = max(ANSWER_TOKENS, len(_answer_ids(text, question)) + ANSWER_TOKENS // 2)
+        yield Job(case=qa_case(frames, text, question, seed=seed), arms=arms, answer_tokens=num_tokens)
 
 
 def qa_case(frames: QaFrames, text: ModelText, question: Question, *, seed: int) -> Case:
@@ -77,18 +76,14 @@ def qa_case(frames: QaFrames, text: ModelText, question: Question, *, seed: int)
     rng = random.Random(f"qa-{seed}-{question.name}")
     blocks = _blocks(text, question, rng)
     target = frames.target(question)
-    prompt, spans, donors, shifts = place_blocks(target, frames.donor, blocks, frames.foreign, rng)
     return Case(
         experiment=Experiment.QA,
         name=f"qa-{question.source}-{question.name}",
         source=question.source,
-        prompt=prompt,
         gold=_answer_ids(text, question)[:GOLD_TOKENS],
-        blocks=spans,
-        donors={Donors.CONTEXT: donors[Donors.CONTEXT]},
-        block_shifts={Donors.CONTEXT: shifts[Donors.CONTEXT]},
         answers=question.answers,
         exact_score=question.is_retrieval,
+        **place_blocks(target, frames.donor, blocks, frames.foreign, rng)._asdict(),
     )
 
 

@@ -26,16 +26,13 @@ class TransferEngine:
         return 0
 
     def get_rpc_port(self) -> int:
-        """Where others reach this end."""
         return int(self._server.getsockname()[1])
 
     def batch_register_memory(self, ptrs: Sequence[int], lengths: Sequence[int]) -> int:
-        """Let others write here."""
         self._regions.update(zip(ptrs, lengths, strict=True))
         return 0
 
     def batch_unregister_memory(self, ptrs: Sequence[int]) -> int:
-        """Let nobody write here any more."""
         for ptr in ptrs:
             self._regions.pop(ptr, None)
         return 0

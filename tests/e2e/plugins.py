@@ -1,0 +1,90 @@
+"""A plugin of SGLang that gives servers under test what a CPU lacks or only a test needs.
+
+A server loads it where `tests/e2e/plugin` is on its `PYTHONPATH`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+_HERE: Final = Path(__file__).resolve().parent
+_VARIABLE: Final = "PIC_TEST_PLUGINS"
+
+
+def environment(*names: str, packages: tuple[Path, ...] = ()) -> dict[str, str]:
+    """The environment of a server that finds `packages`, forks its processes, and calls functions when it starts.
+
+    Args:
+        names: the functions, as `package.module:function`.
+        packages: folders that its imports look into first.
+    """
+    path = (_HERE / "plugin", _HERE.parent.parent, *packages, *filter(None, sys.path))
+    return {"PYTHONPATH": os.pathsep.join(map(str, path)), _VARIABLE: " ".join((f"{__name__}:fork", *names))}
+
+
+def register() -> None:
+    """Call what the environment names; nothing else is imported before."""
+    for name in os.environ[_VARIABLE].split():
+        module, _, function = name.partition(":")
+        getattr(import_module(module), function)()
+
+
+def fork() -> None:
+    """Have the server fork its other processes from the first one, which has imported what they would import again.
+
+    Imports are two thirds of a start. Users have processes with imports of their own, and so have the servers of
+    `sglang-pic compare` under test.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def after(*_: object, **__: object) -> None:
+        multiprocessing.set_start_method("fork", force=True)
+
+    HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", after, HookType.AFTER)
+
+
+def without_pinned_memory() -> None:
+    """Have torch ignore that memory is to be pinned, which only an accelerator's driver can."""
+    import torch
+
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
+    for name in ("tensor", "empty", "zeros"):
+        setattr(torch, name, _pageable(getattr(torch, name)))
+
+
+def _pageable(make: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(make)
+    def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+        return make(*args, **kwargs)
+
+    return made
+
+
+def production_backends() -> None:
+    """Have the model runner make its attention backends as `tests/backends/backends.py` does, without their kernels."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def replace(*_: object) -> None:
+        from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+        from tests.backends.backends import BACKENDS
+
+        ATTENTION_BACKENDS.update((name, BACKENDS[name]) for name in ("fa3", "triton"))
+
+    runner = "sglang.srt.model_executor.model_runner.ModelRunner"
+    HookRegistry.register(f"{runner}.init_attention_backends", replace, HookType.BEFORE)
+    # With deterministic inference SGLang replaces operators of a GPU by its own kernels; there is none here.
+    HookRegistry.register(f"{runner}.maybe_enable_batch_invariant_mode", lambda _: None, HookType.REPLACE)
+
+
+PAGEABLE: Final = environment(f"{__name__}:without_pinned_memory")
+"""What a server with LoRA adapters is started with: SGLang keeps their tables and weights in pinned memory."""
+PRODUCTION_BACKENDS: Final = {**environment(f"{__name__}:production_backends"), "TRITON_INTERPRET": "1"}
+"""What a server on a production attention backend is started with."""
