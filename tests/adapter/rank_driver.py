@@ -21,6 +21,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
 from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams, InsertParams, MatchPrefixParams
@@ -108,7 +109,9 @@ class Rank:
         self._shuffle()
         self.faults = Faults()
         names = RowNames(page_size, int(draft.is_eagle))
-        self.index = ContentIndex(CONFIG.core, lexicon=Lexicon(TEXTS), names=names, row_lookahead=draft.lookahead)
+        # With a host the index has to remember what left the device.
+        core = CONFIG.core if host is None else msgspec.structs.replace(CONFIG.core, max_index_tokens=8 * POOL)
+        self.index = ContentIndex(core, lexicon=Lexicon(TEXTS), names=names, row_lookahead=draft.lookahead)
         self.pins = Pins(self.index, MAX_PINNED, Series((), None))
         shared = {"pins": self.pins, "faults": self.faults}
         self.planning = make_planning(self.index, CONFIG, cost=COST, max_sequences=32, **shared)
@@ -121,6 +124,8 @@ class Rank:
         self.counts: Counter[str] = Counter()
         self.host_pool: HostRows | None = None
         self.fetches: list[Fetch] = []
+        self.loads = True
+        """Whether what an exact match has on the host is loaded back, most of the time."""
         if host is not None:
             self.host_pool = attach_host(self.tree, self.rows, host.size, host.write_policy)
 
@@ -169,7 +174,7 @@ class Rank:
         req.kv = SimpleNamespace(mamba_pool_idx=None)
         if not found.host_hit_length:
             return req.last_node
-        quota = 0 if self.counts["plans"] % 4 == 0 else None
+        quota = 0 if not self.loads or self.counts["plans"] % 4 == 0 else None
         asked = InitLoadBackParams(found.best_match_node, found.host_hit_length, mem_quota=quota, req=req)
         num_loaded, node = self.tree.init_load_back(asked)
         self.tree.ready_to_load_host_cache()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.mem_cache.common import evict_from_tree_cache
 
 from sglang_pic.adapter.serve.accounting import FALLBACKS, Accounting
 from sglang_pic.adapter.serve.fallback import Fallback
@@ -18,7 +19,7 @@ from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.core import DropReason, Plan
 from tests.adapter.builders import Kept, request
-from tests.adapter.rank_driver import BREAK, FIRST_WORD, NO_DRAFT, NUM_WORDS, Draft, Host, Rank, drive
+from tests.adapter.rank_driver import BREAK, FIRST_WORD, NO_DRAFT, NUM_WORDS, POOL, Draft, Host, Rank, drive
 
 
 def words(seed: int, length: int) -> list[int]:
@@ -61,6 +62,20 @@ def test_every_row_that_is_read_from_the_host_is_the_right_one(size: int, write_
     drive(rank, 1200, 5, lambda *_: None)
     assert rank.counts["rows fetched"] > 400
     assert rank.counts["loaded back"] > 5_000 or size < 24_576
+    rank.settle()
+
+
+def test_rows_that_come_back_to_the_device_by_a_splice_are_no_donors() -> None:
+    """Nothing was loaded back, so the tree takes the request's rows in the place of those that it has on the host."""
+    rank = Rank(1, shuffle=0, host=Host())
+    serve(rank, [*HEADS[0], *TEXT])
+    rank.check_events()
+    evict_from_tree_cache(rank.tree, POOL)
+    rank.loads = False
+    serve(rank, [*HEADS[0], *TEXT])
+    assert rank.counts["rows fetched"] > 500
+    assert rank.counts["adopted again"] == 741
+    assert serve(rank, [*HEADS[1], *TEXT]) == 0, "the run's own checks look at the rows"
     rank.settle()
 
 
