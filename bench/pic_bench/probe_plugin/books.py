@@ -26,6 +26,8 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     """Rows that a pass, a splice or this account found wrong since the start, by what is wrong with them."""
     num_spliced_rows: int
     """Spliced rows that were checked."""
+    num_fetched_rows: int
+    """Of them, those that were on the host."""
     num_read_rows: int
     """Rows of requests that were checked before a pass read them."""
     num_evicted_tokens: int
@@ -92,6 +94,7 @@ class Bookkeeper:
             problems=problems,
             wrong_rows=dict(watch.found),
             num_spliced_rows=watch.num_spliced,
+            num_fetched_rows=watch.num_fetched,
             num_read_rows=watch.num_read,
             num_evicted_tokens=self._num_evicted,
             num_locks=len(self._locks),
@@ -127,6 +130,8 @@ class Bookkeeper:
             yield f"{len(self._locks)} locks are held, {len(pins.held)} of them by pins"
         if (protected := int(tree.protected_size())) != pins.num_tokens:
             yield f"{protected} slots of the tree are locked, pins hold {pins.num_tokens}"
+        if tree.host is not None and (held := tree.host.num_held):
+            yield f"{held} passes hold rows of the host"
         if not pins.held:
             try:
                 tree.sanity_check()

@@ -122,6 +122,9 @@ def _watch_rows(runner: Any) -> None:
     _hook("AFTER", f"{_PATH}._prepare", watch.prepare)
     _hook("AROUND", f"{_PATH}._forward", watch.forward)
     _hook("AROUND", f"{_PATH}.move_rows", watch.move_rows)
+    engine = "sglang.srt.mem_cache.l2_transfer.L2TransferEngine"
+    _hook("AROUND", f"{engine}.submit_device_to_host", partial(watch.copied, to_host=True))
+    _hook("AROUND", f"{engine}.submit_host_to_device", partial(watch.copied, to_host=False))
     _hook("AFTER", f"{_CACHE}.__init__", keeper.on_tree)
     _hook("AFTER", f"{_CACHE}.reset", keeper.on_reset)
     _hook("AFTER", f"{tree}.lock", keeper.on_lock)

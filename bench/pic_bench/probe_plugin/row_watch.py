@@ -68,6 +68,8 @@ class RowWatch:
         random = torch.Generator().manual_seed(0)
         shape = (len(self._parts), self._parts[0].shape[1])
         self._factors = torch.randint(1, 1 << 62, shape, generator=random, dtype=torch.int64) * 2 + 1
+        self._host: list[Tensor] = []
+        """The table of a host pool (HiCache), once rows were copied there."""
         self._laid_out: _Claim | None = None
         self._claim: _Claim | None = None
         self._moved_ahead = torch.empty(0, dtype=torch.int64)
@@ -76,6 +78,8 @@ class RowWatch:
         """Rows that are wrong, by what is wrong with them."""
         self.num_spliced = 0
         """Spliced rows that were checked."""
+        self.num_fetched = 0
+        """Of them, those that were on the host."""
         self.num_read = 0
         """Rows of requests that were checked before a pass read them."""
 
@@ -92,10 +96,14 @@ class RowWatch:
         """After the splices of a batch were laid out: what their plans claim, in the order of the splice."""
         tokens: list[int] = []
         positions: list[int] = []
-        for req, plan in zip(batch.reqs, plans, strict=True):
-            for run, _slots in plan.sources if plan is not None else ():
-                tokens += req.full_untruncated_fill_ids[run.target_start : run.target_end]
-                positions += range(run.donor_start, run.donor_end)
+        planned = [(req, plan) for req, plan in zip(batch.reqs, plans, strict=True) if plan is not None]
+        # What is read from the host follows all that is read from the device.
+        for req, run in (
+            *((req, run) for req, plan in planned for run, _ in plan.sources),
+            *((req, run) for req, plan in planned for run, _ in plan.fetches),
+        ):
+            tokens += req.full_untruncated_fill_ids[run.target_start : run.target_end]
+            positions += range(run.donor_start, run.donor_end)
         self._laid_out = _Claim(torch.tensor(tokens), torch.tensor(positions))
 
     def prepare(
@@ -141,26 +149,55 @@ class RowWatch:
 
     def move_rows(self, original: Callable[..., None], path: Any, gap: Any) -> None:
         """Around a splice: its sources are the rows that the plans mean, and its targets get their content."""
-        claim, src, dst = self._claim or self._laid_out, gap.splice.src, gap.splice.dst
-        if claim is None or not src.numel():
+        claim, src, dst, shifts = self._claim or self._laid_out, gap.splice.src, gap.splice.dst, gap.splice.shifts
+        if claim is None or not len(claim.tokens):
             original(path, gap)
             return
-        content = self._hash(src)
+        table, content, is_free = [column[src] for column in self._table], self._hash(src), self._is_free(src)
+        if gap.fetch is not None:
+            there = [column[gap.fetch.host_slots] for column in self._host]
+            table = [torch.cat(pair) for pair in zip(table, there, strict=True)]
+            content = torch.cat([content, there[2]])
+            is_free = torch.cat([is_free, torch.zeros(len(there[2]), dtype=torch.bool)])
+            src, dst = torch.cat([src, gap.fetch.host_slots]), torch.cat([dst, gap.fetch.dst])
+            shifts = torch.cat([shifts, gap.fetch.shifts])
+            self.num_fetched += len(there[2])
+        token, position, held, is_computed = table
         self.num_spliced += src.numel()
-        is_free = self._is_free(src)
-        other = (self._token[src] != claim.tokens) | (self._position[src] != claim.source_positions)
+        other = (token != claim.tokens) | (position != claim.source_positions)
         self._report("spliced from a freed slot", is_free, src)
         self._report("spliced from another token's row", other & ~is_free, src)
-        self._report("spliced from a row that changed", (self._content[src] != content) & ~other & ~is_free, src)
-        self._report("spliced from a spliced row", ~self._is_computed[src] & ~other & ~is_free, src)
+        self._report("spliced from a row that changed", (held != content) & ~other & ~is_free, src)
+        self._report("spliced from a spliced row", ~is_computed & ~other & ~is_free, src)
         if self._claim is None:
             self._report("written while owned by others", (self._token[dst] != -1) | self._is_free(dst), dst)
         original(path, gap)
-        self._token[dst], self._position[dst] = claim.tokens, claim.source_positions + gap.splice.shifts.to(torch.int64)
+        self._token[dst], self._position[dst] = claim.tokens, claim.source_positions + shifts.to(torch.int64)
         self._content[dst], self._is_computed[dst] = self._hash(dst), False
         self._report("copied wrongly", self._content[dst] != content, dst)
         if self._claim is None:
             self._moved_ahead = dst
+
+    def copied(self, original: Callable[..., Any], engine: Any, transfers: Any, *, to_host: bool, **kwargs: Any) -> Any:
+        """Around SGLang's copies between the device and the host, which take what the table says along."""
+        result = original(engine, transfers, **kwargs)
+        for transfer in transfers:
+            host, device = (each.to("cpu", torch.int64) for each in (transfer.host_indices, transfer.device_indices))
+            if not self._host:
+                shape = int(transfer.host_pool.size)
+                self._host = [column.new_zeros(shape) for column in self._table]
+            for here, there in zip(self._table, self._host, strict=True):
+                if to_host:
+                    there[host] = here[device]
+                else:
+                    here[device] = there[host]
+            if not to_host:
+                self._report("loaded wrongly", self._content[device] != self._hash(device), device)
+        return result
+
+    @property
+    def _table(self) -> tuple[Tensor, ...]:
+        return self._token, self._position, self._content, self._is_computed
 
     def check_slots(self, slots: Tensor, tokens: Tensor | None, positions: Tensor) -> int:
         """How many of `slots` do not hold what was written for `tokens` at `positions`; counted as found, too."""

@@ -98,6 +98,8 @@ class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Runs that were not spliced, by why."""
     audited: int
     spliced_rows_checked: int
+    fetched_rows_checked: int = 0
+    """Of them, those that were on the host (HiCache)."""
     compared: int
     """Answers of `off` requests that a stock server gave, too."""
     mismatches: int
@@ -217,6 +219,7 @@ class _Run:
             fallbacks=_by_label(counters, "fallbacks"),
             audited=patient.num_audited(),
             spliced_rows_checked=books["num_spliced_rows"],
+            fetched_rows_checked=books["num_fetched_rows"],
             compared=len(verdicts),
             mismatches=len(mismatches),
             leaks=len(patient.leaks),

@@ -92,6 +92,11 @@ class HostTier:
         while self._held and id(self._held[0][0]) not in waiting:
             self._held.popleft()[1].close()
 
+    @property
+    def num_held(self) -> int:
+        """Passes that hold rows of the host."""
+        return len(self._held)
+
     def flush(self) -> None:
         """The tree was emptied: its locks are void."""
         for _, locks in self._held:
