@@ -53,6 +53,12 @@ class Req(Protocol):
     cached_tokens_host: int
     cached_tokens_storage: int
 
+    # What of the exact prefix came from HiCache's store.
+    storage_hit_start: int | None
+    storage_hit_length: int
+
+    def fulfilled_storage_hit_len(self, prefix_len: int) -> int: ...
+
 
 class ScheduleBatch(Protocol):
     """`schedule_batch.ScheduleBatch`: what the scheduler runs next; lists go by request."""

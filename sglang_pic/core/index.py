@@ -270,6 +270,23 @@ class ContentIndex:
             self._forget(node, resident_len)
             self._drop_if_empty(space)
 
+    def computed_len(self, namespace: Hashable, tokens: Tokens) -> int:
+        """How many leading tokens of a path are known to have rows that their requests computed, with no splice before.
+
+        Such rows are what a full prefill gives; of others it may be unknown.
+        """
+        self.settle()
+        space = self._namespaces.get(namespace)
+        if space is None:
+            return 0
+        node, stored = space.trie.walk(tokens)
+        at = 0
+        for start, end in itertools.chain.from_iterable(each.eligible for each in node.lineage()):
+            if start > at:
+                break
+            at = end
+        return min(at, stored)
+
     def pin(self, namespace: Hashable, tokens: Tokens) -> None:
         """Let the donors on a published path be the last to leave for other donors of their chunks."""
         self.settle()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -25,8 +25,9 @@ _POOL_MODULES: Final = ("sglang.srt.mem_cache.pool_host.mha", "sglang.srt.mem_ca
 
 def install() -> None:
     """Bind memory and copies in this process; idempotent."""
-    import_module("sglang.srt.mem_cache.pool_host.base").HICACHE_HOST_MEMORY_RESERVE_BYTES = RESERVE_BYTES
-    common = import_module("sglang.srt.mem_cache.pool_host.common")
+    base: Any = import_module("sglang.srt.mem_cache.pool_host.base")
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = RESERVE_BYTES
+    common: Any = import_module("sglang.srt.mem_cache.pool_host.common")
     common.ALLOC_MEMORY_FUNCS["cpu"] = _allocate
     for name in _POOL_MODULES:
         module = import_module(name)
@@ -84,9 +85,9 @@ def _allocate(
     dtype: torch.dtype,
     device: str,
     pin_memory: bool,
-    allocator: object,
+    allocator: Any,
     registration_granularity_bytes: int | None = None,
 ) -> Tensor:
     """The memory of a host pool, by the allocator that its store asks for; there is no device to pin it for."""
-    memory: Tensor = allocator.allocate(tuple(dims), dtype=dtype, device=device)  # type: ignore[attr-defined]
+    memory: Tensor = allocator.allocate(tuple(dims), dtype=dtype, device=device)
     return memory

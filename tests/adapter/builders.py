@@ -40,7 +40,14 @@ def request(tokens: Iterable[int] = range(300), asked: object = None, **fields: 
         **dict.fromkeys(unset),
         **{"origin_input_ids": ids, "full_untruncated_fill_ids": ids, "output_ids": [], "cached_tokens": 0},
         **{"prefix_len": 0, "extend_end": len(ids), "retracted_stain": False, "return_hidden_states": False},
-        **{"return_logprob": False, "logprob_start_len": -1, "rid": "r", "pic": RequestState(RequestOptions())},
+        **{
+            "storage_hit_start": None,
+            "storage_hit_length": 0,
+            "return_logprob": False,
+            "logprob_start_len": -1,
+            "rid": "r",
+            "pic": RequestState(RequestOptions()),
+        },
         "sampling_params": SimpleNamespace(custom_params=None if asked is None else {"pic": asked}),
     }
     return SimpleNamespace(**{**plain, **fields})

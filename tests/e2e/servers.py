@@ -48,6 +48,8 @@ _LORA = (
     *("--enable-lora", "--lora-backend", "torch_native", "--max-lora-rank", "8", "--max-loras-per-batch", "3"),
     *("--lora-target-modules", "q_proj", "k_proj", "v_proj"),
 )
+# Of SGLang's engines the one that a test fills: rows leave the device for the host all the time.
+_HOST = ("--enable-hierarchical-cache", "--hicache-ratio", "4")
 _PRIORITY = (
     *("--enable-priority-scheduling", "--priority-scheduling-preemption-threshold", "0"),
     *("--max-running-requests", "2"),
@@ -94,7 +96,7 @@ SERVERS = {
     "gqa_page16.lora": _float32("tiny-gqa", 16, *_LORA, config=AUDITED, env=plugins.PAGEABLE),
     "gqa_page16.fa3": _on("fa3", "tiny-gqa", 16, "--enable-deterministic-inference", is_slow=True),
     "gqa_page16.triton": _on("triton", "tiny-gqa", 16, is_slow=True),
-    "gqa_page1.small_pool": _float32("tiny-gqa", 1, *_SMALL_POOL, config=AUDITED, probe=_CHECKED),
+    "gqa_page1.small_pool": _float32("tiny-gqa", 1, *_SMALL_POOL, *_HOST, config=AUDITED, probe=_CHECKED),
     "gqa_page64_fp8": _float32("tiny-gqa", 64, "--kv-cache-dtype", "fp8_e4m3", *_PRIORITY, is_slow=True),
     # No splice from another context is as close as this limit, so a model fails whose rows are moved rightly.
     "gqa_page1_tp2": _float32(
@@ -108,7 +110,9 @@ SERVERS = {
         *("tiny-mtp", 1, *_DP_ATTENTION, *_DRAFT_OF_MTP), config=AUDITED, env=faults.ENVIRONMENT, is_slow=True
     ),
     "smollm2_mla_dp2": _float32("smollm2-mla", 1, *_DP_ATTENTION, is_slow=True),
-    "mla_page16_tp2": _float32("tiny-mla", 16, "--tp-size", "2", env=faults.ENVIRONMENT),
+    "mla_page16_tp2": _float32(
+        *("tiny-mla", 16, "--tp-size", "2", "--max-total-tokens", "6000", *_HOST), env=faults.ENVIRONMENT
+    ),
     # With every commit their models run without a server: tests/adapter/test_windows.py.
     "gemma3_page1": _float32("tiny-gemma3", 1, is_slow=True),
     "gpt_oss_page16": _float32("tiny-gpt-oss", 16, "--disable-hybrid-swa-memory", is_slow=True),

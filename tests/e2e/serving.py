@@ -48,6 +48,8 @@ class Answer(NamedTuple):
     chunk_hit_tokens: int
     behind_change_tokens: int
     guarded_tokens: int
+    fetched_tokens: int
+    """Of the chunk hits, those whose rows were on the host."""
     first_token: dict[int, float]
     """Log-probabilities of the first token's top 20."""
     input_logprobs: list[float]
@@ -99,6 +101,7 @@ class Client:
             chunk_hit_tokens=details.get("pic", 0),
             behind_change_tokens=details.get("pic_behind_change", 0),
             guarded_tokens=details.get("pic_guarded", 0),
+            fetched_tokens=details.get("pic_host", 0),
             first_token={entry[1]: entry[0] for entry in meta["output_top_logprobs"][0]},
             input_logprobs=[entry[0] for entry in meta.get("input_token_logprobs") or [] if entry[0] is not None],
         )

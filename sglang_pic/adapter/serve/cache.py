@@ -10,6 +10,7 @@ from sglang.srt.mem_cache import base_prefix_cache as base
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from sglang_pic.adapter.namespace import is_strict
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.accounting import Accounting
 from sglang_pic.adapter.serve.auditor import Auditor
@@ -146,6 +147,27 @@ class PicRadixCache(UnifiedRadixCache):
         super().loading_check(finish_count)
         if self.host is not None:
             self.host.give_back()
+
+    def write_backup_storage(self, node_id: int) -> None:
+        """Write rows to the store as SGLang does, if they are exactly those that any server computes for the text.
+
+        NOTE: the store's keys are made of tokens, the client's key and the salt, so a server without the plugin finds
+        what is written under them, and so do requests here that want exact rows.
+        """
+        if self.host is None or self._is_exact(self.host, node_id):
+            super().write_backup_storage(node_id)
+
+    def _is_exact(self, host: HostTier, node_id: int) -> bool:
+        """Whether every row up to the end of a node was computed behind computed rows, as far as the index knows."""
+        extra_key, _ = self.tree_core.prefetch_anchor_info(node_id)
+        if is_strict(extra_key):
+            return True
+        try:
+            found = host.path_to(node_id)
+            return found is not None and self._publication.computed_len(*found) >= len(found[1])
+        except Exception as error:
+            self.recover((), Fallback.FAULT_STORE, error)
+            return False
 
     def insert(self, params: base.InsertParams) -> base.InsertResult:
         """Insert as SGLang does, noting what the tree adopted for the publication that follows."""

@@ -16,9 +16,12 @@ from collections import deque
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Tree
+from sglang_pic.core import Tokens, as_tokens
 
 
 class OnHost(NamedTuple):
@@ -91,6 +94,16 @@ class HostTier:
         waiting = {id(ack) for ack in self._tree.cache_controller.ack_load_queue}
         while self._held and id(self._held[0][0]) not in waiting:
             self._held.popleft()[1].close()
+
+    def path_to(self, node_id: int) -> tuple[Namespace, Tokens] | None:
+        """The namespace and the tokens of the path to a node; None where the host has not all of it."""
+        core = self._tree.tree_core
+        (path,) = core.collect_path_info([node_id])
+        specs = [core.build_storage_backup_spec(info.node_id, False) for info in path]
+        if None in specs:
+            return None
+        tokens = [np.frombuffer(spec.token_ids, dtype=np.int64) for spec in specs]
+        return Namespace(*core.prefetch_anchor_info(node_id)), as_tokens(np.concatenate(tokens))
 
     @property
     def num_held(self) -> int:

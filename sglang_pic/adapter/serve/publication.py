@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.planning import as_tokens, tree_namespace
 from sglang_pic.adapter.serve.state import RequestState
-from sglang_pic.core import ContentIndex, intersect_spans
+from sglang_pic.core import ContentIndex, Tokens, intersect_spans
 
 
 class Publication:
@@ -42,20 +43,25 @@ class Publication:
         if state.matched_len is None:
             return
         start = max(adopted_from, state.matched_len)
+        loaded = _from_store(req)
         again = [span for span in adopted_again if span[1] > state.matched_len]
-        if start >= path_len and not again:
+        if start >= path_len and not again and not loaded:
             return
         first = max(state.matched_len, again[0][0]) if again else start
         spliced = [part for span in [*again, (start, path_len)] for part in intersect_spans(state.spliced, *span)]
         self._index.note(
             tree_namespace(req),
             as_tokens(req.full_untruncated_fill_ids[: path_len + self._index.names.lookahead]),
-            [(start, path_len)] if start < path_len else [],
+            [*loaded, *([(start, path_len)] if start < path_len else [])],
             spliced=spliced,
             # Before `first` the tree may have cleaner rows of another request: ours were computed behind our own.
             generations=[(max(position, first), number) for position, number in state.generations],
             delimiters=self._delimiters,
         )
+
+    def computed_len(self, namespace: Namespace, tokens: Tokens) -> int:
+        """As `ContentIndex.computed_len`."""
+        return self._index.computed_len(namespace, tokens)
 
     def settle(self) -> None:
         """Publish what was noted.
@@ -73,3 +79,12 @@ class Publication:
     def flush(self) -> None:
         """The tree was emptied: there are no donors."""
         self._index.flush()
+
+
+def _from_store(req: Req) -> list[tuple[int, int]]:
+    """What of the exact prefix came from HiCache's store: rows that another server computed at their positions."""
+    start = req.storage_hit_start
+    if start is None or not req.storage_hit_length:
+        return []
+    num_loaded = req.fulfilled_storage_hit_len(req.pic.matched_len)
+    return [(start, start + num_loaded)] if num_loaded else []
