@@ -53,6 +53,7 @@ class Req(Protocol):
     cached_tokens_host: int
     cached_tokens_storage: int
 
+    host_hit_length: int  # tokens behind `prefix_len` that HiCache has on the host
     # What of the exact prefix came from HiCache's store.
     storage_hit_start: int | None
     storage_hit_length: int

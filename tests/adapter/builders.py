@@ -41,6 +41,7 @@ def request(tokens: Iterable[int] = range(300), asked: object = None, **fields: 
         **{"origin_input_ids": ids, "full_untruncated_fill_ids": ids, "output_ids": [], "cached_tokens": 0},
         **{"prefix_len": 0, "extend_end": len(ids), "retracted_stain": False, "return_hidden_states": False},
         **{
+            "host_hit_length": 0,
             "storage_hit_start": None,
             "storage_hit_length": 0,
             "return_logprob": False,

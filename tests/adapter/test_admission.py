@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder, _PrefillAdmission
 
@@ -41,11 +42,14 @@ class Cache:
         self.allowed: list[int] = []
         self.before: list[int] = []
         self.num_locked = 0
+        self.prefixes: list[int] = []
+        """Where the plans begin."""
         self.counted: list[tuple[int, Fallback | None]] = []
         """Per admitted chunk, its spliced tokens and why its plan was lost."""
 
-    def plan(self, req: Any, tree: Cache, *, max_gaps: int, num_before: int) -> None:
+    def plan(self, req: Any, tree: Cache, *, prefix_len: int, max_gaps: int, num_before: int) -> None:
         assert tree is self
+        self.prefixes.append(prefix_len)
         self.allowed.append(max_gaps)
         self.before.append(num_before)
         req.pic.drop_plan()
@@ -54,7 +58,8 @@ class Cache:
             locks = ExitStack()
             locks.callback(self.unlock)
             self.num_locked += 1
-            req.pic.pending = PendingSplice(req.plan, [], locks)
+            made = msgspec.structs.replace(req.plan, prefix_len=prefix_len)
+            req.pic.pending = PendingSplice(made, [], locks)
 
     def give_back_pin(self, _: object) -> bool:
         return False
@@ -136,7 +141,8 @@ def request(plan: Plan | None, end: int = 0, no_token: int = 0, **fields: Any) -
 
 def select(made: Any, req: Any, *, has_chunked_req: bool = False, align: int | None = None) -> Any:
     made._plan(req)
-    return made._select_prefill_admission(req, has_chunked_req=has_chunked_req, truncation_align_size=align)
+    options = {"has_chunked_req": has_chunked_req, "truncation_align_size": align, "host_hit_length": 0}
+    return made._select_prefill_admission(req, **options)
 
 
 LONG = (4000, (64, 1200), (1300, 2000))
@@ -160,6 +166,19 @@ def test_only_one_request_of_a_round_is_left_unfinished(stock: list[Any]) -> Non
     made = adder(PAGE - 5, Cache())
     made.new_chunked_req = "another"
     assert select(made, request(plan(600, (0, 592)))).extend_len == 600, "it fits whole"
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_plan_begins_behind_what_is_loaded_back(is_loaded: bool, stock: list[Any]) -> None:
+    """SGLang loads what the exact match has on the host before it admits; now and then that fails."""
+    cache = Cache()
+    made, req = adder(None, cache), request(plan(*LONG), host_hit_length=48)
+    made._plan(req, num_to_load=48)
+    options = {"has_chunked_req": False, "truncation_align_size": None}
+    for host_hit_length in (48, 48 if is_loaded else 0):
+        made._select_prefill_admission(req, host_hit_length=host_hit_length, **options)
+    assert cache.prefixes == ([48] if is_loaded else [48, 0])
+    assert (len(stock), cache.num_locked) == (2, 1)
 
 
 def test_donors_that_fill_the_pool_are_given_back_so_that_the_request_fits(stock: list[Any]) -> None:

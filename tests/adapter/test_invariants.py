@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from sglang.srt.mem_cache.common import evict_from_tree_cache
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_pic.adapter.serve.accounting import FALLBACKS, Accounting
 from sglang_pic.adapter.serve.fallback import Fallback
@@ -77,6 +78,24 @@ def test_rows_that_come_back_to_the_device_by_a_splice_are_no_donors() -> None:
     assert rank.counts["adopted again"] == 741
     assert serve(rank, [*HEADS[1], *TEXT]) == 0, "the run's own checks look at the rows"
     rank.settle()
+
+
+def test_the_store_gets_rows_that_any_server_would_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys are of text alone, so a stock server finds what is written: no splice, and nothing behind one."""
+    written: list[int] = []
+    monkeypatch.setattr(UnifiedRadixCache, "write_backup_storage", lambda _, node: written.append(node))
+    rank = Rank(16, shuffle=0, host=Host())
+    rank.tree.enable_storage = True
+    for head, ending, is_written in ((0, 0, True), (1, 0, False), (1, 40, False), (2, 80, True)):
+        written.clear()
+        options = {"mode": "off"} if ending == 80 else {}
+        rank.start([*HEADS[head], *TEXT, *words(7, ending)], options, 0)
+        rank.end(rank.running[-1], checkpointed=True)
+        rank.tree.flush_pending_backups()
+        rank.tree.writing_check()
+        assert bool(written) == is_written, (head, ending)
+    assert rank.counts["rows read"] > 300
+    assert not rank.faults.report().by_reason
 
 
 @each_page_size

@@ -18,6 +18,7 @@ def test_a_short_soak_is_clean(model_dir: Callable[[str], Path], tmp_path: Path)
     for seconds in (15, 60, 240):
         out = tmp_path / f"soak-{seconds}.json"
         flags = ("--seconds", str(seconds), "--seed", "3", "--quiet", "--out", str(out), "--logs", str(tmp_path))
+        flags += ("--patched-arg", "--enable-hierarchical-cache --hicache-ratio 4")
         code = main(["--model", str(model_dir("tiny-gqa")), *flags])
         found = msgspec.json.decode(out.read_bytes(), type=Soak)
         assert (found.mismatches, found.leaks, found.stale_rows, found.failures) == (0, 0, 0, 0), found.what
@@ -33,7 +34,7 @@ def test_a_short_soak_is_clean(model_dir: Callable[[str], Path], tmp_path: Path)
 
 def is_eventful(found: Soak) -> bool:
     """Whether all happened that a soak is for."""
-    counts = (found.retractions, found.flushes, found.compared, found.spliced_rows_checked)
+    counts = (found.retractions, found.flushes, found.compared, found.spliced_rows_checked, found.fetched_rows_checked)
     return (
         {"abort", "disconnect", "invalid"} <= set(found.faults)
         and found.outcomes["answered"] > 20

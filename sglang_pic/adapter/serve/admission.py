@@ -87,7 +87,7 @@ class PicPrefillAdder(PrefillAdder):
         return rest
 
     def _consider(self, req: Req, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
-        self._plan(req)
+        self._plan(req, num_to_load=req.host_hit_length)
         try:
             return super().add_one_req(req, has_chunked_req, truncation_align_size)
         finally:
@@ -99,13 +99,14 @@ class PicPrefillAdder(PrefillAdder):
         is_alone = not self.can_run_list and not self.running_batch.reqs
         return is_alone and self.tree_cache.give_back_pin(PinEnd.MEMORY)
 
-    def _plan(self, req: Req) -> None:
-        """Plan the request, unless the batch cannot be narrowed."""
+    def _plan(self, req: Req, *, num_to_load: int = 0) -> None:
+        """Plan the request behind what SGLang loads back for it, unless the batch cannot be narrowed."""
         cache = self.tree_cache
         # SGLang counts what it admitted, and what runs cover was taken off (`_settle`).
         num_before = max(0, self.log_input_tokens)
         try:
-            cache.planning.plan(req, cache, max_gaps=self._room_for(req), num_before=num_before)
+            prefix_len = req.prefix_len + num_to_load
+            cache.planning.plan(req, cache, prefix_len=prefix_len, max_gaps=self._room_for(req), num_before=num_before)
         except Exception as error:
             reason = Fallback.FAULT_RESOLVE if isinstance(error, ResolveError) else Fallback.FAULT_PLAN
             cache.recover([req], reason, error)
@@ -113,9 +114,14 @@ class PicPrefillAdder(PrefillAdder):
             req.pic.drop_plan(Fallback.BATCH)
 
     def _select_prefill_admission(self, req: Req, **options: Any) -> Any:
+        pending: PendingSplice | None = req.pic.pending
+        prefix_len = req.prefix_len + options["host_hit_length"]
+        if pending is not None and pending.plan.prefix_len != prefix_len:
+            # Nothing was loaded back after all.
+            self._plan(req)
         align = options.get("truncation_align_size") or self.page_size
         end = self._cut(req, self.rem_chunk_tokens, page_size=max(align, self.page_size))
-        pending: PendingSplice | None = req.pic.pending
+        pending = req.pic.pending
         if pending is None or end is None:
             return super()._select_prefill_admission(req, **options)
         plan = pending.plan

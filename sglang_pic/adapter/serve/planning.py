@@ -76,13 +76,14 @@ class Planning:
                 return reason
         return None
 
-    def plan(self, req: Req, tree: Tree, *, max_gaps: int, num_before: int = 0) -> None:
+    def plan(self, req: Req, tree: Tree, *, max_gaps: int, prefix_len: int | None = None, num_before: int = 0) -> None:
         """Plan what the request's row still lacks, and lock the donors; the plan waits in `req.pic.pending`.
 
         Args:
             req: the request; a plan that it has already is replaced.
             tree: where the donors' rows are.
             max_gaps: virtual sequences that the batch has room for.
+            prefix_len: tokens that the row is going to have, if these are more than it has now.
             num_before: tokens that the batch computes already.
 
         Raises:
@@ -93,7 +94,8 @@ class Planning:
         # A rest that is too short to be planned is still computed because of what an earlier chunk's plan found.
         state.dropped, state.lost_plan = {}, None
         policy = state.options.policy(self._config.core)
-        num_left = len(req.full_untruncated_fill_ids) - req.prefix_len
+        start = req.prefix_len if prefix_len is None else prefix_len
+        num_left = len(req.full_untruncated_fill_ids) - start
         # What is pinned is computed: only rows that were not spliced are donors.
         is_short = num_left <= policy.min_run_tokens
         if is_short or state.is_faulty or state.options.pin is not None or self.refusal(req) is not None:
@@ -111,15 +113,15 @@ class Planning:
             pinned_len=self._pins.pinned_len if state.options.skills is Skills.NEAR else None,
         )
         try:
-            self._plan(req, resolver, tokens, options)
+            self._plan(req, resolver, tokens, start, options)
         except Exception:
             resolver.release()
             raise
 
-    def _plan(self, req: Req, resolver: TreeResolver, tokens: Tokens, options: PlanOptions) -> None:
+    def _plan(self, req: Req, resolver: TreeResolver, tokens: Tokens, start: int, options: PlanOptions) -> None:
         state: RequestState = req.pic
         plans = [
-            self._index.plan(namespace, tokens, prefix_len=req.prefix_len, options=options, resolve=resolver)
+            self._index.plan(namespace, tokens, prefix_len=start, options=options, resolve=resolver)
             for namespace in donor_namespaces(req)
         ]
         # Where neither splices anything, the one that says why.
