@@ -1,13 +1,14 @@
 """HiCache on the platform: its host pools in ordinary memory, rows copied by plain PyTorch.
 
-SGLang's tree, controller and stores run as they are. Host pools ask CUDA to pin their memory and look up the compiled
-copies of the io backend `direct` by name in their own modules, so that is where these are bound. A copy is done when it
+SGLang's tree, controller and stores run as they are. Host pools have CUDA pin their memory, and look up the compiled
+copies of the io backend `direct` by name in their own modules, where these are bound. A copy is done when it
 returns; the events that SGLang asks afterwards are those of `torch.cpu`, which are always done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, Final
 
@@ -26,9 +27,10 @@ _POOL_MODULES: Final = ("sglang.srt.mem_cache.pool_host.mha", "sglang.srt.mem_ca
 def install() -> None:
     """Bind memory and copies in this process; idempotent."""
     base: Any = import_module("sglang.srt.mem_cache.pool_host.base")
+    if hasattr(base.HostKVCache.__init__, "__wrapped__"):
+        return
     base.HICACHE_HOST_MEMORY_RESERVE_BYTES = RESERVE_BYTES
-    common: Any = import_module("sglang.srt.mem_cache.pool_host.common")
-    common.ALLOC_MEMORY_FUNCS["cpu"] = _allocate
+    base.HostKVCache.__init__ = _without_pinning(base.HostKVCache.__init__)
     for name in _POOL_MODULES:
         module = import_module(name)
         for copy in (transfer_kv_direct, transfer_kv_per_layer_direct_pf_lf, transfer_kv_all_layer_direct_lf_pf):
@@ -80,14 +82,11 @@ def _bytes(rows: Tensor) -> Tensor:
     return rows.view(torch.uint8) if rows.element_size() == 1 else rows
 
 
-def _allocate(
-    dims: Iterable[int],
-    dtype: torch.dtype,
-    device: str,
-    pin_memory: bool,
-    allocator: Any,
-    registration_granularity_bytes: int | None = None,
-) -> Tensor:
-    """The memory of a host pool, by the allocator that its store asks for; there is no device to pin it for."""
-    memory: Tensor = allocator.allocate(tuple(dims), dtype=dtype, device=device)
-    return memory
+def _without_pinning(original: Callable[..., None]) -> Callable[..., None]:
+    """A host pool's initialiser that asks for ordinary memory: there is no device to pin it for."""
+
+    @functools.wraps(original)
+    def initialise(pool: object, **kwargs: Any) -> None:
+        original(pool, **kwargs | {"pin_memory": False})
+
+    return initialise

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e.servers import on_each_server
-from tests.e2e.serving import Answer, Client, assert_same, random_tokens
+from tests.e2e.serving import Answer, Client, assert_same, random_tokens, serve, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("HiCache")]
 TEXT = random_tokens(1, 500)
@@ -32,3 +35,35 @@ def test_moved_text_is_spliced_from_the_host_as_from_the_device(client: Client) 
     assert device.fetched_tokens == 0 < host.fetched_tokens == host.chunk_hit_tokens
     assert host.chunk_hit_tokens == device.chunk_hit_tokens > 400
     assert_same(device, host)
+
+
+@pytest.mark.slow
+@pytest.mark.feature("a store of HiCache")
+def test_a_store_holds_what_any_server_would_compute(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    """What one server computed serves others, and donates there; what it spliced reaches nobody else."""
+    flags = (
+        *("--dtype", "float32", "--page-size", "16", "--enable-hierarchical-cache", "--hicache-ratio", "4"),
+        *("--hicache-storage-backend", "file", "--file-storage-path", str(tmp_path / "store")),
+        *("--hicache-storage-prefetch-policy", "wait_complete"),
+    )
+    gate: dict[str, Any] = {"cost_gate": "off"}
+
+    def stored() -> int:
+        return len([*(tmp_path / "store").glob("*.bin")])
+
+    with serve(model_dir("tiny-gqa"), tmp_path, *flags, config=gate) as first:
+        first.generate(TEXT)
+        wait_until(lambda: stored() >= len(TEXT) // 16)
+        spliced = first.generate(MOVED)
+        assert spliced.chunk_hit_tokens > 400
+        apart = first.generate(MOVED, pic={"mode": "off"})
+        wait_until(lambda: stored() >= (len(TEXT) + len(MOVED)) // 16)
+    with serve(model_dir("tiny-gqa"), tmp_path, *flags, backend=None) as stock:
+        assert stock.generate(TEXT).cached_tokens >= 480, "it was computed, and the key is the text's"
+        exact = stock.generate(MOVED)
+        assert exact.cached_tokens == 0, "nothing behind a splice was written under the text's key"
+        assert_same(exact, apart)
+    with serve(model_dir("tiny-gqa"), tmp_path, *flags, config=gate) as second:
+        assert second.generate(TEXT).cached_tokens >= 480
+        moved = [*random_tokens(8, 200), *TEXT, *random_tokens(9, 100)]
+        assert second.generate(moved).chunk_hit_tokens > 400, "text that came from the store is a donor"
