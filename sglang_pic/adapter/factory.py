@@ -88,9 +88,8 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     mode = disaggregation_mode(ctx)
     if mode == "decode":
         return disaggregation.create_decode_cache(ctx, config.core, _default_mode(ctx))
-    runner, labels = ctx.tp_worker.model_runner, _labels(ctx)
+    runner, labels, audit = ctx.tp_worker.model_runner, _labels(ctx), None
     shown: dict[str, Callable[[], msgspec.Struct]] = {}
-    audit = None
     if config.audit_rate > 0 and serving_group(ctx.tp_group) is not ctx.tp_group:
         if ctx.tp_rank == 0:
             logger.info("sglang_pic: audits are off with DP attention: the pass of an audit would need every rank")
@@ -100,8 +99,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     path, draft = _checked_path(ctx, audit)
     model = _read_model(ctx, config, path.splicer, draft)
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
-    if cache.cache_controller is not None:
-        _attach_host(ctx, cache, path)
+    _attach_host(ctx, cache, path)
     shown |= {"pins": cache.pins.report, "faults": cache.faults.report}
     server_info.install(shown, get_parallel().dp_rank)
     # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
@@ -113,9 +111,9 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     if mode == "prefill":
         disaggregation.install_sender()
     apply_hooks()
-    max_gaps = cache.planning.max_gaps
+    planning, tokenizer = cache.planning, model.tokenizer
     tested = run_self_test(
-        runner, model.splicer, config, tokenizer=model.tokenizer, max_gaps=max_gaps, tp_group=ctx.tp_group
+        runner, model.splicer, config, tokenizer=tokenizer, max_gaps=planning.max_gaps, tp_group=ctx.tp_group
     )
     startup_metrics.export(tested, labels)
     log_result(tested, config)
@@ -127,7 +125,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     logger.info(
         "sglang_pic: %d delimiters, cost %s, config %s",
         len(model.delimiters),
-        "off" if model.cost is None else msgspec.json.encode(model.cost).decode(),
+        "off" if planning.cost is None else msgspec.json.encode(planning.cost).decode(),
         msgspec.json.encode(config).decode(),
     )
     return cache
@@ -228,7 +226,9 @@ def _make_cache(
 
 
 def _attach_host(ctx: BuildContext, cache: PicRadixCache, path: ForwardPath) -> None:
-    """Let splices read what HiCache keeps on the host, and learn what that costs."""
+    """Let splices read what HiCache, if it is on, keeps on the host, and learn what that costs."""
+    if cache.cache_controller is None:
+        return
     host_pool = cache.cache_controller.mem_pool_host.anchor_entry.host_pool
     path.splicer.bind_host(view_host_pool(host_pool, path.splicer.view))
     cache.host = path.host = cache.planning.host = HostTier(cache, host_pool.size_per_token)

@@ -213,8 +213,7 @@ def build_gap_batch(
         offset += extend_len
     lens = [end - start for start, end in zip(starts, ends, strict=True)]
     places = [0, *itertools.accumulate(lens[:-1])]
-    every = moves + fetches
-    runs = [move.run.num_tokens for move in every], [move.run.shift for move in every]
+    runs = [move.run.num_tokens for move in moves + fetches], [move.run.shift for move in moves + fetches]
     wide, narrow = _stage(_Columns(owners, starts, ends, lens, firsts, places, *runs, computed), device)
     moved, fetched = _gather_splice(moves, fetches, wide)
     return GapBatch(
