@@ -53,6 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="size of the pool, as a share of the tokens that a cache without limit holds in the end (default: 0.1)",
     )
     group.add_argument(
+        "--host-share",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="size of the host's memory for rows (HiCache), likewise; what it serves beyond the pool is told apart "
+        "(default: none)",
+    )
+    group.add_argument(
         "--pause-s", type=float, default=15.0, metavar="S", help="mean pause between a session's calls (default: 15)"
     )
     group.add_argument("--pace-seed", type=int, default=1, metavar="N", help="seed of starts and pauses (default: 1)")
@@ -106,8 +114,9 @@ def _run_lasting(args: argparse.Namespace, config: CoreConfig) -> int:
     num_calls = sum(session.num_calls for _, session in sessions)
     services = simulate_lasting(sessions, load_encoder(args.tokenizer), config, setup)
     is_hidden = args.quiet or not sys.stderr.isatty()
-    # Every call is served twice.
-    *_, result = tqdm(services, total=2 * num_calls, unit="call", file=sys.stderr, disable=is_hidden)
+    # Every call is served by each cache.
+    num_caches = 3 if setup.host_share else 2
+    *_, result = tqdm(services, total=num_caches * num_calls, unit="call", file=sys.stderr, disable=is_hidden)
     assert isinstance(result, Lasting), "the result comes last"
     print(msgspec.json.format(msgspec.json.encode(result)).decode() if args.json else render_lasting(result))
     return 0
@@ -124,6 +133,10 @@ def _setup_of(args: argparse.Namespace) -> Setup:
             raise ConfigError(f"{flag}={value!r}: must be more than 0.")
     if not 0 < args.pool_share <= 1:
         raise ConfigError(f"--pool-share={args.pool_share!r}: must be more than 0 and at most 1.")
+    if args.host_share and not args.pool_share <= args.host_share <= 1:
+        raise ConfigError(
+            f"--host-share={args.host_share!r}: must be at least --pool-share={args.pool_share!r} and at most 1, or 0."
+        )
     if not 0 <= args.pause_s < math.inf:
         raise ConfigError(f"--pause-s={args.pause_s!r}: must be 0 or more seconds.")
     if args.hours * 60 < LEAST_WINDOWS * args.windows:
@@ -133,4 +146,5 @@ def _setup_of(args: argparse.Namespace) -> Setup:
         )
     if args.upper_bound or args.shared_cache:
         raise ConfigError("--upper-bound and --shared-cache have no meaning with --hours; leave them out.")
-    return Setup(Pace(args.hours * 3600, args.pause_s, args.pace_seed), args.windows * 60, args.pool_share)
+    pace = Pace(args.hours * 3600, args.pause_s, args.pace_seed)
+    return Setup(pace, args.windows * 60, args.pool_share, args.host_share)

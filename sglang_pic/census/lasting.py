@@ -1,7 +1,8 @@
 """Does the gain last? Sessions side by side in simulated time, with a pool that holds a share of what they say.
 
 Sessions start at random moments and pause between calls; a call takes no time. Every call is served twice: by a cache
-without limit, and by one whose prefix tree evicts as SGLang's does and whose chunk index has the server's bounds.
+without limit, and by one whose prefix tree evicts as SGLang's does and whose chunk index has the server's bounds. With
+a host (HiCache) it is served once more: what left the pool for the host still serves, there as from the pool.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ class Window(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     unlimited_prefix_tokens: int = 0
     """The same of a cache without limit."""
     unlimited_chunk_tokens: int = 0
+    host_prefix_tokens: int = 0
+    """The same of this cache with a host beside its pool; 0 where none was asked for."""
+    host_chunk_tokens: int = 0
 
 
 class Trends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,6 +62,8 @@ class Lasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     distinct_tokens: int
     """Tokens that the cache without limit holds in the end: those of distinct paths."""
     pool_tokens: int
+    host_tokens: int = 0
+    """Tokens that the host holds, those of the pool among them."""
     window_s: float
     windows: list[Window]
     warmup_windows: int
@@ -80,6 +86,8 @@ class Setup(NamedTuple):
     window_s: float
     pool_share: float
     """Share of the tokens that a cache without limit holds in the end."""
+    host_share: float = 0.0
+    """Likewise of the host; 0 for none."""
 
 
 def pace_calls(sessions: Sequence[tuple[str, Session]], pace: Pace) -> Iterator[PacedCall]:
@@ -109,7 +117,7 @@ def simulate_lasting(
         config: the server's settings.
         setup: pace, windows and pool.
     """
-    pace, window_s, pool_share = setup
+    pace, window_s, pool_share, host_share = setup
     windows = [Window() for _ in range(round(pace.spread_s / window_s))]
     cache = Cache(config, encoder)
     for number, paced in enumerate(pace_calls(sessions, pace)):
@@ -133,6 +141,16 @@ def simulate_lasting(
         yield None
     if not cache.has_evicted:
         warmup = 1
+    host_tokens = round(host_share * distinct_tokens)
+    if host_tokens:
+        # SGLang copies what it stores to the host at once, so the host has what the pool has, and more.
+        cache = Cache(config, encoder, max(pool_tokens, host_tokens))
+        for number, paced in enumerate(pace_calls(sessions, pace)):
+            window = _window(windows, paced.at_s, window_s)
+            outcome = cache.serve(_ref(number, paced), None, encoder.encode(paced.call))
+            window.host_prefix_tokens += outcome.prefix_len
+            window.host_chunk_tokens += outcome.num_chunk_hit
+            yield None
     yield Lasting(
         hours=pace.spread_s / 3600,
         pause_s=pace.pause_s,
@@ -140,6 +158,7 @@ def simulate_lasting(
         sessions=len(sessions),
         distinct_tokens=distinct_tokens,
         pool_tokens=pool_tokens,
+        host_tokens=host_tokens,
         window_s=window_s,
         windows=windows,
         warmup_windows=warmup,

@@ -97,7 +97,7 @@ def render_lasting(result: Lasting) -> str:
     for number, window in enumerate(result.windows):
         table.add_row(f"{number * result.window_s / 60:g}", *_window_cells(window))
     trends = result.trends
-    told = [_trend("recovered", trends.recovered), _trend("of unlimited", trends.kept)]
+    told = [_trend("recovered", trends.recovered), _trend("of unlimited", trends.kept), *_with_host(result)]
     return as_text(
         f"{result.sessions:,} sessions start within {result.hours:g} h and pause {result.pause_s:g} s between calls. "
         f"Of {_tokens(result.distinct_tokens)} distinct tokens the pool holds {_tokens(result.pool_tokens)}.",
@@ -110,6 +110,29 @@ def render_lasting(result: Lasting) -> str:
         "+ new), the share of stock SGLang's computed tokens that is saved. of unlimited: prefix + chunk, as a share "
         "of the same of a cache without limit. Intervals: 95 %, by resampling windows.",
     )
+
+
+def _with_host(result: Lasting) -> list[str]:
+    """What is computed with the pool alone and with a host beside it, behind the warm-up."""
+    if not result.host_tokens:
+        return []
+    counted = result.windows[result.warmup_windows :]
+    total = sum(window.prompt_tokens for window in counted)
+    shares = [
+        _percent(_ratio(total - sum(served(window) for window in counted), total))
+        for served in (
+            lambda window: window.prefix_tokens,
+            lambda window: window.prefix_tokens + window.chunk_tokens,
+            lambda window: window.host_prefix_tokens,
+            lambda window: window.host_prefix_tokens + window.host_chunk_tokens,
+        )
+    ]
+    return [
+        "",
+        f"With a host of {_tokens(result.host_tokens)}, behind the warm-up, of the prompt tokens are computed: "
+        f"{shares[0]} by stock SGLang in the pool alone, {shares[1]} with this cache; {shares[2]} by stock SGLang with "
+        f"HiCache, {shares[3]} with both.",
+    ]
 
 
 def _window_cells(window: Window) -> list[str]:

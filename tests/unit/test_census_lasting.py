@@ -16,6 +16,7 @@ from pic_traces.session import Session
 from sglang_pic.census.command import add_arguments, run
 from sglang_pic.census.lasting import Lasting, Setup, pace_calls, simulate_lasting
 from sglang_pic.census.prefix_tree import PrefixTree
+from sglang_pic.census.table import render_lasting
 from sglang_pic.census.trend import fit_trend
 from sglang_pic.cli import main
 from sglang_pic.errors import ConfigError
@@ -80,8 +81,8 @@ def _sessions(num: int, seed: int) -> list[tuple[str, Session]]:
     return made
 
 
-def _simulate(sessions: list[tuple[str, Session]], pool_share: float) -> Lasting:
-    setup = Setup(Pace(3600.0, 20.0, 1), 300.0, pool_share)
+def _simulate(sessions: list[tuple[str, Session]], pool_share: float, host_share: float = 0.0) -> Lasting:
+    setup = Setup(Pace(3600.0, 20.0, 1), 300.0, pool_share, host_share)
     *_, result = simulate_lasting(sessions, IdsEncoder(), CONFIG, setup)
     assert isinstance(result, Lasting)
     return result
@@ -109,6 +110,15 @@ def test_a_pool_for_everything_keeps_everything_and_a_small_one_less() -> None:
     assert sum(lost) > 0
     assert whole.trends.kept is not None
     assert whole.trends.kept.change.value == 0
+
+
+def test_what_left_the_pool_serves_from_a_host() -> None:
+    sessions = _sessions(40, 4)
+    both, larger = _simulate(sessions, 0.02, 0.2), _simulate(sessions, 0.2)
+    for window, other in zip(both.windows, larger.windows, strict=True):
+        assert (window.host_prefix_tokens, window.host_chunk_tokens) == (other.prefix_tokens, other.chunk_tokens)
+    assert both.host_tokens == larger.pool_tokens > 9 * both.pool_tokens
+    assert render_lasting(both).count("With a host of") == 1
 
 
 def test_a_share_that_falls_is_told_from_one_that_does_not() -> None:
@@ -146,6 +156,7 @@ def test_the_command_prints_windows_and_trends(capsys: pytest.CaptureFixture[str
     [
         (["--hours", "0"], r"--hours=0\.0: must be more than 0"),
         (["--hours", "1", "--windows", "20"], r"--hours=1\.0: must hold 5 or more windows of 20 minutes"),
+        (["--hours", "1", "--host-share", "0.05"], r"--host-share=0\.05: must be at least --pool-share=0\.1"),
         (["--hours", "1", "--pool-share", "1.5"], r"--pool-share=1\.5: must be more than 0 and at most 1"),
         (["--hours", "1", "--pause-s", "-1"], r"--pause-s=-1\.0: must be 0 or more seconds"),
         (["--hours", "1", "--upper-bound"], "have no meaning with --hours"),
