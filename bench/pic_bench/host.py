@@ -246,6 +246,7 @@ def _request(prompt: Tokens) -> Any:
         **dict.fromkeys(("return_logprob", "return_hidden_states", "retracted_stain"), False),
         pic=RequestState(RequestOptions()),
         logprob_start_len=-1,
+        storage_hit_start=None,
         origin_input_ids=ids,
         full_untruncated_fill_ids=ids,
         prefix_len=0,

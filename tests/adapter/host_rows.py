@@ -27,23 +27,16 @@ class HostRows(LogicalHostPool):
         self.rows: dict[int, Any] = {}
 
     def backup_from_device_all_layer_physical(
-        self, device_pool: object, host_indices: torch.Tensor, device_indices: torch.Tensor, io_backend: str
+        self, _: object, host: torch.Tensor, device: torch.Tensor, *__: Any
     ) -> None:
-        for host, device in zip(host_indices.tolist(), device_indices.tolist(), strict=True):
-            self.rows[host] = self.device_rows.get(device)
+        for here, there in zip(device.tolist(), host.tolist(), strict=True):
+            self.rows[there] = self.device_rows.get(here)
 
     def load_to_device_per_layer_physical(
-        self,
-        device_pool: object,
-        host_indices: torch.Tensor,
-        device_indices: torch.Tensor,
-        layer_id: int,
-        io_backend: str,
-        *,
-        is_draft: bool = False,
+        self, _: object, host: torch.Tensor, device: torch.Tensor, *__: Any, **___: Any
     ) -> None:
-        for host, device in zip(host_indices.tolist(), device_indices.tolist(), strict=True):
-            self.device_rows[device] = self.rows[host]
+        for here, there in zip(device.tolist(), host.tolist(), strict=True):
+            self.device_rows[here] = self.rows[there]
 
 
 def attach_host(tree: Any, device_rows: dict[int, Any], size: int, write_policy: str) -> HostRows:

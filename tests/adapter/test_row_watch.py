@@ -46,8 +46,9 @@ class Server:
         if splice is not None:
             run, src = splice
             dst = slots[run.target_start : run.target_end]
-            gap = SimpleNamespace(splice=SimpleNamespace(src=src, dst=dst, shifts=torch.full_like(dst, run.shift)))
-            self.watch.lay_out(gap, None, [SimpleNamespace(sources=[splice])], batch, None)
+            moved = SimpleNamespace(src=src, dst=dst, shifts=torch.full_like(dst, run.shift))
+            gap = SimpleNamespace(splice=moved, fetch=None)
+            self.watch.lay_out(gap, None, [SimpleNamespace(sources=[splice], fetches=[])], batch, None)
         self._pass(batch, gap, slots, torch.tensor(tokens), torch.arange(len(tokens)))
 
     def reuse(self) -> None:

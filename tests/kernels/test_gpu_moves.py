@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -50,7 +49,8 @@ WRONG: dict[str, Move] = {
 @pytest.mark.parametrize("way", WRONG)
 def test_wrong_rows_do_not(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Target("triton").active():
-        monkeypatch.setattr(splice, "splice_mha", partial(WRONG[way], splice.splice_mha))
+        move = splice.splice_mha
+        monkeypatch.setattr(splice, "splice_mha", lambda *rows, source: WRONG[way](move, *rows))
         with pytest.raises(BenchError, match=r"differ|changed|off by"):
             check_moves(GQA, torch.float32, 33, 5, torch.device("cpu"))
 
