@@ -17,7 +17,7 @@ from pic_traces.encode.encoded import Encoder
 from pic_traces.pace import Pace
 from pic_traces.session import Call
 
-from sglang_pic.census.outcome import CallRef
+from sglang_pic.census.outcome import CallRef, Outcome
 from sglang_pic.census.simulate import Cache
 from sglang_pic.census.trend import Trend, fit_trend
 from sglang_pic.core import CoreConfig
@@ -119,25 +119,29 @@ def simulate_lasting(
     """
     pace, window_s, pool_share, host_share = setup
     windows = [Window() for _ in range(round(pace.spread_s / window_s))]
+
+    def serve_all(cache: Cache) -> Iterator[tuple[float, Window, Outcome]]:
+        """Serve every call by `cache`: when, in which window, and what came of it."""
+        for number, paced in enumerate(pace_calls(sessions, pace)):
+            ref = CallRef(number, paced.file, paced.call.session_id, paced.call.index)
+            outcome = cache.serve(ref, None, encoder.encode(paced.call))
+            yield paced.at_s, _window(windows, paced.at_s, window_s), outcome
+
     cache = Cache(config, encoder)
-    for number, paced in enumerate(pace_calls(sessions, pace)):
-        window = _window(windows, paced.at_s, window_s)
-        outcome = cache.serve(_ref(number, paced), None, encoder.encode(paced.call))
+    for _, window, outcome in serve_all(cache):
         window.unlimited_prefix_tokens += outcome.prefix_len
         window.unlimited_chunk_tokens += outcome.num_chunk_hit
         yield None
     distinct_tokens = cache.num_tokens
     pool_tokens = max(1, round(pool_share * distinct_tokens))
     cache, warmup = Cache(config, encoder, pool_tokens), 1
-    for number, paced in enumerate(pace_calls(sessions, pace)):
-        window = _window(windows, paced.at_s, window_s)
-        outcome = cache.serve(_ref(number, paced), None, encoder.encode(paced.call))
+    for at_s, window, outcome in serve_all(cache):
         window.calls += 1
         window.prompt_tokens += len(outcome.encoded.tokens)
         window.prefix_tokens += outcome.prefix_len
         window.chunk_tokens += outcome.num_chunk_hit
         if not cache.has_evicted:
-            warmup = int(paced.at_s / window_s) + 1
+            warmup = int(at_s / window_s) + 1
         yield None
     if not cache.has_evicted:
         warmup = 1
@@ -145,9 +149,7 @@ def simulate_lasting(
     if host_tokens:
         # SGLang copies what it stores to the host at once, so the host has what the pool has, and more.
         cache = Cache(config, encoder, max(pool_tokens, host_tokens))
-        for number, paced in enumerate(pace_calls(sessions, pace)):
-            window = _window(windows, paced.at_s, window_s)
-            outcome = cache.serve(_ref(number, paced), None, encoder.encode(paced.call))
+        for _, window, outcome in serve_all(cache):
             window.host_prefix_tokens += outcome.prefix_len
             window.host_chunk_tokens += outcome.num_chunk_hit
             yield None
@@ -184,7 +186,3 @@ def _window(windows: Sequence[Window], at_s: float, window_s: float) -> Window:
     """The window of a moment; calls after the last window are not counted."""
     number = int(at_s / window_s)
     return windows[number] if number < len(windows) else Window()
-
-
-def _ref(number: int, paced: PacedCall) -> CallRef:
-    return CallRef(number, paced.file, paced.call.session_id, paced.call.index)

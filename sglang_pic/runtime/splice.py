@@ -94,11 +94,6 @@ class Splicer:
                 or shared by both, or a shift exceeds `max_shift`. Nothing has been written. On an accelerator
                 values are not read back: checking them would stall the stream.
         """
-        view = self.view
-        if src.numel() and view.device.type == "cpu" and shifts.numel():
-            farthest = max(abs(int(bound)) for bound in shifts.aminmax())
-            if farthest > self._max_shift:
-                raise ValueError(f"shifts reach {farthest} tokens: must be within max_shift={self._max_shift!r}.")
         self._move(src, dst, shifts, [None] * len(self._groups))
 
     def bind_host(self, host: HostView) -> None:
@@ -137,6 +132,10 @@ class Splicer:
         self._move(rows, dst, shifts, sources)
 
     def _move(self, src: Tensor, dst: Tensor, shifts: Tensor, sources: Sequence[Source | None]) -> None:
+        if src.numel() and self.view.device.type == "cpu" and shifts.numel():
+            farthest = max(abs(int(bound)) for bound in shifts.aminmax())
+            if farthest > self._max_shift:
+                raise ValueError(f"shifts reach {farthest} tokens: must be within max_shift={self._max_shift!r}.")
         for group, source in zip(self._groups, sources, strict=True):
             if group.values is None:
                 rope_offset = self.view.rope_offset

@@ -81,6 +81,8 @@ def test_rows_are_read_where_sglang_put_them(kind: str, layout: str, page_size: 
     splicer.splice(slots[part], torch.arange(64, 100), shifts)
     there = [buffer[64:100].clone() for buffer in (*splicer.view.keys, *splicer.view.values)]
     splicer.fetch(host_slots[part], torch.arange(64, 100), shifts)
+    with pytest.raises(ValueError, match="max_shift=2048"):
+        splicer.fetch(host_slots[part], torch.arange(64, 100), shifts + 2_000)
     for buffer, expected in zip((*splicer.view.keys, *splicer.view.values), there, strict=True):
         assert torch.equal(buffer[64:100].view(torch.uint8), expected.view(torch.uint8))
 
