@@ -27,7 +27,7 @@ from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.gathered import gathers
 from sglang_pic.adapter.probe.ranks import check_alike, fault_group, serving_group
 from sglang_pic.adapter.seams import BuildContext, ModelRunner
-from sglang_pic.adapter.serve import accounting, dp_attention, faults
+from sglang_pic.adapter.serve import accounting, dp_attention, faults, store
 from sglang_pic.adapter.serve import pins as pin_metrics
 from sglang_pic.adapter.serve import scheduler as scheduler_hooks
 from sglang_pic.adapter.serve.accounting import Accounting
@@ -40,14 +40,16 @@ from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.store import StoreTier
 from sglang_pic.adapter.startup import metrics as startup_metrics
 from sglang_pic.adapter.startup.calibration import calibrate, calibrate_fetch
+from sglang_pic.adapter.startup.fingerprint import read_fingerprint
 from sglang_pic.adapter.startup.row_check import DraftInput, check_rows
 from sglang_pic.adapter.startup.self_test import log_result, run_self_test
 from sglang_pic.adapter.startup.tokenizer import Tokenizer, delimiters_of, read_tokenizer, texts_of
 from sglang_pic.adapter.support import check_features, check_support, disaggregation_mode, max_sequences, opts_out
 from sglang_pic.config import PicConfig, load_config
-from sglang_pic.core import ContentIndex, CostModel, Lexicon, RowNames, costs
+from sglang_pic.core import Chunker, ContentIndex, CostModel, Directory, Lexicon, Objects, RowNames, costs
 from sglang_pic.runtime.host_rows import view_host_pool
 from sglang_pic.runtime.rope import read_geometry
 from sglang_pic.runtime.splice import Splicer
@@ -100,6 +102,8 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     model = _read_model(ctx, config, path.splicer, draft)
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
     _attach_host(ctx, cache, path)
+    if cache.host is not None:
+        _attach_store(ctx, cache, config, model, labels)
     shown |= {"pins": cache.pins.report, "faults": cache.faults.report}
     server_info.install(shown, get_parallel().dp_rank)
     # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
@@ -236,6 +240,33 @@ def _attach_host(ctx: BuildContext, cache: PicRadixCache, path: ForwardPath) -> 
         fetched_us = calibrate_fetch(path.splicer, host_pool.size, ctx.tp_group)
         more_us = max(0.0, fetched_us - cache.planning.cost.spliced_token_us)
         cache.planning.cost = msgspec.structs.replace(cache.planning.cost, fetched_token_us=more_us)
+
+
+def _attach_store(
+    ctx: BuildContext, cache: PicRadixCache, config: PicConfig, model: _LiveModel, labels: dict[str, str] | None
+) -> None:
+    """Let requests find what other servers put into a store, should one be attached, now or later."""
+    host_pool = cache.cache_controller.mem_pool_host.anchor_entry.host_pool
+
+    def make_directory(objects: Objects) -> Directory:
+        return Directory(
+            objects,
+            fingerprint=read_fingerprint(
+                ctx.tp_worker.model_runner, model.splicer, host_pool, config.core, ctx.tp_group
+            ),
+            page_size=cache.page_size,
+            chunker=Chunker(config.core),
+            delimiters=model.delimiters,
+        )
+
+    cache.store = StoreTier(
+        cache,
+        make_directory,
+        planning=cache.planning,
+        publication=cache.publication,
+        series=Series(store.METRICS, labels),
+    )
+    scheduler_hooks.install_store(cache)
 
 
 def _checked_path(ctx: BuildContext, audit: Audit | None) -> tuple[ForwardPath, Draft | None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from sglang_pic.core.chunker import Chunker
 from sglang_pic.core.config import MOST_REUSE, CoreConfig
+from sglang_pic.core.directory import Directory, Found, Objects, PageHash, Sums
 from sglang_pic.core.index import ContentIndex, IndexStats, RowNames
 from sglang_pic.core.lexicon import MESSAGE_BREAK, Lexicon
 from sglang_pic.core.path import Path
@@ -15,13 +17,18 @@ from sglang_pic.core.tokens import Tokens, as_tokens, common_len
 __all__ = [
     "MESSAGE_BREAK",
     "MOST_REUSE",
+    "Chunker",
     "ContentIndex",
     "Context",
     "CoreConfig",
     "CostModel",
+    "Directory",
     "DropReason",
+    "Found",
     "IndexStats",
     "Lexicon",
+    "Objects",
+    "PageHash",
     "Path",
     "Plan",
     "PlanOptions",
@@ -31,6 +38,7 @@ __all__ = [
     "RowNames",
     "Run",
     "Span",
+    "Sums",
     "Tokens",
     "as_tokens",
     "common_len",

@@ -63,7 +63,7 @@ class Rank(Server):
         self.index = index
         tree.planning = make_planning(index, config, pins=self.pins, faults=self.faults)
         tree.accounting = Accounting(self.counted)
-        tree._publication = Publication(index, frozenset())
+        tree.publication = Publication(index, frozenset())
         self.publish(TEXT)
 
     def publish(self, tokens: list[int], **pic: Any) -> Any:

@@ -173,7 +173,7 @@ def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.Mo
     cache.host = None
     cache.pins, cache.faults = SimpleNamespace(give_back_oldest=lambda *_: False), Faults()
     cache.tree_core = SimpleNamespace(page_size=1)
-    cache._publication = SimpleNamespace(flush=published.clear, publish=lambda req, *_, **__: published.append(req))
+    cache.publication = SimpleNamespace(flush=published.clear, publish=lambda req, *_, **__: published.append(req))
     hooks = hooks_of(monkeypatch, scheduler)
     scheduler.install(cache, ReusePolicy())
 

@@ -50,6 +50,8 @@ class Answer(NamedTuple):
     guarded_tokens: int
     fetched_tokens: int
     """Of the chunk hits, those whose rows were on the host."""
+    stored_tokens: int
+    """Of these, those that were brought there from a store for the request."""
     first_token: dict[int, float]
     """Log-probabilities of the first token's top 20."""
     input_logprobs: list[float]
@@ -102,6 +104,7 @@ class Client:
             behind_change_tokens=details.get("pic_behind_change", 0),
             guarded_tokens=details.get("pic_guarded", 0),
             fetched_tokens=details.get("pic_host", 0),
+            stored_tokens=details.get("pic_storage", 0),
             first_token={entry[1]: entry[0] for entry in meta["output_top_logprobs"][0]},
             input_logprobs=[entry[0] for entry in meta.get("input_token_logprobs") or [] if entry[0] is not None],
         )

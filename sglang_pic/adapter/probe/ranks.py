@@ -42,9 +42,7 @@ def check_alike(read: Mapping[str, bytes], tp_group: TpGroup | None) -> None:
     """
     if tp_group is None or tp_group.world_size == 1:
         return
-    mine = torch.tensor([_digest(content) for content in read.values()], dtype=torch.int64)
-    everyone = [torch.empty_like(mine) for _ in range(tp_group.world_size)]
-    torch.distributed.all_gather(everyone, mine, group=tp_group.cpu_group)
+    everyone = _gather([_digest(content) for content in read.values()], tp_group)
     for place, name in enumerate(read):
         odd = [rank for rank, digests in enumerate(everyone) if digests[place] != everyone[0][place]]
         if odd:
@@ -53,6 +51,20 @@ def check_alike(read: Mapping[str, bytes], tp_group: TpGroup | None) -> None:
                 "rank the same SGLANG_PIC_CONFIG and the same tokenizer files (--tokenizer-path); a warning above says "
                 "so where a rank could read no tokenizer."
             )
+
+
+def all_digests(content: bytes, tp_group: TpGroup | None) -> list[int]:
+    """A digest of what each rank has; all ranks must call this together."""
+    if tp_group is None or tp_group.world_size == 1:
+        return [_digest(content)]
+    return [digest for (digest,) in _gather([_digest(content)], tp_group)]
+
+
+def _gather(values: list[int], tp_group: TpGroup) -> list[list[int]]:
+    mine = torch.tensor(values, dtype=torch.int64)
+    everyone = [torch.empty_like(mine) for _ in range(tp_group.world_size)]
+    torch.distributed.all_gather(everyone, mine, group=tp_group.cpu_group)
+    return [each.tolist() for each in everyone]
 
 
 class FaultGroup:

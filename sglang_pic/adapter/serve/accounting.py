@@ -46,6 +46,12 @@ FETCHED_TOKENS: Final = Metric(
     MetricKind.COUNTER,
     "Of the spliced prompt tokens of admitted requests, those whose rows were read from host memory (HiCache).",
 )
+STORED_TOKENS: Final = Metric(
+    "sglang:pic_stored_tokens_total",
+    MetricKind.COUNTER,
+    "Of the tokens of sglang:pic_fetched_tokens_total, those whose rows were brought to the host from HiCache's store "
+    "for that request.",
+)
 GUARDED: Final = Metric(
     "sglang:pic_guarded_tokens_total",
     MetricKind.COUNTER,
@@ -78,6 +84,7 @@ METRICS: Final = (
     SPLICED,
     SPLICED_TOKENS,
     FETCHED_TOKENS,
+    STORED_TOKENS,
     UNDONE,
     GUARDED,
     CHANGED_FIELDS,
@@ -110,7 +117,7 @@ class Accounting:
             self.count_fallback(state.lost_plan)
         if req.retracted_stain:
             return
-        num_spliced, _, num_fetched = state.count(plan)
+        num_spliced, _, num_fetched, num_stored = state.count(plan)
         req.cached_tokens += num_spliced
         prefix = req.prefix_len if first_chunk else 0
         computed = req.extend_end - req.prefix_len - num_spliced
@@ -121,6 +128,7 @@ class Accounting:
             self._series.add(RUNS, len(plan.runs))
             self._series.add(SPLICED)
             self._series.add(FETCHED_TOKENS, num_fetched)
+            self._series.add(STORED_TOKENS, num_stored)
             for run in plan.runs:
                 self._series.add(SPLICED_TOKENS, run.num_tokens, value=run.context.value)
         self._count_guard(req)

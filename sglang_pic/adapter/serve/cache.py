@@ -21,6 +21,7 @@ from sglang_pic.adapter.serve.pins import PinEnd, Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.state import is_apart
+from sglang_pic.adapter.serve.store import StoreTier
 
 
 class PicRadixCache(UnifiedRadixCache):
@@ -41,9 +42,11 @@ class PicRadixCache(UnifiedRadixCache):
         faults: Faults | None = None,
     ) -> None:
         self.planning, self.accounting, self.auditor, self.pins = planning, accounting, auditor, pins
-        self._publication = publication
+        self.publication = publication
         self.host: HostTier | None = None
         """Set once HiCache is attached."""
+        self.store: StoreTier | None = None
+        """Likewise."""
         self.num_weights = 0
         """How often the weights changed."""
         self.faults = faults or Faults()
@@ -55,8 +58,10 @@ class PicRadixCache(UnifiedRadixCache):
         super().reset()
         if self.host is not None:
             self.host.flush()
+        if self.store is not None:
+            self.store.flush()
         self.pins.flush()
-        self._publication.flush()
+        self.publication.flush()
         self.auditor.flush()
         self.faults.flush()
 
@@ -88,12 +93,12 @@ class PicRadixCache(UnifiedRadixCache):
                 self.accounting.undo(req)
         self.accounting.count_fallback(reason)
         self.faults.note(reason, error, in_pass=in_pass)
-        is_lost = reason in (Fallback.FAULT_PUBLICATION, Fallback.FAULT_PINS) or not self._publication.is_whole
+        is_lost = reason in (Fallback.FAULT_PUBLICATION, Fallback.FAULT_PINS) or not self.publication.is_whole
         if is_lost or self.faults.is_off:
             # NOTE: the index may not know of rows in the tree whether they may be donors, and how many changed fields
             # they have behind them. So later requests do not find those rows.
             self.faults.num_restarts += 1
-            self._publication.flush()
+            self.publication.flush()
             self.pins.abandon(self)
 
     def give_back_pin(self, reason: PinEnd) -> bool:
@@ -109,7 +114,9 @@ class PicRadixCache(UnifiedRadixCache):
         self.num_weights += 1
         while self.give_back_pin(PinEnd.WEIGHTS):
             pass
-        self._publication.flush()
+        self.publication.flush()
+        if self.store is not None:
+            self.store.forget_weights()
 
     def unload_adapter(self, lora_id: str) -> None:
         """Give back the pins of a LoRA adapter that was unloaded: no request can drop them any more."""
@@ -154,20 +161,48 @@ class PicRadixCache(UnifiedRadixCache):
         NOTE: the store's keys are made of tokens, the client's key and the salt, so a server without the plugin finds
         what is written under them, and so do requests here that want exact rows.
         """
-        if self.host is None or self._is_exact(self.host, node_id):
-            super().write_backup_storage(node_id)
-
-    def _is_exact(self, host: HostTier, node_id: int) -> bool:
-        """Whether every row up to the end of a node was computed behind computed rows, as far as the index knows."""
         extra_key, _ = self.tree_core.prefetch_anchor_info(node_id)
-        if is_strict(extra_key):
-            return True
+        if self.host is None or is_strict(extra_key):
+            super().write_backup_storage(node_id)
+            return
         try:
-            found = host.path_to(node_id)
-            return found is not None and self._publication.computed_len(*found) >= len(found[1])
+            path = self.host.path_to(node_id)
+            if path is None or self.publication.computed_len(path.namespace, path.tokens) < len(path.tokens):
+                return
+            if self.store is not None:
+                self.store.announce(path)
         except Exception as error:
             self.recover((), Fallback.FAULT_STORE, error)
-            return False
+            return
+        super().write_backup_storage(node_id)
+
+    def look_up(self, req: Req) -> None:
+        """Look for the text of an arrived request in the store, beside SGLang's own look for its prefix."""
+        if self.store is not None:
+            try:
+                self.store.look_up(req)
+            except Exception as error:
+                self.recover((), Fallback.FAULT_STORE, error)
+
+    def check_hicache_events(self) -> None:
+        """Go on with loads and backups as SGLang does, then with what was looked up in the store."""
+        super().check_hicache_events()
+        if self.store is not None:
+            try:
+                self.store.step()
+            except Exception as error:
+                self.recover((), Fallback.FAULT_STORE, error)
+
+    def check_prefetch_progress(self, request: Any) -> bool:
+        """Whether a request need not wait for the store: for its prefix, nor for its text."""
+        is_done: bool = super().check_prefetch_progress(request)
+        return is_done and (self.store is None or self.store.is_ready(request))
+
+    def release_aborted_request(self, request: Any) -> None:
+        """Forget what was looked up for a request that left, too."""
+        super().release_aborted_request(request)
+        if self.store is not None:
+            self.store.abandon(request)
 
     def insert(self, params: base.InsertParams) -> base.InsertResult:
         """Insert as SGLang does, noting what the tree adopted for the publication that follows."""
@@ -185,7 +220,7 @@ class PicRadixCache(UnifiedRadixCache):
             if self._inserted and self._refused(req) is None:
                 result, path_len = self._inserted[0]
                 try:
-                    self._publication.publish(
+                    self.publication.publish(
                         req, path_len, adopted_from=result.prefix_len, adopted_again=adopted_again(result)
                     )
                 except Exception as error:
@@ -197,7 +232,7 @@ class PicRadixCache(UnifiedRadixCache):
         """Publish what was noted: SGLang calls this after the answers of a batch have left."""
         super().flush_pending_backups()
         try:
-            self._publication.settle()
+            self.publication.settle()
         except Exception as error:
             self.recover((), Fallback.FAULT_PUBLICATION, error)
 

@@ -34,6 +34,18 @@ class OnHost(NamedTuple):
 NOTHING = OnHost(torch.empty(0, dtype=torch.int64), [])
 
 
+class BackedPath(NamedTuple):
+    """A path of which the host has all rows, up to the end of a node that begins at `start`."""
+
+    namespace: Namespace
+    tokens: Tokens
+    start: int
+    slots: torch.Tensor
+    """Of the host: `[num_tokens]` int64."""
+    pages: list[str]
+    """SGLang's hash of each page and all before it."""
+
+
 class HostTier:
     """The host's side of a tree with HiCache.
 
@@ -95,15 +107,20 @@ class HostTier:
         while self._held and id(self._held[0][0]) not in waiting:
             self._held.popleft()[1].close()
 
-    def path_to(self, node_id: int) -> tuple[Namespace, Tokens] | None:
-        """The namespace and the tokens of the path to a node; None where the host has not all of it."""
+    def path_to(self, node_id: int) -> BackedPath | None:
+        """The path to a node; None where the host has not all of it. Cost O(path)."""
         core = self._tree.tree_core
         (path,) = core.collect_path_info([node_id])
         specs = [core.build_storage_backup_spec(info.node_id, False) for info in path]
         if None in specs:
             return None
-        tokens = [np.frombuffer(spec.token_ids, dtype=np.int64) for spec in specs]
-        return Namespace(*core.prefetch_anchor_info(node_id)), as_tokens(np.concatenate(tokens))
+        return BackedPath(
+            Namespace(*core.prefetch_anchor_info(node_id)),
+            as_tokens(np.concatenate([np.frombuffer(spec.token_ids, dtype=np.int64) for spec in specs])),
+            path[-1].path_start,
+            torch.cat([spec.host_value for spec in specs]),
+            [page for spec in specs for page in spec.hash_value],
+        )
 
     @property
     def num_held(self) -> int:

@@ -8,7 +8,7 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.planning import as_tokens, tree_namespace
 from sglang_pic.adapter.serve.state import RequestState
-from sglang_pic.core import ContentIndex, Tokens, intersect_spans
+from sglang_pic.core import ContentIndex, Span, Tokens, intersect_spans
 
 
 class Publication:
@@ -58,6 +58,14 @@ class Publication:
             generations=[(max(position, first), number) for position, number in state.generations],
             delimiters=self._delimiters,
         )
+
+    def publish_loaded(self, namespace: Namespace, tokens: Tokens, loaded: Span) -> None:
+        """Note the rows of a path that came from a store: other servers computed them, at their positions."""
+        self._index.note(namespace, tokens, [loaded], delimiters=self._delimiters)
+
+    def unknown(self, namespace: Namespace, tokens: Tokens, start: int, least: int) -> list[Span]:
+        """As `ContentIndex.unknown`."""
+        return self._index.unknown(namespace, tokens, start, least)
 
     def computed_len(self, namespace: Namespace, tokens: Tokens) -> int:
         """As `ContentIndex.computed_len`."""

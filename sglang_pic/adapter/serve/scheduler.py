@@ -4,6 +4,7 @@ weights."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -61,6 +62,29 @@ def install_adapters(tree: PicRadixCache) -> None:
     hook("after", "managers.scheduler.Scheduler.unload_lora_adapter", after_unload)
 
 
+def install_store(tree: PicRadixCache) -> None:
+    """Register the hooks of a server with HiCache, whose threads write to a store and read from it."""
+
+    def after_prefetch(_: None, _scheduler: object, req: Req, *args: object, **kwargs: object) -> None:
+        tree.look_up(req)
+
+    def around_backup(original: Callable[..., None], controller: object, operation: Any) -> None:
+        original(controller, operation)
+        assert tree.store is not None, "hooked where there is one"
+        tree.store.backed_up(operation)
+
+    def around_transfer(
+        original: Callable[..., int], controller: object, operation: Any, pages: Any, slots: Any, *args: object
+    ) -> int:
+        assert tree.store is not None, "hooked where there is one"
+        return tree.store.check(operation, pages, slots, original(controller, operation, pages, slots, *args))
+
+    hook("after", "managers.scheduler.Scheduler._prefetch_kvcache", after_prefetch)
+    controller = "managers.cache_controller.HiCacheController"
+    hook("around", "mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController._page_backup", around_backup)
+    hook("around", f"{controller}._page_transfer_kv_batch", around_transfer)
+
+
 def install_details() -> None:
     """Register the hook that shows chunk hits in responses."""
     streamer = "managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
@@ -108,13 +132,16 @@ def _details(result: dict[str, Any] | None, _streamer: object, req: Req) -> dict
     state: RequestState = req.pic
     if result is None and not state.num_guarded:
         return None
-    host = req.cached_tokens_host + state.num_fetched
+    storage = req.cached_tokens_storage + state.num_stored
+    host = req.cached_tokens_host + state.num_fetched - state.num_stored
     return {
         **(result or {}),
-        "device": req.cached_tokens - host - req.cached_tokens_storage,
+        "device": req.cached_tokens - host - storage,
         "host": host,
         "pic": state.num_chunk_hit,
+        **({"storage": storage} if state.num_stored else {}),
         **({"pic_host": state.num_fetched} if state.num_fetched else {}),
+        **({"pic_storage": state.num_stored} if state.num_stored else {}),
         "pic_behind_change": state.num_behind_change,
         "pic_guarded": state.num_guarded,
     }

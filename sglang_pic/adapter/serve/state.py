@@ -16,7 +16,7 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
-from sglang_pic.core import DropReason, Plan, Run, Span
+from sglang_pic.core import DropReason, Plan, Run, Span, Tokens, common_len
 
 
 class Counted(NamedTuple):
@@ -27,6 +27,8 @@ class Counted(NamedTuple):
     """Of them, spliced behind a changed field."""
     fetched: int = 0
     """Of them, read from the host."""
+    stored: int = 0
+    """Of those, brought there from a store for this request."""
 
 
 @dataclass(slots=True)
@@ -111,10 +113,16 @@ class RequestState:
     """Of them, spliced behind a changed field."""
     num_fetched: int = 0
     """Of them, read from the host."""
+    num_stored: int = 0
+    """Of those, brought there from a store for this request."""
     num_guarded: int = 0
     """Tokens computed so far because of a changed field."""
     counted_fields: set[Span] = field(default_factory=set)
     """The changed fields that were counted."""
+    is_looked_up: bool = False
+    """Whether its text was looked up in HiCache's store, or was not to be."""
+    loaded: list[tuple[Tokens, int]] = field(default_factory=list)
+    """The paths that were loaded for it from there, and from where on."""
     spliced: list[tuple[int, int]] = field(default_factory=list)
     """Spans of the row that hold spliced rows, ascending."""
     generations: list[tuple[int, int]] = field(default_factory=list)
@@ -122,7 +130,7 @@ class RequestState:
     admitted_from: int = 0
     """Where the chunk that was admitted last begins."""
     counted: Counted = field(default_factory=Counted)
-    """What was added for that chunk to `num_chunk_hit`, `num_behind_change` and `num_fetched`."""
+    """What was added for that chunk to `num_chunk_hit` and the numbers behind it."""
 
     def drop_plan(self, reason: Fallback | None = None) -> None:
         """Give the plan up, if there is one, and unlock its donors; `reason` is counted if the request is admitted."""
@@ -162,17 +170,29 @@ class RequestState:
         self.num_chunk_hit -= counted.spliced
         self.num_behind_change -= counted.behind_change
         self.num_fetched -= counted.fetched
+        self.num_stored -= counted.stored
         return counted
 
     def count(self, plan: Plan | None) -> Counted:
         """Count what the chunk that was admitted last splices."""
         if plan is not None:
             num_fetched = 0 if self.pending is None else self.pending.num_fetched
-            self.counted = Counted(plan.num_spliced, plan.num_behind_change, num_fetched)
+            num_stored = min(num_fetched, sum(map(self._num_loaded, plan.runs))) if self.loaded else 0
+            self.counted = Counted(plan.num_spliced, plan.num_behind_change, num_fetched, num_stored)
             self.num_chunk_hit += self.counted.spliced
             self.num_behind_change += self.counted.behind_change
             self.num_fetched += self.counted.fetched
+            self.num_stored += self.counted.stored
         return self.counted
+
+    def _num_loaded(self, run: Run) -> int:
+        """How many rows of a run were loaded from a store for this request."""
+        found = 0
+        for tokens, start in self.loaded:
+            end = min(run.donor_end, len(tokens))
+            if end > max(start, run.donor_start) and common_len(run.donor.tokens(end), tokens) >= end:
+                found = max(found, end - max(start, run.donor_start))
+        return found
 
     def release_row(self) -> None:
         """Forget the row, because the request ended or was retracted; a later prefill starts anew."""

@@ -1,0 +1,385 @@
+"""Text that other servers computed, found in the store that HiCache shares with them, wherever it stands.
+
+SGLang's store gives a server the rows of a path whose tokens it knows. `core/directory.py` says which paths hold the
+text of a prompt; their rows are loaded by SGLang's own prefetch, into its own tree, and are donors on the host then,
+like any other.
+
+    arrival         look up what of the prompt no donor here has, on a thread beside the scheduler's
+    every round     have SGLang load what was found; publish what came
+    admission       the request waits for both, at most as long as computing the text would take
+    every backup    list the path, if SGLang wrote rows of it that were computed behind computed ones
+
+Ranks may take what they find only if all of them found the same, and at the same round: they agree on counts, as SGLang
+does for its own loads. A store that is slow, gone or full, or holds something else, costs reuse.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count, takewhile
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+import xxhash
+
+from sglang_pic.adapter.metrics import Metric, MetricKind, Series
+from sglang_pic.adapter.namespace import Namespace, is_shared
+from sglang_pic.adapter.seams import Req, Tree
+from sglang_pic.adapter.serve.host_tier import BackedPath
+from sglang_pic.adapter.serve.planning import Planning, donor_namespaces
+from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.adapter.serve.store_objects import objects_of
+from sglang_pic.core import Directory, Found, Sums, Tokens, as_tokens
+
+logger = logging.getLogger(__name__)
+
+LOOKUPS: Final = Metric(
+    "sglang:pic_store_lookups_total",
+    MetricKind.COUNTER,
+    "Prompts with text that no donor here has, which was looked up in HiCache's store, by what became of it.",
+    label="outcome",
+    values={
+        "found": "Paths that hold it were found.",
+        "nothing": "None was, or the store failed.",
+        "late": "It took longer than the request may wait; what comes later serves other requests.",
+        "apart": "Ranks found different paths, and took none.",
+    },
+)
+LOADED: Final = Metric(
+    "sglang:pic_store_loaded_tokens_total", MetricKind.COUNTER, "Tokens whose rows such look-ups brought to the host."
+)
+REFUSED: Final = Metric(
+    "sglang:pic_store_refused_pages_total",
+    MetricKind.COUNTER,
+    "Pages from the store whose rows had another checksum than was listed; they were not used.",
+)
+LISTED: Final = Metric(
+    "sglang:pic_store_listed_tokens_total", MetricKind.COUNTER, "Tokens whose rows are listed for other servers."
+)
+METRICS: Final = (LOOKUPS, LOADED, REFUSED, LISTED)
+
+LEAST_UNKNOWN: Final = 128
+"""Shorter text is not looked up."""
+
+_MAX_LOOKUPS = 64
+_MAX_LISTINGS = 1024
+# How much a measured load counts in the mean time of a token.
+_FRESH = 0.25
+
+
+@dataclass(slots=True, eq=False)
+class _Lookup:
+    """A request whose text is looked up, then loaded."""
+
+    handle: Any
+    state: RequestState
+    namespace: Namespace
+    found: Future[list[Found]]
+    deadline: float
+    loads: set[Any] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """A path that SGLang loads for a look-up, from `start` on."""
+
+    lookup: _Lookup
+    tokens: Tokens
+    start: int
+    sums: Sums
+    started_at: float
+
+
+@dataclass(slots=True)
+class _Listing:
+    """What is to be listed once SGLang has written it: pages from the end of a block on."""
+
+    path: BackedPath
+    start: int
+    sums: Sums
+    """Of its pages that were there before."""
+
+
+class StoreTier:
+    """The store's side of a tree with HiCache.
+
+    Args:
+        tree: SGLang's tree, whose controller is attached; a store may be attached to it, or detached, at any time.
+        make_directory: makes the directory of a store.
+        planning: says which requests may reuse, and what computing costs.
+        publication: is told of rows that came.
+        series: exports `METRICS`.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        make_directory: Callable[[Any], Directory],
+        *,
+        planning: Planning,
+        publication: Publication,
+        series: Series,
+    ) -> None:
+        self._tree, self._planning, self._publication = tree, planning, publication
+        self._make_directory, self._series = make_directory, series
+        self._backend: object = None
+        self._directory: Directory | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pic-store")
+        self._numbers = count()
+        # In the order of arrival, which is the same on all ranks.
+        self._looking: deque[_Lookup] = deque()
+        self._loading: deque[_Lookup] = deque()
+        self._loads: dict[Any, _Load] = {}
+        self._listings: OrderedDict[str, _Listing] = OrderedDict()
+        self._token_us = 0
+        # Written by SGLang's threads, one each; counted between rounds.
+        self._num_refused = self._num_listed = 0
+
+    # ---- Requests ----
+
+    def look_up(self, req: Req) -> None:
+        """Look up what of an arrived request's prompt is new here. Cost of a scan, .1 ms for 32k tokens."""
+        state: RequestState = req.pic
+        directory = self.directory
+        if directory is None or state.is_looked_up or len(self._looking) >= _MAX_LOOKUPS or req.lora_id is not None:
+            return
+        state.is_looked_up = True
+        if state.options.pin is not None or self._planning.refusal(req) is not None:
+            return
+        namespace, tokens = donor_namespaces(req)[-1], as_tokens(req.full_untruncated_fill_ids)
+        if not is_shared(namespace.extra_key):
+            return
+        start = req.prefix_len + req.host_hit_length
+        spans = self._publication.unknown(namespace, tokens, start, LEAST_UNKNOWN)
+        if spans:
+            num_unknown = sum(end - begin for begin, end in spans)
+            found = self._thread.submit(directory.find, _encoded(namespace), tokens, spans)
+            deadline = time.monotonic() + self._patience_s(num_unknown)
+            self._looking.append(_Lookup(req.cache_request_handle, state, namespace, found, deadline))
+
+    def is_ready(self, handle: Any) -> bool:
+        """Whether a request need not wait for the store."""
+        waiting = (*self._looking, *self._loading)
+        return self._tree.prefetch_stop_policy == "best_effort" or all(each.handle != handle for each in waiting)
+
+    def abandon(self, handle: Any) -> None:
+        """A request left: nothing is looked up for it any more; what is being loaded still comes."""
+        for lookups in (self._looking, self._loading):
+            for lookup in [each for each in lookups if each.handle == handle]:
+                lookup.found.cancel()
+                lookups.remove(lookup)
+
+    def step(self) -> None:
+        """Go on with look-ups and loads, after SGLang has gone on with its own; all ranks do so together."""
+        self._count()
+        if self._looking or self._loading:
+            now = time.monotonic()
+            num_done, num_late, num_unloaded = self._agreed(
+                _num_leading(self._looking, lambda each: each.found.done()),
+                _num_leading(self._looking, lambda each: each.deadline <= now),
+                _num_leading(self._loading, lambda each: each.deadline <= now),
+            )
+            done = [self._looking.popleft() for _ in range(num_done)]
+            for _ in range(num_late - num_done):
+                self._looking.popleft().found.cancel()
+                self._series.add(LOOKUPS, value="late")
+            for _ in range(num_unloaded):
+                self._loading.popleft()
+            if done:
+                self._take(done)
+        for handle in [handle for handle in self._loads if not self._tree.has_ongoing_prefetch(handle)]:
+            self._finish(handle, self._loads.pop(handle))
+
+    def flush(self) -> None:
+        """The tree was emptied."""
+        for lookup in self._looking:
+            lookup.found.cancel()
+        for pending in (self._looking, self._loading, self._loads, self._listings):
+            pending.clear()
+
+    # ---- What SGLang's threads call ----
+
+    def check(self, operation: Any, page_hashes: Sequence[str], slots: torch.Tensor, num_pages: int) -> int:
+        """How many of the first `num_pages` pages that came from the store have the rows that were listed.
+
+        Args:
+            operation: SGLang's; one that is not ours is not looked at.
+            page_hashes: a batch of its pages.
+            slots: of the host, where they were read to.
+            num_pages: how many of them came.
+        """
+        load = self._loads.get(operation.handle)
+        if load is None or not num_pages:
+            return num_pages
+        page_size = self._tree.page_size
+        first = load.start // page_size + operation.hash_value.index(page_hashes[0])
+        actual = self._sums(slots[: num_pages * page_size])
+        is_listed = (load.sums[:, first : first + num_pages] == actual).any(axis=0)
+        num_listed = num_pages if is_listed.all() else int(is_listed.argmin())
+        self._num_refused += num_pages - num_listed
+        return num_listed
+
+    def backed_up(self, operation: Any) -> None:
+        """SGLang has written what it was told to: list it."""
+        listing = self._listings.pop(operation.hash_value[-1], None) if operation.hash_value else None
+        directory = self._directory
+        if listing is None or directory is None or operation.completed_tokens < len(operation.token_ids):
+            return
+        path, start, page_size = listing.path, listing.start, self._tree.page_size
+        pages = [bytes.fromhex(page) for page in path.pages[max(0, start // page_size - 1) :]]
+        before = pages.pop(0) if start else None
+        sums = np.concatenate([listing.sums, self._sums(operation.host_indices)])
+        try:
+            directory.list_path(_encoded(path.namespace), path.tokens, start, before, pages, sums)
+            self._num_listed += len(path.tokens) - path.start
+        except Exception as error:
+            logger.warning("sglang_pic: what was written to HiCache's store is not listed: %s", error)
+
+    # ---- The rest ----
+
+    @property
+    def directory(self) -> Directory | None:
+        """The directory of the store that is attached, if there is one of a kind that can hold it."""
+        controller = self._tree.cache_controller
+        backend = controller.storage_backend if self._tree.enable_storage else None
+        if backend is not self._backend:
+            self._backend, self._directory = backend, None
+            if backend is not None and objects_of(backend) is not None:
+                self._directory = self._make_directory(objects_of(backend))
+        return self._directory
+
+    def forget_weights(self) -> None:
+        """The weights changed: the directory of others is no longer ours."""
+        self._backend = self._directory = None
+        self._listings.clear()
+
+    def announce(self, path: BackedPath) -> None:
+        """SGLang is about to write the last node of a path: note what of it to list then."""
+        directory = self.directory
+        if directory is None or self._tree.cache_controller.backup_skip or not is_shared(path.namespace.extra_key):
+            return
+        start = path.start - path.start % directory.block_tokens
+        if len(path.tokens) - start >= directory.block_tokens:
+            # The tree's nodes end anywhere, blocks do not: less than a block is read here, before it can be evicted.
+            self._listings[path.pages[-1]] = _Listing(path, start, self._sums(path.slots[start : path.start]))
+            if len(self._listings) > _MAX_LISTINGS:
+                self._listings.popitem(last=False)
+
+    def _patience_s(self, num_tokens: int) -> float:
+        cost, tree = self._planning.cost, self._tree
+        if cost is not None:
+            return num_tokens * cost.computed_token_us / 1e6
+        return float(tree.prefetch_timeout_base + num_tokens // tree.page_size * tree.prefetch_timeout_per_page)
+
+    def _take(self, done: list[_Lookup]) -> None:
+        found = [_result(lookup.found) for lookup in done]
+        digest = _digest(found)
+        least, most, token_us = self._agreed(digest, -digest, self._token_us)
+        for lookup, paths in zip(done, found, strict=True):
+            if least != -most:
+                self._series.add(LOOKUPS, value="apart")
+                continue
+            self._series.add(LOOKUPS, value="found" if paths else "nothing")
+            for path in paths:
+                self._load(lookup, path, token_us)
+            if lookup.loads:
+                self._loading.append(lookup)
+
+    def _load(self, lookup: _Lookup, path: Found, token_us: int) -> None:
+        """Have SGLang load what of a path is not here, if that is sooner than computing what it serves."""
+        from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, MatchPrefixParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        tree, (extra_key, cache_salt, _) = self._tree, lookup.namespace
+        ids = array("q", path.tokens.astype(np.int64).tobytes())
+        match = tree.match_prefix(MatchPrefixParams(key=RadixKey(ids, extra_key, cache_salt=cache_salt)))
+        start, node = match.device_prefix_len + match.host_hit_length, match.last_host_node
+        cost = self._planning.cost
+        is_late = cost is not None and (len(ids) - start) * token_us > path.num_equal * cost.computed_token_us
+        # As SGLang: what is not on the host is not in the store, nor is what follows it.
+        if start >= len(ids) or is_late or not (tree.is_backuped(node) or tree.is_root(node)):
+            return
+        handle = CacheRequestHandle(f"pic-store-{next(self._numbers)}", 0)
+        # Before SGLang's threads see it.
+        self._loads[handle] = _Load(lookup, path.tokens, start, path.sums, time.monotonic())
+        tree.prefetch_from_storage(
+            handle,
+            node,
+            ids[start:],
+            tree.get_last_hash_value(node),
+            tree.get_prefix_hash_values(node) if tree.hicache_storage_pass_prefix_keys else None,
+            matched_prefix_tokens=ids[:start],
+            extra_key=extra_key,
+            cache_salt=cache_salt,
+        )
+        if tree.has_ongoing_prefetch(handle):
+            lookup.loads.add(handle)
+        else:
+            del self._loads[handle]
+
+    def _finish(self, handle: Any, load: _Load) -> None:
+        num_loaded, start = self._tree.pop_prefetch_loaded_span(handle)
+        self._tree.release_aborted_request(handle)
+        if num_loaded and start is not None:
+            self._series.add(LOADED, num_loaded)
+            elapsed_us = 1e6 * (time.monotonic() - load.started_at)
+            self._token_us += int(_FRESH * (elapsed_us / num_loaded - self._token_us))
+            end = start + num_loaded
+            self._publication.publish_loaded(load.lookup.namespace, load.tokens[:end], (start, end))
+            load.lookup.state.loaded.append((load.tokens[:end], start))
+        load.lookup.loads.discard(handle)
+        if not load.lookup.loads and load.lookup in self._loading:
+            self._loading.remove(load.lookup)
+
+    def _sums(self, slots: torch.Tensor) -> Sums:
+        """The checksum of each page of host slots: `[num_pages]`."""
+        pool = self._tree.cache_controller.storage_host_pool
+        found = []
+        for slot in slots[:: self._tree.page_size].tolist():
+            page = pool.get_data_page(slot, flat=True).contiguous()
+            found.append(xxhash.xxh3_64_intdigest(page.view(torch.uint8).numpy()))
+        return np.array(found, dtype=np.uint64)
+
+    def _agreed(self, *values: int) -> list[int]:
+        """The least of each value over the ranks."""
+        tensor = torch.tensor(values, dtype=torch.int64)
+        self._tree._all_reduce(tensor, torch.distributed.ReduceOp.MIN)
+        return [int(value) for value in tensor]
+
+    def _count(self) -> None:
+        for metric, name in ((REFUSED, "_num_refused"), (LISTED, "_num_listed")):
+            if getattr(self, name):
+                self._series.add(metric, getattr(self, name))
+                setattr(self, name, 0)
+
+
+def _num_leading(lookups: deque[_Lookup], holds: Callable[[_Lookup], bool]) -> int:
+    return sum(1 for _ in takewhile(holds, lookups))
+
+
+def _result(found: Future[list[Found]]) -> list[Found]:
+    try:
+        return found.result(timeout=0)
+    except Exception as error:
+        logger.warning("sglang_pic: looking text up in HiCache's store failed: %s", error)
+        return []
+
+
+def _digest(found: list[list[Found]]) -> int:
+    digest = xxhash.xxh3_64()
+    for path in (path for paths in found for path in [*paths, None]):
+        digest.update(b"|" if path is None else path.tokens.tobytes())
+    return digest.intdigest() >> 2
+
+
+def _encoded(namespace: Namespace) -> bytes:
+    return msgspec.json.encode((namespace.extra_key, namespace.cache_salt))

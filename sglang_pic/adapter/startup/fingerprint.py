@@ -1,0 +1,47 @@
+"""The fingerprint of a server's rows: servers with the same one compute the same rows for the same text."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+from sglang_pic.adapter.probe.ranks import all_digests
+from sglang_pic.adapter.seams import ModelRunner, TpGroup
+from sglang_pic.core import CoreConfig
+from sglang_pic.runtime.splice import Splicer
+
+_SAMPLES = 64
+
+
+def read_fingerprint(
+    runner: ModelRunner, splicer: Splicer, host_pool: Any, config: CoreConfig, tp_group: TpGroup | None
+) -> bytes:
+    """Digest of what rows and their finding depend on beside tokens; all ranks must call this together.
+
+    Covers every rank's weights (`_SAMPLES` elements of each parameter, 10 ms for a thousand of them), rotations, pool
+    and its host's layout, and how text is cut. Cost: a copy from the device for each parameter.
+    """
+    mine, view, geometry = hashlib.sha256(), splicer.view, splicer.geometry
+    for name, weights in runner.model.named_parameters():
+        mine.update(f"{name} {tuple(weights.shape)} {weights.dtype}".encode())
+        mine.update(_sample(weights.detach()))
+    for layer, rotation in zip(geometry.layer_ids, geometry.params, strict=True):
+        mine.update(f"{layer} {rotation.rotary_dim} {rotation.is_neox_style}".encode() + _sample(rotation.turns))
+    shapes = [tuple(each[0].shape[1:]) for each in (view.keys, view.values) if each]
+    mine.update(f"{view.kind} {view.dtype} {view.num_layers} {shapes}".encode())
+    mine.update(f"{type(host_pool).__name__} {host_pool.layout} {host_pool.page_size}".encode())
+    mine.update(f"{config.chunk_min_tokens} {config.chunk_avg_tokens} {config.chunk_max_tokens}".encode())
+    return hashlib.sha256(repr(all_digests(mine.digest(), tp_group)).encode()).digest()
+
+
+def _sample(values: torch.Tensor) -> bytes:
+    """The bytes of elements from all over a tensor, however it lies in memory."""
+    if not values.numel():
+        return b""
+    if values.element_size() == 1:
+        values = values.view(torch.uint8)  # FP8 cannot be indexed on a CPU.
+    places = torch.linspace(0, values.numel() - 1, _SAMPLES, dtype=torch.float64, device=values.device).long()
+    found = values[torch.unravel_index(places, values.shape)].reshape(-1)
+    return found.contiguous().view(torch.uint8).cpu().numpy().tobytes()

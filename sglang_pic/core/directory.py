@@ -1,0 +1,267 @@
+"""The directory of a store that several servers share: which texts have rows there, found by their content.
+
+A store of SGLang keeps rows by chains: the hash of a page covers all tokens up to its end. So whoever knows the tokens
+of a path can have its rows, and nobody else. The directory adds the other direction, from a piece of text to the paths
+that hold it, in two kinds of small objects beside the rows:
+
+    anchor   of some chunks (every `ANCHOR_EVERY`th, chosen by name): which block holds it, and where
+    block    of `block_tokens` tokens of a path: the block before it, its tokens, and checksums of its rows
+
+A reader cuts the text that it does not know as the writer did, asks for the anchors, and walks from a block to the root
+of its path. Nothing that it finds is believed: token ids are compared, and rows whose checksum is another are refused.
+
+Objects never change and are never deleted; a store may drop any of them. Where an object that is there says something
+else, another one is written in the next of `SLOTS` places.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from sglang_pic.core.chunker import Chunker
+from sglang_pic.core.ending_filter import ENDING_LEN
+from sglang_pic.core.spans import Span, merge_spans
+from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, common_len, common_suffix_len
+
+ANCHOR_EVERY: Final = 4
+"""One chunk in so many is an anchor: with chunks of 16 tokens one in 64. Of texts of 256 tokens 99 in 100 hold one."""
+
+SLOTS: Final = 4
+"""Objects that one key may have."""
+
+_LEAST_BLOCK = 64
+_MAGIC = b"PIC1"
+_HASH_BYTES = 32
+_SUM_BYTES = 8
+_ROOT = bytes(_HASH_BYTES)
+_FRAME_BYTES = len(_MAGIC) + _SUM_BYTES
+# A chain that is longer than any context is broken.
+_MAX_BLOCKS = 1 << 16
+
+PageHash = bytes
+"""SGLang's hash of a page and all before it: 32 bytes."""
+Sums = npt.NDArray[np.uint64]
+"""The xxh3-64 of each page's rows: `[num_pages]`."""
+
+
+class Objects(Protocol):
+    """A store; each call may raise, and then says nothing."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Keep an object, unless the key has one."""
+
+    def get(self, key: str, size: int) -> bytes | None:
+        """The object of `size` bytes, or None."""
+
+    def has_rows(self, page: PageHash) -> bool:
+        """Whether the store has the rows of a page."""
+
+
+class Found(NamedTuple):
+    """A path of which the store has rows, and what of a prompt they would serve."""
+
+    tokens: Tokens
+    """The path, in whole blocks."""
+    sums: Sums
+    """What the checksums of its pages' rows may be: `[num_objects, num_pages]`."""
+    num_equal: int
+    """Tokens of the prompt's unknown spans that the path holds."""
+
+
+class _Block(NamedTuple):
+    parent: PageHash
+    """The last page before it."""
+    tokens: Tokens
+    sums: list[Sums]
+    """Of each object that the block has."""
+
+
+class Directory:
+    """Lists and finds what one kind of server computed; without state, so that threads may share it.
+
+    Args:
+        objects: the store.
+        fingerprint: digest of all that rows depend on beside their tokens: a server with another one finds nothing.
+        page_size: tokens of a page.
+        chunker: cuts text as every server with this fingerprint does.
+        delimiters: ids of tokens that open or close a message.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        *,
+        fingerprint: bytes,
+        page_size: int,
+        chunker: Chunker,
+        delimiters: frozenset[int] = frozenset(),
+    ) -> None:
+        self._objects, self._fingerprint, self._chunker, self._delimiters = objects, fingerprint, chunker, delimiters
+        self.block_tokens = -(-_LEAST_BLOCK // page_size) * page_size
+        """Tokens of a block: 64, in whole pages."""
+        self._pages = self.block_tokens // page_size
+
+    def list_path(
+        self,
+        namespace: bytes,
+        tokens: Tokens,
+        start: int,
+        before: PageHash | None,
+        pages: Sequence[PageHash],
+        sums: Sums,
+    ) -> int:
+        """List what of a path has come to the store; returns how many anchors are new.
+
+        Args:
+            namespace: nobody finds text in another one.
+            tokens: the path from its root.
+            start: from where on it is to be listed, the end of a block.
+            before: the page that ends there, or None at the root.
+            pages: the pages from `start` on; those behind the last whole block are left for later.
+            sums: likewise.
+
+        Raises:
+            Exception: as the store does.
+        """
+        parent, blocks = before or _ROOT, pages[self._pages - 1 :: self._pages]
+        for number, block in enumerate(blocks):
+            at, first = start + number * self.block_tokens, number * self._pages
+            rows = sums[first : first + self._pages]
+            content = parent + tokens[at : at + self.block_tokens].tobytes() + rows.tobytes()
+            self._put_new("block", block, content)
+            parent = block
+        num_new, stop = 0, start + len(blocks) * self.block_tokens
+        for name, end in self._anchors(namespace, tokens, start, stop):
+            # The text that follows is likely to be equal, too.
+            block = blocks[min((end - 1 - start) // self.block_tokens + 1, len(blocks) - 1)]
+            # Where a path with rows is listed, another one serves nothing more.
+            if not any(self._objects.has_rows(listed) for listed, _ in self._listed(name)):
+                num_new += self._put_new("anchor", name, block + end.to_bytes(_SUM_BYTES, "little"))
+        return num_new
+
+    def find(self, namespace: bytes, tokens: Tokens, spans: Sequence[Span], *, max_paths: int = 4) -> list[Found]:
+        """The paths that hold most of the spans of a prompt, at most `max_paths`, the fullest first.
+
+        What a path has in common with the prompt from the first token on does not count: a store finds that by itself.
+
+        Raises:
+            Exception: as the store does.
+        """
+        anchors = [anchor for start, end in spans for anchor in self._anchors(namespace, tokens, start, end)]
+        hits = [(end, *listed) for name, end in anchors for listed in self._listed(name)]
+        found: list[Found] = []
+        passed: set[PageHash] = set()
+        # A later anchor leads to a longer path, on which earlier ones may lie.
+        for _, last, _ in reversed(hits):
+            if last in passed:
+                continue
+            passed.add(last)
+            blocks = self._walk(last) if self._objects.has_rows(last) else None
+            if blocks is None:
+                continue
+            on_path = {last, *(block.parent for block in blocks)}
+            passed |= on_path
+            path = np.concatenate([block.tokens for block in blocks])
+            equal = [_equal(tokens, path, end, place) for end, block, place in hits if block in on_path]
+            num_equal = sum(end - start for start, end in merge_spans(equal))
+            if num_equal:
+                found.append(Found(path, _side_by_side([block.sums for block in blocks]), num_equal))
+        return sorted(found, key=lambda each: -each.num_equal)[:max_paths]
+
+    def _anchors(self, namespace: bytes, tokens: Tokens, start: int, end: int) -> Iterator[tuple[bytes, int]]:
+        """The key of each anchor that ends in `(start, end)`, and where it ends."""
+        data = tokens.data.cast("B")
+        begin = self._chunker.sync_start(tokens, start, self._delimiters)
+        for stop in self._chunker.cut(tokens, begin, end, delimiters=self._delimiters):
+            # Where the text was cut off no chunk ends by its content.
+            is_whole = start < stop < end and stop - begin >= ENDING_LEN
+            if is_whole and self._chunker.name(data, begin, stop) % ANCHOR_EVERY == 0:
+                digest = hashlib.blake2b(namespace, digest_size=16, key=self._fingerprint)
+                digest.update(data[TOKEN_BYTES * begin : TOKEN_BYTES * stop])
+                yield digest.digest(), stop
+            begin = stop
+
+    def _walk(self, last: PageHash) -> list[_Block] | None:
+        """The blocks from the root to the one that ends with `last`; None where one is missing."""
+        blocks: list[_Block] = []
+        while last != _ROOT:
+            # Objects of one page hold the same tokens; they differ in the rows' checksums.
+            contents = [*self._contents("block", last)]
+            if not contents or len(blocks) > _MAX_BLOCKS:
+                return None
+            sums = [np.frombuffer(content, dtype=np.uint64, offset=self._sums_at) for content in contents]
+            tokens = np.frombuffer(contents[0], dtype=np.int32, count=self.block_tokens, offset=_HASH_BYTES)
+            last = contents[0][:_HASH_BYTES]
+            blocks.append(_Block(last, tokens, sums))
+        return blocks[::-1] or None
+
+    def _listed(self, anchor: bytes) -> Iterator[tuple[PageHash, int]]:
+        """The blocks where an anchor is listed, and where on their paths it ends."""
+        for content in self._contents("anchor", anchor):
+            yield content[:_HASH_BYTES], int.from_bytes(content[_HASH_BYTES:], "little")
+
+    def _contents(self, kind: str, name: bytes) -> Iterator[bytes]:
+        """What the slots of a key hold, without what is broken."""
+        for slot in range(SLOTS):
+            data = self._get(kind, name, slot)
+            if data is None:
+                return
+            content = _unframe(data)
+            if content is not None:
+                yield content
+
+    def _put_new(self, kind: str, name: bytes, content: bytes) -> bool:
+        """Write what no slot holds into the first free one; whether it was written."""
+        for slot in range(SLOTS):
+            data = self._get(kind, name, slot)
+            if data is None:
+                self._objects.put(self._key(kind, name, slot), _frame(content))
+                return True
+            if data == _frame(content):
+                return False
+        return False
+
+    def _get(self, kind: str, name: bytes, slot: int) -> bytes | None:
+        content_bytes = _HASH_BYTES + _SUM_BYTES
+        if kind == "block":
+            content_bytes = self._sums_at + _SUM_BYTES * self._pages
+        return self._objects.get(self._key(kind, name, slot), content_bytes + _FRAME_BYTES)
+
+    def _key(self, kind: str, name: bytes, slot: int) -> str:
+        digest = hashlib.blake2b(name, digest_size=16, key=self._fingerprint, person=kind.encode())
+        return f"pic-{kind}-{digest.hexdigest()}-{slot}"
+
+    @property
+    def _sums_at(self) -> int:
+        return _HASH_BYTES + TOKEN_BYTES * self.block_tokens
+
+
+def _equal(tokens: Tokens, path: Tokens, end: int, place: int) -> Span:
+    """The span of a prompt around an anchor's end that the path holds around `place`; empty where that is its start."""
+    if not 0 < place <= len(path) or common_len(tokens, path) >= end:
+        return end, end
+    before = common_suffix_len(tokens[:end], path[:place])
+    return (end - before, end + common_len(tokens[end:], path[place:])) if before else (end, end)
+
+
+def _side_by_side(blocks: list[list[Sums]]) -> Sums:
+    """The checksums of all blocks' pages, `[num_objects, num_pages]`; those of a block with fewer objects are
+    repeated."""
+    most = max(map(len, blocks))
+    return np.concatenate([np.stack([sums[at % len(sums)] for at in range(most)]) for sums in blocks], axis=1)
+
+
+def _frame(content: bytes) -> bytes:
+    return _MAGIC + content + xxhash.xxh3_64_digest(_MAGIC + content)
+
+
+def _unframe(data: bytes) -> bytes | None:
+    """The content of an object; None where it is broken, or of another version."""
+    content = data[len(_MAGIC) : -_SUM_BYTES]
+    return content if data == _frame(content) else None
