@@ -209,29 +209,31 @@ class Directory:
     def _contents(self, kind: str, name: bytes) -> Iterator[bytes]:
         """What the slots of a key hold, without what is broken."""
         for slot in range(SLOTS):
-            data = self._get(kind, name, slot)
+            key = self._key(kind, name, slot)
+            data = self._get(kind, key)
             if data is None:
                 return
-            content = _unframe(data)
-            if content is not None:
+            content = data[len(_MAGIC) : -_SUM_BYTES]
+            if data == _frame(key, content):
                 yield content
 
     def _put_new(self, kind: str, name: bytes, content: bytes) -> bool:
         """Write what no slot holds into the first free one; whether it was written."""
         for slot in range(SLOTS):
-            data = self._get(kind, name, slot)
+            key = self._key(kind, name, slot)
+            data = self._get(kind, key)
             if data is None:
-                self._objects.put(self._key(kind, name, slot), _frame(content))
+                self._objects.put(key, _frame(key, content))
                 return True
-            if data == _frame(content):
+            if data == _frame(key, content):
                 return False
         return False
 
-    def _get(self, kind: str, name: bytes, slot: int) -> bytes | None:
+    def _get(self, kind: str, key: str) -> bytes | None:
         content_bytes = _HASH_BYTES + _SUM_BYTES
         if kind == "block":
             content_bytes = self._sums_at + _SUM_BYTES * self._pages
-        return self._objects.get(self._key(kind, name, slot), content_bytes + _FRAME_BYTES)
+        return self._objects.get(key, content_bytes + _FRAME_BYTES)
 
     def _key(self, kind: str, name: bytes, slot: int) -> str:
         digest = hashlib.blake2b(name, digest_size=16, key=self._fingerprint, person=kind.encode())
@@ -257,11 +259,6 @@ def _side_by_side(blocks: list[list[Sums]]) -> Sums:
     return np.concatenate([np.stack([sums[at % len(sums)] for at in range(most)]) for sums in blocks], axis=1)
 
 
-def _frame(content: bytes) -> bytes:
-    return _MAGIC + content + xxhash.xxh3_64_digest(_MAGIC + content)
-
-
-def _unframe(data: bytes) -> bytes | None:
-    """The content of an object; None where it is broken, or of another version."""
-    content = data[len(_MAGIC) : -_SUM_BYTES]
-    return content if data == _frame(content) else None
+def _frame(key: str, content: bytes) -> bytes:
+    """An object: what is broken, of another version or of another key is no such frame."""
+    return _MAGIC + content + xxhash.xxh3_64_digest(key.encode() + content)

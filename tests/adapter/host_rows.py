@@ -1,19 +1,28 @@
-"""HiCache around a test's tree: SGLang's own controller over a host pool that knows what its slots hold."""
+"""HiCache around a test's tree: SGLang's own controller and file store over a host pool that knows what its slots
+hold."""
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.hicache_storage import PoolName
+from sglang.srt.mem_cache.hicache_storage import HiCacheFile, HiCacheStorageConfig, PoolName
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
 from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
+from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.serve.host_tier import HostTier
+from sglang_pic.adapter.serve.store import StoreTier
+from sglang_pic.core import Chunker, CoreConfig, Directory
+
+_ROW_BYTES = 96
 
 
 class HostRows(LogicalHostPool):
@@ -25,6 +34,8 @@ class HostRows(LogicalHostPool):
         super().__init__(size, page_size)
         self.layer_num, self.end_layer, self.device_rows = 1, 1, device_rows
         self.rows: dict[int, Any] = {}
+        self.decode: Callable[[bytes], Any] = bytes
+        """Makes a row of what a store keeps of it."""
 
     def backup_from_device_all_layer_physical(
         self, _: object, host: torch.Tensor, device: torch.Tensor, *__: Any
@@ -37,6 +48,19 @@ class HostRows(LogicalHostPool):
     ) -> None:
         for here, there in zip(device.tolist(), host.tolist(), strict=True):
             self.device_rows[here] = self.rows[there]
+
+    def get_data_page(self, index: int, flat: bool = True) -> torch.Tensor:
+        assert flat
+        rows = [json.dumps(self.rows.get(slot)).encode() for slot in range(int(index), int(index) + self.page_size)]
+        assert max(map(len, rows)) <= _ROW_BYTES
+        return torch.frombuffer(bytearray(b"".join(row.ljust(_ROW_BYTES) for row in rows)), dtype=torch.uint8)
+
+    def get_dummy_flat_data_page(self) -> torch.Tensor:
+        return torch.zeros(_ROW_BYTES * self.page_size, dtype=torch.uint8)
+
+    def set_from_flat_data_page(self, index: int, data_page: torch.Tensor) -> None:
+        rows = data_page.view(self.page_size, _ROW_BYTES).numpy()
+        self.rows.update(enumerate(map(self.decode, map(bytes, rows)), int(index)))
 
 
 def attach_host(tree: Any, device_rows: dict[int, Any], size: int, write_policy: str) -> HostRows:
@@ -63,3 +87,43 @@ def attach_host(tree: Any, device_rows: dict[int, Any], size: int, write_policy:
     tree.is_write_back = write_policy == "write_back"
     tree.host = tree.planning.host = HostTier(tree, pool.size_per_token)
     return pool
+
+
+def attach_store(tree: Any, folder: Path, core: CoreConfig, delimiters: frozenset[int]) -> None:
+    """What SGLang and our factory do for a server with a file store, hooks included."""
+    controller = tree.cache_controller
+    config = HiCacheStorageConfig(
+        **dict.fromkeys(("tp_rank", "pp_rank", "attn_cp_rank"), 0),
+        **dict.fromkeys(("tp_size", "pp_size", "attn_cp_size"), 1),
+        **dict.fromkeys(("is_mla_model", "enable_storage_metrics", "is_page_first_layout"), False),
+        model_name="rows",
+        extra_config={"file_storage_path": str(folder)},
+    )
+    controller.storage_config, controller.storage_backend = config, HiCacheFile(config)
+    controller.storage_host_pool = controller.mem_pool_host.anchor_entry.host_pool
+    controller.prefetch_threshold = tree.prefetch_threshold = 32
+    controller.prefetch_capacity_limit, controller.prefetch_tokens_occupied = controller.mem_pool_host.size // 2, 0
+    controller.enable_storage = tree.enable_storage = True
+    controller._start_storage_threads()
+    tree.prefetch_stop_policy = "wait_complete"
+    tree.prefetch_timeout_base, tree.prefetch_timeout_per_page = 20.0, 0.0
+    # What is found does not depend on the time that it takes here.
+    planning = SimpleNamespace(cost=None, refusal=tree.planning.refusal)
+
+    def make_directory(objects: Any) -> Directory:
+        chunker, page_size = Chunker(core), tree.page_size
+        return Directory(objects, fingerprint=b"rows", page_size=page_size, chunker=chunker, delimiters=delimiters)
+
+    tree.store = StoreTier(
+        tree, make_directory, planning=planning, publication=tree.publication, series=Series((), None)
+    )
+    back_up, transfer = controller._page_backup, controller._page_transfer_kv_batch
+
+    def page_backup(operation: Any) -> None:
+        back_up(operation)
+        tree.store.backed_up(operation)
+
+    def page_transfer(operation: Any, pages: Any, slots: Any, *others: Any) -> int:
+        return tree.store.check(operation, pages, slots, transfer(operation, pages, slots, *others))
+
+    controller._page_backup, controller._page_transfer_kv_batch = page_backup, page_transfer

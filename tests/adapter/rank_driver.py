@@ -18,13 +18,19 @@ from array import array
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
-from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams, InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.base_prefix_cache import (
+    CacheRequestHandle,
+    InitLoadBackParams,
+    InsertParams,
+    MatchPrefixParams,
+)
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from torch.cpu import Event
@@ -40,7 +46,7 @@ from sglang_pic.adapter.serve.scheduler import receive
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan, RowNames
 from tests.adapter.builders import make_allocator, make_planning, make_tree, request
-from tests.adapter.host_rows import HostRows, attach_host
+from tests.adapter.host_rows import HostRows, attach_host, attach_store
 
 POOL, MAX_PINNED = 8192, 1024
 MOST_RUNNING = 4
@@ -90,6 +96,8 @@ class Host(NamedTuple):
 
     size: int = 3 * POOL
     write_policy: str = "write_through"
+    store: Path | None = None
+    """Where the file store is."""
 
 
 class Fetch(NamedTuple):
@@ -128,6 +136,11 @@ class Rank:
         """Whether what an exact match has on the host is loaded back, most of the time."""
         if host is not None:
             self.host_pool = attach_host(self.tree, self.rows, host.size, host.write_policy)
+            self.loads_prefixes = True
+            """Whether SGLang looks for exact prefixes in the store, too."""
+            if host.store is not None:
+                self.host_pool.decode = _decoded
+                attach_store(self.tree, host.store, core, frozenset({BREAK}))
 
     def start(self, tokens: list[int], pic: dict[str, Any], num_before: int, **fields: Any) -> list[object]:
         """Match, plan, take slots; what was decided."""
@@ -135,6 +148,8 @@ class Rank:
         ids = req.origin_input_ids
         receive(req, Auditor(), CONFIG.core)
         key = RadixKey(ids[: len(ids) - 1], req.extra_key, cache_salt=req.cache_salt)
+        if self.tree.store is not None:
+            self._arrive(req, key)
         found = self.tree.match_prefix(MatchPrefixParams(key=key, req=req))
         node = self._load_back(req, found)
         req.lock = self.tree.lock(node)
@@ -161,9 +176,36 @@ class Rank:
             self.counts["refused for memory"] += 1
             return told
         req.slots = torch.cat([prefix, own])
-        told.append(_told(req.pic.admit(req.prefix_len, len(ids), first_chunk=True)))
+        admitted = req.pic.admit(req.prefix_len, len(ids), first_chunk=True)
+        self.counts["rows stored"] += req.pic.count(admitted).stored
+        told.append(_told(admitted))
         self.running.append(req)
         return told
+
+    def _arrive(self, req: Any, key: Any) -> None:
+        """Look in the store for the request's prefix, as SGLang does, and for its text; wait as admission does."""
+        tree, found = self.tree, self.tree.match_prefix(MatchPrefixParams(key=key))
+        self.counts["arrivals"] += 1
+        req.cache_request_handle = CacheRequestHandle(str(self.counts["arrivals"]), 0)
+        req.prefix_len, req.host_hit_length = found.device_prefix_len, found.host_hit_length
+        matched, node = found.device_prefix_len + found.host_hit_length, found.last_host_node
+        if not tree.is_backuped(node) and not tree.is_root(node):
+            return
+        if self.loads_prefixes:
+            asked = (req.cache_request_handle, node, key.token_ids[matched:], tree.get_last_hash_value(node), None)
+            space = {"extra_key": req.extra_key, "cache_salt": req.cache_salt}
+            tree.prefetch_from_storage(*asked, matched_prefix_tokens=key.token_ids[:matched], **space)
+        tree.look_up(req)
+        if self.counts["arrivals"] % 16 == 0:
+            tree.release_aborted_request(req.cache_request_handle)
+        deadline = time.monotonic() + 20
+        while not tree.check_prefetch_progress(req.cache_request_handle):
+            assert time.monotonic() < deadline, "a request waits for ever"
+            self.check_events()
+            time.sleep(0.0005)
+        num_loaded, start = tree.pop_prefetch_loaded_span(req.cache_request_handle)
+        req.storage_hit_start, req.storage_hit_length = start, num_loaded
+        req.fulfilled_storage_hit_len = lambda prefix_len: max(0, min(prefix_len - start, num_loaded))
 
     def _load_back(self, req: Any, found: Any) -> Any:
         """Load what the exact match has on the host, as SGLang does at admission; returns the last node on the device.
@@ -271,6 +313,8 @@ class Rank:
         while self.tree.give_back_pin(PinEnd.WEIGHTS):
             pass
         self.check_events()
+        while self.tree.ongoing_backup or self.tree.ongoing_prefetch:
+            self.check_events()
         assert not self.faults.report().by_reason, "exceptions were caught"
         assert self.allocator.available_size() + self.tree.evictable_size() == POOL, "slots were lost"
         evict_from_tree_cache(self.tree, POOL)
@@ -278,6 +322,8 @@ class Rank:
         if self.host_pool is not None:
             self.tree.evict_host(self.host_pool.size)
             assert self.host_pool.available_size() == self.host_pool.size, "something is still locked on the host"
+        if self.tree.store is not None:
+            self.tree.cache_controller._stop_storage_threads()
 
     def _next(self, ids: array[int], at: int) -> int | None:
         """What the draft's row of a token depends on; behind a prompt there is a token of its request's own."""
@@ -326,6 +372,15 @@ def _space(req: Any) -> tuple[str | None, str | None]:
 
 def _client_key(key: str | None) -> str:
     return (key or "").rpartition("\x1f")[2]
+
+
+def _decoded(data: bytes) -> Row | None:
+    """The row that a store has, or None where it is broken."""
+    try:
+        token, position, space, *others = json.loads(data)
+        return Row(token, position, tuple(space), *others)
+    except ValueError:
+        return None
 
 
 def _told(plan: Plan | None) -> object:
@@ -405,9 +460,13 @@ class Traffic:
         return words
 
 
-def drive(rank: Rank, num_steps: int, seed: int, compare: Callable[[int, list[object]], None]) -> None:
-    """The run: `compare(step, what was decided)` after every step."""
+def drive(
+    rank: Rank, num_steps: int, seed: int, compare: Callable[[int, list[object]], None], order: int | None = None
+) -> None:
+    """The run: `compare(step, what was decided)` after every step; with `order` it is the same text in another one."""
     traffic, rng = Traffic(seed), random.Random(seed + 1)
+    if order is not None:
+        traffic.rng.seed(order)
     for step in range(num_steps):
         told: list[object] = []
         if step % 3 == 0:

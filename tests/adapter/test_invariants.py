@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,6 +65,28 @@ def test_every_row_that_is_read_from_the_host_is_the_right_one(size: int, write_
     assert rank.counts["rows fetched"] > 400
     assert rank.counts["loaded back"] > 5_000 or size < 24_576
     rank.settle()
+
+
+@each_page_size
+def test_every_row_that_comes_from_a_store_is_the_right_one(page_size: int, tmp_path: Path) -> None:
+    """Servers share a store: text of the first serves the second in another order, and what is broken there nobody."""
+    for number, is_broken in enumerate((False, False, True)):
+        if is_broken:
+            break_files(tmp_path)
+        rank = Rank(page_size, shuffle=number, host=Host(store=tmp_path))
+        # SGLang itself does not check what it reads.
+        rank.loads_prefixes = not is_broken
+        drive(rank, 250, 5, lambda *_: None, order=number)
+        assert rank.counts["rows stored"] >= (0 if number == 0 else 1_000), number
+        rank.settle()
+
+
+def break_files(folder: Path) -> None:
+    """Change a byte of every hundredth file of a store: of rows, and of what says where they are."""
+    for file in sorted(folder.glob("*.bin"))[::100]:
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
 
 
 def test_rows_that_come_back_to_the_device_by_a_splice_are_no_donors() -> None:

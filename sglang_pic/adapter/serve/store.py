@@ -38,7 +38,7 @@ from sglang_pic.adapter.serve.planning import Planning, donor_namespaces
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.adapter.serve.store_objects import objects_of
-from sglang_pic.core import Directory, Found, Sums, Tokens, as_tokens
+from sglang_pic.core import Directory, Found, Objects, Sums, Tokens, as_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class StoreTier:
     def __init__(
         self,
         tree: Tree,
-        make_directory: Callable[[Any], Directory],
+        make_directory: Callable[[Objects], Directory],
         *,
         planning: Planning,
         publication: Publication,
@@ -253,8 +253,9 @@ class StoreTier:
         backend = controller.storage_backend if self._tree.enable_storage else None
         if backend is not self._backend:
             self._backend, self._directory = backend, None
-            if backend is not None and objects_of(backend) is not None:
-                self._directory = self._make_directory(objects_of(backend))
+            objects = None if backend is None else objects_of(backend, controller.storage_config)
+            if objects is not None:
+                self._directory = self._make_directory(objects)
         return self._directory
 
     def forget_weights(self) -> None:
