@@ -139,6 +139,8 @@ class StoreTier:
         self._looking: deque[_Lookup] = deque()
         self._loading: deque[_Lookup] = deque()
         self._loads: dict[Any, _Load] = {}
+        self._late: list[Future[list[Found]]] = []
+        """Look-ups for which nobody waits any more; the first of them may go on."""
         self._listings: OrderedDict[str, _Listing] = OrderedDict()
         self._token_us = 0
         # Written by SGLang's threads, one each; counted between rounds.
@@ -150,7 +152,7 @@ class StoreTier:
         """Look up what of an arrived request's prompt is new here. Cost of a scan, .1 ms for 32k tokens."""
         state: RequestState = req.pic
         directory = self.directory
-        if directory is None or state.is_looked_up or len(self._looking) >= _MAX_LOOKUPS or req.lora_id is not None:
+        if directory is None or self._is_behind or state.is_looked_up or req.lora_id is not None:
             return
         state.is_looked_up = True
         if state.options.pin is not None or self._planning.refusal(req) is not None:
@@ -181,16 +183,20 @@ class StoreTier:
     def step(self) -> None:
         """Go on with look-ups and loads, after SGLang has gone on with its own; all ranks do so together."""
         self._count()
-        if self._looking or self._loading:
+        if self._looking or self._loading or self._late:
             now = time.monotonic()
-            num_done, num_late, num_unloaded = self._agreed(
+            num_done, num_late, num_unloaded, is_there = self._agreed(
                 _num_leading(self._looking, lambda each: each.found.done()),
                 _num_leading(self._looking, lambda each: each.deadline <= now),
                 _num_leading(self._loading, lambda each: each.deadline <= now),
+                int(all(found.done() for found in self._late)),
             )
+            if is_there:
+                self._late.clear()
             done = [self._looking.popleft() for _ in range(num_done)]
             for _ in range(num_late - num_done):
-                self._looking.popleft().found.cancel()
+                self._late.append(self._looking.popleft().found)
+                self._late[-1].cancel()
                 self._series.add(LOOKUPS, value="late")
             for _ in range(num_unloaded):
                 self._loading.popleft()
@@ -256,6 +262,9 @@ class StoreTier:
             objects = None if backend is None else objects_of(backend, controller.storage_config)
             if objects is not None:
                 self._directory = self._make_directory(objects)
+            elif backend is not None:
+                kind = type(backend).__name__
+                logger.info("sglang_pic: %s: rows are stored there, but moved text of other servers is not found", kind)
         return self._directory
 
     def forget_weights(self) -> None:
@@ -274,6 +283,12 @@ class StoreTier:
             self._listings[path.pages[-1]] = _Listing(path, start, self._sums(path.slots[start : path.start]))
             if len(self._listings) > _MAX_LISTINGS:
                 self._listings.popitem(last=False)
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the store is slower than requests can wait: until it has done what it was asked, nobody asks more."""
+        is_late = self._late or (self._loads and not self._loading)
+        return bool(is_late) or len(self._looking) >= _MAX_LOOKUPS
 
     def _patience_s(self, num_tokens: int) -> float:
         cost, tree = self._planning.cost, self._tree

@@ -52,7 +52,10 @@ class _MooncakeObjects(_Objects):
         return self._backend.store.get(key + self._rank) or None
 
 
-_KINDS = {"HiCacheFile": _FileObjects, "MooncakeStore": _MooncakeObjects}
+_KINDS: dict[str, type[_FileObjects | _MooncakeObjects]] = {
+    "HiCacheFile": _FileObjects,
+    "MooncakeStore": _MooncakeObjects,
+}
 
 
 def objects_of(backend: object, config: object) -> Objects | None:
