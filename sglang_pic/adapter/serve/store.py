@@ -142,7 +142,7 @@ class StoreTier:
         self._late: list[Future[list[Found]]] = []
         """Look-ups for which nobody waits any more; the first of them may go on."""
         self._listings: OrderedDict[str, _Listing] = OrderedDict()
-        self._token_us = 0
+        self._token_ns = 0
         # Written by SGLang's threads, one each; counted between rounds.
         self._num_refused = self._num_listed = 0
 
@@ -299,18 +299,18 @@ class StoreTier:
     def _take(self, done: list[_Lookup]) -> None:
         found = [_result(lookup.found) for lookup in done]
         digest = _digest(found)
-        least, most, token_us = self._agreed(digest, -digest, self._token_us)
+        least, most, token_ns = self._agreed(digest, -digest, self._token_ns)
         for lookup, paths in zip(done, found, strict=True):
             if least != -most:
                 self._series.add(LOOKUPS, value="apart")
                 continue
             self._series.add(LOOKUPS, value="found" if paths else "nothing")
             for path in paths:
-                self._load(lookup, path, token_us)
+                self._load(lookup, path, token_ns)
             if lookup.loads:
                 self._loading.append(lookup)
 
-    def _load(self, lookup: _Lookup, path: Found, token_us: int) -> None:
+    def _load(self, lookup: _Lookup, path: Found, token_ns: int) -> None:
         """Have SGLang load what of a path is not here, if that is sooner than computing what it serves."""
         from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, MatchPrefixParams
         from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -320,7 +320,8 @@ class StoreTier:
         match = tree.match_prefix(MatchPrefixParams(key=RadixKey(ids, extra_key, cache_salt=cache_salt)))
         start, node = match.device_prefix_len + match.host_hit_length, match.last_host_node
         cost = self._planning.cost
-        is_late = cost is not None and (len(ids) - start) * token_us > path.num_equal * cost.computed_token_us
+        # Until a load was measured, one is tried.
+        is_late = cost is not None and (len(ids) - start) * token_ns > 1e3 * path.num_equal * cost.computed_token_us
         # As SGLang: what is not on the host is not in the store, nor is what follows it.
         if start >= len(ids) or is_late or not (tree.is_backuped(node) or tree.is_root(node)):
             return
@@ -347,8 +348,8 @@ class StoreTier:
         self._tree.release_aborted_request(handle)
         if num_loaded and start is not None:
             self._series.add(LOADED, num_loaded)
-            elapsed_us = 1e6 * (time.monotonic() - load.started_at)
-            self._token_us += int(_FRESH * (elapsed_us / num_loaded - self._token_us))
+            token_ns = 1e9 * (time.monotonic() - load.started_at) / num_loaded
+            self._token_ns = int(token_ns if not self._token_ns else _FRESH * token_ns + (1 - _FRESH) * self._token_ns)
             end = start + num_loaded
             self._publication.publish_loaded(load.lookup.namespace, load.tokens[:end], (start, end))
             load.lookup.state.loaded.append((load.tokens[:end], start))
