@@ -85,14 +85,11 @@ class Directory:
 
 
 class Server:
-    """One rank's tier, and what it counted and published."""
+    """One rank's tier, and what it counted."""
 
     def __init__(self, cost: Any = None) -> None:
         self.tree, self.directory, self.counted = Tree(), Directory(), Kept()
-        self.published: list[tuple[int, int]] = []
-        publication = SimpleNamespace(
-            unknown=lambda *_: [(0, 300)], publish_loaded=lambda _, __, span: self.published.append(span)
-        )
+        publication = SimpleNamespace(unknown=lambda *_: [(0, 300)])
         planning = SimpleNamespace(cost=cost, refusal=lambda _: None)
         self.tier = StoreTier(
             self.tree, lambda _: self.directory, planning=planning, publication=publication, series=self.counted
@@ -133,7 +130,7 @@ def test_a_request_waits_until_what_was_found_has_come(server: Server) -> None:
     server.tree.prefetch_timeout_base = 5.0
     server.tree.end_loads()
     server.step_until(lambda: server.is_ready(req))
-    assert server.published == [(0, 512)]
+    assert server.counted.by_label(LOADED) == {None: 512}
     assert [(len(tokens), start) for tokens, start in req.pic.loaded] == [(512, 0)]
     assert server.outcomes() == {"found": 1}
     server.tier.look_up(req)
@@ -162,7 +159,7 @@ def test_loads_that_are_late_still_come_and_nothing_else_is_asked_meanwhile(serv
     assert server.is_ready(server.arrive())
     server.tree.end_loads()
     server.tier.step()
-    assert server.published == [(0, 512)]
+    assert server.counted.by_label(LOADED) == {None: 512}
     assert not server.is_ready(server.arrive())
 
 

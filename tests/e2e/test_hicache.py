@@ -110,6 +110,8 @@ def test_a_store_holds_what_any_server_would_compute(model_dir: Callable[[str], 
             exact = stock.generate(MOVED)
             assert exact.cached_tokens == 0, "nothing behind a splice was written under the text's key"
             assert_same(exact, apart)
+        with serve_on(store, model_dir("tiny-gqa"), tmp_path) as second:
+            assert second.generate([*MOVED, *random_tokens(4, 40)]).cached_tokens > 700, "under keys of its own"
 
 
 def serve_on(store: tuple[str, ...], model: Path, folder: Path, *flags: str, backend: str | None = "pic") -> Any:
