@@ -78,7 +78,7 @@ def test_every_row_that_comes_from_a_store_is_the_right_one(page_size: int, tmp_
         # SGLang itself does not check what it reads.
         rank.loads_prefixes = not is_broken
         drive(rank, 250, 5, lambda *_: None, order=number)
-        assert rank.counts["rows stored"] >= (0 if number == 0 else 1_000), number
+        assert rank.counts["rows stored"] >= (0 if number == 0 else 300), number
         rank.settle()
 
 

@@ -170,7 +170,7 @@ def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.Mo
     monkeypatch.setattr(UnifiedRadixCache, "checkpoint_into_tree", hand_over)
     cache: Any = PicRadixCache.__new__(PicRadixCache)
     cache.num_weights, cache.planning, cache.auditor = 0, SimpleNamespace(refusal=lambda _: None), Auditor()
-    cache.host = None
+    cache.host = cache.store = None
     cache.pins, cache.faults = SimpleNamespace(give_back_oldest=lambda *_: False), Faults()
     cache.tree_core = SimpleNamespace(page_size=1)
     cache.publication = SimpleNamespace(flush=published.clear, publish=lambda req, *_, **__: published.append(req))
