@@ -262,11 +262,12 @@ def _attach_store(
     cache.store = StoreTier(
         cache,
         make_directory,
+        policy=msgspec.json.encode(config.core),
         planning=cache.planning,
         publication=cache.publication,
         series=Series(store.METRICS, labels),
     )
-    scheduler_hooks.install_store(cache)
+    scheduler_hooks.install_store(cache, cache.store)
 
 
 def _checked_path(ctx: BuildContext, audit: Audit | None) -> tuple[ForwardPath, Draft | None]:

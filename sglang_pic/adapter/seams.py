@@ -55,11 +55,6 @@ class Req(Protocol):
     cached_tokens_storage: int
 
     host_hit_length: int  # tokens behind `prefix_len` that HiCache has on the host
-    # What of the exact prefix came from HiCache's store.
-    storage_hit_start: int | None
-    storage_hit_length: int
-
-    def fulfilled_storage_hit_len(self, prefix_len: int) -> int: ...
 
 
 class ScheduleBatch(Protocol):
@@ -159,6 +154,8 @@ class Tree(Protocol):
     prefetch_timeout_base: float
     prefetch_timeout_per_page: float
     hicache_storage_pass_prefix_keys: bool
+    prefetch_loaded_tokens_by_reqid: dict[Any, int]
+    prefetch_loaded_storage_start_by_reqid: dict[Any, int]
 
     def is_backuped(self, node_id: Any) -> bool: ...
     def is_root(self, node_id: Any) -> bool: ...

@@ -102,7 +102,8 @@ class Directory:
         chunker: Chunker,
         delimiters: frozenset[int] = frozenset(),
     ) -> None:
-        self._objects, self._fingerprint, self._chunker, self._delimiters = objects, fingerprint, chunker, delimiters
+        self._objects, self._chunker, self._delimiters = objects, chunker, delimiters
+        self.fingerprint = fingerprint
         self.block_tokens = -(-_LEAST_BLOCK // page_size) * page_size
         """Tokens of a block: 64, in whole pages."""
         self._pages = self.block_tokens // page_size
@@ -182,7 +183,7 @@ class Directory:
             # Where the text was cut off no chunk ends by its content.
             is_whole = start < stop < end and stop - begin >= ENDING_LEN
             if is_whole and self._chunker.name(data, begin, stop) % ANCHOR_EVERY == 0:
-                digest = hashlib.blake2b(namespace, digest_size=16, key=self._fingerprint)
+                digest = hashlib.blake2b(namespace, digest_size=16, key=self.fingerprint)
                 digest.update(data[TOKEN_BYTES * begin : TOKEN_BYTES * stop])
                 yield digest.digest(), stop
             begin = stop
@@ -236,7 +237,7 @@ class Directory:
         return self._objects.get(key, content_bytes + _FRAME_BYTES)
 
     def _key(self, kind: str, name: bytes, slot: int) -> str:
-        digest = hashlib.blake2b(name, digest_size=16, key=self._fingerprint, person=kind.encode())
+        digest = hashlib.blake2b(name, digest_size=16, key=self.fingerprint, person=kind.encode())
         return f"pic-{kind}-{digest.hexdigest()}-{slot}"
 
     @property

@@ -304,6 +304,15 @@ class ContentIndex:
             at = end
         return min(at, stored)
 
+    def generation(self, namespace: Hashable, tokens: Tokens) -> int:
+        """How many changed fields the rows at the end of a path have behind them, as far as is known."""
+        self.settle()
+        space = self._namespaces.get(namespace)
+        if space is None:
+            return 0
+        node, stored = space.trie.walk(tokens)
+        return max((each.generation(min(each.end, stored)) for each in node.lineage()), default=0)
+
     def pin(self, namespace: Hashable, tokens: Tokens) -> None:
         """Let the donors on a published path be the last to leave for other donors of their chunks."""
         self.settle()

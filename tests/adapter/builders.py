@@ -42,8 +42,6 @@ def request(tokens: Iterable[int] = range(300), asked: object = None, **fields: 
         **{"prefix_len": 0, "extend_end": len(ids), "retracted_stain": False, "return_hidden_states": False},
         **{
             "host_hit_length": 0,
-            "storage_hit_start": None,
-            "storage_hit_length": 0,
             "return_logprob": False,
             "logprob_start_len": -1,
             "rid": "r",

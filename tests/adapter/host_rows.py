@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheFile, HiCacheStorageConfig, PoolName
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
@@ -18,9 +20,11 @@ from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from sglang_pic.adapter.metrics import Series
+from sglang_pic.adapter.serve import scheduler
 from sglang_pic.adapter.serve.host_tier import HostTier
 from sglang_pic.adapter.serve.store import StoreTier
 from sglang_pic.core import Chunker, CoreConfig, Directory
+from tests.adapter.builders import hooks_of
 
 _ROW_BYTES = 96
 
@@ -117,13 +121,10 @@ def attach_store(tree: Any, folder: Path, core: CoreConfig, delimiters: frozense
     tree.store = StoreTier(
         tree, make_directory, planning=planning, publication=tree.publication, series=Series((), None)
     )
-    back_up, transfer = controller._page_backup, controller._page_transfer_kv_batch
-
-    def page_backup(operation: Any) -> None:
-        back_up(operation)
-        tree.store.backed_up(operation)
-
-    def page_transfer(operation: Any, pages: Any, slots: Any, *others: Any) -> int:
-        return tree.store.check(operation, pages, slots, transfer(operation, pages, slots, *others))
-
-    controller._page_backup, controller._page_transfer_kv_batch = page_backup, page_transfer
+    with pytest.MonkeyPatch.context() as patch:
+        hooks = hooks_of(patch, scheduler)
+        scheduler.install_store(tree, tree.store)
+    for target, function in hooks.items():
+        name = target.rpartition(".")[2]
+        if hasattr(controller, name):
+            setattr(controller, name, partial(function, getattr(type(controller), name), controller))

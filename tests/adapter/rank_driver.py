@@ -203,9 +203,7 @@ class Rank:
             assert time.monotonic() < deadline, "a request waits for ever"
             self.check_events()
             time.sleep(0.0005)
-        num_loaded, start = tree.pop_prefetch_loaded_span(req.cache_request_handle)
-        req.storage_hit_start, req.storage_hit_length = start, num_loaded
-        req.fulfilled_storage_hit_len = lambda prefix_len: max(0, min(prefix_len - start, num_loaded))
+        self.counts["prefix stored"] += tree.pop_prefetch_loaded_span(req.cache_request_handle)[0]
 
     def _load_back(self, req: Any, found: Any) -> Any:
         """Load what the exact match has on the host, as SGLang does at admission; returns the last node on the device.

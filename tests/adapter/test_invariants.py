@@ -13,6 +13,7 @@ import pytest
 import torch
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.mem_cache.utils import get_hash_str
 
 from sglang_pic.adapter.serve.accounting import FALLBACKS, Accounting
 from sglang_pic.adapter.serve.fallback import Fallback
@@ -79,6 +80,29 @@ def test_every_row_that_comes_from_a_store_is_the_right_one(page_size: int, tmp_
         drive(rank, 250, 5, lambda *_: None, order=number)
         assert rank.counts["rows stored"] >= (0 if number == 0 else 1_000), number
         rank.settle()
+
+
+@each_page_size
+def test_spliced_rows_reach_other_servers_under_keys_of_their_own(page_size: int, tmp_path: Path) -> None:
+    """They are a prefix of requests that may be spliced; whoever opted out finds what is exact."""
+    first, moved = [*HEADS[0], *TEXT], [*HEADS[1], *TEXT, BREAK, *words(9, 40)]
+    rank = Rank(page_size, shuffle=0, host=Host(store=tmp_path))
+    serve(rank, first)
+    assert serve(rank, moved) > 300
+    rank.settle()
+    store = rank.tree.cache_controller.storage_backend
+    found = [page_size * store.batch_exists(get_hash_str(each, page_size=page_size)) for each in (first, moved)]
+    assert found[0] > 700, "what a stock server would find"
+    assert found[1] < 64
+    other = Rank(page_size, shuffle=1, host=Host(store=tmp_path))
+    for options, least, most in (({"mode": "off"}, 0, 0), ({}, 700, 784)):
+        before = other.counts["prefix stored"]
+        other.start([*moved, *words(10, 20)], options, 0)
+        other.end(other.running[-1], checkpointed=True)
+        assert least <= other.counts["prefix stored"] - before <= most
+    # Of what came only rows that were computed at their places may serve elsewhere: the run's own checks look.
+    serve(other, [*words(12, 200), *TEXT, BREAK, *words(9, 40), *words(11, 100)])
+    other.settle()
 
 
 def break_files(folder: Path) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from pic_bench.compare.server import free_port
 
 from tests.e2e.servers import on_each_server
 from tests.e2e.serving import Answer, Client, assert_same, random_tokens, serve, wait_until
@@ -37,35 +41,95 @@ def test_moved_text_is_spliced_from_the_host_as_from_the_device(client: Client) 
     assert_same(device, host)
 
 
+class Store(NamedTuple):
+    """What servers share."""
+
+    kind: str
+    where: dict[str, Any]
+
+
+@contextmanager
+def mooncake(folder: Path) -> Iterator[Store]:
+    """A store of Mooncake's on this machine."""
+    pytest.importorskip("mooncake.store", reason="pip install sglang-pic[mooncake], and Debian's libibverbs1")
+    port = free_port()
+    master = [str(Path(sys.executable).with_name("mooncake_master")), "--rpc_address=127.0.0.1", f"--rpc_port={port}"]
+    where = {"master_server_address": f"127.0.0.1:{port}", "metadata_server": "P2PHANDSHAKE", "protocol": "tcp"}
+    where |= {"device_name": "", "local_hostname": "127.0.0.1", "global_segment_size": 64 << 20}
+    with (
+        (folder / "master.log").open("wb") as log,
+        subprocess.Popen([*master, f"--metrics_port={free_port()}"], stdout=log, stderr=log) as process,
+    ):
+        try:
+            yield Store("mooncake", where)
+        finally:
+            process.kill()
+
+
+@contextmanager
+def files(folder: Path) -> Iterator[Store]:
+    yield Store("file", {"file_storage_path": str(folder / "store")})
+
+
+@pytest.mark.slow
+@pytest.mark.feature("a store of HiCache")
+@pytest.mark.parametrize(
+    ("model", "ranks", "shared"),
+    [("tiny-gqa", 1, files), ("tiny-mla", 2, files), ("tiny-gqa", 1, mooncake)],
+    ids=["gqa-file", "mla-tp2-file", "gqa-mooncake"],
+)
+def test_text_that_one_server_computed_is_spliced_by_another(
+    model: str, ranks: int, shared: Callable[[Path], Any], model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """At another place, found by its content alone, and to the last bit as from rows of its own."""
+    text = random_tokens(21, 512)
+    moved = [*random_tokens(2, 150), *text, *random_tokens(3, 300)]
+    flags = ("--tp-size", str(ranks))
+    # The first one loads nothing: it would find there what the second has spliced.
+    with (
+        shared(tmp_path) as store,
+        serve_on(store, model_dir(model), tmp_path, *flags, least_load=10_000) as first,
+    ):
+        first.generate(text)
+        wait_until(lambda: first.counters()["store_listed_tokens"] >= len(text))
+        with serve_on(store, model_dir(model), tmp_path, *flags) as second:
+            stored = second.generate(moved)
+            assert stored.chunk_hit_tokens == stored.fetched_tokens == stored.stored_tokens > 450
+        own = first.generate(moved)
+        assert (own.fetched_tokens, own.chunk_hit_tokens) == (0, stored.chunk_hit_tokens)
+        assert_same(stored, own)
+
+
 @pytest.mark.slow
 @pytest.mark.feature("a store of HiCache")
 def test_a_store_holds_what_any_server_would_compute(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
-    """What one server computed serves others, and donates there; what it spliced reaches nobody else."""
-    flags = (
-        *("--dtype", "float32", "--page-size", "16", "--enable-hierarchical-cache", "--hicache-ratio", "4"),
-        *("--hicache-storage-backend", "file", "--file-storage-path", str(tmp_path / "store")),
-        *("--hicache-storage-prefetch-policy", "wait_complete"),
-    )
-    gate: dict[str, Any] = {"cost_gate": "off"}
+    """What one server spliced reaches nobody else, a server without the plugin included."""
 
     def stored() -> int:
-        return len([*(tmp_path / "store").glob("*.bin")])
+        return len([path for path in (tmp_path / "store").glob("*.bin") if not path.name.startswith("pic-")])
 
-    with serve(model_dir("tiny-gqa"), tmp_path, *flags, config=gate) as first:
-        first.generate(TEXT)
-        wait_until(lambda: stored() >= len(TEXT) // 16)
-        spliced = first.generate(MOVED)
-        assert spliced.chunk_hit_tokens > 400
-        apart = first.generate(MOVED, pic={"mode": "off"})
-        wait_until(lambda: stored() >= (len(TEXT) + len(MOVED)) // 16)
-    with serve(model_dir("tiny-gqa"), tmp_path, *flags, backend=None) as stock:
-        assert stock.generate(TEXT).cached_tokens >= 480, "it was computed, and the key is the text's"
-        exact = stock.generate(MOVED)
-        assert exact.cached_tokens == 0, "nothing behind a splice was written under the text's key"
-        assert_same(exact, apart)
-    with serve(model_dir("tiny-gqa"), tmp_path, *flags, config=gate) as second:
-        moved = second.generate(MOVED)
-        assert moved.stored_tokens > 300, "what nobody ever sent it at that place, nor at any other"
-        assert moved.chunk_hit_tokens == moved.fetched_tokens == moved.stored_tokens
-        again = second.generate([*random_tokens(8, 200), *TEXT, *random_tokens(9, 100)])
-        assert again.chunk_hit_tokens > again.stored_tokens == 0, "it is a donor here from then on"
+    with files(tmp_path) as store:
+        with serve_on(store, model_dir("tiny-gqa"), tmp_path) as first:
+            first.generate(TEXT)
+            wait_until(lambda: stored() >= len(TEXT) // 16)
+            assert first.generate(MOVED).chunk_hit_tokens > 400
+            apart = first.generate(MOVED, pic={"mode": "off"})
+            wait_until(lambda: stored() >= (len(TEXT) + len(MOVED)) // 16)
+        with serve_on(store, model_dir("tiny-gqa"), tmp_path, backend=None) as stock:
+            assert stock.generate(TEXT).cached_tokens >= 480, "it was computed, and the key is the text's"
+            exact = stock.generate(MOVED)
+            assert exact.cached_tokens == 0, "nothing behind a splice was written under the text's key"
+            assert_same(exact, apart)
+        with serve_on(store, model_dir("tiny-gqa"), tmp_path) as second:
+            assert second.generate([*MOVED, *random_tokens(4, 40)]).cached_tokens > 700, "under keys of its own"
+
+
+def serve_on(
+    store: Store, model: Path, folder: Path, *flags: str, backend: str | None = "pic", least_load: int = 256
+) -> Any:
+    """A server on a store, which waits for all that is there, if it is so many tokens."""
+    host = ("--enable-hierarchical-cache", "--hicache-ratio", "4", "--hicache-storage-prefetch-policy", "wait_complete")
+    where = json.dumps(store.where | {"prefetch_threshold": least_load})
+    host += ("--hicache-storage-backend", store.kind, "--hicache-storage-backend-extra-config", where)
+    plain = ("--dtype", "float32", "--page-size", "16", *host)
+    return serve(model, folder, *plain, *flags, config={"cost_gate": "off"}, backend=backend)

@@ -125,6 +125,9 @@ def _watch_rows(runner: Any) -> None:
     engine = "sglang.srt.mem_cache.l2_transfer.L2TransferEngine"
     _hook("AROUND", f"{engine}.submit_device_to_host", partial(watch.copied, to_host=True))
     _hook("AROUND", f"{engine}.submit_host_to_device", partial(watch.copied, to_host=False))
+    controller = "sglang.srt.managers.cache_controller.HiCacheController"
+    _hook("AROUND", f"{controller}._generic_page_set", watch.stored)
+    _hook("AROUND", f"{controller}._generic_page_get", watch.read_back)
     _hook("AFTER", f"{_CACHE}.__init__", keeper.on_tree)
     _hook("AFTER", f"{_CACHE}.reset", keeper.on_reset)
     _hook("AFTER", f"{tree}.lock", keeper.on_lock)

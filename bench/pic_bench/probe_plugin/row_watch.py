@@ -70,6 +70,8 @@ class RowWatch:
         self._factors = torch.randint(1, 1 << 62, shape, generator=random, dtype=torch.int64) * 2 + 1
         self._host: list[Tensor] = []
         """The table of a host pool (HiCache), once rows were copied there."""
+        self._stored: dict[str, list[Tensor]] = {}
+        """Likewise of pages in a store."""
         self._laid_out: _Claim | None = None
         self._claim: _Claim | None = None
         self._moved_ahead = torch.empty(0, dtype=torch.int64)
@@ -194,6 +196,27 @@ class RowWatch:
             if not to_host:
                 self._report("loaded wrongly", self._content[device] != self._hash(device), device)
         return result
+
+    def stored(self, original: Callable[..., bool], controller: Any, pages: Any, slots: Tensor, *args: Any) -> bool:
+        """Around writing pages of the host to a store, which keeps what it has of them."""
+        fresh = [not controller.storage_backend.exists(page) for page in pages]
+        is_stored = original(controller, pages, slots, *args)
+        if is_stored:
+            for page, of_page, is_fresh in zip(pages, slots.split(self._view.page_size), fresh, strict=True):
+                if is_fresh:
+                    self._stored[page] = [column[of_page] for column in self._host]
+        return is_stored
+
+    def read_back(
+        self, original: Callable[..., int], controller: Any, operation: Any, pages: Any, slots: Tensor, *args: Any
+    ) -> int:
+        """Around reading pages from a store to the host."""
+        num_pages = original(controller, operation, pages, slots, *args)
+        for page, of_page in zip(pages[:num_pages], slots.split(self._view.page_size), strict=False):
+            if self._host and page in self._stored:
+                for column, kept in zip(self._host, self._stored[page], strict=True):
+                    column[of_page] = kept
+        return num_pages
 
     @property
     def _table(self) -> tuple[Tensor, ...]:

@@ -49,6 +49,7 @@ _SAMPLE_S = 0.5
 _PAUSE_S = 3.0
 _MAX_WORDS = 20
 _NUM_MISMATCHES = 8
+_STORE = "store"
 
 STUDY = Study("soak", __doc__, seed=0)
 STUDY.add("--model", required=True, metavar="DIR", help="model folder; a tiny one gives many requests")
@@ -60,6 +61,7 @@ STUDY.add(
 STUDY.add("--page-size", type=int, choices=(1, 16), default=1, help="tokens of a page")
 STUDY.add("--server-arg", action="append", default=[], metavar="ARGS", help="more flags for both servers")
 STUDY.add("--patched-arg", action="append", default=[], metavar="ARGS", help="more flags for the patched server alone")
+STUDY.add("--store", action="store_true", help="HiCache with a file store that goes away, comes back, and is broken")
 STUDY.add("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")
 STUDY.add("--quiet", action="store_true", help="no progress bar")
 
@@ -100,6 +102,8 @@ class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
     spliced_rows_checked: int
     fetched_rows_checked: int = 0
     """Of them, those that were on the host (HiCache)."""
+    stored_tokens: int = 0
+    """Of these, those that were brought there from a store for their request."""
     compared: int
     """Answers of `off` requests that a stock server gave, too."""
     mismatches: int
@@ -188,6 +192,8 @@ class _Run:
                     break
                 if tick == flush_in:
                     self._flush_while_busy()
+                if self.args.store:
+                    self._trouble_store(rng)
         self.patient.wait_idle()
         if rng.random() < 0.15:
             time.sleep(_PAUSE_S)
@@ -220,6 +226,7 @@ class _Run:
             audited=patient.num_audited(),
             spliced_rows_checked=books["num_spliced_rows"],
             fetched_rows_checked=books["num_fetched_rows"],
+            stored_tokens=counters["stored_tokens_total"],
             compared=len(verdicts),
             mismatches=len(mismatches),
             leaks=len(patient.leaks),
@@ -242,6 +249,23 @@ class _Run:
                 self.judge.compare(request, outcome.answer)
             ended.append((request.fault, outcome))
         return ended
+
+    def _trouble_store(self, rng: random.Random) -> None:
+        """Take the store's folder away for seconds, or break a tenth of what says what it holds; by chance."""
+        folder = self.args.logs / _STORE
+        away, draw = folder.with_suffix(".away"), rng.random()
+        if away.exists():
+            if draw < 0.3:
+                away.rename(folder)
+        elif draw < 0.06 and folder.exists():
+            folder.rename(away)
+            self.faults["store gone"] += 1
+        elif draw < 0.1:
+            for path in sorted(folder.glob("pic-*"))[:: rng.randrange(8, 12)]:
+                data = bytearray(path.read_bytes())
+                data[rng.randrange(len(data))] ^= 1
+                path.write_bytes(data)
+            self.faults["store broken"] += 1
 
     def _flush_while_busy(self) -> None:
         """A flush that SGLang refuses, unless no request runs at that moment."""
@@ -293,6 +317,12 @@ def _servers(args: argparse.Namespace) -> Iterator[tuple[Server, Server]]:
         "stock": [],
         "patched": ["--max-total-tokens", str(args.pool_tokens), *args.patched_arg],
     }
+    if args.store:
+        # Prompts are short: what is shorter than a block is nothing to look up.
+        loads = msgspec.json.encode({"prefetch_threshold": 32}).decode()
+        host = "--enable-hierarchical-cache --hicache-ratio 4 --hicache-storage-backend file"
+        flags["patched"] += [host, f"--file-storage-path {args.logs / _STORE}"]
+        flags["patched"].append(f"--hicache-storage-backend-extra-config '{loads}'")
     both, roomy, tight = (shlex.split(" ".join([SETTING.flags[name], *more])) for name, more in flags.items())
     stock, pic = build_arms(["stock", "pic"], server_args=both, pic_config=msgspec.json.encode(SETTING.config).decode())
     variables = SETTING.environment

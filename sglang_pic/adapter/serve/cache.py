@@ -16,7 +16,7 @@ from sglang_pic.adapter.serve.accounting import Accounting
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
-from sglang_pic.adapter.serve.host_tier import HostTier
+from sglang_pic.adapter.serve.host_tier import BackedPath, HostTier
 from sglang_pic.adapter.serve.pins import PinEnd, Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
@@ -156,10 +156,11 @@ class PicRadixCache(UnifiedRadixCache):
             self.host.give_back()
 
     def write_backup_storage(self, node_id: int) -> None:
-        """Write rows to the store as SGLang does, if they are exactly those that any server computes for the text.
+        """Write rows to the store: under SGLang's keys as far as they are those that any server computes for the text.
 
-        NOTE: the store's keys are made of tokens, the client's key and the salt, so a server without the plugin finds
-        what is written under them, and so do requests here that want exact rows.
+        NOTE: those keys are made of tokens, the client's key and the salt, so a server without the plugin finds what is
+        written under them, and so do requests that want exact rows. What came from a splice, or stands behind it, has
+        keys of the plugin's own, where the store is of a kind that it can list.
         """
         extra_key, _ = self.tree_core.prefetch_anchor_info(node_id)
         if self.host is None or is_strict(extra_key):
@@ -167,14 +168,36 @@ class PicRadixCache(UnifiedRadixCache):
             return
         try:
             path = self.host.path_to(node_id)
-            if path is None or self.publication.computed_len(path.namespace, path.tokens) < len(path.tokens):
+            if path is None:
                 return
-            if self.store is not None:
-                self.store.announce(path)
+            exact_end = self.publication.computed_len(path.namespace, path.tokens)
+            if not self._announces(path, exact_end) and exact_end < len(path.tokens):
+                return
         except Exception as error:
             self.recover((), Fallback.FAULT_STORE, error)
             return
         super().write_backup_storage(node_id)
+
+    def _announces(self, path: BackedPath, exact_end: int) -> bool:
+        """Whether the store's tier knows what of a path is written."""
+        is_shared = exact_end >= len(path.tokens) or self.publication.may_be_shared(path.namespace, path.tokens)
+        return self.store is not None and is_shared and self.store.announce(path, exact_end)
+
+    def prefetch_from_storage(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Look for a prefix in the store as SGLang does."""
+        # Before SGLang's threads see it.
+        if self.store is not None and not self.has_ongoing_prefetch(request):
+            self.store.note_prefetch(request, *args, **kwargs)
+        return super().prefetch_from_storage(request, *args, **kwargs)
+
+    def _handle_prefetch_result(self, operation: Any) -> None:
+        """Put what came from the store into the tree as SGLang does, and publish it."""
+        super()._handle_prefetch_result(operation)
+        if self.store is not None:
+            try:
+                self.store.publish(operation)
+            except Exception as error:
+                self.recover((), Fallback.FAULT_PUBLICATION, error)
 
     def look_up(self, req: Req) -> None:
         """Look for the text of an arrived request in the store, beside SGLang's own look for its prefix."""

@@ -43,25 +43,34 @@ class Publication:
         if state.matched_len is None:
             return
         start = max(adopted_from, state.matched_len)
-        loaded = _from_store(req)
         again = [span for span in adopted_again if span[1] > state.matched_len]
-        if start >= path_len and not again and not loaded:
+        if start >= path_len and not again:
             return
         first = max(state.matched_len, again[0][0]) if again else start
         spliced = [part for span in [*again, (start, path_len)] for part in intersect_spans(state.spliced, *span)]
         self._index.note(
             tree_namespace(req),
             as_tokens(req.full_untruncated_fill_ids[: path_len + self._index.names.lookahead]),
-            [*loaded, *([(start, path_len)] if start < path_len else [])],
+            [(start, path_len)] if start < path_len else [],
             spliced=spliced,
             # Before `first` the tree may have cleaner rows of another request: ours were computed behind our own.
             generations=[(max(position, first), number) for position, number in state.generations],
             delimiters=self._delimiters,
         )
 
-    def publish_loaded(self, namespace: Namespace, tokens: Tokens, loaded: Span) -> None:
-        """Note the rows of a path that came from a store: other servers computed them, at their positions."""
-        self._index.note(namespace, tokens, [loaded], delimiters=self._delimiters)
+    def publish_loaded(self, namespace: Namespace, tokens: Tokens, start: int, exact_end: int) -> None:
+        """Note the rows of a path that came from a store, from `start` on.
+
+        Up to `exact_end` other servers computed them, at their positions. Those behind are spliced, or stand behind
+        spliced ones: no donors, and as old as rows may be that are.
+        """
+        old = [(max(start, exact_end), self._index.config.max_generation)] if exact_end < len(tokens) else []
+        exact = [(start, min(exact_end, len(tokens)))] if start < exact_end else []
+        self._index.note(namespace, tokens, exact, generations=old, delimiters=self._delimiters)
+
+    def may_be_shared(self, namespace: Namespace, tokens: Tokens) -> bool:
+        """Whether the rows of a path have no more changed fields behind them than donors may have."""
+        return self._index.generation(namespace, tokens) <= self._index.config.max_generation
 
     def unknown(self, namespace: Namespace, tokens: Tokens, start: int, least: int) -> list[Span]:
         """As `ContentIndex.unknown`."""
@@ -87,12 +96,3 @@ class Publication:
     def flush(self) -> None:
         """The tree was emptied: there are no donors."""
         self._index.flush()
-
-
-def _from_store(req: Req) -> list[tuple[int, int]]:
-    """What of the exact prefix came from HiCache's store: rows that another server computed at their positions."""
-    start = req.storage_hit_start
-    if start is None or not req.storage_hit_length:
-        return []
-    num_loaded = req.fulfilled_storage_hit_len(req.pic.matched_len)
-    return [(start, start + num_loaded)] if num_loaded else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, parse_options
 from sglang_pic.adapter.serve.state import RequestState, is_apart
+from sglang_pic.adapter.serve.store import StoreTier
 from sglang_pic.core import ReusePolicy
 from sglang_pic.errors import ConfigError
 
@@ -62,26 +64,42 @@ def install_adapters(tree: PicRadixCache) -> None:
     hook("after", "managers.scheduler.Scheduler.unload_lora_adapter", after_unload)
 
 
-def install_store(tree: PicRadixCache) -> None:
+def install_store(tree: PicRadixCache, store: StoreTier) -> None:
     """Register the hooks of a server with HiCache, whose threads write to a store and read from it."""
 
     def after_prefetch(_: None, _scheduler: object, req: Req, *args: object, **kwargs: object) -> None:
         tree.look_up(req)
 
+    # NOTE: what follows runs on SGLang's threads.
     def around_backup(original: Callable[..., None], controller: object, operation: Any) -> None:
-        original(controller, operation)
-        assert tree.store is not None, "hooked where there is one"
-        tree.store.backed_up(operation)
+        pages, operation.hash_value = operation.hash_value, store.keys_to_write(operation)
+        try:
+            original(controller, operation)
+        finally:
+            operation.hash_value = pages
+        store.backed_up(operation)
+
+    def around_query(original: Callable[..., Any], controller: Any, operation: Any) -> tuple[list[str], int]:
+        pages, _ = original(controller, operation)
+        pages = store.extend_hit(operation, pages, controller.storage_backend)
+        return pages, len(pages) * controller.page_size
+
+    def around_agreement(original: Callable[..., int], controller: object, operation: Any, num_tokens: int) -> int:
+        store.agree(operation, partial(original, controller, operation))
+        return original(controller, operation, num_tokens)
 
     def around_transfer(
         original: Callable[..., int], controller: object, operation: Any, pages: Any, slots: Any, *args: object
     ) -> int:
-        assert tree.store is not None, "hooked where there is one"
-        return tree.store.check(operation, pages, slots, original(controller, operation, pages, slots, *args))
+        num_pages = original(controller, operation, store.keys_to_read(operation, pages), slots, *args)
+        return store.check(operation, pages, slots, num_pages)
 
     hook("after", "managers.scheduler.Scheduler._prefetch_kvcache", after_prefetch)
     controller = "managers.cache_controller.HiCacheController"
-    hook("around", "mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController._page_backup", around_backup)
+    hybrid = "mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"
+    hook("around", f"{hybrid}._page_backup", around_backup)
+    hook("around", f"{hybrid}._storage_hit_query", around_query)
+    hook("around", f"{hybrid}._sync_prefetch_hit_query", around_agreement)
     hook("around", f"{controller}._page_transfer_kv_batch", around_transfer)
 
 

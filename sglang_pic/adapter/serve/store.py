@@ -15,10 +15,11 @@ does for its own loads. A store that is slow, gone or full, or holds something e
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from array import array
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ import torch
 import xxhash
 
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
-from sglang_pic.adapter.namespace import Namespace, is_shared
+from sglang_pic.adapter.namespace import Namespace, is_shared, is_strict
 from sglang_pic.adapter.seams import Req, Tree
 from sglang_pic.adapter.serve.host_tier import BackedPath
 from sglang_pic.adapter.serve.planning import Planning, donor_namespaces
@@ -71,7 +72,6 @@ LEAST_UNKNOWN: Final = 128
 """Shorter text is not looked up."""
 
 _MAX_LOOKUPS = 64
-_MAX_LISTINGS = 1024
 # How much a measured load counts in the mean time of a token.
 _FRESH = 0.25
 
@@ -104,9 +104,25 @@ class _Listing:
     """What is to be listed once SGLang has written it: pages from the end of a block on."""
 
     path: BackedPath
+    exact_end: int
+    """What follows is spliced, or stands behind splices: it is written under keys of our own, and not listed."""
+    start: int = 0
+    """Where the block begins from which on it is listed."""
+    sums: Sums | None = None
+    """Of the pages between that and the node's start; None where nothing is listed."""
+
+
+@dataclass(slots=True, eq=False)
+class _Prefetch:
+    """What SGLang looks for in the store: the prefix of a request, or a path of ours."""
+
+    namespace: Namespace
+    tokens: Tokens
     start: int
-    sums: Sums
-    """Of its pages that were there before."""
+    own: frozenset[str] = frozenset()
+    """Pages that are there under keys of our own."""
+    num_exact: int = 0
+    """Tokens before the first of these, from `start` on; the least over the ranks, once they have agreed."""
 
 
 class StoreTier:
@@ -118,6 +134,7 @@ class StoreTier:
         planning: says which requests may reuse, and what computing costs.
         publication: is told of rows that came.
         series: exports `METRICS`.
+        policy: the server's reuse policy; rows that were spliced under another one are not found.
     """
 
     def __init__(
@@ -125,11 +142,13 @@ class StoreTier:
         tree: Tree,
         make_directory: Callable[[Objects], Directory],
         *,
+        policy: bytes = b"",
         planning: Planning,
         publication: Publication,
         series: Series,
     ) -> None:
         self._tree, self._planning, self._publication = tree, planning, publication
+        self._policy = policy
         self._make_directory, self._series = make_directory, series
         self._backend: object = None
         self._directory: Directory | None = None
@@ -141,8 +160,9 @@ class StoreTier:
         self._loads: dict[Any, _Load] = {}
         self._late: list[Future[list[Found]]] = []
         """Look-ups for which nobody waits any more; the first of them may go on."""
-        self._listings: OrderedDict[str, _Listing] = OrderedDict()
-        self._token_us = 0
+        self._listings: dict[str, _Listing] = {}
+        self._prefetches: dict[Any, _Prefetch] = {}
+        self._token_ns = 0
         # Written by SGLang's threads, one each; counted between rounds.
         self._num_refused = self._num_listed = 0
 
@@ -179,6 +199,7 @@ class StoreTier:
             for lookup in [each for each in lookups if each.handle == handle]:
                 lookup.found.cancel()
                 lookups.remove(lookup)
+        self._prefetches.pop(handle, None)
 
     def step(self) -> None:
         """Go on with look-ups and loads, after SGLang has gone on with its own; all ranks do so together."""
@@ -202,6 +223,8 @@ class StoreTier:
                 self._loading.popleft()
             if done:
                 self._take(done)
+        for handle in [handle for handle in self._prefetches if not self._tree.has_ongoing_prefetch(handle)]:
+            del self._prefetches[handle]
         for handle in [handle for handle in self._loads if not self._tree.has_ongoing_prefetch(handle)]:
             self._finish(handle, self._loads.pop(handle))
 
@@ -209,7 +232,7 @@ class StoreTier:
         """The tree was emptied."""
         for lookup in self._looking:
             lookup.found.cancel()
-        for pending in (self._looking, self._loading, self._loads, self._listings):
+        for pending in (self._looking, self._loading, self._loads, self._listings, self._prefetches):
             pending.clear()
 
     # ---- What SGLang's threads call ----
@@ -236,19 +259,61 @@ class StoreTier:
 
     def backed_up(self, operation: Any) -> None:
         """SGLang has written what it was told to: list it."""
-        listing = self._listings.pop(operation.hash_value[-1], None) if operation.hash_value else None
-        directory = self._directory
-        if listing is None or directory is None or operation.completed_tokens < len(operation.token_ids):
+        listing, directory = self._listings.pop(_name(operation), None), self._directory
+        is_written = operation.completed_tokens >= len(operation.token_ids)
+        if listing is None or listing.sums is None or directory is None or not is_written:
             return
         path, start, page_size = listing.path, listing.start, self._tree.page_size
-        pages = [bytes.fromhex(page) for page in path.pages[max(0, start // page_size - 1) :]]
+        end = listing.exact_end - listing.exact_end % page_size
+        pages = [bytes.fromhex(page) for page in path.pages[max(0, start // page_size - 1) : end // page_size]]
         before = pages.pop(0) if start else None
-        sums = np.concatenate([listing.sums, self._sums(operation.host_indices)])
         try:
+            sums = np.concatenate([listing.sums, self._sums(operation.host_indices[: end - path.start])])
             directory.list_path(_encoded(path.namespace), path.tokens, start, before, pages, sums)
-            self._num_listed += len(path.tokens) - path.start
+            self._num_listed += end - path.start
         except Exception as error:
             logger.warning("sglang_pic: what was written to HiCache's store is not listed: %s", error)
+
+    def keys_to_write(self, operation: Any) -> list[str]:
+        """The keys of the pages that SGLang is about to write: its own where the rows are exact."""
+        pages: list[str] = operation.hash_value
+        listing = self._listings.get(_name(operation))
+        if listing is None:
+            return pages
+        num_exact = max(0, listing.exact_end - listing.path.start) // self._tree.page_size
+        return [*pages[:num_exact], *map(self._own_key, pages[num_exact:])]
+
+    def extend_hit(self, operation: Any, pages: list[str], backend: Any) -> list[str]:
+        """What the store has of a prefix: `pages` under SGLang's keys, and behind them pages under ours."""
+        prefetch = self._prefetches.get(operation.handle)
+        if prefetch is None or is_strict(prefetch.namespace.extra_key):
+            return pages
+        num_found, own = len(pages), set[str]()
+        prefetch.num_exact = num_found * self._tree.page_size
+        wanted = operation.all_hash_values or []
+        while operation.handle not in self._loads and self._directory is not None:
+            rest = wanted[num_found:]
+            num_own = int(backend.batch_exists([*map(self._own_key, rest)])) if rest else 0
+            num_more = int(backend.batch_exists(rest[num_own:])) if num_own and rest[num_own:] else 0
+            own.update(rest[:num_own])
+            num_found += num_own + num_more
+            if not num_more:
+                break
+        prefetch.own = frozenset(own)
+        return wanted[:num_found] if own else pages
+
+    def agree(self, operation: Any, agree: Callable[[int], int]) -> None:
+        """Have the ranks agree on what of a hit is exact; `agree` gives the least of their numbers."""
+        prefetch = self._prefetches.get(operation.handle)
+        num_exact = agree(0 if prefetch is None else prefetch.num_exact)
+        if prefetch is not None:
+            prefetch.num_exact = num_exact
+
+    def keys_to_read(self, operation: Any, pages: list[str]) -> list[str]:
+        """The keys of pages of a hit."""
+        prefetch = self._prefetches.get(operation.handle)
+        own = frozenset[str]() if prefetch is None else prefetch.own
+        return [self._own_key(page) if page in own else page for page in pages]
 
     # ---- The rest ----
 
@@ -272,17 +337,46 @@ class StoreTier:
         self._backend = self._directory = None
         self._listings.clear()
 
-    def announce(self, path: BackedPath) -> None:
-        """SGLang is about to write the last node of a path: note what of it to list then."""
+    def announce(self, path: BackedPath, exact_end: int) -> bool:
+        """SGLang is about to write the last node of a path: note what to list then, and which keys it gets.
+
+        False where the store is of a kind that the plugin writes no objects to.
+        """
         directory = self.directory
-        if directory is None or self._tree.cache_controller.backup_skip or not is_shared(path.namespace.extra_key):
-            return
+        if directory is None or self._tree.cache_controller.backup_skip:
+            return directory is not None
+        listing = self._listings[path.pages[-1]] = _Listing(path, exact_end)
         start = path.start - path.start % directory.block_tokens
-        if len(path.tokens) - start >= directory.block_tokens:
+        is_listed = is_shared(path.namespace.extra_key)
+        if is_listed and exact_end > path.start and exact_end - start >= directory.block_tokens:
             # The tree's nodes end anywhere, blocks do not: less than a block is read here, before it can be evicted.
-            self._listings[path.pages[-1]] = _Listing(path, start, self._sums(path.slots[start : path.start]))
-            if len(self._listings) > _MAX_LISTINGS:
-                self._listings.popitem(last=False)
+            listing.start, listing.sums = start, self._sums(path.slots[start : path.start])
+        return True
+
+    def note_prefetch(
+        self, handle: Any, _: Any, ids: Any, *__: Any, matched_prefix_tokens: Any = (), **space: Any
+    ) -> None:
+        """SGLang is about to look for what follows `matched_prefix_tokens`."""
+        start = len(matched_prefix_tokens or ())
+        path = np.concatenate([np.asarray(matched_prefix_tokens or (), np.int64), np.asarray(ids, np.int64)])
+        namespace = Namespace(space.get("extra_key"), space.get("cache_salt"))
+        self._prefetches[handle] = _Prefetch(namespace, as_tokens(path), start)
+
+    def publish(self, operation: Any) -> None:
+        """SGLang has put into the tree what came for a prefetch: note which rows may be donors."""
+        prefetch = self._prefetches.pop(operation.handle, None)
+        num_loaded = self._tree.prefetch_loaded_tokens_by_reqid.get(operation.handle, 0)
+        start = self._tree.prefetch_loaded_storage_start_by_reqid.get(operation.handle)
+        if prefetch is not None and num_loaded and start is not None and not is_strict(prefetch.namespace.extra_key):
+            tokens = prefetch.tokens[: start + num_loaded]
+            self._publication.publish_loaded(prefetch.namespace, tokens, start, prefetch.start + prefetch.num_exact)
+
+    def _own_key(self, page: str) -> str:
+        """The key of a page whose rows came from a splice or stand behind one, computed as this server would."""
+        assert self._directory is not None, "only where there is one"
+        return hashlib.blake2b(
+            page.encode() + self._policy, key=self._directory.fingerprint, digest_size=32
+        ).hexdigest()
 
     @property
     def _is_behind(self) -> bool:
@@ -299,18 +393,18 @@ class StoreTier:
     def _take(self, done: list[_Lookup]) -> None:
         found = [_result(lookup.found) for lookup in done]
         digest = _digest(found)
-        least, most, token_us = self._agreed(digest, -digest, self._token_us)
+        least, most, token_ns = self._agreed(digest, -digest, self._token_ns)
         for lookup, paths in zip(done, found, strict=True):
             if least != -most:
                 self._series.add(LOOKUPS, value="apart")
                 continue
             self._series.add(LOOKUPS, value="found" if paths else "nothing")
             for path in paths:
-                self._load(lookup, path, token_us)
+                self._load(lookup, path, token_ns)
             if lookup.loads:
                 self._loading.append(lookup)
 
-    def _load(self, lookup: _Lookup, path: Found, token_us: int) -> None:
+    def _load(self, lookup: _Lookup, path: Found, token_ns: int) -> None:
         """Have SGLang load what of a path is not here, if that is sooner than computing what it serves."""
         from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, MatchPrefixParams
         from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -320,7 +414,8 @@ class StoreTier:
         match = tree.match_prefix(MatchPrefixParams(key=RadixKey(ids, extra_key, cache_salt=cache_salt)))
         start, node = match.device_prefix_len + match.host_hit_length, match.last_host_node
         cost = self._planning.cost
-        is_late = cost is not None and (len(ids) - start) * token_us > path.num_equal * cost.computed_token_us
+        # Until a load was measured, one is tried.
+        is_late = cost is not None and (len(ids) - start) * token_ns > 1e3 * path.num_equal * cost.computed_token_us
         # As SGLang: what is not on the host is not in the store, nor is what follows it.
         if start >= len(ids) or is_late or not (tree.is_backuped(node) or tree.is_root(node)):
             return
@@ -347,11 +442,9 @@ class StoreTier:
         self._tree.release_aborted_request(handle)
         if num_loaded and start is not None:
             self._series.add(LOADED, num_loaded)
-            elapsed_us = 1e6 * (time.monotonic() - load.started_at)
-            self._token_us += int(_FRESH * (elapsed_us / num_loaded - self._token_us))
-            end = start + num_loaded
-            self._publication.publish_loaded(load.lookup.namespace, load.tokens[:end], (start, end))
-            load.lookup.state.loaded.append((load.tokens[:end], start))
+            token_ns = 1e9 * (time.monotonic() - load.started_at) / num_loaded
+            self._token_ns = int(token_ns if not self._token_ns else _FRESH * token_ns + (1 - _FRESH) * self._token_ns)
+            load.lookup.state.loaded.append((load.tokens[: start + num_loaded], start))
         load.lookup.loads.discard(handle)
         if not load.lookup.loads and load.lookup in self._loading:
             self._loading.remove(load.lookup)
@@ -376,6 +469,11 @@ class StoreTier:
             if getattr(self, name):
                 self._series.add(metric, getattr(self, name))
                 setattr(self, name, 0)
+
+
+def _name(operation: Any) -> str:
+    """What a write to the store is known by: the last page."""
+    return str(operation.hash_value[-1]) if operation.hash_value else ""
 
 
 def _num_leading(lookups: deque[_Lookup], holds: Callable[[_Lookup], bool]) -> int:

@@ -1,0 +1,234 @@
+"""What a store may cost: requests wait only so long, ranks take the same, and nobody asks in vain."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_pic.adapter.serve.store import LOADED, LOOKUPS, StoreTier
+from sglang_pic.core import Found, as_tokens
+from tests.adapter.builders import Kept, request
+
+
+class Tree:
+    """SGLang's tree as far as the store's tier uses it; loads end when the test says so."""
+
+    page_size, enable_storage, prefetch_stop_policy, hicache_storage_pass_prefix_keys = 16, True, "timeout", False
+    prefetch_timeout_base, prefetch_timeout_per_page = 0.05, 0.0
+
+    def __init__(self) -> None:
+        self.cache_controller = SimpleNamespace(
+            storage_backend=HiCacheFile(), storage_config=SimpleNamespace(is_mla_model=False, tp_rank=0)
+        )
+        self.loading: dict[Any, Sequence[int]] = {}
+        self.lengths: dict[Any, int] = {}
+        self.other_rank: list[int] = []
+        """What another rank says next, where it says something else."""
+
+    def match_prefix(self, _: object) -> Any:
+        return SimpleNamespace(device_prefix_len=0, host_hit_length=0, last_host_node=0)
+
+    def prefetch_from_storage(self, handle: Any, _: int, tokens: Sequence[int], *__: Any, **___: Any) -> None:
+        self.loading[handle] = tokens
+
+    def end_loads(self) -> None:
+        self.lengths.update({handle: len(tokens) for handle, tokens in self.loading.items()})
+        self.loading.clear()
+
+    def has_ongoing_prefetch(self, handle: Any) -> bool:
+        return handle in self.loading
+
+    def pop_prefetch_loaded_span(self, handle: Any) -> tuple[int, int | None]:
+        return self.lengths.pop(handle, 0), 0
+
+    def is_root(self, _: int) -> bool:
+        return True
+
+    is_backuped = is_root
+
+    def get_last_hash_value(self, _: int) -> None:
+        return None
+
+    def release_aborted_request(self, handle: Any) -> None:
+        pass
+
+    def _all_reduce(self, data: torch.Tensor, _: object) -> None:
+        if self.other_rank:
+            torch.minimum(data, torch.tensor(self.other_rank), out=data)
+            self.other_rank = []
+
+
+class HiCacheFile:
+    """The name says which kind of store it is."""
+
+
+class Directory:
+    """Finds one path, once the test lets it."""
+
+    block_tokens = 64
+
+    def __init__(self) -> None:
+        self.is_free, self.num_asked = threading.Event(), 0
+        self.is_free.set()
+        self.path = as_tokens(range(512))
+
+    def find(self, *_: object) -> list[Found]:
+        self.num_asked += 1
+        assert self.is_free.wait(10)
+        return [Found(self.path, torch.zeros(1, 32).numpy(), 400)]
+
+
+class Server:
+    """One rank's tier, and what it counted."""
+
+    def __init__(self, cost: Any = None) -> None:
+        self.tree, self.directory, self.counted = Tree(), Directory(), Kept()
+        publication = SimpleNamespace(unknown=lambda *_: [(0, 300)])
+        planning = SimpleNamespace(cost=cost, refusal=lambda _: None)
+        self.tier = StoreTier(
+            self.tree, lambda _: self.directory, planning=planning, publication=publication, series=self.counted
+        )
+        self.num_requests = 0
+
+    def arrive(self) -> Any:
+        self.num_requests += 1
+        req = request(cache_request_handle=self.num_requests)
+        self.tier.look_up(req)
+        return req
+
+    def step_until(self, holds: Any) -> None:
+        deadline = time.monotonic() + 5
+        while not holds():
+            assert time.monotonic() < deadline
+            self.tier.step()
+            time.sleep(0.001)
+
+    def is_ready(self, req: Any) -> bool:
+        return self.tier.is_ready(req.cache_request_handle)
+
+    def outcomes(self) -> dict[str | None, float]:
+        return dict(self.counted.by_label(LOOKUPS))
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.directory.is_free.set()
+
+
+def test_a_request_waits_until_what_was_found_has_come(server: Server) -> None:
+    req = server.arrive()
+    assert not server.is_ready(req)
+    server.step_until(lambda: server.tree.loading)
+    server.tree.prefetch_timeout_base = 5.0
+    server.tree.end_loads()
+    server.step_until(lambda: server.is_ready(req))
+    assert server.counted.by_label(LOADED) == {None: 512}
+    assert [(len(tokens), start) for tokens, start in req.pic.loaded] == [(512, 0)]
+    assert server.outcomes() == {"found": 1}
+    server.tier.look_up(req)
+    assert server.is_ready(req), "once is enough"
+
+
+def test_nobody_waits_longer_than_computing_takes_and_a_late_store_is_not_asked_more(server: Server) -> None:
+    """It goes on with what it was asked, and serves again when it has done that."""
+    server.directory.is_free.clear()
+    first, second = server.arrive(), server.arrive()
+    server.step_until(lambda: server.is_ready(first) and server.is_ready(second))
+    third = server.arrive()
+    server.tier.step()
+    assert server.is_ready(third)
+    assert server.outcomes() == {"late": 2}
+    server.directory.is_free.set()
+    server.step_until(lambda: not server.is_ready(server.arrive()))
+    server.step_until(lambda: server.tree.loading)
+    assert server.directory.num_asked == 2, "the second look-up was dropped"
+
+
+def test_loads_that_are_late_still_come_and_nothing_else_is_asked_meanwhile(server: Server) -> None:
+    req = server.arrive()
+    server.step_until(lambda: server.is_ready(req))
+    assert server.tree.loading
+    assert server.is_ready(server.arrive())
+    server.tree.end_loads()
+    server.tier.step()
+    assert server.counted.by_label(LOADED) == {None: 512}
+    assert not server.is_ready(server.arrive())
+
+
+def test_ranks_that_found_other_paths_take_none(server: Server) -> None:
+    server.arrive()
+    server.step_until(lambda: server.directory.num_asked)
+    waiting = server.tier._looking
+    while not waiting[0].found.done():
+        time.sleep(0.001)
+    # The first reduction says that all are done; in the second the other rank has another digest.
+    reductions = iter([[], [7, -7, 0]])
+    reduce = server.tree._all_reduce
+
+    def other_rank(data: torch.Tensor, operation: object) -> None:
+        server.tree.other_rank = next(reductions)
+        reduce(data, operation)
+
+    server.tree._all_reduce = other_rank  # type: ignore[method-assign]
+    server.tier.step()
+    assert server.outcomes() == {"apart": 1}
+    assert not server.tree.loading
+
+
+def test_a_rank_goes_on_only_when_all_ranks_have_found(server: Server) -> None:
+    req = server.arrive()
+    while not server.tier._looking[0].found.done():
+        time.sleep(0.001)
+    server.tree.other_rank = [0, 0, 0, 0]
+    server.tier.step()
+    assert not server.is_ready(req)
+    assert not server.tree.loading
+
+
+def test_what_is_sooner_computed_is_not_loaded() -> None:
+    server = Server(cost=SimpleNamespace(computed_token_us=1000.0))
+    server.arrive()
+    server.step_until(lambda: server.tree.loading)
+    time.sleep(0.05)
+    server.tree.end_loads()
+    server.step_until(lambda: server.counted.by_label(LOADED) == {None: 512})
+    # Loading took some 100 us a token: 512 of them for 400 that are computed in 40 us each.
+    server.tier._planning.cost.computed_token_us = 40.0
+    req = server.arrive()
+    server.step_until(lambda: server.is_ready(req))
+    assert not server.tree.loading
+
+
+def test_a_store_that_fails_costs_reuse(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: object) -> list[Found]:
+        raise OSError("the disk is gone")
+
+    server.directory.find = fail  # type: ignore[method-assign]
+    req = server.arrive()
+    server.step_until(lambda: server.is_ready(req))
+    assert server.outcomes() == {"nothing": 1}
+    assert "the disk is gone" in caplog.text
+
+
+def test_requests_that_leave_are_forgotten(server: Server) -> None:
+    server.directory.is_free.clear()
+    req = server.arrive()
+    server.tier.abandon(req.cache_request_handle)
+    assert server.is_ready(req)
+    other = server.arrive()
+    assert not server.is_ready(other)
+    server.tier.flush()
+    assert server.is_ready(other)
+
+
+def test_where_sglang_waits_for_nothing_nobody_waits(server: Server) -> None:
+    server.tree.prefetch_stop_policy = "best_effort"
+    assert server.is_ready(server.arrive())
