@@ -101,9 +101,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     path, draft = _checked_path(ctx, audit)
     model = _read_model(ctx, config, path.splicer, draft)
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
-    _attach_host(ctx, cache, path)
-    if cache.host is not None:
-        _attach_store(ctx, cache, config, model, labels)
+    _attach_host(ctx, cache, path, partial(_attach_store, ctx, cache, config, model, labels))
     shown |= {"pins": cache.pins.report, "faults": cache.faults.report}
     server_info.install(shown, get_parallel().dp_rank)
     # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
@@ -229,8 +227,8 @@ def _make_cache(
     return cache
 
 
-def _attach_host(ctx: BuildContext, cache: PicRadixCache, path: ForwardPath) -> None:
-    """Let splices read what HiCache, if it is on, keeps on the host, and learn what that costs."""
+def _attach_host(ctx: BuildContext, cache: PicRadixCache, path: ForwardPath, attach_store: Callable[[], None]) -> None:
+    """Let splices read what HiCache, if it is on, keeps on the host, learn what that costs, and attach the store."""
     if cache.cache_controller is None:
         return
     host_pool = cache.cache_controller.mem_pool_host.anchor_entry.host_pool
@@ -240,6 +238,7 @@ def _attach_host(ctx: BuildContext, cache: PicRadixCache, path: ForwardPath) -> 
         fetched_us = calibrate_fetch(path.splicer, host_pool.size, ctx.tp_group)
         more_us = max(0.0, fetched_us - cache.planning.cost.spliced_token_us)
         cache.planning.cost = msgspec.structs.replace(cache.planning.cost, fetched_token_us=more_us)
+    attach_store()
 
 
 def _attach_store(

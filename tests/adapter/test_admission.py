@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder, _PrefillAdmission
+from sglang.srt.mem_cache.prefill_budget import PrefillBudget
 
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.serve.admission import PicPrefillAdder
@@ -88,6 +89,7 @@ def adder(budget: int | None, cache: Cache, *, running: tuple[Any, ...] = ()) ->
     made.rem_chunk_tokens, made.rem_input_tokens, made.chunked_req_limit = budget, 1 << 20, None
     made.new_chunked_req, made.can_run_list = None, []
     made.log_hit_tokens = made.log_input_tokens = 0
+    made.memory_budget = PrefillBudget(SimpleNamespace(page_size=PAGE), cache)
     return made
 
 
@@ -166,6 +168,16 @@ def test_only_one_request_of_a_round_is_left_unfinished(stock: list[Any]) -> Non
     made = adder(PAGE - 5, Cache())
     made.new_chunked_req = "another"
     assert select(made, request(plan(600, (0, 592)))).extend_len == 600, "it fits whole"
+
+
+def test_the_rest_of_a_request_that_was_cut_has_slots_whoever_comes_behind_it(admitting: None) -> None:
+    """Of a prompt that is spliced little is computed, but its rows take as many slots as any other's."""
+    made = adder(512, Cache())
+    for end, cut_at in ((4000, 512), (600, 600)):
+        req = request(plan(end), end=end)
+        req.extend_end = cut_at
+        made._settle(req, first_chunk=True)
+    assert made.memory_budget.current_offset == 4000 - 512 + PAGE
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])

@@ -185,6 +185,11 @@ class PicPrefillAdder(PrefillAdder):
         except Exception as error:
             cache.recover([req], Fallback.FAULT_PLAN, error, is_admitted=True)
         self.goes_by_place |= goes_by_place(req)
+        left = len(req.full_untruncated_fill_ids) - req.extend_end
+        if left > 0:
+            # SGLang keeps no slots for the rest of a request that it has cut, because nothing is admitted behind that.
+            # Here something may be, of which little is computed, and its slots are as many as if all of it were.
+            self.memory_budget.reserve(left, 0)
         self.num_sequences += 1
         self.longest = max(self.longest, req.extend_end)
         if plan is not None:

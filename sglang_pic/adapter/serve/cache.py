@@ -16,7 +16,7 @@ from sglang_pic.adapter.serve.accounting import Accounting
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
-from sglang_pic.adapter.serve.host_tier import BackedPath, HostTier
+from sglang_pic.adapter.serve.host_tier import HostTier
 from sglang_pic.adapter.serve.pins import PinEnd, Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
@@ -164,6 +164,8 @@ class PicRadixCache(UnifiedRadixCache):
         """
         extra_key, _ = self.tree_core.prefetch_anchor_info(node_id)
         if self.host is None or is_strict(extra_key):
+            if self.store is not None:
+                self.store.announce_exact(self.get_last_hash_value(node_id))
             super().write_backup_storage(node_id)
             return
         try:
@@ -171,17 +173,15 @@ class PicRadixCache(UnifiedRadixCache):
             if path is None:
                 return
             exact_end = self.publication.computed_len(path.namespace, path.tokens)
-            if not self._announces(path, exact_end) and exact_end < len(path.tokens):
+            is_exact = exact_end >= len(path.tokens)
+            if not is_exact and not self.publication.may_be_shared(path.namespace, path.tokens):
+                return
+            if not (is_exact if self.store is None else self.store.announce(path, exact_end)):
                 return
         except Exception as error:
             self.recover((), Fallback.FAULT_STORE, error)
             return
         super().write_backup_storage(node_id)
-
-    def _announces(self, path: BackedPath, exact_end: int) -> bool:
-        """Whether the store's tier knows what of a path is written."""
-        is_shared = exact_end >= len(path.tokens) or self.publication.may_be_shared(path.namespace, path.tokens)
-        return self.store is not None and is_shared and self.store.announce(path, exact_end)
 
     def prefetch_from_storage(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """Look for a prefix in the store as SGLang does."""

@@ -71,13 +71,18 @@ def install_store(tree: PicRadixCache, store: StoreTier) -> None:
         tree.look_up(req)
 
     # NOTE: what follows runs on SGLang's threads.
-    def around_backup(original: Callable[..., None], controller: object, operation: Any) -> None:
-        pages, operation.hash_value = operation.hash_value, store.keys_to_write(operation)
+    def around_backup(original: Callable[..., None], controller: Any, operation: Any) -> None:
+        write = None if controller.backup_skip else store.take_write(operation)
+        if write is None and not controller.backup_skip:
+            return
+        pages = operation.hash_value
         try:
+            operation.hash_value = pages if write is None else store.keys_to_write(operation, write)
             original(controller, operation)
         finally:
             operation.hash_value = pages
-        store.backed_up(operation)
+        if write is not None:
+            store.backed_up(operation, write)
 
     def around_query(original: Callable[..., Any], controller: Any, operation: Any) -> tuple[list[str], int]:
         pages, _ = original(controller, operation)

@@ -99,17 +99,19 @@ class _Load:
     started_at: float
 
 
-@dataclass(slots=True)
-class _Listing:
-    """What is to be listed once SGLang has written it: pages from the end of a block on."""
+@dataclass(slots=True, eq=False)
+class Write:
+    """What SGLang was told to write: a node of the tree, known by its last page."""
 
-    path: BackedPath
-    exact_end: int
-    """What follows is spliced, or stands behind splices: it is written under keys of our own, and not listed."""
+    last_page: str
+    num_own: int = 0
+    """Pages at its end that are spliced, or stand behind splices: their keys are our own."""
+    path: BackedPath | None = None
+    """The path to it, where something is to be listed: what ends at `end`, from the block on that begins at `start`."""
     start: int = 0
-    """Where the block begins from which on it is listed."""
+    end: int = 0
     sums: Sums | None = None
-    """Of the pages between that and the node's start; None where nothing is listed."""
+    """Of the pages between `start` and the node's own."""
 
 
 @dataclass(slots=True, eq=False)
@@ -160,7 +162,7 @@ class StoreTier:
         self._loads: dict[Any, _Load] = {}
         self._late: list[Future[list[Found]]] = []
         """Look-ups for which nobody waits any more; the first of them may go on."""
-        self._listings: dict[str, _Listing] = {}
+        self._writes: deque[Write] = deque()
         self._prefetches: dict[Any, _Prefetch] = {}
         self._token_ns = 0
         # Written by SGLang's threads, one each; counted between rounds.
@@ -232,7 +234,7 @@ class StoreTier:
         """The tree was emptied."""
         for lookup in self._looking:
             lookup.found.cancel()
-        for pending in (self._looking, self._loading, self._loads, self._listings, self._prefetches):
+        for pending in (self._looking, self._loading, self._loads, self._writes, self._prefetches):
             pending.clear()
 
     # ---- What SGLang's threads call ----
@@ -257,31 +259,38 @@ class StoreTier:
         self._num_refused += num_pages - num_listed
         return num_listed
 
-    def backed_up(self, operation: Any) -> None:
+    def take_write(self, operation: Any) -> Write | None:
+        """What was announced of a write, which SGLang does in the order in which it was told; None for any other.
+
+        NOTE: what was not announced is not written, because nobody knows which keys its rows may have.
+        """
+        while self._writes:
+            write = self._writes.popleft()
+            if operation.hash_value and operation.hash_value[-1] == write.last_page:
+                return write
+        return None
+
+    def keys_to_write(self, operation: Any, write: Write) -> list[str]:
+        """The keys of the pages that SGLang is about to write."""
+        pages: list[str] = operation.hash_value
+        num_exact = len(pages) - write.num_own
+        return [*pages[:num_exact], *map(self._own_key, pages[num_exact:])]
+
+    def backed_up(self, operation: Any, write: Write) -> None:
         """SGLang has written what it was told to: list it."""
-        listing, directory = self._listings.pop(_name(operation), None), self._directory
-        is_written = operation.completed_tokens >= len(operation.token_ids)
-        if listing is None or listing.sums is None or directory is None or not is_written:
+        path, start, page_size, directory = write.path, write.start, self._tree.page_size, self._directory
+        if path is None or write.sums is None or directory is None:
             return
-        path, start, page_size = listing.path, listing.start, self._tree.page_size
-        end = listing.exact_end - listing.exact_end % page_size
-        pages = [bytes.fromhex(page) for page in path.pages[max(0, start // page_size - 1) : end // page_size]]
+        if operation.completed_tokens < len(operation.token_ids):
+            return
+        pages = [bytes.fromhex(page) for page in path.pages[max(0, start // page_size - 1) : write.end // page_size]]
         before = pages.pop(0) if start else None
         try:
-            sums = np.concatenate([listing.sums, self._sums(operation.host_indices[: end - path.start])])
+            sums = np.concatenate([write.sums, self._sums(operation.host_indices[: write.end - path.start])])
             directory.list_path(_encoded(path.namespace), path.tokens, start, before, pages, sums)
-            self._num_listed += end - path.start
+            self._num_listed += write.end - path.start
         except Exception as error:
             logger.warning("sglang_pic: what was written to HiCache's store is not listed: %s", error)
-
-    def keys_to_write(self, operation: Any) -> list[str]:
-        """The keys of the pages that SGLang is about to write: its own where the rows are exact."""
-        pages: list[str] = operation.hash_value
-        listing = self._listings.get(_name(operation))
-        if listing is None:
-            return pages
-        num_exact = max(0, listing.exact_end - listing.path.start) // self._tree.page_size
-        return [*pages[:num_exact], *map(self._own_key, pages[num_exact:])]
 
     def extend_hit(self, operation: Any, pages: list[str], backend: Any) -> list[str]:
         """What the store has of a prefix: `pages` under SGLang's keys, and behind them pages under ours."""
@@ -335,23 +344,39 @@ class StoreTier:
     def forget_weights(self) -> None:
         """The weights changed: the directory of others is no longer ours."""
         self._backend = self._directory = None
-        self._listings.clear()
 
     def announce(self, path: BackedPath, exact_end: int) -> bool:
-        """SGLang is about to write the last node of a path: note what to list then, and which keys it gets.
+        """SGLang is about to write the last node of a path: note which keys it gets, and what of it to list then.
 
-        False where the store is of a kind that the plugin writes no objects to.
+        Args:
+            path: all of it.
+            exact_end: what follows is spliced, or stands behind splices.
+
+        Returns:
+            Whether it may: not where something is not exact, and the store of a kind that the plugin has no keys in.
         """
-        directory = self.directory
-        if directory is None or self._tree.cache_controller.backup_skip:
-            return directory is not None
-        listing = self._listings[path.pages[-1]] = _Listing(path, exact_end)
-        start = path.start - path.start % directory.block_tokens
-        is_listed = is_shared(path.namespace.extra_key)
-        if is_listed and exact_end > path.start and exact_end - start >= directory.block_tokens:
-            # The tree's nodes end anywhere, blocks do not: less than a block is read here, before it can be evicted.
-            listing.start, listing.sums = start, self._sums(path.slots[start : path.start])
+        directory, page_size = self.directory, self._tree.page_size
+        num_own = len(path.pages) - max(exact_end, path.start) // page_size
+        if num_own and directory is None:
+            return False
+        write = Write(path.pages[-1], num_own)
+        if directory is not None and is_shared(path.namespace.extra_key):
+            start = path.start - path.start % directory.block_tokens
+            end = exact_end - exact_end % page_size
+            if end > path.start and end - start >= directory.block_tokens:
+                # The tree's nodes end anywhere, blocks do not: less than a block is read now, before it is evicted.
+                write.path, write.start, write.end = path, start, end
+                write.sums = self._sums(path.slots[start : path.start])
+        self._will_write(write)
         return True
+
+    def announce_exact(self, last_page: str | None) -> None:
+        """SGLang is about to write a node whose rows are exact, and which is not listed."""
+        self._will_write(Write(last_page or ""))
+
+    def _will_write(self, write: Write) -> None:
+        if not self._tree.cache_controller.backup_skip:
+            self._writes.append(write)
 
     def note_prefetch(
         self, handle: Any, _: Any, ids: Any, *__: Any, matched_prefix_tokens: Any = (), **space: Any
@@ -469,11 +494,6 @@ class StoreTier:
             if getattr(self, name):
                 self._series.add(metric, getattr(self, name))
                 setattr(self, name, 0)
-
-
-def _name(operation: Any) -> str:
-    """What a write to the store is known by: the last page."""
-    return str(operation.hash_value[-1]) if operation.hash_value else ""
 
 
 def _num_leading(lookups: deque[_Lookup], holds: Callable[[_Lookup], bool]) -> int:
