@@ -232,7 +232,7 @@ class _Simulation:
         trees = [PrefixTree(num_tokens) for _ in range(self.setup.servers)]
         for _, window, server, ref, encoded in self._deal():
             tokens, path, tree = encoded.tokens, encoded.path, trees[server]
-            end = store.load_end(tokens, tree.resident_len(tokens))
+            end, _ = store.load_end(tokens, tree.resident_len(tokens))
             window.store_stock_tokens += max(0, min(end, len(tokens) - 1))
             store.write(path, max(end, tree.insert(path, ref.number)))
             yield None

@@ -124,9 +124,9 @@ class Cache:
             generations=[(max(run.target_start, stored), run.generation) for run in plan.runs],
             delimiters=self._encoder.delimiters,
         )
-        # As on the server: a store gets no spliced rows, and none behind them.
-        if self._store is not None and self._index.computed_len(_NAMESPACE, path) == len(path):
-            self._store.write_listed(path, stored)
+        # As on the server: rows that are as old as donors may be, at most.
+        if self._store is not None and self._index.generation(_NAMESPACE, path) <= self._index.config.max_generation:
+            self._store.write_listed(path, stored, self._index.computed_len(_NAMESPACE, path))
         return Outcome(
             ref=ref,
             agent=agent,
@@ -145,10 +145,16 @@ class Cache:
         spans = self._index.unknown(_NAMESPACE, tokens, start, LEAST_UNKNOWN)
         for path in (tokens, *store.find(tokens, spans)):
             start = self._prefixes.resident_len(path)
-            end = store.load_end(path, start)
+            end, exact_end = store.load_end(path, start)
             if end > start:
                 self._prefixes.insert(path[:end], call)
-                self._index.publish(_NAMESPACE, path[:end], [(start, end)], delimiters=self._encoder.delimiters)
+                self._index.publish(
+                    _NAMESPACE,
+                    path[:end],
+                    [(start, exact_end)] if start < exact_end else [],
+                    generations=[(exact_end, self._index.config.max_generation)] if exact_end < end else [],
+                    delimiters=self._encoder.delimiters,
+                )
                 self.num_loaded += end - start
 
     def _resolve(self, path: Path, end: int) -> int:

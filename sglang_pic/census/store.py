@@ -29,6 +29,8 @@ class Store:
     def __init__(self, config: CoreConfig, delimiters: frozenset[int]) -> None:
         self._objects: dict[str, bytes] = {}
         self._pages: set[PageHash] = set()
+        self._own: set[PageHash] = set()
+        """Pages of rows that are spliced, or stand behind spliced ones."""
         self._directory = Directory(
             self, fingerprint=b"", page_size=PAGE_SIZE, chunker=Chunker(config), delimiters=delimiters
         )
@@ -47,25 +49,24 @@ class Store:
         return page in self._pages
 
     def load_end(self, path: Tokens, start: int) -> int:
-        """Up to where SGLang loads a path whose rows before `start` are there; `start` where it loads none."""
-        first = start // PAGE_SIZE
-        leading = takewhile(self.has_rows, _page_hashes(path)[first:])
-        end = PAGE_SIZE * (first + sum(1 for _ in leading))
-        return end if end - start >= LEAST_LOADED else start
+        """Up to where stock SGLang loads a path whose rows before `start` are there; `start` where it loads none."""
+        return self._load(path, start, self._pages)[0]
 
-    def write(self, path: Tokens, start: int) -> None:
-        """Keep the rows of a path from `start` on, in whole pages."""
-        self._pages.update(_page_hashes(path)[start // PAGE_SIZE :])
+    def load_exact(self, path: Tokens, start: int) -> int:
+        """The same of exact rows alone, as for text that the directory found."""
+        return self.load_end(path, start)
 
-    def write_listed(self, path: Tokens, start: int) -> None:
-        """Keep the rows of a path from `start` on, and list them in whole blocks."""
-        start -= start % self._directory.block_tokens
-        self.write(path, start)
-        pages, first = _page_hashes(path), start // PAGE_SIZE
-        before = pages[first - 1] if first else None
-        # Nothing breaks here, so checksums need not tell rows apart.
-        sums = np.zeros(len(pages) - first, dtype=np.uint64)
-        self._directory.list_path(b"", path, start, before, pages[first:], sums)
+    def load_prefix(self, path: Tokens, start: int) -> Span:
+        """The same of exact rows and rows with keys of our own, and up to where they are exact."""
+        return self._load(path, start, self._pages | self._own)
+
+    def write(self, path: Tokens, start: int, end: int | None = None) -> None:
+        """Keep the rows of `[start, end)` of a path, in whole pages."""
+        self._pages.update(_page_hashes(path[:end])[start // PAGE_SIZE :])
+
+    def write_listed(self, path: Tokens, start: int, exact_end: int) -> None:
+        """Keep the rows of a path from `start` on: up to `exact_end` listed in whole blocks, then with own keys."""
+        PLACEHOLDER
 
     def find(self, tokens: Tokens, spans: Sequence[Span]) -> Iterator[Tokens]:
         """The paths that hold most of the spans of a prompt."""

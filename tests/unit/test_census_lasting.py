@@ -158,7 +158,7 @@ def test_servers_lose_what_others_have_and_a_store_gives_it_back() -> None:
     assert sum(window.prefix_tokens for window in four.windows) < 0.7 * whole
 
 
-def test_text_of_another_server_is_spliced_and_spliced_rows_are_not_written() -> None:
+def test_text_of_another_server_is_spliced_and_spliced_rows_are_a_prefix_only() -> None:
     rng = np.random.default_rng(7)
     first, second, text = (rng.integers(2, 5000, length).tolist() for length in (96, 80, 1000))
     store = Store(CONFIG, IdsEncoder.delimiters)
@@ -174,12 +174,16 @@ def test_text_of_another_server_is_spliced_and_spliced_rows_are_not_written() ->
     assert (computed.prefix_len, computed.num_chunk_hit, num_loaded) == (0, 0, 0)
     again, num_loaded = serve(1, [first, text])
     assert (again.prefix_len, num_loaded) == (1088, 1088), "1,098 tokens in pages of 16"
-    # The second is not found as a prefix of the third: its text was spliced.
-    for number in (2, 3):
-        moved, num_loaded = serve(number, [second, text])
-        assert moved.prefix_len == 0
-        assert moved.num_chunk_hit > 900
-        assert num_loaded == 1088, "the path that holds the text, from its root"
+    moved, num_loaded = serve(2, [second, text])
+    assert moved.prefix_len == 0
+    assert moved.num_chunk_hit > 900
+    assert num_loaded == 1088, "the path that holds the text, from its root"
+    # What was spliced there is a prefix for the next one, and the text's donor is still where it was computed.
+    again, num_loaded = serve(3, [second, text])
+    assert (again.prefix_len, again.num_chunk_hit, num_loaded) == (1072, 0, 1072)
+    third, num_loaded = serve(4, [text[:40], second, text])
+    assert third.num_chunk_hit > 900
+    assert num_loaded == 1088
 
 
 def test_a_share_that_falls_is_told_from_one_that_does_not() -> None:
