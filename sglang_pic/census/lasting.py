@@ -4,7 +4,7 @@ Sessions start at random moments and pause between calls; a call takes no time. 
 without limit, and by one whose prefix tree evicts as SGLang's does and whose chunk index has the server's bounds. With
 a host (HiCache) it is served once more: what left the pool for the host still serves, there as from the pool. With a
 store that several servers share it is served twice more, by stock SGLang and by this cache: stock writes all rows there
-and loads prefixes, this cache writes exact rows only and loads what holds a prompt's text.
+and loads prefixes, this cache keeps spliced rows apart there and loads what holds a prompt's text, too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Window(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     store_stock_tokens: int = 0
     """Served by stock SGLang with the pool, the host and a shared store; 0 where no store was asked for."""
     store_prefix_tokens: int = 0
-    """The same of this cache: less, because its store gets exact rows only."""
+    """The same of this cache, whose prefixes may have spliced rows."""
     store_chunk_tokens: int = 0
     store_loaded_tokens: int = 0
     """Tokens that this cache loaded from the store."""

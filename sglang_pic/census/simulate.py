@@ -124,9 +124,11 @@ class Cache:
             generations=[(max(run.target_start, stored), run.generation) for run in plan.runs],
             delimiters=self._encoder.delimiters,
         )
-        # As on the server: rows that are as old as donors may be, at most.
-        if self._store is not None and self._index.generation(_NAMESPACE, path) <= self._index.config.max_generation:
-            self._store.write_listed(path, stored, self._index.computed_len(_NAMESPACE, path))
+        if self._store is not None:
+            exact_end = self._index.computed_len(_NAMESPACE, path)
+            # As on the server, which writes a node whole or not at all.
+            if exact_end == len(path) or self._index.generation(_NAMESPACE, path) <= self._index.config.max_generation:
+                self._store.write_listed(path, stored, exact_end)
         return Outcome(
             ref=ref,
             agent=agent,

@@ -48,25 +48,36 @@ class Store:
         """Whether the rows of a page were written."""
         return page in self._pages
 
-    def load_end(self, path: Tokens, start: int) -> int:
-        """Up to where stock SGLang loads a path whose rows before `start` are there; `start` where it loads none."""
-        return self._load(path, start, self._pages)[0]
+    def load_end(self, path: Tokens, start: int) -> tuple[int, int]:
+        """Up to where a server loads a path whose rows before `start` are there, and up to where these are exact.
 
-    def load_exact(self, path: Tokens, start: int) -> int:
-        """The same of exact rows alone, as for text that the directory found."""
-        return self.load_end(path, start)
+        Both are `start` where it loads none.
+        """
+        first = start // PAGE_SIZE
+        pages = _page_hashes(path)[first:]
+        num_exact = sum(1 for _ in takewhile(self.has_rows, pages))
+        num_found = sum(1 for _ in takewhile(lambda page: page in self._pages or page in self._own, pages))
+        end = PAGE_SIZE * (first + num_found)
+        return (end, max(start, PAGE_SIZE * (first + num_exact))) if end - start >= LEAST_LOADED else (start, start)
 
-    def load_prefix(self, path: Tokens, start: int) -> Span:
-        """The same of exact rows and rows with keys of our own, and up to where they are exact."""
-        return self._load(path, start, self._pages | self._own)
-
-    def write(self, path: Tokens, start: int, end: int | None = None) -> None:
-        """Keep the rows of `[start, end)` of a path, in whole pages."""
-        self._pages.update(_page_hashes(path[:end])[start // PAGE_SIZE :])
+    def write(self, path: Tokens, start: int) -> None:
+        """Keep the rows of a path from `start` on, in whole pages."""
+        self._pages.update(_page_hashes(path)[start // PAGE_SIZE :])
 
     def write_listed(self, path: Tokens, start: int, exact_end: int) -> None:
-        """Keep the rows of a path from `start` on: up to `exact_end` listed in whole blocks, then with own keys."""
-        PLACEHOLDER
+        """Keep the rows of a path from `start` on; list those before `exact_end`, in whole blocks."""
+        num_exact = max(start, exact_end) // PAGE_SIZE
+        self._own.update(_page_hashes(path)[num_exact:])
+        if exact_end <= start:
+            return
+        start -= start % self._directory.block_tokens
+        exact = path[:exact_end]
+        self.write(exact, start)
+        pages, first = _page_hashes(exact), start // PAGE_SIZE
+        before = pages[first - 1] if first else None
+        # Nothing breaks here, so checksums need not tell rows apart.
+        sums = np.zeros(len(pages) - first, dtype=np.uint64)
+        self._directory.list_path(b"", exact, start, before, pages[first:], sums)
 
     def find(self, tokens: Tokens, spans: Sequence[Span]) -> Iterator[Tokens]:
         """The paths that hold most of the spans of a prompt."""
