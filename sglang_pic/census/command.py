@@ -61,6 +61,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: none)",
     )
     group.add_argument(
+        "--servers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="servers, each with a pool and a host of that size; every call goes to one of them by chance (default: 1)",
+    )
+    group.add_argument(
+        "--store",
+        action="store_true",
+        help="let the servers share a store without limit (HiCache's); what it serves beyond pool and host is told "
+        "apart",
+    )
+    group.add_argument(
         "--pause-s", type=float, default=15.0, metavar="S", help="mean pause between a session's calls (default: 15)"
     )
     group.add_argument("--pace-seed", type=int, default=1, metavar="N", help="seed of starts and pauses (default: 1)")
@@ -114,9 +127,9 @@ def _run_lasting(args: argparse.Namespace, config: CoreConfig) -> int:
     num_calls = sum(session.num_calls for _, session in sessions)
     services = simulate_lasting(sessions, load_encoder(args.tokenizer), config, setup)
     is_hidden = args.quiet or not sys.stderr.isatty()
-    # Every call is served by each cache.
-    num_caches = 3 if setup.host_share else 2
-    *_, result = tqdm(services, total=num_caches * num_calls, unit="call", file=sys.stderr, disable=is_hidden)
+    # Every call is served by each cache, with a store by stock SGLang too.
+    num_services = 2 + bool(setup.host_share) + 2 * setup.has_store
+    *_, result = tqdm(services, total=num_services * num_calls, unit="call", file=sys.stderr, disable=is_hidden)
     assert isinstance(result, Lasting), "the result comes last"
     print(msgspec.json.format(msgspec.json.encode(result)).decode() if args.json else render_lasting(result))
     return 0
@@ -137,6 +150,8 @@ def _setup_of(args: argparse.Namespace) -> Setup:
         raise ConfigError(
             f"--host-share={args.host_share!r}: must be at least --pool-share={args.pool_share!r} and at most 1, or 0."
         )
+    if args.servers < 1:
+        raise ConfigError(f"--servers={args.servers!r}: must be 1 or more; 1 is the default.")
     if not 0 <= args.pause_s < math.inf:
         raise ConfigError(f"--pause-s={args.pause_s!r}: must be 0 or more seconds.")
     if args.hours * 60 < LEAST_WINDOWS * args.windows:
@@ -147,4 +162,4 @@ def _setup_of(args: argparse.Namespace) -> Setup:
     if args.upper_bound or args.shared_cache:
         raise ConfigError("--upper-bound and --shared-cache have no meaning with --hours; leave them out.")
     pace = Pace(args.hours * 3600, args.pause_s, args.pace_seed)
-    return Setup(pace, args.windows * 60, args.pool_share, args.host_share)
+    return Setup(pace, args.windows * 60, args.pool_share, args.host_share, args.servers, args.store)

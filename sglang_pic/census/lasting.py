@@ -2,23 +2,29 @@
 
 Sessions start at random moments and pause between calls; a call takes no time. Every call is served twice: by a cache
 without limit, and by one whose prefix tree evicts as SGLang's does and whose chunk index has the server's bounds. With
-a host (HiCache) it is served once more: what left the pool for the host still serves, there as from the pool.
+a host (HiCache) it is served once more: what left the pool for the host still serves, there as from the pool. With a
+store that several servers share it is served twice more, by stock SGLang and by this cache: stock writes all rows there
+and loads prefixes, this cache keeps spliced rows apart there and loads what holds a prompt's text, too.
 """
 
 from __future__ import annotations
 
 import heapq
+import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
 from pic_traces import Session
-from pic_traces.encode.encoded import Encoder
+from pic_traces.encode.encoded import EncodedCall, Encoder
 from pic_traces.pace import Pace
 from pic_traces.session import Call
 
 from sglang_pic.census.outcome import CallRef, Outcome
+from sglang_pic.census.prefix_tree import PrefixTree
 from sglang_pic.census.simulate import Cache
+from sglang_pic.census.store import Store
 from sglang_pic.census.trend import Trend, fit_trend
 from sglang_pic.core import CoreConfig
 
@@ -41,6 +47,13 @@ class Window(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     host_prefix_tokens: int = 0
     """The same of this cache with a host beside its pool; 0 where none was asked for."""
     host_chunk_tokens: int = 0
+    store_stock_tokens: int = 0
+    """Served by stock SGLang with the pool, the host and a shared store; 0 where no store was asked for."""
+    store_prefix_tokens: int = 0
+    """The same of this cache, whose prefixes may have spliced rows."""
+    store_chunk_tokens: int = 0
+    store_loaded_tokens: int = 0
+    """Tokens that this cache loaded from the store."""
 
 
 class Trends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,15 +72,17 @@ class Lasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pause_s: float
     seed: int
     sessions: int
+    servers: int = 1
     distinct_tokens: int
     """Tokens that the cache without limit holds in the end: those of distinct paths."""
     pool_tokens: int
     host_tokens: int = 0
     """Tokens that the host holds, those of the pool among them."""
+    has_store: bool = False
     window_s: float
     windows: list[Window]
     warmup_windows: int
-    """Windows up to the first in which the pool was full; 1 where it never was."""
+    """Windows up to the first in which the pool was full, of every server; 1 where one never was."""
     trends: Trends
 
 
@@ -88,6 +103,10 @@ class Setup(NamedTuple):
     """Share of the tokens that a cache without limit holds in the end."""
     host_share: float = 0.0
     """Likewise of the host; 0 for none."""
+    servers: int = 1
+    """Each has a pool and a host of that size; a call goes to one of them at random."""
+    has_store: bool = False
+    """Whether they share a store without limit."""
 
 
 def pace_calls(sessions: Sequence[tuple[str, Session]], pace: Pace) -> Iterator[PacedCall]:
@@ -115,56 +134,52 @@ def simulate_lasting(
         sessions: each with its file.
         encoder: turns calls into token ids.
         config: the server's settings.
-        setup: pace, windows and pool.
+        setup: pace, windows, and what each server has.
     """
-    pace, window_s, pool_share, host_share = setup
-    windows = [Window() for _ in range(round(pace.spread_s / window_s))]
-
-    def serve_all(cache: Cache) -> Iterator[tuple[float, Window, Outcome]]:
-        """Serve every call by `cache`: when, in which window, and what came of it."""
-        for number, paced in enumerate(pace_calls(sessions, pace)):
-            ref = CallRef(number, paced.file, paced.call.session_id, paced.call.index)
-            outcome = cache.serve(ref, None, encoder.encode(paced.call))
-            yield paced.at_s, _window(windows, paced.at_s, window_s), outcome
-
+    windows = [Window() for _ in range(round(setup.pace.spread_s / setup.window_s))]
+    simulation = _Simulation(sessions, encoder, config, setup, windows)
     cache = Cache(config, encoder)
-    for _, window, outcome in serve_all(cache):
+    for _, window, outcome in simulation.serve([cache] * setup.servers):
         window.unlimited_prefix_tokens += outcome.prefix_len
         window.unlimited_chunk_tokens += outcome.num_chunk_hit
         yield None
     distinct_tokens = cache.num_tokens
-    pool_tokens = max(1, round(pool_share * distinct_tokens))
-    cache, warmup = Cache(config, encoder, pool_tokens), 1
-    for at_s, window, outcome in serve_all(cache):
+    pool_tokens = max(1, round(setup.pool_share * distinct_tokens))
+    caches, warmup = simulation.caches(pool_tokens), 1
+    for at_s, window, outcome in simulation.serve(caches):
         window.calls += 1
         window.prompt_tokens += len(outcome.encoded.tokens)
         window.prefix_tokens += outcome.prefix_len
         window.chunk_tokens += outcome.num_chunk_hit
-        if not cache.has_evicted:
-            warmup = int(at_s / window_s) + 1
+        if not all(cache.has_evicted for cache in caches):
+            warmup = int(at_s / setup.window_s) + 1
         yield None
-    if not cache.has_evicted:
+    if not all(cache.has_evicted for cache in caches):
         warmup = 1
-    host_tokens = round(host_share * distinct_tokens)
+    host_tokens = round(setup.host_share * distinct_tokens)
+    # SGLang copies what it stores to the host at once, so the host has what the pool has, and more.
+    most_tokens = max(pool_tokens, host_tokens)
     if host_tokens:
-        # SGLang copies what it stores to the host at once, so the host has what the pool has, and more.
-        cache = Cache(config, encoder, max(pool_tokens, host_tokens))
-        for _, window, outcome in serve_all(cache):
+        for _, window, outcome in simulation.serve(simulation.caches(most_tokens)):
             window.host_prefix_tokens += outcome.prefix_len
             window.host_chunk_tokens += outcome.num_chunk_hit
             yield None
+    if setup.has_store:
+        yield from simulation.serve_with_store(most_tokens)
     yield Lasting(
-        hours=pace.spread_s / 3600,
-        pause_s=pace.pause_s,
-        seed=pace.seed,
+        hours=setup.pace.spread_s / 3600,
+        pause_s=setup.pace.pause_s,
+        seed=setup.pace.seed,
         sessions=len(sessions),
+        servers=setup.servers,
         distinct_tokens=distinct_tokens,
         pool_tokens=pool_tokens,
         host_tokens=host_tokens,
-        window_s=window_s,
+        has_store=setup.has_store,
+        window_s=setup.window_s,
         windows=windows,
         warmup_windows=warmup,
-        trends=fit_trends(windows[warmup:], window_s),
+        trends=fit_trends(windows[warmup:], setup.window_s),
     )
 
 
@@ -180,6 +195,64 @@ def fit_trends(windows: Sequence[Window], window_s: float) -> Trends:
         ),
         kept=fit_trend(served, unlimited, window_s),
     )
+
+
+class _Dealt(NamedTuple):
+    """A call that goes to a server, by its number."""
+
+    at_s: float
+    window: Window
+    server: int
+    ref: CallRef
+    encoded: EncodedCall
+
+
+@dataclass(slots=True)
+class _Simulation:
+    """Deals the same calls to the same servers, again for every service."""
+
+    sessions: Sequence[tuple[str, Session]]
+    encoder: Encoder
+    config: CoreConfig
+    setup: Setup
+    windows: list[Window]
+
+    def caches(self, num_tokens: int, store: Store | None = None) -> list[Cache]:
+        """One for each server."""
+        return [Cache(self.config, self.encoder, num_tokens, store) for _ in range(self.setup.servers)]
+
+    def serve(self, caches: Sequence[Cache]) -> Iterator[tuple[float, Window, Outcome]]:
+        """Serve every call by the cache of its server: when, in which window, and what came of it."""
+        for at_s, window, server, ref, encoded in self._deal():
+            yield at_s, window, caches[server].serve(ref, None, encoded)
+
+    def serve_with_store(self, num_tokens: int) -> Iterator[None]:
+        """Serve every call by stock SGLang with a store, then by this cache with another one, and count both."""
+        store = Store(self.config, self.encoder.delimiters)
+        trees = [PrefixTree(num_tokens) for _ in range(self.setup.servers)]
+        for _, window, server, ref, encoded in self._deal():
+            tokens, path, tree = encoded.tokens, encoded.path, trees[server]
+            end, _ = store.load_end(tokens, tree.resident_len(tokens))
+            window.store_stock_tokens += max(0, min(end, len(tokens) - 1))
+            store.write(path, max(end, tree.insert(path, ref.number)))
+            yield None
+        caches = self.caches(num_tokens, Store(self.config, self.encoder.delimiters))
+        for _, window, server, ref, encoded in self._deal():
+            cache = caches[server]
+            loaded_before = cache.num_loaded
+            outcome = cache.serve(ref, None, encoded)
+            window.store_prefix_tokens += outcome.prefix_len
+            window.store_chunk_tokens += outcome.num_chunk_hit
+            window.store_loaded_tokens += cache.num_loaded - loaded_before
+            yield None
+
+    def _deal(self) -> Iterator[_Dealt]:
+        setup = self.setup
+        servers = random.Random(f"servers {setup.pace.seed}")
+        for number, paced in enumerate(pace_calls(self.sessions, setup.pace)):
+            ref = CallRef(number, paced.file, paced.call.session_id, paced.call.index)
+            window = _window(self.windows, paced.at_s, setup.window_s)
+            yield _Dealt(paced.at_s, window, servers.randrange(setup.servers), ref, self.encoder.encode(paced.call))
 
 
 def _window(windows: Sequence[Window], at_s: float, window_s: float) -> Window:

@@ -11,12 +11,13 @@ from enum import Enum
 from functools import partial
 
 import msgspec
-from pic_traces.encode.encoded import EncodedCall, Encoder
+from pic_traces.encode.encoded import EncodedCall, Encoder, Tokens
 from pic_traces.session import Session
 
 from sglang_pic.census.changes import changed_fields
 from sglang_pic.census.outcome import CallRef, Outcome, RunSpan
 from sglang_pic.census.prefix_tree import PrefixTree
+from sglang_pic.census.store import LEAST_UNKNOWN, Store
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, Path, PlanOptions, Run
 
@@ -71,9 +72,12 @@ class Cache:
         config: the server's settings.
         encoder: made the calls' tokens.
         pool_tokens: evict what is beyond the pool, and keep the index within its bounds; None does neither.
+        store: other servers read and write it, too.
     """
 
-    def __init__(self, config: CoreConfig, encoder: Encoder, pool_tokens: int | None = None) -> None:
+    def __init__(
+        self, config: CoreConfig, encoder: Encoder, pool_tokens: int | None = None, store: Store | None = None
+    ) -> None:
         server = PicConfig()
         options = PlanOptions(max_gaps=server.max_gaps, max_runs=server.max_runs)
         if pool_tokens is None:
@@ -85,6 +89,9 @@ class Cache:
         resolve = _resident if pool_tokens is None else self._resolve
         self._plan = partial(self._index.plan, _NAMESPACE, resolve=resolve, options=options)
         self._refs: dict[int, CallRef] = {}
+        self._store = store
+        self.num_loaded = 0
+        """Tokens whose rows came from the store."""
 
     @property
     def num_tokens(self) -> int:
@@ -99,7 +106,10 @@ class Cache:
     def serve(self, ref: CallRef, agent: str | None, encoded: EncodedCall) -> Outcome:
         """Serve one call; what became of it."""
         tokens, path = encoded.tokens, encoded.path
+        self._refs[ref.number] = ref
         self._learn()
+        if self._store is not None:
+            self._load(self._store, tokens, ref.number)
         match = self._prefixes.match(tokens)
         plan = self._plan(tokens, prefix_len=match.prefix_len)
         served = (match.prefix_len, *(run.target_end for run in plan.runs))
@@ -114,7 +124,11 @@ class Cache:
             generations=[(max(run.target_start, stored), run.generation) for run in plan.runs],
             delimiters=self._encoder.delimiters,
         )
-        self._refs[ref.number] = ref
+        if self._store is not None:
+            exact_end = self._index.computed_len(_NAMESPACE, path)
+            # As on the server, which writes a node whole or not at all.
+            if exact_end == len(path) or self._index.generation(_NAMESPACE, path) <= self._index.config.max_generation:
+                self._store.write_listed(path, stored, exact_end)
         return Outcome(
             ref=ref,
             agent=agent,
@@ -126,6 +140,24 @@ class Cache:
             changed_fields=changed_fields(plan, tokens, match.expected),
             guarded=plan.guarded,
         )
+
+    def _load(self, store: Store, tokens: Tokens, call: int) -> None:
+        """Load what the store has of a prompt's prefix, then the paths that hold text that no donor here has."""
+        start = self._prefixes.resident_len(tokens)
+        spans = self._index.unknown(_NAMESPACE, tokens, start, LEAST_UNKNOWN)
+        for path in (tokens, *store.find(tokens, spans)):
+            start = self._prefixes.resident_len(path)
+            end, exact_end = store.load_end(path, start)
+            if end > start:
+                self._prefixes.insert(path[:end], call)
+                self._index.publish(
+                    _NAMESPACE,
+                    path[:end],
+                    [(start, exact_end)] if start < exact_end else [],
+                    generations=[(exact_end, self._index.config.max_generation)] if exact_end < end else [],
+                    delimiters=self._encoder.delimiters,
+                )
+                self.num_loaded += end - start
 
     def _resolve(self, path: Path, end: int) -> int:
         return self._prefixes.resident_len(path.tokens(end))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -22,6 +23,7 @@ _MIN_NAME_WIDTH, _MAX_NAME_WIDTH = 17, 30
 
 _Rows: TypeAlias = Sequence[tuple[str, Counts]]
 _Columns: TypeAlias = Sequence[tuple[str, Callable[[Counts], str]]]
+_Tiers: TypeAlias = list[tuple[str, Callable[[Window], tuple[int, int]]]]
 
 _SOURCES: _Columns = (
     ("sessions", lambda counts: f"{counts.sessions:,}" if counts.sessions else _MISSING),
@@ -97,10 +99,16 @@ def render_lasting(result: Lasting) -> str:
     for number, window in enumerate(result.windows):
         table.add_row(f"{number * result.window_s / 60:g}", *_window_cells(window))
     trends = result.trends
-    told = [_trend("recovered", trends.recovered), _trend("of unlimited", trends.kept), *_with_host(result)]
+    told: list[RenderableType] = [
+        _trend("recovered", trends.recovered),
+        _trend("of unlimited", trends.kept),
+        *_beyond_the_pool(result),
+    ]
+    dealt = f", each call on one of {result.servers:,} servers" if result.servers > 1 else ""
     return as_text(
-        f"{result.sessions:,} sessions start within {result.hours:g} h and pause {result.pause_s:g} s between calls. "
-        f"Of {_tokens(result.distinct_tokens)} distinct tokens the pool holds {_tokens(result.pool_tokens)}.",
+        f"{result.sessions:,} sessions start within {result.hours:g} h and pause {result.pause_s:g} s between calls"
+        f"{dealt}. Of {_tokens(result.distinct_tokens)} distinct tokens the pool{' of each' if dealt else ''} holds "
+        f"{_tokens(result.pool_tokens)}.",
         "",
         table,
         "",
@@ -112,27 +120,29 @@ def render_lasting(result: Lasting) -> str:
     )
 
 
-def _with_host(result: Lasting) -> list[str]:
-    """What is computed with the pool alone and with a host beside it, behind the warm-up."""
-    if not result.host_tokens:
-        return []
+def _beyond_the_pool(result: Lasting) -> list[RenderableType]:
+    """What the pool, a host and a store serve behind the warm-up, by stock SGLang and by this cache."""
     counted = result.windows[result.warmup_windows :]
     total = sum(window.prompt_tokens for window in counted)
-    shares = [
-        _percent(_ratio(total - sum(served(window) for window in counted), total))
-        for served in (
-            lambda window: window.prefix_tokens,
-            lambda window: window.prefix_tokens + window.chunk_tokens,
-            lambda window: window.host_prefix_tokens,
-            lambda window: window.host_prefix_tokens + window.host_chunk_tokens,
-        )
-    ]
-    return [
-        "",
-        f"With a host of {_tokens(result.host_tokens)}, behind the warm-up, of the prompt tokens are computed: "
-        f"{shares[0]} by stock SGLang in the pool alone, {shares[1]} with this cache; {shares[2]} by stock SGLang with "
-        f"HiCache, {shares[3]} with both.",
-    ]
+    tiers: _Tiers = [("pool", lambda w: (w.prefix_tokens, w.prefix_tokens + w.chunk_tokens))]
+    if result.host_tokens:
+        tiers.append(("host", lambda w: (w.host_prefix_tokens, w.host_prefix_tokens + w.host_chunk_tokens)))
+    if result.has_store:
+        tiers.append(("store", lambda w: (w.store_stock_tokens, w.store_prefix_tokens + w.store_chunk_tokens)))
+    if len(tiers) == 1:
+        return []
+    table = Table(box=None, pad_edge=False)
+    for header in ("", *(name for name, _ in tiers), "computed"):
+        table.add_column(header, justify="right" if header else "left")
+    for number, name in enumerate(("stock SGLang", "this cache")):
+        served = [sum(tier(window)[number] for window in counted) for _, tier in tiers]
+        parts = [more - less for less, more in itertools.pairwise([0, *served, total])]
+        table.add_row(name, *(_percent(_ratio(part, total)) for part in parts))
+    loaded = sum(window.store_loaded_tokens for window in counted)
+    rest = [f"With a host of {_tokens(result.host_tokens)} tokens"] if result.host_tokens else []
+    rest += [f"With a store, from which this cache loads {_tokens(loaded)} tokens"] if result.has_store else []
+    title = f"{'. '.join(rest)}. Shares of the prompt tokens behind the warm-up, each beyond those to its left:"
+    return ["", title, "", table]
 
 
 def _window_cells(window: Window) -> list[str]:

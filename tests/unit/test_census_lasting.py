@@ -15,7 +15,10 @@ from pic_traces.session import Session
 
 from sglang_pic.census.command import add_arguments, run
 from sglang_pic.census.lasting import Lasting, Setup, pace_calls, simulate_lasting
+from sglang_pic.census.outcome import CallRef, Outcome
 from sglang_pic.census.prefix_tree import PrefixTree
+from sglang_pic.census.simulate import Cache
+from sglang_pic.census.store import LEAST_LOADED, Store
 from sglang_pic.census.table import render_lasting
 from sglang_pic.census.trend import fit_trend
 from sglang_pic.cli import main
@@ -81,8 +84,15 @@ def _sessions(num: int, seed: int) -> list[tuple[str, Session]]:
     return made
 
 
-def _simulate(sessions: list[tuple[str, Session]], pool_share: float, host_share: float = 0.0) -> Lasting:
-    setup = Setup(Pace(3600.0, 20.0, 1), 300.0, pool_share, host_share)
+def _simulate(
+    sessions: list[tuple[str, Session]],
+    pool_share: float,
+    host_share: float = 0.0,
+    *,
+    servers: int = 1,
+    has_store: bool = False,
+) -> Lasting:
+    setup = Setup(Pace(3600.0, 20.0, 1), 300.0, pool_share, host_share, servers, has_store)
     *_, result = simulate_lasting(sessions, IdsEncoder(), CONFIG, setup)
     assert isinstance(result, Lasting)
     return result
@@ -121,6 +131,62 @@ def test_what_left_the_pool_serves_from_a_host() -> None:
     assert render_lasting(both).count("With a host of") == 1
 
 
+def test_a_store_adds_nothing_to_a_server_that_keeps_everything() -> None:
+    result = _simulate(_sessions(10, 4), 1.0, has_store=True)
+    for window in result.windows:
+        assert window.store_stock_tokens == window.store_prefix_tokens == window.prefix_tokens
+        assert window.store_chunk_tokens == window.chunk_tokens
+        assert window.store_loaded_tokens == 0
+
+
+def test_servers_lose_what_others_have_and_a_store_gives_it_back() -> None:
+    """Sessions that append: with a store stock SGLang serves all but the last page, or what is too short to load."""
+    rng = np.random.default_rng(6)
+    sessions = []
+    for number in range(30):
+        texts = [rng.integers(2, 5000, 400).tolist() for _ in range(6)]
+        sessions.append(("f", session(f"s{number}", [(texts[: end + 1], [9]) for end in range(6)])))
+    one, four = _simulate(sessions, 1.0), _simulate(sessions, 1.0, servers=4, has_store=True)
+    for window, alone in zip(four.windows, one.windows, strict=True):
+        assert window.prompt_tokens == alone.prompt_tokens
+        assert 0 <= alone.prefix_tokens - window.store_stock_tokens <= LEAST_LOADED * window.calls
+        # Nothing is spliced, so this cache writes all rows, too.
+        assert window.store_prefix_tokens == window.store_stock_tokens
+        assert window.store_loaded_tokens <= window.store_prefix_tokens + window.calls
+    assert all(window.store_loaded_tokens for window in four.windows)
+    whole = sum(alone.prefix_tokens for alone in one.windows)
+    assert sum(window.prefix_tokens for window in four.windows) < 0.7 * whole
+
+
+def test_text_of_another_server_is_spliced_and_spliced_rows_are_a_prefix_only() -> None:
+    rng = np.random.default_rng(7)
+    first, second, text = (rng.integers(2, 5000, length).tolist() for length in (96, 80, 1000))
+    store = Store(CONFIG, IdsEncoder.delimiters)
+
+    def serve(number: int, messages: list[Ids]) -> tuple[Outcome, int]:
+        """By a fresh server: what it serves, and how much it loads for that."""
+        cache = Cache(CONFIG, IdsEncoder(), 100_000, store)
+        (call,) = session(f"s{number}", [([*messages, [7, 7]], [9])]).calls()
+        outcome = cache.serve(CallRef(number, "f", call.session_id, 0), None, IdsEncoder().encode(call))
+        return outcome, cache.num_loaded
+
+    computed, num_loaded = serve(0, [first, text])
+    assert (computed.prefix_len, computed.num_chunk_hit, num_loaded) == (0, 0, 0)
+    again, num_loaded = serve(1, [first, text])
+    assert (again.prefix_len, num_loaded) == (1088, 1088), "1,098 tokens in pages of 16"
+    moved, num_loaded = serve(2, [second, text])
+    assert moved.prefix_len == 0
+    assert moved.num_chunk_hit > 900
+    assert num_loaded == 1088, "the path that holds the text, from its root"
+    # What was spliced there is a prefix for the next one, and the text's donor is still where it was computed. As on a
+    # server text is looked up at arrival, when the prefix has not come yet: both are loaded.
+    again, num_loaded = serve(3, [second, text])
+    assert (again.prefix_len, again.num_chunk_hit, num_loaded) == (1072, 0, 1072 + 1088)
+    third, num_loaded = serve(4, [text[:40], second, text])
+    assert third.num_chunk_hit > 900
+    assert num_loaded == 1088
+
+
 def test_a_share_that_falls_is_told_from_one_that_does_not() -> None:
     rng = np.random.default_rng(5)
     wholes = rng.integers(500, 1500, 36).tolist()
@@ -147,6 +213,10 @@ def test_the_command_prints_windows_and_trends(capsys: pytest.CaptureFixture[str
     printed = capsys.readouterr().out.replace("\n", " ")
     assert "30 sessions start within 0.1 h and pause 3 s between calls" in printed
     assert printed.count("points an hour") == 2
+    assert main([*words, "--servers", "2", "--store", "--limit-sessions", "9"]) == 0
+    printed = capsys.readouterr().out.replace("\n", " ")
+    assert "each call on one of 2 servers" in printed
+    assert "With a store, from which this cache loads" in printed
     assert main([*words, "--limit-sessions", "1"]) == 0
     assert "recovered: too few windows with calls for a trend" in capsys.readouterr().out
 
@@ -157,6 +227,7 @@ def test_the_command_prints_windows_and_trends(capsys: pytest.CaptureFixture[str
         (["--hours", "0"], r"--hours=0\.0: must be more than 0"),
         (["--hours", "1", "--windows", "20"], r"--hours=1\.0: must hold 5 or more windows of 20 minutes"),
         (["--hours", "1", "--host-share", "0.05"], r"--host-share=0\.05: must be at least --pool-share=0\.1"),
+        (["--hours", "1", "--servers", "0"], "--servers=0: must be 1 or more; 1 is the default"),
         (["--hours", "1", "--pool-share", "1.5"], r"--pool-share=1\.5: must be more than 0 and at most 1"),
         (["--hours", "1", "--pause-s", "-1"], r"--pause-s=-1\.0: must be 0 or more seconds"),
         (["--hours", "1", "--upper-bound"], "have no meaning with --hours"),

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 from pic_traces.source import short_name
 
-from sglang_pic.census.table import WIDTH, render
+from sglang_pic.census.lasting import Lasting, Trends, Window
+from sglang_pic.census.table import WIDTH, render, render_lasting
 from sglang_pic.census.tally import Census, ChangedFields, Counts, Detail, RunLengths, UpperBound
 from sglang_pic.core import CoreConfig
 
@@ -140,3 +141,43 @@ def test_settings_are_named() -> None:
     config = CoreConfig(min_run_tokens=128, seam_tokens=8, sink_tokens=0, tail_tokens=0)
     text = " ".join(table(text_counts(), config=config).split())
     assert "repeats shorter than 128 tokens, the first 8 tokens of a run (its seam)." in text
+
+
+def test_pool_host_and_store_are_told_apart_and_sum_up_behind_the_warm_up() -> None:
+    counted = Window(
+        calls=1,
+        prompt_tokens=1000,
+        prefix_tokens=100,
+        chunk_tokens=50,
+        host_prefix_tokens=180,
+        host_chunk_tokens=60,
+        store_stock_tokens=450,
+        store_prefix_tokens=300,
+        store_chunk_tokens=250,
+        store_loaded_tokens=700,
+    )
+    result = Lasting(
+        hours=1,
+        pause_s=0,
+        seed=1,
+        sessions=1,
+        servers=4,
+        distinct_tokens=9000,
+        pool_tokens=900,
+        host_tokens=1800,
+        has_store=True,
+        window_s=600,
+        windows=[Window(calls=1, prompt_tokens=5000), counted],
+        warmup_windows=1,
+        trends=Trends(recovered=None, kept=None),
+    )
+
+    def rows(**other: bool | int) -> list[list[str]]:
+        lines = render_lasting(replace(result, **other)).splitlines()
+        return [line.split()[2:] for line in lines if line.startswith(("stock SGLang", "this cache"))]
+
+    assert rows() == [["10.0%", "8.0%", "27.0%", "55.0%"], ["15.0%", "9.0%", "31.0%", "45.0%"]]
+    assert rows(has_store=False) == [["10.0%", "8.0%", "82.0%"], ["15.0%", "9.0%", "76.0%"]]
+    assert rows(host_tokens=0) == [["10.0%", "35.0%", "55.0%"], ["15.0%", "40.0%", "45.0%"]]
+    assert rows(has_store=False, host_tokens=0) == []
+    assert "this cache loads 700" in render_lasting(result)
