@@ -70,8 +70,8 @@ class RowWatch:
         self._factors = torch.randint(1, 1 << 62, shape, generator=random, dtype=torch.int64) * 2 + 1
         self._host: list[Tensor] = []
         """The table of a host pool (HiCache), once rows were copied there."""
-        self._stored: dict[str, list[Tensor]] = {}
-        """Likewise of pages in a store."""
+        self._stored: dict[str, bytes] = {}
+        """Likewise of pages in a store, as bytes: there are many, and a tensor is a kilobyte."""
         self._laid_out: _Claim | None = None
         self._claim: _Claim | None = None
         self._moved_ahead = torch.empty(0, dtype=torch.int64)
@@ -204,7 +204,9 @@ class RowWatch:
         if is_stored:
             for page, of_page, is_fresh in zip(pages, slots.split(self._view.page_size), fresh, strict=True):
                 if is_fresh:
-                    self._stored[page] = [column[of_page] for column in self._host]
+                    self._stored[page] = (
+                        torch.stack([column[of_page].long() for column in self._host]).numpy().tobytes()
+                    )
         return is_stored
 
     def read_back(
@@ -214,8 +216,9 @@ class RowWatch:
         num_pages = original(controller, operation, pages, slots, *args)
         for page, of_page in zip(pages[:num_pages], slots.split(self._view.page_size), strict=False):
             if self._host and page in self._stored:
-                for column, kept in zip(self._host, self._stored[page], strict=True):
-                    column[of_page] = kept
+                kept = torch.frombuffer(bytearray(self._stored[page]), dtype=torch.int64).view(len(self._host), -1)
+                for column, values in zip(self._host, kept, strict=True):
+                    column[of_page] = values.to(column.dtype)
         return num_pages
 
     @property
