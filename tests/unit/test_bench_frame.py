@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pic_bench import core, idle_overhead, lasting, planted, recall, shift_zero, speculation
+from pic_bench import core, idle_overhead, lasting, planted, recall, second_server, shift_zero, speculation
 from pic_bench.frame import Finding, Study, at_least
 from pic_bench.report.markdown import Table
 from pic_bench.soak.__main__ import Soak
@@ -24,6 +24,7 @@ KINDS = {
     "idle-overhead*.json": idle_overhead.IdleOverhead,
     "planted-*.json": planted.PlantedRows,
     "recall.json": recall.RecallResult,
+    "second-server.json": second_server.SecondServer,
     "shift-zero.json": shift_zero.ShiftZero,
     "soak*.json": Soak,
     "speculation*.json.gz": speculation.Speculation,
