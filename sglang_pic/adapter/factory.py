@@ -101,7 +101,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     path, draft = _checked_path(ctx, audit)
     model = _read_model(ctx, config, path.splicer, draft)
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
-    _attach_host(ctx, cache, path, partial(_attach_store, ctx, cache, config, model, labels))
+    _attach_tiers(ctx, cache, path, config, model, labels)
     shown |= {"pins": cache.pins.report, "faults": cache.faults.report}
     server_info.install(shown, get_parallel().dp_rank)
     # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
@@ -227,10 +227,22 @@ def _make_cache(
     return cache
 
 
-def _attach_host(ctx: BuildContext, cache: PicRadixCache, path: ForwardPath, attach_store: Callable[[], None]) -> None:
-    """Let splices read what HiCache, if it is on, keeps on the host, learn what that costs, and attach the store."""
-    if cache.cache_controller is None:
-        return
+def _attach_tiers(
+    ctx: BuildContext,
+    cache: PicRadixCache,
+    path: ForwardPath,
+    config: PicConfig,
+    model: _LiveModel,
+    labels: dict[str, str] | None,
+) -> None:
+    """Attach what HiCache has, if it is on."""
+    if cache.cache_controller is not None:
+        _attach_host(ctx, cache, path)
+        _attach_store(ctx, cache, config, model, labels)
+
+
+def _attach_host(ctx: BuildContext, cache: PicRadixCache, path: ForwardPath) -> None:
+    """Let splices read what HiCache keeps on the host, and learn what that costs."""
     host_pool = cache.cache_controller.mem_pool_host.anchor_entry.host_pool
     path.splicer.bind_host(view_host_pool(host_pool, path.splicer.view))
     cache.host = path.host = cache.planning.host = HostTier(cache, host_pool.size_per_token)
@@ -238,7 +250,6 @@ def _attach_host(ctx: BuildContext, cache: PicRadixCache, path: ForwardPath, att
         fetched_us = calibrate_fetch(path.splicer, host_pool.size, ctx.tp_group)
         more_us = max(0.0, fetched_us - cache.planning.cost.spliced_token_us)
         cache.planning.cost = msgspec.structs.replace(cache.planning.cost, fetched_token_us=more_us)
-    attach_store()
 
 
 def _attach_store(

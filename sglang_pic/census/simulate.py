@@ -17,9 +17,9 @@ from pic_traces.session import Session
 from sglang_pic.census.changes import changed_fields
 from sglang_pic.census.outcome import CallRef, Outcome, RunSpan
 from sglang_pic.census.prefix_tree import PrefixTree
-from sglang_pic.census.store import LEAST_UNKNOWN, Store
+from sglang_pic.census.store import Store
 from sglang_pic.config import PicConfig
-from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, Path, PlanOptions, Run
+from sglang_pic.core import LEAST_UNKNOWN, MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, Path, PlanOptions, Run
 
 _NAMESPACE = "census"
 _UNLIMITED = 1 << 40

@@ -14,8 +14,6 @@ from sglang_pic.core import Chunker, CoreConfig, Directory, PageHash, Span, Toke
 PAGE_SIZE: Final = 16
 LEAST_LOADED: Final = 256
 """SGLang does not load less."""
-LEAST_UNKNOWN: Final = 128
-"""Shorter text is not looked up, as on a server."""
 
 
 class Store:
@@ -66,18 +64,18 @@ class Store:
 
     def write_listed(self, path: Tokens, start: int, exact_end: int) -> None:
         """Keep the rows of a path from `start` on; list those before `exact_end`, in whole blocks."""
-        num_exact = max(start, exact_end) // PAGE_SIZE
-        self._own.update(_page_hashes(path)[num_exact:])
+        pages, num_exact = _page_hashes(path), max(start, exact_end) // PAGE_SIZE
+        self._own.update(pages[num_exact:])
         if exact_end <= start:
             return
         start -= start % self._directory.block_tokens
-        exact = path[:exact_end]
-        self.write(exact, start)
-        pages, first = _page_hashes(exact), start // PAGE_SIZE
+        first = start // PAGE_SIZE
+        exact = pages[first:num_exact]
+        self._pages.update(exact)
         before = pages[first - 1] if first else None
         # Nothing breaks here, so checksums need not tell rows apart.
-        sums = np.zeros(len(pages) - first, dtype=np.uint64)
-        self._directory.list_path(b"", exact, start, before, pages[first:], sums)
+        sums = np.zeros(len(exact), dtype=np.uint64)
+        self._directory.list_path(b"", path[:exact_end], start, before, exact, sums)
 
     def find(self, tokens: Tokens, spans: Sequence[Span]) -> Iterator[Tokens]:
         """The paths that hold most of the spans of a prompt."""

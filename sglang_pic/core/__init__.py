@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_pic.core.chunker import Chunker
 from sglang_pic.core.config import MOST_REUSE, CoreConfig
-from sglang_pic.core.directory import Directory, Found, Objects, PageHash, Sums
+from sglang_pic.core.directory import LEAST_UNKNOWN, Directory, Found, Objects, PageHash, Sums
 from sglang_pic.core.index import ContentIndex, IndexStats, RowNames
 from sglang_pic.core.lexicon import MESSAGE_BREAK, Lexicon
 from sglang_pic.core.path import Path
@@ -15,6 +15,7 @@ from sglang_pic.core.spans import Span, intersect_spans
 from sglang_pic.core.tokens import Tokens, as_tokens, common_len
 
 __all__ = [
+    "LEAST_UNKNOWN",
     "MESSAGE_BREAK",
     "MOST_REUSE",
     "Chunker",

@@ -32,6 +32,9 @@ from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, common_len, common_suffi
 ANCHOR_EVERY: Final = 4
 """One chunk in so many is an anchor: with chunks of 16 tokens one in 64. Of texts of 256 tokens 99 in 100 hold one."""
 
+LEAST_UNKNOWN: Final = 128
+"""Shorter text is not looked up."""
+
 SLOTS: Final = 4
 """Objects that one key may have."""
 
@@ -116,8 +119,8 @@ class Directory:
         before: PageHash | None,
         pages: Sequence[PageHash],
         sums: Sums,
-    ) -> int:
-        """List what of a path has come to the store; returns how many anchors are new.
+    ) -> None:
+        """List what of a path has come to the store.
 
         Args:
             namespace: nobody finds text in another one.
@@ -137,14 +140,13 @@ class Directory:
             content = parent + tokens[at : at + self.block_tokens].tobytes() + rows.tobytes()
             self._put_new("block", block, content)
             parent = block
-        num_new, stop = 0, start + len(blocks) * self.block_tokens
+        stop = start + len(blocks) * self.block_tokens
         for name, end in self._anchors(namespace, tokens, start, stop):
             # The text that follows is likely to be equal, too.
             block = blocks[min((end - 1 - start) // self.block_tokens + 1, len(blocks) - 1)]
             # Where a path with rows is listed, another one serves nothing more.
             if not any(self._objects.has_rows(listed) for listed, _ in self._listed(name)):
-                num_new += self._put_new("anchor", name, block + end.to_bytes(_SUM_BYTES, "little"))
-        return num_new
+                self._put_new("anchor", name, block + end.to_bytes(_SUM_BYTES, "little"))
 
     def find(self, namespace: bytes, tokens: Tokens, spans: Sequence[Span], *, max_paths: int = 4) -> list[Found]:
         """The paths that hold most of the spans of a prompt, at most `max_paths`, the fullest first.
@@ -218,17 +220,16 @@ class Directory:
             if data == _frame(key, content):
                 yield content
 
-    def _put_new(self, kind: str, name: bytes, content: bytes) -> bool:
-        """Write what no slot holds into the first free one; whether it was written."""
+    def _put_new(self, kind: str, name: bytes, content: bytes) -> None:
+        """Write what no slot holds into the first free one, if there is one."""
         for slot in range(SLOTS):
             key = self._key(kind, name, slot)
             data = self._get(kind, key)
             if data is None:
                 self._objects.put(key, _frame(key, content))
-                return True
+                return
             if data == _frame(key, content):
-                return False
-        return False
+                return
 
     def _get(self, kind: str, key: str) -> bytes | None:
         content_bytes = _HASH_BYTES + _SUM_BYTES

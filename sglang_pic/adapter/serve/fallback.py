@@ -22,7 +22,10 @@ class Fallback(Reason):
     FAULT_PUBLICATION = "fault_publication", "An exception while a request's chunks were published."
     FAULT_RESOLVE = "fault_resolve", "An exception while donors were looked up in the radix tree."
     FAULT_SPLICE = "fault_splice", "An exception while rows were moved."
-    FAULT_STORE = "fault_store", "An exception while rows were looked at for HiCache's store; they were not written."
+    FAULT_STORE = (
+        "fault_store",
+        "An exception while HiCache's store was asked, or told of rows; what it was about is computed.",
+    )
     FAULTS = "faults", "Faults have switched splicing off, or a fault emptied the index after the request had come."
     HIDDEN_STATES = "hidden_states", "The request wants hidden states of its prompt."
     INPUT_LOGPROBS = "input_logprobs", "The request wants logprobs of its prompt."

@@ -9,6 +9,9 @@ like any other.
     admission       the request waits for both, at most as long as computing the text would take
     every backup    list the path, if SGLang wrote rows of it that were computed behind computed ones
 
+Rows that came from a splice, and those behind them, are written under keys of the plugin's own: a prefix for servers
+with the same model and policy, and for nobody else.
+
 Ranks may take what they find only if all of them found the same, and at the same round: they agree on counts, as SGLang
 does for its own loads. A store that is slow, gone or full, or holds something else, costs reuse.
 """
@@ -39,7 +42,7 @@ from sglang_pic.adapter.serve.planning import Planning, donor_namespaces
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.adapter.serve.store_objects import objects_of
-from sglang_pic.core import Directory, Found, Objects, Sums, Tokens, as_tokens
+from sglang_pic.core import LEAST_UNKNOWN, Directory, Found, Objects, Sums, Tokens, as_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +70,6 @@ LISTED: Final = Metric(
     "sglang:pic_store_listed_tokens_total", MetricKind.COUNTER, "Tokens whose rows are listed for other servers."
 )
 METRICS: Final = (LOOKUPS, LOADED, REFUSED, LISTED)
-
-LEAST_UNKNOWN: Final = 128
-"""Shorter text is not looked up."""
 
 _MAX_LOOKUPS = 64
 # How much a measured load counts in the mean time of a token.
