@@ -42,7 +42,8 @@ class Pair(NamedTuple):
     ) -> tuple[Answer, dict[str, dict[str, Any]]]:
         """What the decode server answers, and the rows of the prompt as they were `sent` and `received` last.
 
-        `meanwhile` is called with the request's room.
+        `meanwhile` is called with the request's room once the prefill server has answered. SGLang's Mooncake manager
+        forgets a room when its rows are sent: a decode server that asks for the room again before that waits for ever.
         """
         import torch
 
@@ -50,9 +51,9 @@ class Pair(NamedTuple):
         where = {"bootstrap_host": "127.0.0.1", "bootstrap_port": self.port, "bootstrap_room": room}
         with ThreadPoolExecutor(2) as pool:
             asked = [pool.submit(each.generate, prompt, **options, **where) for each in (self.prefill, self.decode)]
+            asked[0].result()
             meanwhile(room)
             answer = asked[1].result()
-            asked[0].result()
         return answer, {name: torch.load(self.rows / f"{room}.{name}") for name in ("sent", "received")}
 
 
