@@ -20,6 +20,7 @@ from sglang_pic.adapter import disaggregation, server_info
 from sglang_pic.adapter.audit import hooks as audit_hooks
 from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.audit.audit import Audit
+from sglang_pic.adapter.audit.bolder import Bolder
 from sglang_pic.adapter.contract import changed_attention, describe_changes
 from sglang_pic.adapter.draft import Draft, read_draft
 from sglang_pic.adapter.hooks import apply_hooks
@@ -124,6 +125,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     path.recover = cache.recover
     if audit is not None:
         audit.recover = cache.recover
+        audit.measure_bolder(Bolder(cache, planning, model.splicer, config.core))
     logger.info(
         "sglang_pic: %d delimiters, cost %s, config %s",
         len(model.delimiters),

@@ -10,7 +10,7 @@ from sglang_pic.core.lexicon import MESSAGE_BREAK, Lexicon
 from sglang_pic.core.path import Path
 from sglang_pic.core.plan import Context, CostModel, DropReason, Plan, PlanOptions, Reason, Run
 from sglang_pic.core.planner import Resolver
-from sglang_pic.core.policy import CAREFUL, PRESETS, ReusePolicy, with_preset
+from sglang_pic.core.policy import CAREFUL, PRESETS, ReusePolicy, bolder_than, with_preset
 from sglang_pic.core.spans import Span, intersect_spans
 from sglang_pic.core.tokens import Tokens, as_tokens, common_len
 
@@ -44,6 +44,7 @@ __all__ = [
     "Sums",
     "Tokens",
     "as_tokens",
+    "bolder_than",
     "common_len",
     "intersect_spans",
     "with_preset",

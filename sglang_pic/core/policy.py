@@ -68,7 +68,14 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
     CAREFUL: {},
     "most": {"preset": "most", "seam_tokens": 1, "min_spliced_tokens": 8, "tail_tokens": 0, "edit": "in_place"},
 }
-"""The settings of each preset that are not the defaults."""
+"""The settings of each preset that are not the defaults, from the most careful one to the boldest."""
+
+
+def bolder_than(policy: ReusePolicy) -> ReusePolicy | None:
+    """The next bolder preset than a policy's; `None` where there is none."""
+    names = list(PRESETS)
+    bolder = names[names.index(policy.preset) + 1 :]
+    return ReusePolicy(**PRESETS[bolder[0]]) if bolder else None
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,11 +13,15 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_pic.adapter.audit import hooks as audit_hooks
 from sglang_pic.adapter.audit.audit import Audit
+from sglang_pic.adapter.audit.bolder import Bolder
 from sglang_pic.adapter.audit.full_pass import STEP_TOKENS
 from sglang_pic.adapter.audit.metrics import SKIPPED, AuditSkip
+from sglang_pic.adapter.audit.report import BolderReport
 from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.probe.slots import whole_pages
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.core import Path, Plan, RowNames, Run, as_tokens
 from tests.adapter.audit_bench import POOL, PROMPT, VOCAB, Bench, logits_of
 from tests.adapter.builders import hooks_of, request
 
@@ -186,6 +190,65 @@ def test_slots_that_a_request_needs_go_back_and_the_prompt_begins_anew_but_not_f
     bench.run()
     assert bench.counts == (1, 1, 0)
     assert (bench.free, bench.audit.has_work) == (POOL, False)
+
+
+class BolderBench(Bench):
+    """A donor of all that is behind the prompt's first 48 tokens, which a bolder preset splices but for 20 of them."""
+
+    def __init__(self, wrong: int = 0, **options: Any) -> None:
+        super().__init__(**options)
+        donor = Path(Namespace(), [as_tokens(PROMPT)])
+        runs = [(48, 300), (320, len(PROMPT) - 16)]
+        taken = [Run(target_start=a, target_end=b, donor_start=a, donor=donor, seam_len=0) for a, b in runs]
+        self.wanted = Plan(prefix_len=16, end=len(PROMPT), runs=tuple(taken))
+        planning: Any = SimpleNamespace(row_names=RowNames(1, 0), host=None, plan_as=lambda *_: self.wanted)
+        allocator = self.tree.token_to_kv_pool_allocator
+        self.tree.donors = allocator.alloc(whole_pages(len(PROMPT), allocator.page_size)).long()
+        self.runner.rows[self.tree.donors[: len(PROMPT)]] = torch.tensor(PROMPT) + 1 + wrong
+        self.audit.measure_bolder(Bolder(self.tree, planning, self, self.config.core))  # type: ignore[arg-type]
+
+    def splice(self, src: torch.Tensor, dst: torch.Tensor, shifts: torch.Tensor) -> None:
+        assert not shifts.any()
+        self.runner.rows[dst] = self.runner.rows[src]
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_the_next_bolder_preset_is_measured_on_the_same_request(wrong: int, page_size: int) -> None:
+    bench = BolderBench(wrong, page_size=page_size)
+    free = bench.free
+    bench.serve(logits_of(PROMPT))
+    bench.run()
+    report = bench.audit.report()
+    assert (report.num_audited, report.mean_kl) == (1, 0)
+    found = report.bolder
+    assert found is not None
+    assert (found.preset, found.num_measured, found.num_agreed) == ("most", 1, 1 - wrong)
+    assert (found.mean_kl > 0.01) == bool(wrong)
+    assert (found.num_computed, found.num_saved) == (len(PROMPT) - 16 - 64, bench.wanted.num_spliced - 64)
+    assert (bench.free, bench.tree.num_locks, bench.audit.has_work) == (free, 0, False)
+
+
+def test_what_of_the_bolder_preset_cannot_be_measured_costs_the_audit_nothing() -> None:
+    bench = BolderBench()
+    free = bench.free
+    bench.serve(logits_of(PROMPT))
+    bench.run(4)
+    assert bench.audit.num_slots > len(PROMPT), "the bolder one holds slots of its own"
+    bench.audit.release_slots()
+    assert bench.free == free
+    bench.serve(logits_of(PROMPT))
+    bench.run(3)
+    bench.tree.donors = bench.tree.donors[:0]
+    bench.run()
+    bench.tree.donors = torch.arange(1, 1 + len(PROMPT))
+    held = bench.tree.token_to_kv_pool_allocator.alloc(bench.free - len(PROMPT) - 20)
+    bench.serve(logits_of(PROMPT))
+    bench.run()
+    assert bench.counts == (3, 0, 0)
+    assert bench.audit.report().bolder == BolderReport(preset="most")
+    bench.tree.token_to_kv_pool_allocator.free(held)
+    assert (bench.free, bench.tree.num_locks) == (free, 0)
 
 
 def test_a_pool_with_no_room_skips() -> None:

@@ -40,7 +40,11 @@ def test_users_notice_nothing(client_of: Callable[[str], Client]) -> None:
     assert audit["suspended"] == []
     metrics = audited.server.get("/metrics")
     assert total(metrics, "pic_audited_requests_total") == num_spliced
-    assert total(metrics, "pic_audit_tokens_total") == 240 * num_spliced
+    bolder = audit["bolder"]
+    assert bolder["preset"] == "most"
+    assert (bolder["num_measured"] > 0) == (bolder["num_saved"] > 0)
+    computed_as_most = bolder["num_computed"] - bolder["num_saved"]
+    assert total(metrics, "pic_audit_tokens_total") == 240 * num_spliced + computed_as_most
     assert total(metrics, "pic_audit_kl_nats_count") == num_spliced
 
 

@@ -19,11 +19,19 @@ import numpy as np
 import torch
 
 from sglang_pic.adapter.audit import metrics
+from sglang_pic.adapter.audit.bolder import Bolder
 from sglang_pic.adapter.audit.full_pass import is_too_long
 from sglang_pic.adapter.audit.ledger import AuditLedger, Window
 from sglang_pic.adapter.audit.metrics import AuditSkip
 from sglang_pic.adapter.audit.queue import Drawn, FullQueue
-from sglang_pic.adapter.audit.report import AuditReport, WindowReport, log_resumption, log_suspension, log_undecided
+from sglang_pic.adapter.audit.report import (
+    AuditReport,
+    WindowReport,
+    log_bolder,
+    log_resumption,
+    log_suspension,
+    log_undecided,
+)
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.ranks import agree_on_largest
@@ -90,8 +98,15 @@ class Audit(Auditor):
         self._num_skipped = 0
         self._has_warned = False
         self._num_rounds = 0
+        self.bolder: Bolder | None = None
+        """Measures the next bolder preset on the same requests; set by `measure_bolder`."""
         self.recover: Callable[..., None] | None = None
         """Notes a fault, as `PicRadixCache.recover` does. Until it is set, exceptions are raised."""
+
+    def measure_bolder(self, bolder: Bolder) -> None:
+        """Measure the next bolder preset on audited requests, if there is one, from here on."""
+        if bolder.preset is not None:
+            self.bolder, self._queue.begin_bolder = bolder, bolder.begin
 
     def is_on(self, namespace: Namespace) -> bool:
         return self._ledger.is_on(namespace)
@@ -118,6 +133,8 @@ class Audit(Auditor):
             if _window_of(state) is Window.CHANGED:
                 rate = max(rate, self._config.audit_change_rate)
             state.is_drawn = self._chance.random() < rate
+            if state.is_drawn and self.bolder is not None:
+                state.bolder = self.bolder.plan(req)
 
     def keep(self, req: Req, logits: torch.Tensor | None) -> None:
         """Keep what a drawn request's pass computed.
@@ -142,7 +159,9 @@ class Audit(Auditor):
         elif self.serves(state):
             tokens = np.array(req.origin_input_ids, dtype=np.int64)
             window = _window_of(state)
-            self._queue.add(Drawn(state.namespace, state.generation, window, tokens, logits.clone(), req.lora_id))
+            drawn = Drawn(state.namespace, state.generation, window, tokens, logits.clone(), req.lora_id)
+            drawn.bolder_plan, drawn.num_spliced = state.bolder, state.num_chunk_hit
+            self._queue.add(drawn)
         else:
             self._skip(AuditSkip.SUSPENDED)
 
@@ -229,6 +248,7 @@ class Audit(Auditor):
             mean_kl=sum(tally.sum_kl for tally in tallies) / max(1, num_audited),
             worst_window_kl=max(report.worst_window_kl for report in windows.values()),
             windows=windows,
+            bolder=None if self.bolder is None else self.bolder.report,
             undecided=self._ledger.undecided,
             suspended=self._ledger.suspensions,
         )
@@ -267,10 +287,31 @@ class Audit(Auditor):
         tally.num_agreed += agreed
         tally.sum_kl += min(kl, self._config.audit_kl_cap)
         logger.debug("sglang_pic: audited %d tokens: KL %.6f, agreed %s", len(drawn.tokens), kl, agreed)
+        self._settle_bolder(drawn, min(kl, self._config.audit_kl_cap))
         suspension = self._ledger.observe(drawn.namespace, drawn.generation, kl, agreed=agreed, window=drawn.window)
         if suspension is not None and self._is_first_rank:
             log_suspension(suspension, self._config, sends_rows=self._sends_rows)
         self._show_windows()
+
+    def _settle_bolder(self, drawn: Drawn, served_kl: float) -> None:
+        """Count what the bolder preset would have done; nothing follows from it."""
+        plan = drawn.bolder_plan
+        if plan is None or drawn.bolder_measured is None or self.bolder is None:
+            return
+        kl, differs, _ = agree_on_largest(drawn.bolder_measured.cpu(), self._tp_group).tolist()
+        num_saved = plan.num_spliced - drawn.num_spliced
+        self.bolder.count(
+            min(kl, self._config.audit_kl_cap),
+            served_kl,
+            agreed=not differs,
+            num_computed=plan.num_computed + num_saved,
+            num_saved=num_saved,
+        )
+        self._series.observe(metrics.BOLDER_KL, kl)
+        self._series.add(metrics.BOLDER_SAVED, num_saved)
+        self._series.add(metrics.BOLDER_COMPUTED, plan.num_computed + num_saved)
+        if self._is_first_rank:
+            log_bolder(self.bolder.report)
 
     def _show_windows(self) -> None:
         """Export what the windows hold, and watch the one that small namespaces share."""

@@ -49,22 +49,7 @@ class FullPass:
     def step(self) -> int:
         """Compute the next tokens on the current stream, SGLang's forward stream, and return their number."""
         start, end = self._done, min(self._done + STEP_TOKENS, len(self._tokens))
-        row = self._runner.req_to_token_pool.req_to_token[PADDING_ROW]
-        row[:end] = self.slots[:end].to(row.dtype)
-        try:
-            batch = trial_batch(
-                self._runner,
-                [end - start],
-                first_position=start,
-                input_ids=torch.from_numpy(self._tokens[start:end]).to(self._runner.device),
-                slots=self.slots[start:end].to(torch.int64),
-                prefix_len=start,
-                lora_id=self._lora_id,
-            )
-            self.logits = trial_forward(self._runner, batch).logits_output.next_token_logits[0]
-        finally:
-            # Padded entries of a batch read this row too.
-            row[:end] = 0
+        self.logits = compute_rows(self._runner, self._tokens, self.slots, start, end, lora_id=self._lora_id)
         self._done = end
         return end - start
 
@@ -74,16 +59,50 @@ class FullPass:
         return self._done == len(self._tokens)
 
 
+def compute_rows(
+    runner: ModelRunner, tokens: np.ndarray, slots: torch.Tensor, start: int, end: int, *, lora_id: str | None
+) -> torch.Tensor:
+    """Compute tokens `[start, end)` of a prompt on the current stream, behind the rows that are in its first slots.
+
+    Args:
+        runner: SGLang's model runner.
+        tokens: `[prompt_len]` int64, on the CPU.
+        slots: `[end]` or longer, the slot of each token.
+        start: the first token.
+        end: behind the last one.
+        lora_id: an adapter that is on the device.
+
+    Returns:
+        `[vocab_size]`, the logits of the last one.
+    """
+    row = runner.req_to_token_pool.req_to_token[PADDING_ROW]
+    row[:end] = slots[:end].to(row.dtype)
+    try:
+        batch = trial_batch(
+            runner,
+            [end - start],
+            first_position=start,
+            input_ids=torch.from_numpy(tokens[start:end]).to(runner.device),
+            slots=slots[start:end].to(torch.int64),
+            prefix_len=start,
+            lora_id=lora_id,
+        )
+        return trial_forward(runner, batch).logits_output.next_token_logits[0]
+    finally:
+        # Padded entries of a batch read this row too.
+        row[:end] = 0
+
+
 def is_too_long(allocator: Allocator, num_tokens: int) -> bool:
     """Whether a prompt takes too much of the pool to be computed for an audit."""
     return _LARGEST_PART * whole_pages(num_tokens, allocator.page_size) > allocator.size
 
 
-def take_slots(tree: Tree, num_tokens: int) -> torch.Tensor | None:
-    """Slots for a prompt, or `None` if evicting unused rows does not free enough."""
+def take_slots(tree: Tree, num_tokens: int, *, kept: int = 0) -> torch.Tensor | None:
+    """Slots for a prompt, or `None` if evicting unused rows does not free enough; `kept` of these must stay."""
     allocator = tree.token_to_kv_pool_allocator
     needed = whole_pages(num_tokens, allocator.page_size)
-    if needed > allocator.available_size() + tree.evictable_size():
+    if needed > allocator.available_size() + tree.evictable_size() - kept:
         return None
     evict_from_tree_cache(tree, needed)
     return allocator.alloc(needed)

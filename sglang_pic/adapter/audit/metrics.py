@@ -80,4 +80,33 @@ UNDECIDED_KL: Final = Metric(
     "audit_kl_cap, without the namespace that adds most; 0 until there are audit_min such requests.",
 )
 
-METRICS: Final = (AUDITED, KL, SKIPPED, TOKENS, SUSPENDED, WORST_KL, UNDECIDED_KL)
+BOLDER_KL: Final = Metric(
+    "sglang:pic_bolder_kl_nats",
+    MetricKind.HISTOGRAM,
+    "KL(full || spliced) of the first token of audited requests under the next bolder preset, where that splices more, "
+    "in nats.",
+    buckets=KL.buckets,
+)
+BOLDER_COMPUTED: Final = Metric(
+    "sglang:pic_bolder_computed_tokens_total",
+    MetricKind.COUNTER,
+    "Tokens that these requests computed as they were served.",
+)
+BOLDER_SAVED: Final = Metric(
+    "sglang:pic_bolder_saved_tokens_total",
+    MetricKind.COUNTER,
+    "How many of them the next bolder preset would have spliced.",
+)
+
+METRICS: Final = (
+    AUDITED,
+    KL,
+    SKIPPED,
+    TOKENS,
+    SUSPENDED,
+    WORST_KL,
+    UNDECIDED_KL,
+    BOLDER_KL,
+    BOLDER_COMPUTED,
+    BOLDER_SAVED,
+)

@@ -17,11 +17,13 @@ import numpy as np
 import torch
 from sglang.srt.runtime_context import get_lora
 
+from sglang_pic.adapter.audit.bolder import BolderPass
 from sglang_pic.adapter.audit.full_pass import FullPass, take_slots
 from sglang_pic.adapter.audit.ledger import Window
 from sglang_pic.adapter.audit.metrics import AuditSkip
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import ModelRunner, Scheduler, Tree
+from sglang_pic.core import Plan
 from sglang_pic.runtime.divergence import kl_and_differs
 
 # A prompt that lost its slots this often is given up.
@@ -50,6 +52,18 @@ class Drawn:
     measured: torch.Tensor | None = None
     """`[3]` float64, on the model's device, once the computation is done: KL(full || spliced) in nats, whether the
     likeliest tokens differ, whether the full computation gave no distribution."""
+    bolder_plan: Plan | None = None
+    """What the next bolder preset splices, if that is more; `None` once it was given up."""
+    num_spliced: int = 0
+    """Tokens that were spliced."""
+    bolder: BolderPass | None = None
+    bolder_measured: torch.Tensor | None = None
+    """As `measured`, of the bolder preset."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing more to compute."""
+        return self.measured is not None and (self.bolder_plan is None or self.bolder_measured is not None)
 
 
 class FullQueue:
@@ -66,6 +80,8 @@ class FullQueue:
     ) -> None:
         self._runner, self._is_present, self._skip = runner, is_present, skip
         self._waiting: deque[Drawn] = deque()
+        self.begin_bolder: Callable[..., BolderPass | None] | None = None
+        """As `Bolder.begin`; set once there is a tree."""
         self._event: Any = None  # of the step that was queued last on the device
 
     def __len__(self) -> int:
@@ -75,8 +91,9 @@ class FullQueue:
     @property
     def num_slots(self) -> int:
         """Slots that the computation holds."""
-        full = self._waiting[0].full if self._waiting else None
-        return 0 if full is None else len(full.slots)
+        first = self._waiting[0] if self._waiting else None
+        begun = (None, None) if first is None else (first.full, first.bolder)
+        return sum(len(each.slots) for each in begun if each is not None)
 
     def add(self, drawn: Drawn) -> None:
         """Put a request behind the others."""
@@ -91,8 +108,7 @@ class FullQueue:
 
     def take_measured(self) -> Drawn | None:
         """The first request if its computation is done; it leaves the queue."""
-        is_measured = self._waiting and self._waiting[0].measured is not None
-        return self._waiting.popleft() if is_measured else None
+        return self._waiting.popleft() if self._waiting and self._waiting[0].is_done else None
 
     def step(self, scheduler: Scheduler) -> int:
         """Queue the next step on the forward stream; returns its tokens, 0 where nothing can be computed.
@@ -105,15 +121,36 @@ class FullQueue:
         scheduler.forward_stream.wait_stream(scheduler.schedule_stream)
         # SGLang without overlap computes on the stream that it schedules on.
         with scheduler.forward_stream_ctx if scheduler.enable_overlap else nullcontext():
-            num_tokens = drawn.full.step()
-            if drawn.full.is_complete:
-                drawn.measured = _compare(drawn.full.logits, drawn.logits)
+            num_tokens = self._advance(drawn, drawn.full)
             self._event = scheduler.device_module.Event()
             self._event.record()
         # Slots that go back may be written anew from here on, and tensors reused.
         scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
-        if drawn.measured is not None:
+        if drawn.is_done:
             self.release_slots()
+        return num_tokens
+
+    def _advance(self, drawn: Drawn, full: FullPass) -> int:
+        """Queue the next step of the full computation, or of the bolder preset's behind it."""
+        if drawn.measured is None:
+            num_tokens = full.step()
+            if full.is_complete:
+                drawn.measured = _compare(full.logits, drawn.logits)
+            return num_tokens
+        assert self.begin_bolder is not None
+        assert drawn.bolder_plan is not None
+        if drawn.bolder is None:
+            begun = self.begin_bolder(self._runner, drawn.tokens, drawn.bolder_plan, full.slots, lora_id=drawn.lora_id)
+            if begun is None or drawn.full is None:
+                # Making room for it took the slots of the full computation, or there is none.
+                if begun is not None:
+                    self._runner.token_to_kv_pool_allocator.free(begun.slots)
+                drawn.bolder_plan = None
+                return 0
+            drawn.bolder = begun
+        num_tokens = drawn.bolder.step()
+        if drawn.bolder.is_complete:
+            drawn.bolder_measured = _compare(full.logits, drawn.bolder.logits)
         return num_tokens
 
     def release_slots(self) -> int:
@@ -122,9 +159,14 @@ class FullQueue:
         if count:
             first = self._waiting[0]
             assert first.full is not None
-            self._runner.token_to_kv_pool_allocator.free(first.full.slots)
-            first.full = None
+            allocator = self._runner.token_to_kv_pool_allocator
+            allocator.free(first.full.slots)
+            if first.bolder is not None:
+                allocator.free(first.bolder.slots)
+            first.full = first.bolder = None
             first.num_restarts += 1
+            if first.bolder_measured is None and first.measured is not None:
+                first.bolder_plan = None
         return count
 
     def abandon(self) -> int:

@@ -17,7 +17,7 @@ from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.resolver import TreeResolver
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.config import PicConfig
-from sglang_pic.core import CAREFUL, ContentIndex, CostModel, PlanOptions, Tokens
+from sglang_pic.core import CAREFUL, ContentIndex, CostModel, Plan, PlanOptions, ReusePolicy, RowNames, Tokens
 
 
 class Planning:
@@ -102,7 +102,35 @@ class Planning:
             return
         resolver = TreeResolver(tree, self._index.names, self.host)
         tokens = as_tokens(req.full_untruncated_fill_ids)
-        options = PlanOptions(
+        options = self._options(req, policy, resolver, max_gaps, num_before)
+        try:
+            self._plan(req, resolver, tokens, start, options)
+        except Exception:
+            resolver.release()
+            raise
+
+    def plan_as(self, req: Req, tree: Tree, policy: ReusePolicy, prefix_len: int) -> Plan:
+        """What the plan of the whole prompt behind `prefix_len` is under another policy; nothing stays locked.
+
+        Raises:
+            Exception: likewise.
+        """
+        resolver = TreeResolver(tree, self._index.names, self.host)
+        try:
+            options = self._options(req, policy, resolver, self.max_gaps)
+            return self._best_plan(req, resolver, as_tokens(req.full_untruncated_fill_ids), prefix_len, options)
+        finally:
+            resolver.release()
+
+    @property
+    def row_names(self) -> RowNames:
+        """How the tree names rows."""
+        return self._index.names
+
+    def _options(
+        self, req: Req, policy: ReusePolicy, resolver: TreeResolver, max_gaps: int, num_before: int = 0
+    ) -> PlanOptions:
+        return PlanOptions(
             policy=policy,
             max_gaps=max(1, min(self.max_gaps, max_gaps)),
             max_runs=self._config.max_runs,
@@ -110,22 +138,12 @@ class Planning:
             cost=self.cost,
             num_to_fetch=None if self.host is None else resolver.num_on_host,
             num_before=num_before,
-            pinned_len=self._pins.pinned_len if state.options.skills is Skills.NEAR else None,
+            pinned_len=self._pins.pinned_len if req.pic.options.skills is Skills.NEAR else None,
         )
-        try:
-            self._plan(req, resolver, tokens, start, options)
-        except Exception:
-            resolver.release()
-            raise
 
     def _plan(self, req: Req, resolver: TreeResolver, tokens: Tokens, start: int, options: PlanOptions) -> None:
         state: RequestState = req.pic
-        plans = [
-            self._index.plan(namespace, tokens, prefix_len=start, options=options, resolve=resolver)
-            for namespace in donor_namespaces(req)
-        ]
-        # Where neither splices anything, the one that says why.
-        plan = max(plans, key=lambda plan: (plan.num_spliced, plan.num_guarded, sum(plan.dropped.values())))
+        plan = self._best_plan(req, resolver, tokens, start, options)
         state.dropped, state.changed_fields, state.guarded = plan.dropped, plan.changed_fields, plan.guarded
         # Before the locks change hands: an exception finds all of them with the resolver.
         rows = [resolver.rows(run.donor, run.donor_start, run.donor_end) for run in plan.runs]
@@ -133,6 +151,14 @@ class Planning:
         if plan.runs:
             on_host = [each.host_slots for each in rows] if any(len(each.host_slots) for each in rows) else []
             state.pending = PendingSplice(plan, [each.slots for each in rows], locks, on_host)
+
+    def _best_plan(self, req: Req, resolver: TreeResolver, tokens: Tokens, start: int, options: PlanOptions) -> Plan:
+        plans = [
+            self._index.plan(namespace, tokens, prefix_len=start, options=options, resolve=resolver)
+            for namespace in donor_namespaces(req)
+        ]
+        # Where neither splices anything, the one that says why.
+        return max(plans, key=lambda plan: (plan.num_spliced, plan.num_guarded, sum(plan.dropped.values())))
 
 
 def tree_namespace(req: Req) -> Namespace:

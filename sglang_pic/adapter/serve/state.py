@@ -93,6 +93,8 @@ class RequestState:
     """Received while audits had switched the namespace off: served as if it had opted out."""
     is_drawn: bool = False
     """The audit wants the logits of the pass that is admitted."""
+    bolder: Plan | None = None
+    """What a bolder preset would splice of the prompt, for the audit of a drawn request."""
     is_faulty: bool = False
     """Whether its reuse failed with an exception; the rest of it is computed."""
     pending: PendingSplice | None = None
@@ -163,7 +165,7 @@ class RequestState:
     def undo_admission(self) -> Counted:
         """Take back the splice of the chunk that was admitted last; returns what was counted for it, as `counted`."""
         self.drop_plan()
-        self.is_drawn = False
+        self.is_drawn, self.bolder = False, None
         self.spliced = [span for span in self.spliced if span[0] < self.admitted_from]
         self.generations = [step for step in self.generations if step[0] < self.admitted_from]
         counted, self.counted = self.counted, Counted()
@@ -198,7 +200,7 @@ class RequestState:
         """Forget the row, because the request ended or was retracted; a later prefill starts anew."""
         self.drop_plan()
         self.matched_len = None
-        self.is_drawn = False
+        self.is_drawn, self.bolder = False, None
         self.spliced.clear()
         self.generations.clear()
 

@@ -1,0 +1,144 @@
+"""What the next bolder preset would have done with an audited request, measured beside the full computation.
+
+It is planned when the request is admitted, among the donors that the request had itself: later its own rows would be
+the best ones. It is executed once the full computation is done, whose rows stand for the prefix, so that the figure is
+of that preset's splices alone. Nothing is served from it, and nothing changes by itself.
+
+    slots of the full computation    [0, prefix_len)
+    slots of its own                 [prefix_len, end), runs copied at once, gaps computed a step at a time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from sglang_pic.adapter.audit.full_pass import STEP_TOKENS, compute_rows, take_slots
+from sglang_pic.adapter.audit.report import BolderReport
+from sglang_pic.adapter.seams import ModelRunner, Req, Tree
+from sglang_pic.adapter.serve.planning import Planning
+from sglang_pic.adapter.serve.resolver import TreeResolver
+from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.core import Plan, ReusePolicy, bolder_than
+from sglang_pic.runtime.splice import Splicer
+
+
+class Bolder:
+    """Plans and prepares the passes of one scheduler rank.
+
+    Args:
+        tree: where donors are.
+        planning: plans for requests.
+        splicer: moves rows.
+        policy: the server's.
+    """
+
+    def __init__(self, tree: Tree, planning: Planning, splicer: Splicer, policy: ReusePolicy) -> None:
+        self._tree, self._planning, self._splicer, self._policy = tree, planning, splicer, policy
+        bolder = bolder_than(policy)
+        self.preset = None if bolder is None else bolder.preset
+        """The next bolder preset than the server's; `None` where there is none."""
+        self.report = BolderReport(preset=self.preset)
+
+    def plan(self, req: Req) -> Plan | None:
+        """The plan under the next bolder preset than the request's, if it splices more than was spliced.
+
+        Raises:
+            Exception: no donor is locked then.
+        """
+        state: RequestState = req.pic
+        bolder = bolder_than(state.options.policy(self._policy))
+        # Rows of a prompt's earlier chunks are in the tree already, and would be donors of the whole.
+        if bolder is None or state.matched_len is None or state.admitted_from != state.matched_len:
+            return None
+        if bolder.preset != self.preset:
+            return None
+        plan = self._planning.plan_as(req, self._tree, bolder, state.matched_len)
+        return plan if plan.num_spliced > state.num_chunk_hit else None
+
+    def begin(
+        self, runner: ModelRunner, tokens: np.ndarray, plan: Plan, full_slots: torch.Tensor, *, lora_id: str | None
+    ) -> BolderPass | None:
+        """Copy the runs on the current stream, which is the one that passes run on.
+
+        Returns:
+            The pass; `None` where donors left the device meanwhile, or the pool has no room.
+        """
+        resolver, host = TreeResolver(self._tree, self._planning.row_names), self._planning.host
+        try:
+            if any(resolver(run.donor, run.donor_end) < run.donor_end for run in plan.runs):
+                return None
+            sources = [resolver.rows(run.donor, run.donor_start, run.donor_end).slots for run in plan.runs]
+            # What the full computation holds counts as evictable, and must stay.
+            own = take_slots(self._tree, plan.end - plan.prefix_len, kept=len(full_slots))
+            if own is None:
+                return None
+            if host is not None:
+                host.wait_for_loads(torch.get_device_module(runner.device).current_stream())
+            begun = BolderPass(runner, tokens, plan, own, full_slots, lora_id=lora_id)
+            targets = [begun.table[run.target_start : run.target_end] for run in plan.runs]
+            shifts = [torch.full_like(each, run.shift) for run, each in zip(plan.runs, targets, strict=True)]
+            self._splicer.splice(torch.cat(sources), torch.cat(targets), torch.cat(shifts))
+            return begun
+        finally:
+            # The copy is queued: whoever reuses a donor's slot writes it from a later pass on the same stream.
+            resolver.release()
+
+    def count(self, kl: float, served_kl: float, *, agreed: bool, num_computed: int, num_saved: int) -> None:
+        """Add a measured request to the report; divergences in nats, tokens as the report has them."""
+        report = self.report
+        report.num_measured += 1
+        report.num_agreed += agreed
+        report.mean_kl += (kl - report.mean_kl) / report.num_measured
+        report.served_mean_kl += (served_kl - report.served_mean_kl) / report.num_measured
+        report.num_computed += num_computed
+        report.num_saved += num_saved
+
+
+class BolderPass:
+    """One prompt with its runs in place, whose gaps are computed.
+
+    Args:
+        runner: SGLang's model runner.
+        tokens: `[prompt_len]` int64, on the CPU.
+        plan: what is computed and what is spliced.
+        slots: for what is behind the prefix, as `take_slots` gave them; the caller gives them back.
+        full_slots: those of the full computation.
+        lora_id: the prompt's LoRA adapter.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        tokens: np.ndarray,
+        plan: Plan,
+        slots: torch.Tensor,
+        full_slots: torch.Tensor,
+        *,
+        lora_id: str | None,
+    ) -> None:
+        self._runner, self._tokens, self._lora_id = runner, tokens, lora_id
+        self._left = list(_steps(plan))[::-1]
+        self.slots = slots
+        self.table = torch.cat([full_slots[: plan.prefix_len], slots]).to(torch.int64)
+        """`[prompt_len]` and the rest of a page: the slot of each token."""
+        self.logits = torch.empty(0)  # of the last token that was computed
+
+    def step(self) -> int:
+        """Compute the next tokens on the current stream, and return their number."""
+        start, end = self._left.pop()
+        self.logits = compute_rows(self._runner, self._tokens, self.table, start, end, lora_id=self._lora_id)
+        return end - start
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `logits`, `[vocab_size]`, are those of the last prompt token."""
+        return not self._left
+
+
+def _steps(plan: Plan) -> Iterator[tuple[int, int]]:
+    for start, end in plan.gaps:
+        for at in range(start, end, STEP_TOKENS):
+            yield at, min(at + STEP_TOKENS, end)
