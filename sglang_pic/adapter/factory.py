@@ -124,8 +124,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     # From here on: what fails while the server starts has to stop it.
     path.recover = cache.recover
     if audit is not None:
-        audit.recover = cache.recover
-        audit.measure_bolder(Bolder(cache, planning, model.splicer, config.core))
+        audit.start(cache.recover, Bolder(cache, planning, model.splicer, config.core))
     logger.info(
         "sglang_pic: %d delimiters, cost %s, config %s",
         len(model.delimiters),

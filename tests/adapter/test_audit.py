@@ -205,7 +205,7 @@ class BolderBench(Bench):
         allocator = self.tree.token_to_kv_pool_allocator
         self.tree.donors = allocator.alloc(whole_pages(len(PROMPT), allocator.page_size)).long()
         self.runner.rows[self.tree.donors[: len(PROMPT)]] = torch.tensor(PROMPT) + 1 + wrong
-        self.audit.measure_bolder(Bolder(self.tree, planning, self, self.config.core))  # type: ignore[arg-type]
+        self.audit.start(None, Bolder(self.tree, planning, self, self.config.core))  # type: ignore[arg-type]
 
     def splice(self, src: torch.Tensor, dst: torch.Tensor, shifts: torch.Tensor) -> None:
         assert not shifts.any()

@@ -99,12 +99,13 @@ class Audit(Auditor):
         self._has_warned = False
         self._num_rounds = 0
         self.bolder: Bolder | None = None
-        """Measures the next bolder preset on the same requests; set by `measure_bolder`."""
+        """Measures the next bolder preset on the same requests; set by `start`."""
         self.recover: Callable[..., None] | None = None
         """Notes a fault, as `PicRadixCache.recover` does. Until it is set, exceptions are raised."""
 
-    def measure_bolder(self, bolder: Bolder) -> None:
-        """Measure the next bolder preset on audited requests, if there is one, from here on."""
+    def start(self, recover: Callable[..., None] | None, bolder: Bolder) -> None:
+        """The server is about to serve: note faults, and measure the next bolder preset, if there is one."""
+        self.recover = recover
         if bolder.preset is not None:
             self.bolder, self._queue.begin_bolder = bolder, bolder.begin
 
