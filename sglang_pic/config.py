@@ -42,13 +42,14 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     self_test_key_limit: Annotated[float, Range(0)] = 0.4
     """Relative L2 between the keys of those blocks, spliced and computed in full, mean over layers."""
     audit_rate: Annotated[float, Range(0, 1)] = 0.01
-    """Share of spliced requests that are computed again in full while no request waits; 0 audits none."""
+    """Share of requests on spliced rows, their own or those of earlier requests, that are computed again in full while
+    no request waits; 0 audits none."""
     audit_change_rate: Annotated[float, Range(0, 1)] = 0.05
     """The same share of the requests that were spliced behind a changed field, if larger than `audit_rate`;
     `audit_rate` 0 audits none of these either."""
     audit_kl_limit: Annotated[float, Range(0)] = 0.25
     """Nats: mean KL(full || spliced) of a namespace's audited requests above which splicing is switched off there;
-    requests that were spliced behind a changed field have a mean of their own."""
+    requests that were spliced behind a changed field, and those that splice nothing, have means of their own."""
     audit_kl_cap: Annotated[float, Range(0)] = 2.0
     """Nats: the most that one audited request counts in that mean."""
     audit_window: Annotated[int, Range(1, 10_000)] = 32

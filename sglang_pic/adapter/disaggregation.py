@@ -30,7 +30,7 @@ from sglang_pic.core import ReusePolicy
 
 logger = logging.getLogger(__name__)
 
-_COUNTS: Final = slice(13, 16)
+_COUNTS: Final = slice(12, 16)
 """Where our counts are among the 16 numbers of a request; SGLang uses the first seven."""
 
 
@@ -81,7 +81,7 @@ def _guarded(req: Any) -> Iterator[None]:
 def _send_counts(_: None, buffers: Any, req: Any) -> None:
     with _guarded(req):
         state: RequestState = req.pic
-        counts = [state.num_chunk_hit, state.num_behind_change, state.num_guarded]
+        counts = [state.num_chunk_hit, state.num_behind_change, state.num_guarded, state.num_inherited]
         buffers.cached_tokens[req.metadata_buffer_index, _COUNTS] = torch.tensor(counts, dtype=torch.int32)
 
 
@@ -93,7 +93,7 @@ def _receive_counts(original: Callable[..., None], queue: Any, decode_req: Any) 
         with _guarded(req):
             state: RequestState = req.pic
             counts = queue.metadata_buffers.cached_tokens[decode_req.metadata_buffer_index, _COUNTS].tolist()
-            state.num_chunk_hit, state.num_behind_change, state.num_guarded = counts
+            state.num_chunk_hit, state.num_behind_change, state.num_guarded, state.num_inherited = counts
 
 
 def _ask_again(payload: dict[str, Any], req: Req) -> dict[str, Any]:

@@ -77,6 +77,8 @@ class Outcome:
     expected: Tokens
     """How the neighbor's path goes on from `prefix_len`, at most `EXPECTED_LEN` tokens. Empty if the path ends there:
     then nothing broke, and the prompt continues it."""
+    num_inherited: int = 0
+    """Tokens of the prefix from the first one on whose row is spliced, or was computed behind spliced rows."""
     changed_fields: tuple[ChangedField, ...] = ()
     """In order."""
     guarded: tuple[Span, ...] = ()

@@ -19,7 +19,17 @@ from sglang_pic.census.outcome import CallRef, Outcome, RunSpan
 from sglang_pic.census.prefix_tree import PrefixTree
 from sglang_pic.census.store import Store
 from sglang_pic.config import PicConfig
-from sglang_pic.core import LEAST_UNKNOWN, MESSAGE_BREAK, ContentIndex, CoreConfig, Lexicon, Path, PlanOptions, Run
+from sglang_pic.core import (
+    LEAST_UNKNOWN,
+    MESSAGE_BREAK,
+    ContentIndex,
+    CoreConfig,
+    Lexicon,
+    Path,
+    PlanOptions,
+    Run,
+    intersect_spans,
+)
 
 _NAMESPACE = "census"
 _UNLIMITED = 1 << 40
@@ -111,6 +121,7 @@ class Cache:
         if self._store is not None:
             self._load(self._store, tokens, ref.number)
         match = self._prefixes.match(tokens)
+        prefix = self._index.exactness(_NAMESPACE, tokens[: match.prefix_len])
         plan = self._plan(tokens, prefix_len=match.prefix_len)
         served = (match.prefix_len, *(run.target_end for run in plan.runs))
         runs = tuple(self._span(run, end) for run, end in zip(plan.runs, served, strict=False))
@@ -121,11 +132,12 @@ class Cache:
             path,
             [(stored, len(path))],
             spliced=[(max(run.start, stored), run.end) for run in runs if run.end > stored],
+            approximate=intersect_spans(prefix.approximate([run[:2] for run in runs], len(path)), stored, len(path)),
             generations=[(max(run.target_start, stored), run.generation) for run in plan.runs],
             delimiters=self._encoder.delimiters,
         )
         if self._store is not None:
-            exact_end = self._index.computed_len(_NAMESPACE, path)
+            exact_end = self._index.exactness(_NAMESPACE, path).exact_len
             # As on the server, which writes a node whole or not at all.
             if exact_end == len(path) or self._index.generation(_NAMESPACE, path) <= self._index.config.max_generation:
                 self._store.write_listed(path, stored, exact_end)
@@ -134,6 +146,7 @@ class Cache:
             agent=agent,
             encoded=encoded,
             prefix_len=match.prefix_len,
+            num_inherited=prefix.approximate_len,
             runs=runs,
             neighbor=None if match.neighbor is None else self._refs[match.neighbor],
             expected=match.expected,
@@ -154,6 +167,7 @@ class Cache:
                     _NAMESPACE,
                     path[:end],
                     [(start, exact_end)] if start < exact_end else [],
+                    approximate=[(exact_end, end)],
                     generations=[(exact_end, self._index.config.max_generation)] if exact_end < end else [],
                     delimiters=self._encoder.delimiters,
                 )

@@ -184,7 +184,10 @@ def _headline(total: Counts) -> list[str]:
     prefix, chunk = (_ratio(part, total.prompt_tokens) for part in (total.prefix_tokens, total.chunk_tokens))
     served = f"A prefix cache serves {_percent(prefix)} of {_tokens(total.prompt_tokens)} prompt tokens."
     more = f"This cache would serve {_percent(chunk)} more: {_percent(total.recovered)} of what stock SGLang computes."
-    return [f"{served} {more}", ""]
+    inherited = total.detail.inherited_calls or 0
+    share = _percent(_ratio(inherited, total.calls))
+    rest = f"{inherited:,} calls ({share}) splice nothing and stand on rows that earlier calls spliced."
+    return [f"{served} {more}", "", *([rest, ""] if inherited else [])]
 
 
 def _table(title: str, rows: _Rows, columns: _Columns) -> list[RenderableType]:

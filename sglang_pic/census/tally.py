@@ -60,6 +60,9 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Tokens of runs, by the role of the message that holds them; `template` for tokens of no message."""
     changed_fields: ChangedFields | None = None
     """None for a block trace."""
+    inherited_calls: int | None = None
+    """Calls with no run and an exact prefix that holds rows which were spliced for earlier calls, or computed behind
+    such rows; None for a block trace."""
     upper_bound: UpperBound | None = None
     """None without `--upper-bound`."""
 
@@ -124,6 +127,7 @@ class Tally:
     changed_fields: int = 0
     behind_change_tokens: int = 0
     guarded_tokens: int = 0
+    inherited_calls: int = 0
     repeated: Repeated | None = None
     run_lengths: Counter[int] = field(default_factory=Counter)
     roles: Counter[str] = field(default_factory=Counter)
@@ -144,6 +148,7 @@ class Tally:
         self.changed_fields += len(outcome.changed_fields)
         self.behind_change_tokens += outcome.num_behind_change
         self.guarded_tokens += outcome.num_guarded
+        self.inherited_calls += bool(outcome.num_inherited and not outcome.runs)
         parts = outcome.encoded.parts if outcome.runs else ()
         for run in outcome.runs:
             num_tokens = run.end - run.start
@@ -181,6 +186,7 @@ class Tally:
                     chunk_tokens=self.behind_change_tokens,
                     guarded_tokens=self.guarded_tokens,
                 ),
+                inherited_calls=self.inherited_calls,
                 upper_bound=self.repeated
                 and UpperBound(window_len=WINDOW_LEN, tokens=self.repeated.num, tokens_behind=self.repeated.num_behind),
             ),

@@ -24,6 +24,7 @@ from sglang_pic.core.chunker import Chunker, HashFunction, xxh3_name
 from sglang_pic.core.config import CoreConfig
 from sglang_pic.core.donors import DonorTable, TableSize
 from sglang_pic.core.ending_filter import ENDING_LEN, ending_hashes
+from sglang_pic.core.exactness import Exactness, exactness_of, mark_approximate
 from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.plan import Plan, PlanOptions
 from sglang_pic.core.planner import Planner, Resolver
@@ -36,7 +37,7 @@ from sglang_pic.core.trie import Node, Trie
 _MAX_DONORS_PER_PUBLICATION = 2
 
 # Estimated from sys.getsizeof on CPython 3.11, dictionary entries included.
-_NODE_BYTES = 700
+_NODE_BYTES = 760
 _DONOR_BYTES = 48
 _ENDING_BYTES = 110
 _NAMESPACE_BYTES = 2_000
@@ -127,6 +128,7 @@ class ContentIndex:
         computed: Sequence[Span],
         *,
         spliced: Sequence[Span] = (),
+        approximate: Sequence[Span] = (),
         generations: Sequence[tuple[int, int]] = (),
         delimiters: frozenset[int] = frozenset(),
     ) -> None:
@@ -138,6 +140,8 @@ class ContentIndex:
             computed: spans whose rows in the tree its request computed at their positions. Their chunks become donors.
             spliced: spans whose rows in the tree came from a splice: no donor points there from now on. Where both
                 name a position, `spliced` holds.
+            approximate: spans whose rows in the tree are spliced, or were computed behind spliced ones, wherever those
+                are. Those of `spliced` need not be named.
             generations: `(position, number)`: rows from the position on were computed behind rows that have so many
                 changed fields behind them. What the index knows of the path holds as well.
             delimiters: ids of the tokens that open or close a message; chunks do not reach across them.
@@ -149,7 +153,15 @@ class ContentIndex:
         spliced rows into the tree must name them here before the next plan. Cost: one walk over the stored
         part, then O(new tokens).
         """
-        self.note(namespace, tokens, computed, spliced=spliced, generations=generations, delimiters=delimiters)
+        self.note(
+            namespace,
+            tokens,
+            computed,
+            spliced=spliced,
+            approximate=approximate,
+            generations=generations,
+            delimiters=delimiters,
+        )
         self.settle()
 
     def note(
@@ -159,6 +171,7 @@ class ContentIndex:
         computed: Sequence[Span],
         *,
         spliced: Sequence[Span] = (),
+        approximate: Sequence[Span] = (),
         generations: Sequence[tuple[int, int]] = (),
         delimiters: frozenset[int] = frozenset(),
     ) -> None:
@@ -169,7 +182,8 @@ class ContentIndex:
         """
         require_tokens(tokens)
         if len(tokens):
-            self._noted.append(partial(self._publish, namespace, tokens, computed, spliced, generations, delimiters))
+            spans = (computed, spliced, approximate)
+            self._noted.append(partial(self._publish, namespace, tokens, *spans, generations, delimiters))
 
     def settle(self) -> None:
         """Publish what was noted.
@@ -187,6 +201,7 @@ class ContentIndex:
         tokens: Tokens,
         computed: Sequence[Span],
         spliced: Sequence[Span],
+        approximate: Sequence[Span],
         generations: Sequence[tuple[int, int]],
         delimiters: frozenset[int],
     ) -> None:
@@ -201,6 +216,9 @@ class ContentIndex:
         fresh = intersect_spans(merge_spans(computed), 0, len(tokens))
         fresh = subtract_spans(fresh, merge_spans([*parted, *holes]))
         fresh = self._mark(space, path, fresh, holes)
+        own = merge_spans(parted)
+        found = subtract_spans(merge_spans([*approximate, *spliced]), own)
+        mark_approximate(path, found, merge_spans([*computed, *own]))
         for position, number in generations:
             if number and position < len(tokens):
                 _holder(path, position + 1).add_generation(position, number)
@@ -287,22 +305,11 @@ class ContentIndex:
             ]
         return [span for span in itertools.pairwise((start, *ends, len(tokens))) if span[1] - span[0] >= least]
 
-    def computed_len(self, namespace: Hashable, tokens: Tokens) -> int:
-        """How many leading tokens of a path are known to have rows that their requests computed, with no splice before.
-
-        Such rows are what a full prefill gives; of others it may be unknown.
-        """
+    def exactness(self, namespace: Hashable, tokens: Tokens) -> Exactness:
+        """What is known of the rows of a path. Cost: one walk over what is stored of it."""
         self.settle()
         space = self._namespaces.get(namespace)
-        if space is None:
-            return 0
-        node, stored = space.trie.walk(tokens)
-        at = 0
-        for start, end in itertools.chain.from_iterable(each.eligible for each in node.lineage()):
-            if start > at:
-                break
-            at = end
-        return min(at, stored)
+        return Exactness(unknown_len=len(tokens)) if space is None else exactness_of(space.trie, tokens)
 
     def generation(self, namespace: Hashable, tokens: Tokens) -> int:
         """How many changed fields the rows at the end of a path have behind them, as far as is known."""

@@ -46,9 +46,10 @@ def _check_trie(trie: Trie) -> list[Node]:
         assert parent is not None, f"{where}: in the trie, but marked as removed"
         assert parent.end == node.start, f"{where}: its parent ends at {parent.end}"
         assert parent.children.get(int(node.tokens[0])) is node, f"{where}: not under its first token"
-        assert node.eligible == merge_spans(node.eligible), f"{where}: eligible spans not in order: {node.eligible}"
-        for start, end in node.eligible:
-            assert node.start <= start < end <= node.end, f"{where}: eligible span [{start}, {end}) leaves it"
+        for what, spans in (("eligible", node.eligible), ("approximate", node.approximate)):
+            assert spans == merge_spans(spans), f"{where}: {what} spans not in order: {spans}"
+            for start, end in spans:
+                assert node.start <= start < end <= node.end, f"{where}: {what} span [{start}, {end}) leaves it"
         assert node.generations == sorted(set(node.generations)), f"{where}: generations not in order"
         for position, _ in node.generations:
             assert node.start <= position < node.end, f"{where}: a generation begins at {position}, outside"

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from sglang_pic.core.native import compiled
-from sglang_pic.core.spans import Span, subtract_spans
+from sglang_pic.core.spans import Span, intersect_spans
 from sglang_pic.core.tokens import Tokens, common_len, common_suffix_len
 
 
@@ -23,12 +23,14 @@ class Node:
     """Tokens `[start, end)` of every path through it; the unit of eviction.
 
     `parent` is None for a root, and for a node that has been removed. `eligible` are absolute positions, ascending,
-    disjoint, not touching. `donors` belongs to the donor table: the donors whose last token lies here. `generations`
-    are `(position, number)`, both ascending: rows from the position on have at least so many changed fields behind
-    them. `num_pins` counts the pinned paths through it.
+    disjoint, not touching, and so are `approximate`: rows that are known to be spliced, or computed behind such rows.
+    `donors` belongs to the donor table: the donors whose last token lies here. `generations` are `(position, number)`,
+    both ascending: rows from the position on have at least so many changed fields behind them. `num_pins` counts the
+    pinned paths through it.
     """
 
     __slots__ = (
+        "approximate",
         "children",
         "donors",
         "eligible",
@@ -49,6 +51,7 @@ class Node:
         self.tokens = tokens
         self.children: dict[int, Node] = {}
         self.eligible: list[Span] = []
+        self.approximate: list[Span] = []
         self.donors: list[int] = []
         self.generations: list[tuple[int, int]] = []
         self.num_pins = 0
@@ -132,8 +135,10 @@ class Trie:
         lower.num_pins = node.num_pins
         lower.generations = [step for step in node.generations if step[0] >= position]
         node.generations = [step for step in node.generations if step[0] < position]
-        lower.eligible = subtract_spans(node.eligible, [(node.start, position)])
-        node.eligible = subtract_spans(node.eligible, [(position, node.end)])
+        lower.eligible = intersect_spans(node.eligible, position, node.end)
+        node.eligible = intersect_spans(node.eligible, node.start, position)
+        lower.approximate = intersect_spans(node.approximate, position, node.end)
+        node.approximate = intersect_spans(node.approximate, node.start, position)
         node.tokens = node.tokens[:head].copy()
         node.children = {int(lower.tokens[0]): lower}
         self._ages[lower.serial] = lower

@@ -120,18 +120,21 @@ class Bench:
         *,
         tokens: list[int] = PROMPT,
         namespace: str | None = None,
+        num_chunk_hit: int = 64,
         num_behind_change: int = 0,
+        num_inherited: int = 0,
         lora_id: str | None = None,
     ) -> bool:
-        """A spliced request comes by; whether it was drawn."""
+        """A request on spliced rows comes by; whether it was drawn."""
         key = Namespace(namespace)
         state = RequestState(
             RequestOptions(),
             namespace=key,
             generation=self.audit.generation(key),
-            num_chunk_hit=64,
+            num_chunk_hit=num_chunk_hit,
             num_behind_change=num_behind_change,
             matched_len=0,
+            num_inherited=num_inherited,
         )
         req = request(tokens, pic=state, lora_id=lora_id)
         self.audit.draw(req)

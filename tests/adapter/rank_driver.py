@@ -167,8 +167,10 @@ class Rank:
             self.counts.update({str(reason.value): number for reason, number in made.dropped.items()})
         req.is_computed = False
         prefix = self.tree.path_device_indices(node)[: req.prefix_len]
+        req.pic.prefix = self.publication.prefix_of(req)
         self._check_prefix(req, prefix.tolist())
-        told: list[object] = [req.prefix_len, missing, own is None, _told(made), _reasons(req.pic.dropped)]
+        told: list[object] = [req.prefix_len, req.pic.prefix, missing, own is None]
+        told += [_told(made), _reasons(req.pic.dropped)]
         self.counts["plans"] += 1
         if own is None:
             req.pic.release_row()
@@ -346,6 +348,12 @@ class Rank:
             assert (row.token, row.position, row.space) == (req.origin_input_ids[at], at, space)
             assert not self.draft.is_eagle or row.following == req.origin_input_ids[at + 1]
             assert row.is_exact or not wants_exact, "a row that came from a splice reaches a request that opted out"
+        known, exact = req.pic.prefix, [self.rows[slot].is_exact for slot in slots]
+        assert sum(known) == len(slots)
+        assert all(exact[: known.exact_len]), "a row that came from a splice is taken for exact"
+        self.counts["inherited"] += known.approximate_len
+        self.counts["unknown"] += known.unknown_len
+        self.counts["taken for approximate"] += known.approximate_len > 0 and exact[-known.approximate_len]
 
     def _others(self, req: Any) -> set[int]:
         """Slots that are not this request's to write: free ones, and those of other requests."""

@@ -19,7 +19,7 @@ from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.state import PendingSplice
-from sglang_pic.core import ContentIndex, Plan
+from sglang_pic.core import ContentIndex, Exactness, Plan
 from tests.adapter import builders
 
 PAGE = 16
@@ -36,8 +36,9 @@ class Cache:
     """Stands for the cache and what admission finds on it: plans each request as the request says."""
 
     def __init__(self, max_sequences: int = 64) -> None:
-        self.planning = self.accounting = self
+        self.planning = self.accounting = self.publication = self
         self.auditor = Auditor()
+        self.refused: Fallback | None = None
         self.pins = Pins(ContentIndex(), 0, Series((), None))
         self.max_sequences, self.place_waits = max_sequences, False
         self.allowed: list[int] = []
@@ -68,10 +69,13 @@ class Cache:
     def unlock(self) -> None:
         self.num_locked -= 1
 
-    def refusal(self, _: Any) -> None:
-        return None
+    def refusal(self, _: Any) -> Fallback | None:
+        return self.refused
 
-    def count_admitted(self, req: Any, plan: Plan | None, _: None, *, first_chunk: bool) -> None:
+    def prefix_of(self, req: Any) -> Exactness:
+        return Exactness(exact_len=req.prefix_len)
+
+    def count_admitted(self, req: Any, plan: Plan | None, _: object, *, first_chunk: bool) -> None:
         self.counted.append((plan.num_spliced if plan else 0, req.pic.lost_plan))
 
 
@@ -178,6 +182,16 @@ def test_the_rest_of_a_request_that_was_cut_has_slots_whoever_comes_behind_it(ad
         req.extend_end = cut_at
         made._settle(req, first_chunk=True)
     assert made.memory_budget.current_offset == 4000 - 512 + PAGE
+
+
+def test_no_request_is_audited_that_is_more_than_its_tokens(admitting: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused may have embeddings, or a session before it; what was retracted is computed again in part."""
+    cache, drawn = Cache(), list[Any]()
+    monkeypatch.setattr(cache.auditor, "draw", drawn.append)
+    for refused, stain in ((None, False), (Fallback.EMBEDDINGS, False), (None, True)):
+        cache.refused = refused
+        adder(None, cache)._settle(request(None, 40, retracted_stain=stain), first_chunk=True)
+    assert len(drawn) == 1
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])

@@ -27,32 +27,45 @@ def test_requests_behind_a_changed_field_are_drawn_more_often(rate: float, chang
     assert drawn == [other.serve(logits_of(PROMPT), num_behind_change=tokens) for tokens in behind], "on every rank"
 
 
-def test_stale_answers_behind_changed_fields_turn_a_namespace_off(caplog: pytest.LogCaptureFixture) -> None:
-    """However many of its other requests are well."""
+@pytest.mark.parametrize(
+    ("window", "fields", "words"),
+    [
+        (Window.CHANGED, {"num_behind_change": 16}, ("behind a changed field", 'core.edit "recompile"')),
+        (
+            Window.INHERITED,
+            {"num_chunk_hit": 0, "num_inherited": 5},
+            ("that splice nothing and stand on spliced rows",),
+        ),
+    ],
+)
+def test_bad_answers_of_one_kind_of_requests_turn_a_namespace_off(
+    window: Window, fields: dict[str, int], words: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many of its other requests are well, those among them that splice and inherit."""
     bench, short = Bench(audit_kl_limit=0.2, audit_kl_cap=1.0), PROMPT[:10]
     for _ in range(bench.config.audit_min):
         assert bench.audit.is_on(Namespace("a"))
         for _ in range(3):
-            bench.serve(logits_of(short), tokens=short, namespace="a")
-        bench.serve(logits_of([1]), tokens=short, namespace="a", num_behind_change=16)
+            bench.serve(logits_of(short), tokens=short, namespace="a", num_inherited=5)
+        bench.serve(logits_of([1]), tokens=short, namespace="a", **fields)
         bench.run(10)
     assert not bench.audit.is_on(Namespace("a"))
     report = bench.audit.report()
-    assert [shown.window for shown in report.suspended] == [Window.CHANGED]
-    plain, changed = report.windows[Window.PLAIN], report.windows[Window.CHANGED]
+    assert [shown.window for shown in report.suspended] == [window]
+    plain, bad = report.windows[Window.PLAIN], report.windows[window]
     assert (plain.num_audited, plain.num_agreed, plain.mean_kl) == (48, 48, 0)
-    assert (changed.num_audited, changed.num_agreed) == (16, 0)
-    assert changed.mean_kl == pytest.approx(changed.worst_window_kl) == pytest.approx(report.worst_window_kl)
-    assert report.mean_kl == pytest.approx(changed.mean_kl / 4)
-    assert bench.series.level(SUSPENDED, "changed") == 1
+    assert (bad.num_audited, bad.num_agreed) == (16, 0)
+    assert bad.mean_kl == pytest.approx(bad.worst_window_kl) == pytest.approx(report.worst_window_kl)
+    assert report.mean_kl == pytest.approx(bad.mean_kl / 4)
+    assert bench.series.level(SUSPENDED, window.value) == 1
     assert bench.series.level(SUSPENDED, "plain") == 0
-    assert bench.series.level(WORST_KL, "changed") == changed.worst_window_kl
+    assert bench.series.level(WORST_KL, window.value) == bad.worst_window_kl
     (record,) = caplog.records
-    for part in ("16 audited requests behind a changed field", '"pic_audit_resume": 1', 'core.edit "recompile"'):
+    for part in (f"16 audited requests {words[0]} KL", '"pic_audit_resume": 1', *words):
         assert part in record.getMessage()
     bench.audit.resume(0)
-    assert bench.series.level(SUSPENDED, "changed") == 0
-    assert bench.series.level(WORST_KL, "changed") == 0
+    assert bench.series.level(SUSPENDED, window.value) == 0
+    assert bench.series.level(WORST_KL, window.value) == 0
 
 
 def test_users_with_a_salt_each_are_watched_together(caplog: pytest.LogCaptureFixture) -> None:

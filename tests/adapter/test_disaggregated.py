@@ -106,7 +106,8 @@ def test_a_request_that_cannot_be_read_is_kept_apart(
 def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, Callable[..., Any]]) -> None:
     """SGLang fills a row of its buffers for a request, which the transfer engine copies."""
     buffers = utils.MetadataBuffers(4, 8, torch.float32, 8)
-    state = RequestState(RequestOptions(), num_chunk_hit=70_000, num_behind_change=300, num_guarded=20)
+    counts = {"num_chunk_hit": 70_000, "num_behind_change": 300, "num_guarded": 20, "num_inherited": 90}
+    state = RequestState(RequestOptions(), **counts)
     req = SimpleNamespace(
         **{"metadata_buffer_index": 2, "output_ids": array("q", [7]), "cached_tokens": 70_100, "pic": state},
         **{"cached_tokens_device": 100, "cached_tokens_host": 0, "cached_tokens_storage": 0, "bootstrap_room": 9},
@@ -118,8 +119,8 @@ def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, C
     buffers.set_buf(req)
     own = buffers.cached_tokens[2].clone()
     hooked["disaggregation.utils.MetadataBuffers.set_buf"](None, buffers, req)
-    assert own[disaggregation._COUNTS].tolist() == [-1] * 3, "places that SGLang leaves empty"
-    assert buffers.cached_tokens[2, :13].tolist() == own[:13].tolist()
+    assert own[disaggregation._COUNTS].tolist() == [-1] * 4, "places that SGLang leaves empty"
+    assert buffers.cached_tokens[2, :12].tolist() == own[:12].tolist()
     there = request(asked={})
     hooked[_RECEIVED](None, there)
     committed: list[object] = []
@@ -127,7 +128,7 @@ def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, C
     decode_req = SimpleNamespace(req=there, metadata_buffer_index=2)
     hooked[_COMMITTED](lambda *each: committed.append(each), queue, decode_req)
     assert committed == [(queue, decode_req)]
-    assert (there.pic.num_chunk_hit, there.pic.num_behind_change, there.pic.num_guarded) == (70_000, 300, 20)
+    assert {name: getattr(there.pic, name) for name in counts} == counts
     refused = request(asked={})
     hooked[_RECEIVED](None, refused)
     hooked[_COMMITTED](
@@ -140,7 +141,8 @@ def test_what_was_spliced_is_told_beside_sglangs_own_numbers(hooked: dict[str, C
     shown = hooked["managers.scheduler_components.output_streamer.SchedulerOutputStreamer.get_cached_tokens_details"](
         {"device": 100, "host": 0}, None, there
     )
-    assert shown == {"device": 70_100, "host": 0, "pic": 70_000, "pic_behind_change": 300, "pic_guarded": 20}
+    ours = {"pic": 70_000, "pic_behind_change": 300, "pic_guarded": 20, "pic_inherited": 90}
+    assert shown == {"device": 70_100, "host": 0, **ours}
 
 
 def test_counts_that_fail_end_no_server(

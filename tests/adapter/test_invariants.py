@@ -51,6 +51,8 @@ def test_every_row_that_is_read_is_the_right_one(draft: Draft, page_size: int) -
     drive(rank, 1200, 5, lambda *_: None)
     assert rank.counts["rows read"] > 15_000
     assert rank.counts["donor_evicted"] > 10
+    assert rank.counts["inherited"] > 500
+    assert rank.counts["taken for approximate"] == 0
     rank.settle()
 
 
@@ -98,6 +100,7 @@ def test_spliced_rows_reach_other_servers_under_keys_of_their_own(page_size: int
     for options, least, most in (({"mode": "off"}, 0, 0), ({}, 700, 784)):
         before = other.counts["prefix stored"]
         other.start([*moved, *words(10, 20)], options, 0)
+        assert (other.running[-1].pic.prefix.approximate_len > 600) == (least > 0)
         other.end(other.running[-1], checkpointed=True)
         assert least <= other.counts["prefix stored"] - before <= most
     # Of what came only rows that were computed at their places may serve elsewhere: the run's own checks look.
@@ -210,7 +213,7 @@ def test_no_row_that_came_from_a_splice_reaches_a_request_that_opted_out() -> No
     for num_shared in (0, 741):
         # The run's own checks look at the rows of the exact match, too.
         rank.start([*HEADS[1], *TEXT, 5], {"mode": "off"}, 0)
-        assert rank.running[-1].prefix_len == num_shared
+        assert rank.running[-1].pic.prefix == (num_shared, 0, 0), "all of them exact"
         rank.end(rank.running[-1], checkpointed=True)
 
 
@@ -239,6 +242,20 @@ def test_rows_that_the_tree_did_not_adopt_make_no_donors() -> None:
     for req in list(rank.running):
         rank.end(req, checkpointed=True)
     assert published == [(700, [(0, 700)]), (740, [(700, 740)])]
+
+
+def test_rows_behind_splices_are_not_exact_where_the_tree_has_computed_ones_in_their_place() -> None:
+    """Two requests run side by side. The first to end had no donor; the other one was spliced, and goes on."""
+    rank = Rank(1, shuffle=0)
+    prompt = [*HEADS[1], *TEXT]
+    rank.start(prompt, {}, 0)
+    serve(rank, [*HEADS[0], *TEXT])
+    rank.start([*prompt, *words(7, 40)], {}, 0)
+    for req in list(rank.running):
+        rank.end(req, checkpointed=True)
+    assert rank.counts["rows read"] > 300
+    rank.start([*prompt, *words(7, 60)], {}, 0)
+    assert rank.running[-1].pic.prefix == (741, 0, 40), "the run's own checks look at the rows"
 
 
 def test_what_a_plan_leaves_out_is_counted_by_its_reason() -> None:

@@ -24,7 +24,7 @@ from sglang_pic.adapter.serve.scheduler import _details, receive
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.adapter.support import max_sequences
 from sglang_pic.config import PicConfig
-from sglang_pic.core import Context, DropReason, Plan, PlanOptions, ReusePolicy, RowNames, Run
+from sglang_pic.core import Context, DropReason, Exactness, Plan, PlanOptions, ReusePolicy, RowNames, Run
 from sglang_pic.errors import UnsupportedError
 from tests.adapter.builders import DONOR, Kept, hooks_of, make_planning, request
 
@@ -209,8 +209,8 @@ def test_options_that_the_front_end_did_not_see_are_served_exactly() -> None:
 )
 def test_where_cached_tokens_came_from_adds_up(sglang: dict[str, int], host: int, storage: int) -> None:
     req = request(cached_tokens=90, cached_tokens_host=host, cached_tokens_storage=storage)
-    req.pic.num_chunk_hit, req.pic.num_behind_change, req.pic.num_guarded = 60, 40, 7
-    ours = {"device": 90 - host - storage, "pic": 60, "pic_behind_change": 40, "pic_guarded": 7}
+    req.pic.num_chunk_hit, req.pic.num_behind_change, req.pic.num_guarded, req.pic.num_inherited = 60, 40, 7, 20
+    ours = {"device": 90 - host - storage, "pic": 60, "pic_behind_change": 40, "pic_guarded": 7, "pic_inherited": 20}
     assert _details(sglang, None, req) == {**sglang, **ours}
 
 
@@ -223,6 +223,7 @@ def test_a_prompt_of_which_nothing_is_reused_shows_that_a_field_was_why() -> Non
 
 def test_every_prompt_token_has_one_source() -> None:
     req, series = request(prefix_len=20, extend_end=120), Kept()
+    req.pic.prefix = Exactness(5, 3, 12)
     accounting = Accounting(series)
     accounting.count_admitted(req, Plan(prefix_len=20, end=120), None, first_chunk=True)
     req.prefix_len, req.extend_end = 120, 300
@@ -234,6 +235,9 @@ def test_every_prompt_token_has_one_source() -> None:
         ("sglang:pic_tokens_total", "computed"): 280,
         ("sglang:pic_guarded_tokens_total", None): 0,
         ("sglang:pic_changed_fields_total", None): 0,
+        ("sglang:pic_inherited_tokens_total", None): 12,
+        ("sglang:pic_unknown_tokens_total", None): 3,
+        ("sglang:pic_inherited_requests_total", None): 1,
     }
 
 

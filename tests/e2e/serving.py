@@ -48,6 +48,7 @@ class Answer(NamedTuple):
     chunk_hit_tokens: int
     behind_change_tokens: int
     guarded_tokens: int
+    inherited_tokens: int
     fetched_tokens: int
     """Of the chunk hits, those whose rows were on the host."""
     stored_tokens: int
@@ -103,6 +104,7 @@ class Client:
             chunk_hit_tokens=details.get("pic", 0),
             behind_change_tokens=details.get("pic_behind_change", 0),
             guarded_tokens=details.get("pic_guarded", 0),
+            inherited_tokens=details.get("pic_inherited", 0),
             fetched_tokens=details.get("pic_host", 0),
             stored_tokens=details.get("pic_storage", 0),
             first_token={entry[1]: entry[0] for entry in meta["output_top_logprobs"][0]},

@@ -26,26 +26,33 @@ def shifted_prompts(count: int, document_len: int) -> list[list[int]]:
 
 @on_servers("gqa_page16.small_pool", "gqa_page16")
 def test_users_notice_nothing(client_of: Callable[[str], Client]) -> None:
-    """The same answers, hits and counters as from a server without audits; every spliced request is audited."""
+    """The same answers, hits and counters as from a server without audits; every request on spliced rows is audited."""
     prompts = shifted_prompts(9, 100)  # what the small pool holds
+    prompts.append([*prompts[-1], *random_tokens(99, 20)])
     plain = client_of("gqa_page16.small_pool")
     assert "audit" not in plain.internal_state()
     expected = answers_of(plain, prompts)
     audited = client_of("gqa_page16")
     assert answers_of(audited, prompts) == expected
     num_spliced = sum(answer.chunk_hit_tokens > 0 for answer in expected)
+    # The last prompt goes on from one that was spliced.
+    turn = expected[-1]
+    assert (turn.chunk_hit_tokens, turn.cached_tokens) == (0, 240)
+    assert 100 < turn.inherited_tokens < 200
     audit = audited.audit()
     assert num_spliced >= 7
-    assert (audit["num_audited"], audit["num_skipped"]) == (num_spliced, 0)
+    assert (audit["num_audited"], audit["num_skipped"]) == (num_spliced + 1, 0)
+    assert audit["windows"]["inherited"]["num_audited"] == 1
     assert audit["suspended"] == []
     metrics = audited.server.get("/metrics")
-    assert total(metrics, "pic_audited_requests_total") == num_spliced
+    assert total(metrics, "pic_audited_requests_total") == num_spliced + 1
     bolder = audit["bolder"]
     assert bolder["preset"] == "most"
     assert (bolder["num_measured"] > 0) == (bolder["num_saved"] > 0)
     computed_as_most = bolder["num_computed"] - bolder["num_saved"]
-    assert total(metrics, "pic_audit_tokens_total") == 240 * num_spliced + computed_as_most
-    assert total(metrics, "pic_audit_kl_nats_count") == num_spliced
+    assert total(metrics, "pic_audit_tokens_total") == 240 * num_spliced + 260 + computed_as_most
+    assert total(metrics, "pic_audit_kl_nats_count") == num_spliced + 1
+    assert total(metrics, "pic_inherited_requests_total") == 1
 
 
 def answers_of(client: Client, prompts: list[list[int]]) -> list[Answer]:

@@ -70,20 +70,20 @@ def test_old_requests_leave_the_window() -> None:
 
 @pytest.mark.parametrize("window", Window)
 def test_each_window_decides_alone(window: Window) -> None:
-    """Ten times as many good requests of the other window change nothing: rates differ, so no mean is over both."""
+    """Ten times as many good requests of another window change nothing: rates differ, so no mean is over both."""
     ledger = AuditLedger(LIMITS)
-    (other,) = set(Window) - {window}
+    other = next(each for each in Window if each is not window)
     assert enter(ledger, A, *[0.0] * 40, window=other) == []
     assert enter(ledger, A, 3, 3, 3, window=window) == []
     assert enter(ledger, B, *[0.1] * 4, window=window) == []
     assert (ledger.worst(window), ledger.worst(other)) == (pytest.approx(0.1), 0)
     assert enter(ledger, A, 3, window=window) == [1]
-    assert not ledger.is_on(A), "in both windows"
+    assert not ledger.is_on(A), "in all windows"
     assert [suspension.window for suspension in ledger.suspensions] == [window]
     assert enter(ledger, A, *[3] * 9, window=other) == []
     ledger.resume(1)
     for each in Window:
-        assert enter(ledger, A, 3, 3, 3, window=each) == [], "both are empty"
+        assert enter(ledger, A, 3, 3, 3, window=each) == [], "all are empty"
 
 
 def test_a_namespace_judged_in_one_window_is_watched_with_others_in_the_other() -> None:

@@ -55,6 +55,7 @@ def test_everything_is_counted_once() -> None:
         chunk_tokens_other_session=194,
         chunk_tokens_by_role={"tool": 194, "user": 194},
         changed_fields=ChangedFields(calls=0, fields=0, chunk_tokens=0, guarded_tokens=0),
+        inherited_calls=0,
         upper_bound=UpperBound(window_len=WINDOW_LEN, tokens=400, tokens_behind=400),
     )
 
@@ -65,6 +66,12 @@ def test_a_prompt_that_was_seen_whole_has_nothing_to_find() -> None:
     found = counts(tally)
     assert (found.prefix_tokens, found.chunk_tokens, found.new_tokens) == (199, 0, 201)
     assert tally.repeated == (0, 0)
+
+
+def test_a_turn_that_splices_nothing_stands_on_what_the_one_before_spliced() -> None:
+    turns = [([A], [5]), ([B, A], [6]), ([B, A, [6], [7]], [8]), ([A, [5], [9]], [8])]
+    tally = count(simulate([("f", [session("s", turns)])], IdsEncoder(), config=CONFIG))
+    assert (counts(tally).runs, counts(tally).detail.inherited_calls) == (1, 1)
 
 
 def test_what_stands_behind_a_changed_field() -> None:

@@ -312,6 +312,26 @@ def test_rows_that_a_splice_replaced_are_donors_no_more() -> None:
     assert donor_spans(plan_of(index, prompt)) == [(101, 1_000)]
 
 
+def test_what_is_exact_of_a_path_is_known() -> None:
+    path = text(0, 300)
+    index = ContentIndex(MOST_REUSE)
+    index.publish("a", path, [(0, 100), (200, 300)], spliced=[(100, 200)], approximate=[(100, 300)])
+    sibling = join(path[:250], text(1, 50))
+    publish(index, sibling[:150])
+    index.publish("a", sibling, [(250, 300)], approximate=[(250, 300)])
+    check(index)
+    # The first path of 150 tokens was computed whole, as after an eviction; what stands behind was not.
+    assert index.exactness("a", path[:150]) == (150, 0, 0)
+    assert index.exactness("a", path) == index.exactness("a", sibling) == (150, 0, 150)
+    index.publish("a", path[:250], [(150, 250)])
+    assert index.exactness("a", path) == index.exactness("a", sibling) == (250, 0, 50)
+    index.publish("a", path, [(250, 300)])
+    assert index.exactness("a", join(path, text(2, 9))) == (300, 9, 0), "of the rest nothing is known"
+    index.publish("a", join(path, text(2, 9), text(3, 5)), [(309, 314)])
+    assert index.exactness("a", join(path, text(2, 9), text(3, 5))) == (300, 14, 0), "nor of what stands behind"
+    assert index.exactness("b", path) == (0, 300, 0)
+
+
 def test_one_long_donor_wins_over_many_short_ones() -> None:
     body = text(0, 1_000)
     index = index_of(join(text(1, 100), body))

@@ -1,4 +1,4 @@
-"""The live audit computes some spliced requests in full, and switches splicing off where they differ too much.
+"""The live audit computes some requests on spliced rows in full, and switches splicing off where they differ too much.
 
 `Audit` decides which requests are drawn, when a step of the full computation runs (`queue`, `full_pass`) and what
 follows from a verdict (`ledger`). A step runs when the server has nothing else to do, and, on a server that is never
@@ -43,7 +43,7 @@ from sglang_pic.config import PicConfig
 
 logger = logging.getLogger(__name__)
 
-# Logits of spliced requests that wait: at most this many times a vocabulary of floats.
+# Logits of drawn requests that wait: at most this many times a vocabulary of floats.
 _MAX_PENDING = 16
 # Rounds, of prefill or of decoding, between two steps of an audit. At 256 tokens a step this adds the work of a prefill
 # of 16 tokens to each round while an audit is due.
@@ -121,15 +121,15 @@ class Audit(Auditor):
         return not state.is_diverted and self._is_present(state.namespace, state.generation)
 
     def draw(self, req: Req) -> None:
-        """Decide whether a spliced request is audited, when the pass of its last prompt token is admitted."""
+        """Decide whether a request on spliced rows is audited, when the pass of its last prompt token is admitted."""
         with self._guarded():
             self._draw(req)
 
     def _draw(self, req: Req) -> None:
         state: RequestState = req.pic
         ends = req.extend_end == len(req.origin_input_ids) == len(req.full_untruncated_fill_ids)
-        if ends and state.num_chunk_hit:
-            # NOTE: one number for each spliced request and for nothing else, so that all ranks draw the same requests.
+        if ends and (state.num_chunk_hit or state.inherits):
+            # NOTE: one number for each such request and for no other, so that all ranks draw the same requests.
             rate = self._config.audit_rate
             if _window_of(state) is Window.CHANGED:
                 rate = max(rate, self._config.audit_change_rate)
@@ -347,6 +347,8 @@ class Audit(Auditor):
 
 
 def _window_of(state: RequestState) -> Window:
+    if state.inherits:
+        return Window.INHERITED
     return Window.CHANGED if state.num_behind_change else Window.PLAIN
 
 

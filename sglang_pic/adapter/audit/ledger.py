@@ -2,9 +2,9 @@
 
 It uses no clock, no random numbers and no device, so that every rank decides alike.
 
-A namespace has two windows, because requests spliced behind a changed field are drawn more often than others. In a
-common mean they would count more than their share, or the others would hide their faults. Each window alone switches
-the namespace off.
+A namespace has three windows. Requests spliced behind a changed field are drawn more often than others, and requests
+that splice nothing but stand on spliced rows can be far more. In a common mean one kind would count more than its
+share, or hide the faults of another. Each window alone switches the namespace off.
 
 Namespaces of few requests (a salt for each user) may never have enough audits to be judged one by one. Their audits go
 into one more window, over all such namespaces. That window switches nothing off, because it cannot say whose requests
@@ -35,9 +35,11 @@ class Window(Enum):
     """The audited requests of a namespace that a mean covers."""
 
     PLAIN = "plain"
-    """Those with no run behind a changed field."""
+    """Those that were spliced, but not behind a changed field."""
     CHANGED = "changed"
     """Those that were spliced behind a changed field."""
+    INHERITED = "inherited"
+    """Those that splice nothing, and have approximate rows in their exact prefix."""
 
 
 class Suspension(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,13 +27,14 @@ class AuditSkip(Reason):
 
 
 _WINDOWS: Final = {
-    Window.PLAIN.value: "Requests with no run behind a changed field.",
+    Window.PLAIN.value: "Requests that were spliced, with no run behind a changed field.",
     Window.CHANGED.value: "Requests that were spliced behind a changed field.",
+    Window.INHERITED.value: "Requests that splice nothing, on rows that were spliced for earlier ones.",
 }
 AUDITED: Final = Metric(
     "sglang:pic_audited_requests_total",
     MetricKind.COUNTER,
-    "Spliced requests that were computed again in full, by whether the likeliest first token was the same.",
+    "Requests on spliced rows that were computed again in full, by whether the likeliest first token was the same.",
     label="verdict",
     values={"agree": "It was the same.", "disagree": "It was another."},
 )
@@ -49,7 +50,7 @@ KL: Final = Metric(
 SKIPPED: Final = Metric(
     "sglang:pic_audit_skipped_requests_total",
     MetricKind.COUNTER,
-    "Spliced requests that were drawn for an audit and not audited, by reason.",
+    "Requests that were drawn for an audit and not audited, by reason.",
     label="reason",
     values=descriptions(AuditSkip),
 )

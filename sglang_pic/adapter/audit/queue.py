@@ -34,7 +34,7 @@ _WORST_KL = 1000.0
 
 @dataclass(slots=True, eq=False)
 class Drawn:
-    """A spliced request that is to be audited."""
+    """A request that is to be audited."""
 
     namespace: Namespace
     generation: int

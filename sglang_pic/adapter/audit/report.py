@@ -11,6 +11,12 @@ from sglang_pic.config import PicConfig
 
 logger = logging.getLogger(__name__)
 
+_KINDS = {
+    Window.PLAIN: "with no changed field",
+    Window.CHANGED: "behind a changed field",
+    Window.INHERITED: "that splice nothing and stand on spliced rows",
+}
+
 RESUME_KEY = "pic_audit_resume"
 """What `/set_internal_state` takes: the number of a suspension, 0 for all."""
 
@@ -60,7 +66,7 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     mean_kl: float
     """Of all audited requests, in nats, each counted up to `audit_kl_cap`."""
     worst_window_kl: float
-    """The larger of both windows' `worst_window_kl`."""
+    """The largest of the windows' `worst_window_kl`."""
     windows: dict[Window, WindowReport]
     bolder: BolderReport | None
     """`None` where no preset is bolder than the server's."""
@@ -71,7 +77,6 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def log_suspension(suspension: Suspension, config: PicConfig, *, sends_rows: bool) -> None:
     """Log that a namespace was switched off, why, and how to switch it on; `sends_rows` to decode servers."""
-    is_changed = suspension.window is Window.CHANGED
     logger.error(
         "sglang_pic: SPLICING IS OFF in namespace %d, %s: over the last %d audited requests %s KL(full || spliced) of "
         "the first token is %.3f nats on average, each counted up to %s; audit_kl_limit is %s; %d of them agree on "
@@ -80,14 +85,16 @@ def log_suspension(suspension: Suspension, config: PicConfig, *, sends_rows: boo
         suspension.number,
         _describe(suspension),
         suspension.num_audited,
-        "behind a changed field" if is_changed else "with no changed field",
+        _KINDS[suspension.window],
         suspension.kl,
         config.audit_kl_cap,
         config.audit_kl_limit,
         suspension.num_agreed,
         RESUME_KEY,
         suspension.number,
-        '; to compute everything behind a changed field: core.edit "recompile"' if is_changed else "",
+        '; to compute everything behind a changed field: core.edit "recompile"'
+        if suspension.window is Window.CHANGED
+        else "",
         "; decode servers may keep rows that were spliced before: POST /flush_cache to them" if sends_rows else "",
     )
 

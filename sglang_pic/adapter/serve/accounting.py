@@ -52,6 +52,25 @@ STORED_TOKENS: Final = Metric(
     "Of the tokens of sglang:pic_fetched_tokens_total, those whose rows were brought to the host from HiCache's store "
     "for that request.",
 )
+INHERITED: Final = Metric(
+    "sglang:pic_inherited_requests_total",
+    MetricKind.COUNTER,
+    "Admitted requests that splice nothing, but whose exact prefix hit has approximate rows: spliced for an earlier "
+    "request, or computed behind such rows.",
+)
+INHERITED_TOKENS: Final = Metric(
+    "sglang:pic_inherited_tokens_total",
+    MetricKind.COUNTER,
+    "Tokens of exact prefix hits of admitted requests from the first approximate row on, whether or not the request "
+    "splices.",
+)
+UNKNOWN_TOKENS: Final = Metric(
+    "sglang:pic_unknown_tokens_total",
+    MetricKind.COUNTER,
+    "Tokens of exact prefix hits of admitted requests whose rows may be exact or approximate: those of requests that "
+    "donate nothing, and those that the index has forgotten at core.max_index_tokens or core.max_index_bytes. They are "
+    "not among the inherited ones.",
+)
 GUARDED: Final = Metric(
     "sglang:pic_guarded_tokens_total",
     MetricKind.COUNTER,
@@ -85,6 +104,9 @@ METRICS: Final = (
     SPLICED_TOKENS,
     FETCHED_TOKENS,
     STORED_TOKENS,
+    INHERITED,
+    INHERITED_TOKENS,
+    UNKNOWN_TOKENS,
     UNDONE,
     GUARDED,
     CHANGED_FIELDS,
@@ -132,6 +154,7 @@ class Accounting:
             for run in plan.runs:
                 self._series.add(SPLICED_TOKENS, run.num_tokens, value=run.context.value)
         self._count_guard(req)
+        self._count_inherited(req, first_chunk=first_chunk)
 
     def undo(self, req: Req) -> None:
         """Take back the chunk hits of the chunk that was admitted last, for the client and the tree: it is computed."""
@@ -150,6 +173,16 @@ class Accounting:
         state.counted_fields |= fields
         self._series.add(GUARDED, num_guarded)
         self._series.add(CHANGED_FIELDS, len(fields))
+
+    def _count_inherited(self, req: Req, *, first_chunk: bool) -> None:
+        """Count what of the exact prefix hit is approximate, and with its last chunk a request that inherits."""
+        state: RequestState = req.pic
+        if first_chunk:
+            state.num_inherited = state.prefix.approximate_len
+            self._series.add(INHERITED_TOKENS, state.num_inherited)
+            self._series.add(UNKNOWN_TOKENS, state.prefix.unknown_len)
+        if state.inherits and req.extend_end == len(req.full_untruncated_fill_ids):
+            self._series.add(INHERITED)
 
     def count_fallback(self, reason: Reason, count: int = 1) -> None:
         """Count requests, runs or faults by the reason why they were computed."""

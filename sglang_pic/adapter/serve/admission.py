@@ -201,14 +201,19 @@ class PicPrefillAdder(PrefillAdder):
             self.log_hit_tokens += plan.num_spliced
             self.log_input_tokens -= plan.num_spliced
         try:
-            # A fault was counted when it happened.
-            refusal = cache.planning.refusal(req) if first_chunk and not state.is_faulty else None
-            cache.accounting.count_admitted(req, plan, refusal, first_chunk=first_chunk)
+            refusal = cache.planning.refusal(req)
+            if first_chunk:
+                state.prefix = cache.publication.prefix_of(req)
+            # A refusal counts once, and a fault was counted when it happened.
+            counted = refusal if first_chunk and not state.is_faulty else None
+            cache.accounting.count_admitted(req, plan, counted, first_chunk=first_chunk)
         except Exception as error:
             # The batch may be narrowed for others: this request is one whole gap of it.
             cache.recover([req], Fallback.FAULT_ACCOUNTING, error, is_admitted=True)
-        if not req.retracted_stain:
-            cache.auditor.draw(req)
+        else:
+            # The audit computes token ids alone: not what embeddings or a session have before them.
+            if refusal is None and not req.retracted_stain:
+                cache.auditor.draw(req)
 
     def _has_admitted(self, req: Req) -> bool:
         return bool(self.can_run_list) and self.can_run_list[-1] is req

@@ -172,7 +172,7 @@ class PicRadixCache(UnifiedRadixCache):
             path = self.host.path_to(node_id)
             if path is None:
                 return
-            exact_end = self.publication.computed_len(path.namespace, path.tokens)
+            exact_end = self.publication.exactness(path.namespace, path.tokens).exact_len
             is_exact = exact_end >= len(path.tokens)
             if not is_exact and not self.publication.may_be_shared(path.namespace, path.tokens):
                 return

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.planning import as_tokens, tree_namespace
-from sglang_pic.adapter.serve.state import RequestState
-from sglang_pic.core import ContentIndex, Span, Tokens, intersect_spans
+from sglang_pic.adapter.serve.state import RequestState, is_apart
+from sglang_pic.core import ContentIndex, Exactness, Span, Tokens, intersect_spans
 
 
 class Publication:
@@ -47,12 +47,17 @@ class Publication:
         if start >= path_len and not again:
             return
         first = max(state.matched_len, again[0][0]) if again else start
-        spliced = [part for span in [*again, (start, path_len)] for part in intersect_spans(state.spliced, *span)]
+        adopted = [*again, (start, path_len)]
+        spliced = [part for span in adopted for part in intersect_spans(state.spliced, *span)]
+        # NOTE: a row that was computed behind spliced ones is approximate, although the tree may have another request's
+        # computed rows in their place.
+        behind = state.prefix.approximate(state.spliced, path_len)
         self._index.note(
             tree_namespace(req),
             as_tokens(req.full_untruncated_fill_ids[: path_len + self._index.names.lookahead]),
             [(start, path_len)] if start < path_len else [],
             spliced=spliced,
+            approximate=[part for span in adopted for part in intersect_spans(behind, *span)],
             # Before `first` the tree may have cleaner rows of another request: ours were computed behind our own.
             generations=[(max(position, first), number) for position, number in state.generations],
             delimiters=self._delimiters,
@@ -62,11 +67,12 @@ class Publication:
         """Note the rows of a path that came from a store, from `start` on.
 
         Up to `exact_end` other servers computed them, at their positions. Those behind are spliced, or stand behind
-        spliced ones: no donors, and as old as rows may be that are.
+        spliced ones, or their server had forgotten which: no donors, approximate, and as old as rows may be that are.
         """
-        old = [(max(start, exact_end), self._index.config.max_generation)] if exact_end < len(tokens) else []
+        behind = [(max(start, exact_end), len(tokens))] if exact_end < len(tokens) else []
+        old = [(begin, self._index.config.max_generation) for begin, _ in behind]
         exact = [(start, min(exact_end, len(tokens)))] if start < exact_end else []
-        self._index.note(namespace, tokens, exact, generations=old, delimiters=self._delimiters)
+        self._index.note(namespace, tokens, exact, approximate=behind, generations=old, delimiters=self._delimiters)
 
     def may_be_shared(self, namespace: Namespace, tokens: Tokens) -> bool:
         """Whether the rows of a path have no more changed fields behind them than donors may have."""
@@ -76,9 +82,15 @@ class Publication:
         """As `ContentIndex.unknown`."""
         return self._index.unknown(namespace, tokens, start, least)
 
-    def computed_len(self, namespace: Namespace, tokens: Tokens) -> int:
-        """As `ContentIndex.computed_len`."""
-        return self._index.computed_len(namespace, tokens)
+    def exactness(self, namespace: Namespace, tokens: Tokens) -> Exactness:
+        """As `ContentIndex.exactness`."""
+        return self._index.exactness(namespace, tokens)
+
+    def prefix_of(self, req: Req) -> Exactness:
+        """What is known of the rows that a request's row begins with, `req.prefix_len` of them."""
+        if not req.prefix_len or is_apart(req):
+            return Exactness(exact_len=req.prefix_len)
+        return self._index.exactness(tree_namespace(req), as_tokens(req.full_untruncated_fill_ids[: req.prefix_len]))
 
     def settle(self) -> None:
         """Publish what was noted.

@@ -167,4 +167,5 @@ def _details(result: dict[str, Any] | None, _streamer: object, req: Req) -> dict
         **({"pic_storage": state.num_stored} if state.num_stored else {}),
         "pic_behind_change": state.num_behind_change,
         "pic_guarded": state.num_guarded,
+        **({"pic_inherited": state.num_inherited} if state.num_inherited else {}),
     }

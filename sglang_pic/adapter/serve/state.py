@@ -16,7 +16,7 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
-from sglang_pic.core import DropReason, Plan, Run, Span, Tokens, common_len
+from sglang_pic.core import DropReason, Exactness, Plan, Run, Span, Tokens, common_len
 
 
 class Counted(NamedTuple):
@@ -109,6 +109,10 @@ class RequestState:
     """Why the last plan was dropped as a whole."""
     matched_len: int | None = None
     """Tokens of the first exact prefix match; `None` until the request is admitted."""
+    prefix: Exactness = field(default_factory=Exactness)
+    """What is known of their rows; admission fills it."""
+    num_inherited: int = 0
+    """Of these tokens, those that were counted as approximate."""
     num_chunk_hit: int = 0
     """Tokens served by splicing so far."""
     num_behind_change: int = 0
@@ -153,6 +157,11 @@ class RequestState:
         self.spliced += [(run.target_start, run.target_end) for run in plan.runs]
         self.generations += [(run.target_start, run.generation) for run in plan.runs]
         return plan
+
+    @property
+    def inherits(self) -> bool:
+        """Whether it has spliced nothing so far, and its exact prefix match has approximate rows."""
+        return self.num_inherited > 0 and not self.num_chunk_hit
 
     def take_plan(self) -> PendingSplice | None:
         """Hand the plan and its donors' locks to the forward pass; `None` where there is nothing to splice."""
@@ -199,7 +208,7 @@ class RequestState:
     def release_row(self) -> None:
         """Forget the row, because the request ended or was retracted; a later prefill starts anew."""
         self.drop_plan()
-        self.matched_len = None
+        self.matched_len, self.prefix = None, Exactness()
         self.is_drawn, self.bolder = False, None
         self.spliced.clear()
         self.generations.clear()
