@@ -107,8 +107,8 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def policy_settings(policy: ReusePolicy) -> Settings:
-    """The reuse policy in a server's settings."""
-    return {name: getattr(policy, name) for name in ReusePolicy.__struct_fields__}
+    """The reuse policy in a server's settings; not the name of the preset that they come from."""
+    return {name: getattr(policy, name) for name in ReusePolicy.__struct_fields__ if name != "preset"}
 
 
 def read_certificate(path: str | Path) -> Certificate:

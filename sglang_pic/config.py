@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from sglang_pic.core import CoreConfig, CostModel
+from sglang_pic.core import CoreConfig, CostModel, with_preset
 from sglang_pic.core.settings import Range, check
 from sglang_pic.errors import ConfigError
 
@@ -98,7 +98,10 @@ def read_config(text: str) -> PicConfig:
         except ValueError as error:
             raise ConfigError(f"{CONFIG_VARIABLE}={source!r}: not a text in UTF-8 ({error}); write it anew.") from error
     try:
-        config = msgspec.json.decode(text, type=PicConfig)
+        given = msgspec.json.decode(text)
+        if isinstance(given, dict) and isinstance(core := given.get("core"), dict):
+            given["core"] = with_preset(core)
+        config = msgspec.convert(given, PicConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{CONFIG_VARIABLE}: {error} (in {source}).") from error
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

@@ -1,8 +1,8 @@
 """The namespaces of the radix tree: the client's key, and our marks that keep some requests apart.
 
 Rows are shared inside a namespace only, and requests of one namespace may have lanes of their own in it. Requests that
-opted out have the lane `off`, so that no row which came from a splice reaches them. Requests whose `edit` policy is not
-the server's have the lane of that policy: a row that was spliced under one policy never reaches a request under
+opted out have the lane `off`, so that no row which came from a splice reaches them. Requests whose `preset` or `edit`
+policy is not the server's have the lane of these: a row that was spliced under one policy never reaches a request under
 another. A namespace that an operator switches on again after audits had switched it off begins empty, under the key of
 a new generation. Where the chunk index was lost to a fault, all namespaces but those of the lane `off` begin anew.
 
@@ -43,7 +43,8 @@ def tree_key(
     Args:
         adapter: the id of the request's LoRA adapter, which ends `extra_key`. An id that comes from a client as its key
             is no adapter's, although SGLang derives the ids of `--lora-paths` from names.
-        lane: the request's lane in its namespace: `OFF_LANE`, an `edit` policy, or `None` for the namespace itself.
+        lane: the request's lane in its namespace: `OFF_LANE`, a preset, an `edit` policy or both, or `None` for the
+            namespace itself.
         generation: how often the namespace was switched on again; `OFF_LANE` holds no spliced row, and has one key.
         restarts: how often the chunk index was lost to a fault; likewise.
     """

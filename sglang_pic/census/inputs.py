@@ -13,7 +13,7 @@ from pic_traces.source import TRACE_HELP
 from tqdm import tqdm
 
 from sglang_pic.census.outcome import Outcome
-from sglang_pic.core import CoreConfig, ReusePolicy
+from sglang_pic.core import CoreConfig, ReusePolicy, with_preset
 from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import ConfigError
 
@@ -49,7 +49,7 @@ def policy_of(args: argparse.Namespace) -> CoreConfig:
         ConfigError: a value is not allowed.
     """
     asked = {name: value for name in settings_of(ReusePolicy) if (value := getattr(args, name)) is not None}
-    return CoreConfig(**asked)
+    return CoreConfig(**with_preset(asked))
 
 
 def check_inputs(args: argparse.Namespace) -> None:

@@ -241,7 +241,7 @@ def _never_spliced(config: CoreConfig) -> list[str]:
     if config.sink_tokens:
         reasons.append(f"the first {config.sink_tokens} tokens of a prompt")
     if config.tail_tokens:
-        most = config.near_tails * config.tail_tokens
+        most = max(config.near_tokens, config.tail_tokens)
         reasons.append(f"up to {most} tokens at its end where the context of no donor fits")
     return reasons
 

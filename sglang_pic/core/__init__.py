@@ -10,14 +10,16 @@ from sglang_pic.core.lexicon import MESSAGE_BREAK, Lexicon
 from sglang_pic.core.path import Path
 from sglang_pic.core.plan import Context, CostModel, DropReason, Plan, PlanOptions, Reason, Run
 from sglang_pic.core.planner import Resolver
-from sglang_pic.core.policy import ReusePolicy
+from sglang_pic.core.policy import CAREFUL, PRESETS, ReusePolicy, with_preset
 from sglang_pic.core.spans import Span, intersect_spans
 from sglang_pic.core.tokens import Tokens, as_tokens, common_len
 
 __all__ = [
+    "CAREFUL",
     "LEAST_UNKNOWN",
     "MESSAGE_BREAK",
     "MOST_REUSE",
+    "PRESETS",
     "Chunker",
     "ContentIndex",
     "Context",
@@ -44,4 +46,5 @@ __all__ = [
     "as_tokens",
     "common_len",
     "intersect_spans",
+    "with_preset",
 ]

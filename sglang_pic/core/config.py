@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from sglang_pic.core.policy import ReusePolicy
+from sglang_pic.core.policy import PRESETS, ReusePolicy
 from sglang_pic.core.settings import Range, check
 
 
@@ -35,6 +35,6 @@ class CoreConfig(ReusePolicy, frozen=True, kw_only=True, forbid_unknown_fields=T
         )
 
 
-MOST_REUSE: Final = CoreConfig(seam_tokens=1, min_spliced_tokens=8, tail_tokens=0, edit="in_place")
+MOST_REUSE: Final = CoreConfig(**PRESETS["most"])
 """Splices whatever is equal, wherever it lies, but for one token of each run: the most that can be recovered, at a
 lower fidelity than the defaults have."""

@@ -63,7 +63,7 @@ class ContextRule:
     def __init__(self, policy: ReusePolicy, last: int) -> None:
         self._policy = policy
         self._tail_start = last - policy.tail_tokens
-        self.near_start = last - policy.near_tails * policy.tail_tokens
+        self.near_start = last - (max(policy.near_tokens, policy.tail_tokens) if policy.tail_tokens else 0)
         """From this position on contexts are compared."""
         self._num_misfits = 0
 

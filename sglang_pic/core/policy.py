@@ -5,7 +5,8 @@ The server's configuration, requests, the planner, the census and the benchmarks
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -17,6 +18,9 @@ _MAX_LENGTH = 1 << 20
 class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which runs are taken and how much of them is computed; for the defaults see bench/results/study/defaults.md."""
 
+    preset: Literal["careful", "most"] = "careful"
+    """Where the settings come from that are not given: `"careful"`, or `"most"`, which splices whatever is equal,
+    wherever it stands and whatever changed before it."""
     sink_tokens: Annotated[int, Range(0, _MAX_LENGTH)] = 32
     """Tokens at the start of a prompt whose rows are neither spliced nor donated."""
     seam_tokens: Annotated[int, Range(0, 1 << 16)] = 32
@@ -36,8 +40,9 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Most tokens that a donor's context may have and the prompt not, for the tail."""
     unseen_percent: Annotated[int, Range(0, 100)] = 10
     """Largest share of the text before a run, in percent, that a donor's context may lack, for the tail."""
-    near_tails: Annotated[int, Range(1, 64)] = 4
-    """Size of the region near the end of a prompt, in multiples of `tail_tokens`."""
+    near_tokens: Annotated[int, Range(0, _MAX_LENGTH)] = 1024
+    """Tokens at the end of a prompt that are near it, where contexts are compared at all; at least `tail_tokens`, and
+    none where these are 0."""
     near_unseen_percent: Annotated[int, Range(0, 100)] = 40
     """Largest share of the text before a run, in percent, that a donor's context may lack, near the end."""
     # Text of a short period has a donor at every shift.
@@ -56,3 +61,17 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         check(self)
+
+
+CAREFUL: Final = "careful"
+PRESETS: Final[dict[str, dict[str, Any]]] = {
+    CAREFUL: {},
+    "most": {"preset": "most", "seam_tokens": 1, "min_spliced_tokens": 8, "tail_tokens": 0, "edit": "in_place"},
+}
+"""The settings of each preset that are not the defaults."""
+
+
+def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with those of their preset that are not given; an unknown preset stays, for the struct to refuse."""
+    preset = given.get("preset")
+    return {**(PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **given}

@@ -65,6 +65,14 @@ def test_the_better_of_two_plans_is_taken() -> None:
     assert set(server.tree.asked) == {None, own}
 
 
+def test_a_careful_request_on_a_bolder_server_takes_donors_of_careful_requests_alone() -> None:
+    server, lane = Server(preset="most"), {"preset": "careful", "tail_tokens": 0, "edit": "in_place"}
+    server.serve(behind(1)[:140])
+    assert server.serve(behind(2), lane) == 0
+    assert server.serve(behind(3), {}) > 0
+    assert server.serve(behind(4), lane) > 0
+
+
 def test_without_a_client_key_and_with_an_empty_one_the_namespace_is_found() -> None:
     server = Server()
     for key in (None, "", "a"):

@@ -207,9 +207,16 @@ def test_a_corruption_is_found_within_fifty_requests(honest: list[float], every:
     assert enter(ledger, A, *[corrupted if number % every == 0 else 0.03 for number in range(50)]) == [1]
 
 
+def test_a_preset_holds_where_nothing_is_given() -> None:
+    most = read_config('{"core": {"preset": "most", "tail_tokens": 32}}').core
+    assert (most.seam_tokens, most.tail_tokens, most.edit) == (1, 32, "in_place")
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
+        ('{"core": {"preset": "bold"}}', "preset"),
+        ('{"core": {"preset": ["most"]}}', "preset"),
         ('{"audit_kl_limit": 5.0}', "audit_kl_cap=2.0: the limit must be below"),
         ('{"audit_min": 8, "audit_window": 4}', "audit_window=4: the minimum must be no more"),
     ],

@@ -12,7 +12,7 @@ from sglang_pic.core import CoreConfig, PlanOptions, ReusePolicy, Tokens, as_tok
 from sglang_pic.core.context import ContextRule, Misfit, compare_contexts
 
 POLICY = ReusePolicy(
-    tail_tokens=100, near_tails=3, foreign_tokens=8, unseen_percent=10, near_unseen_percent=40, max_misfits=2
+    tail_tokens=100, near_tokens=300, foreign_tokens=8, unseen_percent=10, near_unseen_percent=40, max_misfits=2
 )
 LAST = 1_000
 

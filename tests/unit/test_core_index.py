@@ -74,7 +74,7 @@ options = st.builds(
         min_spliced_tokens=st.integers(1, 100),
         foreign_tokens=st.integers(0, 120),
         unseen_percent=st.integers(0, 100),
-        near_tails=st.integers(1, 6),
+        near_tokens=st.integers(0, 400),
         near_unseen_percent=st.integers(0, 100),
         max_misfits=st.integers(0, 40),
     ),
@@ -257,7 +257,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert chosen.max_gaps is None or len(plan.gaps) <= chosen.max_gaps
         last = len(tokens) if chosen.compute_from is None else min(len(tokens), chosen.compute_from + 1)
         use = chosen.policy or CONFIG
-        tail, near = last - use.tail_tokens, last - use.near_tails * use.tail_tokens
+        tail, near = last - use.tail_tokens, last - (max(use.near_tokens, use.tail_tokens) if use.tail_tokens else 0)
         at = plan.prefix_len
         for run in plan.runs:
             assert self._num_equal(namespace, tokens, run) >= use.min_run_tokens

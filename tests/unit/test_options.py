@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from sglang_pic.adapter.namespace import OFF_LANE, is_strict, tree_key, without_lane
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills, parse_options
-from sglang_pic.core import CoreConfig
+from sglang_pic.core import MOST_REUSE, PRESETS, CoreConfig, ReusePolicy, with_preset
 from sglang_pic.errors import ConfigError
 
 
@@ -46,6 +46,7 @@ def test_pins_and_skills_are_read() -> None:
         ({"edit": "fast"}, "edit='fast'"),
         ({"edit": ["notes"]}, "edit=['notes']"),
         ({"edit": True}, "edit=True"),
+        ({"preset": "bold"}, "preset='bold'"),
         ({"seams": 1}, "'seams'"),
         ({"skills": "nearer"}, "skills='nearer'"),
         ({"skills": True}, "skills=True"),
@@ -84,6 +85,20 @@ def test_another_edit_policy_than_the_servers_is_a_lane() -> None:
     assert options.lane(CoreConfig()) == "recompile"
     assert options.lane(CoreConfig(edit="recompile")) is None
     assert parse_options({"pic": {"seam_tokens": 8}}).lane(CoreConfig(edit="in_place")) is None
+
+
+def test_a_preset_is_a_lane_with_its_own_settings_and_what_is_given_beside_it_holds() -> None:
+    server = CoreConfig(tail_tokens=100)
+    most = parse_options({"pic": {"preset": "most", "seam_tokens": 8}})
+    assert most.policy(server) == replace(ReusePolicy(**PRESETS["most"]), seam_tokens=8)
+    assert most.lane(server) == "most in_place"
+    assert most.lane(CoreConfig(**with_preset({"preset": "most", "tail_tokens": 100}))) is None
+    careful = parse_options({"pic": {"preset": "careful"}})
+    assert careful.policy(server) is not server
+    assert careful.policy(server) == server
+    assert careful.lane(server) is None
+    assert careful.policy(MOST_REUSE) == ReusePolicy()
+    assert careful.lane(MOST_REUSE) == "careful notes"
 
 
 def test_experiments_are_an_unknown_key() -> None:

@@ -20,6 +20,8 @@ from sglang_pic.errors import ConfigError
 PIC_FLAGS = ("--radix-cache-backend", "pic")
 PLUGIN_GROUPS = ("sglang.srt.plugins", "sglang.srt.platforms")
 PIC_PLUGIN = "pic"
+NAME = "{arm}"
+"""In a server's flag, the arm's name: what one arm stores, another does not find."""
 NO_PLUGIN = "none"  # SGLang reads an empty list as "all"; no plugin has this name
 
 
@@ -91,7 +93,7 @@ def read_pic_config(text: str | None) -> str | None:
 
 
 def _arm(name: str, kind: ArmKind, server_args: tuple[str, ...], pic_config: str | None) -> Arm:
-    flags = (*default_server_args(), *server_args)
+    flags = (*default_server_args(), *(flag.replace(NAME, name) for flag in server_args))
     if kind.is_stock:
         cold = ("--disable-radix-cache",) if kind is ArmKind.STOCK_COLD else ()
         # Stock means stock: not only no flag, the plugin is not even loaded into the server.

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"run); a name may repeat (default: {DEFAULT_ARMS})"
     )
     flags = "further flags for every server, e.g. --server-arg='--page-size 16'; may repeat; "
-    flags += "whatever follows a lone `--` does the same"
+    flags += "whatever follows a lone `--` does the same; {arm} in one is the arm's name"
     health = "seconds until a server must be healthy (900)"
     add = parser.add_argument
     add("traces", nargs="+", metavar="TRACE", help=f"{TRACE_HELP}; {several}")

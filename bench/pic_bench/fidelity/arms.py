@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from pic_bench.fidelity.record import Donors
-from sglang_pic.core import ReusePolicy
+from sglang_pic.core import ReusePolicy, with_preset
 from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import ConfigError
 
@@ -98,7 +99,7 @@ def parse_policy(text: str) -> Arm:
     name, _, settings = text.partition("=")
     if not _NAME.fullmatch(name) or name in _TAKEN:
         raise ConfigError(f"--policy {text!r}: the name must be letters, digits, '.', '_' or '-', and no control's.")
-    values: dict[str, str] = {}
+    values: dict[str, Any] = {}
     for part in settings.split(",") if settings else []:
         key, _, value = part.partition(":")
         if key not in _SETTINGS or not value:
@@ -107,7 +108,7 @@ def parse_policy(text: str) -> Arm:
             )
         values[_SETTINGS[key].name] = value
     try:
-        policy = msgspec.convert(values, ReusePolicy, strict=False)
+        policy = msgspec.convert(values := with_preset(values), ReusePolicy, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"--policy {text!r}: {error}") from error
     return Arm(name=name, donors=Donors.TRACE, overrides={setting: getattr(policy, setting) for setting in values})

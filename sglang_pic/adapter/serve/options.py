@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from sglang_pic.core import ReusePolicy
+from sglang_pic.core import PRESETS, ReusePolicy
 from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import ConfigError
 
@@ -57,12 +57,15 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def policy(self, server: ReusePolicy) -> ReusePolicy:
         """The reuse policy of this request on a server with the policy `server`."""
-        return msgspec.structs.replace(server, **self.overrides) if self.overrides else server
+        preset = self.overrides.get("preset", server.preset)
+        base = server if preset == server.preset else ReusePolicy(**PRESETS[str(preset)])
+        return msgspec.structs.replace(base, **self.overrides) if self.overrides else server
 
     def lane(self, server: ReusePolicy) -> str | None:
-        """The lane that the `edit` policy asks for; `None` where it is the server's own."""
-        edit = self.policy(server).edit
-        return None if edit == server.edit else edit
+        """The lane that `preset` and `edit` ask for; `None` where both are the server's own."""
+        policy = self.policy(server)
+        asked = [name for name in ("preset", "edit") if getattr(policy, name) != getattr(server, name)]
+        return " ".join(getattr(policy, name) for name in asked) or None
 
 
 _Choice = TypeVar("_Choice", bound=Enum)
@@ -70,7 +73,7 @@ _PIN_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 SETTINGS = {
     name: setting._replace(range=setting.range and setting.range._replace(high=MAX_TOKENS))
     for name, setting in settings_of(ReusePolicy).items()
-    if name in ("seam_tokens", "tail_tokens", "edit")
+    if name in ("preset", "seam_tokens", "tail_tokens", "edit")
 }
 """The settings of the reuse policy that a request may set, with the bounds that hold for requests."""
 _KEYS = ("mode", *SETTINGS, "skills", "pin", "unpin")
