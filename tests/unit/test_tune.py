@@ -19,8 +19,9 @@ from pic_bench.fidelity.cases.calls import Call, session_calls
 from pic_bench.fidelity.record import Probe, read_lines
 from pic_bench.fidelity.target import Recorded
 from pic_bench.tune import climb, ladder, sample
+from pic_bench.tune.config import CAP
 from pic_bench.tune.report import Summary, summarize
-from pic_bench.tune.verdict import CAP, Verdict
+from pic_bench.tune.verdict import Verdict
 from pic_traces.vocabulary import make_text
 
 from sglang_pic.certificate import Served, check_certificate, policy_settings, read_certificate

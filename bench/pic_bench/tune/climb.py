@@ -23,14 +23,12 @@ from pic_bench.fidelity.record import Probe, append_lines, read_lines, whole_lin
 from pic_bench.fidelity.runner import joined_environment
 from pic_bench.fidelity.target import Target, serve_target
 from pic_bench.out_folder import ENVIRONMENT, read_json, write_json, write_whole
-from pic_bench.tune.config import CERTIFICATE, RECORDS, SERVED, VAULT, Config
+from pic_bench.tune.config import CERTIFICATE, NAIVE, RECORDS, SERVED, VAULT, Config
 from pic_bench.tune.ladder import worth_climbing
 from pic_bench.tune.sample import SOURCE, Drawn
 from pic_bench.tune.verdict import Verdict, is_settled, judge, judge_control
 from sglang_pic.certificate import Served
 from sglang_pic.errors import BenchError
-
-NAIVE = "naive"
 
 
 class _TimeIsUp(Exception):

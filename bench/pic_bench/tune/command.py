@@ -38,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
     from pic_bench.out_folder import CONFIG, claim_or_continue, print_report, read_json, write_json
     from pic_bench.tune import ladder
     from pic_bench.tune.climb import Climb
-    from pic_bench.tune.config import RUN, SAMPLE, Config
+    from pic_bench.tune.config import RUN, SAMPLE, Config, Sample
     from pic_bench.tune.report import headline, write_report
-    from pic_bench.tune.sample import Sample, draw
+    from pic_bench.tune.sample import draw
 
     if args.time_limit is not None and not 0 < args.time_limit < math.inf:
         raise ConfigError(f"--time-limit={args.time_limit!r}: must be more than 0 minutes.")

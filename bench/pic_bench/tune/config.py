@@ -1,4 +1,4 @@
-"""What a run of `tune` was asked for, and the files of its folder.
+"""What a run of `tune` was asked for and what it drew, and the files of its folder.
 
 DIR/config.json environment.json sample.json served.json losses.jsonl server.log vault/
 DIR/summary.json report.md report.html plot-*.svg, and where something is certified pic.json certificate.json
@@ -11,10 +11,13 @@ from typing import Final
 import msgspec
 
 from pic_bench.out_folder import CONFIG, ENVIRONMENT, RunKind
-from pic_bench.tune.verdict import CAP
 from sglang_pic.errors import ConfigError
 
 KIND: Final = "tune"
+NAIVE: Final = "naive"
+"""The arm of the control."""
+CAP: Final = 0.05
+"""Nats a token that one session counts at most."""
 SAMPLE, SERVED, RECORDS, VAULT = "sample.json", "served.json", "losses.jsonl", "vault"
 PIC_CONFIG, CERTIFICATE = "pic.json", "certificate.json"
 RUN: Final = RunKind(
@@ -53,3 +56,30 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         if self.sessions < 2:
             raise ConfigError(f"--sessions={self.sessions!r}: must be 2 or more; half choose, half certify.")
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """sample.json: what was drawn, and what the census says of the logs."""
+
+    schema_version: int = 1
+    logged: int
+    """Sessions of the logs."""
+    sessions: int
+    calls: int
+    """Served, of the drawn sessions."""
+    left_out: int
+    """Calls of the drawn sessions without an answer, or longer than the model's context."""
+    traffic: str
+    """Digest of the token ids that are served."""
+    reuse: dict[str, float]
+    """Each rung's share of the prefix cache's misses on all logs."""
+
+    @property
+    def num_choosing(self) -> int:
+        """Sessions of the first half; of an odd number the second has one more."""
+        return self.sessions // 2
+
+
+def place_of(prompt: str) -> int:
+    """The place of a call's session in the drawn order, from the name of its record."""
+    return int(prompt.partition("-")[0])

@@ -19,11 +19,9 @@ from pic_bench.report.numbers import divergence, percent
 from pic_bench.report.page import render_pages
 from pic_bench.report.stats import Estimate
 from pic_bench.tune.bounds import ALPHA
-from pic_bench.tune.climb import NAIVE
-from pic_bench.tune.config import CERTIFICATE, KIND, PIC_CONFIG, RECORDS, SAMPLE, SERVED, Config
+from pic_bench.tune.config import CAP, CERTIFICATE, KIND, NAIVE, PIC_CONFIG, RECORDS, SAMPLE, SERVED, Config, Sample
 from pic_bench.tune.ladder import rungs, settings
-from pic_bench.tune.sample import Sample
-from pic_bench.tune.verdict import CAP, Rung, Verdict, judge, judge_control, sessions_needed
+from pic_bench.tune.verdict import Rung, Verdict, judge, judge_control, sessions_needed
 from sglang_pic.certificate import Bounded, Certificate, Served, policy_settings
 from sglang_pic.core.policy import ReusePolicy
 

@@ -13,38 +13,16 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import msgspec
 from pic_traces.encode import load_encoder
 from pic_traces.source import load
 
 from pic_bench.fidelity.cases.calls import Call, session_calls
 from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.tune.config import Sample
 from sglang_pic.errors import BenchError
 
 SOURCE = "tune"
 """Of all records."""
-
-
-class Sample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """sample.json: what was drawn, and what the census says of the logs."""
-
-    schema_version: int = 1
-    logged: int
-    """Sessions of the logs."""
-    sessions: int
-    calls: int
-    """Served, of the drawn sessions."""
-    left_out: int
-    """Calls of the drawn sessions without an answer, or longer than the model's context."""
-    traffic: str
-    """Digest of the token ids that are served."""
-    reuse: dict[str, float]
-    """Each rung's share of the prefix cache's misses on all logs."""
-
-    @property
-    def num_choosing(self) -> int:
-        """Sessions of the first half; of an odd number the second has one more."""
-        return self.sessions // 2
 
 
 class Drawn(NamedTuple):
@@ -88,11 +66,6 @@ def draw(logs: Sequence[str], model: str, text: ModelText, most: int, seed: int)
         reuse={},
     )
     return Drawn(calls, frozenset(measured), sample)
-
-
-def place_of(prompt: str) -> int:
-    """The place of a call's session in the drawn order, from the name of its record."""
-    return int(prompt.partition("-")[0])
 
 
 def _digest(calls: Iterable[Call]) -> str:

@@ -15,10 +15,8 @@ import msgspec
 from pic_bench.fidelity.record import Probe
 from pic_bench.report.stats import Estimate
 from pic_bench.tune.bounds import ALPHA, bounds, is_below, num_needed
-from pic_bench.tune.sample import Sample, place_of
+from pic_bench.tune.config import CAP, Sample, place_of
 
-CAP = 0.05
-"""Nats a token that one session counts at most."""
 HOPELESS_ALPHA = 0.2
 """A rung is given up on the first half where its loss is above the budget with so small a chance of error."""
 
