@@ -6,18 +6,18 @@ broken off at any moment, by the user or by a time limit, and what it has shown 
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from tqdm import tqdm
 
-from pic_bench.fidelity.arms import EXACT, FULL, RECORDED, Arm
+from pic_bench.fidelity.arms import EXACT, RECORDED, Arm
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.measure import Step
 from pic_bench.fidelity.passes import Passes, PassRun, Vault
 from pic_bench.fidelity.record import Probe, append_lines, read_lines, whole_lines
 from pic_bench.fidelity.runner import joined_environment
@@ -26,111 +26,108 @@ from pic_bench.out_folder import ENVIRONMENT, read_json, write_json, write_whole
 from pic_bench.tune.config import CERTIFICATE, NAIVE, RECORDS, SERVED, VAULT, Config
 from pic_bench.tune.ladder import worth_climbing
 from pic_bench.tune.sample import SOURCE, Drawn
-from pic_bench.tune.verdict import Verdict, is_settled, judge, judge_control
+from pic_bench.tune.verdict import Judge, Verdict
 from sglang_pic.certificate import Served
 from sglang_pic.errors import BenchError
 
 
-class _TimeIsUp(Exception):
-    """The time limit was reached."""
-
-
-@dataclass(slots=True)
-class Climb:
-    """One run on one server.
+def climb(
+    config: Config, drawn: Drawn, text: ModelText, folder: Path, *, until: float, start_timeout_s: float, quiet: bool
+) -> None:
+    """Measure what is missing, as far as it matters; a server is only started where there is anything.
 
     Args:
         until: on the monotonic clock, when no further call is served.
-    """
 
-    config: Config
+    Raises:
+        BenchError: the server failed, or what is there was measured on another machine or by other versions.
+        KeyboardInterrupt: Ctrl-C; the server is stopped, and what was measured stays.
+    """
+    records = folder / RECORDS
+    # The next record begins on a line of its own.
+    write_whole(records, whole_lines(records))
+    rungs = tuple(worth_climbing(drawn.sample.reuse))
+    naive = msgspec.structs.replace(rungs[-1], name=NAIVE, rotate=False)
+    judge = Judge(drawn.sample, config.budget, read_lines(records, Probe))
+    run = _Climb(judge, drawn, text, folder, (EXACT, naive, *rungs), until, quiet)
+    if run.next_arm() is None:
+        return
+    write_json(folder / ENVIRONMENT, joined_environment(folder))
+    if not quiet:
+        print("starting the server ...", file=sys.stderr, flush=True)
+    with serve_target(
+        config.model,
+        dtype=config.dtype,
+        pool_tokens=config.pool_tokens,
+        server_args=config.server_args,
+        log_path=folder / "server.log",
+        start_timeout_s=start_timeout_s,
+        certificate=folder / CERTIFICATE,
+    ) as target:
+        _keep_served(target, folder / SERVED)
+        if run.serve(target, config.dtype):
+            shutil.rmtree(folder / VAULT, ignore_errors=True)
+        else:
+            print("sglang-pic: the time limit is reached; --resume goes on from here", file=sys.stderr)
+
+
+@dataclass(frozen=True, slots=True)
+class _Climb:
+    """The arms in the order in which they are served: exact hits with the full prefills, the control, the ladder."""
+
+    judge: Judge
     drawn: Drawn
     text: ModelText
     folder: Path
+    arms: Sequence[Arm]
     until: float
     quiet: bool
-    _probes: list[Probe] = field(default_factory=list)
 
-    def measure(self, start_timeout_s: float) -> None:
-        """Measure what is missing, as far as it matters.
+    def next_arm(self) -> Arm | None:
+        """What is to be served next; None where no verdict can change any more."""
+        for number, arm in enumerate(self.arms):
+            if not self._is_told(arm):
+                return arm
+            if number > 1 and self.judge.judge(arm.name).verdict is not Verdict.CERTIFIED:
+                break
+        return None
 
-        Raises:
-            BenchError: the server failed, or what is there was measured on another machine or by other versions.
-            KeyboardInterrupt: Ctrl-C; the server is stopped.
-        """
-        records = self.folder / RECORDS
-        # The next record begins on a line of its own.
-        write_whole(records, whole_lines(records))
-        self._probes = read_lines(records, Probe)
-        rungs = list(worth_climbing(self.drawn.sample.reuse))
-        write_json(self.folder / ENVIRONMENT, joined_environment(self.folder))
-        if not self.quiet:
-            print(f"{self.config.dtype}: starting the server ...", file=sys.stderr, flush=True)
-        with serve_target(
-            self.config.model,
-            dtype=self.config.dtype,
-            pool_tokens=self.config.pool_tokens,
-            server_args=self.config.server_args,
-            log_path=self.folder / "server.log",
-            start_timeout_s=start_timeout_s,
-            certificate=self.folder / CERTIFICATE,
-        ) as target:
-            self._keep_served(target)
-            try:
-                self._climb(target, rungs)
-            except _TimeIsUp:
-                print("sglang-pic: the time limit is reached; --resume goes on from here", file=sys.stderr)
-
-    def _climb(self, target: Target, rungs: Sequence[Arm]) -> None:
-        sample, budget = self.drawn.sample, self.config.budget
-        passes = Passes(source=SOURCE, calls=self.drawn.calls, arms=(), measured=self.drawn.measured, controls=(EXACT,))
-        done = frozenset((probe.prompt, probe.arm) for probe in self._probes)
-        run = PassRun(passes, target, self.text, Vault(self.folder / VAULT), self.config.dtype, done)
-        self._keep(FULL.name, sample.sessions, run.controls(RECORDED))
-        naive = msgspec.structs.replace(rungs[-1], name=NAIVE, rotate=False)
-        if judge_control(NAIVE, self._probes, sample, budget).verdict is not Verdict.OVER:
-            for _ in self._served(run, naive):
-                if judge_control(NAIVE, self._probes, sample, budget).verdict is Verdict.OVER:
-                    break
-        for number, rung in enumerate(rungs):
-            judged = judge(rung.name, self._probes, sample, budget)
-            # The first is measured to its end, so that it can be said how many sessions it takes.
-            if number == 0 or not is_settled(judged, self._probes, sample, budget):
-                for _ in self._served(run, rung):
-                    judged = judge(rung.name, self._probes, sample, budget)
-                    if number > 0 and is_settled(judged, self._probes, sample, budget):
-                        break
-            if judged.verdict is not Verdict.CERTIFIED:
-                return
-
-    def _served(self, run: PassRun, arm: Arm) -> Iterable[Step]:
-        return self._kept(arm.name, len(self.drawn.calls), run.serve(RECORDED, arm))
-
-    def _keep(self, name: str, total: int, steps: Iterable[Step]) -> None:
-        for _ in self._kept(name, total, steps):
-            pass
-
-    def _kept(self, name: str, total: int, steps: Iterable[Step]) -> Iterable[Step]:
-        """Write the records of every step, show how many calls are served, and hand on the steps with records."""
+    def serve(self, target: Target, dtype: str) -> bool:
+        """Serve arm after arm; whether all was served in time."""
+        calls, measured = self.drawn.calls, self.drawn.measured
+        passes = Passes(source=SOURCE, calls=calls, arms=(), measured=measured, controls=(EXACT,))
+        done = frozenset((probe.prompt, probe.arm) for probe in self.judge.probes)
+        run = PassRun(passes, target, self.text, Vault(self.folder / VAULT), dtype, done)
         interval = 0.5 if sys.stderr.isatty() else 30.0
-        told = {"disable": self.quiet, "mininterval": interval, "file": sys.stderr}
-        for step in tqdm(steps, total=total, unit="call", desc=name, **told):
-            append_lines(self.folder / RECORDS, step.probes)
-            self._probes += step.probes
-            if step.probes:
-                yield step
-            if time.monotonic() >= self.until:
-                raise _TimeIsUp
+        told = {"unit": "call", "disable": self.quiet, "mininterval": interval, "file": sys.stderr}
+        # Also where their records are there: all passes need them from the vault.
+        arm: Arm | None = EXACT
+        while arm is not None:
+            is_exact = arm is EXACT
+            steps = run.controls(RECORDED) if is_exact else run.serve(RECORDED, arm)
+            for step in tqdm(steps, total=len(measured if is_exact else calls), desc=arm.name, **told):
+                append_lines(self.folder / RECORDS, step.probes)
+                self.judge.probes += step.probes
+                if step.probes and not is_exact and self._is_told(arm):
+                    break
+                if time.monotonic() >= self.until:
+                    return False
+            arm = self.next_arm()
+        return True
 
-    def _keep_served(self, target: Target) -> None:
-        """Write down what the server says a certificate is compared with.
+    def _is_told(self, arm: Arm) -> bool:
+        # The first rung is measured to its end, so that it can be said how many sessions it takes.
+        return self.judge.is_told(arm.name, may_fail=arm not in (EXACT, self.arms[2]))
 
-        Raises:
-            BenchError: an earlier part of this run was measured on something else.
-        """
-        (state, *_) = msgspec.json.decode(target.server.get("/server_info"))["internal_states"]
-        here = msgspec.convert(state["pic"]["certificate"]["here"], Served)
-        path = self.folder / SERVED
-        if path.exists() and (there := read_json(path, Served, "what a server serves")) != here:
-            raise BenchError(f"{path}: this run began on another server ({there}; here {here}); begin a new one.")
-        write_json(path, here)
+
+def _keep_served(target: Target, path: Path) -> None:
+    """Write down what the server says a certificate is compared with.
+
+    Raises:
+        BenchError: an earlier part of this run was measured on something else.
+    """
+    (state, *_) = msgspec.json.decode(target.server.get("/server_info"))["internal_states"]
+    here = msgspec.convert(state["pic"]["certificate"]["here"], Served)
+    if path.exists() and (there := read_json(path, Served, "what a server serves")) != here:
+        raise BenchError(f"{path}: this run began on another server ({there}; here {here}); begin a new one.")
+    write_json(path, here)

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from pic_traces.source import TRACE_HELP
 
+from pic_bench.fidelity import command as fidelity
 from pic_bench.frame import add_options, interrupt_on_sigterm
 from sglang_pic.errors import BenchError, ConfigError
 
@@ -21,7 +22,9 @@ EXIT_FAILED = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic tune`."""
     parser.add_argument("logs", nargs="+", metavar="LOGS", help=f"{TRACE_HELP}; with recorded answers")
+    add_options(parser, fidelity.OPTIONS, "model", "out")
     add_options(parser, Path(__file__).with_name("options.toml"))
+    add_options(parser, fidelity.OPTIONS, "server-arg", "start-timeout", "seed", "resume", "force", "quiet", "json")
     parser.epilog = "exit status: 0 something is certified, 1 nothing is (or the run failed), 2 usage, 130 interrupted"
 
 
@@ -37,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from pic_bench.fidelity.cases.text import ModelText
     from pic_bench.out_folder import CONFIG, claim_or_continue, print_report, read_json, write_json
     from pic_bench.tune import ladder
-    from pic_bench.tune.climb import Climb
+    from pic_bench.tune.climb import climb
     from pic_bench.tune.config import RUN, SAMPLE, Config, Sample
     from pic_bench.tune.report import headline, write_report
     from pic_bench.tune.sample import draw
@@ -71,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
                 reuse = ladder.survey(config.logs, config.model, quiet=args.quiet)
                 sample = msgspec.structs.replace(drawn.sample, reuse=reuse)
                 write_json(path, sample)
-            Climb(config, drawn._replace(sample=sample), text, args.out, until, args.quiet).measure(args.start_timeout)
+            drawn = drawn._replace(sample=sample)
+            wait = args.start_timeout
+            climb(config, drawn, text, args.out, until=until, start_timeout_s=wait, quiet=args.quiet)
     except (BenchError, KeyboardInterrupt):
         print(f"sglang-pic: what was measured stays in {args.out}; go on with --resume", file=sys.stderr)
         raise
