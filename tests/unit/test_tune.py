@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from certificates import SERVED
 from fidelity_records import Asked, StandIn
 from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.cases.calls import Call, session_calls
@@ -24,21 +25,10 @@ from pic_bench.tune.report import Summary, summarize
 from pic_bench.tune.verdict import Verdict
 from pic_traces.vocabulary import make_text
 
-from sglang_pic.certificate import Served, check_certificate, policy_settings, read_certificate
+from sglang_pic.certificate import check_certificate, policy_settings, read_certificate
 from sglang_pic.cli import main
 from sglang_pic.config import load_config
-from sglang_pic.core import ReusePolicy
 
-SERVED = Served(
-    model="smollm2",
-    weights="a" * 64,
-    sglang="0.5.23",
-    dtype="bfloat16",
-    kv_dtype="bfloat16",
-    attention="fa3",
-    page_size=1,
-    settings=policy_settings(ReusePolicy()),
-)
 LOSSES = {"full": 0.0, "exact": 1e-4, "naive": 1.0, "careful": 1e-3, "near-256": 2e-3, "tail-32": 4e-3, "no-tail": 0.02}
 VOCAB = 64
 REUSE = {"careful": 0.2, "near-256": 0.3, "tail-64": 0.302, "tail-32": 0.36, "no-tail": 0.4, "most": 0.7}

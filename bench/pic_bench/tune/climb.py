@@ -112,6 +112,8 @@ class _Climb:
                     break
                 if time.monotonic() >= self.until:
                     return False
+            if not self.quiet:
+                print(f"{arm.name}: {self.judge.judge(arm.name).verdict.value}", file=sys.stderr)
             arm = self.next_arm()
         return True
 
