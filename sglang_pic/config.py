@@ -62,6 +62,9 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     off on the whole server, until the cache is flushed or the server starts again."""
     pin_max_percent: Annotated[int, Range(0, 100)] = 25
     """Largest share of the KV pool, in percent, that pinned prompts may hold; beyond it the oldest are given back."""
+    certificate: str | None = None
+    """Path of a certificate of `sglang-pic tune`; in a file, from the file's folder on. Start-up says whether it fits
+    this server, and changes nothing."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -83,9 +86,9 @@ def read_config(text: str) -> PicConfig:
     Raises:
         ConfigError: the text is neither JSON nor a readable file, or a value is not allowed.
     """
-    source = "the JSON text"
+    source, folder = "the JSON text", Path()
     if not text.lstrip().startswith("{"):
-        source = text
+        source, folder = text, Path(text).parent
         try:
             text = Path(text).read_text(encoding="utf8")
         except OSError as error:
@@ -99,11 +102,14 @@ def read_config(text: str) -> PicConfig:
         given = msgspec.json.decode(text)
         if isinstance(given, dict) and isinstance(core := given.get("core"), dict):
             given["core"] = with_preset(core)
-        return msgspec.convert(given, PicConfig)
+        config = msgspec.convert(given, PicConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{CONFIG_VARIABLE}: {error} (in {source}).") from error
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ConfigError(f"{CONFIG_VARIABLE}: {source} is not valid JSON: {error}.") from error
+    if config.certificate is None:
+        return config
+    return msgspec.structs.replace(config, certificate=str(folder / config.certificate))
 
 
 def load_config() -> PicConfig:

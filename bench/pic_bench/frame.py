@@ -96,9 +96,10 @@ class Study:
         return main
 
 
-def add_options(parser: argparse.ArgumentParser, path: Path) -> None:
-    """Add the options of a TOML file: under each name what `add_argument` takes, a type by its name."""
-    for name, said in tomllib.loads(path.read_text("utf8")).items():
+def add_options(parser: argparse.ArgumentParser, path: Path, *names: str) -> None:
+    """Add the options of a TOML file, all or those named: under each what `add_argument` takes, a type by its name."""
+    options = tomllib.loads(path.read_text("utf8"))
+    for name, said in ((name, options[name]) for name in names or options):
         kind = {"type": _TYPES[said["type"]]} if "type" in said else {}
         parser.add_argument(f"--{name}", **said | kind)
 

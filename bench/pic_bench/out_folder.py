@@ -60,6 +60,29 @@ def claim_folder(folder: Path, run: RunKind, *, force: bool, flags: str = "--for
     folder.mkdir(parents=True, exist_ok=True)
 
 
+def claim_or_continue(folder: Path, run: RunKind, config: msgspec.Struct, *, resume: bool, force: bool) -> bool:
+    """Make `folder` ready for a run: new, or an earlier run's that is continued or, with `force`, deleted.
+
+    Returns:
+        Whether an earlier run is continued.
+
+    Raises:
+        ConfigError: it holds something else, an earlier run that neither flag speaks of, or another configuration's.
+        BenchError: its configuration cannot be read.
+    """
+    if not (resume and holds_run(folder, run)):
+        claim_folder(folder, run, force=force, flags="--resume or --force")
+        return False
+    read = read_json(folder / CONFIG, type(config), f"of a {run.word} that this version can read")
+    there, here = (msgspec.to_builtins(found) for found in (read, config))
+    if differing := [f"{k} is {there[k]!r} there and {here[k]!r} here" for k in there if there[k] != here[k]]:
+        raise ConfigError(
+            f"--resume: {folder / CONFIG} says another run than this command: {'; '.join(differing)}. Repeat its "
+            "arguments, or give a new folder."
+        )
+    return True
+
+
 def holds_run(folder: Path, run: RunKind) -> bool:
     """Whether a run of this kind began in a folder."""
     config = _read(folder)

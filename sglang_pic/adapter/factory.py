@@ -42,6 +42,7 @@ from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.store import StoreTier
+from sglang_pic.adapter.startup import certified
 from sglang_pic.adapter.startup import metrics as startup_metrics
 from sglang_pic.adapter.startup.calibration import calibrate, calibrate_fetch
 from sglang_pic.adapter.startup.fingerprint import read_fingerprint
@@ -121,16 +122,16 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     startup_metrics.export(tested, labels)
     log_result(tested, config)
     shown["self_test"] = lambda: tested
+    if config.certificate is not None:
+        checked = certified.check(config.certificate, ctx, config, model.splicer, labels)
+        shown["certificate"] = lambda: checked
     # From here on: what fails while the server starts has to stop it.
     path.recover = cache.recover
     if audit is not None:
         audit.start(cache.recover, Bolder(cache, planning, model.splicer, config.core))
-    logger.info(
-        "sglang_pic: %d delimiters, cost %s, config %s",
-        len(model.delimiters),
-        "off" if planning.cost is None else msgspec.json.encode(planning.cost).decode(),
-        msgspec.json.encode(config).decode(),
-    )
+    cost = "off" if planning.cost is None else msgspec.json.encode(planning.cost).decode()
+    text = msgspec.json.encode(config).decode()
+    logger.info("sglang_pic: %d delimiters, cost %s, config %s", len(model.delimiters), cost, text)
     return cache
 
 

@@ -102,6 +102,7 @@ class ModelConfig(Protocol):
 
     context_len: int
     vocab_size: int
+    dtype: torch.dtype
     model_is_mrope: bool
 
 

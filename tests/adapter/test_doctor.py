@@ -112,6 +112,7 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         "always plain": on("h100", gemma),
         "states": on("h100", hybrid),
         "config": on("h100", gqa, config='{"audit_rate": 7}'),
+        "certificate": on("h100", gqa, config='{"certificate": "lost.json"}'),
         "sglang": on("h100", gqa, "--enable-prefill-cp"),
         "computed": on("a100", gqa, "--enable-return-hidden-states", "--skip-tokenizer-init", *_SCHEDULED),
         "dp attention": on("h100", mla, *dp),
@@ -248,6 +249,12 @@ def test_with_deterministic_inference_a_request_opts_in(case: str, answers: dict
     assert line.endswith(
         "only if it asks for mode auto: the default mode is off there. (--enable-deterministic-inference)"
     )
+
+
+def test_a_certificate_is_no_reason_to_refuse(answers: dict[str, Answer]) -> None:
+    assert answers["certificate"].code == 0
+    assert answers["certificate"].found["certificate"].startswith("certificate does not fit: 'lost.json': No such file")
+    assert answers["hopper"].found["certificate"] is None
 
 
 def test_without_a_model_only_what_is_installed_is_looked_at(answers: dict[str, Answer]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pic_bench.fidelity.folder import read_probes
-from pic_bench.fidelity.record import Donors, Experiment, Probe
+from pic_bench.fidelity.record import Donors, Experiment, Probe, read_lines
 from pic_traces.questions import GENERATED
 from pic_traces.vocabulary import make_text
 
@@ -108,6 +108,21 @@ def test_every_experiment_runs_on_an_mla_model_and_goes_on_after_its_server_was_
         assert arms["in_place"].chunk_hit_tokens > 512
         assert arms["recompile"].chunk_hit_tokens == 0
         assert arms["recompile"].kl < 1e-6 < arms["in_place"].kl
+
+
+def test_settings_are_measured_up_to_a_verdict(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    """Random weights bear no splice from another context, so that the defaults end the ladder of `tune`."""
+    out = tmp_path / "run"
+    command = ["tune", "sample:agents", "--model", str(model_dir("tiny-gqa")), "--out", str(out), "--sessions", "3"]
+    assert main([*command, "--dtype", "float32", "--max-total-tokens", "20000", "--quiet"]) == 1
+    losses = {(probe.prompt, probe.arm): probe for probe in read_lines(out / "losses.jsonl", Probe)}
+    exact = [probe for (_, arm), probe in losses.items() if arm == "exact"]
+    assert {arm for _, arm in losses} == {"full", "exact", "naive", "careful"}
+    assert len(exact) == 3
+    assert all(probe.kl < 1e-6 and probe.prefix_hit_tokens == probe.prompt_tokens - 1 for probe in exact)
+    served = json.loads((out / "served.json").read_text())
+    assert (served["model"], served["dtype"], len(served["weights"])) == ("tiny-gqa", "float32", 64)
+    assert "Nothing is certified: 3 of" in (out / "report.md").read_text()
 
 
 def write_trace(path: Path) -> None:

@@ -37,7 +37,13 @@ def test_warn_serves_and_says_what_it_found_everywhere(client: Client) -> None:
     assert counters["self_test_kl_nats"] == pytest.approx(found["measured"]["reordered"]["kl_nats"])
     assert counters["self_test_key_error_ratio"] > 0
     assert len(client.generate(list(range(1_000, 1_100))).ids) == 8
+    certificate = client.internal_state()["certificate"]
+    assert (certificate["fits"], counters["certificate_fits"]) == (False, 0)
+    here = certificate["here"]
+    assert (here["dtype"], here["page_size"], here["settings"]["tail_tokens"]) == ("float32", 1, 256)
+    assert len(here["weights"]) == 64
     log = client.log()
+    assert "sglang_pic: certificate does not fit: 'lost.json': No such file" in log
     assert "sglang_pic: self-test failed in" in log
     assert "sglang_pic: self-test failed: " in log
 

@@ -17,6 +17,7 @@ from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import BenchError, ConfigError
 
 EXIT_FAILED = 1
+OPTIONS = Path(__file__).with_name("options.toml")
 DTYPES = ("float32", "bfloat16")
 SLOW = (Experiment.TRACE, Experiment.TURNS)
 """Not of a quick run, unless they are asked for."""
@@ -24,7 +25,7 @@ SLOW = (Experiment.TRACE, Experiment.TURNS)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic fidelity`."""
-    add_options(parser, Path(__file__).with_name("options.toml"))
+    add_options(parser, OPTIONS)
     for size in settings_of(Sizes).values():
         several = isinstance(size.default, tuple)
         text = size.description[0].lower() + size.description[1:].removesuffix(".")

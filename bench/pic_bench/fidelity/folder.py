@@ -21,13 +21,12 @@ from pic_bench.out_folder import (
     CONFIG,
     ENVIRONMENT,
     RunKind,
-    claim_folder,
-    holds_run,
+    claim_or_continue,
     read_json,
     write_json,
     write_whole,
 )
-from sglang_pic.errors import BenchError, ConfigError
+from sglang_pic.errors import BenchError
 
 T = TypeVar("T")
 PROBES = "probes.jsonl"
@@ -54,15 +53,8 @@ def claim_run(folder: Path, config: Config, *, resume: bool, force: bool) -> Non
     Raises:
         ConfigError: it holds something else, an earlier run that neither flag speaks of, or another configuration's.
     """
-    if not (resume and holds_run(folder, _RUN)):
-        claim_folder(folder, _RUN, force=force, flags="--resume or --force")
+    if not claim_or_continue(folder, _RUN, config, resume=resume, force=force):
         return
-    there, here = (msgspec.to_builtins(found) for found in (read_config(folder), config))
-    if differing := [f"{k} is {there[k]!r} there and {here[k]!r} here" for k in there if there[k] != here[k]]:
-        raise ConfigError(
-            f"--resume: {folder / CONFIG} says another run than this command: {'; '.join(differing)}. Repeat its "
-            "arguments, or give a new folder."
-        )
     # The next record begins on its own line, and is not hidden by packed ones.
     probes = folder / PROBES
     if has_records(folder):

@@ -83,6 +83,7 @@ def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtyp
     apart = metrics.divergence(reference.logprobs, logprobs, reference.probabilities)
     num_gold = len(case.gold)
     top1 = int(recorded.logits[0].argmax())
+    alike = reference.logprobs[:num_gold].argmax(axis=-1) == logprobs[:num_gold].argmax(axis=-1)
     return Probe(
         experiment=case.experiment,
         dtype=dtype,
@@ -101,6 +102,7 @@ def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtyp
         cosine=metrics.centred_cosine(reference.recorded.logits[0], recorded.logits[0]),
         top1_agrees=top1 == reference.top1,
         forced_kl=float(apart[:num_gold].mean()) if num_gold else None,
+        forced_agreement=float(alike.mean()) if num_gold else None,
         gold_tokens=num_gold,
         gold_nll=metrics.mean_nll(logprobs[:num_gold], case.gold) if num_gold else None,
         key_error=_key_error(reference.recorded.keys, recorded),

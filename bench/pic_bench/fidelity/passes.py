@@ -45,6 +45,10 @@ class Passes:
     """Served before all others: of TRACE the policy that says which calls are measured. None measures all."""
     min_chunk_hit: int = 0
     """A call is measured where the finder splices so many of its tokens."""
+    measured: AbstractSet[str] | None = None
+    """Without a finder, the names of the calls that are measured; None measures all."""
+    controls: Sequence[Arm] = ()
+    """Served after each full prefill, on its rows."""
 
     @property
     def experiment(self) -> Experiment:
@@ -112,10 +116,10 @@ class PassRun:
         """
         for order in self.passes.orders:
             yield from self._find(order)
-            yield from self._controls(order)
+            yield from self.controls(order)
         for arm in self.passes.arms:
             for order in self.passes.orders:
-                yield from self._pass(order, arm)
+                yield from self.serve(order, arm)
 
     def _find(self, order: str) -> Iterator[Step]:
         """The finder's pass; its requests are kept until their full prefills are there."""
@@ -131,7 +135,7 @@ class PassRun:
         # Whatever is spliced of the last call, that it is kept says that the pass was served to its end.
         self.vault.put(f"last-{order}", recorded)
 
-    def _controls(self, order: str) -> Iterator[Step]:
+    def controls(self, order: str) -> Iterator[Step]:
         """The full prefill of every measured call; where a finder chose it, also once more, and the finder's record."""
         finder = self.passes.finder
         for number, call in enumerate(self._measured(order)):
@@ -140,14 +144,20 @@ class PassRun:
             if not self.vault.has(f"full-{name}"):
                 self.vault.put(f"full-{name}", self._alone(call, FULL))
             probes = self._compared(call, order, FULL, self.vault.get(f"full-{name}"))
+            for arm in self.passes.controls:
+                if self._lacks(call, order, arm):
+                    probes += self._compared(call, order, arm, self._on_full(call, arm))
             if finder is not None:
                 if number < RETEST_CALLS and self._lacks(call, order, RETEST):
                     probes += self._compared(call, order, RETEST, self._alone(call, RETEST))
                 probes += self._compared(call, order, finder, self.vault.get(f"found-{order}-{name}"))
             yield Step(FULL.name, len(call.case.prompt) if finder is None else 0, probes)
 
-    def _pass(self, order: str, arm: Arm) -> Iterator[Step]:
-        """Every call in order; the measured ones are compared. Nothing is served where no record is missing."""
+    def serve(self, order: str, arm: Arm) -> Iterator[Step]:
+        """Every call in order; the measured ones are compared. Nothing is served where no record is missing.
+
+        The pass may be broken off after any step.
+        """
         wanted = {call.case.name for call in self._measured(order) if self._lacks(call, order, arm)}
         if wanted:
             self.target.flush()
@@ -167,7 +177,8 @@ class PassRun:
     def _measured(self, order: str) -> list[Call]:
         sequence = self._sequence(order)
         if self.passes.finder is None:
-            return sequence
+            chosen = self.passes.measured
+            return [call for call in sequence if chosen is None or call.case.name in chosen]
         return [call for call in sequence if self.vault.has(f"found-{order}-{call.case.name}")]
 
     def _lacks(self, call: Call, order: str, arm: Arm) -> bool:
@@ -188,6 +199,15 @@ class PassRun:
         if recorded.prefix_hit_tokens:
             raise BenchError(f"{case.name}: a full prefill was served {recorded.prefix_hit_tokens} cached tokens.")
         return recorded
+
+    def _on_full(self, call: Call, arm: Arm) -> Recorded:
+        """A control on the full prefill's rows, which are computed again where they are gone."""
+        case, key = call.case, f"{FULL.name}/{call.case.name}"
+        for _ in range(2):
+            recorded = self.target.record(case.prompt, case.gold, arm, key=key, donors_from=key, keys=False)
+            if recorded.prefix_hit_tokens:
+                return recorded
+        raise BenchError(f"{case.name}: the rows of its full prefill do not stay; raise --max-total-tokens.")
 
     def _compared(self, call: Call, order: str, arm: Arm, recorded: Recorded) -> list[Probe]:
         """The record of a measured call, where it is missing."""

@@ -111,22 +111,25 @@ def plot(
     x_title: str,
     *,
     y_title: str = KL,
+    done: str = "computed",
     slots: Sequence[str] | None = None,
 ) -> Drawing:
     """Estimates with whiskers and tooltips, the floor as a band, and a legend.
 
     Args:
-        y_title: `KL`, on a logarithm, or `RECOVERY`.
+        y_title: of a divergence, on a logarithm, or `RECOVERY`.
+        done: to the share of the prompt that stands on the horizontal axis.
         slots: what stands at 0, 1, 2, ... of the horizontal axis; None where it is a share.
     """
-    write = divergence if y_title == KL else two
+    is_kl = y_title != RECOVERY
+    write = divergence if is_kl else two
     every = [estimate for curve in series for _, estimate in curve.points] + list(floor.values())
     bounds = [value for e in every for value in (e.value, e.low, e.high)]
     largest = max([value for value in bounds if value > 0], default=1.0)
     foot = min(value for value in (*bounds, largest) if value >= largest * 10.0**-DECADES) / 2
 
     def at(*values: float) -> list[float]:
-        return [max(value, foot) if y_title == KL else value for value in values]
+        return [max(value, foot) if is_kl else value for value in values]
 
     rows = math.ceil((len(series) + len(floor)) / 3)
     with drawing(title, WIDTH, 344.0 + 18 * rows) as (drawn, figure):
@@ -145,9 +148,9 @@ def plot(
             axes.plot(xs, values, color=line, linestyle=dash, linewidth=2)
             axes.plot([], [], color=line, linestyle=dash, linewidth=2, marker=mark, label=name)
             marks = axes.scatter(xs, values, s=40, color=line, marker=mark, zorder=3)
-            places = [slots[int(x)] if slots else f"{x:.1%} computed" for x, _ in curve]
+            places = [slots[int(x)] if slots else f"{x:.1%} {done}" for x, _ in curve]
             marks.set_urls([f"{name}, {x}: {_says(e, write)}" for x, e in zip(places, found, strict=True)])
-        if y_title == KL:
+        if is_kl:
             axes.set_ylim(foot / 1.3, largest * 1.3)
             log_ticks(axes, "y", tick)
         if slots:

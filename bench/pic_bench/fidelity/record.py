@@ -120,6 +120,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Whether the likeliest first token is the full prefill's."""
     forced_kl: float | None = None
     """Mean over the positions of the gold continuation, each given the gold tokens before it."""
+    forced_agreement: float | None = None
+    """Share of these positions whose likeliest token is the full prefill's."""
     gold_tokens: int = 0
     gold_nll: float | None = None
     """Mean negative log-likelihood of the gold continuation's tokens; perplexity is its exponential."""

@@ -68,7 +68,7 @@ class _FormatRun:
         passes = [each for each in self.plan.passes if not self._is_whole(each, probes)]
         if not jobs and not passes:
             return
-        write_json(self.folder / ENVIRONMENT, _environment(self.folder))
+        write_json(self.folder / ENVIRONMENT, joined_environment(self.folder))
         if not self.quiet:
             print(f"{self.dtype}: starting the server ...", file=sys.stderr, flush=True)
         with serve_target(
@@ -147,8 +147,12 @@ def _done(passes: Passes, probes: Iterable[Probe]) -> set[tuple[str, str]]:
     return {(probe.prompt, probe.arm) for probe in probes if (probe.experiment, probe.source) == at}
 
 
-def _environment(folder: Path) -> Environment:
-    """Of this run, and of those that it continues."""
+def joined_environment(folder: Path) -> Environment:
+    """Of this run, and of those that it continues.
+
+    Raises:
+        BenchError: those were made on another machine or by other versions.
+    """
     here = capture_environment()
     if not (folder / ENVIRONMENT).exists():
         return here

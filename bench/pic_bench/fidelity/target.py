@@ -136,11 +136,24 @@ def _options(arm: Arm, donors_from: str | None) -> dict[str, Any]:
 
 @contextmanager
 def serve_target(
-    model: str, *, dtype: str, pool_tokens: int, server_args: Sequence[str], log_path: Path, start_timeout_s: float
+    model: str,
+    *,
+    dtype: str,
+    pool_tokens: int,
+    server_args: Sequence[str],
+    log_path: Path,
+    start_timeout_s: float,
+    certificate: Path | None = None,
 ) -> Iterator[Target]:
-    """A patched server that splices and records what a request asks for, stopped when the block ends."""
+    """A patched server that splices and records what a request asks for, stopped when the block ends.
+
+    Args:
+        certificate: named to the server, so that it says what a certificate is compared with; it need not exist.
+    """
     flags = ["--dtype", dtype, "--max-total-tokens", str(pool_tokens), "--chunked-prefill-size", "-1", *server_args]
-    config = {"cost_gate": "off", "self_test": "off", "audit_rate": 0.0}
+    config: dict[str, object] = {"cost_gate": "off", "self_test": "off", "audit_rate": 0.0}
+    if certificate is not None:
+        config["certificate"] = str(certificate.resolve())
     (arm,) = build_arms(["pic"], server_args=(), pic_config=json.dumps(config))
     with tempfile.TemporaryDirectory(prefix="pic-fidelity-", dir=_SHM if _SHM.is_dir() else None) as folder:
         probe = {"request_options": True, "record_dir": folder}

@@ -16,7 +16,7 @@ RESAMPLES = 2000
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A statistic of `n` values with the bounds of its 95 % percentile-bootstrap interval."""
+    """A statistic of `n` values with the bounds of its 95 % interval, of `bootstrap` unless a user says otherwise."""
 
     value: float
     low: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from sglang_pic.adapter.contract import (
     changed_attention,
@@ -26,6 +27,7 @@ from sglang_pic.adapter.support import (
     present,
     refusals,
 )
+from sglang_pic.certificate import Served, check_certificate, policy_settings
 from sglang_pic.config import load_config
 from sglang_pic.errors import ConfigError, ContractError, UnsupportedError
 
@@ -46,6 +48,7 @@ def examine(model: str | None, flags: Sequence[str], *, card: str | None) -> Fin
     found, refused = [*_packages()], [*_refused_by(load_config)]
     computed: list[str] = []
     changed: list[str] = []
+    certificate: str | None = None
     contract, machine = "", card or "this machine"
     try:
         changed += check_contract()
@@ -57,6 +60,7 @@ def examine(model: str | None, flags: Sequence[str], *, card: str | None) -> Fin
             computed += _computed(resolved)
             refused += _refusals(resolved)
             changed += check_features(resolved.context)
+            certificate = _certificate(resolved)
     except ContractError as error:
         contract = "broken"
         refused.append(str(error))
@@ -67,6 +71,7 @@ def examine(model: str | None, flags: Sequence[str], *, card: str | None) -> Fin
         machine=machine,
         findings=found,
         contract=contract or _contract_state(changed),
+        certificate=certificate,
         computed=computed,
         refused=refused,
     )
@@ -89,6 +94,31 @@ def _refusals(resolved: Resolved) -> Iterator[str]:
     for judged in (_embedding(resolved), _rows(resolved)):
         if judged.level is Level.REFUSED:
             yield judged.refused.line(judged.what)
+
+
+def _certificate(resolved: Resolved) -> str | None:
+    """Whether the configuration's certificate fits a server whose weights are not read."""
+    try:
+        config = load_config()
+    except ConfigError:
+        return None
+    if config.certificate is None:
+        return None
+    here = Served(
+        model=Path(resolved.context.server_args.model_path).name,
+        weights=None,
+        sglang=installed_version(),
+        dtype=_word(resolved.context.model_config.dtype),
+        kv_dtype=_word(resolved.dtype),
+        attention=resolved.attention,
+        page_size=resolved.view.page_size,
+        settings=policy_settings(config.core),
+    )
+    return check_certificate(config.certificate, here).said
+
+
+def _word(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _contract_state(changed: Sequence[str]) -> str:
@@ -125,7 +155,7 @@ def _embedding(resolved: Resolved) -> Support:
 
 
 def _rows(resolved: Resolved) -> Support:
-    return _judge(Area.POOL, f"rows of {str(resolved.dtype).removeprefix('torch.')}", others="rows of any other dtype")
+    return _judge(Area.POOL, f"rows of {_word(resolved.dtype)}", others="rows of any other dtype")
 
 
 def _judge(area: Area, what: str, *, others: str | None = None) -> Support:

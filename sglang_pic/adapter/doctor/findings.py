@@ -28,6 +28,8 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether SGLang has the functions that the plugin uses, and whether these are the tested ones."""
     computed: list[str]
     """Requests that such a server would compute instead of splicing."""
+    certificate: str | None = None
+    """Whether the configuration's certificate fits, as far as flags tell; None where it names none."""
     refused: list[str]
     """Why the server would not start, each with what to change; empty where it would."""
 
@@ -54,6 +56,8 @@ def _lines(findings: Findings) -> Iterator[str]:
     for finding, text in zip(findings.findings, shown, strict=True):
         yield f"  {finding.level:<9}{text:<{width}}  {finding.reason}"
     yield f"  {'contract':<9}{findings.contract}"
+    if findings.certificate:
+        yield f"  {findings.certificate}"
     if findings.computed:
         yield ""
         yield "computed, not spliced:"

@@ -23,10 +23,8 @@ def read_fingerprint(
     Covers every rank's weights (`_SAMPLES` elements of each parameter, 10 ms for a thousand of them), rotations, pool
     and its host's layout, and how text is cut. Cost: a copy from the device for each parameter.
     """
-    mine, view, geometry = hashlib.sha256(), splicer.view, splicer.geometry
-    for name, weights in runner.model.named_parameters():
-        mine.update(f"{name} {tuple(weights.shape)} {weights.dtype}".encode())
-        mine.update(_sample(weights.detach()))
+    view, geometry = splicer.view, splicer.geometry
+    mine = _hash_weights(runner)
     for layer, rotation in zip(geometry.layer_ids, geometry.params, strict=True):
         mine.update(f"{layer} {rotation.rotary_dim} {rotation.is_neox_style}".encode() + _sample(rotation.turns))
     shapes = [tuple(each[0].shape[1:]) for each in (view.keys, view.values) if each]
@@ -34,6 +32,19 @@ def read_fingerprint(
     mine.update(f"{type(host_pool).__name__} {host_pool.layout} {host_pool.page_size}".encode())
     mine.update(f"{config.chunk_min_tokens} {config.chunk_avg_tokens} {config.chunk_max_tokens}".encode())
     return hashlib.sha256(repr(all_digests(mine.digest(), tp_group)).encode()).digest()
+
+
+def read_weights(runner: ModelRunner, tp_group: TpGroup | None) -> str:
+    """Digest of samples of every rank's weights, 64 hex digits; all ranks must call this together."""
+    return hashlib.sha256(repr(all_digests(_hash_weights(runner).digest(), tp_group)).encode()).hexdigest()
+
+
+def _hash_weights(runner: ModelRunner) -> hashlib._Hash:
+    found = hashlib.sha256()
+    for name, weights in runner.model.named_parameters():
+        found.update(f"{name} {tuple(weights.shape)} {weights.dtype}".encode())
+        found.update(_sample(weights.detach()))
+    return found
 
 
 def _sample(values: torch.Tensor) -> bytes:

@@ -1,4 +1,4 @@
-"""The metrics of the start-up self-test."""
+"""The metrics of start-up: of the self-test, and of the certificate."""
 
 from __future__ import annotations
 
@@ -21,13 +21,24 @@ _KEY_ERROR: Final = Metric(
     MetricKind.GAUGE,
     "Relative L2 of spliced keys in the start-up self-test, the largest over the built-in prompts.",
 )
-METRICS: Final = (_PASSED, _KL, _KEY_ERROR)
+_FITS: Final = Metric(
+    "sglang:pic_certificate_fits",
+    MetricKind.GAUGE,
+    "1 where the certificate that the server was given is of this model, version and these settings, else 0; absent "
+    "without one.",
+)
+METRICS: Final = (_PASSED, _KL, _KEY_ERROR, _FITS)
 
 
 def export(result: SelfTest, labels: Mapping[str, str] | None) -> None:
     """Export what the self-test measured, if it measured anything; `labels` as `Series` takes them."""
     if result.measured is not None:
-        series, reordered = Series(METRICS, labels), result.measured.reordered
+        series, reordered = Series((_PASSED, _KL, _KEY_ERROR), labels), result.measured.reordered
         series.set(_PASSED, result.passed)
         series.set(_KL, reordered.kl_nats)
         series.set(_KEY_ERROR, reordered.key_error)
+
+
+def export_certificate(fits: bool, labels: Mapping[str, str] | None) -> None:
+    """Export whether the certificate fits; `labels` as `Series` takes them."""
+    Series((_FITS,), labels).set(_FITS, fits)

@@ -11,10 +11,12 @@ A report has a line that draws on the field, so that its value is mentioned; the
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
-from pic_traces.encode import load_encoder
+from pic_traces.encode import Encoder, load_encoder
+from pic_traces.session import Session
 from pic_traces.source import limit, load
 from pic_traces.vocabulary import WORDS, make_text
 
@@ -57,22 +59,29 @@ def trace_calls(trace: str, source: str, text: ModelText, model: str, num_calls:
         TraceError: the trace cannot be read, or the model's template refuses a call.
     """
     encoder = load_encoder(model)
-    calls = []
-    for number, session in enumerate(limit(load(trace), num_calls=num_calls)):
-        for call in session.calls():
-            encoded = encoder.encode(call)
-            prompt = encoded.tokens.tolist()
-            answer = encoded.path[len(prompt) :][:MAX_ANSWER_TOKENS].tolist()
-            if answer and len(prompt) + max(len(answer), _TRACE_ROOM) < text.context_len:
-                case = Case(
-                    experiment=Experiment.TRACE,
-                    name=f"{number:03d}-{call.index:03d}",
-                    source=source,
-                    prompt=prompt,
-                    gold=answer[:GOLD_TOKENS],
-                )
-                calls.append(Call(number, case, answer))
-    return calls
+    sessions = enumerate(limit(load(trace), num_calls=num_calls))
+    return [call for at, session in sessions for call in session_calls(session, at, source, encoder, text)]
+
+
+def session_calls(session: Session, number: int, source: str, encoder: Encoder, text: ModelText) -> Iterator[Call]:
+    """The calls of one session, under a number of its own, that have an answer and fit into the model's context.
+
+    Raises:
+        TraceError: the model's template refuses a call.
+    """
+    for call in session.calls():
+        encoded = encoder.encode(call)
+        prompt = encoded.tokens.tolist()
+        answer = encoded.path[len(prompt) :][:MAX_ANSWER_TOKENS].tolist()
+        if answer and len(prompt) + max(len(answer), _TRACE_ROOM) < text.context_len:
+            case = Case(
+                experiment=Experiment.TRACE,
+                name=f"{number:03d}-{call.index:03d}",
+                source=source,
+                prompt=prompt,
+                gold=answer[:GOLD_TOKENS],
+            )
+            yield Call(number, case, answer)
 
 
 def conversation(change: Change, num_turns: int, text: ModelText, seed: int) -> list[Call]:

@@ -1,0 +1,135 @@
+"""Serves the drawn calls as exact hits, unrotated, and under rung after rung, and writes a line for every record.
+
+A rung is served only where the one before it is certified, and no further than its verdict can change. So a run may be
+broken off at any moment, by the user or by a time limit, and what it has shown by then holds.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from tqdm import tqdm
+
+from pic_bench.fidelity.arms import EXACT, RECORDED, Arm
+from pic_bench.fidelity.cases.text import ModelText
+from pic_bench.fidelity.passes import Passes, PassRun, Vault
+from pic_bench.fidelity.record import Probe, append_lines, read_lines, whole_lines
+from pic_bench.fidelity.runner import joined_environment
+from pic_bench.fidelity.target import Target, serve_target
+from pic_bench.out_folder import ENVIRONMENT, read_json, write_json, write_whole
+from pic_bench.tune.config import CERTIFICATE, NAIVE, RECORDS, SERVED, VAULT, Config
+from pic_bench.tune.ladder import worth_climbing
+from pic_bench.tune.sample import SOURCE, Drawn
+from pic_bench.tune.verdict import Judge, Verdict
+from sglang_pic.certificate import Served
+from sglang_pic.errors import BenchError
+
+
+def climb(
+    config: Config, drawn: Drawn, text: ModelText, folder: Path, *, until: float, start_timeout_s: float, quiet: bool
+) -> None:
+    """Measure what is missing, as far as it matters; a server is only started where there is anything.
+
+    Args:
+        until: on the monotonic clock, when no further call is served.
+
+    Raises:
+        BenchError: the server failed, or what is there was measured on another machine or by other versions.
+        KeyboardInterrupt: Ctrl-C; the server is stopped, and what was measured stays.
+    """
+    records = folder / RECORDS
+    # The next record begins on a line of its own.
+    write_whole(records, whole_lines(records))
+    rungs = tuple(worth_climbing(drawn.sample.reuse))
+    naive = msgspec.structs.replace(rungs[-1], name=NAIVE, rotate=False)
+    judge = Judge(drawn.sample, config.budget, read_lines(records, Probe))
+    run = _Climb(judge, drawn, text, folder, (EXACT, naive, *rungs), until, quiet)
+    if run.next_arm() is None:
+        return
+    write_json(folder / ENVIRONMENT, joined_environment(folder))
+    if not quiet:
+        print("starting the server ...", file=sys.stderr, flush=True)
+    with serve_target(
+        config.model,
+        dtype=config.dtype,
+        pool_tokens=config.pool_tokens,
+        server_args=config.server_args,
+        log_path=folder / "server.log",
+        start_timeout_s=start_timeout_s,
+        certificate=folder / CERTIFICATE,
+    ) as target:
+        _keep_served(target, folder / SERVED)
+        if run.serve(target, config.dtype):
+            shutil.rmtree(folder / VAULT, ignore_errors=True)
+        else:
+            print("sglang-pic: the time limit is reached; --resume goes on from here", file=sys.stderr)
+
+
+@dataclass(frozen=True, slots=True)
+class _Climb:
+    """The arms in the order in which they are served: exact hits with the full prefills, the control, the ladder."""
+
+    judge: Judge
+    drawn: Drawn
+    text: ModelText
+    folder: Path
+    arms: Sequence[Arm]
+    until: float
+    quiet: bool
+
+    def next_arm(self) -> Arm | None:
+        """What is to be served next; None where no verdict can change any more."""
+        for number, arm in enumerate(self.arms):
+            if not self._is_told(arm):
+                return arm
+            if number > 1 and self.judge.judge(arm.name).verdict is not Verdict.CERTIFIED:
+                break
+        return None
+
+    def serve(self, target: Target, dtype: str) -> bool:
+        """Serve arm after arm; whether all was served in time."""
+        calls, measured = self.drawn.calls, self.drawn.measured
+        passes = Passes(source=SOURCE, calls=calls, arms=(), measured=measured, controls=(EXACT,))
+        done = frozenset((probe.prompt, probe.arm) for probe in self.judge.probes)
+        run = PassRun(passes, target, self.text, Vault(self.folder / VAULT), dtype, done)
+        interval = 0.5 if sys.stderr.isatty() else 30.0
+        told = {"unit": "call", "disable": self.quiet, "mininterval": interval, "file": sys.stderr}
+        # Also where their records are there: all passes need them from the vault.
+        arm: Arm | None = EXACT
+        while arm is not None:
+            is_exact = arm is EXACT
+            steps = run.controls(RECORDED) if is_exact else run.serve(RECORDED, arm)
+            for step in tqdm(steps, total=len(measured if is_exact else calls), desc=arm.name, **told):
+                append_lines(self.folder / RECORDS, step.probes)
+                self.judge.probes += step.probes
+                if step.probes and not is_exact and self._is_told(arm):
+                    break
+                if time.monotonic() >= self.until:
+                    return False
+            if not self.quiet:
+                print(f"{arm.name}: {self.judge.judge(arm.name).verdict.value}", file=sys.stderr)
+            arm = self.next_arm()
+        return True
+
+    def _is_told(self, arm: Arm) -> bool:
+        # The first rung is measured to its end, so that it can be said how many sessions it takes.
+        return self.judge.is_told(arm.name, may_fail=arm not in (EXACT, self.arms[2]))
+
+
+def _keep_served(target: Target, path: Path) -> None:
+    """Write down what the server says a certificate is compared with.
+
+    Raises:
+        BenchError: an earlier part of this run was measured on something else.
+    """
+    (state, *_) = msgspec.json.decode(target.server.get("/server_info"))["internal_states"]
+    here = msgspec.convert(state["pic"]["certificate"]["here"], Served)
+    if path.exists() and (there := read_json(path, Served, "what a server serves")) != here:
+        raise BenchError(f"{path}: this run began on another server ({there}; here {here}); begin a new one.")
+    write_json(path, here)

@@ -1,0 +1,85 @@
+"""The verb `tune`: its arguments, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from pic_traces.source import TRACE_HELP
+
+from pic_bench.fidelity import command as fidelity
+from pic_bench.frame import add_options, interrupt_on_sigterm
+from sglang_pic.errors import BenchError, ConfigError
+
+EXIT_FAILED = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `sglang-pic tune`."""
+    parser.add_argument("logs", nargs="+", metavar="LOGS", help=f"{TRACE_HELP}; with recorded answers")
+    add_options(parser, fidelity.OPTIONS, "model", "out")
+    add_options(parser, Path(__file__).with_name("options.toml"))
+    add_options(parser, fidelity.OPTIONS, "server-arg", "start-timeout", "seed", "resume", "force", "quiet", "json")
+    parser.epilog = "exit status: 0 something is certified, 1 nothing is (or the run failed), 2 usage, 130 interrupted"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw, rank, measure and write the report; 1 where nothing is certified.
+
+    Raises:
+        ConfigError: an argument is not allowed, or the folder cannot be used.
+        TraceError: a log cannot be read.
+        BenchError: a server failed.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the server is stopped, and what was measured stays.
+    """
+    from pic_bench.fidelity.cases.text import ModelText
+    from pic_bench.out_folder import CONFIG, claim_or_continue, print_report, read_json, write_json
+    from pic_bench.tune import ladder
+    from pic_bench.tune.climb import climb
+    from pic_bench.tune.config import RUN, SAMPLE, Config, Sample
+    from pic_bench.tune.report import headline, write_report
+    from pic_bench.tune.sample import draw
+
+    if args.time_limit is not None and not 0 < args.time_limit < math.inf:
+        raise ConfigError(f"--time-limit={args.time_limit!r}: must be more than 0 minutes.")
+    until = math.inf if args.time_limit is None else time.monotonic() + 60 * args.time_limit
+    config = Config(
+        logs=tuple(args.logs),
+        model=args.model,
+        budget=args.budget,
+        dtype=args.dtype,
+        sessions=args.sessions,
+        seed=args.seed,
+        pool_tokens=args.max_total_tokens,
+        server_args=tuple(word for text in args.server_arg for word in shlex.split(text)),
+        ladder=ladder.LADDER,
+    )
+    text = ModelText(Path(config.model))
+    drawn = draw(config.logs, config.model, text, config.sessions, config.seed)
+    claim_or_continue(args.out, RUN, config, resume=args.resume, force=args.force)
+    write_json(args.out / CONFIG, config)
+    path = args.out / SAMPLE
+    try:
+        with interrupt_on_sigterm():
+            if path.exists():
+                sample = read_json(path, Sample, "the sample of a run of tune")
+                if sample.traffic != drawn.sample.traffic:
+                    raise BenchError(f"{path}: the logs have changed since this run began; begin a new one.")
+            else:
+                reuse = ladder.survey(config.logs, config.model, quiet=args.quiet)
+                sample = msgspec.structs.replace(drawn.sample, reuse=reuse)
+                write_json(path, sample)
+            drawn = drawn._replace(sample=sample)
+            wait = args.start_timeout
+            climb(config, drawn, text, args.out, until=until, start_timeout_s=wait, quiet=args.quiet)
+    except (BenchError, KeyboardInterrupt):
+        print(f"sglang-pic: what was measured stays in {args.out}; go on with --resume", file=sys.stderr)
+        raise
+    summary = write_report(args.out)
+    print_report(args.out, headline, as_json=args.json)
+    return 0 if summary.certified else EXIT_FAILED

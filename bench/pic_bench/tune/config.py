@@ -1,0 +1,85 @@
+"""What a run of `tune` was asked for and what it drew, and the files of its folder.
+
+DIR/config.json environment.json sample.json served.json losses.jsonl server.log vault/
+DIR/summary.json report.md report.html plot-*.svg, and where something is certified pic.json certificate.json
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from pic_bench.out_folder import CONFIG, ENVIRONMENT, RunKind
+from sglang_pic.errors import ConfigError
+
+KIND: Final = "tune"
+NAIVE: Final = "naive"
+"""The arm of the control."""
+CAP: Final = 0.05
+"""Nats a token that one session counts at most."""
+SAMPLE, SERVED, RECORDS, VAULT = "sample.json", "served.json", "losses.jsonl", "vault"
+PIC_CONFIG, CERTIFICATE = "pic.json", "certificate.json"
+RUN: Final = RunKind(
+    KIND,
+    "run of tune",
+    (
+        *(CONFIG, ENVIRONMENT, SAMPLE, SERVED, RECORDS, VAULT, PIC_CONFIG, CERTIFICATE, "server.log"),
+        *("summary.json", "report.md", "report.html", "plot-*.svg"),
+    ),
+)
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """config.json."""
+
+    schema_version: int = 1
+    kind: str = KIND
+    logs: tuple[str, ...]
+    model: str
+    budget: float
+    """Nats a token."""
+    dtype: str
+    sessions: int
+    """At most so many are drawn; half of them certify."""
+    seed: int
+    pool_tokens: int
+    server_args: tuple[str, ...]
+    ladder: tuple[str, ...]
+    """As it was when the run began."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.budget < CAP:
+            raise ConfigError(
+                f"--budget={self.budget!r}: must be above 0 and below {CAP}, which is the most that a session counts; "
+                "0.01 is the default."
+            )
+        if self.sessions < 2:
+            raise ConfigError(f"--sessions={self.sessions!r}: must be 2 or more; half choose, half certify.")
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """sample.json: what was drawn, and what the census says of the logs."""
+
+    schema_version: int = 1
+    logged: int
+    """Sessions of the logs."""
+    sessions: int
+    calls: int
+    """Served, of the drawn sessions."""
+    left_out: int
+    """Calls of the drawn sessions without an answer, or longer than the model's context."""
+    traffic: str
+    """Digest of the token ids that are served."""
+    reuse: dict[str, float]
+    """Each rung's share of the prefix cache's misses on all logs."""
+
+    @property
+    def num_choosing(self) -> int:
+        """Sessions of the first half; of an odd number the second has one more."""
+        return self.sessions // 2
+
+
+def place_of(prompt: str) -> int:
+    """The place of a call's session in the drawn order, from the name of its record."""
+    return int(prompt.partition("-")[0])

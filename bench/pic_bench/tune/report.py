@@ -1,0 +1,187 @@
+"""Writes the outcome of a run from its folder alone: the page, the certificate and the configuration that it is of."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from pic_bench.environment import Environment, now
+from pic_bench.fidelity.pictures import Curve, plot
+from pic_bench.fidelity.record import Probe, read_lines
+from pic_bench.out_folder import CONFIG, ENVIRONMENT, read_json, write_json
+from pic_bench.report.columns import table_of
+from pic_bench.report.figures import Drawing
+from pic_bench.report.numbers import divergence, percent
+from pic_bench.report.page import render_pages
+from pic_bench.report.stats import Estimate
+from pic_bench.tune.bounds import ALPHA
+from pic_bench.tune.config import CAP, CERTIFICATE, NAIVE, PIC_CONFIG, RECORDS, SAMPLE, SERVED, Config, Sample
+from pic_bench.tune.ladder import rungs, settings
+from pic_bench.tune.verdict import EXACT, Judge, Rung, Verdict
+from sglang_pic.certificate import Bounded, Certificate, Served, policy_settings
+from sglang_pic.core.policy import ReusePolicy
+
+_COLUMNS = tomllib.loads(Path(__file__).with_name("columns.toml").read_text("utf8"))
+_WORD = "of a run of tune that this version can read"
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """summary.json of a run of tune."""
+
+    schema_version: int = 1
+    said: str
+    """The outcome in one sentence, to repeat."""
+    certified: str | None
+    """The boldest rung whose loss was shown to be within the budget, with all before it."""
+    needed: int | None
+    """Sessions to draw that would certify the first rung, as far as its losses tell; None if none would."""
+    rungs: list[Rung]
+    exact: Rung
+    naive: Rung
+    config: Config
+    sample: Sample
+
+
+def write_report(folder: Path) -> Summary:
+    """Write what the records say; a certificate and its configuration only where something is certified.
+
+    Raises:
+        BenchError: a file of the folder is missing or cannot be read.
+    """
+    summary = summarize(folder)
+    write_json(folder / "summary.json", summary)
+    for name in (CERTIFICATE, PIC_CONFIG):
+        (folder / name).unlink(missing_ok=True)
+    if summary.certified is not None:
+        _write_certificate(folder, summary)
+    title, drawing = f"Settings for {Path(summary.config.model).name}", _picture(summary)
+    shown = [
+        asdict(rung) | {"is_naive": rung is summary.naive} for rung in (*summary.rungs, summary.exact, summary.naive)
+    ]
+    pages = render_pages(
+        "tune.md.j2",
+        title,
+        {"plot-tune": drawing},
+        summary=summary,
+        environment=read_json(folder / ENVIRONMENT, Environment, "the environment of a run"),
+        table=table_of(_COLUMNS, shown),
+        cap=CAP,
+        alpha=ALPHA,
+    )
+    (folder / "report.md").write_text(pages.markdown, "utf8")
+    (folder / "report.html").write_text(pages.html, "utf8")
+    (folder / "plot-tune.svg").write_text(drawing.standalone(title, "loss against reuse"), "utf8")
+    return summary
+
+
+def headline(folder: Path) -> str:
+    """How to serve what is certified, and the outcome in one sentence."""
+    summary = read_json(folder / "summary.json", Summary, _WORD)
+    serve = f"SGLANG_PIC_CONFIG={folder / PIC_CONFIG} sglang serve {summary.config.model} --radix-cache-backend pic\n"
+    return f"{serve if summary.certified else ''}{summary.said}"
+
+
+def summarize(folder: Path) -> Summary:
+    """All figures of a run's records.
+
+    Raises:
+        BenchError: a file of the folder is missing or cannot be read.
+    """
+    config, sample = read_json(folder / CONFIG, Config, _WORD), read_json(folder / SAMPLE, Sample, _WORD)
+    judge = Judge(sample, config.budget, read_lines(folder / RECORDS, Probe))
+    judged, naive = [judge.judge(rung.name) for rung in rungs()], judge.judge(NAIVE)
+    judged = [replace(one, needed=judge.needed(one.name)) if one.chosen_on else one for one in judged]
+    certified: Rung | None = None
+    for rung in judged if naive.verdict is Verdict.OVER else []:
+        if rung.verdict not in (Verdict.CERTIFIED, Verdict.UNTRIED):
+            break
+        certified = rung if rung.verdict is Verdict.CERTIFIED else certified
+    half = judge.needed(judged[0].name)
+    return Summary(
+        said=_success(config, certified, judged[0]) if certified else _failure(config, sample, judged[0], naive, half),
+        certified=certified.name if certified else None,
+        needed=2 * half if half else None,
+        rungs=judged,
+        exact=judge.judge(EXACT),
+        naive=naive,
+        config=config,
+        sample=sample,
+    )
+
+
+def _success(config: Config, rung: Rung, first: Rung) -> str:
+    assert rung.loss is not None, "something was measured"
+    who, others = f"{rung.name} reuses", f"; the defaults {percent(first.reuse, 0)}"
+    if rung is first:
+        who, others = "the defaults reuse", ""
+    return (
+        f"On {rung.sessions} of your sessions with {Path(config.model).name}, {who} {percent(rung.reuse, 0)} of what "
+        f"the prefix cache misses, at a loss of at most {divergence(rung.loss.high)} nats a token "
+        f"({percent(1 - ALPHA, 0)}){others}."
+    )
+
+
+def _failure(config: Config, sample: Sample, first: Rung, naive: Rung, half: int | None) -> str:
+    model, budget = Path(config.model).name, divergence(config.budget)
+    if first.verdict is Verdict.CERTIFIED:
+        why = f"on {naive.sessions} sessions keys that are not rotated were not shown to lose more than {budget} nats "
+        why += "a token: too little is spliced, or a loss would not be noticed"
+    elif half is None:
+        loss = divergence(first.loss.value if first.loss else first.chosen_loss or 0.0)
+        why = f"with the defaults {model} loses {loss} nats a token on these logs, too much for a budget of {budget}"
+    else:
+        measured = first.chosen_on + first.sessions
+        why = f"{measured} of {sample.logged} sessions were measured, and it takes about {2 * half} to show that "
+        why += f"{model} loses at most {budget} nats a token with the defaults"
+    return f"Nothing is certified: {why}."
+
+
+def _write_certificate(folder: Path, summary: Summary) -> None:
+    (rung,) = (one for one in summary.rungs if one.name == summary.certified)
+    policy = settings({each.name: each for each in rungs()}[rung.name])
+    assert rung.loss is not None, "it was measured"
+    assert rung.agreement_loss is not None, "exact hits come first"
+    certificate = Certificate(
+        name=rung.name,
+        served=replace(read_json(folder / SERVED, Served, "what a server serves"), settings=policy_settings(policy)),
+        confidence=1 - ALPHA,
+        budget=summary.config.budget,
+        cap=CAP,
+        loss=_bounded(rung.loss),
+        agreement_loss=_bounded(rung.agreement_loss),
+        sessions=rung.sessions,
+        reuse=rung.reuse,
+        traffic=summary.sample.traffic,
+        date=now()[:10],
+    )
+    write_json(folder / CERTIFICATE, certificate)
+    defaults = policy_settings(ReusePolicy())
+    core = {name: value for name, value in certificate.served.settings.items() if value != defaults[name]}
+    write_json(folder / PIC_CONFIG, _PicConfig(core=core, certificate=CERTIFICATE))
+
+
+class _PicConfig(msgspec.Struct, frozen=True):
+    """What a server needs to be told."""
+
+    core: dict[str, int | str]
+    certificate: str
+
+
+def _bounded(estimate: Estimate) -> Bounded:
+    return Bounded(mean=estimate.value, low=estimate.low, high=estimate.high)
+
+
+def _picture(summary: Summary) -> Drawing:
+    """A mark for each measured rung: what it reuses, and what it loses."""
+    found = [(rung, rung.loss) for rung in summary.rungs if rung.loss is not None]
+    series = [Curve(rung.name, [(rung.reuse or 0.0, loss)], "none") for rung, loss in found]
+    budget = summary.config.budget
+    lines = {"budget": Estimate(value=budget, low=budget, high=budget, n=0)}
+    if summary.exact.loss is not None:
+        lines["exact hit"] = summary.exact.loss
+    what = f"KL over 32 tokens, at most {CAP} a session, nats"
+    reused = "share of what the prefix cache misses"
+    return plot("Loss against reuse", series, lines, reused, y_title=what, done="reused")

@@ -1,0 +1,147 @@
+"""Judges rungs by their records: what each loses, with bounds, and whether measuring on could change that.
+
+The unit is the session: one call of each, and at most `CAP` nats a token. Every rung is tested at the same level, in
+the order of the ladder, and the first that is not certified ends it (fixed-sequence testing needs no correction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from statistics import fmean
+
+import msgspec
+
+from pic_bench.fidelity.record import Probe
+from pic_bench.report.stats import Estimate
+from pic_bench.tune.bounds import bounds, is_below, num_needed
+from pic_bench.tune.config import CAP, NAIVE, Sample, place_of
+
+HOPELESS_ALPHA = 0.2
+"""A rung is given up on the first half where its loss is above the budget with so small a chance of error."""
+EXACT = "exact"
+
+
+class Verdict(Enum):
+    """What the records say of an arm; the value stands in reports."""
+
+    CERTIFIED = "certified"
+    HOPELESS = "over the budget in the first half"
+    OVER = "over the budget"
+    OPEN = "not shown"
+    UNTRIED = "not measured"
+    CONTROL = "control"
+    """Of exact hits, and of unrotated keys that are not over the budget."""
+
+
+class Rung(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one arm loses. Means over sessions, in nats a token."""
+
+    name: str
+    verdict: Verdict
+    reuse: float | None
+    """Share of the prefix cache's misses on all logs."""
+    chosen_on: int = 0
+    """Sessions of the first half."""
+    chosen_loss: float | None = None
+    """Their mean."""
+    sessions: int = 0
+    """Of the second half, of which all that follows speaks; of controls, all."""
+    loss: Estimate | None = None
+    """Capped."""
+    kl: float | None = None
+    """Not capped."""
+    worst: float | None = None
+    first_kl: float | None = None
+    """Of the first token."""
+    spliced: float | None = None
+    """Share of the prompt tokens of these calls."""
+    agreement_loss: Estimate | None = None
+    """Share of forced tokens whose likeliest one is another than the full prefill's, less the exact hit's."""
+    needed: int | None = None
+    """Sessions of the second half that would certify it, as far as all of its losses tell; None where none would."""
+
+
+@dataclass(slots=True)
+class Judge:
+    """Judges by the records so far; more may be added."""
+
+    sample: Sample
+    budget: float
+    probes: list[Probe]
+
+    def judge(self, name: str) -> Rung:
+        """What the records say of an arm; of a control they say `OVER` if it fails, as the naive one must."""
+        every, is_control = self._of(name), name in (EXACT, NAIVE)
+        at = 0 if is_control else sum(place_of(probe.prompt) < self.sample.num_choosing for probe in every)
+        first, second = every[:at], every[at:]
+        verdict = self._verdict(_losses(first), _losses(second), is_control)
+        rung = Rung(name=name, verdict=verdict, reuse=self.sample.reuse.get(name), chosen_on=at, sessions=len(second))
+        if first:
+            rung = msgspec.structs.replace(rung, chosen_loss=fmean(_losses(first)) * CAP)
+        return msgspec.structs.replace(rung, **self._figures(second)) if second else rung
+
+    def is_told(self, name: str, *, may_fail: bool) -> bool:
+        """Whether every session is measured, or no more of them can change the verdict.
+
+        Args:
+            may_fail: whether it is enough to know that a rung will not be certified, even if nothing more is lost.
+        """
+        measured, rung = len(self._of(name)), self.judge(name)
+        if measured == self.sample.sessions:
+            return True
+        failed = rung.verdict in (Verdict.HOPELESS, Verdict.OVER)
+        if failed or name == NAIVE or not may_fail:
+            return failed and may_fail
+        to_come = self.sample.sessions - self.sample.num_choosing - rung.sessions
+        losses = _losses(self._of(name)[rung.chosen_on :])
+        return not is_below([*losses, *[0.0] * to_come], self._limit)
+
+    def needed(self, name: str) -> int | None:
+        """`Rung.needed`; of no records, what it takes where nothing is lost."""
+        return num_needed(_losses(self._of(name)), self._limit)
+
+    @property
+    def _limit(self) -> float:
+        return self.budget / CAP
+
+    def _of(self, name: str) -> list[Probe]:
+        """In the order in which they were served."""
+        return sorted((probe for probe in self.probes if probe.arm == name), key=lambda probe: place_of(probe.prompt))
+
+    def _verdict(self, first: Sequence[float], second: Sequence[float], is_control: bool) -> Verdict:
+        if bounds(second).low > self._limit:
+            return Verdict.OVER
+        if is_control:
+            return Verdict.CONTROL
+        if is_below(second, self._limit):
+            return Verdict.CERTIFIED
+        if bounds(first, HOPELESS_ALPHA).low > self._limit:
+            return Verdict.HOPELESS
+        return Verdict.OPEN if first or second else Verdict.UNTRIED
+
+    def _figures(self, probes: Sequence[Probe]) -> dict[str, Estimate | float | None]:
+        floor = {probe.prompt: probe.forced_agreement or 0.0 for probe in self._of(EXACT)}
+        lost = [floor[probe.prompt] - (probe.forced_agreement or 0.0) for probe in probes if probe.prompt in floor]
+        kls = [probe.forced_kl or 0.0 for probe in probes]
+        return {
+            "loss": _estimate(_losses(probes), 0.0, CAP),
+            "kl": fmean(kls),
+            "worst": max(kls),
+            "first_kl": fmean(probe.kl for probe in probes),
+            "spliced": sum(probe.chunk_hit_tokens for probe in probes) / sum(probe.prompt_tokens for probe in probes),
+            "agreement_loss": _estimate([(one + 1) / 2 for one in lost], -1.0, 1.0) if lost else None,
+        }
+
+
+def _losses(probes: Iterable[Probe]) -> list[float]:
+    """In [0, 1], of the cap."""
+    return [min(probe.forced_kl or 0.0, CAP) / CAP for probe in probes]
+
+
+def _estimate(values: Sequence[float], least: float, most: float) -> Estimate:
+    """The mean of values in [0, 1] with bounds, on the scale from `least` to `most`."""
+    low, high = bounds(values)
+    value, low, high = (least + (most - least) * one for one in (fmean(values), low, high))
+    return Estimate(value=value, low=low, high=high, n=len(values))

@@ -1,0 +1,183 @@
+"""`tune`: what is drawn and served, where the ladder ends, and what is written, on a stand-in for the server."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from certificates import SERVED
+from fidelity_records import Asked, StandIn
+from pic_bench.fidelity.arms import Arm
+from pic_bench.fidelity.cases.calls import Call, session_calls
+from pic_bench.fidelity.record import Probe, read_lines
+from pic_bench.fidelity.target import Recorded
+from pic_bench.tune import climb, ladder, sample
+from pic_bench.tune.config import CAP
+from pic_bench.tune.report import Summary, summarize
+from pic_bench.tune.verdict import Verdict
+from pic_traces.vocabulary import make_text
+
+from sglang_pic.certificate import check_certificate, policy_settings, read_certificate
+from sglang_pic.cli import main
+from sglang_pic.config import load_config
+
+LOSSES = {"full": 0.0, "exact": 1e-4, "naive": 1.0, "careful": 1e-3, "near-256": 2e-3, "tail-32": 4e-3, "no-tail": 0.02}
+VOCAB = 64
+REUSE = {"careful": 0.2, "near-256": 0.3, "tail-64": 0.302, "tail-32": 0.36, "no-tail": 0.4, "most": 0.7}
+
+
+class Server(StandIn):
+    """Loses about as much as `LOSSES` says."""
+
+    def __init__(self) -> None:
+        super().__init__(vocab=VOCAB)
+        self.server = self
+        self.rng = np.random.default_rng(0)
+        self.passes: list[str] = [""]
+
+    def get(self, _path: str) -> str:
+        return json.dumps({"internal_states": [{"pic": {"certificate": {"here": msgspec.to_builtins(SERVED)}}}]})
+
+    def flush(self) -> None:
+        self.passes.append("")
+
+    def serve(self, tokens: list[int], arm: Arm, *, key: str) -> None:
+        """Nothing is recorded of an answer."""
+
+    def answer(self, asked: Asked) -> Recorded:
+        self.passes[-1] = asked.arm.name
+        recorded = super().answer(asked)
+        about = LOSSES[asked.arm.name]
+        # KL of two nearly even distributions is half the variance of their logits' difference.
+        spread = (2 * about * self.rng.lognormal(0, 0.3)) ** 0.5
+        noise = spread * self.rng.standard_normal(recorded.logits.shape)
+        prefix = len(asked.prompt) - 1 if asked.arm.name == "exact" else 0
+        return Recorded(noise.astype(np.float32), [], None, prefix, recorded.chunk_hit_tokens)
+
+
+Tune = Callable[..., tuple[int, Summary]]
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
+    started: list[Server] = []
+
+    @contextmanager
+    def serve(*_: object, **__: object) -> Iterator[Server]:
+        started.append(Server())
+        yield started[-1]
+
+    def calls(*args: Any) -> Iterator[Call]:
+        """Whose answers are of ids that the stand-in's logits have."""
+        for call in session_calls(*args):
+            yield replace(call, case=replace(call.case, gold=[token % VOCAB for token in call.case.gold]))
+
+    monkeypatch.setattr(sample, "session_calls", calls)
+    monkeypatch.setattr(climb, "serve_target", serve)
+    monkeypatch.setattr(ladder, "survey", lambda *_, **__: REUSE)
+    return started
+
+
+@pytest.fixture
+def tune(tmp_path: Path, model_dir: Callable[[str], Path], servers: list[Server]) -> Tune:
+    """A run on 80 sessions of two calls, each with an answer."""
+    log, rng = tmp_path / "log.jsonl", random.Random(0)
+    with log.open("w") as file:
+        for number in range(80):
+            messages = [{"role": "user", "content": make_text(rng, 40)}]
+            messages += [{"role": role, "content": make_text(rng, 2)} for role in ("assistant", "user", "assistant")]
+            file.write(json.dumps({"session_id": str(number), "messages": messages, "turns": [1, 3]}) + "\n")
+
+    def run(*words: str) -> tuple[int, Summary]:
+        out = tmp_path / "run"
+        code = main(["tune", str(log), "--model", str(model_dir("smollm2")), "--out", str(out), "--quiet", *words])
+        return code, summarize(out)
+
+    return run
+
+
+def test_the_ladder_is_climbed_to_the_first_rung_that_is_not_shown(
+    tune: Tune, servers: list[Server], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, summary = tune("--sessions", "60")
+    assert (code, summary.certified) == (0, "tail-32")
+    verdicts = {rung.name: rung.verdict for rung in summary.rungs}
+    shown = [name for name, verdict in verdicts.items() if verdict is Verdict.CERTIFIED]
+    assert shown == ["careful", "near-256", "tail-32"]
+    assert verdicts["no-tail"] in (Verdict.HOPELESS, Verdict.OVER)
+    assert [verdicts[name] for name in ("tail-64", "most")] == [Verdict.UNTRIED] * 2, "gains too little, comes too late"
+    assert (summary.naive.verdict, summary.exact.verdict) == (Verdict.OVER, Verdict.CONTROL)
+    assert servers[0].passes == ["exact", "naive", "careful", "near-256", "tail-32", "no-tail"]
+    serve, said, *_ = capsys.readouterr().out.splitlines()
+    assert serve.startswith("SGLANG_PIC_CONFIG=")
+    assert said.startswith(
+        "On 30 of your sessions with smollm2, tail-32 reuses 36 % of what the prefix cache misses, at"
+    )
+    assert said.endswith("nats a token (95 %); the defaults 20 %.")
+
+
+def test_a_certificate_fits_the_configuration_that_is_written_beside_it(
+    tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, summary = tune()
+    monkeypatch.setenv("SGLANG_PIC_CONFIG", str(tmp_path / "run" / "pic.json"))
+    config = load_config()
+    assert (config.core.tail_tokens, config.core.near_tokens) == (32, 256)
+    assert config.certificate is not None
+    certificate = read_certificate(config.certificate)
+    assert certificate.loss.low < certificate.loss.mean < certificate.loss.high < summary.config.budget
+    here = msgspec.structs.replace(SERVED, settings=policy_settings(config.core))
+    assert check_certificate(config.certificate, here).fits
+    assert not check_certificate(config.certificate, SERVED).fits
+    records = read_lines(tmp_path / "run" / "losses.jsonl", Probe)
+    prompts = [
+        {probe.prompt for probe in records if probe.arm == arm} for arm in ("full", "exact", "careful", "tail-32")
+    ]
+    assert prompts == [prompts[0]] * 4, "paired"
+    assert len({(probe.prompt, probe.arm) for probe in records}) == len(records)
+    page = (tmp_path / "run" / "report.md").read_text()
+    assert summary.said in page
+    assert "fails, as it must" in page
+    assert (tmp_path / "run" / "plot-tune.svg").exists()
+
+
+def test_a_run_that_is_broken_off_goes_on(tune: Tune, servers: list[Server], tmp_path: Path) -> None:
+    code, summary = tune("--time-limit", "1e-9")
+    assert (code, summary.certified) == (1, None)
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert tune("--resume")[1].certified == "tail-32"
+    tune("--resume")
+    assert len(servers) == 2, "nothing is missing"
+    assert not (tmp_path / "run" / "vault").exists()
+
+
+def test_too_few_sessions_certify_nothing_and_it_says_how_many_it_takes(tune: Tune) -> None:
+    code, summary = tune("--sessions", "20")
+    assert (code, summary.certified) == (1, None)
+    assert summary.needed is not None
+    assert 32 <= summary.needed <= 48
+    assert f"20 of 80 sessions were measured, and it takes about {summary.needed} to show" in summary.said
+
+
+def test_nothing_is_certified_where_unrotated_keys_would_be(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOSSES, "naive", 1e-3)
+    code, summary = tune()
+    assert (code, summary.certified, summary.rungs[0].verdict) == (1, None, Verdict.CERTIFIED)
+    assert "keys that are not rotated were not shown to lose more" in summary.said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--budget", "0"), ("--budget", str(CAP)), ("--budget", "nan"), ("--sessions", "1"), ("--time-limit", "0")],
+)
+def test_values_that_mean_nothing_are_refused(words: tuple[str, str], tmp_path: Path) -> None:
+    assert main(["tune", "sample:agents", "--model", "m", "--out", str(tmp_path / "run"), *words]) == 2
+    assert not (tmp_path / "run").exists()
