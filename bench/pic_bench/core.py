@@ -81,7 +81,8 @@ class CoreTiming(msgspec.Struct, frozen=True, kw_only=True):
 class CoreResult(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """The result file."""
 
-    config: CoreConfig
+    config: dict[str, int | str]
+    """As of the version that was measured."""
     index_chunks: int
     index_tokens: int
     bytes_per_token: dict[str, float]
@@ -109,7 +110,7 @@ def main(args: argparse.Namespace, _logs: Path) -> Finding:
     result = result_of(
         CoreResult,
         args,
-        config=config,
+        config=msgspec.to_builtins(config),
         index_chunks=stats.num_donors,
         index_tokens=stats.num_tokens,
         bytes_per_token=memory,
