@@ -55,7 +55,13 @@ FIRST_WORD, NUM_WORDS = 3, 600
 TEXTS = [MESSAGE_BREAK, "\n", ":", *(f" w{number}x" for number in range(NUM_WORDS))]
 CONFIG = PicConfig(
     core=CoreConfig(
-        seam_tokens=8, tail_tokens=64, min_run_tokens=32, min_spliced_tokens=16, max_index_tokens=12_000, sink_tokens=8
+        seam_tokens=8,
+        tail_tokens=64,
+        near_tokens=256,
+        min_run_tokens=32,
+        min_spliced_tokens=16,
+        max_index_tokens=12_000,
+        sink_tokens=8,
     )
 )
 COST = CostModel(

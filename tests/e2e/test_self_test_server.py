@@ -40,7 +40,7 @@ def test_warn_serves_and_says_what_it_found_everywhere(client: Client) -> None:
     certificate = client.internal_state()["certificate"]
     assert (certificate["fits"], counters["certificate_fits"]) == (False, 0)
     here = certificate["here"]
-    assert (here["dtype"], here["page_size"], here["settings"]["tail_tokens"]) == ("float32", 1, 256)
+    assert (here["dtype"], here["page_size"], here["settings"]["sink_tokens"]) == ("float32", 1, 32)
     assert len(here["weights"]) == 64
     log = client.log()
     assert "sglang_pic: certificate does not fit: 'lost.json': No such file" in log

@@ -104,10 +104,8 @@ class Audit(Auditor):
         """Notes a fault, as `PicRadixCache.recover` does. Until it is set, exceptions are raised."""
 
     def start(self, recover: Callable[..., None] | None, bolder: Bolder) -> None:
-        """The server is about to serve: note faults, and measure the next bolder preset, if there is one."""
-        self.recover = recover
-        if bolder.preset is not None:
-            self.bolder, self._queue.begin_bolder = bolder, bolder.begin
+        """The server is about to serve: note faults, and measure bolder presets too."""
+        self.recover, self.bolder, self._queue.begin_bolder = recover, bolder, bolder.begin
 
     def is_on(self, namespace: Namespace) -> bool:
         return self._ledger.is_on(namespace)
@@ -249,7 +247,7 @@ class Audit(Auditor):
             mean_kl=sum(tally.sum_kl for tally in tallies) / max(1, num_audited),
             worst_window_kl=max(report.worst_window_kl for report in windows.values()),
             windows=windows,
-            bolder=None if self.bolder is None else self.bolder.report,
+            bolder=[] if self.bolder is None else [*self.bolder.reports.values()],
             undecided=self._ledger.undecided,
             suspended=self._ledger.suspensions,
         )
@@ -296,23 +294,24 @@ class Audit(Auditor):
 
     def _settle_bolder(self, drawn: Drawn, served_kl: float) -> None:
         """Count what the bolder preset would have done; nothing follows from it."""
-        plan = drawn.bolder_plan
-        if plan is None or drawn.bolder_measured is None or self.bolder is None:
+        if drawn.bolder_plan is None or drawn.bolder_measured is None or self.bolder is None:
             return
+        preset, plan = drawn.bolder_plan
         kl, differs, _ = agree_on_largest(drawn.bolder_measured.cpu(), self._tp_group).tolist()
         num_saved = plan.num_spliced - drawn.num_spliced
-        self.bolder.count(
+        report = self.bolder.count(
+            preset,
             min(kl, self._config.audit_kl_cap),
             served_kl,
             agreed=not differs,
             num_computed=plan.num_computed + num_saved,
             num_saved=num_saved,
         )
-        self._series.observe(metrics.BOLDER_KL, kl)
-        self._series.add(metrics.BOLDER_SAVED, num_saved)
-        self._series.add(metrics.BOLDER_COMPUTED, plan.num_computed + num_saved)
+        self._series.observe(metrics.BOLDER_KL, kl, value=preset)
+        self._series.add(metrics.BOLDER_SAVED, num_saved, value=preset)
+        self._series.add(metrics.BOLDER_COMPUTED, plan.num_computed + num_saved, value=preset)
         if self._is_first_rank:
-            log_bolder(self.bolder.report)
+            log_bolder(report)
 
     def _show_windows(self) -> None:
         """Export what the windows hold, and watch the one that small namespaces share."""

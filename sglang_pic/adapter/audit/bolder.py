@@ -37,13 +37,11 @@ class Bolder:
 
     def __init__(self, tree: Tree, planning: Planning, splicer: Splicer, policy: ReusePolicy) -> None:
         self._tree, self._planning, self._splicer, self._policy = tree, planning, splicer, policy
-        bolder = bolder_than(policy)
-        self.preset = None if bolder is None else bolder.preset
-        """The next bolder preset than the server's; `None` where there is none."""
-        self.report = BolderReport(preset=self.preset)
+        self.reports: dict[str, BolderReport] = {}
+        """By preset, what it would have done with requests of the one before it."""
 
-    def plan(self, req: Req) -> Plan | None:
-        """The plan under the next bolder preset than the request's, if it splices more than was spliced.
+    def plan(self, req: Req) -> tuple[str, Plan] | None:
+        """The next bolder preset than the request's, and the plan under it if that splices more than was spliced.
 
         Raises:
             Exception: no donor is locked then.
@@ -53,10 +51,8 @@ class Bolder:
         # Rows of a prompt's earlier chunks are in the tree already, and would be donors of the whole.
         if bolder is None or state.matched_len is None or state.admitted_from != state.matched_len:
             return None
-        if bolder.preset != self.preset:
-            return None
         plan = self._planning.plan_as(req, self._tree, bolder, state.matched_len)
-        return plan if plan.num_spliced > state.num_chunk_hit else None
+        return (bolder.preset, plan) if plan.num_spliced > state.num_chunk_hit else None
 
     def begin(
         self, runner: ModelRunner, tokens: np.ndarray, plan: Plan, full_slots: torch.Tensor, *, lora_id: str | None
@@ -86,15 +82,18 @@ class Bolder:
             # The copy is queued: whoever reuses a donor's slot writes it from a later pass on the same stream.
             resolver.release()
 
-    def count(self, kl: float, served_kl: float, *, agreed: bool, num_computed: int, num_saved: int) -> None:
-        """Add a measured request to the report; divergences in nats, tokens as the report has them."""
-        report = self.report
+    def count(
+        self, preset: str, kl: float, served_kl: float, *, agreed: bool, num_computed: int, num_saved: int
+    ) -> BolderReport:
+        """Add a measured request to its report; divergences in nats, tokens as the report has them."""
+        report = self.reports.setdefault(preset, BolderReport(preset=preset))
         report.num_measured += 1
         report.num_agreed += agreed
         report.mean_kl += (kl - report.mean_kl) / report.num_measured
         report.served_mean_kl += (served_kl - report.served_mean_kl) / report.num_measured
         report.num_computed += num_computed
         report.num_saved += num_saved
+        return report
 
 
 class BolderPass:

@@ -52,7 +52,7 @@ class Drawn:
     measured: torch.Tensor | None = None
     """`[3]` float64, on the model's device, once the computation is done: KL(full || spliced) in nats, whether the
     likeliest tokens differ, whether the full computation gave no distribution."""
-    bolder_plan: Plan | None = None
+    bolder_plan: tuple[str, Plan] | None = None
     """What the next bolder preset splices, if that is more; `None` once it was given up."""
     num_spliced: int = 0
     """Tokens that were spliced."""
@@ -140,7 +140,9 @@ class FullQueue:
         assert self.begin_bolder is not None
         assert drawn.bolder_plan is not None
         if drawn.bolder is None:
-            begun = self.begin_bolder(self._runner, drawn.tokens, drawn.bolder_plan, full.slots, lora_id=drawn.lora_id)
+            begun = self.begin_bolder(
+                self._runner, drawn.tokens, drawn.bolder_plan[1], full.slots, lora_id=drawn.lora_id
+            )
             if begun is None or drawn.full is None:
                 # Making room for it took the slots of the full computation, or there is none.
                 if begun is not None:

@@ -37,9 +37,9 @@ class WindowReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BolderReport(msgspec.Struct, kw_only=True):
-    """What the next bolder preset would have done with the audited requests of which it splices more."""
+    """What a bolder preset would have done with audited requests of the one before it, where it splices more."""
 
-    preset: str | None
+    preset: str
     num_measured: int = 0
     num_agreed: int = 0
     """How many of them have the full computation's likeliest first token."""
@@ -68,8 +68,7 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     worst_window_kl: float
     """The largest of the windows' `worst_window_kl`."""
     windows: dict[Window, WindowReport]
-    bolder: BolderReport | None
-    """`None` where no preset is bolder than the server's."""
+    bolder: list[BolderReport]
     undecided: Undecided | None
     """`None` until there are `audit_min` such requests."""
     suspended: list[Suspension]

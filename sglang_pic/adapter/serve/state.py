@@ -93,8 +93,8 @@ class RequestState:
     """Received while audits had switched the namespace off: served as if it had opted out."""
     is_drawn: bool = False
     """The audit wants the logits of the pass that is admitted."""
-    bolder: Plan | None = None
-    """What a bolder preset would splice of the prompt, for the audit of a drawn request."""
+    bolder: tuple[str, Plan] | None = None
+    """The next bolder preset, and what it would splice of the prompt, for the audit of a drawn request."""
     is_faulty: bool = False
     """Whether its reuse failed with an exception; the rest of it is computed."""
     pending: PendingSplice | None = None
