@@ -113,6 +113,8 @@ def named(runner: ModelRunner) -> Iterator[None]:
         yield
     except (UnsupportedError, ContractError) as error:
         text = str(error).removesuffix(".")
+        # A draft has one flag for both of its passes.
+        text = re.sub(r" --prefill-attention-backend (\w+), and [^;]*", r" --attention-backend \1", text)
         for flag in ("attention-backend", "kv-cache-dtype"):
             text = re.sub(rf" --{flag}\b", f" --speculative-draft-{flag}", text)
         raise type(error)(

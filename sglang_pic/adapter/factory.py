@@ -326,6 +326,8 @@ def _check_rows(
         gaps.unread,
         1e3 * (time.perf_counter() - started_at),
     )
+    if rows.still_layers:
+        logger.info("sglang_pic: %d layers use no positions; their keys are moved as they are", len(rows.still_layers))
     if rows.noisy_layers:
         # Only the operator's own prompts can say whether that matters: the self-test measures answers.
         logger.warning(

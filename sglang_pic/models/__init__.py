@@ -23,6 +23,7 @@ MODEL_NAMES: dict[str, str] = {
     "tiny-mtp": "4-layer DeepSeek-V3 (MLA, MoE) with seeded random weights and an MTP layer (NEXTN), for tests",
     "tiny-gemma3": "4-layer Gemma 3 (windows of 48, two rotations) with seeded random weights, likewise",
     "tiny-gpt-oss": "4-layer gpt-oss (windows of 48, attention sinks, MoE, YaRN), for --dtype float32, likewise",
+    "tiny-cohere2": "4-layer Command-R7B (windows of 48, no positions in its other layers), likewise",
 }
 
 

@@ -45,6 +45,7 @@ _CONFIDENCE = 3.0
 _BIAS = 0.1
 """Standard deviation of biases."""
 
+_TIED = ("gemma3_text", "cohere2")
 _TIED_EMBEDDING = 1 / 64
 """Standard deviation of an embedding that is the output layer too."""
 
@@ -141,6 +142,21 @@ _GPT_OSS: Config = _COMMON | {
 }
 
 
+_COHERE2: Config = _COMMON | {
+    "architectures": ["Cohere2ForCausalLM"],
+    "model_type": "cohere2",
+    "head_dim": _HEAD_DIM,
+    "layer_norm_eps": 1e-5,
+    # Its layers without windows have no positions.
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "logit_scale": 1.0,
+    "num_key_value_heads": _NUM_KV_HEADS,
+    # SGLang does not count a query's own token here.
+    "sliding_window": _WINDOW - 1,
+    "tie_word_embeddings": True,
+}
+
+
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a random-weight model is made from."""
 
@@ -154,6 +170,7 @@ RECIPES: dict[str, Recipe] = {
     "tiny-mla": Recipe(seed=20_261, config=_MLA),
     "tiny-gemma3": Recipe(seed=20_262, config=_GEMMA3),
     "tiny-gpt-oss": Recipe(seed=20_263, config=_GPT_OSS),
+    "tiny-cohere2": Recipe(seed=20_264, config=_COHERE2),
 }
 
 
@@ -195,12 +212,11 @@ def _weight(draw: np.random.Generator, name: str, shape: tuple[int, ...], family
 
 
 def _norm(name: str, family: str) -> float:
-    """A norm's weight: Gemma multiplies by one more, and has nothing else that could sharpen attention and logits."""
-    if family != "gemma3_text":
-        return 1.0
-    if name == "model.norm.weight":
-        return _CONFIDENCE / _TIED_EMBEDDING / math.sqrt(HIDDEN) - 1.0
-    return _SHARPNESS - 1.0 if "q_norm" in name or "k_norm" in name else 0.0
+    """A norm's weight: Gemma multiplies by one more, and a tied embedding cannot sharpen logits."""
+    added = 1.0 if family == "gemma3_text" else 0.0
+    if family in _TIED and name == "model.norm.weight":
+        return _CONFIDENCE / _TIED_EMBEDDING / math.sqrt(HIDDEN) - added
+    return (_SHARPNESS if "q_norm" in name or "k_norm" in name else 1.0) - added
 
 
 def _draw(draw: np.random.Generator, shape: tuple[int, ...], scale: float) -> np.ndarray:
@@ -212,7 +228,7 @@ def _draw(draw: np.random.Generator, shape: tuple[int, ...], scale: float) -> np
 def _scale(name: str, shape: tuple[int, ...], family: str) -> float:
     """Standard deviation of a matrix: it keeps its input's variance, except where attention is to be sharp."""
     if "embed_tokens" in name:
-        return _TIED_EMBEDDING if family == "gemma3_text" else 1.0
+        return _TIED_EMBEDDING if family in _TIED else 1.0
     if "lm_head" in name:
         return _CONFIDENCE / math.sqrt(shape[-1])
     if "sinks" in name or "bias" in name:
@@ -252,6 +268,11 @@ def _gemma3(_config: Config, _index: int) -> Shapes:
     return _weights(_layer(_gqa_attention() | of_heads) | _mlp("mlp", _MLP_SIZE) | norms)
 
 
+def _cohere2(_config: Config, _index: int) -> Shapes:
+    layer = _layer(_gqa_attention()) | _mlp("mlp", _MLP_SIZE)
+    return _weights({name: shape for name, shape in layer.items() if name != "post_attention_layernorm"})
+
+
 def _gpt_oss(_config: Config, _index: int) -> Shapes:
     attention = _gqa_attention(_GPT_OSS_HEAD_DIM)
     biases = {f"self_attn.{name}.bias": shape[:1] for name, shape in attention.items()}
@@ -272,6 +293,7 @@ _LAYERS: Final[dict[str, Callable[[Config, int], Shapes]]] = {
     "deepseek_v2": _deepseek,
     "gemma3_text": _gemma3,
     "gpt_oss": _gpt_oss,
+    "cohere2": _cohere2,
 }
 
 

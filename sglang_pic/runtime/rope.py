@@ -3,14 +3,17 @@
 Modules are recognised by class name and attributes, because nothing of SGLang is imported here. What is read is how far
 one position turns a key: the frequencies after scaling, and which dimensions form a pair. A magnitude (YaRN's `mscale`)
 is left out, because it is the same at every position, so a moved key keeps it. What cannot be shifted exactly is
-refused: frequencies that depend on the length, layers that use positions in another way, and every unknown class.
+refused: frequencies that depend on the length, layers that use positions in another way, and every unknown class. Keys
+of a layer that says it uses no positions stay as they are; layers that do not say so are found by the start-up check
+(`checks.moved_rows`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol, cast
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, Final, Protocol, cast
 
 import torch
 from pic_kernels import RopeParams
@@ -34,6 +37,15 @@ class RopeGeometry:
     params: tuple[RopeParams, ...]
     max_shift: int
 
+    def holding(self, indices: Sequence[int]) -> RopeGeometry:
+        """The same, with keys that do not turn in the layers at `indices` into `layer_ids`."""
+        still: dict[int, RopeParams] = {}
+        params = [
+            still.setdefault(id(rope), _still(rope)) if index in indices else rope
+            for index, rope in enumerate(self.params)
+        ]
+        return replace(self, params=tuple(params))
+
     def groups(self) -> list[tuple[RopeParams, list[int]]]:
         """Each distinct rotation with the indices into `layer_ids` that share it; usually one group."""
         found: dict[int, tuple[RopeParams, list[int]]] = {}
@@ -50,8 +62,8 @@ def read_geometry(model: nn.Module, *, max_shift: int) -> RopeGeometry:
         max_shift: the largest shift that will be asked for, in tokens: the context length.
 
     Raises:
-        UnsupportedError: the model has no RoPE, or one of its layers cannot be shifted exactly; the message
-            names the layer and the class.
+        UnsupportedError: the model has no RoPE, or one of its layers cannot be shifted exactly within `max_shift`; the
+            message names the layer and the class.
         ContractError: a module's table of angles is not that of the frequencies read from it.
     """
     if not 0 < max_shift <= _MAX_SHIFT:
@@ -59,13 +71,34 @@ def read_geometry(model: nn.Module, *, max_shift: int) -> RopeGeometry:
     layers = _rotary_modules(model)
     distinct: dict[tuple[int, bool, bytes], RopeParams] = {}
     by_module: dict[int, RopeParams] = {}
-    for rotary in {id(rotary): rotary for rotary in layers.values()}.values():
-        params = _read_params(rotary)
+    turning = [rotary for rotary in layers.values() if rotary is not None]
+    for rotary in {id(rotary): rotary for rotary in turning}.values():
+        params = _read_params(rotary, max_shift)
         key = (params.rotary_dim, params.is_neox_style, params.inv_freq.numpy().tobytes())
         by_module[id(rotary)] = distinct.setdefault(key, params)
-    return RopeGeometry(
-        layer_ids=tuple(layers), params=tuple(by_module[id(rotary)] for rotary in layers.values()), max_shift=max_shift
+    geometry = RopeGeometry(
+        layer_ids=tuple(layers),
+        params=tuple(by_module[id(turning[0] if rotary is None else rotary)] for rotary in layers.values()),
+        max_shift=max_shift,
     )
+    return geometry.holding([index for index, rotary in enumerate(layers.values()) if rotary is None])
+
+
+def refuse_length(name: str, rotary: object, context_len: int) -> None:
+    """Refuse a context that reaches positions at which a rotary embedding has other frequencies.
+
+    Args:
+        name: the class of `rotary`.
+        rotary: has the attributes that tell the first such position.
+        context_len: in tokens.
+
+    Raises:
+        UnsupportedError: naming both lengths.
+    """
+    fixed_len = int(_FIXED_LENGTHS.get(name, lambda _: context_len)(rotary))
+    if context_len > fixed_len:
+        refused = Refused(f"its frequencies change at {fixed_len}", f"start with --context-length {fixed_len}")
+        raise UnsupportedError(refused.line(f"the rotary embedding {name} in a context of {context_len} tokens"))
 
 
 class _Rotary(Protocol):
@@ -73,10 +106,9 @@ class _Rotary(Protocol):
 
     rotary_dim: int
     is_neox_style: bool
-    cos_sin_cache: Tensor
     scaling_factors: Sequence[float]
 
-    def _compute_inv_freq(self, argument: float) -> Tensor: ...
+    def _compute_inv_freq(self, argument: Any) -> Tensor: ...
 
 
 class _ModelRotary(Protocol):
@@ -88,16 +120,23 @@ class _ModelRotary(Protocol):
     def __call__(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-def _read_params(module: nn.Module) -> RopeParams:
+def _still(rope: RopeParams) -> RopeParams:
+    return replace(rope, inv_freq=torch.zeros_like(rope.inv_freq))
+
+
+def _read_params(module: nn.Module, max_shift: int) -> RopeParams:
     name = type(module).__name__
     if name in MODEL_EMBEDDINGS:
         return _read_model_rotary(name, cast(_ModelRotary, module))
     if name not in KNOWN_EMBEDDINGS:
         raise _unsupported(f"the rotary embedding {name}", REFUSED_EMBEDDINGS.get(name, UNKNOWN_EMBEDDING))
+    refuse_length(name, module, max_shift)
     rotary = cast(_Rotary, module)
+    table: Tensor = getattr(module, "short_cos_sin_cache" if name == _LONG else "cos_sin_cache")
     # On the device where the module keeps its table, because rounding differs by device.
-    with torch.device(rotary.cos_sin_cache.device):
-        inv_freq = rotary._compute_inv_freq(getattr(rotary, KNOWN_EMBEDDINGS[name])).detach().cpu()
+    with torch.device(table.device):
+        inv_freq = rotary._compute_inv_freq(_ARGUMENTS.get(name, attrgetter(KNOWN_EMBEDDINGS[name]))(rotary))
+    inv_freq = inv_freq.detach().cpu()
     if name == "LinearScalingRotaryEmbedding":
         factors = list(rotary.scaling_factors)
         if len(factors) != 1:
@@ -112,9 +151,9 @@ def _read_params(module: nn.Module) -> RopeParams:
             f"frequencies of shape {tuple(inv_freq.shape)!r} in the rotary embedding {name}",
             f"({rotary_dim // 2},) fits rotary_dim={rotary_dim!r}, all finite",
         )
-    position = min(_CHECKED_POSITION, len(rotary.cos_sin_cache) - 1)
-    _check_table(name, rotary.cos_sin_cache[position].view(2, -1), position, inv_freq.to(torch.float64))
-    return RopeParams(inv_freq=inv_freq, rotary_dim=rotary_dim, is_neox_style=bool(rotary.is_neox_style))
+    position = min(_CHECKED_POSITION, len(table) - 1)
+    _check_table(name, table[position].view(2, -1), position, inv_freq.to(torch.float64))
+    return RopeParams(inv_freq=inv_freq, rotary_dim=rotary_dim, is_neox_style=getattr(rotary, "is_neox_style", True))
 
 
 def _read_model_rotary(name: str, rotary: _ModelRotary) -> RopeParams:
@@ -159,9 +198,9 @@ def _check_table(name: str, cos_sin: Tensor, position: int, inv_freq: Tensor) ->
         )
 
 
-def _rotary_modules(model: nn.Module) -> dict[int, nn.Module]:
-    """The rotary module of every attention layer, by ascending layer id."""
-    layers: dict[int, tuple[str, nn.Module]] = {}
+def _rotary_modules(model: nn.Module) -> dict[int, nn.Module | None]:
+    """The rotary module of every attention layer, by ascending layer id; None where it says that it uses none."""
+    layers: dict[int, tuple[str, nn.Module | None]] = {}
     modules = dict(model.named_modules())
     for name, parent in modules.items():
         cores = [child for child in parent.children() if _is_a(child, "RadixAttention")]
@@ -176,13 +215,13 @@ def _rotary_modules(model: nn.Module) -> dict[int, nn.Module]:
             if layer_id in layers:
                 raise _unsupported(f"{where} on the rows of layer {layers[layer_id][0]!r}", REFUSED_LAYERS[_SHARED])
             layers[layer_id] = (name, rotary)
-    if not layers:
+    if all(rotary is None for _, rotary in layers.values()):
         raise _unsupported(f"{type(model).__name__}, {_WITHOUT_ROPE}", REFUSED_LAYERS[_WITHOUT_ROPE])
     return {layer_id: rotary for layer_id, (_, rotary) in sorted(layers.items())}
 
 
-def _rotary_of(where: str, name: str, parent: nn.Module, modules: Mapping[str, nn.Module]) -> nn.Module:
-    """What turns the keys of an attention layer."""
+def _rotary_of(where: str, name: str, parent: nn.Module, modules: Mapping[str, nn.Module]) -> nn.Module | None:
+    """What turns the keys of an attention layer; None if the layer says that nothing does."""
     if type(parent).__name__ in _TURNED_BY_MODEL:
         # Gemma 3 rotates by what the model hands down: its layers hold another one, without the scaling.
         above = [name.rsplit(".", steps)[0] for steps in range(1, name.count(".") + 1)]
@@ -194,9 +233,7 @@ def _rotary_of(where: str, name: str, parent: nn.Module, modules: Mapping[str, n
     if len(ropes) > 1:
         classes = ", ".join(type(rope).__name__ for rope in ropes)
         raise _unsupported(f"{where}, {_SEVERAL} ({classes})", REFUSED_LAYERS[_SEVERAL])
-    if not ropes or not all(getattr(parent, flag, True) for flag in _ROPE_FLAGS):
-        raise _unsupported(f"{where}, {_WITHOUT_ROPE}", REFUSED_LAYERS[_WITHOUT_ROPE])
-    return ropes[0]
+    return ropes[0] if ropes and all(getattr(parent, flag, True) for flag in _ROPE_FLAGS) else None
 
 
 def _unsupported(what: str, reason: str) -> UnsupportedError:
@@ -237,7 +274,7 @@ _NORMED: Final = "which normalises keys after their rotation"
 _IN_CHUNKS: Final = "which attends in chunks"
 
 REFUSED_LAYERS: Final = {
-    _WITHOUT_ROPE: "every layer must have one: keys without a position are not moved",
+    _WITHOUT_ROPE: "as no layer of its model has one, and how its keys depend on positions is not known",
     _SEVERAL: "which of them turns the keys is not known",
     _SHARED: "each layer must have rows of its own",
     _CROSS: "its keys do not belong to the prompt's tokens",
@@ -254,27 +291,49 @@ _TRAITS: Final[dict[str, Callable[[nn.Module, nn.Module], bool]]] = {
     _IN_CHUNKS: lambda _, core: bool(getattr(core, "use_irope", False)),
 }
 
-_LENGTH = "its frequencies change with the length, so a shift is not a rotation"
+_LENGTH: Final = "its frequencies change with the length, so a shift is not a rotation"
 REFUSED_EMBEDDINGS: Final = {
-    "DualChunkRotaryEmbedding": "key positions wrap within a chunk, so a shift is not a rotation",
-    "DynamicNTKAlphaRotaryEmbedding": _LENGTH,
-    "DynamicNTKScalingRotaryEmbedding": _LENGTH,
-    "FourierRotaryEmbedding": "its coefficients mix frequencies, so a shift is not a rotation",
-    "Gemma4RotaryEmbedding": "its pairs reach across the unrotated part of a head",
-    "Phi3LongRoPEScaledRotaryEmbedding": _LENGTH,
+    "DualChunkRotaryEmbedding": "key positions wrap within a chunk, so a shift will never be a rotation",
+    "FourierRotaryEmbedding": "its coefficients mix frequencies, so a shift will never be a rotation",
 }
 UNKNOWN_EMBEDDING: Final = "how it rotates keys is not known"
 
 KNOWN_EMBEDDINGS: Final = {
     "DeepseekScalingRotaryEmbedding": "scaling_factor",
+    "DynamicNTKAlphaRotaryEmbedding": "base",
+    "DynamicNTKScalingRotaryEmbedding": "base",
+    "Gemma4RotaryEmbedding": "base",
     "LinearScalingRotaryEmbedding": "base",
     "Llama3RotaryEmbedding": "base",
     "MRotaryEmbedding": "base",
+    "Phi3LongRoPEScaledRotaryEmbedding": "short_factor",
     "RotaryEmbedding": "base",
     "YaRNScalingMRotaryEmbedding": "scaling_factor",
     "YaRNScalingRotaryEmbedding": "scaling_factor",
 }
 """The classes that can be read, with the attribute that is the argument of their `_compute_inv_freq`."""
+
+_LONG: Final = "Phi3LongRoPEScaledRotaryEmbedding"
+_ARGUMENTS: Final[dict[str, Callable[[Any], Any]]] = {
+    # Whatever it is called, the base is fixed when the module is made.
+    "DynamicNTKAlphaRotaryEmbedding": lambda rotary: (
+        rotary.base * rotary.scaling_alpha ** (rotary.rotary_dim / (rotary.rotary_dim - 2))
+    ),
+    "DynamicNTKScalingRotaryEmbedding": lambda rotary: (
+        rotary.base
+        * (rotary.scaling_factor**2 - (rotary.scaling_factor - 1)) ** (rotary.rotary_dim / (rotary.rotary_dim - 2))
+    ),
+}
+"""The argument of those that compute it from the attribute."""
+
+_FIXED_LENGTHS: Final[dict[str, Callable[[Any], float]]] = {
+    # NOTE: SGLang makes the table longer where the context is, and computes what it adds from the bare base.
+    "DynamicNTKAlphaRotaryEmbedding": lambda rotary: rotary.max_position_embeddings,
+    "DynamicNTKScalingRotaryEmbedding": lambda rotary: rotary.max_position_embeddings * rotary.scaling_factor,
+    # A batch with a position behind it is turned by the long factors, the others by the short ones.
+    _LONG: lambda rotary: rotary.original_max_position_embeddings,
+}
+"""The positions at which the frequencies are those that are read, for classes that have others behind them."""
 
 MODEL_EMBEDDINGS: Final = ("Gemma3RotaryEmbedding",)
 """The classes that a model holds for its layers and that can be read."""

@@ -62,9 +62,19 @@ class Splicer:
                 found = f"rotary_dim={rope.rotary_dim!r} in {view.kind.value} rows"
                 raise UnsupportedError(Refused(f"their rotary part has {view.rope_dim!r} dimensions").line(found))
         self.view = view
-        self.geometry = geometry
         self._max_shift = geometry.max_shift
         self._host: tuple[HostView, Sequence[Source]] | None = None
+        self._bind(geometry)
+        for group in self._groups:
+            _log_choice(self._choose(group), len(group.keys), view.device)
+
+    def hold(self, layers: Sequence[int]) -> None:
+        """Leave the keys of some of the pool's layers as they are from now on; no host pool is bound yet."""
+        assert self._host is None, "its sources are those of the groups before"
+        self._bind(self.geometry.holding(layers))
+
+    def _bind(self, geometry: RopeGeometry) -> None:
+        view, self.geometry = self.view, geometry
         self._groups = [
             _Group(
                 rope=rope.to(view.device),
@@ -73,8 +83,6 @@ class Splicer:
             )
             for rope, indices in geometry.groups()
         ]
-        for group in self._groups:
-            _log_choice(self._choose(group), len(group.keys), view.device)
 
     def splice(self, src: Tensor, dst: Tensor, shifts: Tensor) -> None:
         """Copy the rows of `src` to `dst` in all layers, keys turned by each token's shift.

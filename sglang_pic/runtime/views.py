@@ -124,14 +124,16 @@ _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m
 _FP8: Final = "use --kv-cache-dtype auto or fp8_e4m3"
 _PLAIN_ROWS: Final = "unset SGLANG_USE_HND_KVCACHE and the layout flags"
 
+_INDEXER: Final = Refused("its sparse-attention indexer keeps rotated keys of its own, which are not moved yet")
+
 REFUSED_POOLS: Final = {
     "BaseSWAKVPool": Refused("rows outside sliding windows are dropped", _KEEP_ALL_ROWS),
-    "DSATokenToKVPool": Refused("its sparse-attention indexer keeps rotated keys of its own"),
-    "HybridLinearKVPool": Refused("linear-attention state cannot be moved"),
+    "DSATokenToKVPool": _INDEXER,
+    "HybridLinearKVPool": Refused("linear-attention state is not made of rows, and never will be"),
     "MHATokenToKOnlyPool": Refused("it holds no values"),
     "MHATokenToKVPoolFP4": Refused("FP4 rows cannot be rotated", _FP8),
     "MHATokenToKVPoolMXFP8": Refused("block-scaled rows cannot be rotated", _FP8),
-    "MiniMaxSparseKVPool": Refused("its sparse-attention indexer keeps rotated keys of its own"),
+    "MiniMaxSparseKVPool": _INDEXER,
     "MLATokenToKVPoolFP4": Refused("FP4 rows cannot be rotated", _FP8),
     "NoOpMHATokenToKVPool": Refused("it keeps no rows"),
     "PageInterleaveKVPoolMixin": Refused("its pages are spread over ranks", "remove --enable-kv-cache-sharding"),

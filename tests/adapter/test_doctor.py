@@ -27,7 +27,16 @@ from tests.adapter.processes import forked
 from tests.conftest import ROOT
 
 _SCHEDULED = ("--enable-mixed-chunk", "--enable-priority-scheduling", "--dp-size", "2")
+_SPLIT = ("--prefill-attention-backend", "flashinfer", "--decode-attention-backend", "trtllm_mla")
 _PREFILL = ("--disaggregation-mode", "prefill")
+
+
+_WITHOUT_MODEL = {
+    "no model": (["--json"], ""),
+    "only flags": (["--json", "--", "--page-size", "64"], ""),
+    "families": (["--families"], ""),
+    "families on a card": (["--families", "--json", "--card", "b200"], ""),
+}
 
 
 def _draft(algorithm: str, model: str) -> tuple[str, ...]:
@@ -82,19 +91,19 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         (copy / "config.json").write_text(json.dumps(config))
         return str(copy)
 
-    gqa, mla = without_weights("tiny-gqa"), without_weights("tiny-mla")
-    long = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
-    dynamic = without_weights("tiny-gqa", rope_scaling=long, rope_parameters=long)
-    gemma, gpt_oss = without_weights("tiny-gemma3"), without_weights("tiny-gpt-oss")
+    gqa, mla, gemma, gpt_oss = map(without_weights, ("tiny-gqa", "tiny-mla", "tiny-gemma3", "tiny-gpt-oss"))
+    longer = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    dynamic = without_weights("tiny-gqa", rope_scaling=longer, rope_parameters=longer)
+    factors = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "original_max_position_embeddings": 2048}
+    phi = without_weights("tiny-gqa", rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, **factors})
     hybrid = without_weights("tiny-gqa", architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next")
     (folder / "empty").mkdir()
-    dp = ["--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"]
     lora = ["--lora-paths", "a=b", "--max-lora-rank", "8", "--lora-target-modules", "all"]
 
     def on(card: str, model: str, *flags: str, config: str = "") -> tuple[list[str], str]:
         return [model, "--json", "--card", card, "--", *flags], config
 
-    cases = {
+    cases = _WITHOUT_MODEL | {
         "hopper": on("h100", gqa),
         "blackwell": on("b200", gqa),
         "refused": on("b200", mla, "--pp-size", "2", "--kv-cache-dtype", "fp8_e5m2", "--page-size", "64"),
@@ -115,15 +124,18 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         "certificate": on("h100", gqa, config='{"certificate": "lost.json"}'),
         "sglang": on("h100", gqa, "--enable-prefill-cp"),
         "computed": on("a100", gqa, "--enable-return-hidden-states", "--skip-tokenizer-init", *_SCHEDULED),
-        "dp attention": on("h100", mla, *dp),
+        "dp attention": on("h100", mla, "--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"),
         "lora": on("h100", gqa, *lora),
         "few rows": on("a100", gqa, "--max-running-requests", "1"),
         "bad flag": on("h100", gqa, "--no-such-flag", "3"),
         "no folder": on("h100", str(folder / "nowhere")),
         "empty folder": on("h100", str(folder / "empty")),
-        "no model": (["--json"], ""),
-        "only flags": (["--json", "--", "--page-size", "64"], ""),
         "text": ([gqa, "--card", "h100"], ""),
+        "several cards": ([gqa, "--card", "h100,b200"], ""),
+        "decoding kept": on("b200", mla, *_SPLIT),
+        "long": on("h100", phi, "--context-length", "2048"),
+        "too long": on("h100", phi),
+        "chunks": on("h100", without_weights("tiny-gqa", attention_chunk_size=8192)),
     }
     # SGLang finds its platform once: here no process may have asked for it before.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
@@ -137,6 +149,9 @@ SERVED = {
     "computed": {"mixed chunks", "priority scheduling", "data parallelism"},
     "dp attention": {"DP attention", "DeepseekScalingRotaryEmbedding"},
     "lora": {"LoRA adapters"},
+    "decoding kept": {"flashinfer", "DeepseekScalingRotaryEmbedding"},
+    "rotary": {"LlamaForCausalLM"},
+    "long": {"LlamaForCausalLM"},
 }
 REFUSED = {
     "draft, host": [
@@ -150,7 +165,8 @@ REFUSED = {
     ],
     "states": [("a model with state-space layers", "")],
     "refused": [("--pp-size 2", ""), ("rows of float8_e5m2", "; start with --kv-cache-dtype auto or fp8_e4m3")],
-    "rotary": [(r"DynamicNTK\w+", " its frequencies change .*; serve .*")],
+    "too long": [(r"the rotary embedding Phi3\w+ in a context of 8192 tokens", "; start with --context-length 2048")],
+    "chunks": [("attention in chunks", "; serve .*")],
     "few rows": [("--max-running-requests 1", "; allow 2 or more")],
 }
 """What is named, and how the line ends."""
@@ -225,6 +241,7 @@ def test_a_refusal_of_others_is_one_line_and_a_failed_check(case: str, line: str
         ("bad flag", r"server flags: unrecognized arguments: --no-such-flag 3"),
         ("no folder", r"model='.*nowhere': no such folder; .*"),
         ("empty folder", r"model='.*empty': the folder has no config\.json; .*"),
+        ("several cards", r"--card h100,b200: name one card, or add --families\."),
         ("only flags", r"server flags '--page-size 64': name a MODEL before `--` to check .*"),
     ],
 )
@@ -286,6 +303,18 @@ def test_this_machine_answers_for_itself(model_dir: Callable[[str], Path]) -> No
     assert answers["late"].found["refused"] == [
         "--card h100: SGLang runs in this process already, on another platform."
     ]
+
+
+def test_the_page_of_models_is_what_the_command_says(answers: dict[str, Answer]) -> None:
+    """For every family that people serve; each share is counted once, and no family of many stays without an answer."""
+    assert answers["families"].out == (ROOT / "sglang_pic/MODELS.md").read_text(), (
+        "run `sglang-pic doctor --families > sglang_pic/MODELS.md`"
+    )
+    found = answers["families on a card"].found
+    (share,) = found["shares"]
+    assert share["starts"] + share["with_flags"] + share["refused"] == pytest.approx(1)
+    assert len(found["families"]) > 40
+    assert not [each for each in found["families"] if "SGLang itself" in each["answers"][0]["refused"]]
 
 
 def test_refusals_are_said_last() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from pic_kernels import splice_mla
 from pic_kernels.numerics import relative_l2
 from sglang.srt.layers.rotary_embedding import factory
 from sglang.srt.mem_cache import memory_pool
@@ -36,6 +37,12 @@ DEEPSEEK_YARN = {
     "mscale": 0.707,
     "mscale_all_dim": 0.9,
 }
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + index / 10 for index in range(32)],
+    "long_factor": [7.0] * 32,
+    "original_max_position_embeddings": 1_024,
+}
 M_ROPE = {"rope_type": "default", "mrope_section": [8, 12, 12]}
 
 SCALINGS = {
@@ -47,6 +54,10 @@ SCALINGS = {
     "yarn": (YARN, "YaRNScalingRotaryEmbedding"),
     "yarn with mscale": ({**YARN, "mscale": 0.7, "mscale_all_dim": 1.0}, "YaRNScalingRotaryEmbedding"),
     "mrope": (M_ROPE, "MRotaryEmbedding"),
+    "dynamic": ({"rope_type": "dynamic", "factor": 2.0}, "DynamicNTKScalingRotaryEmbedding"),
+    "dynamic alpha": ({"rope_type": "dynamic", "factor": 2.0, "alpha": 3.0}, "DynamicNTKAlphaRotaryEmbedding"),
+    "longrope": (LONG, "Phi3LongRoPEScaledRotaryEmbedding"),
+    "proportional": ({"rope_type": "proportional"}, "Gemma4RotaryEmbedding"),
 }
 
 
@@ -62,12 +73,16 @@ def _model(rotary: nn.Module) -> nn.Module:
 def test_scalings_are_read_and_verified(name: str, is_neox: bool, dtype: torch.dtype) -> None:
     """The frequencies read, without any magnitude, turn keys as the live module does; its table is in `dtype`."""
     scaling, class_name = SCALINGS[name]
-    width, share = (128, 0.25) if name == "partial" else (64, 1.0)
+    if name == "longrope" and not is_neox:
+        pytest.skip("SGLang has none")
+    width, share = (128, 0.25) if name in ("partial", "proportional") else (64, 1.0)
     rotary = factory.get_rope(width, width, 2_048, 10_000, is_neox, scaling, dtype=dtype, partial_rotary_factor=share)
-    geometry = read_geometry(_model(rotary), max_shift=131_072)
+    max_shift = int(rope._FIXED_LENGTHS.get(class_name, lambda _: 131_072)(rotary))
+    geometry = read_geometry(_model(rotary), max_shift=max_shift)
     assert type(rotary).__name__ == class_name
-    assert (geometry.params[0].rotary_dim, geometry.params[0].is_neox_style) == (width * share, is_neox)
-    limit = 1e-3 if rotary.cos_sin_cache.dtype == torch.float32 else 2e-2
+    turning = width if name == "proportional" else width * share
+    assert (geometry.params[0].rotary_dim, geometry.params[0].is_neox_style) == (turning, is_neox)
+    limit = 1e-3 if dtype == torch.float32 else 2e-2
     assert models.rotation_error(rotary, geometry.params[0]) <= limit
 
 
@@ -82,25 +97,31 @@ def test_deepseek_yarn_is_read_and_verified(make: Callable[..., Any], is_neox: b
     assert models.rotation_error(rotary, geometry.params[0]) <= 1e-3
 
 
-@pytest.mark.parametrize(
-    "scaling",
-    [
-        {"rope_type": "dynamic", "factor": 2.0},
-        {"rope_type": "dynamic", "factor": 2.0, "alpha": 3.0},
-        {
-            "rope_type": "longrope",
-            "short_factor": [1.0] * 32,
-            "long_factor": [2.0] * 32,
-            "original_max_position_embeddings": 1_024,
-        },
-        {"rope_type": "proportional"},
-    ],
-    ids=["dynamic", "dynamic alpha", "longrope", "proportional"],
-)
-def test_inexact_or_unknown_scalings_are_refused_by_name(scaling: dict[str, object]) -> None:
-    rotary = factory.get_rope(64, 64, 2_048, 10_000, True, scaling, dtype=torch.float32)
-    with pytest.raises(UnsupportedError, match=type(rotary).__name__):
-        read_geometry(_model(rotary), max_shift=2_048)
+@pytest.mark.parametrize(("name", "fixed_len"), [("dynamic", 4_096), ("dynamic alpha", 2_048), ("longrope", 1_024)])
+def test_frequencies_that_change_behind_some_position_are_refused_there(name: str, fixed_len: int) -> None:
+    """SGLang's own modules: a table that grows has other frequencies there, or the whole batch turns by other ones."""
+    rotary = factory.get_rope(64, 64, 2_048, 10_000, True, SCALINGS[name][0], dtype=torch.float32)
+    start_with = f"{type(rotary).__name__} in a context of .*; start with --context-length {fixed_len}"
+    with pytest.raises(UnsupportedError, match=start_with):
+        read_geometry(_model(rotary), max_shift=fixed_len + 1)
+    (params,) = read_geometry(_model(rotary), max_shift=fixed_len).params
+    row, last = torch.randn(1, 64), fixed_len - 1
+
+    def turned(*positions: int) -> torch.Tensor:
+        rows = row.repeat(len(positions), 1)
+        return getattr(rotary, "forward_native", rotary)(torch.tensor(positions), rows.clone(), rows)[1][0]
+
+    def error(position: int, expected: torch.Tensor) -> float:
+        rows = torch.stack((turned(5), row[0]))[:, None]
+        splice_mla([rows], *(torch.tensor([at]) for at in (0, 1, position - 5)), params, rope_offset=0)
+        return relative_l2(rows[1, 0], expected)
+
+    assert error(last, turned(last)) <= 5e-3
+    if name == "longrope":
+        assert error(last, turned(last, fixed_len + 1)) > 0.1
+    else:
+        rotary._ensure_cos_sin_cache_length(fixed_len + 100)
+        assert error(fixed_len + 50, turned(fixed_len + 50)) > 0.1
 
 
 def test_every_known_class_name_is_sglangs() -> None:
@@ -118,7 +139,7 @@ def test_what_gemma3_hands_to_its_layers_is_read(scaling: dict[str, Any]) -> Non
     config = SimpleNamespace(rope_parameters={"rope_theta": 1e6, **scaling}, max_position_embeddings=8_192, head_dim=64)
     config.standardize_rope_params = lambda: None
     rotary = gemma3.Gemma3RotaryEmbedding(config)
-    params = rope._read_params(rotary)
+    params = rope._read_params(rotary, 8_192)
     assert (params.rotary_dim, params.is_neox_style) == (64, True)
 
     class Turns(nn.Module):

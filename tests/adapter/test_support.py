@@ -159,7 +159,7 @@ def test_values_are_shown_with_their_flags() -> None:
     [
         ("flex", r"; choose one of pic_cpu, fa3, flashinfer, triton, .* with --attention-backend\.$"),
         # What SGLang chooses on Blackwell for DeepSeek-V3.
-        ("trtllm_mla", r"; start with --attention-backend flashinfer\.$"),
+        ("trtllm_mla", r"; start with --prefill-attention-backend flashinfer, and --decode-attention-backend .*\.$"),
     ],
 )
 def test_a_backend_that_is_refused_comes_with_the_flag_that_helps(backend: str, way_out: str) -> None:

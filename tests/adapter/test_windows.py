@@ -1,7 +1,8 @@
 """Layers with sliding windows in a plain pool: a splice is exact wherever the edge of a window lies.
 
-Live models of two families: Gemma 3, whose layers with windows have a rotation of their own, and gpt-oss, with sinks.
-Runs are laid out by hand, so that the edge of a window lies where a case wants it.
+Live models of three families: Gemma 3, whose layers with windows have a rotation of their own, gpt-oss, with sinks, and
+Command-R7B, whose other layers have no positions. Runs are laid out by hand, so that the edge of a window lies where a
+case wants it.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ def run_cases(runner: Any, _: object) -> dict[str, Any]:
     }
     rows, _ = check_rows(runner, splicer, 64, None)
     results["start-up"] = dataclasses.asdict(rows)
+    results["turning"] = [index for index, rope in enumerate(splicer.geometry.params) if rope.inv_freq.any()]
     row = runner.req_to_token_pool.req_to_token[PADDING_ROW]
     with borrow_slots(view, 3, NUM_TOKENS, row) as slots, torch.no_grad():
         bench = Bench(runner, path, slots)
@@ -123,7 +125,9 @@ def run_cases(runner: Any, _: object) -> dict[str, Any]:
     return results
 
 
-@pytest.fixture(scope="module", params=[("tiny-gemma3", 1), ("tiny-gpt-oss", 16)], ids=lambda setup: setup[0])
+@pytest.fixture(
+    scope="module", params=[("tiny-gemma3", 1), ("tiny-gpt-oss", 16), ("tiny-cohere2", 1)], ids=lambda setup: setup[0]
+)
 def found(request: pytest.FixtureRequest, model_dir: Callable[[str], Path]) -> dict[str, Any]:
     """What `run_cases` finds, in one process a model."""
     name, page_size = request.param
@@ -131,7 +135,7 @@ def found(request: pytest.FixtureRequest, model_dir: Callable[[str], Path]) -> d
     return {"name": name, **on_live_model(run_cases, model_dir(name), **server)}
 
 
-@pytest.mark.feature("Gemma3ForCausalLM", "GptOssForCausalLM")
+@pytest.mark.feature("Cohere2ForCausalLM", "Gemma3ForCausalLM", "GptOssForCausalLM")
 @pytest.mark.parametrize("case", CASES)
 def test_a_splice_at_shift_zero_is_a_full_prefill(found: dict[str, Any], case: str) -> None:
     """In float32, over the whole vocabulary; runs were given other tokens, so that nothing computes them again."""
@@ -152,10 +156,14 @@ def test_rows_moved_from_elsewhere_are_those_computed_here(found: dict[str, Any]
 
 
 def test_windows_and_rotations_are_read_layer_by_layer(found: dict[str, Any]) -> None:
-    gemma = found["name"] == "tiny-gemma3"
+    gemma, cohere = (found["name"] == name for name in ("tiny-gemma3", "tiny-cohere2"))
     assert found["windows"] == ([WINDOW, WINDOW, -1, WINDOW] if gemma else [WINDOW, -1, WINDOW, -1])
     assert found["rotations"] == ([[0, 1, 3], [2]] if gemma else [[0, 1, 2, 3]])
-    assert ("Gemma3RotaryEmbedding" if gemma else "YaRNScalingRotaryEmbedding") in found["rotary"]
+    rotary = "Gemma3RotaryEmbedding" if gemma else "RotaryEmbedding" if cohere else "YaRNScalingRotaryEmbedding"
+    assert rotary in found["rotary"]
+    # Its module says nothing: keys that turn are told from others by measuring.
+    assert found["start-up"]["still_layers"] == ((1, 3) if cohere else ())
+    assert found["turning"] == ([0, 2] if cohere else [0, 1, 2, 3])
     assert found["start-up"]["keys"] < 1e-3
     assert found["start-up"]["unmoved_keys"] > 0.1
 
@@ -163,6 +171,6 @@ def test_windows_and_rotations_are_read_layer_by_layer(found: dict[str, Any]) ->
 def test_a_wrong_window_and_a_wrong_rotation_show(found: dict[str, Any]) -> None:
     """By far: no rounding looks like them."""
     assert found["no windows"]["kl"] > 1e-2
-    if found["name"] == "tiny-gemma3":
+    if found["name"] != "tiny-gpt-oss":
         assert found["one rotation for all"]["rows"] > 0.1
         assert found["one rotation for all"]["kl"] > 1e-3

@@ -41,16 +41,16 @@ def make(name: str, runner: Any) -> Any:
     return backend
 
 
-def _fa3(runner: Any) -> Any:
+def _flash_attention(runner: Any, version: int, capability: tuple[int, int]) -> Any:
     stand_in_sgl_kernel()
     module = importlib.import_module(f"{_ATTENTION}.flashattention_backend")
     importlib.import_module("sglang.kernels.ops.attention.flash_attention_v3")._is_fa3_supported = lambda *_: True
-    with mock.patch.object(module, "get_device_capability", return_value=(9, 0)):
-        return module.FlashAttentionBackend(runner, fa_impl_ver=3)
+    with mock.patch.object(module, "get_device_capability", return_value=capability):
+        return module.FlashAttentionBackend(runner, fa_impl_ver=version)
 
 
 def stand_in_sgl_kernel() -> None:
-    """A module `sgl_kernel` with what the backend `fa3` imports of it."""
+    """Modules with what the backends `fa3` and `fa4` import of them."""
     if "sgl_kernel" in sys.modules:
         return
     package, flash_attn = ModuleType("sgl_kernel"), ModuleType("sgl_kernel.flash_attn")
@@ -59,7 +59,8 @@ def stand_in_sgl_kernel() -> None:
     flash_attn.flash_attn_with_kvcache = kernels.flash_attn_with_kvcache  # type: ignore[attr-defined]
     flash_attn.flash_attn_varlen_func = kernels.flash_attn_varlen_func  # type: ignore[attr-defined]
     flash_attn.get_scheduler_metadata = lambda **_: None  # type: ignore[attr-defined]
-    sys.modules |= {"sgl_kernel": package, "sgl_kernel.flash_attn": flash_attn}
+    fourth = "sglang.kernels.ops.attention.flash_attention_v4"
+    sys.modules |= {"sgl_kernel": package, "sgl_kernel.flash_attn": flash_attn, fourth: flash_attn}
 
 
 def _flashinfer_module() -> Any:
@@ -97,7 +98,8 @@ def _trtllm_mha(runner: Any) -> Any:
 
 
 BACKENDS: Final[dict[str, Callable[[Any], Any]]] = {
-    "fa3": _fa3,
+    "fa3": lambda runner: _flash_attention(runner, 3, (9, 0)),
+    "fa4": lambda runner: _flash_attention(runner, 4, (10, 0)),
     "flashinfer": lambda runner: _flashinfer_module().FlashInferAttnBackend(runner),
     "flashinfer@mla": _flashinfer_mla,
     "triton": _triton,

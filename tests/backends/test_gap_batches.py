@@ -53,6 +53,9 @@ SUBJECTS = [
     Subject("fa3", "mla"),
     Subject("fa3", "gemma", pages=(16,)),
     Subject("fa3", "gpt-oss", pages=(1,)),
+    # As on SM100, where SGLang chooses it for models with windows.
+    Subject("fa4", "gqa", "bfloat16", pages=(128,)),
+    Subject("fa4", "gpt-oss", pages=(128,)),
     Subject("flashinfer", "gqa"),
     Subject("flashinfer", "gemma", pages=(16,)),
     Subject("flashinfer@mla", "mla"),

@@ -188,7 +188,10 @@ def rotation_error(rotary: nn.Module, params: RopeParams) -> float:
 
     def rotated(position: int) -> Tensor:
         with torch.no_grad():
-            turned = rotary.forward_native(torch.full((4,), position), keys.clone(), keys.clone())[1]
+            if hasattr(rotary, "forward_native"):
+                turned = rotary.forward_native(torch.full((4,), position), keys.clone(), keys.clone())[1]
+            else:
+                turned = rotary(torch.full((4,), position), keys.flatten(1), keys.flatten(1))[1]
         return turned.reshape(keys.shape).contiguous()
 
     errors = []

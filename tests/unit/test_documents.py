@@ -21,6 +21,7 @@ PAGES = [
     ROOT / "SECURITY.md",
     ROOT / "sglang_pic" / "README.md",
     OPERATE,
+    ROOT / "sglang_pic" / "MODELS.md",
     PAGE,
     ROOT / "bench" / "results" / "README.md",
     *sorted(study.PAGES.glob("*.md")),

@@ -69,6 +69,8 @@ class Model:
         self.position_dependent = 0.0
         self.noise = 0.0
         """Relative L2 that a layer's output gets, drawn anew in every pass."""
+        self.still: tuple[int, ...] = ()
+        """Layers that do not turn their keys, whatever the geometry says."""
         self.num_flipped = 0
         """Tokens whose layer output is another one altogether, others in every pass: they chose another expert."""
         self._draw = torch.Generator().manual_seed(5)
@@ -80,7 +82,8 @@ class Model:
         for layer, weights in enumerate(self.weights):
             query, key, value = (hidden @ weight for weight in weights)
             value = value + self.position_dependent * position
-            turned, key = (x[:, 0] for x in self.rotary.forward_native(positions, query[:, None], key[:, None]))
+            if layer not in self.still:
+                query, key = (x[:, 0] for x in self.rotary.forward_native(positions, query[:, None], key[:, None]))
             if self.view.kind is PoolKind.MLA:
                 self.view.keys[layer][slots] = torch.cat((value, key), dim=1)[:, None].to(self.view.dtype)
                 row = self.view.keys[layer][slots, 0].float()
@@ -89,7 +92,7 @@ class Model:
                 for buffer, rows in ((self.view.keys[layer], key), (self.view.values[layer], value)):
                     buffer[slots] = rows[:, None].expand(-1, 2, -1).to(self.view.dtype)
                 value, key = (buffer[layer][slots, 0].float() for buffer in (self.view.values, self.view.keys))
-            scores = (turned @ key.T + mask).softmax(-1)
+            scores = (query @ key.T + mask).softmax(-1)
             hidden = self._disturb(torch.nn.functional.pad(scores @ value, (0, 32 - value.shape[1])) + hidden)
 
     def _disturb(self, hidden: Tensor) -> Tensor:
@@ -151,6 +154,24 @@ def test_one_wrong_layer_is_named_among_noisy_ones(kind: PoolKind, noise: float,
     model.noise = noise
     with pytest.raises(ContractError, match=r"^layer 2: keys moved by"):
         model.check(replace_rope(model.geometry, WRONG[name], (2,)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("noise", [0, 0.15])
+@pytest.mark.parametrize("still", [(0,), (2,), (0, 1)])
+def test_layers_that_do_not_turn_are_found(kind: PoolKind, noise: float, still: tuple[int, ...]) -> None:
+    """A layer whose rotation was read wrongly is none of them; and where none turns, positions were not heeded."""
+    model = Model(kind, torch.bfloat16)
+    model.noise, model.still = noise, still
+    found = model.check()
+    assert found.still_layers == still
+    assert found.unmoved_keys > 0.5
+    turning = ({0, 1, 2} - set(still)).pop()
+    with pytest.raises(ContractError, match=rf"^layer {turning}: keys moved by"):
+        model.check(replace_rope(model.geometry, WRONG["sign"], (turning,)))
+    model.still = (0, 1, 2)
+    with pytest.raises(ContractError, match=r"^layer 0: keys moved by"):
+        model.check()
 
 
 @pytest.mark.parametrize(("kind", "rest"), [(PoolKind.MHA, "values"), (PoolKind.MLA, "latent rows")])

@@ -116,18 +116,11 @@ def _with_two_rotations() -> nn.Module:
 @pytest.mark.parametrize(
     ("layer", "match"),
     [
-        (
-            _layer(_rotary("DynamicNTKScalingRotaryEmbedding")),
-            "DynamicNTKScalingRotaryEmbedding.*change with the length",
-        ),
-        (_layer(_rotary("Phi3LongRoPEScaledRotaryEmbedding")), "Phi3LongRoPEScaledRotaryEmbedding"),
+        (_layer(_rotary("DualChunkRotaryEmbedding")), "DualChunkRotaryEmbedding: key positions wrap"),
         (_layer(_rotary("NovelRotaryEmbedding")), "NovelRotaryEmbedding: how it rotates keys is not known"),
-        (_layer(None), r"layer 'layers\.1' \(Attention\), which has no rotary embedding: every layer must have one"),
         (_layer(models.RotaryEmbedding(), is_cross_attention=True), "which attends to other text"),
         (_layer(models.RotaryEmbedding(), use_irope=True), "which attends in chunks"),
-        (_layer(nn.ModuleList([models.RotaryEmbedding()] * 2)), "no rotary"),
         (_with_two_rotations(), r"several rotary embeddings \(RotaryEmbedding, RotaryEmbedding\)"),
-        (models.Attention(models.RotaryEmbedding(), models.RadixAttention(1), use_rope=False), "no rotary embedding"),
         (_layer(models.RotaryEmbedding(), 0), "on the rows of layer 'layers.0'"),
         (HUNYUAN(models.RotaryEmbedding(), CORE, use_qk_norm=True), "which normalises keys after their rotation"),
     ],
@@ -139,9 +132,26 @@ def test_refuses_layers_by_name(layer: nn.Module, match: str) -> None:
     assert models.LINE.fullmatch(str(caught.value))
 
 
-def test_refuses_a_model_without_rope() -> None:
-    with pytest.raises(UnsupportedError, match="Linear, which has no rotary embedding"):
-        _read(nn.Linear(2, 2))
+@pytest.mark.parametrize(
+    "layer",
+    [
+        _layer(None),
+        _layer(nn.ModuleList([models.RotaryEmbedding()] * 2)),
+        models.Attention(models.RotaryEmbedding(base=1e6), models.RadixAttention(1), use_rope=False),
+    ],
+)
+def test_keys_of_layers_that_say_they_have_no_positions_do_not_turn(layer: nn.Module) -> None:
+    geometry = _read(models.make_model(_layer(models.RotaryEmbedding(), 0), layer, _layer(None, 2)))
+    (turning, first), (still, others) = geometry.groups()
+    assert (first, others) == ([0], [1, 2])
+    assert turning.inv_freq.all()
+    assert not still.inv_freq.any()
+
+
+@pytest.mark.parametrize("model", [nn.Linear(2, 2), models.make_model(_layer(None))])
+def test_refuses_a_model_without_rope(model: nn.Module) -> None:
+    with pytest.raises(UnsupportedError, match="which has no rotary embedding: as no layer of its model has one"):
+        _read(model)
 
 
 @pytest.mark.parametrize("max_shift", [0, -1, 1 << 25])

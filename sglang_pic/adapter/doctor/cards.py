@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
+from unittest.mock import patch
 
 from sglang_pic.errors import UnsupportedError
 
@@ -40,6 +41,8 @@ def pretend(name: str | None) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(override_platform(**_facts(*CARDS[name])))
+        # Some of SGLang asks torch, whatever its platform says.
+        stack.enter_context(patch("torch.cuda.get_device_capability", lambda *_: CARDS[name]))
         yield
 
 

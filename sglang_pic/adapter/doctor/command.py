@@ -1,4 +1,4 @@
-"""The verb `sglang-pic doctor [MODEL] [-- server flags]`."""
+"""The verb `sglang-pic doctor [MODEL] [-- server flags]`, and `sglang-pic doctor --families`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import sys
 
 from sglang_pic.adapter.doctor.cards import CARDS
 from sglang_pic.arguments import collect_after_dashes
+from sglang_pic.errors import ConfigError
 
 REFUSED = 1
+_OF_FAMILIES = ("h100", "h200", "b200")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic doctor`."""
-    parser.usage = "sglang-pic doctor [MODEL] [--card CARD] [--json] [-- SERVER FLAG ...]"
+    parser.usage = (
+        "sglang-pic doctor [MODEL] [--card CARD] [--json] [-- SERVER FLAG ...]\n"
+        "       sglang-pic doctor --families [--card CARD,CARD...] [--json]"
+    )
     parser.add_argument(
         "model",
         nargs="?",
@@ -22,8 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--card",
-        choices=sorted(CARDS),
-        help="answer for a server with this card; the machine need not have the card",
+        type=_cards,
+        default=[],
+        help=f"answer for a server with this card ({', '.join(sorted(CARDS))}); the machine need not have it",
+    )
+    parser.add_argument(
+        "--families",
+        action="store_true",
+        help=f"answer for the models that people serve, on several cards ({','.join(_OF_FAMILIES)})",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.set_defaults(server_args=[])
@@ -36,10 +47,34 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: the model cannot be read, or a flag is none of SGLang's.
     """
+    if args.families:
+        return _run_families(args)
+    if len(args.card) > 1:
+        raise ConfigError(f"--card {','.join(args.card)}: name one card, or add --families.")
     from sglang_pic.adapter.doctor.examine import examine
     from sglang_pic.adapter.doctor.findings import render, to_json
 
     print("sglang-pic: reading SGLang's arguments, about 20 s", file=sys.stderr)
-    findings = examine(args.model, args.server_args, card=args.card)
+    findings = examine(args.model, args.server_args, card=next(iter(args.card), None))
     print(to_json(findings) if args.json else render(findings), end="")
     return REFUSED if findings.refused else 0
+
+
+def _run_families(args: argparse.Namespace) -> int:
+    if args.model is not None or args.server_args:
+        raise ConfigError("--families: takes neither a MODEL nor server flags; each family has its own.")
+    from sglang_pic.adapter.doctor.families import render, survey
+    from sglang_pic.adapter.doctor.findings import to_json
+
+    print("sglang-pic: reading SGLang's arguments, about 40 s", file=sys.stderr)
+    found = survey(args.card or _OF_FAMILIES)
+    print(to_json(found) if args.json else render(found), end="")
+    return 0
+
+
+def _cards(text: str) -> list[str]:
+    cards = text.split(",")
+    unknown = [card for card in cards if card not in CARDS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(sorted(CARDS))}")
+    return cards

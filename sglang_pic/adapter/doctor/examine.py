@@ -30,6 +30,7 @@ from sglang_pic.adapter.support import (
 from sglang_pic.certificate import Served, check_certificate, policy_settings
 from sglang_pic.config import load_config
 from sglang_pic.errors import ConfigError, ContractError, UnsupportedError
+from sglang_pic.runtime.rope import refuse_length
 
 
 def examine(model: str | None, flags: Sequence[str], *, card: str | None) -> Findings:
@@ -58,7 +59,7 @@ def examine(model: str | None, flags: Sequence[str], *, card: str | None) -> Fin
             changed += changed_attention(resolved.attention)
             found += _server(resolved)
             computed += _computed(resolved)
-            refused += _refusals(resolved)
+            refused += refusals_of(resolved)
             changed += check_features(resolved.context)
             certificate = _certificate(resolved)
     except ContractError as error:
@@ -77,23 +78,25 @@ def examine(model: str | None, flags: Sequence[str], *, card: str | None) -> Fin
     )
 
 
+def refusals_of(resolved: Resolved) -> Iterator[str]:
+    """Every refusal of start-up that can be told without the model, one line each."""
+    yield from refusals(resolved.context)
+    if disaggregation_mode(resolved.context) == "decode":
+        return
+    yield from _refused_by(lambda: max_sequences(resolved.context.tp_worker.model_runner))
+    context_len = resolved.context.model_config.context_len
+    yield from _refused_by(lambda: refuse_length(f"{resolved.embedding}", resolved.rotary, context_len))
+    for judged in (_embedding(resolved), _rows(resolved)):
+        if judged.level is Level.REFUSED:
+            yield judged.refused.line(judged.what)
+
+
 def _refused_by(check: Callable[[], object]) -> Iterator[str]:
     """The line with which a check refuses, if it does."""
     try:
         check()
     except (ConfigError, UnsupportedError) as error:
         yield str(error)
-
-
-def _refusals(resolved: Resolved) -> Iterator[str]:
-    """Every refusal of start-up, one after the other."""
-    yield from refusals(resolved.context)
-    if disaggregation_mode(resolved.context) == "decode":
-        return
-    yield from _refused_by(lambda: max_sequences(resolved.context.tp_worker.model_runner))
-    for judged in (_embedding(resolved), _rows(resolved)):
-        if judged.level is Level.REFUSED:
-            yield judged.refused.line(judged.what)
 
 
 def _certificate(resolved: Resolved) -> str | None:

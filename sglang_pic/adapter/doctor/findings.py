@@ -37,7 +37,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 OPEN = "start-up checks on the live model whether rows move rightly, what a splice costs and how answers change"
 
 
-def to_json(findings: Findings) -> str:
+def to_json(findings: msgspec.Struct) -> str:
     """One JSON object."""
     return msgspec.json.format(msgspec.json.encode(findings), indent=2).decode() + "\n"
 

@@ -28,8 +28,15 @@ class Resolved(NamedTuple):
     """The server's arguments as SGLang resolved them."""
     dtype: torch.dtype
     """Of the KV rows."""
-    embedding: str | None
-    """Class of the rotary embedding; None where it is known only when the model is built."""
+    rotary: object
+    """The rotary embedding, as far as it was made; None where it is known only when the model is built."""
+
+    @property
+    def embedding(self) -> str | None:
+        """Class of the rotary embedding."""
+        if self.architecture in _WITH_GEMMA3_ROPE:
+            return "Gemma3RotaryEmbedding"
+        return None if self.rotary is None else type(self.rotary).__name__
 
     @property
     def architecture(self) -> str:
@@ -93,8 +100,7 @@ def _parse(argv: list[str]) -> Any:
 
 def _read(args: Any) -> Resolved:
     from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of, resolved_view
-    from sglang.srt.configs.model_config import is_deepseek_dsa
-    from sglang.srt.mem_cache.kv_cache_builder import uses_ssm_state
+    from sglang.srt.configs.model_config import is_deepseek_dsa, is_minimax_sparse
     from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
 
     try:
@@ -125,12 +131,23 @@ def _read(args: Any) -> Resolved:
         model_config=model_config,
         tp_worker=SimpleNamespace(model_runner=runner),
         is_hybrid_swa=model_config.is_hybrid_swa,
-        is_hybrid_ssm=uses_ssm_state(model_config),
-        is_dsa=is_deepseek_dsa(model_config.hf_config),
+        is_hybrid_ssm=_has_state(model_config),
+        # The pool of the second is known only when it is made.
+        is_dsa=is_deepseek_dsa(model_config.hf_config) or is_minimax_sparse(model_config.hf_config),
         disable_radix_cache=view.disable_radix_cache,
         enable_hierarchical_cache=view.enable_hierarchical_cache,
     )
-    return Resolved(context, view, dtype, _embedding_of(model_config))
+    return Resolved(context, view, dtype, _rotary_of(model_config))
+
+
+def _has_state(model_config: Any) -> bool:
+    from sglang.srt.mem_cache.kv_cache_builder import uses_ssm_state
+
+    try:
+        return bool(uses_ssm_state(model_config))
+    except ValueError:
+        # How large Inkling's state is depends on the server's processes, which are not there.
+        return True
 
 
 # Their configurations do not name the rotary embedding that turns their keys (`runtime/rope.py`).
@@ -138,19 +155,18 @@ _WITH_GEMMA3_ROPE: Final = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration
 
 
 class _Found(Exception):
-    """The class of a rotary embedding, raised where its table would be made: kernels may be missing here."""
+    """Raised with a rotary embedding where its table would be made: kernels may be missing here."""
 
 
-def _embedding_of(model_config: Any) -> str | None:
-    """The class that SGLang's models ask for by the configuration's scaling of rotary frequencies."""
+def _rotary_of(model_config: Any) -> object:
+    """What SGLang's models ask for by the configuration's scaling of rotary frequencies."""
     from sglang.srt.layers.rotary_embedding import RotaryEmbedding, get_rope
     from sglang.srt.utils.hf_transformers.common import get_rope_config
 
-    def found(self: object, *_: object, **__: object) -> None:
-        raise _Found(type(self).__name__)
+    def found(self: Any, _size: int, _dim: int, max_position_embeddings: int, *_: object, **__: object) -> None:
+        self.max_position_embeddings = max_position_embeddings
+        raise _Found(self)
 
-    if model_config.hf_config.architectures[0] in _WITH_GEMMA3_ROPE:
-        return "Gemma3RotaryEmbedding"
     config = model_config.hf_text_config
     theta, scaling = get_rope_config(config)
     head_dim = getattr(config, "qk_rope_head_dim", None) or model_config.head_dim
@@ -159,14 +175,13 @@ def _embedding_of(model_config: Any) -> str | None:
     dual_chunk = getattr(config, "dual_chunk_attention_config", None)
     original, RotaryEmbedding.__init__ = RotaryEmbedding.__init__, found
     try:
-        rotary = get_rope(
-            *(head_dim, head_dim, model_config.context_len, theta),
+        return get_rope(
+            *(head_dim, head_dim, getattr(config, "max_position_embeddings", model_config.context_len), theta),
             rope_scaling=scaling or None,
             dual_chunk_attention_config=dual_chunk,
         )
-        return type(rotary).__name__
-    except _Found as found_class:
-        return str(found_class)
+    except _Found as found_rotary:
+        return found_rotary.args[0]
     except (ImportError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
         return None
     finally:

@@ -52,7 +52,7 @@ def check_rows(
     Args:
         runner: SGLang's model runner, the forward hooks applied.
         splicer: the one that the forward hooks use; moves rows of the runner's KV pool by the rotation read from its
-            model.
+            model. It leaves the keys of layers alone that turn out to use no positions.
         max_sequences: most sequences of one batch, 2 or more.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
         draft_input: of a draft model, which is run as SGLang runs it, what a prefill is given beside its tokens.
@@ -71,6 +71,7 @@ def check_rows(
         bench = _Bench(runner, splicer, row, RowSlots(*slots), tokens, draft_input)
         errors = measure_rows(splicer, bench.compute, bench.slots, shifts)
         moved = judge_rows(agree_on_largest(errors, tp_group), view, shifts)
+        splicer.hold(moved.still_layers)
         shares = bench.measure_gap_batch(wrong, _RUNS[: max_sequences - 1], max(shifts))
         gaps = judge_gaps(agree_on_largest(shares, tp_group), view, runner.prefill_attention_backend_str)
     return moved, gaps

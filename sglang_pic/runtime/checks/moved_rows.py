@@ -79,9 +79,12 @@ class RowErrors:
     rest: float
     """Of what does not turn, in any layer: values, latent rows, the rest of the keys."""
     unmoved_keys: float
-    """Of keys that were not rotated, at the longest shift, the smallest over layers: what a fault looks like."""
+    """Of keys that were not rotated, at the longest shift, the smallest over layers that turn: how a fault looks."""
     noisy_layers: tuple[int, ...] = ()
     """Layers behind the first whose error is larger than in the tested models, though nothing in them is wrong."""
+    still_layers: tuple[int, ...] = ()
+    """Layers, counted from the pool's first, that hold a rotary embedding and whose keys are the same at any position.
+    The errors are those of keys that were not rotated there."""
 
 
 def checked_shifts(context_len: int, num_tokens: int) -> tuple[int, ...]:
@@ -129,6 +132,7 @@ def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErro
 
     The first layer is judged by a limit. A deeper one is judged by whether its keys are further off than the rest of
     its rows: what it got from the layers before, such as other experts for some tokens, is reported and not judged.
+    A layer that fails, and would not if its keys had been left alone, uses no positions, as long as others do.
 
     Args:
         errors: what `measure_rows` returned, the worst of all ranks.
@@ -140,10 +144,9 @@ def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErro
         UnsupportedError: what does not turn depends on the position too, so that no shift is exact.
     """
     limits = ROW_LIMITS[view.dtype]
-    keys, rest = errors[..., 0], errors[..., 1]
-    wrong = errors[..., :2].isinf()
-    wrong[:, 0] |= errors[:, 0, :2] > limits.first
-    wrong[..., 0] |= (keys > limits.deeper) & (keys > _UNEXPLAINED * rest)
+    still = _still_layers(errors, limits)
+    errors = torch.where(still[:, None], errors[..., [2, 1, 2]], errors)
+    keys, rest, wrong = errors[..., 0], errors[..., 1], _wrong(errors, limits)
     # The first layer that fails gives the reason; the layers behind it have its error in their inputs.
     over = wrong.transpose(0, 1).nonzero()
     if over.numel():
@@ -165,9 +168,27 @@ def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErro
         first_keys=float(keys[:, 0].max()),
         keys=float(keys.max()),
         rest=float(rest.max()),
-        unmoved_keys=float(errors[farthest, :, 2].min()),
+        unmoved_keys=float(errors[farthest, ~still, 2].min()),
         noisy_layers=tuple(view.start_layer + int(layer) for layer in (worst > limits.deeper).nonzero()[:, 0]),
+        still_layers=tuple(int(layer) for layer in still.nonzero()[:, 0]),
     )
+
+
+def _wrong(errors: Tensor, limits: RowLimits) -> Tensor:
+    """`[num_shifts, num_layers, 2]`: whether keys, and the rest, are too far off."""
+    keys, rest = errors[..., 0], errors[..., 1]
+    wrong = errors[..., :2].isinf()
+    wrong[:, 0] |= errors[:, 0, :2] > limits.first
+    wrong[..., 0] |= (keys > limits.deeper) & (keys > _UNEXPLAINED * rest)
+    return wrong
+
+
+def _still_layers(errors: Tensor, limits: RowLimits) -> Tensor:
+    """`[num_layers]`: whether keys are right at every shift if they are not rotated, and wrong at one if they are."""
+    turned, unturned = (_wrong(errors[..., kinds], limits)[..., 0].any(dim=0) for kinds in ([0, 1], [2, 1]))
+    still = turned & ~unturned
+    # NOTE: if no layer turned, the pass would not have seen the positions that it was given.
+    return still & bool((~still).any())
 
 
 def _compare(splicer: Splicer, layer: int, src: Tensor, moved: Tensor, fresh: Tensor) -> tuple[float, float, float]:

@@ -1,0 +1,215 @@
+"""Asks for every family of models that people serve whether its servers would start, and how many people that is."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any, Final
+
+import msgspec
+
+from sglang_pic.adapter.contract import BUILT_FOR
+from sglang_pic.adapter.doctor.cards import CARDS
+from sglang_pic.adapter.doctor.examine import refusals_of
+from sglang_pic.adapter.doctor.server import resolve
+from sglang_pic.errors import Refused, UnsupportedError
+
+_SM100: Final = (10, 0)
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Models that SGLang serves in one way; `families.toml` says what each field is."""
+
+    name: str
+    config: dict[str, Any]
+    source: str
+    revisions: dict[str, int] = {}
+    flags: str = ""
+    blackwell: str | None = None
+    unsure: str = ""
+
+    @property
+    def weight(self) -> int:
+        """Stored revisions of its pages."""
+        return sum(self.revisions.values())
+
+    def flags_on(self, card: str) -> list[str]:
+        """What its servers are started with on a card."""
+        other = self.blackwell if CARDS[card] >= _SM100 else None
+        return (self.flags if other is None else other).split()
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the servers of a family would start on a card."""
+
+    card: str
+    flags: str
+    """Those that they are started with."""
+    needed: str = ""
+    """Further flags with which alone they start; empty if they start without, or not at all."""
+    refused: str = ""
+    """Why they do not start; empty where they do."""
+
+
+class Answers(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a family, by card."""
+
+    name: str
+    weight: int
+    source: str
+    unsure: str
+    answers: list[Answer]
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """Parts of what people serve, in `[0, 1]`, on a card."""
+
+    card: str
+    starts: float
+    with_flags: float
+    refused: float
+
+
+class Survey(msgspec.Struct, frozen=True, kw_only=True):
+    """All families, on the cards that were asked for."""
+
+    families: list[Answers]
+    shares: list[Share]
+
+
+def load_families() -> list[Family]:
+    """All families, the most served first."""
+    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf8"))
+    return msgspec.convert(table["family"], list[Family])
+
+
+def survey(cards: Sequence[str]) -> Survey:
+    """Ask for every family on each of `cards`, as the doctor does for one model.
+
+    Raises:
+        ConfigError: a flag is none of SGLang's.
+    """
+    found = []
+    for family in load_families():
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps({"dtype": "bfloat16"} | family.config))
+            answers = [_answer(family, folder, card) for card in cards]
+        found.append(
+            Answers(name=family.name, weight=family.weight, source=family.source, unsure=family.unsure, answers=answers)
+        )
+    return Survey(families=found, shares=[_share(card, found) for card in cards])
+
+
+def render(found: Survey) -> str:
+    """The page `MODELS.md`."""
+    return "".join(f"{line}\n" for line in _lines(found))
+
+
+def _answer(family: Family, folder: str, card: str) -> Answer:
+    flags = family.flags_on(card)
+    refused = _refused(folder, flags, card)
+    needed = [flag for line in refused for flag in _ways_out(line)]
+    if needed:
+        refused = _refused(folder, [*flags, *needed], card)
+    if refused:
+        return Answer(card=card, flags=" ".join(flags), refused=_shortened(refused[0]))
+    return Answer(card=card, flags=" ".join(flags), needed=" ".join(needed))
+
+
+def _refused(folder: str, flags: Sequence[str], card: str) -> list[str]:
+    try:
+        return [*refusals_of(resolve(folder, flags, card=card))]
+    except UnsupportedError as error:
+        return [str(error)]
+
+
+def _ways_out(line: str) -> list[str]:
+    """The flags that a refusal says to start with."""
+    found = re.search(r"; start with (--[^,;.]+)", line)
+    return found[1].split() if found else []
+
+
+def _shortened(line: str) -> str:
+    """A refusal without what all of them say."""
+    before, after = Refused("REASON").line("WHAT").split("WHAT: REASON")
+    return line.removeprefix(before).removesuffix(after)
+
+
+def _share(card: str, found: Sequence[Answers]) -> Share:
+    total = sum(each.weight for each in found)
+    weights = {"starts": 0, "with_flags": 0, "refused": 0}
+    for each in found:
+        (answer,) = (answer for answer in each.answers if answer.card == card)
+        weights["refused" if answer.refused else "with_flags" if answer.needed else "starts"] += each.weight
+    return Share(card=card, **{name: weight / total for name, weight in weights.items()})
+
+
+def _lines(found: Survey) -> Iterator[str]:
+    cards = [share.card for share in found.shares]
+    yield "# Which models start"
+    yield ""
+    yield f"Of what people serve with SGLang {BUILT_FOR}, `--radix-cache-backend pic` starts"
+    yield ""
+    yield from _table(
+        ["on", "as it is:", "with one more flag:", "not:"],
+        (
+            [share.card.upper(), *map(_percent, (share.starts, share.with_flags, share.refused))]
+            for share in found.shares
+        ),
+    )
+    yield from (line for text in _ABOUT for line in ("", fill(" ".join(text.split()), 160, break_on_hyphens=False)))
+    yield ""
+    total = sum(each.weight for each in found.families)
+    yield from _table(
+        ["models", "share:", *map(str.upper, cards), "what to add, or why not"],
+        (
+            [each.name, _percent(each.weight / total) if each.weight else "", *map(_shown, each.answers), _why(each)]
+            for each in found.families
+        ),
+    )
+    yield ""
+    yield "Not looked up again, so perhaps not as published:"
+    yield ""
+    yield from (f"- {each.name}: {each.unsure}" for each in found.families if each.unsure)
+
+
+_ABOUT: Final = (
+    """`sglang-pic doctor --families > sglang_pic/MODELS.md` wrote this page. For each family it asks what `sglang-pic
+    doctor MODEL` asks for one model: SGLang resolves the arguments with which its cookbook starts the family, on
+    the family's configuration, and the plugin's tables are read. *Starts* means that these checks pass. No weights
+    were read, and no GPU has run any of it. On the live model start-up checks the rest: that rows move rightly,
+    what a splice costs and how answers change.""",
+    """A share is the family's part of the stored revisions of SGLang's cookbook pages (until October 2026): what
+    people work on there, not how many servers run it. A family without a share has no page.""",
+)
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.1f} %"
+
+
+def _shown(answer: Answer) -> str:
+    return "no" if answer.refused else "with a flag" if answer.needed else "starts"
+
+
+def _why(family: Answers) -> str:
+    """What to add, or why not; with the cards, where these differ."""
+    cards: dict[str, list[str]] = {}
+    for answer in family.answers:
+        if answer.refused or answer.needed:
+            cards.setdefault(answer.refused or f"`{answer.needed}`", []).append(answer.card.upper())
+    if len(cards) == 1:
+        return next(iter(cards))
+    return "; ".join(f"{', '.join(names)}: {why}" for why, names in cards.items())
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Markdown; columns whose title ends in a colon are set to the right."""
+    rules = ["---:" if title.endswith(":") else "---" for title in header]
+    for row in ([title.removesuffix(":") for title in header], rules, *rows):
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
