@@ -146,7 +146,9 @@ def test_the_tail_is_computed(tail_tokens: int, compute_from: int | None) -> Non
     body = text(0, 400)
     index = index_of(join(text(1, 45), body, text(2, 20)))
     prompt = join(text(3, 40), body, text(4, 30))
-    plan = plan_of(index, prompt, options=asking(tail_tokens=tail_tokens, compute_from=compute_from))
+    plan = plan_of(
+        index, prompt, options=asking(tail_tokens=tail_tokens, near_tokens=4 * tail_tokens, compute_from=compute_from)
+    )
     last = len(prompt) if compute_from is None else min(len(prompt), compute_from + 1)
     # Of what stands before, only the 40 tokens before the body are not the donor's too.
     knows_most = 0.4 * (last - 4 * tail_tokens) >= 40
@@ -178,7 +180,7 @@ def test_a_donor_that_has_seen_less_fits_the_tail_and_one_that_has_seen_else_doe
 ) -> None:
     index = index_of(join(*donor))
     tokens = join(*prompt, text(6, 5))
-    options = asking(tail_tokens=105, foreign_tokens=8, unseen_percent=20, seam_tokens=2)
+    options = asking(tail_tokens=105, near_tokens=420, foreign_tokens=8, unseen_percent=20, seam_tokens=2)
     plan = plan_of(index, tokens, options=options)
     closing = (len(tokens) - 103, len(tokens) - 5)
     assert (closing in spans(plan)) == fits
@@ -188,7 +190,7 @@ def test_a_donor_that_has_seen_less_fits_the_tail_and_one_that_has_seen_else_doe
 def test_the_tail_goes_to_the_donor_that_fits_though_another_is_longer() -> None:
     index = index_of(join(HEAD, CLOSING), join(HEAD[:240], text(7, 160), TURN, CLOSING))
     tokens = join(HEAD, TURN, CLOSING, text(6, 5))
-    options = asking(tail_tokens=105, foreign_tokens=8, unseen_percent=20)
+    options = asking(tail_tokens=105, near_tokens=420, foreign_tokens=8, unseen_percent=20)
     plan = plan_of(index, tokens, prefix_len=len(HEAD), options=options)
     assert [(run.target_start, run.target_end, run.shift) for run in plan.runs] == [(301, 360, -100), (361, 460, 60)]
     without = plan_of(index, tokens, prefix_len=len(HEAD))
