@@ -142,6 +142,8 @@ def test_arms_differ_in_exactly_what_they_should() -> None:
     assert pic.env == {"SGLANG_PIC_CONFIG": config}
     assert off.custom_params == {"pic": {"mode": "off"}}
     assert pic.custom_params == {}
+    (again,) = build_arms(["stock-again"], server_args=["--file-storage-path", "s/{arm}"], pic_config=None)
+    assert again.server_args[-1] == "s/stock-again", "each arm has a store of its own"
     assert stock.env["SGLANG_PIC_CONFIG"] is None
     loaded = set(str(stock.env["SGLANG_PLUGINS"]).split(","))
     assert loaded.isdisjoint({"pic", "pic_probe"}), "stock must not load the cache's plugin, nor its probe"
