@@ -52,6 +52,9 @@ class Server(StandIn):
     def greedy(self, _prompt: list[int], _arms: list[Arm], _keys: list[str], num_tokens: int) -> list[list[int]]:
         return [[1] * num_tokens]
 
+    def compute(self, tokens: list[int], *, key: str, off: bool) -> None:
+        """Half of a prompt."""
+
     def serve(self, tokens: list[int], arm: Arm, *, key: str) -> None:
         """Nothing is recorded of an answer."""
 
@@ -62,7 +65,7 @@ class Server(StandIn):
         # KL of two nearly even distributions is half the variance of their logits' difference.
         spread = (2 * about * self.rng.lognormal(0, 0.3)) ** 0.5
         noise = spread * self.rng.standard_normal(recorded.logits.shape)
-        prefix = len(asked.prompt) - 1 if asked.arm.name == "exact" else 0
+        prefix = len(asked.prompt) // 2 if asked.arm.name == "exact" else 0
         return Recorded(noise.astype(np.float32), [], None, prefix, recorded.chunk_hit_tokens)
 
 
