@@ -6,7 +6,7 @@ A folder's kind is in its config.json. Files that no run writes are never delete
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -108,7 +108,7 @@ def read_json(path: Path, kind: type[T], word: str) -> T:
         raise BenchError(f"{path}: not {word} ({error}).") from error
 
 
-def write_json(path: Path, value: msgspec.Struct | dict[str, str]) -> None:
+def write_json(path: Path, value: msgspec.Struct | Mapping[str, object]) -> None:
     """Write `value` as indented JSON with a final newline, all of it or nothing."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 

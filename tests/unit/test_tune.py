@@ -49,6 +49,12 @@ class Server(StandIn):
     def flush(self) -> None:
         self.passes.append("")
 
+    def greedy(self, _prompt: list[int], _arms: list[Arm], _keys: list[str], num_tokens: int) -> list[list[int]]:
+        return [[1] * num_tokens]
+
+    def compute(self, tokens: list[int], *, key: str, off: bool) -> None:
+        """Half of a prompt."""
+
     def serve(self, tokens: list[int], arm: Arm, *, key: str) -> None:
         """Nothing is recorded of an answer."""
 
@@ -59,7 +65,7 @@ class Server(StandIn):
         # KL of two nearly even distributions is half the variance of their logits' difference.
         spread = (2 * about * self.rng.lognormal(0, 0.3)) ** 0.5
         noise = spread * self.rng.standard_normal(recorded.logits.shape)
-        prefix = len(asked.prompt) - 1 if asked.arm.name == "exact" else 0
+        prefix = len(asked.prompt) // 2 if asked.arm.name == "exact" else 0
         return Recorded(noise.astype(np.float32), [], None, prefix, recorded.chunk_hit_tokens)
 
 
@@ -88,17 +94,22 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
 
 @pytest.fixture
 def tune(tmp_path: Path, model_dir: Callable[[str], Path], servers: list[Server]) -> Tune:
-    """A run on 80 sessions of two calls, each with an answer."""
-    log, rng = tmp_path / "log.jsonl", random.Random(0)
-    with log.open("w") as file:
+    """A run on 60 recorded sessions of two calls, and 20 requests without an answer."""
+    rng, logs = random.Random(0), [tmp_path / "recorded.jsonl", tmp_path / "requests.jsonl"]
+    with logs[0].open("w") as recorded, logs[1].open("w") as requests:
         for number in range(80):
-            messages = [{"role": "user", "content": make_text(rng, 40)}]
-            messages += [{"role": role, "content": make_text(rng, 2)} for role in ("assistant", "user", "assistant")]
-            file.write(json.dumps({"session_id": str(number), "messages": messages, "turns": [1, 3]}) + "\n")
+            roles = ("user", "assistant", "user", "assistant") if number < 60 else ("user",)
+            messages = [{"role": role, "content": make_text(rng, 2 if role == "assistant" else 20)} for role in roles]
+            session = {"session_id": str(number), "messages": messages}
+            print(
+                json.dumps(session | ({"turns": [1, 3]} if number < 60 else {})),
+                file=recorded if number < 60 else requests,
+            )
 
     def run(*words: str) -> tuple[int, Summary]:
         out = tmp_path / "run"
-        code = main(["tune", str(log), "--model", str(model_dir("smollm2")), "--out", str(out), "--quiet", *words])
+        named = ["--model", str(model_dir("smollm2")), "--out", str(out), "--quiet"]
+        code = main(["tune", *map(str, logs), *named, *words])
         return code, summarize(out)
 
     return run

@@ -9,21 +9,22 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 from tqdm import tqdm
 
-from pic_bench.fidelity.arms import EXACT, RECORDED, Arm
+from pic_bench.fidelity.arms import EXACT, FULL, RECORDED, Arm
+from pic_bench.fidelity.cases.calls import GOLD_TOKENS, Call
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.passes import Passes, PassRun, Vault
 from pic_bench.fidelity.record import Probe, append_lines, read_lines, whole_lines
 from pic_bench.fidelity.runner import joined_environment
 from pic_bench.fidelity.target import Target, serve_target
 from pic_bench.out_folder import ENVIRONMENT, read_json, write_json, write_whole
-from pic_bench.tune.config import CERTIFICATE, NAIVE, RECORDS, SERVED, VAULT, Config
+from pic_bench.tune.config import CERTIFICATE, GOLDS, NAIVE, RECORDS, SERVED, VAULT, Config
 from pic_bench.tune.ladder import worth_climbing
 from pic_bench.tune.sample import SOURCE, Drawn
 from pic_bench.tune.verdict import Judge, Verdict
@@ -94,7 +95,7 @@ class _Climb:
 
     def serve(self, target: Target, dtype: str) -> bool:
         """Serve arm after arm; whether all was served in time."""
-        calls, measured = self.drawn.calls, self.drawn.measured
+        calls, measured = [*self._answered(target)], self.drawn.measured
         passes = Passes(source=SOURCE, calls=calls, arms=(), measured=measured, controls=(EXACT,))
         done = frozenset((probe.prompt, probe.arm) for probe in self.judge.probes)
         run = PassRun(passes, target, self.text, Vault(self.folder / VAULT), dtype, done)
@@ -116,6 +117,20 @@ class _Climb:
                 print(f"{arm.name}: {self.judge.judge(arm.name).verdict.value}", file=sys.stderr)
             arm = self.next_arm()
         return True
+
+    def _answered(self, target: Target) -> Iterator[Call]:
+        """The calls; where a measured one has no recorded answer, with the beginning of the full prefill's own."""
+        path = self.folder / GOLDS
+        golds = read_json(path, dict[str, list[int]], "answers of this run") if path.exists() else {}
+        for call in self.drawn.calls:
+            case = call.case
+            if case.gold or case.name not in self.drawn.measured:
+                yield call
+                continue
+            if case.name not in golds:
+                (golds[case.name],) = target.greedy(case.prompt, [FULL], [f"answer/{case.name}"], GOLD_TOKENS)
+                write_json(path, golds)
+            yield replace(call, case=replace(case, gold=golds[case.name]))
 
     def _is_told(self, arm: Arm) -> bool:
         # The first rung is measured to its end, so that it can be said how many sessions it takes.

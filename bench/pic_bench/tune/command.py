@@ -21,7 +21,7 @@ EXIT_FAILED = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `sglang-pic tune`."""
-    parser.add_argument("logs", nargs="+", metavar="LOGS", help=f"{TRACE_HELP}; with recorded answers")
+    parser.add_argument("logs", nargs="+", metavar="LOGS", help=TRACE_HELP)
     add_options(parser, fidelity.OPTIONS, "model", "out")
     add_options(parser, Path(__file__).with_name("options.toml"))
     add_options(parser, fidelity.OPTIONS, "server-arg", "start-timeout", "seed", "resume", "force", "quiet", "json")

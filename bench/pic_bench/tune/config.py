@@ -1,6 +1,6 @@
 """What a run of `tune` was asked for and what it drew, and the files of its folder.
 
-DIR/config.json environment.json sample.json served.json losses.jsonl server.log vault/
+DIR/config.json environment.json sample.json served.json answers.json losses.jsonl server.log vault/
 DIR/summary.json report.md report.html plot-*.svg, and where something is certified pic.json certificate.json
 """
 
@@ -18,13 +18,13 @@ NAIVE: Final = "naive"
 """The arm of the control."""
 CAP: Final = 0.05
 """Nats a token that one session counts at most."""
-SAMPLE, SERVED, RECORDS, VAULT = "sample.json", "served.json", "losses.jsonl", "vault"
+SAMPLE, SERVED, GOLDS, RECORDS, VAULT = "sample.json", "served.json", "answers.json", "losses.jsonl", "vault"
 PIC_CONFIG, CERTIFICATE = "pic.json", "certificate.json"
 RUN: Final = RunKind(
     KIND,
     "run of tune",
     (
-        *(CONFIG, ENVIRONMENT, SAMPLE, SERVED, RECORDS, VAULT, PIC_CONFIG, CERTIFICATE, "server.log"),
+        *(CONFIG, ENVIRONMENT, SAMPLE, SERVED, GOLDS, RECORDS, VAULT, PIC_CONFIG, CERTIFICATE, "server.log"),
         *("summary.json", "report.md", "report.html", "plot-*.svg"),
     ),
 )
@@ -68,7 +68,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     calls: int
     """Served, of the drawn sessions."""
     left_out: int
-    """Calls of the drawn sessions without an answer, or longer than the model's context."""
+    """Calls of the drawn sessions that are longer than the model's context."""
     traffic: str
     """Digest of the token ids that are served."""
     reuse: dict[str, float]

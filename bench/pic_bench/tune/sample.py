@@ -35,11 +35,11 @@ class Drawn(NamedTuple):
 
 
 def draw(logs: Sequence[str], model: str, text: ModelText, most: int, seed: int) -> Drawn:
-    """Draw at most so many sessions with a call that can be measured; the same seed draws the same.
+    """Draw at most so many sessions with a call that fits into the context; the same seed draws the same.
 
     Raises:
         TraceError: a log cannot be read, or the model's template refuses a call.
-        BenchError: no session has an answer.
+        BenchError: no call fits into the model's context.
     """
     sessions = [session for log in logs for session in load(log)]
     rng, encoder = random.Random(f"tune-{seed}"), load_encoder(model)
@@ -56,7 +56,7 @@ def draw(logs: Sequence[str], model: str, text: ModelText, most: int, seed: int)
             measured.add(rng.choice(found).case.name)
             calls += found
     if not calls:
-        raise BenchError("no session has an answer to measure: log the answers too, or use a model of longer context.")
+        raise BenchError(f"no call of the logs fits into the model's context of {text.context_len} tokens.")
     sample = Sample(
         logged=len(sessions),
         sessions=len(measured),

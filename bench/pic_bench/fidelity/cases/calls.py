@@ -60,11 +60,12 @@ def trace_calls(trace: str, source: str, text: ModelText, model: str, num_calls:
     """
     encoder = load_encoder(model)
     sessions = enumerate(limit(load(trace), num_calls=num_calls))
-    return [call for at, session in sessions for call in session_calls(session, at, source, encoder, text)]
+    found = (call for at, session in sessions for call in session_calls(session, at, source, encoder, text))
+    return [call for call in found if call.answer]
 
 
 def session_calls(session: Session, number: int, source: str, encoder: Encoder, text: ModelText) -> Iterator[Call]:
-    """The calls of one session, under a number of its own, that have an answer and fit into the model's context.
+    """The calls of one session, under a number of its own, that fit into the model's context, also without an answer.
 
     Raises:
         TraceError: the model's template refuses a call.
@@ -73,7 +74,7 @@ def session_calls(session: Session, number: int, source: str, encoder: Encoder, 
         encoded = encoder.encode(call)
         prompt = encoded.tokens.tolist()
         answer = encoded.path[len(prompt) :][:MAX_ANSWER_TOKENS].tolist()
-        if answer and len(prompt) + max(len(answer), _TRACE_ROOM) < text.context_len:
+        if len(prompt) + max(len(answer), _TRACE_ROOM) < text.context_len:
             case = Case(
                 experiment=Experiment.TRACE,
                 name=f"{number:03d}-{call.index:03d}",
