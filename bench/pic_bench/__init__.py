@@ -1,13 +1,4 @@
-"""What measures this project: comparisons, fidelity, benchmarks, and studies that were run once.
+"""What measures this project: comparisons, fidelity, benchmarks, and the settings that a model bears.
 
-The code of a study that was run once lies beside the results, in bench/results/studies of a checkout; from there it is
-a module of this package like the others: `python -m pic_bench.planted`.
+The code of a study that was run once is in the checkout that bench/results/README.md names, beside its records there.
 """
-
-from __future__ import annotations
-
-from pathlib import Path
-
-_STUDIES = Path(__file__).resolve().parents[1] / "results" / "studies"
-if _STUDIES.is_dir():
-    __path__.append(str(_STUDIES))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
-from pic_bench import core, idle_overhead, lasting, planted, recall, second_server, shift_zero, speculation
+from pic_bench import core, idle_overhead, recall, second_server, shift_zero
 from pic_bench.frame import Finding, Study, at_least
 from pic_bench.report.markdown import Table
 from pic_bench.soak.__main__ import Soak
@@ -20,14 +19,11 @@ from sglang_pic.errors import BenchError
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 KINDS = {
     "core.json": core.CoreResult,
-    "gain-lasts/replay.json": lasting.LastingReplay,
     "idle-overhead*.json": idle_overhead.IdleOverhead,
-    "planted-*.json": planted.PlantedRows,
     "recall.json": recall.RecallResult,
     "second-server.json": second_server.SecondServer,
     "shift-zero.json": shift_zero.ShiftZero,
     "soak*.json": Soak,
-    "speculation*.json.gz": speculation.Speculation,
 }
 
 
@@ -36,8 +32,7 @@ def test_every_kept_record_loads(pattern: str) -> None:
     found = sorted(RESULTS.glob(pattern))
     assert found
     for path in found:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        msgspec.json.decode(data, type=KINDS[pattern])
+        msgspec.json.decode(path.read_bytes(), type=KINDS[pattern])
 
 
 class Result(msgspec.Struct):

@@ -186,17 +186,16 @@ class Writer:
         if not template.family.is_gated and len(short) < UNAFFECTED_TOKENS:
             self._before_question += "\n" + self._filler(UNAFFECTED_TOKENS - len(short))
 
-    def prompt(self, values: Values, *, head: str | None = None, planted: str = "") -> Ids:
+    def prompt(self, values: Values, *, head: str | None = None) -> Ids:
         """The prompt with these values.
 
         Args:
             head: in the place of the template's.
-            planted: a text behind the fields that the template does not have.
         """
         template = self._template
         pairs = zip(template.fields, values, strict=True)
         fields = "\n".join([field.line.replace("{value}", value) for field, (_, value) in pairs]) + template.after
-        top = [template.head if head is None else head, fields, planted, self._behind_fields]
+        top = [template.head if head is None else head, fields, self._behind_fields]
         rules = [self._rules, self._before_question]
         match template.layout:
             case Layout.PLAIN:
