@@ -127,8 +127,8 @@ def _success(config: Config, rung: Rung, first: Rung) -> str:
 def _failure(config: Config, sample: Sample, first: Rung, naive: Rung, half: int | None) -> str:
     model, budget = Path(config.model).name, divergence(config.budget)
     if first.verdict is Verdict.CERTIFIED:
-        why = f"on {naive.sessions} sessions keys that are not rotated were not shown to lose more than {budget} nats "
-        why += "a token: too little is spliced, or a loss would not be noticed"
+        why = f"on {naive.sessions} sessions keys that are not rotated were not shown to lose more than exact hits, "
+        why += f"and {budget} nats a token: too little is spliced, or a loss would not be noticed"
     elif half is None:
         loss = divergence(first.loss.value if first.loss else first.chosen_loss or 0.0)
         why = f"with the defaults {model} loses {loss} nats a token on these logs, too much for a budget of {budget}"

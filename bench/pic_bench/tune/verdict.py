@@ -72,11 +72,14 @@ class Judge:
     probes: list[Probe]
 
     def judge(self, name: str) -> Rung:
-        """What the records say of an arm; of a control they say `OVER` if it fails, as the naive one must."""
+        """What the records say of an arm; of the naive one `OVER` if it fails, as it must.
+
+        It fails where it is shown to lose more than exact hits do, and its mean is over the budget.
+        """
         every, is_control = self._of(name), name in (EXACT, NAIVE)
         at = 0 if is_control else sum(place_of(probe.prompt) < self.sample.num_choosing for probe in every)
         first, second = every[:at], every[at:]
-        verdict = self._verdict(_losses(first), _losses(second), is_control)
+        verdict = self._control(name, _losses(second)) if is_control else self._verdict(_losses(first), _losses(second))
         rung = Rung(name=name, verdict=verdict, reuse=self.sample.reuse.get(name), chosen_on=at, sessions=len(second))
         if first:
             rung = msgspec.structs.replace(rung, chosen_loss=fmean(_losses(first)) * CAP)
@@ -110,11 +113,15 @@ class Judge:
         """In the order in which they were served."""
         return sorted((probe for probe in self.probes if probe.arm == name), key=lambda probe: place_of(probe.prompt))
 
-    def _verdict(self, first: Sequence[float], second: Sequence[float], is_control: bool) -> Verdict:
+    def _control(self, name: str, losses: Sequence[float]) -> Verdict:
+        if not losses or fmean(losses) <= self._limit:
+            return Verdict.CONTROL
+        worse = bounds(losses).low > bounds(_losses(self._of(EXACT))).high
+        return Verdict.OVER if name == NAIVE and worse else Verdict.CONTROL
+
+    def _verdict(self, first: Sequence[float], second: Sequence[float]) -> Verdict:
         if bounds(second).low > self._limit:
             return Verdict.OVER
-        if is_control:
-            return Verdict.CONTROL
         if is_below(second, self._limit):
             return Verdict.CERTIFIED
         if bounds(first, HOPELESS_ALPHA).low > self._limit:
