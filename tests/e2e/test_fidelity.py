@@ -122,7 +122,7 @@ def test_settings_are_measured_up_to_a_verdict(model_dir: Callable[[str], Path],
     assert all(probe.kl < 1e-6 and probe.prefix_hit_tokens == probe.prompt_tokens // 2 for probe in exact)
     served = json.loads((out / "served.json").read_text())
     assert (served["model"], served["dtype"], len(served["weights"])) == ("tiny-gqa", "float32", 64)
-    assert "Nothing is certified: 3 of" in (out / "report.md").read_text()
+    assert "Nothing is certified: " in (out / "report.md").read_text()
 
 
 def write_trace(path: Path) -> None:
