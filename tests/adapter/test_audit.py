@@ -249,6 +249,17 @@ def test_what_of_the_bolder_preset_cannot_be_measured_costs_the_audit_nothing() 
     assert (bench.free, bench.tree.num_locks) == (free, 0)
 
 
+def test_a_fault_in_the_copy_for_a_bolder_preset_leaves_no_slot_and_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, faults = BolderBench(), []
+    free = bench.free
+    bench.audit.recover = lambda *args, **_: faults.append(args)
+    monkeypatch.setattr(bench, "splice", lambda *_: 1 / 0)
+    bench.serve(logits_of(PROMPT))
+    bench.run()
+    assert len(faults) == 1
+    assert (bench.free, bench.tree.num_locks, bench.audit.has_work) == (free, 0, False)
+
+
 def test_a_pool_with_no_room_skips() -> None:
     bench = Bench()
     held = bench.tree.token_to_kv_pool_allocator.alloc(POOL - len(PROMPT) + 1)

@@ -10,12 +10,10 @@ of that preset's splices alone. Nothing is served from it, and nothing changes b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 
-from sglang_pic.adapter.audit.full_pass import STEP_TOKENS, compute_rows, take_slots
+from sglang_pic.adapter.audit.full_pass import PromptPass, take_slots
 from sglang_pic.adapter.audit.report import BolderReport
 from sglang_pic.adapter.seams import ModelRunner, Req, Tree
 from sglang_pic.adapter.serve.planning import Planning
@@ -56,28 +54,35 @@ class Bolder:
 
     def begin(
         self, runner: ModelRunner, tokens: np.ndarray, plan: Plan, full_slots: torch.Tensor, *, lora_id: str | None
-    ) -> BolderPass | None:
+    ) -> PromptPass | None:
         """Copy the runs on the current stream, which is the one that passes run on.
 
         Returns:
             The pass; `None` where donors left the device meanwhile, or the pool has no room.
+
+        Raises:
+            Exception: no donor is locked then, and no slot taken.
         """
         resolver, host = TreeResolver(self._tree, self._planning.row_names), self._planning.host
         try:
             if any(resolver(run.donor, run.donor_end) < run.donor_end for run in plan.runs):
                 return None
             sources = [resolver.rows(run.donor, run.donor_start, run.donor_end).slots for run in plan.runs]
+            if host is not None:
+                host.wait_for_loads(torch.get_device_module(runner.device).current_stream())
             # What the full computation holds counts as evictable, and must stay.
             own = take_slots(self._tree, plan.end - plan.prefix_len, kept=len(full_slots))
             if own is None:
                 return None
-            if host is not None:
-                host.wait_for_loads(torch.get_device_module(runner.device).current_stream())
-            begun = BolderPass(runner, tokens, plan, own, full_slots, lora_id=lora_id)
-            targets = [begun.table[run.target_start : run.target_end] for run in plan.runs]
+            table = torch.cat([full_slots[: plan.prefix_len], own]).to(torch.int64)
+            targets = [table[run.target_start : run.target_end] for run in plan.runs]
             shifts = [torch.full_like(each, run.shift) for run, each in zip(plan.runs, targets, strict=True)]
-            self._splicer.splice(torch.cat(sources), torch.cat(targets), torch.cat(shifts))
-            return begun
+            try:
+                self._splicer.splice(torch.cat(sources), torch.cat(targets), torch.cat(shifts))
+            except Exception:
+                self._tree.token_to_kv_pool_allocator.free(own)
+                raise
+            return PromptPass(runner, tokens, own, table=table, gaps=plan.gaps, lora_id=lora_id)
         finally:
             # The copy is queued: whoever reuses a donor's slot writes it from a later pass on the same stream.
             resolver.release()
@@ -94,50 +99,3 @@ class Bolder:
         report.num_computed += num_computed
         report.num_saved += num_saved
         return report
-
-
-class BolderPass:
-    """One prompt with its runs in place, whose gaps are computed.
-
-    Args:
-        runner: SGLang's model runner.
-        tokens: `[prompt_len]` int64, on the CPU.
-        plan: what is computed and what is spliced.
-        slots: for what is behind the prefix, as `take_slots` gave them; the caller gives them back.
-        full_slots: those of the full computation.
-        lora_id: the prompt's LoRA adapter.
-    """
-
-    def __init__(
-        self,
-        runner: ModelRunner,
-        tokens: np.ndarray,
-        plan: Plan,
-        slots: torch.Tensor,
-        full_slots: torch.Tensor,
-        *,
-        lora_id: str | None,
-    ) -> None:
-        self._runner, self._tokens, self._lora_id = runner, tokens, lora_id
-        self._left = list(_steps(plan))[::-1]
-        self.slots = slots
-        self.table = torch.cat([full_slots[: plan.prefix_len], slots]).to(torch.int64)
-        """`[prompt_len]` and the rest of a page: the slot of each token."""
-        self.logits = torch.empty(0)  # of the last token that was computed
-
-    def step(self) -> int:
-        """Compute the next tokens on the current stream, and return their number."""
-        start, end = self._left.pop()
-        self.logits = compute_rows(self._runner, self._tokens, self.table, start, end, lora_id=self._lora_id)
-        return end - start
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether `logits`, `[vocab_size]`, are those of the last prompt token."""
-        return not self._left
-
-
-def _steps(plan: Plan) -> Iterator[tuple[int, int]]:
-    for start, end in plan.gaps:
-        for at in range(start, end, STEP_TOKENS):
-            yield at, min(at + STEP_TOKENS, end)

@@ -1,4 +1,4 @@
-"""The full computation of one audited prompt, a step of few tokens at a time.
+"""The computation of one audited prompt in borrowed slots, a step of few tokens at a time.
 
 The rows belong to no namespace: the tree never sees them, they are read through the padding row of the request pool,
 and their slots go back when the last logits are there.
@@ -11,6 +11,8 @@ and their slots go back when the last logits are there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from sglang.srt.mem_cache.common import evict_from_tree_cache
@@ -18,6 +20,7 @@ from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
 from sglang_pic.adapter.probe.slots import whole_pages
 from sglang_pic.adapter.seams import Allocator, ModelRunner, Tree
+from sglang_pic.core import Span
 
 STEP_TOKENS = 256
 """Most tokens that an arriving request waits for: about the smallest batch that keeps a GPU busy."""
@@ -26,71 +29,65 @@ STEP_TOKENS = 256
 _LARGEST_PART = 4
 
 
-class FullPass:
-    """One prompt on its way through the model.
+class PromptPass:
+    """One prompt on its way through the model: all of it, or what a plan does not splice.
 
     Args:
         runner: SGLang's model runner.
         tokens: `[prompt_len]` int64, on the CPU.
         slots: as `take_slots` gave them; the caller gives them back.
+        table: `[prompt_len]` or longer, the slot of each token where these are not `slots`; what is not in `gaps` is
+            there.
+        gaps: what is computed, ascending, the last token with it; the whole prompt by default.
         lora_id: the prompt's LoRA adapter, which must be on the device at every step.
     """
 
     def __init__(
-        self, runner: ModelRunner, tokens: np.ndarray, slots: torch.Tensor, *, lora_id: str | None = None
+        self,
+        runner: ModelRunner,
+        tokens: np.ndarray,
+        slots: torch.Tensor,
+        *,
+        table: torch.Tensor | None = None,
+        gaps: Sequence[Span] | None = None,
+        lora_id: str | None = None,
     ) -> None:
-        self._runner = runner
-        self._lora_id = lora_id
-        self._tokens = tokens
-        self._done = 0
+        self._runner, self._tokens, self._lora_id = runner, tokens, lora_id
         self.slots = slots
+        self._table = slots if table is None else table
+        self._left = [
+            (at, min(at + STEP_TOKENS, end))
+            for start, end in gaps or [(0, len(tokens))]
+            for at in range(start, end, STEP_TOKENS)
+        ]
         self.logits = torch.empty(0)  # of the last token that was computed
 
     def step(self) -> int:
         """Compute the next tokens on the current stream, SGLang's forward stream, and return their number."""
-        start, end = self._done, min(self._done + STEP_TOKENS, len(self._tokens))
-        self.logits = compute_rows(self._runner, self._tokens, self.slots, start, end, lora_id=self._lora_id)
-        self._done = end
+        start, end = self._left[0]
+        row = self._runner.req_to_token_pool.req_to_token[PADDING_ROW]
+        row[:end] = self._table[:end].to(row.dtype)
+        try:
+            batch = trial_batch(
+                self._runner,
+                [end - start],
+                first_position=start,
+                input_ids=torch.from_numpy(self._tokens[start:end]).to(self._runner.device),
+                slots=self._table[start:end].to(torch.int64),
+                prefix_len=start,
+                lora_id=self._lora_id,
+            )
+            self.logits = trial_forward(self._runner, batch).logits_output.next_token_logits[0]
+        finally:
+            # Padded entries of a batch read this row too.
+            row[:end] = 0
+        del self._left[0]
         return end - start
 
     @property
     def is_complete(self) -> bool:
         """Whether `logits`, `[vocab_size]`, are those of the last prompt token."""
-        return self._done == len(self._tokens)
-
-
-def compute_rows(
-    runner: ModelRunner, tokens: np.ndarray, slots: torch.Tensor, start: int, end: int, *, lora_id: str | None
-) -> torch.Tensor:
-    """Compute tokens `[start, end)` of a prompt on the current stream, behind the rows that are in its first slots.
-
-    Args:
-        runner: SGLang's model runner.
-        tokens: `[prompt_len]` int64, on the CPU.
-        slots: `[end]` or longer, the slot of each token.
-        start: the first token.
-        end: behind the last one.
-        lora_id: an adapter that is on the device.
-
-    Returns:
-        `[vocab_size]`, the logits of the last one.
-    """
-    row = runner.req_to_token_pool.req_to_token[PADDING_ROW]
-    row[:end] = slots[:end].to(row.dtype)
-    try:
-        batch = trial_batch(
-            runner,
-            [end - start],
-            first_position=start,
-            input_ids=torch.from_numpy(tokens[start:end]).to(runner.device),
-            slots=slots[start:end].to(torch.int64),
-            prefix_len=start,
-            lora_id=lora_id,
-        )
-        return trial_forward(runner, batch).logits_output.next_token_logits[0]
-    finally:
-        # Padded entries of a batch read this row too.
-        row[:end] = 0
+        return not self._left
 
 
 def is_too_long(allocator: Allocator, num_tokens: int) -> bool:

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from sglang.srt.runtime_context import get_lora
 
-from sglang_pic.adapter.audit.bolder import BolderPass
-from sglang_pic.adapter.audit.full_pass import FullPass, take_slots
+from sglang_pic.adapter.audit.full_pass import PromptPass, take_slots
 from sglang_pic.adapter.audit.ledger import Window
 from sglang_pic.adapter.audit.metrics import AuditSkip
 from sglang_pic.adapter.namespace import Namespace
@@ -46,7 +45,7 @@ class Drawn:
     """`[vocab_size]`, on the model's device: of the pass that computed the last prompt token."""
     lora_id: str | None = None
     """Its LoRA adapter."""
-    full: FullPass | None = None
+    full: PromptPass | None = None
     """The full computation, once it has begun."""
     num_restarts: int = 0
     measured: torch.Tensor | None = None
@@ -56,7 +55,7 @@ class Drawn:
     """What the next bolder preset splices, if that is more; `None` once it was given up."""
     num_spliced: int = 0
     """Tokens that were spliced."""
-    bolder: BolderPass | None = None
+    bolder: PromptPass | None = None
     bolder_measured: torch.Tensor | None = None
     """As `measured`, of the bolder preset."""
 
@@ -80,7 +79,7 @@ class FullQueue:
     ) -> None:
         self._runner, self._is_present, self._skip = runner, is_present, skip
         self._waiting: deque[Drawn] = deque()
-        self.begin_bolder: Callable[..., BolderPass | None] | None = None
+        self.begin_bolder: Callable[..., PromptPass | None] | None = None
         """As `Bolder.begin`; set once there is a tree."""
         self._event: Any = None  # of the step that was queued last on the device
 
@@ -130,7 +129,7 @@ class FullQueue:
             self.release_slots()
         return num_tokens
 
-    def _advance(self, drawn: Drawn, full: FullPass) -> int:
+    def _advance(self, drawn: Drawn, full: PromptPass) -> int:
         """Queue the next step of the full computation, or of the bolder preset's behind it."""
         if drawn.measured is None:
             num_tokens = full.step()
@@ -203,7 +202,7 @@ class FullQueue:
         slots = take_slots(tree, len(drawn.tokens))
         if slots is None:
             return AuditSkip.MEMORY
-        drawn.full = FullPass(self._runner, drawn.tokens, slots, lora_id=drawn.lora_id)
+        drawn.full = PromptPass(self._runner, drawn.tokens, slots, lora_id=drawn.lora_id)
         return None
 
 
