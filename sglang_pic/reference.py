@@ -22,6 +22,7 @@ from pic_bench.probe_plugin.options import ProbeConfig, RequestProbe
 import sglang_pic
 from sglang_pic import outcomes
 from sglang_pic.adapter.audit import metrics as audit_metrics
+from sglang_pic.adapter.heal import metrics as heal_metrics
 from sglang_pic.adapter.metrics import Metric
 from sglang_pic.adapter.serve import accounting, faults, pins
 from sglang_pic.adapter.serve.fallback import REASONS
@@ -41,6 +42,7 @@ _METRICS: Final = (
     *pins.METRICS,
     *startup_metrics.METRICS,
     *audit_metrics.METRICS,
+    *heal_metrics.METRICS,
 )
 _BLOCK: Final = re.compile(r"(?<=<!-- generated: )([a-z-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 

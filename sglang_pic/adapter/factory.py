@@ -16,13 +16,16 @@ from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_parallel, get_schedule, get_serving
 
-from sglang_pic.adapter import disaggregation, server_info
+from sglang_pic.adapter import between_rounds, disaggregation, server_info
 from sglang_pic.adapter.audit import hooks as audit_hooks
 from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.audit.bolder import Bolder
+from sglang_pic.adapter.between_rounds import Passes
 from sglang_pic.adapter.contract import changed_attention, describe_changes
 from sglang_pic.adapter.draft import Draft, read_draft
+from sglang_pic.adapter.heal import metrics as heal_metrics
+from sglang_pic.adapter.heal.healer import Healer
 from sglang_pic.adapter.hooks import apply_hooks
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.gathered import gathers
@@ -50,8 +53,9 @@ from sglang_pic.adapter.startup.row_check import DraftInput, check_rows
 from sglang_pic.adapter.startup.self_test import log_result, run_self_test
 from sglang_pic.adapter.startup.tokenizer import Tokenizer, delimiters_of, read_tokenizer, texts_of
 from sglang_pic.adapter.support import check_features, check_support, disaggregation_mode, max_sequences, opts_out
-from sglang_pic.config import PicConfig, load_config
+from sglang_pic.config import CONFIG_VARIABLE, PicConfig, load_config
 from sglang_pic.core import Chunker, ContentIndex, CostModel, Directory, Lexicon, Objects, RowNames, costs
+from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime.host_rows import view_host_pool
 from sglang_pic.runtime.rope import read_geometry
 from sglang_pic.runtime.splice import Splicer
@@ -92,13 +96,20 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     mode = disaggregation_mode(ctx)
     if mode == "decode":
         return disaggregation.create_decode_cache(ctx, config.core, _default_mode(ctx))
-    runner, labels, audit = ctx.tp_worker.model_runner, _labels(ctx), None
+    runner, labels, audit, passes = ctx.tp_worker.model_runner, _labels(ctx), None, Passes()
     shown: dict[str, Callable[[], msgspec.Struct]] = {}
     if config.audit_rate > 0 and serving_group(ctx.tp_group) is not ctx.tp_group:
         if ctx.tp_rank == 0:
             logger.info("sglang_pic: audits are off with DP attention: the pass of an audit would need every rank")
     elif config.audit_rate > 0:
-        audit = Audit(runner, config, Series(audit_metrics.METRICS, labels), ctx.tp_group, sends_rows=mode == "prefill")
+        audit = Audit(
+            runner,
+            config,
+            Series(audit_metrics.METRICS, labels),
+            ctx.tp_group,
+            passes=passes,
+            sends_rows=mode == "prefill",
+        )
         shown["audit"] = audit.report
     path, draft = _checked_path(ctx, audit)
     model = _read_model(ctx, config, path.splicer, draft)
@@ -110,8 +121,12 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     scheduler_hooks.install(cache, config.core, _default_mode(ctx))
     if runner.lora_manager is not None:
         scheduler_hooks.install_adapters(cache)
+    healer = _make_healer(ctx, cache, config, draft, Series(heal_metrics.METRICS, labels), passes)
+    if healer is not None:
+        cache.renewal, shown["renewal"] = healer, healer.report
     if audit is not None:
         audit_hooks.install(audit)
+    between_rounds.install([worker for worker in (healer, audit) if worker is not None])
     if mode == "prefill":
         disaggregation.install_sender()
     apply_hooks()
@@ -143,6 +158,34 @@ def warn_of_changes(ctx: BuildContext, changed_bodies: Sequence[str]) -> None:
     changed = [*changed_bodies, *changed_attention(backend)]
     if changed:
         logger.warning("sglang_pic: %s", describe_changes(changed))
+
+
+def _make_healer(
+    ctx: BuildContext,
+    cache: PicRadixCache,
+    config: PicConfig,
+    draft: Draft | None,
+    series: Series,
+    passes: Passes,
+) -> Healer | None:
+    """What computes approximate rows again, if the operator wants that.
+
+    Raises:
+        UnsupportedError: others hold copies of the rows, or a pass needs every rank.
+    """
+    if not (config.repair_tokens or config.heal_ratio):
+        return None
+    for is_on, what in (
+        (cache.cache_controller is not None, "HiCache, whose copies would stay as they were"),
+        (disaggregation_mode(ctx) != "null", "PD disaggregation, whose decode servers have the rows already"),
+        (draft is not None, "a draft model, whose rows depend on the states of the others"),
+        (serving_group(ctx.tp_group) is not ctx.tp_group, "DP attention, where a pass needs every rank"),
+    ):
+        if is_on:
+            raise UnsupportedError(
+                f"repair_tokens and heal_ratio do not work with {what}: set both to 0 in {CONFIG_VARIABLE}."
+            )
+    return Healer(ctx.tp_worker.model_runner, cache, config, series, passes)
 
 
 def _default_mode(ctx: BuildContext) -> Mode:

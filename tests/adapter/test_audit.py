@@ -11,6 +11,7 @@ import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+from sglang_pic.adapter import between_rounds
 from sglang_pic.adapter.audit import hooks as audit_hooks
 from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.audit.bolder import Bolder
@@ -150,8 +151,8 @@ def test_nothing_runs_while_a_request_waits_or_a_pass_awaits_its_sampling() -> N
 @pytest.mark.parametrize("mode", [ForwardMode.EXTEND, ForwardMode.DECODE])
 def test_rounds_of_prefill_count_as_those_of_decoding(mode: ForwardMode, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prefill server never decodes, and is not idle while rows are sent or awaited."""
-    bench, hooked = Bench(), hooks_of(monkeypatch, audit_hooks)
-    audit_hooks.install(bench.audit)
+    bench, hooked = Bench(), hooks_of(monkeypatch, between_rounds)
+    between_rounds.install([bench.audit])
     bench.serve(logits_of(PROMPT))
     bench.scheduler.is_idle = False
     for _ in range(64):
@@ -287,9 +288,9 @@ def moments(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[st
     """The hooks that the audit registers and when they are called, by the last name of their targets."""
     hooks: dict[str, tuple[str, Callable[..., Any]]] = {}
     monkeypatch.setattr(
-        audit_hooks, "hook", lambda kind, target, call: hooks.update({target.rsplit(".", 1)[1]: (kind, call)})
+        between_rounds, "hook", lambda kind, target, call: hooks.update({target.rsplit(".", 1)[1]: (kind, call)})
     )
-    audit_hooks.install(audit)
+    between_rounds.install([audit])
     return hooks
 
 

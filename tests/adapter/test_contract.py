@@ -89,7 +89,7 @@ def test_only_a_server_that_wants_the_backend_is_stopped(backend: str | None, co
 def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt.plugins import hook_registry as registry
 
-    from sglang_pic.adapter import disaggregation, draft_workers, server_info
+    from sglang_pic.adapter import between_rounds, disaggregation, draft_workers, server_info
     from sglang_pic.adapter.audit import hooks as audit_hooks
     from sglang_pic.adapter.serve import dp_attention, frontend, scheduler
     from sglang_pic.adapter.serve.auditor import Auditor
@@ -98,7 +98,7 @@ def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.Mo
 
     hooked: list[str] = []
     monkeypatch.setattr(registry.HookRegistry, "register", lambda target, *_: hooked.append(target))
-    audit: Any = SimpleNamespace(step_if_idle=None)
+    audit: Any = SimpleNamespace()
     path, tree = ForwardPath(audit), Auditor()
     frontend.install()
     draft_workers.install()
@@ -106,6 +106,7 @@ def test_every_function_that_is_hooked_is_in_the_contract(monkeypatch: pytest.Mo
     path.install()
     server_info.install({}, None)
     audit_hooks.install(audit)
+    between_rounds.install([audit])
     listed = {symbol.path for symbol in CONTRACT}
     assert len(hooked) >= 18
     assert set(hooked) <= listed

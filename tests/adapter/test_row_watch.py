@@ -62,6 +62,11 @@ class Server:
         batch = SimpleNamespace(reqs=[self._request(row, tokens)], forward_mode=DECODE)
         self._pass(batch, None, torch.tensor([slot]), torch.tensor([5]), torch.tensor([len(tokens)]))
 
+    def compute_again(self, slots: torch.Tensor, tokens: list[int], at: torch.Tensor) -> None:
+        """Write rows in a pass of no request."""
+        fields = {"out_cache_loc": slots, "input_ids": torch.tensor(tokens), "positions": at, "seq_lens_cpu": at[-1:]}
+        self.watch.forward(self._forward, None, None, self.watch._runner, SimpleNamespace(**fields))
+
     def _request(self, row: int, tokens: list[int]) -> Any:
         ids = {"origin_input_ids": tokens, "output_ids": [], "full_untruncated_fill_ids": tokens}
         return SimpleNamespace(**ids, kv=SimpleNamespace(req_pool_idx=row))
@@ -171,3 +176,16 @@ def test_rows_in_the_tree_are_those_that_were_written(server: Server) -> None:
     assert num_wrong(None) == 1
     server.watch.on_clear()
     assert num_wrong(torch.tensor(DONOR)) == 12
+
+
+def test_rows_may_be_computed_again_for_their_own_tokens_only(server: Server) -> None:
+    server.reuse()
+    at = torch.arange(16)
+    server.compute_again(READER_SLOTS[4:], [*DONOR[2:], *END], at[4:])
+    assert (server.watch.num_renewed, server.watch.found) == (12, {})
+    assert server.watch.is_computed(READER_SLOTS).all()
+    server.compute_again(READER_SLOTS[:2], [*READER[:1], 9], at[:2])
+    assert server.watch.found == {"computed again as others": 1}
+    free_donor(server)
+    server.compute_again(DONOR_SLOTS, DONOR, torch.arange(12))
+    assert server.watch.found["computed again in a freed slot"] == 12

@@ -30,6 +30,8 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     """Of them, those that were on the host."""
     num_read_rows: int
     """Rows of requests that were checked before a pass read them."""
+    num_renewed_rows: int
+    """Rows that were computed again in their slots."""
     num_evicted_tokens: int
     """Slots that the tree gave up."""
     num_locks: int
@@ -96,6 +98,7 @@ class Bookkeeper:
             num_spliced_rows=watch.num_spliced,
             num_fetched_rows=watch.num_fetched,
             num_read_rows=watch.num_read,
+            num_renewed_rows=watch.num_renewed,
             num_evicted_tokens=self._num_evicted,
             num_locks=len(self._locks),
             num_pins=len(tree.pins.report().held),

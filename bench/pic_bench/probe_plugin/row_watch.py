@@ -82,6 +82,8 @@ class RowWatch:
         """Spliced rows that were checked."""
         self.num_fetched = 0
         """Of them, those that were on the host."""
+        self.num_renewed = 0
+        """Rows that were computed again in their slots."""
         self.num_read = 0
         """Rows of requests that were checked before a pass read them."""
 
@@ -142,6 +144,13 @@ class RowWatch:
         # With padding behind them once the pass is over, where ranks gather tokens.
         input_ids, positions = batch.input_ids, batch.positions
         output = original(path, inner, runner, batch, *args, **kwargs)
+        if watched is None and runner is self._runner:
+            # Of no request: rows that are computed again keep their slots. Those of the first page are nobody's.
+            held = (self._token[slots] != -1) & (slots >= self._view.page_size)
+            other = (self._token[slots] != input_ids) | (self._position[slots] != positions)
+            self._report("computed again as others", held & other, slots)
+            self._report("computed again in a freed slot", held & self._is_free(slots), slots)
+            self.num_renewed += int((held & ~other).sum())
         kept = slice(None) if self._claim is None else self._token[slots] == -1
         fresh = slots[kept]
         self._token[fresh], self._position[fresh] = input_ids[kept].to(torch.int64), positions[kept].to(torch.int64)

@@ -62,6 +62,7 @@ STUDY.add("--page-size", type=int, choices=(1, 16), default=1, help="tokens of a
 STUDY.add("--server-arg", action="append", default=[], metavar="ARGS", help="more flags for both servers")
 STUDY.add("--patched-arg", action="append", default=[], metavar="ARGS", help="more flags for the patched server alone")
 STUDY.add("--store", action="store_true", help="HiCache with a file store that goes away, comes back, and is broken")
+STUDY.add("--renew", action="store_true", help="compute spliced rows again, beside answers and at idle")
 STUDY.add("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")
 STUDY.add("--quiet", action="store_true", help="no progress bar")
 
@@ -102,6 +103,8 @@ class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
     spliced_rows_checked: int
     fetched_rows_checked: int = 0
     """Of them, those that were on the host (HiCache)."""
+    renewed_rows_checked: int = 0
+    """Rows that were computed again in their slots."""
     stored_tokens: int = 0
     """Of these, those that were brought there from a store for their request."""
     compared: int
@@ -226,6 +229,7 @@ class _Run:
             audited=patient.num_audited(),
             spliced_rows_checked=books["num_spliced_rows"],
             fetched_rows_checked=books["num_fetched_rows"],
+            renewed_rows_checked=books["num_renewed_rows"],
             stored_tokens=counters["stored_tokens_total"],
             compared=len(verdicts),
             mismatches=len(mismatches),
@@ -324,7 +328,8 @@ def _servers(args: argparse.Namespace) -> Iterator[tuple[Server, Server]]:
         flags["patched"] += [host, f"--file-storage-path {args.logs / _STORE}"]
         flags["patched"].append(f"--hicache-storage-backend-extra-config '{loads}'")
     both, roomy, tight = (shlex.split(" ".join([SETTING.flags[name], *more])) for name, more in flags.items())
-    stock, pic = build_arms(["stock", "pic"], server_args=both, pic_config=msgspec.json.encode(SETTING.config).decode())
+    config = SETTING.config | ({"repair_tokens": 400, "heal_ratio": 100.0} if args.renew else {})
+    stock, pic = build_arms(["stock", "pic"], server_args=both, pic_config=msgspec.json.encode(config).decode())
     variables = SETTING.environment
     servers = [
         arm_server(args.model, stock, args.logs / "stock.log", flags=roomy, env=variables["stock"]),

@@ -32,6 +32,7 @@ from sglang_pic.adapter.audit.report import (
     log_suspension,
     log_undecided,
 )
+from sglang_pic.adapter.between_rounds import Passes, may_queue
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.ranks import agree_on_largest
@@ -74,6 +75,7 @@ class Audit(Auditor):
         config: the operator's settings.
         series: exports this rank's `metrics.METRICS`.
         tp_group: SGLang's tensor-parallel group, or `None` for one rank.
+        passes: shared with other workers; its own by default.
         sends_rows: whether rows go to decode servers, which may keep spliced rows of a namespace that is off.
     """
 
@@ -85,12 +87,17 @@ class Audit(Auditor):
         tp_group: TpGroup | None,
         *,
         sends_rows: bool = False,
+        passes: Passes | None = None,
     ) -> None:
+        self._passes = passes or Passes()
         self._config, self._series, self._tp_group, self._sends_rows = config, series, tp_group, sends_rows
         self._allocator = runner.token_to_kv_pool_allocator
         self._ledger = AuditLedger(config)
         self._queue = FullQueue(
-            runner, is_present=lambda drawn: self._is_present(drawn.namespace, drawn.generation), skip=self._skip
+            runner,
+            self._passes,
+            is_present=lambda drawn: self._is_present(drawn.namespace, drawn.generation),
+            skip=self._skip,
         )
         # NOTE: requests are drawn at random, because every n-th one is the same tenant's where tenants take turns.
         self._chance = random.Random(_SEED)
@@ -173,28 +180,30 @@ class Audit(Auditor):
     def num_slots(self) -> int:
         return self._queue.num_slots
 
-    def step_if_idle(self, scheduler: Scheduler) -> None:
+    def step_if_idle(self, scheduler: Scheduler) -> bool:
         """Run a step where the scheduler has nothing to do, or wait for the step that runs."""
         if not self.has_work or not scheduler.is_fully_idle():
-            return
+            return False
         # NOTE: requests that came during a step are served before another step is queued. The code does not ask whether
         # the step has ended, because ranks would get different answers.
         with self._guarded(in_pass=True):
-            if not self._queue.wait():
+            if not self._passes.wait():
                 self._step(scheduler)
+        return True
 
-    def step_if_due(self, scheduler: Scheduler) -> None:
+    def step_if_due(self, scheduler: Scheduler) -> bool:
         """Count a round, and run a step after some of them, as soon as no request waits to be computed."""
         # NOTE: rounds of prefill count, because a prefill server of PD disaggregation has no others, and is idle only
         # when all rows have been sent.
         if not self.has_work:
-            return
+            return False
         self._num_rounds += 1
-        nobody_waits = not scheduler.waiting_queue and scheduler.chunked_req is None
-        if self._num_rounds >= _BUSY_INTERVAL and nobody_waits and not _awaits_sampling(scheduler):
-            self._num_rounds = 0
-            with self._guarded(in_pass=True):
-                self._step(scheduler)
+        if self._num_rounds < _BUSY_INTERVAL or not may_queue(scheduler):
+            return False
+        self._num_rounds = 0
+        with self._guarded(in_pass=True):
+            self._step(scheduler)
+        return True
 
     def release_slots(self) -> int:
         return self._queue.release_slots()
@@ -264,8 +273,7 @@ class Audit(Auditor):
             self.abandon()
 
     def _step(self, scheduler: Scheduler) -> None:
-        # At most one step is queued, so a request that arrives waits for one step at most.
-        self._queue.wait()
+        self._passes.wait()
         self._settle()
         self._series.add(metrics.TOKENS, self._queue.step(scheduler))
 
@@ -349,10 +357,3 @@ def _window_of(state: RequestState) -> Window:
     if state.inherits:
         return Window.INHERITED
     return Window.CHANGED if state.num_behind_change else Window.PLAIN
-
-
-def _awaits_sampling(scheduler: Scheduler) -> bool:
-    # NOTE: with overlap the next pass has been launched. Where it has a grammar it is sampled after this round, and its
-    # logits may be in the buffer that SGLang's captured graphs share, which a pass of the audit would write over.
-    launched = scheduler.result_queue if scheduler.enable_overlap else ()
-    return any(result.delay_sample_func is not None for _, result in launched)

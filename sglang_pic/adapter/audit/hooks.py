@@ -1,4 +1,4 @@
-"""The audit's hooks: first tokens' logits, rounds with nothing to run, the operator's switch.
+"""The audit's own hooks: first tokens' logits, and the operator's switch.
 
 A server with `audit_rate` 0 installs none of them.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.audit.report import RESUME_KEY
 from sglang_pic.adapter.hooks import hook
-from sglang_pic.adapter.seams import Req, RunnerOutput, ScheduleBatch, Scheduler
+from sglang_pic.adapter.seams import Req, RunnerOutput, ScheduleBatch
 
 
 class FirstTokens:
@@ -40,30 +40,7 @@ class FirstTokens:
 
 def install(audit: Audit) -> None:
     """Register the hooks; SGLang applies them when its registry is applied."""
-    scheduler, components = "managers.scheduler.Scheduler", "managers.scheduler_components"
-    weights = f"{components}.weight_updater.SchedulerWeightUpdaterManager"
-
-    def sleep(original: Callable[..., None], scheduler: Scheduler) -> None:
-        if not audit.has_work:
-            original(scheduler)
-
-    def after_result(_: None, scheduler: Scheduler, *args: object, **kwargs: object) -> None:
-        audit.step_if_due(scheduler)
-
-    def after_weights(*_: object, **__: object) -> None:
-        audit.renew()
-
-    def before_weights(*_: object, **__: object) -> None:
-        audit.abandon()
-
-    hook("before", f"{scheduler}.on_idle", audit.step_if_idle)
-    hook("around", f"{scheduler}.maybe_sleep_on_idle", sleep)
-    hook("after", f"{scheduler}.process_batch_result", after_result)
-    hook("after", f"{scheduler}.record_weight_version_change", after_weights)
-    # NOTE: SGLang takes a server with waiting audits for idle. From here on its weights are gone or being written.
-    hook("before", f"{weights}.begin_weight_update", before_weights)
-    hook("after", f"{weights}.end_weight_update", after_weights)
-    hook("before", f"{weights}.release_memory_occupation", before_weights)
+    components = "managers.scheduler_components"
     hook("after", f"{components}.internal_state.SchedulerInternalStateController._update_handlers", _add_switch(audit))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,7 @@ from sglang.srt.runtime_context import get_lora
 from sglang_pic.adapter.audit.full_pass import PromptPass, take_slots
 from sglang_pic.adapter.audit.ledger import Window
 from sglang_pic.adapter.audit.metrics import AuditSkip
+from sglang_pic.adapter.between_rounds import Passes
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import ModelRunner, Scheduler, Tree
 from sglang_pic.core import Plan
@@ -70,18 +70,23 @@ class FullQueue:
 
     Args:
         runner: SGLang's model runner.
+        passes: queues the steps.
         is_present: whether a drawn request's rows may still be served, so that its audit matters.
         skip: called with the reason when a request leaves the queue without being computed.
     """
 
     def __init__(
-        self, runner: ModelRunner, *, is_present: Callable[[Drawn], bool], skip: Callable[[AuditSkip], None]
+        self,
+        runner: ModelRunner,
+        passes: Passes,
+        *,
+        is_present: Callable[[Drawn], bool],
+        skip: Callable[[AuditSkip], None],
     ) -> None:
-        self._runner, self._is_present, self._skip = runner, is_present, skip
+        self._runner, self._passes, self._is_present, self._skip = runner, passes, is_present, skip
         self._waiting: deque[Drawn] = deque()
         self.begin_bolder: Callable[..., PromptPass | None] | None = None
         """As `Bolder.begin`; set once there is a tree."""
-        self._event: Any = None  # of the step that was queued last on the device
 
     def __len__(self) -> int:
         """Requests without a verdict."""
@@ -98,13 +103,6 @@ class FullQueue:
         """Put a request behind the others."""
         self._waiting.append(drawn)
 
-    def wait(self) -> bool:
-        """Wait for the step that was queued last; False if there is none, or it was waited for before."""
-        event, self._event = self._event, None
-        if event is not None:
-            event.synchronize()
-        return event is not None
-
     def take_measured(self) -> Drawn | None:
         """The first request if its computation is done; it leaves the queue."""
         return self._waiting.popleft() if self._waiting and self._waiting[0].is_done else None
@@ -117,14 +115,8 @@ class FullQueue:
         drawn = self._next(scheduler.tree_cache)
         if drawn is None or drawn.full is None:
             return 0
-        scheduler.forward_stream.wait_stream(scheduler.schedule_stream)
-        # SGLang without overlap computes on the stream that it schedules on.
-        with scheduler.forward_stream_ctx if scheduler.enable_overlap else nullcontext():
+        with self._passes.queued(scheduler):
             num_tokens = self._advance(drawn, drawn.full)
-            self._event = scheduler.device_module.Event()
-            self._event.record()
-        # Slots that go back may be written anew from here on, and tensors reused.
-        scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
         if drawn.is_done:
             self.release_slots()
         return num_tokens
@@ -172,7 +164,7 @@ class FullQueue:
 
     def abandon(self) -> int:
         """Drop every request, wait for the running step, and return how many requests there were."""
-        self.wait()
+        self._passes.wait()
         self.release_slots()
         count = len(self)
         self._waiting.clear()
@@ -193,7 +185,7 @@ class FullQueue:
         """Why a request cannot be computed, or `None` once its computation has begun."""
         if not self._is_present(drawn):
             return AuditSkip.SUSPENDED
-        if drawn.lora_id is not None and not _has_adapter(self._runner.lora_manager, drawn.lora_id):
+        if drawn.lora_id is not None and not has_adapter(self._runner.lora_manager, drawn.lora_id):
             return AuditSkip.ADAPTER
         if drawn.full is not None:
             return None
@@ -206,7 +198,7 @@ class FullQueue:
         return None
 
 
-def _has_adapter(manager: Any, lora_id: str) -> bool:
+def has_adapter(manager: Any, lora_id: str) -> bool:
     """Whether an adapter is on the device; an adapter that SGLang evicted is not loaded again."""
     # NOTE: an adapter that loads beside the forward pass arrives in another round on each rank.
     return not get_lora().enable_lora_overlap_loading and lora_id in manager.memory_pool.uid_to_buffer_id

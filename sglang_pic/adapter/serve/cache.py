@@ -20,6 +20,7 @@ from sglang_pic.adapter.serve.host_tier import HostTier
 from sglang_pic.adapter.serve.pins import PinEnd, Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.renewal import Renewal
 from sglang_pic.adapter.serve.state import is_apart
 from sglang_pic.adapter.serve.store import StoreTier
 
@@ -47,6 +48,8 @@ class PicRadixCache(UnifiedRadixCache):
         """Set once HiCache is attached."""
         self.store: StoreTier | None = None
         """Likewise."""
+        self.renewal = Renewal()
+        """Set anew where rows are computed again."""
         self.num_weights = 0
         """How often the weights changed."""
         self.faults = faults or Faults()
@@ -63,6 +66,7 @@ class PicRadixCache(UnifiedRadixCache):
         self.pins.flush()
         self.publication.flush()
         self.auditor.flush()
+        self.renewal.abandon()
         self.faults.flush()
 
     def recover(
@@ -246,6 +250,7 @@ class PicRadixCache(UnifiedRadixCache):
                     self.publication.publish(
                         req, path_len, adopted_from=result.prefix_len, adopted_again=adopted_again(result)
                     )
+                    self.renewal.published(req, path_len, result.prefix_len)
                 except Exception as error:
                     self.recover([req], Fallback.FAULT_PUBLICATION, error)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+import msgspec
 import numpy as np
 
 from sglang_pic.adapter.namespace import Namespace, without_lane
@@ -18,6 +19,10 @@ from sglang_pic.adapter.serve.resolver import TreeResolver
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.config import PicConfig
 from sglang_pic.core import CAREFUL, ContentIndex, CostModel, Plan, PlanOptions, ReusePolicy, RowNames, Tokens
+
+# Tokens of an answer.
+_SHORT_ANSWER = 16
+_OF_THE_END = ("tail_tokens", "foreign_tokens", "unseen_percent", "near_tokens", "near_unseen_percent")
 
 
 class Planning:
@@ -93,7 +98,7 @@ class Planning:
         state.drop_plan()
         # A rest that is too short to be planned is still computed because of what an earlier chunk's plan found.
         state.dropped, state.lost_plan = {}, None
-        policy = state.options.policy(self._config.core)
+        policy = self._policy(req)
         start = req.prefix_len if prefix_len is None else prefix_len
         num_left = len(req.full_untruncated_fill_ids) - start
         # What is pinned is computed: only rows that were not spliced are donors.
@@ -108,6 +113,14 @@ class Planning:
         except Exception:
             resolver.release()
             raise
+
+    def _policy(self, req: Req) -> ReusePolicy:
+        """The request's policy; before a short answer, which no repair mends, with the careful end of the prompt."""
+        policy = req.pic.options.policy(self._config.core)
+        if not self._config.repair_tokens or not is_short(req):
+            return policy
+        careful = ReusePolicy()
+        return msgspec.structs.replace(policy, **{name: getattr(careful, name) for name in _OF_THE_END})
 
     def plan_as(self, req: Req, tree: Tree, policy: ReusePolicy, prefix_len: int) -> Plan:
         """What the plan of the whole prompt behind `prefix_len` is under another policy; nothing stays locked.
@@ -159,6 +172,11 @@ class Planning:
         ]
         # Where neither splices anything, the one that says why.
         return max(plans, key=lambda plan: (plan.num_spliced, plan.num_guarded, sum(plan.dropped.values())))
+
+
+def is_short(req: Req) -> bool:
+    """Whether a request wants an answer that is over before a repair of its prompt is."""
+    return bool(req.sampling_params.max_new_tokens <= _SHORT_ANSWER)
 
 
 def tree_namespace(req: Req) -> Namespace:
