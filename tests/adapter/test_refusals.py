@@ -20,6 +20,7 @@ from sglang_pic.adapter.serve.fallback import REASONS, Fallback
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, Skills
 from sglang_pic.adapter.serve.planning import Planning
+from sglang_pic.adapter.serve.renewal import Renewal
 from sglang_pic.adapter.serve.scheduler import _details, receive
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.adapter.support import max_sequences
@@ -170,6 +171,7 @@ def test_a_request_that_saw_other_weights_donates_nothing(monkeypatch: pytest.Mo
     monkeypatch.setattr(UnifiedRadixCache, "checkpoint_into_tree", hand_over)
     cache: Any = PicRadixCache.__new__(PicRadixCache)
     cache.num_weights, cache.planning, cache.auditor = 0, SimpleNamespace(refusal=lambda _: None), Auditor()
+    cache.renewal = Renewal()
     cache.host = cache.store = None
     cache.pins, cache.faults = SimpleNamespace(give_back_oldest=lambda *_: False), Faults()
     cache.tree_core = SimpleNamespace(page_size=1)
