@@ -50,6 +50,7 @@ _PAUSE_S = 3.0
 _MAX_WORDS = 20
 _NUM_MISMATCHES = 8
 _STORE = "store"
+_RENEWALS = {"repair": {"repair_tokens": 400}, "heal": {"heal_ratio": 100.0}}
 
 STUDY = Study("soak", __doc__, seed=0)
 STUDY.add("--model", required=True, metavar="DIR", help="model folder; a tiny one gives many requests")
@@ -62,7 +63,7 @@ STUDY.add("--page-size", type=int, choices=(1, 16), default=1, help="tokens of a
 STUDY.add("--server-arg", action="append", default=[], metavar="ARGS", help="more flags for both servers")
 STUDY.add("--patched-arg", action="append", default=[], metavar="ARGS", help="more flags for the patched server alone")
 STUDY.add("--store", action="store_true", help="HiCache with a file store that goes away, comes back, and is broken")
-STUDY.add("--renew", action="store_true", help="compute spliced rows again, beside answers and at idle")
+STUDY.add("--renew", choices=_RENEWALS, help="compute spliced rows again, beside answers or at idle")
 STUDY.add("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")
 STUDY.add("--quiet", action="store_true", help="no progress bar")
 
@@ -328,7 +329,7 @@ def _servers(args: argparse.Namespace) -> Iterator[tuple[Server, Server]]:
         flags["patched"] += [host, f"--file-storage-path {args.logs / _STORE}"]
         flags["patched"].append(f"--hicache-storage-backend-extra-config '{loads}'")
     both, roomy, tight = (shlex.split(" ".join([SETTING.flags[name], *more])) for name, more in flags.items())
-    config = SETTING.config | ({"repair_tokens": 400, "heal_ratio": 100.0} if args.renew else {})
+    config = SETTING.config | _RENEWALS.get(args.renew, {})
     stock, pic = build_arms(["stock", "pic"], server_args=both, pic_config=msgspec.json.encode(config).decode())
     variables = SETTING.environment
     servers = [
