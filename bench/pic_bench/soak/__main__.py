@@ -50,7 +50,7 @@ _PAUSE_S = 3.0
 _MAX_WORDS = 20
 _NUM_MISMATCHES = 8
 _STORE = "store"
-_RENEWALS = {"repair": {"repair_tokens": 400}, "heal": {"heal_ratio": 100.0}}
+_RENEWALS: dict[str, dict[str, object]] = {"repair": {"repair_tokens": 400}, "heal": {"heal_ratio": 100.0}}
 
 STUDY = Study("soak", __doc__, seed=0)
 STUDY.add("--model", required=True, metavar="DIR", help="model folder; a tiny one gives many requests")
@@ -329,7 +329,7 @@ def _servers(args: argparse.Namespace) -> Iterator[tuple[Server, Server]]:
         flags["patched"] += [host, f"--file-storage-path {args.logs / _STORE}"]
         flags["patched"].append(f"--hicache-storage-backend-extra-config '{loads}'")
     both, roomy, tight = (shlex.split(" ".join([SETTING.flags[name], *more])) for name, more in flags.items())
-    config = SETTING.config | _RENEWALS.get(args.renew, {})
+    config = {**SETTING.config, **_RENEWALS.get(args.renew, {})}
     stock, pic = build_arms(["stock", "pic"], server_args=both, pic_config=msgspec.json.encode(config).decode())
     variables = SETTING.environment
     servers = [
