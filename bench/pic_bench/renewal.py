@@ -233,3 +233,7 @@ def _table(result: Renewal) -> Table:
         gaps = f"{median(arm.neighbour_gaps_ms):.0f}, {max(arm.neighbour_gaps_ms):.0f} ms"
         rows.append([name, *(f"{loss:.4f}" for loss in losses), percent(share), gaps])
     return Table(header, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
