@@ -34,7 +34,7 @@ from pic_bench.fidelity.arms import FULL, Arm, parse_policy
 from pic_bench.fidelity.cases.calls import Call, session_calls
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.target import Target, serve_target
-from pic_bench.frame import Finding, Result, Study, at_least, result_of
+from pic_bench.frame import Finding, Result, Study, at_least, keep, result_of
 from pic_bench.report.markdown import Table
 from pic_bench.report.numbers import percent
 from pic_bench.serving import events
@@ -42,8 +42,7 @@ from pic_bench.serving import events
 _ARMS: Final[Mapping[str, dict[str, object]]] = {
     "neither": {},
     "repair": {"repair_tokens": 1024},
-    "healing, ratio 1": {"heal_ratio": 1.0},
-    "healing, ratio 4": {"heal_ratio": 4.0},
+    "healing": {"heal_ratio": 4.0},
 }
 _CALLS: Final = ("this answer", "next turn", "turn after")
 _CACHE = "renewal"
@@ -121,7 +120,8 @@ def main(args: argparse.Namespace, scratch: Path) -> Finding:
             renewed = renewal_of(target)
             gaps = run.neighbour_gaps_ms(sessions[-1][0])
             arms[name] = ArmResult(turns=found, renewal=renewed, neighbour_gaps_ms=gaps)
-    result = result_of(Renewal, args, model=Path(args.model).name, arms=arms)
+            result = result_of(Renewal, args, model=Path(args.model).name, arms=arms)
+            keep(args, result)
     return Finding(result, _table(result))
 
 
