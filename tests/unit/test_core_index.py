@@ -341,7 +341,9 @@ def test_rows_that_were_computed_anew_are_donors_and_exact_where_all_before_them
     index.renew("a", path[:200], 100)
     assert index.exactness("a", path) == (200, 0, 100)
     assert donor_spans(plan_of(index, join(text(1, 50), path[:200], text(2, 9)))) == [(33, 200)]
-    index.renew("a", path, 200)
+    index.renew("a", path[:220], 200)
+    assert index.exactness("a", path) == (220, 0, 80), "what was computed before that is not, though no splice is left"
+    index.renew("a", path, 220)
     assert index.exactness("a", path) == (300, 0, 0)
     check(index)
 
