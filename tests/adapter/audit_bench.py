@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from sglang_pic.adapter.audit.audit import Audit
-from sglang_pic.adapter.audit.full_pass import STEP_TOKENS
 from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig

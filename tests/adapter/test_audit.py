@@ -15,9 +15,9 @@ from sglang_pic.adapter import between_rounds
 from sglang_pic.adapter.audit import hooks as audit_hooks
 from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.audit.bolder import Bolder
-from sglang_pic.adapter.audit.full_pass import STEP_TOKENS
 from sglang_pic.adapter.audit.metrics import SKIPPED, AuditSkip
 from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
 from sglang_pic.adapter.probe.slots import whole_pages
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import RequestState
@@ -354,7 +354,7 @@ def test_an_adapter_is_used_as_long_as_it_is_on_the_device(
 ) -> None:
     """What loads beside forward passes is there at another round on each rank."""
     loading = SimpleNamespace(enable_lora_overlap_loading=is_overlapped)
-    monkeypatch.setattr("sglang_pic.adapter.audit.queue.get_lora", lambda: loading)
+    monkeypatch.setattr("sglang_pic.adapter.probe.prompt_pass.get_lora", lambda: loading)
     bench, there, prepared = Bench(), {"a": 1}, []
     bench.runner.lora_manager = SimpleNamespace(
         memory_pool=SimpleNamespace(uid_to_buffer_id=there),

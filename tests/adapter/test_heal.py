@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from sglang_pic.adapter import between_rounds
-from sglang_pic.adapter.audit.full_pass import STEP_TOKENS
 from sglang_pic.adapter.between_rounds import Passes
 from sglang_pic.adapter.heal.healer import Healer
 from sglang_pic.adapter.heal.metrics import TOKENS, HealEnd
 from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.publication import Publication

@@ -20,7 +20,6 @@ import torch
 
 from sglang_pic.adapter.audit import metrics
 from sglang_pic.adapter.audit.bolder import Bolder
-from sglang_pic.adapter.audit.full_pass import is_too_long
 from sglang_pic.adapter.audit.ledger import AuditLedger, Window
 from sglang_pic.adapter.audit.metrics import AuditSkip
 from sglang_pic.adapter.audit.queue import Drawn, FullQueue
@@ -35,6 +34,7 @@ from sglang_pic.adapter.audit.report import (
 from sglang_pic.adapter.between_rounds import Passes, may_queue
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.probe.prompt_pass import is_too_long
 from sglang_pic.adapter.probe.ranks import agree_on_largest
 from sglang_pic.adapter.seams import ModelRunner, Req, Scheduler, TpGroup
 from sglang_pic.adapter.serve.auditor import Auditor

@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from sglang_pic.adapter.audit.full_pass import PromptPass, take_slots
 from sglang_pic.adapter.audit.report import BolderReport
+from sglang_pic.adapter.probe.prompt_pass import PromptPass, take_slots
 from sglang_pic.adapter.seams import ModelRunner, Req, Tree
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.resolver import TreeResolver

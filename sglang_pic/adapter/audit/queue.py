@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from sglang.srt.runtime_context import get_lora
 
-from sglang_pic.adapter.audit.full_pass import PromptPass, take_slots
 from sglang_pic.adapter.audit.ledger import Window
 from sglang_pic.adapter.audit.metrics import AuditSkip
 from sglang_pic.adapter.between_rounds import Passes
 from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.probe.prompt_pass import PromptPass, has_adapter, take_slots
 from sglang_pic.adapter.seams import ModelRunner, Scheduler, Tree
 from sglang_pic.core import Plan
 from sglang_pic.runtime.divergence import kl_and_differs
@@ -196,12 +194,6 @@ class FullQueue:
             return AuditSkip.MEMORY
         drawn.full = PromptPass(self._runner, drawn.tokens, slots, lora_id=drawn.lora_id)
         return None
-
-
-def has_adapter(manager: Any, lora_id: str) -> bool:
-    """Whether an adapter is on the device; an adapter that SGLang evicted is not loaded again."""
-    # NOTE: an adapter that loads beside the forward pass arrives in another round on each rank.
-    return not get_lora().enable_lora_overlap_loading and lora_id in manager.memory_pool.uid_to_buffer_id
 
 
 def _compare(full: torch.Tensor, spliced: torch.Tensor) -> torch.Tensor:

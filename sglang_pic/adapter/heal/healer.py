@@ -20,13 +20,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sglang_pic.adapter.audit.full_pass import STEP_TOKENS, PromptPass
-from sglang_pic.adapter.audit.queue import has_adapter
 from sglang_pic.adapter.between_rounds import Passes, Worker, may_queue
 from sglang_pic.adapter.heal import metrics
 from sglang_pic.adapter.heal.metrics import HealEnd
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
+from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS, PromptPass, has_adapter
 from sglang_pic.adapter.seams import ModelRunner, Req, Scheduler
 from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.fallback import Fallback

@@ -1,7 +1,7 @@
-"""The computation of one audited prompt in borrowed slots, a step of few tokens at a time.
+"""The computation of a prompt, or of some of it, a step of few tokens at a time.
 
-The rows belong to no namespace: the tree never sees them, they are read through the padding row of the request pool,
-and their slots go back when the last logits are there.
+Rows are read through the padding row of the request pool. An audit has borrowed their slots: they belong to no
+namespace, the tree never sees them, and they go back when the last logits are there.
 
     slots of one prompt
     [0, done)      computed by earlier steps
@@ -12,10 +12,12 @@ and their slots go back when the last logits are there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from sglang.srt.mem_cache.common import evict_from_tree_cache
+from sglang.srt.runtime_context import get_lora
 
 from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch, trial_forward
 from sglang_pic.adapter.probe.slots import whole_pages
@@ -91,7 +93,7 @@ class PromptPass:
 
 
 def is_too_long(allocator: Allocator, num_tokens: int) -> bool:
-    """Whether a prompt takes too much of the pool to be computed for an audit."""
+    """Whether a prompt takes too much of the pool to be computed in borrowed slots."""
     return _LARGEST_PART * whole_pages(num_tokens, allocator.page_size) > allocator.size
 
 
@@ -103,3 +105,9 @@ def take_slots(tree: Tree, num_tokens: int, *, kept: int = 0) -> torch.Tensor | 
         return None
     evict_from_tree_cache(tree, needed)
     return allocator.alloc(needed)
+
+
+def has_adapter(manager: Any, lora_id: str) -> bool:
+    """Whether an adapter is on the device; an adapter that SGLang evicted is not loaded again."""
+    # NOTE: an adapter that loads beside the forward pass arrives in another round on each rank.
+    return not get_lora().enable_lora_overlap_loading and lora_id in manager.memory_pool.uid_to_buffer_id
