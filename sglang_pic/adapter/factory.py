@@ -96,21 +96,9 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     mode = disaggregation_mode(ctx)
     if mode == "decode":
         return disaggregation.create_decode_cache(ctx, config.core, _default_mode(ctx))
-    runner, labels, audit, passes = ctx.tp_worker.model_runner, _labels(ctx), None, Passes()
-    shown: dict[str, Callable[[], msgspec.Struct]] = {}
-    if config.audit_rate > 0 and serving_group(ctx.tp_group) is not ctx.tp_group:
-        if ctx.tp_rank == 0:
-            logger.info("sglang_pic: audits are off with DP attention: the pass of an audit would need every rank")
-    elif config.audit_rate > 0:
-        audit = Audit(
-            runner,
-            config,
-            Series(audit_metrics.METRICS, labels),
-            ctx.tp_group,
-            passes=passes,
-            sends_rows=mode == "prefill",
-        )
-        shown["audit"] = audit.report
+    runner, labels, passes = ctx.tp_worker.model_runner, _labels(ctx), Passes()
+    audit = _make_audit(ctx, config, Series(audit_metrics.METRICS, labels), passes)
+    shown: dict[str, Callable[[], msgspec.Struct]] = {} if audit is None else {"audit": audit.report}
     path, draft = _checked_path(ctx, audit)
     model = _read_model(ctx, config, path.splicer, draft)
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
@@ -158,6 +146,18 @@ def warn_of_changes(ctx: BuildContext, changed_bodies: Sequence[str]) -> None:
     changed = [*changed_bodies, *changed_attention(backend)]
     if changed:
         logger.warning("sglang_pic: %s", describe_changes(changed))
+
+
+def _make_audit(ctx: BuildContext, config: PicConfig, series: Series, passes: Passes) -> Audit | None:
+    """The audit, if the operator wants one and the server can have it."""
+    if not config.audit_rate:
+        return None
+    if serving_group(ctx.tp_group) is not ctx.tp_group:
+        if ctx.tp_rank == 0:
+            logger.info("sglang_pic: audits are off with DP attention: the pass of an audit would need every rank")
+        return None
+    sends_rows = disaggregation_mode(ctx) == "prefill"
+    return Audit(ctx.tp_worker.model_runner, config, series, ctx.tp_group, passes=passes, sends_rows=sends_rows)
 
 
 def _make_healer(
