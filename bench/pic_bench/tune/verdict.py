@@ -16,7 +16,9 @@ from statistics import fmean
 
 import msgspec
 
+from pic_bench.fidelity.compared import count_sure
 from pic_bench.fidelity.record import Probe
+from pic_bench.fidelity.summary import Flips
 from pic_bench.report.stats import Estimate
 from pic_bench.tune.bounds import bounds, is_below, num_needed
 from pic_bench.tune.config import CAP, NAIVE, Sample, place_of
@@ -61,6 +63,8 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Of the first token."""
     spliced: float | None = None
     """Share of the prompt tokens of these calls."""
+    sure: Flips | None = None
+    """Forced tokens of which the full prefill is sure, and those whose likeliest one is another."""
     agreement_loss: Estimate | None = None
     """Share of forced tokens whose likeliest one is another than the full prefill's, less the exact hit's."""
     needed: int | None = None
@@ -165,7 +169,7 @@ class Judge:
             return Verdict.HOPELESS
         return Verdict.OPEN if first or second else Verdict.UNTRIED
 
-    def _figures(self, probes: Sequence[Probe]) -> dict[str, Estimate | float | None]:
+    def _figures(self, probes: Sequence[Probe]) -> dict[str, Estimate | Flips | float | None]:
         floor = {probe.prompt: probe.forced_agreement or 0.0 for probe in self._of(EXACT)}
         lost = [floor[probe.prompt] - (probe.forced_agreement or 0.0) for probe in probes if probe.prompt in floor]
         kls = [probe.forced_kl or 0.0 for probe in probes]
@@ -175,6 +179,7 @@ class Judge:
             "worst": max(kls),
             "first_kl": fmean(probe.kl for probe in probes),
             "spliced": sum(probe.chunk_hit_tokens for probe in probes) / sum(probe.prompt_tokens for probe in probes),
+            "sure": count_sure(probes),
             "agreement_loss": _estimate([(one + 1) / 2 for one in lost], -1.0, 1.0) if lost else None,
         }
 
