@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 from certificates import SERVED
 from fidelity_records import Asked, StandIn, probe
+from pic_bench.compare.server import Server as CompareServer
 from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.cases.calls import Call, session_calls
 from pic_bench.fidelity.cases.text import ModelText
@@ -23,12 +26,14 @@ from pic_bench.fidelity.target import Recorded
 from pic_bench.tune import climb, ladder, sample
 from pic_bench.tune.config import CAP, Sample
 from pic_bench.tune.report import Summary, summarize
+from pic_bench.tune.running import attach
 from pic_bench.tune.verdict import Judge, Verdict
 from pic_traces.vocabulary import make_text
 
 from sglang_pic.certificate import check_certificate, policy_settings, read_certificate
 from sglang_pic.cli import main
 from sglang_pic.config import load_config
+from sglang_pic.errors import BenchError
 
 LOSSES = {"full": 0.0, "exact": 1e-4, "naive": 1.0, "careful": 1e-3, "near-256": 2e-3, "tail-32": 4e-3, "no-tail": 0.02}
 VOCAB = 64
@@ -249,10 +254,80 @@ def test_nothing_is_certified_where_unrotated_keys_would_be(tune: Tune, monkeypa
     assert "keys that are not rotated were not shown to lose more" in summary.said
 
 
+def info(**changed: Any) -> str:
+    """What a server that is meant to be measured says of itself."""
+    probe = {"switches": {"request_options": True, "record_dir": "."}, "is_idle": True} | changed
+    return json.dumps(
+        {"internal_states": [{"pic": {"probe": probe, "certificate": {"here": msgspec.to_builtins(SERVED)}}}]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "model", "why"),
+    [
+        (info(switches={"request_options": True, "record_dir": "/nowhere"}), "smollm2", "no logits to a folder"),
+        (info(switches={"record_dir": "."}), "smollm2", "no logits to a folder"),
+        ('{"internal_states": [{"pic": {}}]}', "smollm2", "was not started for this; start it with SGLANG_PIC_PROBE="),
+        (info(), "another", "serves 'smollm2', not 'another'"),
+        (info()[:-1].replace("[", "[" + info()[21:-2] + ", ") + "}", "smollm2", "has 2 replicas"),
+    ],
+)
+def test_a_server_that_cannot_be_measured_is_refused(
+    said: str, model: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CompareServer, "get", lambda *_: said)
+    with pytest.raises(BenchError, match=re.escape(why)):
+        attach("http://127.0.0.1:1", f"models/{model}", until=0.0)
+
+
+def test_a_server_that_runs_is_asked_while_it_is_idle_and_again_where_a_user_came_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's requests run at first; another one shares the pass of the first attempt."""
+    states, asked = [False, False, True, True], []
+    folder = {"request_options": True, "record_dir": str(tmp_path)}
+
+    def post(_: CompareServer, _path: str, body: dict[str, Any]) -> dict[str, Any]:
+        asked.append(body)
+        name = body["sampling_params"]["custom_params"]["pic"]["testing"].get("record")
+        if name and len(asked) > 1:
+            np.savez(tmp_path / f"{name}.npz", logits=np.zeros((3, 4), np.float32), spliced=np.zeros((0, 2)))
+        cached = (
+            {"cached_tokens": 40, "cached_tokens_details": {"pic": 30}} if len(asked) == 1 else {"cached_tokens": 49}
+        )
+        return {"output_ids": [1], "meta_info": {"prompt_tokens": 52, **cached}}
+
+    monkeypatch.setattr(
+        CompareServer, "get", lambda *_: info(switches=folder, is_idle=states.pop(0) if states else True)
+    )
+    monkeypatch.setattr(CompareServer, "post", post)
+    target = attach("http://127.0.0.1:1", "models/smollm2", until=time.monotonic() + 60)
+    found = target.record([1] * 50, [2, 3], Arm(name="careful"), key="pass", donors_from=None, keys=False)
+    assert (found.prefix_hit_tokens, found.chunk_hit_tokens) == (10, 30), "as it was served first"
+    assert len(asked) == 2
+    assert not states
+    assert not list(tmp_path.iterdir())
+    target.flush()
+    target.serve([1] * 50, Arm(name="careful"), key="pass")
+    keys = [body["extra_key"] for body in asked]
+    assert keys[0] == keys[1] != keys[2], "a pass finds nothing of the one before it"
+    assert not any(body["extra_key"] == "pass" for body in asked)
+    states[:] = [False] * 9
+    with pytest.raises(BenchError, match="had requests of its own until the time limit"):
+        attach("http://127.0.0.1:1", "models/smollm2", until=0.0).serve([1], Arm(name="careful"), key="pass")
+
+
 @pytest.mark.parametrize(
     "words",
-    [("--budget", "0"), ("--budget", str(CAP)), ("--budget", "nan"), ("--sessions", "1"), ("--time-limit", "0")],
+    [
+        ("--budget", "0"),
+        ("--budget", str(CAP)),
+        ("--budget", "nan"),
+        ("--sessions", "1"),
+        ("--time-limit", "0"),
+        ("--base-url", "http://127.0.0.1:1", "--server-arg", "--tp 2"),
+    ],
 )
-def test_values_that_mean_nothing_are_refused(words: tuple[str, str], tmp_path: Path) -> None:
+def test_values_that_mean_nothing_are_refused(words: tuple[str, ...], tmp_path: Path) -> None:
     assert main(["tune", "sample:agents", "--model", "m", "--out", str(tmp_path / "run"), *words]) == 2
     assert not (tmp_path / "run").exists()

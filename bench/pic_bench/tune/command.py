@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         pool_tokens=args.max_total_tokens,
         server_args=tuple(word for text in args.server_arg for word in shlex.split(text)),
         ladder=ladder.LADDER,
+        server=args.base_url,
     )
     text = ModelText(Path(config.model))
     drawn = draw(config.logs, config.model, text, config.sessions, config.seed)

@@ -47,6 +47,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     server_args: tuple[str, ...]
     ladder: tuple[str, ...]
     """As it was when the run began."""
+    server: str | None = None
+    """URL of the server; None for one that the run starts."""
 
     def __post_init__(self) -> None:
         if not 0 < self.budget < CAP:
@@ -56,6 +58,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         if self.sessions < 2:
             raise ConfigError(f"--sessions={self.sessions!r}: must be 2 or more; half choose, half certify.")
+        if self.server is not None and self.server_args:
+            raise ConfigError(f"--server-arg {' '.join(self.server_args)!r}: {self.server} runs already; leave it out.")
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
