@@ -7,6 +7,7 @@ it is configured in either case.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -62,6 +63,8 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Share of those tokens whose likeliest one is another than the full prefill's, less the same of exact hits."""
     sessions: int
     """That certified it; as many others had chosen the settings."""
+    changed_fields: Bounded | Literal["not shown"] = "not shown"
+    """The loss of calls behind a changed field alone, one a session; not shown where the logs hold too few of them."""
     reuse: float | None
     """Share of the prefix cache's misses that these settings splice on the logs, by the census."""
     traffic: str
@@ -91,8 +94,10 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def summary(self) -> str:
         """The result in a few words."""
+        changed = self.changed_fields
+        behind = changed if isinstance(changed, str) else f"at most {changed.high:.4f}"
         return (
-            f"{self.name}, a loss of at most {self.loss.high:.4f} nats a token "
+            f"{self.name}, a loss of at most {self.loss.high:.4f} nats a token, behind changed fields {behind} "
             f"({self.confidence:.0%}, {self.sessions} sessions, {self.date})"
         )
 

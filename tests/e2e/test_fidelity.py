@@ -5,16 +5,25 @@ This is the check that CI makes of rotation on real weights; the tiny model stan
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
+from pic_bench.compare.arms import build_arms
+from pic_bench.compare.server import Server
 from pic_bench.fidelity.folder import read_probes
 from pic_bench.fidelity.record import Donors, Experiment, Probe, read_lines
+from pic_bench.out_folder import read_json
+from pic_bench.serving import generate, serving
+from pic_bench.tune import ladder
+from pic_bench.tune.config import Sample
 from pic_traces.questions import GENERATED
 from pic_traces.vocabulary import make_text
 
@@ -110,19 +119,56 @@ def test_every_experiment_runs_on_an_mla_model_and_goes_on_after_its_server_was_
         assert arms["recompile"].kl < 1e-6 < arms["in_place"].kl
 
 
-def test_settings_are_measured_up_to_a_verdict(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+def test_settings_are_measured_up_to_a_verdict(
+    model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Random weights bear no splice from another context, so that the defaults end the ladder of `tune`."""
-    out = tmp_path / "run"
-    command = ["tune", "sample:agents", "--model", str(model_dir("tiny-gqa")), "--out", str(out), "--sessions", "3"]
-    assert main([*command, "--dtype", "float32", "--max-total-tokens", "20000", "--quiet"]) == 1
+    out, model = tmp_path / "run", str(model_dir("tiny-gqa"))
+    command = ["tune", "sample:agents", "--model", model, "--sessions", "3", "--quiet", "--out"]
+    assert main([*command, str(out), "--dtype", "float32", "--max-total-tokens", "40000"]) == 1
     losses = {(probe.prompt, probe.arm): probe for probe in read_lines(out / "losses.jsonl", Probe)}
     exact = [probe for (_, arm), probe in losses.items() if arm == "exact"]
     assert {arm for _, arm in losses} == {"full", "exact", "naive", "careful"}
-    assert len(exact) == 3
+    assert len(exact) == 4, "one more of a session with a changed field"
     assert all(probe.kl < 1e-6 and probe.prefix_hit_tokens == probe.prompt_tokens // 2 for probe in exact)
     served = json.loads((out / "served.json").read_text())
     assert (served["model"], served["dtype"], len(served["weights"])) == ("tiny-gqa", "float32", 64)
     assert "Nothing is certified: " in (out / "report.md").read_text()
+
+    reuse = read_json(out / "sample.json", Sample, "a sample").reuse
+    monkeypatch.setattr(ladder, "survey", lambda *_, **__: reuse)
+    # A server that runs says the same beside requests of its own, some of which share a pass, and keeps its cache.
+    config = {"cost_gate": "off", "self_test": "off", "audit_rate": 0.0, "certificate": str(tmp_path / "none.json")}
+    (arm,) = build_arms(["pic"], server_args=(), pic_config=json.dumps(config))
+    probe = {"request_options": True, "record_dir": str(tmp_path / "logits")}
+    flags = ("--dtype", "float32", "--max-total-tokens", "240000", "--chunked-prefill-size", "-1")
+    with serving(model, arm, tmp_path, flags=flags, probe=probe) as server:
+        theirs, run_ends = [generate(server, list(range(100, 400)), with_logprobs=False)], Event()
+        with ThreadPoolExecutor(1) as pool:
+            user = pool.submit(_use, server, run_ends)
+            try:
+                assert main([*command, str(tmp_path / "beside"), "--base-url", server.base_url]) == 1
+            finally:
+                run_ends.set()
+            assert user.result() > 10
+        theirs.append(generate(server, list(range(100, 400)), with_logprobs=False))
+        assert [answer.cached_tokens for answer in theirs] == [0, 299]
+    beside = {(probe.prompt, probe.arm): probe for probe in read_lines(tmp_path / "beside" / "losses.jsonl", Probe)}
+    assert beside.keys() == losses.keys()
+    for name, found in beside.items():
+        hits = found.prefix_hit_tokens, found.chunk_hit_tokens
+        assert hits == (losses[name].prefix_hit_tokens, losses[name].chunk_hit_tokens), name
+        assert found.forced_kl == pytest.approx(losses[name].forced_kl, rel=1e-3, abs=1e-6), name
+    assert list((tmp_path / "logits").iterdir()) == []
+
+
+def _use(server: Server, run_ends: Event) -> int:
+    """Send short prompts, a pause between two, until a run ends; how many were answered."""
+    for number in itertools.count(1):
+        generate(server, [5 + number % 50] * 40, with_logprobs=False)
+        if run_ends.wait(0.3):
+            return number
+    raise AssertionError
 
 
 def write_trace(path: Path) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from certificates import CERTIFICATE, SERVED
 
-from sglang_pic.certificate import Served, check_certificate, policy_settings
+from sglang_pic.certificate import Bounded, Served, check_certificate, policy_settings
 from sglang_pic.config import read_config
 from sglang_pic.core import CoreConfig
 
@@ -31,11 +31,19 @@ def test_a_certificate_says_what_differs(changes: dict[str, object], said: list[
 
 
 def test_a_server_says_one_line(tmp_path: Path) -> None:
-    path, broken = tmp_path / "certificate.json", tmp_path / "broken.json"
+    path, shown, broken = (tmp_path / f"{name}.json" for name in ("certificate", "shown", "broken"))
     path.write_bytes(msgspec.json.encode(CERTIFICATE))
+    behind = Bounded(mean=0.005, low=0.0, high=0.009)
+    shown.write_bytes(msgspec.json.encode(msgspec.structs.replace(CERTIFICATE, changed_fields=behind)))
     broken.write_text('{"schema_version": 2}')
     for file, here, fits, said in (
-        (path, SERVED, True, "fits: careful, a loss of at most 0.0084 nats a token (95%, 24 sessions, 2026-11-24)"),
+        (
+            path,
+            SERVED,
+            True,
+            "fits: careful, a loss of at most 0.0084 nats a token, behind changed fields not shown (",
+        ),
+        (shown, SERVED, True, "nats a token, behind changed fields at most 0.0090 (95%, 24 sessions, 2026-11-24)"),
         (path, changed(weights=None), True, "start-up compares the weights"),
         (
             path,

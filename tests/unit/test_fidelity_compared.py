@@ -5,14 +5,20 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
-from fidelity_records import grid, probe, questions, shifts, trace
+from fidelity_records import grid, probe, questions, recorded, shifts, trace
+from pic_bench.fidelity.arms import Arm
+from pic_bench.fidelity.cases.case import Case
 from pic_bench.fidelity.compared import check_naive, make_cells, make_comparisons, make_panels
+from pic_bench.fidelity.measure import Reference, compare
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.summary import Cell, Comparison, Thresholds
-from pic_bench.fidelity.tables import comparisons_table
+from pic_bench.fidelity.tables import cell_table, comparisons_table
 from pic_bench.report.stats import Statistic, bootstrap
 
 THRESHOLDS = Thresholds()
@@ -78,6 +84,31 @@ def test_what_was_not_measured_is_none() -> None:
     cell = cell_of([probe(), probe(prompt="p1")], "seam-1")
     missing = (cell.forced_kl, cell.nll_change, cell.agreed_tokens, cell.score, cell.exact_match, cell.score_change)
     assert (*missing, cell.key_error, cell.recovery) == (None,) * 8
+
+
+def test_flips_are_counted_where_the_full_prefill_is_sure() -> None:
+    """Likeliest tokens of four forced positions; at the third the full prefill hesitates."""
+    text: Any = SimpleNamespace(text=str)
+    case = Case(experiment=Experiment.GRID, name="p0", source="s", prompt=[1] * 9, gold=[1, 2, 3, 4])
+    full, this = (recorded(positions=5, vocab=8) for _ in range(2))
+    for at, (one, other) in enumerate([(1, 1), (2, 5), (3, 6), (4, 4)]):
+        full.logits[at, one] = 9.0 if at != 2 else 2.0
+        this.logits[at, other] = 9.0
+    found = compare(Reference(full), this, Arm(name="seam-1", donors=Donors.ISOLATED), case, "float32", text)
+    assert (found.sure_tokens, found.sure_flips, found.forced_agreement) == (3, 1, 0.5)
+    again = msgspec.structs.replace(found, prompt="p1", sure_tokens=5, sure_flips=0)
+    table = cell_table([cell_of([found, again], "seam-1")])
+    row = dict(zip(table.header, table.rows[0], strict=True))
+    assert (row["forced top-1"][:6], row["sure tokens flipped"]) == ("50.0 %", "12.5 % of 8")
+    old = cell_of([probe(), probe(prompt="p1", sure_tokens=5, sure_flips=0)], "seam-1")
+    assert old.sure is None
+
+
+def test_whole_answers_are_alike_where_all_of_32_tokens_are() -> None:
+    same = [(64, 64), (64, 32), (64, 31), (16, 16), (0, None)]
+    probes = [probe(prompt=f"p{i}", greedy_tokens=all_, agreed_tokens=n) for i, (all_, n) in enumerate(same)]
+    alike = cell_of(probes, "seam-1").answers_alike
+    assert (alike.value, alike.n) == (pytest.approx(2 / 3), 3)
 
 
 DRAWS = np.array(list(itertools.product(range(6), repeat=6)))

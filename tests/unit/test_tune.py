@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,20 +16,24 @@ import msgspec
 import numpy as np
 import pytest
 from certificates import SERVED
-from fidelity_records import Asked, StandIn
+from fidelity_records import Asked, StandIn, probe
+from pic_bench.compare.server import Server as CompareServer
 from pic_bench.fidelity.arms import Arm
 from pic_bench.fidelity.cases.calls import Call, session_calls
+from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.record import Probe, read_lines
 from pic_bench.fidelity.target import Recorded
 from pic_bench.tune import climb, ladder, sample
-from pic_bench.tune.config import CAP
+from pic_bench.tune.config import CAP, Sample
 from pic_bench.tune.report import Summary, summarize
-from pic_bench.tune.verdict import Verdict
+from pic_bench.tune.running import attach
+from pic_bench.tune.verdict import Judge, Verdict
 from pic_traces.vocabulary import make_text
 
 from sglang_pic.certificate import check_certificate, policy_settings, read_certificate
 from sglang_pic.cli import main
 from sglang_pic.config import load_config
+from sglang_pic.errors import BenchError
 
 LOSSES = {"full": 0.0, "exact": 1e-4, "naive": 1.0, "careful": 1e-3, "near-256": 2e-3, "tail-32": 4e-3, "no-tail": 0.02}
 VOCAB = 64
@@ -132,7 +138,7 @@ def test_the_ladder_is_climbed_to_the_first_rung_that_is_not_shown(
     assert said.startswith(
         "On 30 of your sessions with smollm2, tail-32 reuses 36 % of what the prefix cache misses, at"
     )
-    assert said.endswith("nats a token (95 %); the defaults 20 %.")
+    assert said.endswith("nats a token (95 %), not shown behind changed fields; the defaults 20 %.")
 
 
 def test_a_certificate_fits_the_configuration_that_is_written_beside_it(
@@ -145,6 +151,7 @@ def test_a_certificate_fits_the_configuration_that_is_written_beside_it(
     assert config.certificate is not None
     certificate = read_certificate(config.certificate)
     assert certificate.loss.low < certificate.loss.mean < certificate.loss.high < summary.config.budget
+    assert certificate.changed_fields == "not shown"
     here = msgspec.structs.replace(SERVED, settings=policy_settings(config.core))
     assert check_certificate(config.certificate, here).fits
     assert not check_certificate(config.certificate, SERVED).fits
@@ -178,6 +185,68 @@ def test_too_few_sessions_certify_nothing_and_it_says_how_many_it_takes(tune: Tu
     assert f"20 of 80 sessions were measured, and it takes about {summary.needed} to show" in summary.said
 
 
+def test_of_a_session_with_a_changed_field_a_call_behind_it_is_drawn_too(
+    model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The first draw is the same one with and without such calls in it."""
+    rng, path, names = random.Random(1), tmp_path / "logs.jsonl", ("Antwerp", "Bergen", "Cadiz")
+    rules = make_text(rng, 120)
+    with path.open("w") as file:
+        for name in names:
+            words = [f"The harbour is {name}. {rules}", *(make_text(rng, 20) for _ in range(4))]
+            messages = [
+                {"role": role, "content": text}
+                for role, text in zip(("system", *2 * ("user", "assistant")), words, strict=True)
+            ]
+            print(json.dumps({"session_id": name, "messages": messages, "turns": [2, 4]}), file=file)
+    model = str(model_dir("smollm2"))
+    drawn = sample.draw([str(path)], model, ModelText(Path(model)), 3, 0)
+    # The second call goes on with the first one's rows; the first session has nobody before it.
+    assert drawn.sample.changed == ("001-000", "002-000")
+    assert len(drawn.sample.drawn) == 3
+    assert drawn.measured == {*drawn.sample.drawn, *drawn.sample.changed}
+    assert drawn.sample.num_measured == len(drawn.measured)
+
+
+@pytest.mark.parametrize(
+    ("loss", "number", "verdict"),
+    [
+        (1e-3, 60, Verdict.CERTIFIED),
+        (0.04, 60, Verdict.OVER_CHANGED),
+        (9e-3, 60, Verdict.OPEN),
+        (1e-3, 20, Verdict.CERTIFIED),
+        (0.011, 20, Verdict.OPEN),
+    ],
+    ids=["little", "much", "too near to tell", "few, little", "few, more"],
+)
+def test_calls_behind_changed_fields_have_a_test_of_their_own(loss: float, number: int, verdict: Verdict) -> None:
+    """Twenty sessions, of which ten certify, show nothing of a budget of .01 whatever they lose."""
+    drawn, changed = ([f"{at:03}-00{call}" for at in range(60)] for call in (0, 1))
+    about = Sample(
+        **{"logged": 60, "sessions": 60, "calls": 120, "left_out": 0, "traffic": "", "reuse": {}},
+        drawn=tuple(drawn),
+        changed=tuple(changed[at] for at in range(0, 60, 60 // number)),
+    )
+    probes = [
+        probe(arm="careful", prompt=name, forced_kl=kl, forced_agreement=1.0)
+        for names, kl in ((drawn, 2e-3), (about.changed, loss))
+        for name in names
+    ]
+    judge = Judge(about, 0.01, probes)
+    rung = judge.judge("careful")
+    assert (rung.verdict, rung.sessions, rung.changed) == (verdict, 30, number // 2)
+    assert rung.loss is not None
+    assert rung.loss.value == pytest.approx(2e-3), "those drawn from all, and no others"
+    assert rung.changed_loss is not None
+    assert rung.changed_loss.value == pytest.approx(loss)
+    needed = judge.needed("careful")
+    if number == 60:
+        assert (needed is None) == (loss > 0.01)
+    assert not judge.is_told("exact", may_fail=False)
+    judge.probes = probes[:60]
+    assert not judge.is_told("careful", may_fail=False), "those behind changed fields are to come"
+
+
 def test_nothing_is_certified_where_unrotated_keys_would_be(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LOSSES, "naive", 1e-3)
     code, summary = tune()
@@ -185,10 +254,80 @@ def test_nothing_is_certified_where_unrotated_keys_would_be(tune: Tune, monkeypa
     assert "keys that are not rotated were not shown to lose more" in summary.said
 
 
+def info(**changed: Any) -> str:
+    """What a server that is meant to be measured says of itself."""
+    probe = {"switches": {"request_options": True, "record_dir": "."}, "is_idle": True} | changed
+    return json.dumps(
+        {"internal_states": [{"pic": {"probe": probe, "certificate": {"here": msgspec.to_builtins(SERVED)}}}]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "model", "why"),
+    [
+        (info(switches={"request_options": True, "record_dir": "/nowhere"}), "smollm2", "no logits to a folder"),
+        (info(switches={"record_dir": "."}), "smollm2", "no logits to a folder"),
+        ('{"internal_states": [{"pic": {}}]}', "smollm2", "was not started for this; start it with SGLANG_PIC_PROBE="),
+        (info(), "another", "serves 'smollm2', not 'another'"),
+        (info()[:-1].replace("[", "[" + info()[21:-2] + ", ") + "}", "smollm2", "has 2 replicas"),
+    ],
+)
+def test_a_server_that_cannot_be_measured_is_refused(
+    said: str, model: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CompareServer, "get", lambda *_: said)
+    with pytest.raises(BenchError, match=re.escape(why)):
+        attach("http://127.0.0.1:1", f"models/{model}", until=0.0)
+
+
+def test_a_server_that_runs_is_asked_while_it_is_idle_and_again_where_a_user_came_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's requests run at first; another one shares the pass of the first attempt."""
+    states, asked = [False, False, True, True], []
+    folder = {"request_options": True, "record_dir": str(tmp_path)}
+
+    def post(_: CompareServer, _path: str, body: dict[str, Any]) -> dict[str, Any]:
+        asked.append(body)
+        name = body["sampling_params"]["custom_params"]["pic"]["testing"].get("record")
+        if name and len(asked) > 1:
+            np.savez(tmp_path / f"{name}.npz", logits=np.zeros((3, 4), np.float32), spliced=np.zeros((0, 2)))
+        cached = (
+            {"cached_tokens": 40, "cached_tokens_details": {"pic": 30}} if len(asked) == 1 else {"cached_tokens": 49}
+        )
+        return {"output_ids": [1], "meta_info": {"prompt_tokens": 52, **cached}}
+
+    monkeypatch.setattr(
+        CompareServer, "get", lambda *_: info(switches=folder, is_idle=states.pop(0) if states else True)
+    )
+    monkeypatch.setattr(CompareServer, "post", post)
+    target = attach("http://127.0.0.1:1", "models/smollm2", until=time.monotonic() + 60)
+    found = target.record([1] * 50, [2, 3], Arm(name="careful"), key="pass", donors_from=None, keys=False)
+    assert (found.prefix_hit_tokens, found.chunk_hit_tokens) == (10, 30), "as it was served first"
+    assert len(asked) == 2
+    assert not states
+    assert not list(tmp_path.iterdir())
+    target.flush()
+    target.serve([1] * 50, Arm(name="careful"), key="pass")
+    keys = [body["extra_key"] for body in asked]
+    assert keys[0] == keys[1] != keys[2], "a pass finds nothing of the one before it"
+    assert not any(body["extra_key"] == "pass" for body in asked)
+    states[:] = [False] * 9
+    with pytest.raises(BenchError, match="had requests of its own until the time limit"):
+        attach("http://127.0.0.1:1", "models/smollm2", until=0.0).serve([1], Arm(name="careful"), key="pass")
+
+
 @pytest.mark.parametrize(
     "words",
-    [("--budget", "0"), ("--budget", str(CAP)), ("--budget", "nan"), ("--sessions", "1"), ("--time-limit", "0")],
+    [
+        ("--budget", "0"),
+        ("--budget", str(CAP)),
+        ("--budget", "nan"),
+        ("--sessions", "1"),
+        ("--time-limit", "0"),
+        ("--base-url", "http://127.0.0.1:1", "--server-arg", "--tp 2"),
+    ],
 )
-def test_values_that_mean_nothing_are_refused(words: tuple[str, str], tmp_path: Path) -> None:
+def test_values_that_mean_nothing_are_refused(words: tuple[str, ...], tmp_path: Path) -> None:
     assert main(["tune", "sample:agents", "--model", "m", "--out", str(tmp_path / "run"), *words]) == 2
     assert not (tmp_path / "run").exists()

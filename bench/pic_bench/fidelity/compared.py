@@ -16,7 +16,7 @@ import numpy as np
 
 from pic_bench.fidelity.record import Donors, Experiment, Probe
 from pic_bench.fidelity.recovery import grouped, recovered
-from pic_bench.fidelity.summary import CONTROLS, Cell, Comparison, Contrast, Thresholds, seam_of
+from pic_bench.fidelity.summary import CONTROLS, Cell, Comparison, Contrast, Flips, Thresholds, seam_of
 from pic_bench.report.stats import Estimate, bootstrap, ratio
 
 SPLICED = {Donors.ISOLATED: "alone", Donors.CONTEXT: "in context"}
@@ -28,7 +28,8 @@ Arm = dict[Unit, Probe]
 Pairs = Sequence[tuple[Probe, Probe]]
 
 _PLACE = ("experiment", "dtype", "source", "num_blocks", "shift", "group", "min_chunk_hit")
-_MEANS = {name: name for name in ("kl", "cosine", "forced_kl", "agreed_tokens", "score", "exact_match", "key_error")}
+_MEANS = {name: name for name in ("kl", "cosine", "forced_kl", "forced_agreement", "agreed_tokens", "answers_alike")}
+_MEANS |= {name: name for name in ("score", "exact_match", "key_error")}
 _MEANS["top1"] = "top1_agrees"
 """Fields of records whose means are figures of a cell, by the figure's name."""
 _SUMS = ("prompt_tokens", "chunk_hit_tokens", "block_tokens", "computed_tokens")
@@ -116,6 +117,15 @@ def pair_arms(first: Mapping[Unit, Probe], second: Mapping[Unit, Probe]) -> Pair
     return [(probe, second[unit]) for unit, probe in first.items() if unit in second]
 
 
+def count_sure(probes: Iterable[Probe]) -> Flips | None:
+    """The forced tokens of which the full prefill is sure; None where a record does not say how many."""
+    counts = [(probe.sure_flips, probe.sure_tokens) for probe in probes]
+    flips, tokens = (
+        (sum(each) for each in zip(*counts, strict=True)) if all(None not in one for one in counts) else (0, 0)
+    )
+    return Flips(flips=flips, tokens=tokens) if tokens else None
+
+
 def make_cells(panels: Sequence[Panel], thresholds: Thresholds) -> list[Cell]:
     """A cell for every arm of every panel: controls first, then by donors, unrotated, seam length and policy."""
     return [
@@ -190,6 +200,7 @@ def _cell(panel: Panel, donors: Donors, arm: str, thresholds: Thresholds) -> Cel
         n=len(probes),
         num_units=len({probe.unit for probe in probes}),
         **{name: _estimate((getattr(p, field), p.unit) for p in probes) for name, field in _MEANS.items()},
+        sure=count_sure(probes),
         kl_median=float(np.median(kls)),
         kl_p95=float(np.percentile(kls, 95)),
         kl_max=max(kls),

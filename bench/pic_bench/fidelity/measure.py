@@ -13,7 +13,7 @@ from pic_bench.fidelity import metrics
 from pic_bench.fidelity.arms import EXACT, FULL, STALE, Arm
 from pic_bench.fidelity.cases.case import Case, Edited, Job, Span
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.record import Donors, Experiment, Probe
+from pic_bench.fidelity.record import SURE, Donors, Experiment, Probe
 from pic_bench.fidelity.target import NOBODY, Recorded, Target
 from pic_bench.report.stats import common_len
 
@@ -84,6 +84,7 @@ def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtyp
     num_gold = len(case.gold)
     top1 = int(recorded.logits[0].argmax())
     alike = reference.logprobs[:num_gold].argmax(axis=-1) == logprobs[:num_gold].argmax(axis=-1)
+    sure = reference.probabilities[:num_gold].max(axis=-1) > SURE
     return Probe(
         experiment=case.experiment,
         dtype=dtype,
@@ -103,6 +104,8 @@ def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtyp
         top1_agrees=top1 == reference.top1,
         forced_kl=float(apart[:num_gold].mean()) if num_gold else None,
         forced_agreement=float(alike.mean()) if num_gold else None,
+        sure_tokens=int(sure.sum()),
+        sure_flips=int((sure & ~alike).sum()),
         gold_tokens=num_gold,
         gold_nll=metrics.mean_nll(logprobs[:num_gold], case.gold) if num_gold else None,
         key_error=_key_error(reference.recorded.keys, recorded),

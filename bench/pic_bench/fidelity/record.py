@@ -15,6 +15,9 @@ MIN_GAP = 0.5
 """Of EDITS, in nats of log-odds between the two full prefills; where they differ by less, the model does not use the
 field, and there is nothing to recover."""
 
+SURE = 0.9
+"""Probability beyond which the choice of a token is made: keys of JSON, copied ids, names of tools."""
+
 
 class Experiment(Enum):
     """What is varied."""
@@ -122,6 +125,10 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Mean over the positions of the gold continuation, each given the gold tokens before it."""
     forced_agreement: float | None = None
     """Share of these positions whose likeliest token is the full prefill's."""
+    sure_tokens: int | None = None
+    """Positions of these at which the full prefill is sure: its likeliest token has more than `SURE`."""
+    sure_flips: int | None = None
+    """How many of them have another likeliest token here."""
     gold_tokens: int = 0
     gold_nll: float | None = None
     """Mean negative log-likelihood of the gold continuation's tokens; perplexity is its exponential."""
@@ -140,6 +147,11 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """In EDITS."""
     log_odds: float | None = None
     """In EDITS, where the answer is meant to change: logit of the new answer less logit of the old one."""
+
+    @property
+    def answers_alike(self) -> bool | None:
+        """Whether the first 32 tokens of the greedy answer are the full prefill's; None where fewer were generated."""
+        return None if self.greedy_tokens < 32 or self.agreed_tokens is None else self.agreed_tokens >= 32
 
     @property
     def computed_tokens(self) -> int:

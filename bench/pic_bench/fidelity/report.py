@@ -13,7 +13,7 @@ from pic_bench.fidelity import tables
 from pic_bench.fidelity.compared import Panel, make_cells, make_comparisons, make_panels
 from pic_bench.fidelity.folder import PROBES, read_environment, read_left_out, read_probes
 from pic_bench.fidelity.pictures import Picture, pictures_of
-from pic_bench.fidelity.record import MIN_GAP, Experiment, Probe
+from pic_bench.fidelity.record import MIN_GAP, SURE, Experiment, Probe
 from pic_bench.fidelity.recovery import gate
 from pic_bench.fidelity.summary import CONTROLS, Cell, Summary, Thresholds
 from pic_bench.fidelity.tables import Titled
@@ -134,6 +134,7 @@ def _values(summary: Summary, sections: Sequence[Section]) -> dict[str, object]:
         "sections": sections,
         "first_policy": policies.split(",")[0].partition("=")[0],
         "min_gap": MIN_GAP,
+        "sure": SURE,
         "comparisons": tables.comparisons_table(summary.comparisons, few),
         "arm_name": tables.arm_name,
         "mark": tables.UNDECIDED,

@@ -28,6 +28,13 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """With fewer prompts, or sessions of a trace, percentile intervals are too narrow to conclude anything."""
 
 
+class Flips(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Forced tokens of which the full prefill is sure, and how many of them another token is likeliest for."""
+
+    flips: int
+    tokens: int
+
+
 class Contrast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One arm less another on the prompts of both: means of the differences by prompt."""
 
@@ -76,10 +83,14 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     undecided: bool
     """The median probability of the full prefills' likeliest token is too low for agreement to say much."""
     forced_kl: Estimate | None
+    forced_agreement: Estimate | None = None
+    sure: Flips | None = None
     nll_change: Estimate | None
     """Mean negative log-likelihood of the gold continuation, less the full prefill's."""
     agreed_tokens: Estimate | None
     """Greedy tokens before the first that differs."""
+    answers_alike: Estimate | None = None
+    """Share of the greedy answers whose first 32 tokens are the full prefill's."""
     score: Estimate | None
     exact_match: Estimate | None
     score_change: Estimate | None

@@ -43,6 +43,14 @@ class Recorded:
     chunk_hit_tokens: int
 
 
+class Unrecorded(BenchError):
+    """A request was answered, but not all of its logits were written down."""
+
+    def __init__(self, message: str, answer: Answer) -> None:
+        super().__init__(message)
+        self.answer = answer
+
+
 class Target:
     """Calls a server that takes the test options."""
 
@@ -81,7 +89,8 @@ class Target:
             donors_from: the namespace whose rows may be spliced; None for the request's own, with its lane.
 
         Raises:
-            BenchError: the server refused the request or recorded nothing.
+            Unrecorded: it recorded nothing, or less than was asked for.
+            BenchError: it refused the request.
         """
         name = f"r{time.monotonic_ns()}"
         options = _options(arm, donors_from)
@@ -94,12 +103,14 @@ class Target:
             with np.load(path) as file:
                 arrays = dict(file)
         except FileNotFoundError as error:
-            raise BenchError("the server recorded nothing: the request shared its batch, or came in chunks.") from error
+            said = "the server recorded nothing: the request shared its batch, or came in chunks."
+            raise Unrecorded(said, served) from error
         path.unlink()
         if len(arrays["logits"]) != len(gold) + 1:
-            raise BenchError(
+            raise Unrecorded(
                 f"the server recorded {len(arrays['logits'])} positions of {len(gold) + 1}: prefill a prompt in one "
-                "pass (--chunked-prefill-size -1)."
+                "pass (--chunked-prefill-size -1).",
+                served,
             )
         return Recorded(
             logits=arrays["logits"],

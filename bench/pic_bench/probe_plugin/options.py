@@ -46,6 +46,14 @@ class ProbeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return [name for name in self.__struct_fields__ if getattr(self, name)]
 
 
+class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The part `probe` of `/server_info`."""
+
+    switches: ProbeConfig
+    is_idle: bool
+    """No request has a row."""
+
+
 class RequestProbe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a request of an experiment may ask for, under `custom_params.pic.testing`."""
 

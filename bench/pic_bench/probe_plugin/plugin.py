@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pic_bench.probe_plugin.options import PROBE_VARIABLE, ProbeConfig, load, parse_probed, probe_of
+from pic_bench.probe_plugin.options import PROBE_VARIABLE, ProbeConfig, ProbeReport, load, parse_probed, probe_of
 from sglang_pic.adapter.contract import Symbol, check_contract
 from sglang_pic.errors import PicError
 
@@ -88,9 +88,16 @@ def _hook_scheduler(config: ProbeConfig, ctx: Any) -> None:
         _hook("AFTER", f"{_INDEX}.publish", _check_invariants)
     if config.watch_rows:
         _watch_rows(ctx.tp_worker.model_runner)
+    _hook("BEFORE", "sglang_pic.adapter.server_info.install", partial(_show, config, ctx.tp_worker.model_runner))
     HookRegistry.apply_hooks()
     switches = ", ".join(config.names_on) or "nothing"
     logger.warning("sglang_pic: this server is for experiments only: %s switches on %s", PROBE_VARIABLE, switches)
+
+
+def _show(config: ProbeConfig, runner: Any, parts: dict[str, Any], *_: object) -> None:
+    """Before the plugin shows its part of `/server_info`."""
+    pool = runner.req_to_token_pool
+    parts["probe"] = lambda: ProbeReport(switches=config, is_idle=len(pool.free_slots) == pool.size)
 
 
 def _plan(original: Callable[..., None], planning: Any, req: Any, *args: Any, **kwargs: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from jinja2 import Environment, StrictUndefined
 
@@ -28,4 +28,9 @@ def _figure(value: Estimate | float | None, write: str) -> str:
     return numbers.with_interval(value, FORMATS[write])
 
 
-JINJA.filters |= {**FORMATS, "figure": _figure, "thousands": "{:,.0f}".format}
+def _flips(found: Any) -> str:
+    """Tokens that another one stands for: their share, and of how many."""
+    return "-" if found is None else f"{numbers.share(found.flips / found.tokens)} of {found.tokens:,}"
+
+
+JINJA.filters |= {**FORMATS, "figure": _figure, "flips": _flips, "thousands": "{:,.0f}".format}

@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from pic_bench.fidelity.target import Target, serve_target
 from pic_bench.out_folder import ENVIRONMENT, read_json, write_json, write_whole
 from pic_bench.tune.config import CERTIFICATE, GOLDS, NAIVE, RECORDS, SERVED, VAULT, Config
 from pic_bench.tune.ladder import worth_climbing
+from pic_bench.tune.running import attach
 from pic_bench.tune.sample import SOURCE, Drawn
 from pic_bench.tune.verdict import Judge, Verdict
 from sglang_pic.certificate import Served
@@ -35,7 +37,7 @@ from sglang_pic.errors import BenchError
 def climb(
     config: Config, drawn: Drawn, text: ModelText, folder: Path, *, until: float, start_timeout_s: float, quiet: bool
 ) -> None:
-    """Measure what is missing, as far as it matters; a server is only started where there is anything.
+    """Measure what is missing, as far as it matters; a server is only started or asked where there is anything.
 
     Args:
         until: on the monotonic clock, when no further call is served.
@@ -54,9 +56,23 @@ def climb(
     if run.next_arm() is None:
         return
     write_json(folder / ENVIRONMENT, joined_environment(folder))
+    with _target(config, folder, until, start_timeout_s, quiet) as target:
+        _keep_served(target, folder / SERVED)
+        if run.serve(target, config.dtype):
+            shutil.rmtree(folder / VAULT, ignore_errors=True)
+        else:
+            print("sglang-pic: the time limit is reached; --resume goes on from here", file=sys.stderr)
+
+
+def _target(
+    config: Config, folder: Path, until: float, start_timeout_s: float, quiet: bool
+) -> AbstractContextManager[Target]:
+    """The server that the run names, or one that is started and stopped."""
+    if config.server is not None:
+        return nullcontext(attach(config.server, config.model, until=until))
     if not quiet:
         print("starting the server ...", file=sys.stderr, flush=True)
-    with serve_target(
+    return serve_target(
         config.model,
         dtype=config.dtype,
         pool_tokens=config.pool_tokens,
@@ -64,12 +80,7 @@ def climb(
         log_path=folder / "server.log",
         start_timeout_s=start_timeout_s,
         certificate=folder / CERTIFICATE,
-    ) as target:
-        _keep_served(target, folder / SERVED)
-        if run.serve(target, config.dtype):
-            shutil.rmtree(folder / VAULT, ignore_errors=True)
-        else:
-            print("sglang-pic: the time limit is reached; --resume goes on from here", file=sys.stderr)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         pool_tokens=args.max_total_tokens,
         server_args=tuple(word for text in args.server_arg for word in shlex.split(text)),
         ladder=ladder.LADDER,
+        server=args.base_url,
     )
     text = ModelText(Path(config.model))
     drawn = draw(config.logs, config.model, text, config.sessions, config.seed)
@@ -68,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
         with interrupt_on_sigterm():
             if path.exists():
                 sample = read_json(path, Sample, "the sample of a run of tune")
-                if sample.traffic != drawn.sample.traffic:
-                    raise BenchError(f"{path}: the logs have changed since this run began; begin a new one.")
+                if msgspec.structs.replace(sample, reuse={}) != drawn.sample:
+                    raise BenchError(f"{path}: another sample is drawn than when this run began; begin a new one.")
             else:
                 reuse = ladder.survey(config.logs, config.model, quiet=args.quiet)
                 sample = msgspec.structs.replace(drawn.sample, reuse=reuse)

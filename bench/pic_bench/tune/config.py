@@ -47,6 +47,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     server_args: tuple[str, ...]
     ladder: tuple[str, ...]
     """As it was when the run began."""
+    server: str | None = None
+    """URL of the server; None for one that the run starts."""
 
     def __post_init__(self) -> None:
         if not 0 < self.budget < CAP:
@@ -56,6 +58,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         if self.sessions < 2:
             raise ConfigError(f"--sessions={self.sessions!r}: must be 2 or more; half choose, half certify.")
+        if self.server is not None and self.server_args:
+            raise ConfigError(f"--server-arg {' '.join(self.server_args)!r}: {self.server} runs already; leave it out.")
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,6 +77,20 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Digest of the token ids that are served."""
     reuse: dict[str, float]
     """Each rung's share of the prefix cache's misses on all logs."""
+    drawn: tuple[str, ...] = ()
+    """The call of each session that chance drew from all; without names, every call that was measured."""
+    changed: tuple[str, ...] = ()
+    """Of each session that has any, a call behind a changed field that chance drew from these; it may be the same."""
+
+    @property
+    def num_measured(self) -> int:
+        """Calls that are measured."""
+        return len({*self.drawn, *self.changed}) or self.sessions
+
+    @property
+    def num_changed(self) -> int:
+        """Sessions of the second half with a call behind a changed field."""
+        return sum(place_of(name) >= self.num_choosing for name in self.changed)
 
     @property
     def num_choosing(self) -> int:

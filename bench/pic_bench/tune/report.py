@@ -115,13 +115,22 @@ def summarize(folder: Path) -> Summary:
 def _success(config: Config, rung: Rung, first: Rung) -> str:
     assert rung.loss is not None, "something was measured"
     who, others = f"{rung.name} reuses", f"; the defaults {percent(first.reuse, 0)}"
+    behind = _shown_changed(config, rung)
+    changed = (
+        f"behind changed fields at most {divergence(behind.high)}" if behind else "not shown behind changed fields"
+    )
     if rung is first:
         who, others = "the defaults reuse", ""
     return (
         f"On {rung.sessions} of your sessions with {Path(config.model).name}, {who} {percent(rung.reuse, 0)} of what "
         f"the prefix cache misses, at a loss of at most {divergence(rung.loss.high)} nats a token "
-        f"({percent(1 - ALPHA, 0)}){others}."
+        f"({percent(1 - ALPHA, 0)}), {changed}{others}."
     )
+
+
+def _shown_changed(config: Config, rung: Rung) -> Estimate | None:
+    """The loss behind changed fields where it is shown to be within the budget."""
+    return rung.changed_loss if rung.changed_loss and rung.changed_loss.high < config.budget else None
 
 
 def _failure(config: Config, sample: Sample, first: Rung, naive: Rung, half: int | None) -> str:
@@ -129,6 +138,9 @@ def _failure(config: Config, sample: Sample, first: Rung, naive: Rung, half: int
     if first.verdict is Verdict.CERTIFIED:
         why = f"on {naive.sessions} sessions keys that are not rotated were not shown to lose more than exact hits, "
         why += f"and {budget} nats a token: too little is spliced, or a loss would not be noticed"
+    elif first.verdict is Verdict.OVER_CHANGED and first.changed_loss:
+        loss = divergence(first.changed_loss.value)
+        why = f"with the defaults {model} loses {loss} nats a token behind changed fields, too much for {budget}"
     elif half is None:
         loss = divergence(first.loss.value if first.loss else first.chosen_loss or 0.0)
         why = f"with the defaults {model} loses {loss} nats a token on these logs, too much for a budget of {budget}"
@@ -152,6 +164,7 @@ def _write_certificate(folder: Path, summary: Summary) -> None:
         cap=CAP,
         loss=_bounded(rung.loss),
         agreement_loss=_bounded(rung.agreement_loss),
+        changed_fields=_bounded(behind) if (behind := _shown_changed(summary.config, rung)) else "not shown",
         sessions=rung.sessions,
         reuse=rung.reuse,
         traffic=summary.sample.traffic,

@@ -3,22 +3,29 @@
     sessions in a drawn order:  s0 s1 ... | sk ... sn      the first half chooses settings, the second certifies them
     all calls of each are served, in their order, on a cache that fills from s0 on
 
-The order is drawn too: so no session has others behind it than chance gave it.
+The order is drawn too: so no session has others behind it than chance gave it. Calls behind a changed field are few,
+and lose most: of each session that has any, one of these is drawn as well. It counts among its like only, so that the
+first draw stays one from all calls.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from pic_traces.encode import load_encoder
+from pic_traces.encode.encoded import Encoder
+from pic_traces.session import Session
 from pic_traces.source import load
 
-from pic_bench.fidelity.cases.calls import Call, session_calls
+from pic_bench.fidelity.cases.calls import Call, call_name, session_calls
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.tune.config import Sample
+from sglang_pic.census.simulate import CacheScope, simulate
 from sglang_pic.errors import BenchError
 
 SOURCE = "tune"
@@ -30,7 +37,7 @@ class Drawn(NamedTuple):
 
     calls: list[Call]
     measured: frozenset[str]
-    """Names of the calls that are measured, one of each session."""
+    """Names of the calls that are measured."""
     sample: Sample
 
 
@@ -45,27 +52,46 @@ def draw(logs: Sequence[str], model: str, text: ModelText, most: int, seed: int)
     rng, encoder = random.Random(f"tune-{seed}"), load_encoder(model)
     rng.shuffle(sessions)
     calls: list[Call] = []
-    measured: set[str] = set()
+    served: list[Session] = []
+    drawn: list[str] = []
     left_out = 0
     for session in sessions:
-        if len(measured) == most:
+        if len(served) == most:
             break
-        found = list(session_calls(session, len(measured), SOURCE, encoder, text))
+        found = list(session_calls(session, len(served), SOURCE, encoder, text))
         left_out += session.num_calls - len(found)
         if found:
-            measured.add(rng.choice(found).case.name)
+            drawn.append(rng.choice(found).case.name)
+            served.append(session)
             calls += found
     if not calls:
         raise BenchError(f"no call of the logs fits into the model's context of {text.context_len} tokens.")
     sample = Sample(
         logged=len(sessions),
-        sessions=len(measured),
+        sessions=len(served),
         calls=len(calls),
         left_out=left_out,
         traffic=_digest(calls),
         reuse={},
+        drawn=tuple(drawn),
+        changed=tuple(
+            _draw_changed(served, {call.case.name for call in calls}, encoder, random.Random(f"tune-{seed}"))
+        ),
     )
-    return Drawn(calls, frozenset(measured), sample)
+    return Drawn(calls, frozenset((*sample.drawn, *sample.changed)), sample)
+
+
+def _draw_changed(
+    sessions: Sequence[Session], served: AbstractSet[str], encoder: Encoder, rng: random.Random
+) -> Iterable[str]:
+    """Of each session one of the served calls with text behind a changed field, by the census with the defaults."""
+    files = [(str(number), [session]) for number, session in enumerate(sessions)]
+    found: dict[str, list[str]] = defaultdict(list)
+    for outcome in simulate(files, encoder, scope=CacheScope.ALL):
+        name = call_name(int(outcome.ref.file), outcome.ref.index)
+        if name in served and (outcome.num_behind_change or outcome.num_guarded):
+            found[outcome.ref.file].append(name)
+    return map(rng.choice, found.values())
 
 
 def _digest(calls: Iterable[Call]) -> str:

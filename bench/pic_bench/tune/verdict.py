@@ -1,19 +1,24 @@
 """Judges rungs by their records: what each loses, with bounds, and whether measuring on could change that.
 
 The unit is the session: one call of each, and at most `CAP` nats a token. Every rung is tested at the same level, in
-the order of the ladder, and the first that is not certified ends it (fixed-sequence testing needs no correction).
+the order of the ladder, and the first that is not certified ends it (fixed-sequence testing needs no correction). The
+calls behind changed fields are tested by themselves, at that level too: a rung must pass both tests, so that one which
+should fail either passes no more often. Only where the sample has too few of them to pass is the first test enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from statistics import fmean
 
 import msgspec
 
+from pic_bench.fidelity.compared import count_sure
 from pic_bench.fidelity.record import Probe
+from pic_bench.fidelity.summary import Flips
 from pic_bench.report.stats import Estimate
 from pic_bench.tune.bounds import bounds, is_below, num_needed
 from pic_bench.tune.config import CAP, NAIVE, Sample, place_of
@@ -29,6 +34,7 @@ class Verdict(Enum):
     CERTIFIED = "certified"
     HOPELESS = "over the budget in the first half"
     OVER = "over the budget"
+    OVER_CHANGED = "over the budget behind changed fields"
     OPEN = "not shown"
     UNTRIED = "not measured"
     CONTROL = "control"
@@ -57,10 +63,16 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Of the first token."""
     spliced: float | None = None
     """Share of the prompt tokens of these calls."""
+    sure: Flips | None = None
+    """Forced tokens of which the full prefill is sure, and those whose likeliest one is another."""
     agreement_loss: Estimate | None = None
     """Share of forced tokens whose likeliest one is another than the full prefill's, less the exact hit's."""
     needed: int | None = None
     """Sessions of the second half that would certify it, as far as all of its losses tell; None where none would."""
+    changed: int = 0
+    """Sessions, of those with losses, with a call behind a changed field that was measured for that."""
+    changed_loss: Estimate | None = None
+    """Of these calls, capped."""
 
 
 @dataclass(slots=True)
@@ -76,25 +88,32 @@ class Judge:
 
         It fails where it is shown to lose more than exact hits do, and its mean is over the budget.
         """
-        every, is_control = self._of(name), name in (EXACT, NAIVE)
-        at = 0 if is_control else sum(place_of(probe.prompt) < self.sample.num_choosing for probe in every)
+        every, changed, is_control = self._of(name), self._behind_change(name), name in (EXACT, NAIVE)
+        at = 0 if is_control else self._num_choosing(every)
         first, second = every[:at], every[at:]
-        verdict = self._control(name, _losses(second)) if is_control else self._verdict(_losses(first), _losses(second))
+        if not is_control:
+            changed = changed[self._num_choosing(changed) :]
+            verdict = self._verdict(*map(_losses, (first, second, changed)))
+        else:
+            verdict = self._control(name, _losses(second))
         rung = Rung(name=name, verdict=verdict, reuse=self.sample.reuse.get(name), chosen_on=at, sessions=len(second))
         if first:
             rung = msgspec.structs.replace(rung, chosen_loss=fmean(_losses(first)) * CAP)
+        if changed:
+            loss = _estimate(_losses(changed), 0.0, CAP)
+            rung = msgspec.structs.replace(rung, changed=len(changed), changed_loss=loss)
         return msgspec.structs.replace(rung, **self._figures(second)) if second else rung
 
     def is_told(self, name: str, *, may_fail: bool) -> bool:
-        """Whether every session is measured, or no more of them can change the verdict.
+        """Whether every drawn call is measured, or no more of them can change the verdict.
 
         Args:
             may_fail: whether it is enough to know that a rung will not be certified, even if nothing more is lost.
         """
-        measured, rung = len(self._of(name)), self.judge(name)
-        if measured == self.sample.sessions:
+        rung = self.judge(name)
+        if sum(probe.arm == name for probe in self.probes) == self.sample.num_measured:
             return True
-        failed = rung.verdict in (Verdict.HOPELESS, Verdict.OVER)
+        failed = rung.verdict in (Verdict.HOPELESS, Verdict.OVER, Verdict.OVER_CHANGED)
         if failed or name == NAIVE or not may_fail:
             return failed and may_fail
         to_come = self.sample.sessions - self.sample.num_choosing - rung.sessions
@@ -103,15 +122,32 @@ class Judge:
 
     def needed(self, name: str) -> int | None:
         """`Rung.needed`; of no records, what it takes where nothing is lost."""
-        return num_needed(_losses(self._of(name)), self._limit)
+        needed, changed = num_needed(_losses(self._of(name)), self._limit), _losses(self._behind_change(name))
+        if needed is None or not changed or self._has_too_few_changed:
+            return needed
+        behind = num_needed(changed, self._limit)
+        return behind and max(needed, math.ceil(behind * self.sample.sessions / len(self.sample.changed)))
 
     @property
     def _limit(self) -> float:
         return self.budget / CAP
 
-    def _of(self, name: str) -> list[Probe]:
-        """In the order in which they were served."""
-        return sorted((probe for probe in self.probes if probe.arm == name), key=lambda probe: place_of(probe.prompt))
+    @property
+    def _has_too_few_changed(self) -> bool:
+        """Whether the calls behind changed fields would not pass even if they lost nothing."""
+        return not is_below([0.0] * self.sample.num_changed, self._limit)
+
+    def _of(self, name: str, among: Collection[str] = ()) -> list[Probe]:
+        """The records of an arm in the order in which they were served, of the calls drawn from all by default."""
+        wanted = among or self.sample.drawn
+        found = (probe for probe in self.probes if probe.arm == name and (not wanted or probe.prompt in wanted))
+        return sorted(found, key=lambda probe: place_of(probe.prompt))
+
+    def _behind_change(self, name: str) -> list[Probe]:
+        return self._of(name, self.sample.changed) if self.sample.changed else []
+
+    def _num_choosing(self, probes: Iterable[Probe]) -> int:
+        return sum(place_of(probe.prompt) < self.sample.num_choosing for probe in probes)
 
     def _control(self, name: str, losses: Sequence[float]) -> Verdict:
         if not losses or fmean(losses) <= self._limit:
@@ -119,16 +155,21 @@ class Judge:
         worse = bounds(losses).low > bounds(_losses(self._of(EXACT))).high
         return Verdict.OVER if name == NAIVE and worse else Verdict.CONTROL
 
-    def _verdict(self, first: Sequence[float], second: Sequence[float]) -> Verdict:
+    def _verdict(self, first: Sequence[float], second: Sequence[float], changed: Sequence[float]) -> Verdict:
         if bounds(second).low > self._limit:
             return Verdict.OVER
-        if is_below(second, self._limit):
+        if bounds(changed).low > self._limit:
+            return Verdict.OVER_CHANGED
+        within = is_below(changed, self._limit)
+        if self._has_too_few_changed:
+            within = fmean(changed or [0.0]) <= self._limit
+        if within and is_below(second, self._limit):
             return Verdict.CERTIFIED
         if bounds(first, HOPELESS_ALPHA).low > self._limit:
             return Verdict.HOPELESS
         return Verdict.OPEN if first or second else Verdict.UNTRIED
 
-    def _figures(self, probes: Sequence[Probe]) -> dict[str, Estimate | float | None]:
+    def _figures(self, probes: Sequence[Probe]) -> dict[str, Estimate | Flips | float | None]:
         floor = {probe.prompt: probe.forced_agreement or 0.0 for probe in self._of(EXACT)}
         lost = [floor[probe.prompt] - (probe.forced_agreement or 0.0) for probe in probes if probe.prompt in floor]
         kls = [probe.forced_kl or 0.0 for probe in probes]
@@ -138,6 +179,7 @@ class Judge:
             "worst": max(kls),
             "first_kl": fmean(probe.kl for probe in probes),
             "spliced": sum(probe.chunk_hit_tokens for probe in probes) / sum(probe.prompt_tokens for probe in probes),
+            "sure": count_sure(probes),
             "agreement_loss": _estimate([(one + 1) / 2 for one in lost], -1.0, 1.0) if lost else None,
         }
 

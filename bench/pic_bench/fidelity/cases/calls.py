@@ -77,12 +77,17 @@ def session_calls(session: Session, number: int, source: str, encoder: Encoder, 
         if len(prompt) + max(len(answer), _TRACE_ROOM) < text.context_len:
             case = Case(
                 experiment=Experiment.TRACE,
-                name=f"{number:03d}-{call.index:03d}",
+                name=call_name(number, call.index),
                 source=source,
                 prompt=prompt,
                 gold=answer[:GOLD_TOKENS],
             )
             yield Call(number, case, answer)
+
+
+def call_name(session: int, call: int) -> str:
+    """The name of a session's call, both by their numbers."""
+    return f"{session:03d}-{call:03d}"
 
 
 def conversation(change: Change, num_turns: int, text: ModelText, seed: int) -> list[Call]:
