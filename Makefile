@@ -175,10 +175,6 @@ gpu: ## everything to check and measure on a GPU, in order; PYTHON=python3 for t
 bench-overhead: setup $(MODEL)/config.json ## nothing to reuse: stock and patched servers side by side
 	$(BIN)/python -m pic_bench.idle_overhead --model $(MODEL) $(ARGS)
 
-.PHONY: bench-shift-zero
-bench-shift-zero: setup $(MODEL)/config.json ## the splice's own error against stock's exact hits
-	$(BIN)/python -m pic_bench.shift_zero --setup $(MODEL):1:1:float32 --setup $(MODEL):1:1:bfloat16 $(ARGS)
-
 .PHONY: bench-fidelity
 bench-fidelity: setup ## how far spliced answers are from a full prefill, in runs/fidelity, going on where it stopped; ARGS='--quick' for a look
 	$(if $(filter .models/smollm2,$(MODEL)),$(BIN)/sglang-pic model smollm2 $(MODEL))
