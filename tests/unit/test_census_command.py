@@ -190,4 +190,4 @@ def test_what_was_counted_is_not_lost(
     assert result["total"]["detail"]["is_complete"] is False
     end_at(6 + 4, error, monkeypatch)
     assert main(["census", GEN, "sample:opendevin"]) == code
-    assert "sample:opendevin: stopped after 4 calls" in capsys.readouterr().out
+    assert "sample:opendevin: stopped after 4 calls; the row counts these calls only." in capsys.readouterr().out
