@@ -152,9 +152,11 @@ bench-core: setup ## time of a plan and memory of the index, beside FastCDC alon
 bench-host: setup ## the host's work for a spliced request, by step
 	$(BIN)/python -m pic_bench.host $(ARGS)
 
+GENERATED := $(addprefix agent_meta?header=,50 250 1000 2000) sysvar compact rerank tool_variants reorder skills \
+  tool_aging subagents random
 .PHONY: bench-recall
 bench-recall: setup ## what the cache recovers of what repeats; TRACES='FILE ...' for recorded sessions of your own
-	$(BIN)/python -m pic_bench.recall $(TRACES) $(ARGS)
+	$(BIN)/sglang-pic census --upper-bound --preset most $(ARGS) $(or $(TRACES),sample:opendevin $(GENERATED:%='gen:%'))
 
 .PHONY: bench-kernels
 bench-kernels: setup ## the splice of KV rows against a plain copy of the same bytes
@@ -172,10 +174,6 @@ gpu: ## everything to check and measure on a GPU, in order; PYTHON=python3 for t
 .PHONY: bench-overhead
 bench-overhead: setup $(MODEL)/config.json ## nothing to reuse: stock and patched servers side by side
 	$(BIN)/python -m pic_bench.idle_overhead --model $(MODEL) $(ARGS)
-
-.PHONY: bench-shift-zero
-bench-shift-zero: setup $(MODEL)/config.json ## the splice's own error against stock's exact hits
-	$(BIN)/python -m pic_bench.shift_zero --setup $(MODEL):1:1:float32 --setup $(MODEL):1:1:bfloat16 $(ARGS)
 
 .PHONY: bench-fidelity
 bench-fidelity: setup ## how far spliced answers are from a full prefill, in runs/fidelity, going on where it stopped; ARGS='--quick' for a look

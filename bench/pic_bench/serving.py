@@ -11,25 +11,22 @@ from typing import Any, NamedTuple
 
 import msgspec
 from pic_traces.replay.client import read_events
-from pic_traces.source import load
 
 from pic_bench.compare.arms import Arm, arm_server
 from pic_bench.compare.server import POST_TIMEOUT_S, Server, request
 from sglang_pic.errors import BenchError
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Answer(NamedTuple):
     """What a server said of one prompt."""
 
-    ids: list[int] = msgspec.field(name="tokens")
+    ids: list[int]
     prompt_tokens: int
     cached_tokens: int
     """Of the prompt, spliced ones too."""
     spliced_tokens: int
-    num_verified: int
-    """Passes of the target after the prompt's own; 0 without a draft."""
-    first: dict[str, float] = {}
-    """Log probabilities of the 20 likeliest first tokens, by id."""
+    first: dict[str, float]
+    """Log probabilities of the 20 likeliest first tokens, by id; none where they were not asked for."""
 
 
 class FirstToken(NamedTuple):
@@ -51,12 +48,6 @@ def serving(model: str, arm: Arm, logs: Path, **settings: Any) -> Iterator[Serve
     print(f"starting {arm.name}: {Path(model).name} {' '.join(arm.server_args)}", file=sys.stderr)
     with server, server.watch():
         yield server
-
-
-def prompt_texts(trace: str) -> list[str]:
-    """The text of every call of a trace, without a chat template."""
-    calls = (call for session in load(trace) for call in session.calls())
-    return ["\n".join(str(message["content"]) for message in call.messages) for call in calls]
 
 
 def generate(
@@ -83,7 +74,6 @@ def generate(
         prompt_tokens=meta["prompt_tokens"],
         cached_tokens=meta["cached_tokens"],
         spliced_tokens=(meta.get("cached_tokens_details") or {}).get("pic", 0),
-        num_verified=meta.get("spec_verify_ct", 0),
         first={str(entry[1]): entry[0] for entry in meta["output_top_logprobs"][0]} if with_logprobs else {},
     )
 

@@ -24,7 +24,7 @@ from sglang_pic.platform import host_tier as platform
 from sglang_pic.runtime import Splicer, read_geometry, view_pool
 from sglang_pic.runtime.host_rows import LAYOUTS, view_host_pool
 from tests.adapter.builders import DONOR
-from tests.adapter.test_live_rows import RadixAttention
+from tests.unit.rope_models import RadixAttention
 
 LAYERS = 3
 

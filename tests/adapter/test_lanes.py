@@ -136,9 +136,11 @@ def test_an_experiment_takes_the_donors_that_it_names() -> None:
     probe = RequestProbe(donors_from="theirs", policy={"edit": "in_place"})
     req.pic.options = ProbedOptions(overrides=dict(probe.policy), probe=probe)
     req.pic.lane = req.pic.options.lane(server.config.core)
+    own = req.extra_key
     _plan(Planning.plan, server.planning, req, server.tree, max_gaps=64)
     assert req.pic.pending.plan.num_spliced > 200
     assert {run.donor.namespace for run in req.pic.pending.plan.runs} == {Namespace("theirs")}
+    assert req.extra_key == own, "its own rows stay in its own namespace"
     req.pic.release_row()
 
 

@@ -19,16 +19,9 @@ from sglang_pic.errors import ContractError, UnsupportedError
 from sglang_pic.runtime import RopeGeometry, read_geometry, view_pool
 from sglang_pic.runtime.splice import Splicer
 from tests.adapter.builders import TRANSLATOR
+from tests.unit.rope_models import RadixAttention
 
 pytestmark = pytest.mark.usefixtures("no_groups")
-
-
-class RadixAttention(nn.Module):
-    """SGLang's is recognised by this name; the real one needs a running server."""
-
-    def __init__(self, layer_id: int) -> None:
-        super().__init__()
-        self.layer_id = layer_id
 
 
 class Runner:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pic_bench.probe_plugin.options import ProbedOptions, RequestProbe
-from pic_bench.probe_plugin.plugin import _Faults, _plan
+from pic_bench.probe_plugin.plugin import _Faults
 from pic_bench.probe_plugin.recorder import Recorder
 
 from sglang_pic.adapter.serve.gap_batch import build_gap_batch
@@ -39,15 +39,6 @@ def test_faults_are_of_the_requests_that_ask_for_them() -> None:
     assert (keys < 0).nonzero()[:, 0].tolist() == [301, 302]
     faults.move_rows(None, path, gap)
     assert int((keys < 0).sum()) == 2, "a later splice is not corrupted"
-
-
-def test_donors_of_another_namespace_are_asked_for_while_planning_only() -> None:
-    seen: list[str | None] = []
-    for probe in (None, RequestProbe(), RequestProbe(donors_from="theirs")):
-        req = probed(probe, extra_key="own")
-        _plan(lambda _, req, *__, **___: seen.append(req.extra_key), None, req, "tree", max_gaps=3)
-        assert req.extra_key == "own"
-    assert seen == ["own", "own", "theirs"]
 
 
 def test_a_recording_is_whole(tmp_path: FilePath, caplog: pytest.LogCaptureFixture) -> None:

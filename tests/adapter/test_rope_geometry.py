@@ -17,7 +17,6 @@ from torch import nn
 
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.runtime import PoolKind, Splicer, read_geometry, rope, view_pool, views
-from tests.adapter.test_live_rows import RadixAttention
 from tests.unit import rope_models as models
 
 LLAMA3 = {
@@ -63,7 +62,7 @@ SCALINGS = {
 
 def _model(rotary: nn.Module) -> nn.Module:
     model = nn.Module()
-    model.rotary_emb, model.attn = rotary, RadixAttention(0)
+    model.rotary_emb, model.attn = rotary, models.RadixAttention(0)
     return model
 
 

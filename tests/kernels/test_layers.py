@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from pic_kernels import LayerBuffers, splice_mla
-from splice_cases import make_rope
+from pic_kernels import LayerBuffers
 
 
 def test_the_table_holds_every_layers_address() -> None:
@@ -32,17 +30,3 @@ def test_one_is_taken_as_it_is() -> None:
     layers = LayerBuffers([torch.zeros(4, 1, 8)])
     assert LayerBuffers.of("buffers", layers) is layers
     assert LayerBuffers.of("buffers", [layers[0]]) is not layers
-
-
-def test_broken_buffers_are_named() -> None:
-    with pytest.raises(ValueError, match=r"keys\[1\] is .* must be like keys\[0\]"):
-        LayerBuffers([torch.zeros(4, 1, 8), torch.zeros(4, 2, 8)], name="keys")
-
-
-def test_a_splice_writes_into_the_owners_memory() -> None:
-    buffer = torch.ones(4, 1, 8)
-    buffer[1:] = 0
-    layers, slot = LayerBuffers([buffer]), torch.tensor([0])
-    splice_mla(layers, slot, slot + 2, slot, make_rope(4, is_neox=True), rope_offset=0)
-    assert torch.equal(buffer[2], buffer[0])
-    assert not buffer[1].any()

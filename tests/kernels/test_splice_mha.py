@@ -138,9 +138,10 @@ def test_index_tensors_may_be_views(target: Target) -> None:
 
 def test_empty_input_writes_nothing(target: Target) -> None:
     rope, none = make_rope(8, is_neox=True), torch.empty(0, dtype=torch.int64)
-    buffer = random_rows((4, 1, 8), torch.float32)
+    buffer = random_rows((4, 1, 12), torch.float32)
     before = buffer.clone()
     splice_mha([buffer], [buffer.clone()], none, none, none, rope)
+    splice_mla([buffer], none, none, none, rope, rope_offset=4)
     assert torch.equal(buffer, before)
 
 
@@ -249,7 +250,7 @@ def _operands() -> dict[str, object]:
         ({"k_buffers": [torch.zeros(8, 4)]}, ValueError, "contiguous"),
         ({"k_buffers": [torch.zeros(8, 1, 8)[..., ::2]]}, ValueError, "contiguous"),
         ({"v_buffers": [torch.zeros(9, 1, 4)]}, ValueError, "must agree"),
-        ({"v_buffers": [torch.zeros(8, 1, 4), torch.zeros(8, 2, 4)]}, ValueError, "must be like"),
+        ({"v_buffers": [torch.zeros(8, 1, 4), torch.zeros(8, 2, 4)]}, ValueError, r"buffers\[1\] is .* must be like"),
     ],
 )
 def test_operands_outside_the_contract_are_refused(

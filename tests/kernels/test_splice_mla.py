@@ -94,13 +94,6 @@ def test_offsets_beyond_32_bits(target: Target) -> None:
     assert relative_l2(rows[dst][..., 512:], exact) <= ROTATE_REL_L2[torch.bfloat16]
 
 
-def test_empty_input_writes_nothing(target: Target) -> None:
-    none, buffer = torch.empty(0, dtype=torch.int64), random_rows((4, 1, 12), torch.float32)
-    before = buffer.clone()
-    splice_mla([buffer], none, none, none, make_rope(4, is_neox=False), rope_offset=8)
-    assert torch.equal(buffer, before)
-
-
 @pytest.mark.parametrize("rope_offset", [-1, 9])
 def test_a_rotary_slice_outside_the_row_is_refused(rope_offset: int) -> None:
     one = torch.tensor([1])

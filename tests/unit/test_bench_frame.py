@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pic_bench import core, idle_overhead, recall, second_server, shift_zero
+from pic_bench import core, idle_overhead
 from pic_bench.frame import Finding, Study, at_least
 from pic_bench.report.markdown import Table
 from pic_bench.soak.__main__ import Soak
@@ -20,9 +20,6 @@ RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 KINDS = {
     "core.json": core.CoreResult,
     "idle-overhead*.json": idle_overhead.IdleOverhead,
-    "recall.json": recall.RecallResult,
-    "second-server.json": second_server.SecondServer,
-    "shift-zero.json": shift_zero.ShiftZero,
     "soak*.json": Soak,
 }
 

@@ -55,8 +55,9 @@ def test_json_of_the_sample(capsys: Capture) -> None:
     assert (sample["file"], sample["sessions"], sample["calls"]) == ("sample:opendevin", 6, 36)
     assert sample["prefix_tokens"] > 0.3 * sample["prompt_tokens"]
     assert sample["chunk_tokens"] > 0.05 * sample["prompt_tokens"]
-    most = counts_of(capsys, "sample:opendevin", "--seam", "1", "--tail", "0", "--edit", "in_place")["total"]
+    most = counts_of(capsys, "sample:opendevin", "--preset", "most", "--upper-bound")["total"]
     assert most["chunk_tokens"] > 0.2 * most["prompt_tokens"]
+    assert most["chunk_tokens"] > 0.97 * most["detail"]["upper_bound"]["tokens_behind"]
 
 
 def test_table(capsys: Capture) -> None:
@@ -189,4 +190,4 @@ def test_what_was_counted_is_not_lost(
     assert result["total"]["detail"]["is_complete"] is False
     end_at(6 + 4, error, monkeypatch)
     assert main(["census", GEN, "sample:opendevin"]) == code
-    assert "sample:opendevin: stopped after 4 calls" in capsys.readouterr().out
+    assert "sample:opendevin: stopped after 4 calls; the row counts these calls only." in capsys.readouterr().out

@@ -121,11 +121,6 @@ def test_block_traces_alone() -> None:
     assert "This cache" not in text
 
 
-def test_a_file_that_was_cut_short_says_so() -> None:
-    text = table(replace(text_counts(), detail=Detail(is_complete=False)))
-    assert "mine: stopped after 20 calls; the row counts these calls only." in text
-
-
 @pytest.mark.parametrize("file", ["x" * 200 + "1.jsonl", "gen:agent_meta?" + "header=250&" * 10 + "seed=1"])
 def test_it_fits_a_narrow_terminal(file: str) -> None:
     counts = text_counts(999_999, changed=999_999)

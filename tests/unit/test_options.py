@@ -48,6 +48,8 @@ def test_pins_and_skills_are_read() -> None:
         ({"edit": True}, "edit=True"),
         ({"preset": "bold"}, "preset='bold'"),
         ({"seams": 1}, "'seams'"),
+        # Experiments have it.
+        ({"testing": {}}, "unknown key 'testing'"),
         ({"skills": "nearer"}, "skills='nearer'"),
         ({"skills": True}, "skills=True"),
         ({"pin": ""}, "pin=''"),
@@ -99,8 +101,3 @@ def test_a_preset_is_a_lane_with_its_own_settings_and_what_is_given_beside_it_ho
     assert careful.lane(server) is None
     assert careful.policy(MOST_REUSE) == ReusePolicy()
     assert careful.lane(MOST_REUSE) == "careful notes"
-
-
-def test_experiments_are_an_unknown_key() -> None:
-    with pytest.raises(ConfigError, match="unknown key 'testing'"):
-        parse_options({"pic": {"testing": {}}})

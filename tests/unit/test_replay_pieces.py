@@ -69,11 +69,6 @@ def test_token_sources(
     assert (sources.prefix_hit_tokens, sources.chunk_hit_tokens, sources.computed_tokens) == expected
 
 
-def test_unreported_hits_of_another_server_stay_unknown() -> None:
-    sources = token_sources(StreamReply(usage={"prompt_tokens": 10}), is_sglang=False)
-    assert (sources.prompt_tokens, sources.prefix_hit_tokens, sources.computed_tokens) == (10, None, None)
-
-
 def test_summary_counts_and_percentiles() -> None:
     tokens = {"prompt_tokens": 10, "prefix_hit_tokens": 4, "chunk_hit_tokens": 3, "computed_tokens": 3}
     records = [record(n, ttft_s=float(n), e2e_s=n + 1.0, output_tokens=2, **tokens) for n in range(11)]

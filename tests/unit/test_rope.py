@@ -1,4 +1,4 @@
-"""Reading a model's rotation, and refusing what a shift cannot reproduce."""
+"""Which layers turn by what, and refusing what a shift cannot reproduce; `tests/adapter` reads SGLang's own modules."""
 
 from __future__ import annotations
 
@@ -21,42 +21,6 @@ def _rotary(name: str) -> nn.Module:
 
 def _layer(rotary: nn.Module | None, layer_id: int = 1, **core: int) -> nn.Module:
     return models.Attention(rotary, models.RadixAttention(layer_id, **core))
-
-
-@pytest.mark.parametrize("is_neox", [True, False])
-@pytest.mark.parametrize("rotary_dim", [16, 8])
-def test_reads_and_verifies_plain_rope(is_neox: bool, rotary_dim: int) -> None:
-    rotary = models.RotaryEmbedding(rotary_dim=rotary_dim, is_neox_style=is_neox, base=1e6)
-    geometry = _read(models.make_llama(rotary=rotary))
-    assert geometry.layer_ids == (0, 1, 2)
-    [(params, indices)] = geometry.groups()
-    assert indices == [0, 1, 2]
-    assert (params.rotary_dim, params.is_neox_style) == (rotary_dim, is_neox)
-    assert torch.equal(params.inv_freq, rotary._compute_inv_freq(1e6))
-    assert models.rotation_error(rotary, params) < 1e-3
-
-
-@pytest.mark.parametrize(
-    ("rotary", "off"),
-    [
-        # YaRN's mscale is in the model's table; a moved key keeps it, it is not applied again.
-        (models.RotaryEmbedding(magnitude=1.37), (0, 1e-3)),
-        (models.RotaryEmbedding(table_dtype=torch.bfloat16), (1e-4, 2e-2)),
-        (_rotary("MRotaryEmbedding"), (0, 1e-3)),
-    ],
-    ids=["magnitude", "table in the model's dtype", "M-RoPE"],
-)
-def test_other_tables_are_read_as_what_they_turn_by(rotary: nn.Module, off: tuple[float, float]) -> None:
-    assert off[0] <= models.rotation_error(rotary, _read(models.make_llama(rotary=rotary)).params[0]) < off[1]
-
-
-def test_linear_scaling_divides_positions() -> None:
-    rotary = models.LinearScalingRotaryEmbedding(scaling_factors=[3.0])
-    (params, *_) = _read(models.make_llama(rotary=rotary)).params
-    assert params.inv_freq[0] == pytest.approx(1 / 3, rel=1e-12)
-    assert models.rotation_error(rotary, params) < 1e-3
-    with pytest.raises(UnsupportedError, match=r"scaling_factors=\[1.0, 2.0\]"):
-        _read(models.make_llama(rotary=models.LinearScalingRotaryEmbedding(scaling_factors=[1.0, 2.0])))
 
 
 def test_layers_that_differ_in_base_are_grouped() -> None:
@@ -123,6 +87,7 @@ def _with_two_rotations() -> nn.Module:
         (_with_two_rotations(), r"several rotary embeddings \(RotaryEmbedding, RotaryEmbedding\)"),
         (_layer(models.RotaryEmbedding(), 0), "on the rows of layer 'layers.0'"),
         (HUNYUAN(models.RotaryEmbedding(), CORE, use_qk_norm=True), "which normalises keys after their rotation"),
+        (_layer(models.LinearScalingRotaryEmbedding(scaling_factors=[1.0, 2.0])), r"scaling_factors=\[1.0, 2.0\]"),
     ],
 )
 def test_refuses_layers_by_name(layer: nn.Module, match: str) -> None:

@@ -99,15 +99,6 @@ def test_moved_keys_are_the_models_own_at_the_target() -> None:
         assert torch.equal(values[dst], values[src])
 
 
-def test_fp8_rows_are_stored_as_bytes_and_move() -> None:
-    pool = models.MHATokenToKVPool(dtype=torch.float8_e4m3fn)
-    splicer = _splicer(pool)
-    assert {buffer.dtype for buffer in (*splicer.view.keys, *splicer.view.values)} == {torch.float8_e4m3fn}
-    splicer.splice(_ids(1, 2), _ids(8, 9), _ids(0, 4))
-    assert torch.equal(pool.k_buffer[0][8], pool.k_buffer[0][1])
-    assert torch.equal(pool.v_buffer[0][9], pool.v_buffer[0][2])
-
-
 @pytest.mark.parametrize(
     ("src", "dst", "shifts", "error", "match"),
     [

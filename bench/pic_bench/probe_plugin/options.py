@@ -35,8 +35,6 @@ class ProbeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Have torch warn of every operation that makes the host wait for the GPU, from the first gap batch on."""
     watch_rows: bool = False
     """Watch every KV row and account for every slot and lock: the part `books` of `/server_info` (slow, on a CPU)."""
-    early_ends: bool = False
-    """End runs a token early, as beside a draft, so that a server without one plans as a server with one."""
     record_dir: str | None = None
     """Folder for what requests with `testing.record` computed: logits, spliced spans, keys."""
 

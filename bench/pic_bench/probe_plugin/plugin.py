@@ -27,7 +27,6 @@ _CONTRACT = (
 )
 _SERVE = "sglang_pic.adapter.serve"
 _PATH, _CACHE = f"{_SERVE}.forward.ForwardPath", f"{_SERVE}.cache.PicRadixCache"
-_INDEX = "sglang_pic.core.index.ContentIndex"
 # Of SGLang's dummy weights, uniform in [-1e-3, 1e-3).
 _DUMMY_STD = 1e-3 / 3**0.5
 _GAINS = {"q_proj": 2.0, "k_proj": 2.0, "qkv_proj": 2.0, "kv_a_proj": 2.0, "lm_head": 3.0}
@@ -82,10 +81,8 @@ def _hook_scheduler(config: ProbeConfig, ctx: Any) -> None:
         _hook("BEFORE", f"{_PATH}.__init__", partial(_add_recorder, Path(config.record_dir)))
     if config.ignore_prefix:
         _hook("AROUND", f"{_CACHE}.match_prefix", _ignore_prefix)
-    if config.early_ends:
-        _hook("AROUND", f"{_INDEX}.__init__", _end_early)
     if config.check_invariants:
-        _hook("AFTER", f"{_INDEX}.publish", _check_invariants)
+        _hook("AFTER", "sglang_pic.core.index.ContentIndex.publish", _check_invariants)
     if config.watch_rows:
         _watch_rows(ctx.tp_worker.model_runner)
     _hook("BEFORE", "sglang_pic.adapter.server_info.install", partial(_show, config, ctx.tp_worker.model_runner))
@@ -219,10 +216,6 @@ def _ignore_prefix(original: Callable[..., Any], cache: Any, params: Any) -> Any
     if params.req is None or is_apart(params.req):
         return result
     return zero_match_result(cache, result, extra_key=params.req.extra_key)
-
-
-def _end_early(original: Callable[..., None], index: Any, *args: Any, **kwargs: Any) -> None:
-    original(index, *args, **kwargs | {"row_lookahead": 1})
 
 
 def _check_invariants(_result: None, index: Any, *_args: object, **_kwargs: object) -> None:
