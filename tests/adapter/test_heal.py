@@ -34,14 +34,14 @@ SPLICED = (STEP_TOKENS - 56, 2 * STEP_TOKENS)
 class Bench:
     """A healer, and a tree that holds one path in the slots behind 500, of which `SPLICED` was spliced."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, page_size: int = 1, **settings: Any) -> None:
         self.runner, self.scheduler, self.series = Runner(), Scheduler(), Kept()
-        self.index = ContentIndex(MOST_REUSE)
-        tree: Any = Tree(1, 0)
-        tree.page_size, tree.auditor, tree.recovered = 1, Auditor(), []
+        self.index = ContentIndex(MOST_REUSE, names=RowNames(page_size))
+        tree: Any = Tree(page_size, 0)
+        tree.page_size, tree.auditor, tree.recovered = page_size, Auditor(), []
         tree.donors = torch.arange(500, 500 + len(PROMPT))
         tree.publication = Publication(self.index, frozenset())
-        tree.planning = SimpleNamespace(row_names=RowNames())
+        tree.planning = SimpleNamespace(row_names=RowNames(page_size))
         tree.recover = lambda *found, **_: tree.recovered.append(found)
         self.tree = tree
         self.publish(PROMPT, SPLICED)
@@ -143,6 +143,14 @@ def test_a_prompt_that_comes_again_is_healed_at_idle_as_far_as_splices_have_save
     report = bench.healer.report()
     assert (report.num_healed, report.num_waiting) == (len(PROMPT) - SPLICED[0], 0)
     assert bench.tree.num_locks == 0
+
+
+def test_pages_are_healed_whole() -> None:
+    """Where paths part in a page, or one ends, nothing is known of its rows."""
+    bench = Bench(page_size=16, heal_ratio=100)
+    bench.heal(num_spliced=10_000)
+    bench.run()
+    assert bench.index.exactness(SPACE, as_tokens(PROMPT)) == (len(PROMPT), 0, 0)
 
 
 def test_of_a_session_only_the_last_prompt_waits() -> None:

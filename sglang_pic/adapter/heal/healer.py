@@ -121,11 +121,10 @@ class Healer(Renewal, Worker):
             state.own_from = adopted_from
         state.own_end = path_len
         num_prompt = len(req.origin_input_ids)
-        is_whole = path_len >= num_prompt - num_prompt % self._tree.page_size
-        if not (self._config.repair_tokens and is_whole) or state.is_repaired or is_short(req):
+        end = num_prompt - num_prompt % self._tree.page_size
+        if not self._config.repair_tokens or path_len < end or state.is_repaired or is_short(req):
             return
         state.is_repaired = True
-        end = min(path_len, num_prompt)
         first = max(state.own_from, num_prompt - self._config.repair_tokens)
         start = next((max(first, span[0]) for span in state.spliced if span[1] > first), end)
         if start >= end:
@@ -202,7 +201,8 @@ class Healer(Renewal, Worker):
         at = max(prompt.at, tree.publication.exactness(prompt.space, prompt.tokens).exact_len)
         if at >= end:
             return HealEnd.DONE
-        stop = min(at + STEP_TOKENS, end)
+        # What a step leaves behind it is whole pages: of a page that two steps share nothing would be known.
+        stop = min(at + STEP_TOKENS - (at + STEP_TOKENS) % tree.page_size, end)
         resolver, path = TreeResolver(tree, tree.planning.row_names), Path(prompt.space, [prompt.tokens[:stop]])
         try:
             if resolver(path, stop) < stop:
