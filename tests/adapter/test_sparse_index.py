@@ -15,10 +15,14 @@ from typing import Any, Final, cast
 import pytest
 import torch
 
-from sglang_pic.adapter.probe.extend import PADDING_ROW
+from sglang_pic.adapter.probe.extend import PADDING_ROW, trial_batch
 from sglang_pic.adapter.probe.slots import borrow_slots
+from sglang_pic.adapter.serve.forward import _prefill_path
+from sglang_pic.adapter.serve.gap_batch import build_gap_batch
+from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.adapter.startup.row_check import check_rows
 from sglang_pic.runtime.splice import Splicer
+from tests.adapter.builders import plan
 from tests.adapter.processes import on_live_model, spliced_path
 from tests.adapter.test_windows import NUM_TOKENS, SHIFT, Bench
 
@@ -88,6 +92,40 @@ def run_cases(runner: Any, _: object) -> dict[str, Any]:
     return found | {"full": bench.full.tolist()}
 
 
+def run_on_cuda(runner: Any, _: object) -> dict[str, Any]:
+    """What SGLang's class for CUDA tells its kernels of a gap batch: the keys that each query may choose among."""
+    from sglang.srt.layers.attention.dsa_backend import DeepseekSparseAttnBackend
+
+    path = spliced_path(runner)
+    row = runner.req_to_token_pool.req_to_token[PADDING_ROW]
+    with borrow_slots(path.splicer.view, 3, NUM_TOKENS, row) as slots, torch.no_grad():
+        bench = Bench(runner, path, slots)
+        pending = PendingSplice(plan(0, NUM_TOKENS, *((*run, 0) for run in RUNS)), [slots[0][a:b] for a, b in RUNS])
+        batch = trial_batch(runner, [NUM_TOKENS], input_ids=bench.tokens, slots=slots[2])
+        layout = build_gap_batch([pending], [0], [NUM_TOKENS], [NUM_TOKENS], [row], row.device)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+            backend = DeepseekSparseAttnBackend(runner)
+        # A kernel cuts the work of choosing into blocks.
+        backend._build_topk_v2_plan = lambda _: None
+        row[:NUM_TOKENS] = slots[2]
+        with layout.narrowed(batch, runner), _prefill_path(runner, replays=False):
+            backend.init_forward_metadata(batch)
+        told = backend.forward_metadata
+        first, last = told.indexer_k_start_end
+        tables = zip(told.page_table_1, told.real_page_table, layout.seq_lens, strict=True)
+        return {
+            "keys": (last - first).tolist(),
+            "lengths": told.dsa_seqlens_expanded.tolist(),
+            "sequences": told.token_to_batch_idx.tolist(),
+            "tables": all(
+                torch.equal(table[:end].long(), slots[2][:end])
+                and torch.equal(pages[: -(-end // 64)].long(), slots[2][:end:64] // 64)
+                for table, pages, end in tables
+            ),
+        }
+
+
 def run_dense(runner: Any, _: object) -> dict[str, Any]:
     """The answer of the same weights without indexers."""
     row = runner.req_to_token_pool.req_to_token[PADDING_ROW]
@@ -136,6 +174,16 @@ def test_moved_index_keys_choose_the_same_tokens_as_nearly_as_computed_ones_do(f
 def test_start_up_checks_index_keys(found: dict[str, Any]) -> None:
     assert 0 < found["start-up"]["index_keys"] < 0.1
     assert found["start-up"]["unread"] < 0.1
+
+
+def test_on_cuda_a_query_of_a_gap_may_choose_among_all_tokens_before_it(
+    load: Callable[..., dict[str, Any]],
+) -> None:
+    """By the metadata of SGLang's own class: spliced tokens and the gaps before are among them; no kernel runs."""
+    told = load(run_on_cuda, {})
+    assert told["keys"] == told["lengths"] == [at + 1 for at in COMPUTED]
+    assert told["sequences"] == [sum(at >= start for start, _ in RUNS) for at in COMPUTED]
+    assert told["tables"]
 
 
 def test_an_index_of_the_whole_context_is_dense_attention(load: Callable[..., dict[str, Any]]) -> None:
