@@ -10,6 +10,7 @@ from __future__ import annotations
 from .backend import Backend, Choice
 from .layers import LayerBuffers, Source
 from .rope_params import RopeParams
+from .splice_index import choose_index, splice_index
 from .splice_mha import choose_mha, splice_mha
 from .splice_mla import choose_mla, splice_mla
 
@@ -19,8 +20,10 @@ __all__ = [
     "LayerBuffers",
     "RopeParams",
     "Source",
+    "choose_index",
     "choose_mha",
     "choose_mla",
+    "splice_index",
     "splice_mha",
     "splice_mla",
 ]

@@ -29,6 +29,9 @@ ROTATE_REL_L2: Final[Mapping[torch.dtype, float]] = MappingProxyType(
 )
 """Relative L2 error allowed to a rotation, by the dtype of the KV rows."""
 
+INDEX_REL_L2: Final = 6e-2
+"""Relative L2 error allowed to one moved index key: two roundings to FP8, 3.6e-2 for an ordinary key."""
+
 
 def relative_l2(actual: Tensor, expected: Tensor) -> float:
     """`|actual - expected| / |expected|` in float64; 0 where both are zero, infinite where only `expected` is."""

@@ -165,12 +165,12 @@ def rotate_units(
         held += (tl.load(sources[at] + read_at, mask=masks[at], other=0),)
         if IS_NEOX:
             partners += (tl.load(sources[at] + read_at + HALF, mask=masks[at], other=0),)
-    cos, sin = _cos_sin(shift, tl.load(turns + pair[:, None] + lane))  # [BLOCK_U, UNIT_PAIRS]
+    cos, sin = cos_sin(shift, tl.load(turns + pair[:, None] + lane))  # [BLOCK_U, UNIT_PAIRS]
     for at in tl.static_range(BLOCK_L):
         if IS_NEOX:
-            a, b = _widen(held[at], FLOAT), _widen(partners[at], FLOAT)
-            turned_a = _narrow(a * cos - b * sin, WORD, FLOAT, INTERPRETED)
-            turned_b = _narrow(b * cos + a * sin, WORD, FLOAT, INTERPRETED)
+            a, b = widen(held[at], FLOAT), widen(partners[at], FLOAT)
+            turned_a = narrow(a * cos - b * sin, WORD, FLOAT, INTERPRETED)
+            turned_b = narrow(b * cos + a * sin, WORD, FLOAT, INTERPRETED)
             tl.store(bases[at] + write_at, tl.where(still, held[at], turned_a), mask=masks[at])
             tl.store(bases[at] + write_at + HALF, tl.where(still, partners[at], turned_b), mask=masks[at])
         else:
@@ -212,7 +212,7 @@ def _layer_rows(tables, num_layers, token, num_tokens, WORD: tl.constexpr, BLOCK
 
 
 @triton.jit
-def _cos_sin(shift, turns):
+def cos_sin(shift, turns):
     """Cosine and sine, float32, of `shift` (int64) positions at `turns` (int64, 2^-64 turns per position)."""
     phase = ((shift * turns) >> 32).to(tl.int32)
     # Nearest quarter turn, in [-2, 2], and the rest, in [-2^29, 2^29): the low 30 bits with their sign. Written so
@@ -229,7 +229,7 @@ def _cos_sin(shift, turns):
 
 
 @triton.jit
-def _widen(bits, kind: tl.constexpr):
+def widen(bits, kind: tl.constexpr):
     """The float32 value of what `bits` encode."""
     return bits.to(kind, bitcast=True).to(tl.float32)
 
@@ -239,7 +239,7 @@ def _unpack(words, kind: tl.constexpr):
     """Both values of interleaved pairs, float32: the first is in the low bits."""
     WIDTH: tl.constexpr = kind.primitive_bitwidth
     BITS: tl.constexpr = tl.int32 if WIDTH == 32 else (tl.int16 if WIDTH == 16 else tl.int8)
-    return _widen(words.to(BITS), kind), _widen((words >> WIDTH).to(BITS), kind)
+    return widen(words.to(BITS), kind), widen((words >> WIDTH).to(BITS), kind)
 
 
 @triton.jit
@@ -247,12 +247,12 @@ def _pack(a, b, word: tl.constexpr, kind: tl.constexpr, interpreted: tl.constexp
     """The words of interleaved pairs, each value rounded once."""
     WIDTH: tl.constexpr = kind.primitive_bitwidth
     BITS: tl.constexpr = tl.int32 if WIDTH == 32 else (tl.int16 if WIDTH == 16 else tl.int8)
-    low = _narrow(a, BITS, kind, interpreted).to(word) & ((1 << WIDTH) - 1)
-    return low.to(word) | (_narrow(b, BITS, kind, interpreted).to(word) << WIDTH)
+    low = narrow(a, BITS, kind, interpreted).to(word) & ((1 << WIDTH) - 1)
+    return low.to(word) | (narrow(b, BITS, kind, interpreted).to(word) << WIDTH)
 
 
 @triton.jit
-def _narrow(value, bits: tl.constexpr, kind: tl.constexpr, interpreted: tl.constexpr):
+def narrow(value, bits: tl.constexpr, kind: tl.constexpr, interpreted: tl.constexpr):
     """The bits of float32 `value` rounded once, ties to even; FP8 saturates at 448 and keeps NaN."""
     if interpreted:
         # The interpreter's own casts truncate bf16, lose the carry of an FP8 mantissa and do not saturate.

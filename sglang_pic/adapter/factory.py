@@ -369,6 +369,8 @@ def _check_rows(
         gaps.unread,
         1e3 * (time.perf_counter() - started_at),
     )
+    if view.index:
+        logger.info("sglang_pic: moved index keys differ from computed ones by a relative L2 of %.1e", rows.index_keys)
     if rows.still_layers:
         logger.info("sglang_pic: %d layers use no positions; their keys are moved as they are", len(rows.still_layers))
     if rows.noisy_layers:

@@ -33,6 +33,9 @@ _NUM_KV_HEADS, _HEAD_DIM = 4, 32
 _LATENT_RANK, _NOPE_DIM, _ROPE_DIM, _VALUE_DIM, _NUM_EXPERTS, _EXPERT_SIZE = 512, 32, 64, 32, 8, 128
 """Of MLA; its first layer has no experts."""
 
+_QUERY_RANK, _INDEX_HEADS, _INDEX_DIM = 128, 4, 128
+"""Of MLA with an indexer: queries are made of a latent of their own."""
+
 _WINDOW, _GPT_OSS_HEAD_DIM = 48, 64
 """Of the families with sliding windows: tokens that a query sees in a windowed layer, its own with them."""
 
@@ -97,6 +100,17 @@ _MLA: Config = (
     }
 )
 
+
+_DSA: Config = _MLA | {
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "model_type": "deepseek_v32",
+    "index_head_dim": _INDEX_DIM,
+    "index_n_heads": _INDEX_HEADS,
+    "index_topk": 64,
+    # A layer marked S attends to the tokens that the layer before it chose.
+    "index_topk_pattern": "FFSF",
+    "q_lora_rank": _QUERY_RANK,
+}
 
 _GEMMA3: Config = _COMMON | {
     "architectures": ["Gemma3ForCausalLM"],
@@ -171,6 +185,7 @@ RECIPES: dict[str, Recipe] = {
     "tiny-gemma3": Recipe(seed=20_262, config=_GEMMA3),
     "tiny-gpt-oss": Recipe(seed=20_263, config=_GPT_OSS),
     "tiny-cohere2": Recipe(seed=20_264, config=_COHERE2),
+    "tiny-dsa": Recipe(seed=20_265, config=_DSA),
 }
 
 
@@ -262,6 +277,25 @@ def _deepseek(config: Config, index: int) -> Shapes:
     return _weights(_layer(_mla_attention()) | (_mlp("mlp", _MLP_SIZE) if is_dense else _experts()))
 
 
+def _dsa(config: Config, index: int) -> Shapes:
+    shapes = {
+        "self_attn.q_a_proj.weight": (_QUERY_RANK, HIDDEN),
+        "self_attn.q_a_layernorm.weight": (_QUERY_RANK,),
+        "self_attn.q_b_proj.weight": (_NUM_HEADS * (_NOPE_DIM + _ROPE_DIM), _QUERY_RANK),
+    }
+    if str(config["index_topk_pattern"])[index] == "F":
+        shapes |= {
+            "self_attn.indexer.wq_b.weight": (_INDEX_HEADS * _INDEX_DIM, _QUERY_RANK),
+            "self_attn.indexer.wk.weight": (_INDEX_DIM, HIDDEN),
+            "self_attn.indexer.k_norm.weight": (_INDEX_DIM,),
+            "self_attn.indexer.k_norm.bias": (_INDEX_DIM,),
+            "self_attn.indexer.weights_proj.weight": (_INDEX_HEADS, HIDDEN),
+        }
+    rest = _deepseek(config, index)
+    del rest["self_attn.q_proj.weight"]
+    return shapes | rest
+
+
 def _gemma3(_config: Config, _index: int) -> Shapes:
     norms = {f"{place}_feedforward_layernorm": (HIDDEN,) for place in ("pre", "post")}
     of_heads = {f"{part}_norm": (_HEAD_DIM,) for part in "qk"}
@@ -291,6 +325,7 @@ def _gpt_oss(_config: Config, _index: int) -> Shapes:
 _LAYERS: Final[dict[str, Callable[[Config, int], Shapes]]] = {
     "llama": _llama,
     "deepseek_v2": _deepseek,
+    "deepseek_v32": _dsa,
     "gemma3_text": _gemma3,
     "gpt_oss": _gpt_oss,
     "cohere2": _cohere2,

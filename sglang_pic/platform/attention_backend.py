@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, KVWriteLoc, MHATokenToKVPool, MLATokenToKVPool
 
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.platform import ATTENTION_BACKEND
-from sglang_pic.platform.attention_ops import CausalMask, Scoring, attend_decode, attend_extend
+from sglang_pic.platform.attention_ops import CausalMask, Scoring, attend_chosen, attend_decode, attend_extend
 from sglang_pic.platform.attention_plan import (
     DecodeGroup,
     ExtendPlan,
@@ -26,6 +26,7 @@ from sglang_pic.platform.attention_plan import (
     plan_extend,
     plan_verify,
 )
+from sglang_pic.platform.sparse_index import check_indexer
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -48,9 +49,17 @@ class CpuAttentionBackend(AttentionBackend):
         for name, module in model_runner.model.named_modules():
             if isinstance(module, RadixAttention):
                 check_layer(name, module)
+            elif "Indexer" in type(module).__name__:
+                check_indexer(name, module)
         self._masks: dict[tuple[int, torch.dtype, int | None], CausalMask] = {}
+        self._chooses = type(self.token_to_kv_pool) is DSATokenToKVPool
         self._extend: ExtendPlan | None = None
         self._decode = _DecodePlans(lambda _: [])
+
+    @property
+    def extend_plan(self) -> ExtendPlan | None:
+        """Where the keys of the batch at hand lie, for an indexer; `None` where the batch has no sequence."""
+        return self._extend
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Look up the batch's slots once for all layers."""
@@ -59,7 +68,10 @@ class CpuAttentionBackend(AttentionBackend):
         self._extend = None
         if mode.is_idle():
             return
-        if mode.is_decode():
+        if mode.is_decode() and self._chooses:
+            own = torch.ones_like(forward_batch.seq_lens)
+            self._extend = plan_extend(self._page_table, rows, forward_batch.seq_lens - own, own)
+        elif mode.is_decode():
             self._decode = _DecodePlans(partial(plan_decode, self._page_table, rows, forward_batch.seq_lens))
         elif mode.is_target_verify():
             tree = forward_batch.spec_info
@@ -86,12 +98,13 @@ class CpuAttentionBackend(AttentionBackend):
         forward_batch: ForwardBatch,
         save_kv_cache: bool = True,
         sinks: torch.Tensor | None = None,
+        topk_indices: torch.Tensor | None = None,
         **kwargs: object,
     ) -> torch.Tensor:
         """Write the new keys, then attend with the new queries only.
 
         A decode step is the same with one query per sequence; the metadata say which of the two the batch is. `sinks`
-        is as in `Scoring`.
+        is as in `Scoring`, `topk_indices` what `sparse_index.choose_tokens` returns.
 
         Returns:
             `[num_queries, num_heads * v_head_dim]`.
@@ -116,7 +129,10 @@ class CpuAttentionBackend(AttentionBackend):
             out[plan.num_queries :] = 0
             shape = (layer.tp_q_head_num // keys.shape[1], query.dtype, window)
             mask = self._masks.setdefault(shape, CausalMask(*shape))
-            attend_extend(query, keys, values, plan, mask, scoring, out)
+            if topk_indices is None:
+                attend_extend(query, keys, values, plan, mask, scoring, out)
+            else:
+                attend_chosen(query, keys, topk_indices, plan, mask, scoring, out)
         return out.view(out.shape[0], -1)
 
     forward_decode = forward_extend
@@ -148,15 +164,15 @@ def check_pool(pool: object) -> bool:
     """Whether a KV pool holds latent rows (MLA), not keys and values.
 
     Raises:
-        UnsupportedError: The pool is neither of the two plain ones.
+        UnsupportedError: The pool is none of the plain ones.
     """
-    if type(pool) is MLATokenToKVPool:
+    if type(pool) in (DSATokenToKVPool, MLATokenToKVPool):
         return True
     if type(pool) is MHATokenToKVPool:
         return False
     raise UnsupportedError(
         f"KV pool {type(pool).__name__!r}: the attention backend {ATTENTION_BACKEND!r} serves plain multi-head and "
-        "latent pools (no state-space layers, sparse attention or FP4); start with --disable-hybrid-swa-memory where "
+        "latent pools (no state-space layers or FP4); start with --disable-hybrid-swa-memory where "
         "the model has sliding windows, else use a machine with an accelerator."
     )
 

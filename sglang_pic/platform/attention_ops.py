@@ -153,6 +153,40 @@ def attend_extend(
             )
 
 
+def attend_chosen(
+    query: torch.Tensor,
+    key_pool: torch.Tensor,
+    chosen: torch.Tensor,
+    plan: ExtendPlan,
+    mask: CausalMask,
+    scoring: Scoring,
+    out: torch.Tensor,
+) -> None:
+    """Latent attention of each query to some tokens of its sequence; the rest is as in `attend_extend`.
+
+    Args:
+        query: See there.
+        key_pool: See there.
+        chosen: Numbers of the tokens in the query's sequence, `[num_queries, num_chosen]`; -1 is none.
+        plan: See there; without trees.
+        mask: See there; says how many queries are a block.
+        scoring: See there.
+        out: See there.
+    """
+    gathered = [_gather(slots, key_pool, None, query.dtype) for slots in plan.rows]
+    for sequence in plan.sequences:
+        keys, values = gathered[sequence.row]
+        for offset in range(0, sequence.query_len, mask.block_len):
+            block_len = min(mask.block_len, sequence.query_len - offset)
+            rows = slice(sequence.query_start + offset, sequence.query_start + offset + block_len)
+            span = slice(0, sequence.prefix_len + offset + block_len)
+            # What is chosen as none falls into a column of its own.
+            bias = torch.full((block_len, span.stop + 1), float("-inf"), dtype=query.dtype)
+            bias.scatter_(1, chosen[rows].long().where(chosen[rows] >= 0, span.stop), 0.0)
+            bias = bias[:, :-1].repeat_interleave(query.shape[1], dim=0)
+            _attend(query[rows][None], keys[None, span], values[None, span], bias, scoring, out[rows][None])
+
+
 def attend_decode(
     query: torch.Tensor,
     key_pool: torch.Tensor,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sglang_pic.platform import ATTENTION_BACKEND, gathering, host_tier
+from sglang_pic.platform import ATTENTION_BACKEND, gathering, host_tier, sparse_index
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -25,24 +26,43 @@ def register_choice() -> None:
 def _serve_what_triton_serves() -> None:
     """Have SGLang take the backend for `triton` where a model names the backends that have windows and sinks.
 
-    gpt-oss has such a list, which no platform can extend.
+    gpt-oss has such a list, which no platform can extend. Where a model has an indexer, SGLang asks CUDA for its device
+    and chooses among kernels and dtypes of rows by it: on this platform it chooses nothing.
     """
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
     @register_resolution_hook("handle_model_specific_adjustments")
     def adjust(server_args: Any, previous: Callable[[Any], None]) -> None:
+        import torch
         from sglang.srt.arg_groups import model_hook
+        from sglang.srt.arg_groups.overrides import resolving_view
 
         asked = model_hook.attention_backends_of
 
         def answer(config: Any) -> tuple[str, ...]:
             return tuple("triton" if name == ATTENTION_BACKEND else name for name in asked(config))
 
-        model_hook.attention_backends_of = answer
-        try:
+        def choose_nothing(_server_args: Any) -> dict[str, object]:
+            return {}
+
+        with ExitStack() as stack:
+            stack.enter_context(_replaced(model_hook, "attention_backends_of", answer))
+            # `sglang-pic doctor` resolves servers of other machines.
+            if resolving_view(server_args).device == "cpu":
+                stack.enter_context(_replaced(torch.cuda, "get_device_capability", lambda: (0, 0)))
+                for name in ("_dsa_kv_cache_dtype_default", "_dsa_split_backend_resolution"):
+                    stack.enter_context(_replaced(model_hook, name, choose_nothing))
             previous(server_args)
-        finally:
-            model_hook.attention_backends_of = asked
+
+
+@contextmanager
+def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def register_backend() -> None:
@@ -52,6 +72,7 @@ def register_backend() -> None:
     register_attention_backend(ATTENTION_BACKEND)(_create_backend)
     gathering.install()
     host_tier.install()
+    sparse_index.install()
 
 
 def _create_backend(runner: ModelRunner) -> AttentionBackend:

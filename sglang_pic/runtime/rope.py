@@ -6,6 +6,8 @@ is left out, because it is the same at every position, so a moved key keeps it. 
 refused: frequencies that depend on the length, layers that use positions in another way, and every unknown class. Keys
 of a layer that says it uses no positions stay as they are; layers that do not say so are found by the start-up check
 (`checks.moved_rows`).
+
+A sparse-attention indexer (DeepSeek-V3.2, GLM-5) turns keys of its own, by a rotary embedding of its own.
 """
 
 from __future__ import annotations
@@ -24,6 +26,16 @@ from sglang_pic.errors import ContractError, Refused, UnsupportedError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class IndexRope:
+    """What an indexer does to its keys at a position; layers with one object are moved together."""
+
+    rope: RopeParams
+    """Of their first dimensions."""
+    is_mixed: bool
+    """Whether the Hadamard transform of the whole key follows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RopeGeometry:
     """The rotation of every attention layer that a model holds.
 
@@ -31,11 +43,13 @@ class RopeGeometry:
         layer_ids: the model's attention layers, ascending; with pipeline parallelism this rank's.
         params: the rotation of each of `layer_ids`; equal rotations are one object.
         max_shift: the largest shift, in tokens and either direction, the reader asked for.
+        index: per layer its indexer, `None` where it has none; empty where no layer has one.
     """
 
     layer_ids: tuple[int, ...]
     params: tuple[RopeParams, ...]
     max_shift: int
+    index: tuple[IndexRope | None, ...] = ()
 
     def holding(self, indices: Sequence[int]) -> RopeGeometry:
         """The same, with keys that do not turn in the layers at `indices` into `layer_ids`."""
@@ -72,14 +86,22 @@ def read_geometry(model: nn.Module, *, max_shift: int) -> RopeGeometry:
     distinct: dict[tuple[int, bool, bytes], RopeParams] = {}
     by_module: dict[int, RopeParams] = {}
     turning = [rotary for rotary in layers.values() if rotary is not None]
-    for rotary in {id(rotary): rotary for rotary in turning}.values():
+    indexers = _indexers(model)
+    of_indexers = [cast(nn.Module, indexer.rotary_emb) for indexer in indexers.values()]
+    for rotary in {id(rotary): rotary for rotary in (*turning, *of_indexers)}.values():
         params = _read_params(rotary, max_shift)
         key = (params.rotary_dim, params.is_neox_style, params.inv_freq.numpy().tobytes())
         by_module[id(rotary)] = distinct.setdefault(key, params)
+    forms: dict[tuple[int, bool], IndexRope] = {}
+    index = {}
+    for layer, indexer in indexers.items():
+        rope, is_mixed = by_module[id(indexer.rotary_emb)], _mixes(indexer)
+        index[layer] = forms.setdefault((id(rope), is_mixed), IndexRope(rope, is_mixed))
     geometry = RopeGeometry(
         layer_ids=tuple(layers),
         params=tuple(by_module[id(turning[0] if rotary is None else rotary)] for rotary in layers.values()),
         max_shift=max_shift,
+        index=tuple(index.get(layer) for layer in layers) if index else (),
     )
     return geometry.holding([index for index, rotary in enumerate(layers.values()) if rotary is None])
 
@@ -218,6 +240,26 @@ def _rotary_modules(model: nn.Module) -> dict[int, nn.Module | None]:
     if all(rotary is None for _, rotary in layers.values()):
         raise _unsupported(f"{type(model).__name__}, {_WITHOUT_ROPE}", REFUSED_LAYERS[_WITHOUT_ROPE])
     return {layer_id: rotary for layer_id, (_, rotary) in sorted(layers.items())}
+
+
+def _indexers(model: nn.Module) -> dict[int, nn.Module]:
+    """The indexer of every attention layer that has one of its own."""
+    found: dict[int, nn.Module] = {}
+    for parent in model.modules():
+        cores = [cast(Any, child) for child in parent.children() if _is_a(child, "RadixAttention")]
+        for indexer in (child for child in parent.children() if cores and "Indexer" in type(child).__name__):
+            if type(indexer).__name__ != "Indexer":
+                raise _unsupported(f"the indexer {type(indexer).__name__}", "how it stores keys is not known")
+            found |= {int(core.layer_id): indexer for core in cores}
+    return found
+
+
+def _mixes(indexer: nn.Module) -> bool:
+    """Whether the keys of an indexer go through the Hadamard transform: its fused writers leave it out."""
+    try:
+        return not (indexer.use_dsa_indexer_fusion or indexer.use_aiter_fused_fp8_writer)
+    except AttributeError as error:
+        raise ContractError(f"Indexer.{error.name}: missing; this version was built for SGLang 0.5.23.") from error
 
 
 def _rotary_of(where: str, name: str, parent: nn.Module, modules: Mapping[str, nn.Module]) -> nn.Module | None:

@@ -1,4 +1,4 @@
-"""Copies KV rows from slot to slot in all layers of a pool, with keys rotated by a shift.
+"""Copies KV rows from slot to slot in all layers of a pool, with keys rotated by a shift, and index keys with them.
 
 The caller decides which rows are copied where, and owns the targets.
 """
@@ -16,8 +16,10 @@ from pic_kernels import (
     LayerBuffers,
     RopeParams,
     Source,
+    choose_index,
     choose_mha,
     choose_mla,
+    splice_index,
     splice_mha,
     splice_mla,
 )
@@ -25,11 +27,12 @@ from torch import Tensor
 
 from sglang_pic.errors import Refused, UnsupportedError
 from sglang_pic.runtime.host_rows import HostView
-from sglang_pic.runtime.rope import RopeGeometry
+from sglang_pic.runtime.rope import IndexRope, RopeGeometry
 from sglang_pic.runtime.views import PoolKind, PoolView
 
 logger = logging.getLogger(__name__)
 
+INDEX_FETCH = Refused("index keys are not read from the host yet", "start without --enable-hierarchical-cache")
 UNFUSED_FETCH = Refused("only the fused kernel reads them", "start without --enable-hierarchical-cache")
 
 
@@ -41,6 +44,14 @@ class _Group:
     keys: LayerBuffers
     values: LayerBuffers | None
     """None where the keys hold everything."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _IndexGroup:
+    """Layers whose index keys turn alike."""
+
+    form: IndexRope
+    pages: LayerBuffers
 
 
 class Splicer:
@@ -65,8 +76,11 @@ class Splicer:
         self._max_shift = geometry.max_shift
         self._host: tuple[HostView, Sequence[Source]] | None = None
         self._bind(geometry)
+        self._index = _index_groups(view, geometry)
         for group in self._groups:
             _log_choice(self._choose(group), len(group.keys), view.device)
+        for each in self._index:
+            _log_choice(choose_index(each.pages, each.form.rope), len(each.pages), view.device)
 
     def hold(self, layers: Sequence[int]) -> None:
         """Leave the keys of some of the pool's layers as they are from now on; no host pool is bound yet."""
@@ -110,6 +124,8 @@ class Splicer:
         Raises:
             UnsupportedError: the fused kernel does not cover the pool's rows, and nothing else reads host memory.
         """
+        if self._index:
+            raise UnsupportedError(INDEX_FETCH.line("a sparse-attention indexer with a host pool"))
         if any(self._choose(group).backend is Backend.DEVICE for group in self._groups):
             raise UnsupportedError(UNFUSED_FETCH.line(f"rows of {self.view.dtype} in a host pool"))
         sources = []
@@ -150,6 +166,8 @@ class Splicer:
                 splice_mla(group.keys, src, dst, shifts, group.rope, rope_offset=rope_offset, source=source)
             else:
                 splice_mha(group.keys, group.values, src, dst, shifts, group.rope, source=source)
+        for each in self._index:
+            splice_index(each.pages, src, dst, shifts, each.form.rope, is_mixed=each.form.is_mixed)
 
     def rotary_part(self, layer: int) -> slice:
         """The dimensions of a key's row that a shift rotates, in the pool's layer `layer`."""
@@ -159,6 +177,26 @@ class Splicer:
         if group.values is None:
             return choose_mla(group.keys, group.rope, rope_offset=self.view.rope_offset)
         return choose_mha(group.keys, group.values, group.rope)
+
+
+def _index_groups(view: PoolView, geometry: RopeGeometry) -> list[_IndexGroup]:
+    """The index keys of a pool, by rotation; a layer that uses another one's index has none."""
+    filled = {layer for layer, pages in enumerate(view.index) if len(pages)}
+    groups: dict[IndexRope, list[int]] = {}
+    for layer, form in enumerate(geometry.index):
+        if form is not None:
+            groups.setdefault(form, []).append(layer)
+    written = {layer for layers in groups.values() for layer in layers}
+    if not written <= filled or bool(filled) > bool(written):
+        found = f"{len(filled)} layers of index keys in the KV pool and {len(written)} with an indexer"
+        raise UnsupportedError(Refused("each indexer must have pages of its own").line(found))
+    return [
+        _IndexGroup(
+            IndexRope(form.rope.to(view.device), form.is_mixed),
+            LayerBuffers([view.index[layer] for layer in layers], name="index pages"),
+        )
+        for form, layers in groups.items()
+    ]
 
 
 def _log_choice(choice: Choice, num_layers: int, device: torch.device) -> None:

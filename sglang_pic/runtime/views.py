@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Final, Protocol, cast
 
 import torch
+from pic_kernels.index_pages import PAGE_BYTES, PAGE_TOKENS, place, read_keys, split_pages
 from torch import Tensor
 
 from sglang_pic.errors import ContractError, Refused, UnsupportedError
@@ -39,6 +40,8 @@ class PoolView:
         rope_offset: first dimension of the rotary part: 0 for MHA, `kv_lora_rank` for MLA.
         rope_dim: dimensions from `rope_offset` on that may hold rotary pairs.
         start_layer: layer id of the first buffer (pipeline parallelism).
+        index: per layer the pages of a sparse-attention indexer's keys, see `pic_kernels.index_pages`, of no length
+            where a layer has none; empty where no layer has any.
     """
 
     kind: PoolKind
@@ -50,6 +53,7 @@ class PoolView:
     rope_offset: int
     rope_dim: int
     start_layer: int
+    index: tuple[Tensor, ...] = ()
 
     @property
     def num_layers(self) -> int:
@@ -65,12 +69,22 @@ class PoolView:
         """Set every byte of the rows of `slots`, in all layers."""
         for buffer in (*self.keys, *self.values):
             buffer.view(torch.uint8)[slots] = byte
+        for pages in self.index:
+            if len(pages):
+                keys, scales = split_pages(pages)
+                keys[place(slots)] = byte
+                scales.view(torch.uint8).unflatten(1, (PAGE_TOKENS, 4))[place(slots)] = byte
 
     @staticmethod
     def read(buffer: Tensor, slots: Tensor) -> Tensor:
         """The rows of `slots` in one of the buffers, in float64."""
         # By bytes, because FP8 has no gather on every device.
         return buffer.view(torch.uint8)[slots].view(buffer.dtype).to(torch.float64)
+
+    def read_index(self, layer: int, slots: Tensor) -> Tensor | None:
+        """The index keys of `slots` in a layer, as they are stored, in float64; `None` where it has none."""
+        has_any = bool(self.index) and len(self.index[layer]) > 0
+        return read_keys(self.index[layer], slots).to(torch.float64) if has_any else None
 
 
 def view_pool(kv_pool: object) -> PoolView:
@@ -99,6 +113,7 @@ def view_pool(kv_pool: object) -> PoolView:
             rope_offset, rope_dim = 0, pool.head_dim
             keys = _typed(pool, pool.k_buffer, (num_slots, pool.head_num, pool.head_dim))
             values = _typed(pool, pool.v_buffer, (num_slots, pool.head_num, pool.v_head_dim))
+        index = _index_pages(pool) if getattr(pool, "use_dsa", False) else ()
     except AttributeError as error:
         raise ContractError(f"{name}.{error.name}: missing; this version was built for SGLang 0.5.23.") from error
     if not keys:
@@ -113,10 +128,15 @@ def view_pool(kv_pool: object) -> PoolView:
         rope_offset=rope_offset,
         rope_dim=rope_dim,
         start_layer=start_layer,
+        index=index,
     )
 
 
-KNOWN_POOLS: Final = {"MHATokenToKVPool": PoolKind.MHA, "MLATokenToKVPool": PoolKind.MLA}
+KNOWN_POOLS: Final = {
+    "DSATokenToKVPool": PoolKind.MLA,
+    "MHATokenToKVPool": PoolKind.MHA,
+    "MLATokenToKVPool": PoolKind.MLA,
+}
 _KEEP_ALL_ROWS: Final = "start with --disable-hybrid-swa-memory, which keeps all rows"
 OTHER_ROWS: Final = Refused("no kernel rotates them", "start with --kv-cache-dtype auto or fp8_e4m3")
 _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
@@ -128,7 +148,6 @@ _INDEXER: Final = Refused("its sparse-attention indexer keeps rotated keys of it
 
 REFUSED_POOLS: Final = {
     "BaseSWAKVPool": Refused("rows outside sliding windows are dropped", _KEEP_ALL_ROWS),
-    "DSATokenToKVPool": _INDEXER,
     "HybridLinearKVPool": Refused("linear-attention state is not made of rows, and never will be"),
     "MHATokenToKOnlyPool": Refused("it holds no values"),
     "MHATokenToKVPoolFP4": Refused("FP4 rows cannot be rotated", _FP8),
@@ -154,7 +173,13 @@ PLAIN_LAYOUT: Final[tuple[tuple[str, tuple[object, ...], Refused], ...]] = (
         (False,),
         Refused("buffers are replaced after graph capture", "turn post-capture KV backing off"),
     ),
-    ("use_dsa", (False,), Refused("a sparse-attention indexer keeps rotated keys of its own")),
+    ("index_kpool", (1,), Refused("a pooled index key belongs to several tokens, so it will never be moved")),
+    ("index_page_size", (PAGE_TOKENS,), Refused("index keys must lie in pages of 64 tokens")),
+    (
+        "dsa_kv_cache_store_fp8",
+        (False,),
+        Refused("scaled FP8 rows with rotary parts in bfloat16 are not moved yet", "use --kv-cache-dtype bfloat16"),
+    ),
     (
         "layer_shard_enabled",
         (False,),
@@ -179,6 +204,13 @@ class _Pool(Protocol):
     k_buffer: list[Tensor]
     v_buffer: list[Tensor]
     kv_buffer: list[Tensor]
+    index_key_cache: _IndexKeyCache
+
+
+class _IndexKeyCache(Protocol):
+    """What is read of the cache of an indexer's keys."""
+
+    buffer: list[Tensor]
 
 
 def _refusal(kv_pool: object) -> str:
@@ -211,3 +243,14 @@ def _typed(pool: _Pool, buffers: list[Tensor], shape: tuple[int, ...]) -> tuple[
         if buffer.element_size() != pool.dtype.itemsize:
             raise ContractError(f"KV pool {name}: layer {layer} stores {buffer.dtype} for rows of {pool.dtype}.")
     return tuple(buffer if buffer.dtype == pool.dtype else buffer.view(pool.dtype) for buffer in buffers)
+
+
+def _index_pages(pool: _Pool) -> tuple[Tensor, ...]:
+    """The pages of every layer's index keys, as FP8."""
+    for layer, buffer in enumerate(pool.index_key_cache.buffer):
+        if buffer.dtype != torch.uint8 or buffer.shape[1:] != (PAGE_BYTES,) or not buffer.is_contiguous():
+            raise ContractError(
+                f"{type(pool).__name__}: index keys of layer {layer} are {tuple(buffer.shape)} {buffer.dtype}, not "
+                f"pages of {PAGE_BYTES} bytes; this version was built for SGLang 0.5.23."
+            )
+    return tuple(buffer.view(torch.float8_e4m3fn).unsqueeze(1) for buffer in pool.index_key_cache.buffer)

@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from pic_kernels.index_pages import KEY_DIM, PAGE_BYTES, quantise, read_keys, split_pages
 
 from sglang_pic.errors import UnsupportedError
-from sglang_pic.platform.attention_ops import CausalMask, Scoring, attend_decode, attend_extend
+from sglang_pic.platform.attention_ops import CausalMask, Scoring, attend_chosen, attend_decode, attend_extend
 from sglang_pic.platform.attention_plan import DecodeGroup, plan_decode, plan_draft, plan_extend, plan_verify
+from sglang_pic.platform.sparse_index import _choose
 from tests.backends import kernels
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -184,6 +186,31 @@ def test_windows_caps_and_sinks_match_reference(name: str, dtype: torch.dtype) -
     for scoring in scorings(shape):
         check_extend(pool, shape, spans, scoring)
         check_decode(pool, shape, lengths, scoring)
+
+
+def test_queries_attend_to_what_an_indexer_chooses() -> None:
+    """To the tokens with the highest scores, as they are written out here, up to each query's own."""
+    shape, spans, num_chosen = SHAPES["mla"], [(0, 0, 150), (1, 30, 20), (1, 70, 1)], 20
+    pool = Pool(shape, [150, 71], 64, torch.float32)
+    pages = torch.zeros(len(pool.keys) // 64, 1, PAGE_BYTES).to(torch.float8_e4m3fn)
+    numbers, factors = quantise(torch.randn(len(pages), 64, KEY_DIM))
+    for part, written in zip(split_pages(pages), (numbers.view(torch.uint8), factors), strict=True):
+        part.copy_(written)
+    plan = plan_extend(pool.table, *(torch.tensor(column) for column in zip(*spans, strict=True)))
+    queries, shares = torch.randn(171, 4, KEY_DIM).double(), torch.randn(171, 4).double()
+    chosen = torch.full((171, num_chosen), -1, dtype=torch.int32)
+    _choose(queries, shares, pages, plan, chosen)
+    paths, places = [], [(row, prefix + at) for row, prefix, extend in spans for at in range(extend)]
+    for index, (row, place) in enumerate(places):
+        keys = read_keys(pages, pool.table[row, : place + 1].long()).double()
+        scores = (shares[index][:, None] * (queries[index] @ keys.T).clamp(min=0)).sum(0)
+        best = scores.argsort(descending=True, stable=True)[:num_chosen]
+        assert set(chosen[index].tolist()) - {-1} == set(best.tolist())
+        paths.append((row, 0, best))
+    query, mask = make_query(171, shape, torch.float32), CausalMask(shape.heads, torch.float32)
+    out = torch.full((171, shape.heads, shape.value_dim), float("nan"))
+    attend_chosen(query, pool.keys, chosen, plan, mask, plain(shape), out)
+    check_paths(out, query, pool, paths, plain(shape))
 
 
 @pytest.mark.parametrize("window", [None, 2, 10, 60])

@@ -33,6 +33,14 @@ def test_flashinfer_reads_pages_while_a_gap_batch_runs_and_graphs_stay_that_repl
     assert runner.prefill_cuda_graph_runner == "captured"
 
 
+def test_the_dense_path_of_dsa_is_off_while_a_gap_batch_runs() -> None:
+    """It would project every sequence's whole prefix anew, and its tables are not those of the absorbed query."""
+    runner = SimpleNamespace(attn_backend=SimpleNamespace(supports_mha_one_shot=True), prefill_cuda_graph_runner=None)
+    with _prefill_path(runner, replays=False):
+        assert not runner.attn_backend.supports_mha_one_shot
+    assert runner.attn_backend.supports_mha_one_shot
+
+
 class Watcher:
     """An observer that wants to be told of every batch with request `rid`."""
 

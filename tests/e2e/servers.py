@@ -118,6 +118,11 @@ SERVERS = {
     "mla_page16_tp2": _float32(
         *("tiny-mla", 16, "--tp-size", "2", "--max-total-tokens", "6000", *_HOST), env=faults.ENVIRONMENT
     ),
+    # Queries attend to 64 tokens; SGLang sets the page size.
+    "dsa_page64": _float32("tiny-dsa", 64, config=AUDITED, env=faults.ENVIRONMENT),
+    # Each rank gets half of a prefill chunk, which must be whole pages.
+    "dsa_page64.dp2": _float32("tiny-dsa", 64, *_DP_ATTENTION, "--chunked-prefill-size", "256", is_slow=True),
+    "dsa_page64.tp2": _float32("tiny-dsa", 64, "--tp-size", "2", is_slow=True),
     # With every commit their models run without a server: tests/adapter/test_windows.py.
     "gemma3_page1": _float32("tiny-gemma3", 1, is_slow=True),
     "gpt_oss_page16": _float32("tiny-gpt-oss", 16, "--disable-hybrid-swa-memory", is_slow=True),

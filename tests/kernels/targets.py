@@ -12,7 +12,7 @@ import pytest
 import torch
 from splice_cases import Slots
 
-_MODULES = ("triton_rows", "triton_splice")
+_MODULES = ("triton_rows", "triton_splice", "triton_index")
 
 
 @dataclass(frozen=True, slots=True)

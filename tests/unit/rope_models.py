@@ -7,9 +7,11 @@ attributes is one of them. `tests/adapter` runs the same code on the real ones.
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import torch
 from pic_kernels import RopeParams, splice_mla
+from pic_kernels.index_pages import PAGE_BYTES, hadamard, place, quantise, split_pages
 from pic_kernels.numerics import relative_l2
 from torch import Tensor, nn
 
@@ -177,6 +179,48 @@ class MLATokenToKVPool:
         dim = self.kv_lora_rank + qk_rope_head_dim
         store_dtype = torch.uint8 if dtype.itemsize == 1 else dtype
         self.kv_buffer = [torch.randn(size + page_size, 1, dim).to(dtype).view(store_dtype) for _ in range(layer_num)]
+
+
+class Indexer(nn.Module):
+    """Computes index keys as SGLang does without its fused writers: rotated, mixed, in FP8."""
+
+    use_dsa_indexer_fusion = use_aiter_fused_fp8_writer = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary_emb = RotaryEmbedding(64, 64, num_positions=4_096)
+
+    def write(self, pages: Tensor, slots: Tensor, raw: Tensor, first: int) -> None:
+        """Write the keys `[n, 128]` of positions from `first` on."""
+        rotary = raw[:, None, :64]
+        turned = self.rotary_emb.forward_native(first + torch.arange(len(raw)), rotary, rotary)[1][:, 0]
+        numbers, scales = quantise(hadamard(torch.cat((turned, raw[:, 64:]), dim=1)))
+        split_pages(pages)[0][place(slots)], split_pages(pages)[1][place(slots)] = numbers.view(torch.uint8), scales
+
+
+def make_dsa(num_layers: int = 3, *, shared: tuple[int, ...] = (), rotary: nn.Module | None = None) -> nn.Module:
+    """`make_llama` with an indexer in every layer but those that use another one's index."""
+    model = make_llama(num_layers, rotary)
+    for layer_id, layer in enumerate(model.layers):
+        layer.indexer = None if layer_id in shared else Indexer()
+    return model
+
+
+class DSATokenToKVPool(MLATokenToKVPool):
+    """Latent rows, and the keys of indexers in pages of 64 tokens."""
+
+    def __init__(
+        self, *, size: int = 128, layer_num: int = 3, dtype: torch.dtype = torch.float32, shared: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(size=size, page_size=64, layer_num=layer_num, dtype=dtype)
+        self.use_dsa, self.index_kpool, self.index_page_size, self.dsa_kv_cache_store_fp8 = True, 1, 64, False
+        num_pages = size // 64 + 1
+        self.index_key_cache = SimpleNamespace(
+            buffer=[
+                torch.zeros(0 if layer in shared else num_pages, PAGE_BYTES, dtype=torch.uint8)
+                for layer in range(layer_num)
+            ]
+        )
 
 
 def rotation_error(rotary: nn.Module, params: RopeParams) -> float:

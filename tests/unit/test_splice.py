@@ -51,7 +51,7 @@ INTERLEAVED = models.named("PageInterleaveMHATokenToKVPool", models.MHATokenToKV
 @pytest.mark.parametrize(
     ("pool", "match"),
     [
-        (models.named("DSATokenToKVPool", models.MLATokenToKVPool)(), "DSATokenToKVPool: its sparse-attention indexer"),
+        (models.named("MiniMaxSparseKVPool")(), "MiniMaxSparseKVPool: its sparse-attention indexer"),
         (INTERLEAVED(), "PageInterleaveMHATokenToKVPool, a MHATokenToKVPool with a layout"),
         (models.named("SWAKVPool")(), "SWAKVPool: .*; start with --disable-hybrid-swa-memory"),
         (object(), "object: how it stores rows is not known"),

@@ -6,10 +6,11 @@ from torch import Tensor
 
 from ..layers import LayerBuffers, Source
 from ..rope_params import RopeParams
+from .splice_index import splice_index
 from .splice_mha import splice_mha
 from .splice_mla import splice_mla
 
-__all__ = ["move_rows", "splice_mha", "splice_mla"]
+__all__ = ["move_rows", "splice_index", "splice_mha", "splice_mla"]
 
 
 def move_rows(

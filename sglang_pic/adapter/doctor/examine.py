@@ -86,7 +86,8 @@ def refusals_of(resolved: Resolved) -> Iterator[str]:
     yield from _refused_by(lambda: max_sequences(resolved.context.tp_worker.model_runner))
     context_len = resolved.context.model_config.context_len
     yield from _refused_by(lambda: refuse_length(f"{resolved.embedding}", resolved.rotary, context_len))
-    for judged in (_embedding(resolved), _rows(resolved)):
+    pool = None if resolved.pool is None else find(Area.POOL, resolved.pool)
+    for judged in (_embedding(resolved), _rows(resolved), *([] if pool is None else [pool])):
         if judged.level is Level.REFUSED:
             yield judged.refused.line(judged.what)
 

@@ -30,6 +30,8 @@ class Resolved(NamedTuple):
     """Of the KV rows."""
     rotary: object
     """The rotary embedding, as far as it was made; None where it is known only when the model is built."""
+    pool: str | None = None
+    """The matrix's entry for a KV pool that start-up would refuse, as far as arguments tell."""
 
     @property
     def embedding(self) -> str | None:
@@ -100,7 +102,7 @@ def _parse(argv: list[str]) -> Any:
 
 def _read(args: Any) -> Resolved:
     from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of, resolved_view
-    from sglang.srt.configs.model_config import is_deepseek_dsa, is_minimax_sparse
+    from sglang.srt.configs.model_config import is_deepseek_dsa
     from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
 
     try:
@@ -132,12 +134,23 @@ def _read(args: Any) -> Resolved:
         tp_worker=SimpleNamespace(model_runner=runner),
         is_hybrid_swa=model_config.is_hybrid_swa,
         is_hybrid_ssm=_has_state(model_config),
-        # The pool of the second is known only when it is made.
-        is_dsa=is_deepseek_dsa(model_config.hf_config) or is_minimax_sparse(model_config.hf_config),
+        is_dsa=is_deepseek_dsa(model_config.hf_config),
         disable_radix_cache=view.disable_radix_cache,
         enable_hierarchical_cache=view.enable_hierarchical_cache,
     )
-    return Resolved(context, view, dtype, _rotary_of(model_config))
+    return Resolved(context, view, dtype, _rotary_of(model_config), _refused_pool(context, view, dtype))
+
+
+def _refused_pool(context: Any, view: Any, dtype: torch.dtype) -> str | None:
+    from sglang.srt.configs.model_config import is_minimax_sparse
+
+    if is_minimax_sparse(context.model_config.hf_config):
+        return "MiniMaxSparseKVPool"
+    kernels = {view.dsa_prefill_backend, view.dsa_decode_backend}
+    # SGLang's rule for rows with scales (`calculate_mla_kv_cache_dim`), which asks a running server.
+    if context.is_dsa and dtype == torch.float8_e4m3fn and "trtllm" not in kernels and kernels != {"tilelang"}:
+        return "dsa_kv_cache_store_fp8 other than False"
+    return None
 
 
 def _has_state(model_config: Any) -> bool:

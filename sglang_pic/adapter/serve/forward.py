@@ -39,6 +39,9 @@ from sglang_pic.runtime.views import PoolKind
 _ATTRIBUTE = "pic_pass"
 # Attention backends for which DeepSeek's attention is captured with the absorbed query, whatever the batch.
 _CAPTURED_ABSORBED = ("fa3", "flashinfer", "flashmla", "triton")
+# FlashInfer's ragged path assumes whole extends. The dense path of `dsa` for short sequences projects whole prefixes
+# anew, and it is chosen before a layer is asked for the absorbed query.
+_SWITCHES = {"use_paged": True, "supports_mha_one_shot": False}
 
 
 class Observer(Protocol):
@@ -322,25 +325,28 @@ def replays_gaps(runner: ModelRunner, num_sequences: int, *, is_latent: bool) ->
 
 @contextmanager
 def _prefill_path(runner: ModelRunner, *, replays: bool) -> Iterator[None]:
-    """Run eagerly unless captured graphs replay gaps, and with FlashInfer over paged KV: its ragged path assumes whole
-    extends."""
+    """Run eagerly unless captured graphs replay gaps, and on the paths of a backend that take gaps (`_SWITCHES`)."""
     from sglang.srt.environ import envs
 
     captured = runner.prefill_cuda_graph_runner
     # Under `prefill_backend` a hybrid backend has its backend for prefill, FlashInfer the name of a kernel.
     served = runner.attn_backend
     candidates = (served, getattr(served, "prefill_backend", None))
-    flashinfer = next((backend for backend in candidates if hasattr(backend, "use_paged")), None)
-    paged = getattr(flashinfer, "use_paged", None)
+    switched = [
+        (backend, name, getattr(backend, name))
+        for backend in candidates
+        for name in _SWITCHES
+        if hasattr(backend, name)
+    ]
     if not replays:
         runner.prefill_cuda_graph_runner = None
-    if flashinfer is not None:
-        flashinfer.use_paged = True
+    for backend, name, _ in switched:
+        setattr(backend, name, _SWITCHES[name])
     try:
         # The runner's static input buffers are sized for requests, not for virtual sequences.
         with envs.SGLANG_EAGER_INPUT_NO_COPY.override(True):
             yield
     finally:
         runner.prefill_cuda_graph_runner = captured
-        if flashinfer is not None:
-            flashinfer.use_paged = paged
+        for backend, name, before in switched:
+            setattr(backend, name, before)

@@ -80,6 +80,8 @@ class RowErrors:
     """Of what does not turn, in any layer: values, latent rows, the rest of the keys."""
     unmoved_keys: float
     """Of keys that were not rotated, at the longest shift, the smallest over layers that turn: how a fault looks."""
+    index_keys: float = 0.0
+    """Of an indexer's keys in any layer; they are FP8 whatever the rows are."""
     noisy_layers: tuple[int, ...] = ()
     """Layers behind the first whose error is larger than in the tested models, though nothing in them is wrong."""
     still_layers: tuple[int, ...] = ()
@@ -112,8 +114,8 @@ def measure_rows(splicer: Splicer, compute: ComputeRows, slots: RowSlots, shifts
         shifts: what `checked_shifts` returned; a negative one moves rows from `-shift` to position 0.
 
     Returns:
-        `[len(shifts), num_layers, 3]` float64 on the CPU: relative L2 of keys, of the rest, and of keys left unmoved;
-        infinite where rows are not finite or were never written.
+        `[len(shifts), num_layers, 4]` float64 on the CPU: relative L2 of keys, of the rest, of keys left unmoved, and
+        of index keys (0 where a layer has none); infinite where rows are not finite or were never written.
     """
     for written in slots:
         splicer.view.fill(written, 0)
@@ -145,7 +147,7 @@ def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErro
     """
     limits = ROW_LIMITS[view.dtype]
     still = _still_layers(errors, limits)
-    errors = torch.where(still[:, None], errors[..., [2, 1, 2]], errors)
+    errors, index = torch.where(still[:, None], errors[..., [2, 1, 2]], errors[..., :3]), errors[..., 3]
     keys, rest, wrong = errors[..., 0], errors[..., 1], _wrong(errors, limits)
     # The first layer that fails gives the reason; the layers behind it have its error in their inputs.
     over = wrong.transpose(0, 1).nonzero()
@@ -162,6 +164,7 @@ def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErro
         rest_name = "latent rows" if view.kind is PoolKind.MLA else "values"
         reason = f"it depends on absolute positions beside its rotary embedding ({rest_name} of {where}, computed "
         raise UnsupportedError(Refused(f"{reason}{shifts[at]} positions away, differ {measured})").line("this model"))
+    _judge_index(index, errors[..., :2].amax(dim=-1), view, shifts)
     farthest = max(range(len(shifts)), key=lambda at: abs(shifts[at]))
     worst = errors[..., :2].amax(dim=(0, 2))
     return RowErrors(
@@ -169,6 +172,7 @@ def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErro
         keys=float(keys.max()),
         rest=float(rest.max()),
         unmoved_keys=float(errors[farthest, ~still, 2].min()),
+        index_keys=float(index.max()),
         noisy_layers=tuple(view.start_layer + int(layer) for layer in (worst > limits.deeper).nonzero()[:, 0]),
         still_layers=tuple(int(layer) for layer in still.nonzero()[:, 0]),
     )
@@ -183,6 +187,26 @@ def _wrong(errors: Tensor, limits: RowLimits) -> Tensor:
     return wrong
 
 
+def _judge_index(errors: Tensor, rows: Tensor, view: PoolView, shifts: Sequence[int]) -> None:
+    """Refuse index keys that are not the computed ones, as other keys are judged: by a limit, then beside the rows.
+
+    Args:
+        errors: of index keys, `[num_shifts, num_layers]`.
+        rows: of the layers' other rows, the same.
+        view: see `judge_rows`, like `shifts`.
+    """
+    limits = ROW_LIMITS[torch.float8_e4m3fn]
+    wrong = errors.isinf() | ((errors > limits.deeper) & (errors > _UNEXPLAINED * rows))
+    wrong[:, 0] |= errors[:, 0] > limits.first
+    for layer, at in wrong.T.nonzero().tolist()[:1]:
+        error, limit = float(errors[at, layer]), limits.deeper if layer else limits.first
+        raise ContractError(
+            f"layer {view.start_layer + layer}: index keys moved by {shifts[at]} positions differ from keys computed "
+            f"there by a relative L2 of {error:.2g}; allowed is {limit:.2g}. The indexer's rotation, its Hadamard "
+            "transform or its pages are not what was read from the model; serve without --radix-cache-backend pic."
+        )
+
+
 def _still_layers(errors: Tensor, limits: RowLimits) -> Tensor:
     """`[num_layers]`: whether keys are right at every shift if they are not rotated, and wrong at one if they are."""
     turned, unturned = (_wrong(errors[..., kinds], limits)[..., 0].any(dim=0) for kinds in ([0, 1], [2, 1]))
@@ -191,7 +215,7 @@ def _still_layers(errors: Tensor, limits: RowLimits) -> Tensor:
     return still & bool((~still).any())
 
 
-def _compare(splicer: Splicer, layer: int, src: Tensor, moved: Tensor, fresh: Tensor) -> tuple[float, float, float]:
+def _compare(splicer: Splicer, layer: int, src: Tensor, moved: Tensor, fresh: Tensor) -> tuple[float, ...]:
     """The errors of one layer at one shift."""
     view, turns = splicer.view, splicer.rotary_part(layer)
     unmoved, got, want = (view.read(view.keys[layer], rows) for rows in (src, moved, fresh))
@@ -200,10 +224,12 @@ def _compare(splicer: Splicer, layer: int, src: Tensor, moved: Tensor, fresh: Te
         got_values, want_values = (view.read(view.values[layer], rows) for rows in (moved, fresh))
         got_rest = torch.cat((got_rest.flatten(), got_values.flatten()))
         want_rest = torch.cat((want_rest.flatten(), want_values.flatten()))
+    got_index, want_index = (view.read_index(layer, rows) for rows in (moved, fresh))
     return (
         _error(got[..., turns], want[..., turns]),
         _error(got_rest, want_rest),
         _error(unmoved[..., turns], want[..., turns]),
+        0.0 if got_index is None or want_index is None else _error(got_index, want_index),
     )
 
 

@@ -1,0 +1,29 @@
+"""Reference of `splice_index`: read the keys, turn them, quantise them anew, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..index_pages import hadamard, place, quantise, read_keys, split_pages
+from ..rope_params import RopeParams
+from .rotate import turn
+
+
+def splice_index(
+    pages: Sequence[Tensor], src: Tensor, dst: Tensor, shifts: Tensor, rope: RopeParams, *, is_mixed: bool
+) -> None:
+    """See `pic_kernels.splice_index`; operands are not checked here."""
+    cos, sin = (table.unsqueeze(1) for table in rope.cos_sin(shifts))  # [n, 1, rotary_dim / 2]
+    still, here, there = shifts == 0, place(src), place(dst)
+    for buffer in pages:
+        keys, scales = split_pages(buffer)
+        wide = read_keys(buffer, src)
+        wide = hadamard(wide) if is_mixed else wide
+        rotary, rest = wide[:, None, : rope.rotary_dim], wide[:, rope.rotary_dim :]
+        wide = torch.cat((turn(rotary, cos, sin, is_neox=rope.is_neox_style)[:, 0], rest), dim=1)
+        moved, moved_scales = quantise(hadamard(wide) if is_mixed else wide)
+        keys[there] = torch.where(still.unsqueeze(1), keys[here], moved.view(torch.uint8))
+        scales[there] = torch.where(still, scales[here], moved_scales)
