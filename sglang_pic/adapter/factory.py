@@ -42,6 +42,7 @@ from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.store import StoreTier
+from sglang_pic.adapter.serve.windows import WindowRowsInTree, keep_rows
 from sglang_pic.adapter.startup import certified
 from sglang_pic.adapter.startup import metrics as startup_metrics
 from sglang_pic.adapter.startup.calibration import calibrate, calibrate_fetch
@@ -216,6 +217,9 @@ def _make_cache(
         pins=pins,
         faults=noted,
     )
+    window_rows = model.splicer.view.windows
+    if window_rows is not None:
+        keep_rows()
     make = partial(
         PicRadixCache,
         planning=planning,
@@ -226,6 +230,8 @@ def _make_cache(
         faults=noted,
     )
     cache: PicRadixCache = create_unified_radix_cache(ctx, cache_class=make)
+    if window_rows is not None:
+        planning.windows = pins.windows = WindowRowsInTree(cache, window_rows.slots)
     return cache
 
 

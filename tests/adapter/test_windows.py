@@ -131,7 +131,7 @@ def run_cases(runner: Any, _: object) -> dict[str, Any]:
 def found(request: pytest.FixtureRequest, model_dir: Callable[[str], Path]) -> dict[str, Any]:
     """What `run_cases` finds, in one process a model."""
     name, page_size = request.param
-    server = {"dtype": "float32", "page_size": page_size, "max_running_requests": 4, "disable_hybrid_swa_memory": True}
+    server = {"dtype": "float32", "page_size": page_size, "max_running_requests": 4, "disable_hybrid_swa_memory": name != "tiny-gpt-oss"}
     return {"name": name, **on_live_model(run_cases, model_dir(name), **server)}
 
 

@@ -115,7 +115,7 @@ SERVERS = {
     ),
     # With every commit their models run without a server: tests/adapter/test_windows.py.
     "gemma3_page1": _float32("tiny-gemma3", 1, is_slow=True),
-    "gpt_oss_page16": _float32("tiny-gpt-oss", 16, "--disable-hybrid-swa-memory", is_slow=True),
+    "gpt_oss_page16": _float32("tiny-gpt-oss", 16, is_slow=True),
 }
 
 

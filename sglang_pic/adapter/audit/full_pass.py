@@ -12,6 +12,7 @@ and their slots go back when the last logits are there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -97,9 +98,25 @@ def is_too_long(allocator: Allocator, num_tokens: int) -> bool:
 
 def take_slots(tree: Tree, num_tokens: int, *, kept: int = 0) -> torch.Tensor | None:
     """Slots for a prompt, or `None` if evicting unused rows does not free enough; `kept` of these must stay."""
-    allocator = tree.token_to_kv_pool_allocator
+    allocator: Any = tree.token_to_kv_pool_allocator
     needed = whole_pages(num_tokens, allocator.page_size)
-    if needed > allocator.available_size() + tree.evictable_size() - kept:
+    if needed > _least_room(tree) - kept:
         return None
     evict_from_tree_cache(tree, needed)
-    return allocator.alloc(needed)
+    if not tree.supports_swa() or allocator.page_size == 1:
+        slots: torch.Tensor | None = allocator.alloc(needed)
+        return slots
+    # With pages SGLang has no `alloc` for two pools: as for a request of its own.
+    start, end = (torch.tensor([length], dtype=torch.int64) for length in (0, needed))
+    there = [each.to(allocator.device) for each in (start, end, start - 1)]
+    slots = allocator.alloc_extend(there[0], start, there[1], end, there[2], needed)
+    return slots
+
+
+def _least_room(tree: Tree) -> int:
+    """Slots that every pool has free or can get from the tree."""
+    allocator: Any = tree.token_to_kv_pool_allocator
+    if not tree.supports_swa():
+        return int(allocator.available_size()) + tree.evictable_size()
+    whole = allocator.full_available_size() + tree.full_evictable_size()
+    return int(min(whole, allocator.swa_available_size() + tree.swa_evictable_size()))
