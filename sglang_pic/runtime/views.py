@@ -6,6 +6,7 @@ refused: subclasses exist to change the layout.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Protocol, cast
@@ -82,16 +83,16 @@ class PoolView:
         """Where the rows are."""
         return self.keys[0].device
 
-    @property
-    def num_borrowable(self) -> int:
-        """Slots that every layer has, the padding page included."""
-        return self.num_slots if self.windows is None else min(self.num_slots, self.windows.num_slots)
-
     def fill(self, slots: Tensor, byte: int) -> None:
         """Set every byte of the rows of `slots`, in all layers."""
+        for buffer, at in self.places(slots):
+            buffer.view(torch.uint8)[at] = byte
+
+    def places(self, slots: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every buffer of every layer, each with where in it the rows of `slots` are."""
         for layer in range(self.num_layers):
             for buffer in self._buffers(layer):
-                buffer.view(torch.uint8)[self._slots_in(layer, slots)] = byte
+                yield buffer, self._slots_in(layer, slots)
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, ...]:
         """The rows of `slots` in one of the layers, in float64: keys and values, or the latent rows alone."""

@@ -22,7 +22,8 @@ from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.core import DropReason, Plan
 from tests.adapter.builders import Kept, request
-from tests.adapter.rank_driver import BREAK, FIRST_WORD, NO_DRAFT, NUM_WORDS, POOL, Draft, Host, Rank, drive
+from tests.adapter.rank_driver import NO_DRAFT, POOL, Draft, Host, Rank, drive
+from tests.adapter.traffic import BREAK, FIRST_WORD, NUM_WORDS
 
 
 def words(seed: int, length: int) -> list[int]:
@@ -52,6 +53,18 @@ def test_every_row_that_is_read_is_the_right_one(draft: Draft, page_size: int) -
     assert rank.counts["rows read"] > 15_000
     assert rank.counts["donor_evicted"] > 10
     assert rank.counts["inherited"] > 500
+    assert rank.counts["taken for approximate"] == 0
+    rank.settle()
+
+
+@each_page_size
+@pytest.mark.parametrize("num_windows", [POOL, POOL // 2])
+def test_every_row_of_a_window_that_is_read_is_the_right_one(num_windows: int, page_size: int) -> None:
+    """The same where windows have a pool of their own: as large as the other, and short of slots all the time."""
+    rank = Rank(page_size, shuffle=1, num_windows=num_windows)
+    drive(rank, 1200, 5, lambda *_: None)
+    assert rank.counts["rows read"] > 8_000
+    assert rank.counts["windows left"] > 10_000
     assert rank.counts["taken for approximate"] == 0
     rank.settle()
 

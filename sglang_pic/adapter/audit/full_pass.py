@@ -98,18 +98,24 @@ def is_too_long(allocator: Allocator, num_tokens: int) -> bool:
 
 def take_slots(tree: Tree, num_tokens: int, *, kept: int = 0) -> torch.Tensor | None:
     """Slots for a prompt, or `None` if evicting unused rows does not free enough; `kept` of these must stay."""
-    allocator: Any = tree.token_to_kv_pool_allocator
+    allocator = tree.token_to_kv_pool_allocator
     needed = whole_pages(num_tokens, allocator.page_size)
     if needed > _least_room(tree) - kept:
         return None
     evict_from_tree_cache(tree, needed)
+    return alloc_anew(tree, needed)
+
+
+def alloc_anew(tree: Tree, num_tokens: int) -> torch.Tensor | None:
+    """Slots for whole pages of tokens that stand behind none; `None` where there are not enough."""
+    allocator: Any = tree.token_to_kv_pool_allocator
     if not tree.supports_swa() or allocator.page_size == 1:
-        slots: torch.Tensor | None = allocator.alloc(needed)
+        slots: torch.Tensor | None = allocator.alloc(num_tokens)
         return slots
     # With pages SGLang has no `alloc` for two pools: as for a request of its own.
-    start, end = (torch.tensor([length], dtype=torch.int64) for length in (0, needed))
+    start, end = (torch.tensor([length], dtype=torch.int64) for length in (0, num_tokens))
     there = [each.to(allocator.device) for each in (start, end, start - 1)]
-    slots = allocator.alloc_extend(there[0], start, there[1], end, there[2], needed)
+    slots = allocator.alloc_extend(there[0], start, there[1], end, there[2], num_tokens)
     return slots
 
 

@@ -29,10 +29,11 @@ def borrow_slots(view: PoolView, num_sets: int, num_tokens: int, row: torch.Tens
         PoolTooSmallError: before anything was written.
     """
     stride = whole_pages(num_tokens, view.page_size)
-    if view.page_size + num_sets * stride > view.num_borrowable:
+    num_slots = view.num_slots if view.windows is None else min(view.num_slots, view.windows.num_slots)
+    if view.page_size + num_sets * stride > num_slots:
         more = "" if view.windows is None else ", and --swa-full-tokens-ratio 1"
         raise PoolTooSmallError(
-            f"a KV pool of {view.num_borrowable - view.page_size} tokens is too small: give --max-total-tokens "
+            f"a KV pool of {num_slots - view.page_size} tokens is too small: give --max-total-tokens "
             f"{num_sets * stride} or more{more}."
         )
     index = torch.arange(num_tokens, dtype=torch.int64, device=view.device)
