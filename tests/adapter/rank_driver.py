@@ -283,7 +283,9 @@ class Rank:
                 if rows is not self.rows:
                     self.fetches.append(Fetch(sources, read))
             if self.num_windows:
-                read = [self.window_rows.get(slot) for slot in torch.cat(splice.window_sources).tolist()]
+                windows = torch.cat(splice.window_sources)
+                assert torch.equal(windows, self._table()[in_windows]), "window slots that were given away"
+                read = [self.window_rows.get(slot) for slot in windows.tolist()]
                 assert read == [self.rows[slot] for slot in in_windows], "not the rows of those tokens in the windows"
             if on_host and self.tree.host is not None:
                 self.tree.host.hold(splice.locks, splice.num_fetched, (Event(), Event()))

@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.mem_cache.base_prefix_cache import InsertResult
 from sglang.srt.mem_cache.common import evict_from_tree_cache
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.mem_cache.utils import get_hash_str
 
 from sglang_pic.adapter.serve.accounting import FALLBACKS, Accounting
+from sglang_pic.adapter.serve.cache import adopted_again
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.options import RequestOptions
@@ -141,6 +144,9 @@ def test_rows_that_come_back_to_the_device_by_a_splice_are_no_donors() -> None:
     assert rank.counts["adopted again"] == 741
     assert serve(rank, [*HEADS[1], *TEXT]) == 0, "the run's own checks look at the rows"
     rank.settle()
+    # Rows that were locked stay, and get the window rows of an insertion: up to where it found rows in the tree.
+    taken = {ComponentType.SWA: [(16, 48), (80, 320)], ComponentType.FULL: [(80, 96), (256, 320)]}
+    assert adopted_again(InsertResult(prefix_len=256, adopted_ranges=taken)) == [(16, 48), (80, 256)]
 
 
 def test_the_store_gets_rows_that_any_server_would_compute(monkeypatch: pytest.MonkeyPatch) -> None:

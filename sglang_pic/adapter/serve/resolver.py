@@ -137,11 +137,11 @@ class TreeResolver:
         if self._windows is None:
             return rows
         assert not self.missing(path, start, end), "the planner leaves holes out"
-        with ExitStack() as locks:
-            self._windows.lock(found.node, start, end, locks)
+        with ExitStack() as both:
+            self._windows.lock(found.node, start, end, both)
             window_slots = self._windows.slots(rows.slots)
-            locks.callback(found.unlock)
-            self._found[path] = found._replace(unlock=locks.pop_all().close)
+            both.callback(found.unlock)
+            self._found[path] = found._replace(unlock=both.pop_all().close)
         return rows._replace(window_slots=window_slots)
 
     def keep_locks_of(self, paths: list[Path]) -> ExitStack:
