@@ -162,6 +162,8 @@ def _view_both(pool: _WindowPool) -> PoolView:
         layers, slots = [pool.layers_mapping[layer] for layer in range(pool.layer_num)], pool.full_to_swa_index_mapping
     except AttributeError as error:
         raise ContractError(_MISSING.format(f"{WINDOW_POOL}.{error.name}")) from error
+    except KeyError as error:
+        raise UnsupportedError(Refused("it lacks a layer").line(f"the KV pool {WINDOW_POOL}")) from error
     if whole.kind is not PoolKind.MHA or window.kind is not PoolKind.MHA or whole.dtype != window.dtype:
         found = f"{whole.kind.value} rows of {whole.dtype} beside windows of {window.kind.value} rows of {window.dtype}"
         raise UnsupportedError(Refused("both must have keys and values of one dtype").line(found))

@@ -158,7 +158,6 @@ def test_what_gemma3_hands_to_its_layers_is_read(scaling: dict[str, Any]) -> Non
         ("memory_pool", "MHATokenToKVPoolFP4"),
         ("memory_pool", "NoOpMHATokenToKVPool"),
         ("memory_pool", "PageMajorMHATokenToKVPool"),
-        ("base_swa_memory_pool", "BaseSWAKVPool"),
         ("page_interleave_pool", "PageInterleaveMHATokenToKVPool"),
         ("page_interleave_pool", "PageInterleaveMLATokenToKVPool"),
     ],

@@ -22,12 +22,10 @@ def test_text_that_moved_is_nearer_to_a_full_prefill_than_unturned_keys_are(clie
         full = client.generate(prompt, extra_key="full", pic={"mode": "off"})
         client.generate([*random_tokens(200 + number, 333), *text], extra_key="donors", max_new_tokens=1)
         for kls, key, rotate in ((moved, "moved", True), (unturned, "unturned", False)):
-            answer = client.generate(
-                prompt, extra_key=key, pic={"testing": {"donors_from": "donors", "rotate": rotate}}
-            )
+            testing = {"donors_from": "donors", "rotate": rotate}
+            answer = client.generate(prompt, extra_key=key, pic={"testing": testing})
             assert answer.chunk_hit_tokens > 300
             kls.append(divergence(full.first_token, answer.first_token))
-    print(moved, unturned)
     assert sum(moved) < 0.5 * sum(unturned)
 
 
@@ -36,10 +34,7 @@ def test_what_an_answer_left_outside_its_window_is_computed(client: Client) -> N
     """The window rows of a long answer are gone, those of its prompt are not."""
     prompt = random_tokens(1, 200)
     answer = client.generate(prompt, max_new_tokens=500)
-    before = client.counters()
     again = client.generate([*random_tokens(2, 90), *prompt, *answer.ids], max_new_tokens=1)
-    dropped = client.grown(before)
-    print(again.chunk_hit_tokens, dropped)
     assert 150 < again.chunk_hit_tokens < 400
     client.flush()
     assert client.faults() == ""

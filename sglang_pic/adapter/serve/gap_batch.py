@@ -193,9 +193,7 @@ def build_gap_batch(
         The layout; its splice covers every run of every request.
     """
     owners, starts, ends, firsts, computed, logprob_starts = [], [], [], [], [], []
-    moves: list[_Move] = []
-    fetches: list[_Move] = []
-    windows: list[torch.Tensor] = []
+    moves, fetches, windows = list[_Move](), list[_Move](), list[torch.Tensor]()
     locks, offset = ExitStack(), 0
     for i, (splice, prefix_len, extend_len) in enumerate(zip(pending, prefix_lens, extend_lens, strict=True)):
         gaps = [(prefix_len, prefix_len + extend_len)] if splice is None else splice.plan.gaps
@@ -220,7 +218,8 @@ def build_gap_batch(
     wide, narrow = _stage(_Columns(owners, starts, ends, lens, firsts, places, *runs, computed), device)
     moved, fetched = _gather_splice(moves, fetches, windows, wide)
     return GapBatch(
-        **{"splice": moved, "fetch": fetched},
+        splice=moved,
+        fetch=fetched,
         owners=owners,
         prefix_lens=starts,
         seq_lens=ends,
