@@ -45,6 +45,7 @@ from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.store import StoreTier
+from sglang_pic.adapter.serve.windows import WindowRowsInTree, keep_rows
 from sglang_pic.adapter.startup import certified
 from sglang_pic.adapter.startup import metrics as startup_metrics
 from sglang_pic.adapter.startup.calibration import calibrate, calibrate_fetch
@@ -178,6 +179,7 @@ def _make_healer(
     for is_on, what in (
         (cache.cache_controller is not None, "HiCache, whose copies would stay as they were"),
         (disaggregation_mode(ctx) != "null", "PD disaggregation, whose decode servers have the rows already"),
+        (cache.planning.windows is not None, "a pool for sliding windows, of which rows may be gone"),
         (draft is not None, "a draft model, whose rows depend on the states of the others"),
         (serving_group(ctx.tp_group) is not ctx.tp_group, "DP attention, where a pass needs every rank"),
     ):
@@ -259,6 +261,9 @@ def _make_cache(
         pins=pins,
         faults=noted,
     )
+    window_rows = model.splicer.view.windows
+    if window_rows is not None:
+        keep_rows()
     make = partial(
         PicRadixCache,
         planning=planning,
@@ -269,6 +274,8 @@ def _make_cache(
         faults=noted,
     )
     cache: PicRadixCache = create_unified_radix_cache(ctx, cache_class=make)
+    if window_rows is not None:
+        planning.windows = pins.windows = WindowRowsInTree(cache, window_rows.slots)
     return cache
 
 

@@ -132,7 +132,7 @@ class ModelRunner(Protocol):
 class Allocator(Protocol):
     """`BaseTokenToKVPoolAllocator`: the slots of the KV pool, in whole pages."""
 
-    size: int
+    size: int  # of two pools the smaller one's
     page_size: int
 
     def available_size(self) -> int: ...
@@ -145,7 +145,10 @@ class Tree(Protocol):
 
     token_to_kv_pool_allocator: Allocator
     page_size: int
-    tree_core: Any  # HiCache: `build_load_back_spec`, `inc_host_lock_ref`, `dec_host_lock_ref`
+    # HiCache: `build_load_back_spec`, `inc_host_lock_ref`, `dec_host_lock_ref`; windows: `swa_tombstone_ranges`,
+    # `collect_path_info`
+    tree_core: Any
+    swa_retain_window: int | None  # tokens that the tree takes for a window
     # HiCache's, or None: `ack_load_queue`, `mem_pool_host`, `storage_backend`, `storage_host_pool`, `backup_skip`
     cache_controller: Any
 
@@ -168,7 +171,10 @@ class Tree(Protocol):
     def release_aborted_request(self, request: Any) -> None: ...
     def _all_reduce(self, data: torch.Tensor, tp_reduce_op: Any) -> None: ...
 
+    def supports_swa(self) -> bool: ...  # whether windows have a pool of their own
     def evictable_size(self) -> int: ...
+    def full_evictable_size(self) -> int: ...
+    def swa_evictable_size(self) -> int: ...
     def match_prefix(self, params: Any) -> Any: ...
     def path_device_indices(self, node: Any) -> torch.Tensor: ...
     def lock(self, node_id: Any) -> object: ...

@@ -6,7 +6,7 @@ A plan stays valid as a value whatever happens to the index that made it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Annotated
 
@@ -141,6 +141,9 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     num_to_fetch: Callable[[Path, int, int], int] | None = None
     """How many rows of a span of a donor's path, which was resolved up to its end, have to be fetched from the host."""
+    missing: Callable[[Path, int, int], Sequence[Span]] | None = None
+    """The parts of such a span, ascending, whose rows some layers lack: those with sliding windows, in a pool of their
+    own. `None` where every layer has all rows."""
 
     def __post_init__(self) -> None:
         check(self)

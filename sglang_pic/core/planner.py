@@ -214,7 +214,12 @@ class Planner:
             donor_end = best.end - best.shift
             resident = self._resolve(run.donor, donor_end)
             if resident >= donor_end:
-                watched = self._guard.watch(run, best.node) if self._is_worth_fetching(run) else None
+                whole = self._whole(run)
+                if whole is None:
+                    self._give_up(best)
+                    continue
+                node = _node_before(best.node, whole.donor_end)
+                watched = self._guard.watch(whole, node) if self._is_worth_fetching(whole) else None
                 if watched is None:
                     self._give_up(best)
                 else:
@@ -222,6 +227,24 @@ class Planner:
                 return watched
             self._dropped[DropReason.DONOR_EVICTED] += 1
             self._forget(best.node, resident)
+        return None
+
+    def _whole(self, run: Run) -> Run | None:
+        """The first part of a resolved run that all layers have rows of; None, counted, where none is worth a run."""
+        asked = self._options.missing
+        missing = () if asked is None else asked(run.donor, run.donor_start, run.donor_end)
+        start, seam = run.donor_start, run.seam_len
+        for hole_start, hole_end in (*missing, (run.donor_end, run.donor_end)):
+            num_tokens = hole_start - start
+            if num_tokens == run.num_tokens:
+                return run
+            if num_tokens >= self._limits.min_spliced:
+                target = start + run.shift
+                return msgspec.structs.replace(
+                    run, target_start=target, target_end=target + num_tokens, donor_start=start, seam_len=seam
+                )
+            start, seam = hole_end + self._limits.seam, self._limits.seam
+        self._dropped[DropReason.DONOR_EVICTED] += 1
         return None
 
     def _best(self, donors: Sequence[int], chunk_end: int, shift: int | None) -> _Candidate | None:
@@ -315,11 +338,7 @@ class Planner:
             return found
         if end - found.start < self._limits.seam + self._limits.min_spliced:
             return None
-        node = found.node
-        while node.start >= end - found.shift:
-            assert node.parent is not None
-            node = node.parent
-        return found._replace(end=end, node=node)
+        return found._replace(end=end, node=_node_before(found.node, end - found.shift))
 
     def _pinned_end(self, found: _Candidate) -> int:
         """Up to where the span's rows are pinned and the request wants them wherever they stand."""
@@ -414,3 +433,11 @@ class Planner:
         while node.parent is not None and node.end > first:
             self._short[node.serial, found.shift] = end
             node = node.parent
+
+
+def _node_before(node: Node, end: int) -> Node:
+    """The node on the path to `node` that holds the token before `end`."""
+    while node.start >= end:
+        assert node.parent is not None
+        node = node.parent
+    return node

@@ -7,6 +7,7 @@ row see each other's keys; the gap prefill rests on that order.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, KVWriteLoc, MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.platform import ATTENTION_BACKEND
@@ -46,6 +48,8 @@ class CpuAttentionBackend(AttentionBackend):
         self._page_table = model_runner.req_to_token_pool.req_to_token
         self.token_to_kv_pool = model_runner.token_to_kv_pool
         self._is_latent = check_pool(self.token_to_kv_pool)
+        pools = getattr(self.token_to_kv_pool, "layers_mapping", {})
+        self._in_window_pool = frozenset(layer for layer, (_, is_window) in pools.items() if is_window)
         for name, module in model_runner.model.named_modules():
             if isinstance(module, RadixAttention):
                 check_layer(name, module)
@@ -54,7 +58,10 @@ class CpuAttentionBackend(AttentionBackend):
         self._masks: dict[tuple[int, torch.dtype, int | None], CausalMask] = {}
         self._chooses = type(self.token_to_kv_pool) is DSATokenToKVPool
         self._extend: ExtendPlan | None = None
-        self._decode = _DecodePlans(lambda _: [])
+        # The same batch in the slots of the window pool.
+        self._window_extend: ExtendPlan | None = None
+        self._decode = self._window_decode = _DecodePlans(lambda _: [])
+        self._window_out: torch.Tensor | None = None
 
     @property
     def extend_plan(self) -> ExtendPlan | None:
@@ -82,6 +89,17 @@ class CpuAttentionBackend(AttentionBackend):
             self._extend = plan_extend(
                 self._page_table, rows, forward_batch.extend_prefix_lens, forward_batch.extend_seq_lens
             )
+        if self._in_window_pool:
+            self._look_up_windows(forward_batch)
+
+    def _look_up_windows(self, forward_batch: ForwardBatch) -> None:
+        """The batch's slots in the window pool: those of keys outside every window are the padding slot."""
+        look_up, whole, decode = self.token_to_kv_pool.translate_loc_from_full_to_swa, self._extend, self._decode
+        self._window_out = look_up(forward_batch.out_cache_loc)
+        self._window_extend = None if whole is None else replace(whole, rows=[look_up(slots) for slots in whole.rows])
+        self._window_decode = _DecodePlans(
+            lambda window: [replace(group, slots=look_up(group.slots)) for group in decode.groups(window)]
+        )
 
     def init_draft_step(self, forward_batch: ForwardBatch, topk: int, num_steps: int, step: int) -> None:
         """Look up the slots of one step of a draft, from 0; see `plan_draft`."""
@@ -113,16 +131,18 @@ class CpuAttentionBackend(AttentionBackend):
         if surplus:
             raise UnsupportedError(f"The attention backend {ATTENTION_BACKEND!r} cannot use {', '.join(surplus)}.")
         if save_kv_cache and k is not None and v is not None:
-            self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc), k, v)
+            self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, self._window_out), k, v)
         keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
         values = None if self._is_latent else self.token_to_kv_pool.get_value_buffer(layer.layer_id)
         query = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         out = query.new_empty(query.shape[0], layer.tp_q_head_num, layer.v_head_dim)
-        plan = self._extend
+        in_window_pool = layer.layer_id in self._in_window_pool
+        plan = self._window_extend if in_window_pool else self._extend
         window = layer.sliding_window_size if layer.sliding_window_size > -1 else None
         scoring = Scoring(layer.scaling, window, layer.logit_cap or 0.0, sinks)
         if plan is None:
-            attend_decode(query, keys, values, self._decode.groups(window), scoring, out)
+            decode = self._window_decode if in_window_pool else self._decode
+            attend_decode(query, keys, values, decode.groups(window), scoring, out)
         else:
             assert plan.num_queries <= query.shape[0], "the batch changed after its metadata was made"
             # Ranks that gather tokens pad theirs.
@@ -164,16 +184,16 @@ def check_pool(pool: object) -> bool:
     """Whether a KV pool holds latent rows (MLA), not keys and values.
 
     Raises:
-        UnsupportedError: The pool is none of the plain ones.
+        UnsupportedError: The pool is none of the plain ones, nor one of keys and values with one for windows.
     """
     if type(pool) in (DSATokenToKVPool, MLATokenToKVPool):
         return True
-    if type(pool) is MHATokenToKVPool:
+    parts = (pool.full_kv_pool, pool.swa_kv_pool) if isinstance(pool, SWAKVPool) else (pool,)
+    if all(type(part) is MHATokenToKVPool for part in parts):
         return False
     raise UnsupportedError(
         f"KV pool {type(pool).__name__!r}: the attention backend {ATTENTION_BACKEND!r} serves plain multi-head and "
-        "latent pools (no state-space layers or FP4); start with --disable-hybrid-swa-memory where "
-        "the model has sliding windows, else use a machine with an accelerator."
+        "latent pools (no state-space layers or FP4); use a machine with an accelerator."
     )
 
 

@@ -6,7 +6,7 @@ The caller decides which rows are copied where, and owns the targets.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,12 +38,14 @@ UNFUSED_FETCH = Refused("only the fused kernel reads them", "start without --ena
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """Layers that share one rotation."""
+    """Layers of one pool that share one rotation."""
 
     rope: RopeParams
     keys: LayerBuffers
     values: LayerBuffers | None
     """None where the keys hold everything."""
+    is_window: bool
+    """Whether their rows are in the slots of the window pool."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,13 +94,15 @@ class Splicer:
         self._groups = [
             _Group(
                 rope=rope.to(view.device),
-                keys=LayerBuffers([view.keys[index] for index in indices], name="keys"),
-                values=LayerBuffers([view.values[index] for index in indices], name="values") if view.values else None,
+                keys=LayerBuffers([view.keys[index] for index in part], name="keys"),
+                values=LayerBuffers([view.values[index] for index in part], name="values") if view.values else None,
+                is_window=is_window,
             )
             for rope, indices in geometry.groups()
+            for is_window, part in _by_pool(view, indices)
         ]
 
-    def splice(self, src: Tensor, dst: Tensor, shifts: Tensor) -> None:
+    def splice(self, src: Tensor, dst: Tensor, shifts: Tensor, windows: Tensor | None = None) -> None:
         """Copy the rows of `src` to `dst` in all layers, keys turned by each token's shift.
 
         The caller holds the donors of `src` and owns `dst`; every row of `src` has been written in all layers (a
@@ -109,6 +113,8 @@ class Splicer:
             src: `[n]` int64 slots, on the pool's device.
             dst: `[n]` int64 slots, each once, none of them in `src`.
             shifts: `[n]` int32 or int64 tokens, target position minus source position, within `max_shift`.
+            windows: `[n]` int64, the slots of `src` in the window pool, as they were when the donors were locked; by
+                default as they are when the copy runs. Those of `dst` are looked up then.
 
         Raises:
             TypeError: a wrong dtype.
@@ -116,7 +122,7 @@ class Splicer:
                 or shared by both, or a shift exceeds `max_shift`. Nothing has been written. On an accelerator
                 values are not read back: checking them would stall the stream.
         """
-        self._move(src, dst, shifts, [None] * len(self._groups))
+        self._move(src, dst, shifts, [None] * len(self._groups), windows)
 
     def bind_host(self, host: HostView) -> None:
         """Let `fetch` read the rows of a host pool.
@@ -155,17 +161,31 @@ class Splicer:
             rows = rows.pin_memory().to(dst.device, non_blocking=True)
         self._move(rows, dst, shifts, sources)
 
-    def _move(self, src: Tensor, dst: Tensor, shifts: Tensor, sources: Sequence[Source | None]) -> None:
+    def _move(
+        self,
+        src: Tensor,
+        dst: Tensor,
+        shifts: Tensor,
+        sources: Sequence[Source | None],
+        windows: Tensor | None = None,
+    ) -> None:
         if src.numel() and self.view.device.type == "cpu" and shifts.numel():
             farthest = max(abs(int(bound)) for bound in shifts.aminmax())
             if farthest > self._max_shift:
                 raise ValueError(f"shifts reach {farthest} tokens: must be within max_shift={self._max_shift!r}.")
+        here = there = None
+        if self.view.windows is not None:
+            table = self.view.windows.slots
+            here, there = table[src] if windows is None else windows, table[dst]
         for group, source in zip(self._groups, sources, strict=True):
+            read, written = (here, there) if group.is_window else (src, dst)
+            assert read is not None
+            assert written is not None
             if group.values is None:
                 rope_offset = self.view.rope_offset
-                splice_mla(group.keys, src, dst, shifts, group.rope, rope_offset=rope_offset, source=source)
+                splice_mla(group.keys, read, written, shifts, group.rope, rope_offset=rope_offset, source=source)
             else:
-                splice_mha(group.keys, group.values, src, dst, shifts, group.rope, source=source)
+                splice_mha(group.keys, group.values, read, written, shifts, group.rope, source=source)
         for each in self._index:
             splice_index(each.pages, src, dst, shifts, each.form.rope, is_mixed=each.form.is_mixed)
 
@@ -197,6 +217,15 @@ def _index_groups(view: PoolView, geometry: RopeGeometry) -> list[_IndexGroup]:
         )
         for form, layers in groups.items()
     ]
+
+
+def _by_pool(view: PoolView, indices: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
+    """The layers outside the window pool, then those in it, as far as there are any."""
+    window = frozenset[int]() if view.windows is None else view.windows.layers
+    for is_window in (False, True):
+        part = [index for index in indices if (index in window) is is_window]
+        if part:
+            yield is_window, part
 
 
 def _log_choice(choice: Choice, num_layers: int, device: torch.device) -> None:

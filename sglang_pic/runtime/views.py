@@ -6,7 +6,8 @@ refused: subclasses exist to change the layout.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Protocol, cast
 
@@ -27,6 +28,25 @@ class PoolKind(Enum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class WindowRows:
+    """The layers with sliding windows, where these have a pool of their own with slots of its own.
+
+    SGLang gives a token a slot in both pools, and takes the one in the window pool away, alone, once the token is
+    outside the window or where that pool is short. The token's entry in `slots` is 0 then: the padding slot.
+
+    Attributes:
+        layers: indices of these layers among all.
+        slots: `[num_slots + 1]` int64, by slot of the pool of all other layers, SGLang's own table. The scheduler
+            changes it on its own stream, so a donor's entries are read there, while the donor is locked.
+        num_slots: slots per buffer, the padding page included.
+    """
+
+    layers: frozenset[int]
+    slots: Tensor
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PoolView:
     """The buffers of a KV pool; they are the pool's own memory, not copies.
 
@@ -35,13 +55,14 @@ class PoolView:
         keys: per layer `[num_slots, num_kv_heads, head_dim]`, or the latent rows `[num_slots, 1, row_dim]`.
         values: per layer `[num_slots, num_kv_heads, v_head_dim]`; empty for MLA.
         dtype: the rows' dtype; FP8 pools store bytes, seen here as FP8.
-        num_slots: slots per buffer, the padding page included.
+        num_slots: slots per buffer, the padding page included; not of the buffers in `windows`.
         page_size: tokens per page of the allocator.
         rope_offset: first dimension of the rotary part: 0 for MHA, `kv_lora_rank` for MLA.
         rope_dim: dimensions from `rope_offset` on that may hold rotary pairs.
         start_layer: layer id of the first buffer (pipeline parallelism).
         index: per layer the pages of a sparse-attention indexer's keys, see `pic_kernels.index_pages`, of no length
             where a layer has none; empty where no layer has any.
+        windows: the layers whose rows are in a second pool; None where one pool has all.
     """
 
     kind: PoolKind
@@ -54,6 +75,7 @@ class PoolView:
     rope_dim: int
     start_layer: int
     index: tuple[Tensor, ...] = ()
+    windows: WindowRows | None = None
 
     @property
     def num_layers(self) -> int:
@@ -67,19 +89,31 @@ class PoolView:
 
     def fill(self, slots: Tensor, byte: int) -> None:
         """Set every byte of the rows of `slots`, in all layers."""
-        for buffer in (*self.keys, *self.values):
-            buffer.view(torch.uint8)[slots] = byte
+        for buffer, at in self.places(slots):
+            buffer.view(torch.uint8)[at] = byte
         for pages in self.index:
             if len(pages):
                 keys, scales = split_pages(pages)
                 keys[place(slots)] = byte
                 scales.view(torch.uint8).unflatten(1, (PAGE_TOKENS, 4))[place(slots)] = byte
 
-    @staticmethod
-    def read(buffer: Tensor, slots: Tensor) -> Tensor:
-        """The rows of `slots` in one of the buffers, in float64."""
+    def places(self, slots: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every buffer of every layer, each with where in it the rows of `slots` are."""
+        for layer in range(self.num_layers):
+            for buffer in self._buffers(layer):
+                yield buffer, self._slots_in(layer, slots)
+
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, ...]:
+        """The rows of `slots` in one of the layers, in float64: keys and values, or the latent rows alone."""
         # By bytes, because FP8 has no gather on every device.
-        return buffer.view(torch.uint8)[slots].view(buffer.dtype).to(torch.float64)
+        rows = (buffer.view(torch.uint8)[self._slots_in(layer, slots)] for buffer in self._buffers(layer))
+        return tuple(part.view(self.dtype).to(torch.float64) for part in rows)
+
+    def _buffers(self, layer: int) -> tuple[Tensor, ...]:
+        return (self.keys[layer], self.values[layer]) if self.values else (self.keys[layer],)
+
+    def _slots_in(self, layer: int, slots: Tensor) -> Tensor:
+        return self.windows.slots[slots] if self.windows is not None and layer in self.windows.layers else slots
 
     def read_index(self, layer: int, slots: Tensor) -> Tensor | None:
         """The index keys of `slots` in a layer, as they are stored, in float64; `None` where it has none."""
@@ -98,6 +132,8 @@ def view_pool(kv_pool: object) -> PoolView:
         ContractError: a supported pool does not look as it did when this was written.
     """
     name = type(kv_pool).__name__
+    if name == WINDOW_POOL:
+        return _view_both(cast(_WindowPool, kv_pool))
     kind = KNOWN_POOLS.get(name)
     if kind is None:
         raise UnsupportedError(_refusal(kv_pool))
@@ -115,7 +151,7 @@ def view_pool(kv_pool: object) -> PoolView:
             values = _typed(pool, pool.v_buffer, (num_slots, pool.head_num, pool.v_head_dim))
         index = _index_pages(pool) if getattr(pool, "use_dsa", False) else ()
     except AttributeError as error:
-        raise ContractError(f"{name}.{error.name}: missing; this version was built for SGLang 0.5.23.") from error
+        raise ContractError(_MISSING.format(f"{name}.{error.name}")) from error
     if not keys:
         raise UnsupportedError(Refused("it holds no layer").line(f"the KV pool {name}"))
     return PoolView(
@@ -132,6 +168,43 @@ def view_pool(kv_pool: object) -> PoolView:
     )
 
 
+def _view_both(pool: _WindowPool) -> PoolView:
+    """The view of a pool that is made of two, in the order of the model's layers."""
+    try:
+        for attribute, reason in _OTHER_WINDOWS.items():
+            if getattr(pool, attribute):
+                raise UnsupportedError(Refused(reason).line(f"the KV pool {WINDOW_POOL} of {attribute}"))
+        whole, window = view_pool(pool.full_kv_pool), view_pool(pool.swa_kv_pool)
+        layers, slots = [pool.layers_mapping[layer] for layer in range(pool.layer_num)], pool.full_to_swa_index_mapping
+    except AttributeError as error:
+        raise ContractError(_MISSING.format(f"{WINDOW_POOL}.{error.name}")) from error
+    except KeyError as error:
+        raise UnsupportedError(Refused("it lacks a layer").line(f"the KV pool {WINDOW_POOL}")) from error
+    if whole.kind is not PoolKind.MHA or window.kind is not PoolKind.MHA or whole.dtype != window.dtype:
+        found = f"{whole.kind.value} rows of {whole.dtype} beside windows of {window.kind.value} rows of {window.dtype}"
+        raise UnsupportedError(Refused("both must have keys and values of one dtype").line(found))
+    parts = [(window if is_window else whole, index) for index, is_window in layers]
+    return replace(
+        whole,
+        keys=tuple(part.keys[index] for part, index in parts),
+        values=tuple(part.values[index] for part, index in parts),
+        rope_dim=min(whole.rope_dim, window.rope_dim),
+        windows=WindowRows(
+            layers=frozenset(layer for layer, (_, is_window) in enumerate(layers) if is_window),
+            slots=slots,
+            num_slots=window.num_slots,
+        ),
+    )
+
+
+_MISSING: Final = "{}: missing; this version was built for SGLang 0.5.23."
+WINDOW_POOL: Final = "SWAKVPool"
+"""Two plain pools: one for layers with sliding windows, one for all others."""
+_OTHER_WINDOWS: Final = {
+    "swa_req_ring_size": "windows are a ring of each request, and the tree keeps none of their rows",
+    "request_window": "windows are rows of each request, and the tree keeps none of them",
+    "swa_uses_full_indices": "its windows have no slots of their own",
+}
 KNOWN_POOLS: Final = {
     "DSATokenToKVPool": PoolKind.MLA,
     "MHATokenToKVPool": PoolKind.MHA,
@@ -211,6 +284,17 @@ class _IndexKeyCache(Protocol):
     """What is read of the cache of an indexer's keys."""
 
     buffer: list[Tensor]
+
+
+class _WindowPool(Protocol):
+    """What is read of `WINDOW_POOL`."""
+
+    layer_num: int
+    full_kv_pool: object
+    swa_kv_pool: object
+    layers_mapping: dict[int, tuple[int, bool]]
+    """By layer: its index in its pool, and whether that is the one of windows."""
+    full_to_swa_index_mapping: Tensor
 
 
 def _refusal(kv_pool: object) -> str:

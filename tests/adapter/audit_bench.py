@@ -75,6 +75,9 @@ class Tree:
     def supports_prefix_sharing(self) -> bool:
         return True
 
+    def supports_swa(self) -> bool:
+        return False
+
     def evictable_size(self) -> int:
         return len(self.evictable)
 

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
@@ -109,22 +111,32 @@ def extend_batch(
     return ForwardBatch(forward_mode=ForwardMode.EXTEND, batch_size=len(lens), **{**moved, **on_host, **fields})
 
 
-def make_allocator(pool: int, page_size: int) -> Any:
-    """SGLang's allocator of `pool` slots on the CPU."""
+def make_allocator(pool: int, page_size: int, num_windows: int = 0) -> Any:
+    """SGLang's allocator of `pool` slots on the CPU, and of `num_windows` in a pool for windows."""
+    if num_windows:
+        ids = {"swa_attention_layer_ids": [0], "full_attention_layer_ids": [1]}
+        kv = SWAKVPool(
+            pool, num_windows, page_size, torch.bfloat16, 1, 8, device="cpu", enable_memory_saver=False, **ids
+        )
+        return SWATokenToKVPoolAllocator(pool, num_windows, page_size, torch.bfloat16, "cpu", kv, False)
     kind = TokenToKVPoolAllocator if page_size == 1 else PagedTokenToKVPoolAllocator
     sizes = (pool,) if page_size == 1 else (pool, page_size)
     return kind(*sizes, torch.bfloat16, "cpu", None, False)
 
 
-def make_tree(allocator: Any, *, is_eagle: bool = False, **ours: Any) -> PicRadixCache:
-    """Our cache over SGLang's own tree of these slots; for EAGLE a row is named by the next token, too."""
+def make_tree(allocator: Any, *, is_eagle: bool = False, window: int | None = None, **ours: Any) -> PicRadixCache:
+    """Our cache over SGLang's own tree of these slots; for EAGLE a row is named by the next token, too.
+
+    Windows of that many tokens have a pool of their own.
+    """
     params = CacheInitParams(
         disable=False,
         req_to_token_pool=SimpleNamespace(),
         token_to_kv_pool_allocator=allocator,
         page_size=allocator.page_size,
         is_eagle=is_eagle,
-        tree_components=(ComponentType.FULL,),
+        tree_components=(ComponentType.FULL,) if window is None else (ComponentType.FULL, ComponentType.SWA),
+        sliding_window_size=window,
     )
     return PicRadixCache(params, auditor=Auditor(), **{"accounting": SimpleNamespace(), **ours})
 

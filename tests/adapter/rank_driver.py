@@ -33,9 +33,11 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 )
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from torch.cpu import Event
 
 from sglang_pic.adapter.metrics import Series
+from sglang_pic.adapter.probe.prompt_pass import alloc_anew
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.cache import adopted_again
 from sglang_pic.adapter.serve.faults import Faults
@@ -43,15 +45,15 @@ from sglang_pic.adapter.serve.options import Mode
 from sglang_pic.adapter.serve.pins import PinEnd, Pins
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.scheduler import receive
+from sglang_pic.adapter.serve.windows import WindowRowsInTree
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MESSAGE_BREAK, ContentIndex, CoreConfig, CostModel, Lexicon, Plan, RowNames
 from tests.adapter.builders import make_allocator, make_planning, make_tree, request
 from tests.adapter.host_rows import HostRows, attach_host, attach_store
+from tests.adapter.traffic import BREAK, NUM_WORDS, Traffic
 
-POOL, MAX_PINNED = 8192, 1024
+POOL, MAX_PINNED, WINDOW = 8192, 1024, 48
 MOST_RUNNING = 4
-BREAK, NEWLINE, COLON = 0, 1, 2
-FIRST_WORD, NUM_WORDS = 3, 600
 TEXTS = [MESSAGE_BREAK, "\n", ":", *(f" w{number}x" for number in range(NUM_WORDS))]
 CONFIG = PicConfig(
     core=CoreConfig(
@@ -67,8 +69,6 @@ CONFIG = PicConfig(
 COST = CostModel(
     computed_token_us=10.0, spliced_token_us=0.5, gap_us=500.0, request_us=80.0, floor_us=300.0, gap_floor_us=400.0
 )
-# Names whose order in a set depends on the process's seed for hashes.
-KEYS = (None, None, None, None, "one", "two")
 
 
 class Row(NamedTuple):
@@ -116,9 +116,16 @@ class Fetch(NamedTuple):
 class Rank:
     """What one rank's scheduler has, and requests that live and end as SGLang lets them."""
 
-    def __init__(self, page_size: int, shuffle: int, draft: Draft = NO_DRAFT, host: Host | None = None) -> None:
-        self.draft = draft
-        self.allocator = make_allocator(POOL, page_size)
+    def __init__(
+        self,
+        page_size: int,
+        shuffle: int,
+        draft: Draft = NO_DRAFT,
+        host: Host | None = None,
+        num_windows: int = 0,
+    ) -> None:
+        self.draft, self.num_windows = draft, num_windows
+        self.allocator = make_allocator(POOL, page_size, num_windows)
         self.page_size, self.shuffle = page_size, shuffle
         self._shuffle()
         self.faults = Faults()
@@ -131,7 +138,11 @@ class Rank:
         self.planning = make_planning(self.index, CONFIG, cost=COST, max_sequences=32, **shared)
         self.publication = Publication(self.index, frozenset({BREAK}))
         ours = {"planning": self.planning, "publication": self.publication, **shared}
-        self.tree = make_tree(self.allocator, is_eagle=draft.is_eagle, **ours)
+        self.tree = make_tree(self.allocator, is_eagle=draft.is_eagle, window=WINDOW if num_windows else None, **ours)
+        # Where windows have a pool of their own, what its slots hold.
+        self.window_rows: dict[int, Row] = {}
+        if num_windows:
+            self.planning.windows = self.pins.windows = WindowRowsInTree(self.tree, self._table())
         self.running: list[Any] = []
         # By slot. A slot that was given back keeps its row until another request writes it, as a real one does.
         self.rows: dict[int, Row] = {}
@@ -163,7 +174,7 @@ class Rank:
         missing = len(ids) - req.prefix_len
         missing += -missing % self.page_size
         evict_from_tree_cache(self.tree, missing)
-        own = self.allocator.alloc(missing) if missing <= self.allocator.available_size() else None
+        own = self._alloc(missing)
         pending = req.pic.pending
         made = None if pending is None else pending.plan
         if made is not None:
@@ -242,7 +253,7 @@ class Rank:
         """The pass of a request: rows are copied, the donors' locks go back, the rest is computed."""
         if req.is_computed:
             return
-        req.is_computed = True
+        req.is_computed, in_windows = True, list[int]()
         ids, slots, space = req.origin_input_ids, req.slots.tolist(), _space(req)
         assert not set(slots[req.prefix_len : len(ids)]) & self._others(req), "slots of another request or of the tree"
         splice, spliced = req.pic.take_plan(), set[int]()
@@ -268,8 +279,14 @@ class Rank:
                 ], "a spliced row is not the row of that token at that place, computed there"
                 spliced.update(range(run.target_start, run.target_end))
                 self.counts["rows read" if rows is self.rows else "rows fetched"] += run.num_tokens
+                in_windows += sources if rows is self.rows else []
                 if rows is not self.rows:
                     self.fetches.append(Fetch(sources, read))
+            if self.num_windows:
+                windows = torch.cat(splice.window_sources)
+                assert torch.equal(windows, self._table()[in_windows]), "window slots that were given away"
+                read = [self.window_rows.get(slot) for slot in windows.tolist()]
+                assert read == [self.rows[slot] for slot in in_windows], "not the rows of those tokens in the windows"
             if on_host and self.tree.host is not None:
                 self.tree.host.hold(splice.locks, splice.num_fetched, (Event(), Event()))
             else:
@@ -278,6 +295,11 @@ class Rank:
         for at in range(req.prefix_len, len(ids)):
             is_exact = is_exact and at not in spliced
             self.rows[slots[at]] = Row(ids[at], at, space, at not in spliced, is_exact, self._next(ids, at))
+        if self.num_windows:
+            written = self._table()[req.slots[req.prefix_len : len(ids)]].tolist()
+            assert 0 not in written
+            assert not {*written} & {*self.allocator.swa_attn_allocator.free_pages.tolist()} or self.page_size > 1
+            self.window_rows.update(zip(written, map(self.rows.get, slots[req.prefix_len : len(ids)]), strict=True))
 
     def end(self, req: Any, *, checkpointed: bool) -> None:
         """A request ends and its row goes into the tree, or it was aborted before and its slots are free."""
@@ -291,6 +313,7 @@ class Rank:
             self.forward(req)
             key = RadixKey(req.origin_input_ids[: length + named], req.extra_key, cache_salt=req.cache_salt)
             params = InsertParams(key=key, value=req.slots[:length], prev_prefix_len=req.prefix_len)
+            self._leave_windows(req, length, params)
             result = self.tree.insert(params)
             if self.planning.refusal(req) is None:
                 again = adopted_again(result)
@@ -322,9 +345,13 @@ class Rank:
         while self.tree.ongoing_backup or self.tree.ongoing_prefetch:
             self.check_events()
         assert not self.faults.report().by_reason, "exceptions were caught"
-        assert self.allocator.available_size() + self.tree.evictable_size() == POOL, "slots were lost"
+        if self.num_windows:
+            there = self.allocator.swa_available_size() + self.tree.swa_evictable_size()
+            assert there == self.num_windows, "slots were lost"
+        assert self._num_free() + self.tree.evictable_size() == POOL, "slots were lost"
         evict_from_tree_cache(self.tree, POOL)
-        assert self.allocator.available_size() == POOL, "something is still locked"
+        assert self._num_free() == POOL, "something is still locked"
+        assert not self.num_windows or self.allocator.swa_available_size() == self.num_windows
         if self.host_pool is not None:
             self.tree.evict_host(self.host_pool.size)
             assert self.host_pool.available_size() == self.host_pool.size, "something is still locked on the host"
@@ -338,13 +365,37 @@ class Rank:
         self.counts["tokens sampled"] += at + 1 == len(ids)
         return ids[at + 1] if at + 1 < len(ids) else -self.counts["tokens sampled"]
 
+    def _num_free(self) -> int:
+        return int(self.allocator.full_available_size() if self.num_windows else self.allocator.available_size())
+
+    def _table(self) -> torch.Tensor:
+        table: torch.Tensor = self.allocator.get_kvcache().full_to_swa_index_mapping
+        return table
+
+    def _alloc(self, num_tokens: int) -> torch.Tensor | None:
+        if num_tokens > self.allocator.available_size():
+            return None
+        if self.num_windows:
+            return alloc_anew(self.tree, num_tokens)
+        return self.allocator.alloc(num_tokens)
+
+    def _leave_windows(self, req: Any, length: int, params: InsertParams) -> None:
+        """Some requests gave away what was outside their last window, as all do that decode for long."""
+        end = length - WINDOW - self.page_size
+        end -= end % self.page_size
+        self.counts["ended"] += 1
+        if self.num_windows and self.counts["ended"] % 3 == 0 and end > req.prefix_len:
+            self.allocator.free_swa_segment(req.slots[req.prefix_len : end], start_pos=req.prefix_len)
+            params.set_evicted_seqlen(ComponentType.SWA, end)
+            self.counts["windows left"] += end - req.prefix_len
+
     def _shuffle(self) -> None:
         """Give the free slots an order of this rank's own."""
-        pages = self.allocator.free_pages
-        if self.shuffle:
-            self.allocator.free_pages = pages[
-                torch.randperm(len(pages), generator=torch.Generator().manual_seed(self.shuffle))
-            ]
+        whole, window = (getattr(self.allocator, f"{name}_attn_allocator", None) for name in ("full", "swa"))
+        for number, part in enumerate((whole or self.allocator, window)):
+            if self.shuffle and part is not None:
+                draw = torch.Generator().manual_seed(self.shuffle + number)
+                part.free_pages = part.free_pages[torch.randperm(len(part.free_pages), generator=draw)]
 
     def _check_prefix(self, req: Any, slots: list[int]) -> None:
         """Rows of an exact match are the prompt's own; those that a request gets which opted out are exact."""
@@ -354,6 +405,10 @@ class Rank:
             assert (row.token, row.position, row.space) == (req.origin_input_ids[at], at, space)
             assert not self.draft.is_eagle or row.following == req.origin_input_ids[at + 1]
             assert row.is_exact or not wants_exact, "a row that came from a splice reaches a request that opted out"
+        if self.num_windows and slots:
+            last = slots[-WINDOW:]
+            seen = [self.window_rows.get(slot) for slot in self._table()[torch.tensor(last)].tolist()]
+            assert seen == [self.rows[slot] for slot in last], "the last window of a prefix is not there"
         known, exact = req.pic.prefix, [self.rows[slot].is_exact for slot in slots]
         assert sum(known) == len(slots)
         assert all(exact[: known.exact_len]), "a row that came from a splice is taken for exact"
@@ -363,7 +418,8 @@ class Rank:
 
     def _others(self, req: Any) -> set[int]:
         """Slots that are not this request's to write: free ones, and those of other requests."""
-        others = set(self.allocator.free_pages.tolist()) if self.page_size == 1 else set[int]()
+        free = self.allocator.full_attn_allocator if self.num_windows else self.allocator
+        others = set(free.free_pages.tolist()) if self.page_size == 1 else set[int]()
         for other in self.running:
             if other is not req:
                 others.update(other.slots.tolist())
@@ -410,66 +466,6 @@ def _told(plan: Plan | None) -> object:
 
 def _reasons(dropped: dict[Any, int]) -> list[tuple[str, int]]:
     return [(reason.value, number) for reason, number in dropped.items()]
-
-
-class Traffic:
-    """The same random requests on every rank, by a seed: sessions that repeat text at other places, behind fields."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.documents = [self._lines(self.rng.randrange(100, 400)) for _ in range(16)]
-        # Text of a short period has a donor at every shift.
-        self.documents += [self._lines(3) * 12, [*self._lines(20)] * 6]
-        self.fields = [self.rng.sample(range(FIRST_WORD, FIRST_WORD + NUM_WORDS), 2) for _ in range(6)]
-        self.history: list[list[int]] = []
-
-    def prompt(self) -> list[int]:
-        rng = self.rng
-        if self.history and rng.random() < 0.3:
-            earlier = rng.choice(self.history)
-            return earlier[: rng.randrange(1, len(earlier) + 1)] + self._lines(rng.randrange(5, 60))
-        tokens: list[int] = []
-        for label, name in rng.sample(self.fields, 3):
-            tokens += [
-                label,
-                COLON,
-                name if rng.random() < 0.5 else rng.randrange(FIRST_WORD, FIRST_WORD + 40),
-                NEWLINE,
-            ]
-        for document in rng.sample(self.documents, rng.randrange(1, 6)):
-            start = rng.choice((0, 0, rng.randrange(len(document))))
-            tokens += [BREAK, *document[start:]]
-        tokens += [BREAK, *self._lines(rng.randrange(4, 40))]
-        self.history = [*self.history[-40:], tokens]
-        return tokens
-
-    def options(self) -> dict[str, Any]:
-        rng, pic = self.rng, dict[str, Any]()
-        draw = rng.random()
-        if draw < 0.08:
-            pic["mode"] = "off"
-        elif draw < 0.3:
-            pic["edit"] = rng.choice(("in_place", "recompile", "notes"))
-        if rng.random() < 0.1:
-            pic["skills"] = "near"
-        if rng.random() < 0.08:
-            pic["pin"] = f"pin-{rng.randrange(6)}"
-        elif rng.random() < 0.05:
-            pic["unpin"] = f"pin-{rng.randrange(6)}"
-        return pic
-
-    def fields_of_request(self) -> dict[str, Any]:
-        """What else of a request decides."""
-        rng = self.rng
-        fields: dict[str, Any] = {"extra_key": rng.choice(KEYS), "cache_salt": rng.choice((None, None, None, "salt"))}
-        if rng.random() < 0.05:
-            fields |= {"return_logprob": True, "logprob_start_len": rng.randrange(200)}
-        return fields
-
-    def _lines(self, length: int) -> list[int]:
-        words = [self.rng.randrange(FIRST_WORD, FIRST_WORD + NUM_WORDS) for _ in range(length)]
-        words[11::12] = [NEWLINE] * len(words[11::12])
-        return words
 
 
 def drive(

@@ -21,9 +21,10 @@ from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
 from sglang_pic.adapter.probe.slots import whole_pages
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import RequestState
-from sglang_pic.core import Path, Plan, RowNames, Run, as_tokens
+from sglang_pic.config import PicConfig
+from sglang_pic.core import ContentIndex, Path, Plan, Run, as_tokens
 from tests.adapter.audit_bench import POOL, PROMPT, VOCAB, Bench, logits_of
-from tests.adapter.builders import hooks_of, request
+from tests.adapter.builders import hooks_of, make_planning, request
 
 pytestmark = pytest.mark.usefixtures("no_groups")
 
@@ -201,13 +202,14 @@ class BolderBench(Bench):
         runs = [(48, 300), (320, len(PROMPT) - 16)]
         taken = [Run(target_start=a, target_end=b, donor_start=a, donor=donor, seam_len=0) for a, b in runs]
         self.wanted = Plan(prefix_len=16, end=len(PROMPT), runs=tuple(taken))
-        planning: Any = SimpleNamespace(row_names=RowNames(1, 0), host=None, plan_as=lambda *_: self.wanted)
+        planning: Any = make_planning(ContentIndex(), PicConfig())
+        planning.plan_as = lambda *_: self.wanted
         allocator = self.tree.token_to_kv_pool_allocator
         self.tree.donors = allocator.alloc(whole_pages(len(PROMPT), allocator.page_size)).long()
         self.runner.rows[self.tree.donors[: len(PROMPT)]] = torch.tensor(PROMPT) + 1 + wrong
         self.audit.start(None, Bolder(self.tree, planning, self, self.config.core))  # type: ignore[arg-type]
 
-    def splice(self, src: torch.Tensor, dst: torch.Tensor, shifts: torch.Tensor) -> None:
+    def splice(self, src: torch.Tensor, dst: torch.Tensor, shifts: torch.Tensor, _: None) -> None:
         assert not shifts.any()
         self.runner.rows[dst] = self.runner.rows[src]
 

@@ -46,7 +46,9 @@ class Machine:
         self.passes: list[tuple[int, int, bool]] = []
         self.geometry = SimpleNamespace(max_shift=8_192)
         self.view = SimpleNamespace(
-            device=torch.device("cpu"), kind=None, page_size=1, num_slots=65_536, fill=lambda *_: None
+            **{"kind": None, "page_size": 1, "num_slots": 65_536, "windows": None},
+            device=torch.device("cpu"),
+            fill=lambda *_: None,
         )
         self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros((3, 32_768), dtype=torch.int32))
         self.token_to_kv_pool_allocator = SimpleNamespace(size=65_535)
@@ -64,7 +66,7 @@ class Machine:
         floor = max(self.floor, self.gap_floor) if spliced else self.floor
         self._spend(max(floor, self.token * num_tokens) + self.gap * (batch.batch_size - 1))
 
-    def splice(self, src: torch.Tensor, dst: torch.Tensor, shifts: torch.Tensor) -> None:
+    def splice(self, src: torch.Tensor, dst: torch.Tensor, shifts: torch.Tensor, _: None = None) -> None:
         """A copy at 100 rows a microsecond."""
         assert len(src) == len(dst) == len(shifts)
         self._spend(self.launch + 0.01 * len(src))

@@ -117,7 +117,7 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         "deterministic": on("h100", gqa, "--enable-deterministic-inference"),
         "on policy": on("h100", gqa, "--rl-on-policy-target", "fsdp"),
         "windows": on("h100", gpt_oss),
-        "plain pool": on("h100", gpt_oss, "--disable-hybrid-swa-memory"),
+        "windows, host": on("h100", gpt_oss, "--enable-hierarchical-cache"),
         "always plain": on("h100", gemma),
         "states": on("h100", hybrid),
         "config": on("h100", gqa, config='{"audit_rate": 7}'),
@@ -144,7 +144,7 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
 
 SERVED = {
     "hopper": {"LlamaForCausalLM", "RotaryEmbedding", "rows of bfloat16", "pages of 1", "tensor parallelism of 1"},
-    "plain pool": {"GptOssForCausalLM", "YaRNScalingRotaryEmbedding"},
+    "windows": {"GptOssForCausalLM", "YaRNScalingRotaryEmbedding", "sliding windows in a pool of their own"},
     "always plain": {"Gemma3ForCausalLM", "Gemma3RotaryEmbedding"},
     "computed": {"mixed chunks", "priority scheduling", "data parallelism"},
     "dp attention": {"DP attention", "DeepseekScalingRotaryEmbedding"},
@@ -160,8 +160,8 @@ REFUSED = {
     ],
     "switched roles": [("--enable-pd-role-switch", "")],
     "no tree": [("--disable-radix-cache", "")],
-    "windows": [
-        ("sliding windows in a pool of their own", "; start with --disable-hybrid-swa-memory, which keeps all rows")
+    "windows, host": [
+        ("sliding windows in a pool of their own with HiCache", "; start without --enable-hierarchical-cache, or .*")
     ],
     "states": [("a model with state-space layers", "")],
     "refused": [("--pp-size 2", ""), ("rows of float8_e5m2", "; start with --kv-cache-dtype auto or fp8_e4m3")],

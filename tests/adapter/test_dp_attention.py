@@ -40,7 +40,7 @@ class Rank:
         table = SimpleNamespace(req_to_token=torch.arange(200).reshape(2, 100))
         self.runner: Any = SimpleNamespace(req_to_token_pool=table)
 
-    def _splice(self, src: torch.Tensor, dst: torch.Tensor, shifts: torch.Tensor) -> None:
+    def _splice(self, src: torch.Tensor, dst: torch.Tensor, shifts: torch.Tensor, _: None) -> None:
         if self.fails:
             raise RuntimeError("no memory")
         self.rows[dst] = self.rows[src] + shifts

@@ -36,6 +36,18 @@ def test_mixed_batch_layout() -> None:
     assert sorted(released) == ["a", "b", "c"], "each donor is unlocked once"
 
 
+def test_window_slots_are_those_of_the_plan() -> None:
+    """Read while the donors were locked; of a run that a chunk cuts short the first ones."""
+    first, last = splice(4, 20, (6, 12, -3)), splice(0, 9, (1, 3, 5), (3, 7, 8))
+    first.window_slots, last.window_slots = [torch.arange(30, 36)], [torch.tensor([50, 51]), torch.arange(60, 64)]
+    last.plan = last.plan.clip(6)
+    rows = [torch.arange(100, 164), torch.arange(200, 264), torch.arange(300, 364)]
+    gap = build_gap_batch([first, None, last], [4, 10, 0], [16, 5, 6], [16, 5, 6], rows, torch.device("cpu"))
+    assert gap.splice.windows is not None
+    assert gap.splice.windows.tolist() == [*range(30, 36), 50, 51, 60, 61]
+    assert len(gap.splice.src) == len(gap.splice.windows)
+
+
 def test_slots_stay_until_the_pass_has_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device they lie in memory of the scheduler's stream, and the batch is laid out on the stream of the pass."""
     used: list[tuple[torch.Tensor, object]] = []

@@ -18,6 +18,7 @@ from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.resolver import TreeResolver
 from sglang_pic.adapter.serve.state import Counted, RequestState
 from sglang_pic.config import PicConfig
 from sglang_pic.core import MOST_REUSE, ContentIndex, Exactness, RowNames, as_tokens
@@ -41,7 +42,7 @@ class Bench:
         tree.page_size, tree.auditor, tree.recovered = page_size, Auditor(), []
         tree.donors = torch.arange(500, 500 + len(PROMPT))
         tree.publication = Publication(self.index, frozenset())
-        tree.planning = SimpleNamespace(row_names=RowNames(page_size))
+        tree.planning = SimpleNamespace(resolver=lambda tree: TreeResolver(tree, RowNames(page_size)))
         tree.recover = lambda *found, **_: tree.recovered.append(found)
         self.tree = tree
         self.publish(PROMPT, SPLICED)

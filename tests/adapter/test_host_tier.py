@@ -16,6 +16,7 @@ from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from torch import nn
 
 from sglang_pic.adapter.serve.forward import ForwardPath
+from sglang_pic.adapter.serve.gap_batch import Splice
 from sglang_pic.adapter.serve.host_tier import HostTier
 from sglang_pic.adapter.serve.state import PendingSplice
 from sglang_pic.core import Plan, Run
@@ -109,7 +110,7 @@ def test_a_splice_waits_for_loads_and_keeps_the_hosts_rows_until_they_are_read()
     path, locks = ForwardPath(splicer), ExitStack()
     path.host = tier
     locks.callback(seen.append, "unlocked")
-    moved: Any = SimpleNamespace(src=None, dst=None, shifts=None)
+    moved: Any = Splice(None, None, None)  # type: ignore[arg-type]
     fetch: Any = SimpleNamespace(host_slots=None, dst=range(5), shifts=None)
     queue.clear()
     path.move_rows(SimpleNamespace(splice=moved, fetch=fetch, locks=locks))  # type: ignore[arg-type]

@@ -11,18 +11,22 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.mem_cache.base_prefix_cache import InsertResult
 from sglang.srt.mem_cache.common import evict_from_tree_cache
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.mem_cache.utils import get_hash_str
 
 from sglang_pic.adapter.serve.accounting import FALLBACKS, Accounting
+from sglang_pic.adapter.serve.cache import adopted_again
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.forward import ForwardPath
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.core import DropReason, Plan
 from tests.adapter.builders import Kept, request
-from tests.adapter.rank_driver import BREAK, FIRST_WORD, NO_DRAFT, NUM_WORDS, POOL, Draft, Host, Rank, drive
+from tests.adapter.rank_driver import NO_DRAFT, POOL, Draft, Host, Rank, drive
+from tests.adapter.traffic import BREAK, FIRST_WORD, NUM_WORDS
 
 
 def words(seed: int, length: int) -> list[int]:
@@ -52,6 +56,18 @@ def test_every_row_that_is_read_is_the_right_one(draft: Draft, page_size: int) -
     assert rank.counts["rows read"] > 15_000
     assert rank.counts["donor_evicted"] > 10
     assert rank.counts["inherited"] > 500
+    assert rank.counts["taken for approximate"] == 0
+    rank.settle()
+
+
+@each_page_size
+@pytest.mark.parametrize("num_windows", [POOL, POOL // 2])
+def test_every_row_of_a_window_that_is_read_is_the_right_one(num_windows: int, page_size: int) -> None:
+    """The same where windows have a pool of their own: as large as the other, and short of slots all the time."""
+    rank = Rank(page_size, shuffle=1, num_windows=num_windows)
+    drive(rank, 1200, 5, lambda *_: None)
+    assert rank.counts["rows read"] > 8_000
+    assert rank.counts["windows left"] > 10_000
     assert rank.counts["taken for approximate"] == 0
     rank.settle()
 
@@ -128,6 +144,9 @@ def test_rows_that_come_back_to_the_device_by_a_splice_are_no_donors() -> None:
     assert rank.counts["adopted again"] == 741
     assert serve(rank, [*HEADS[1], *TEXT]) == 0, "the run's own checks look at the rows"
     rank.settle()
+    # Rows that were locked stay, and get the window rows of an insertion: up to where it found rows in the tree.
+    taken = {ComponentType.SWA: [(16, 48), (80, 320)], ComponentType.FULL: [(80, 96), (256, 320)]}
+    assert adopted_again(InsertResult(prefix_len=256, adopted_ranges=taken)) == [(16, 48), (80, 256)]
 
 
 def test_the_store_gets_rows_that_any_server_would_compute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from sglang_pic.adapter.serve.pins import ENDED, PINNED_TOKENS, PINS, PinEnd, Pi
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import ContentIndex, Path, as_tokens
 from tests.adapter.builders import Kept, make_allocator, make_tree, request
+from tests.adapter.rank_driver import Rank
 
 POOL = 4096
 MAX_PINNED = 1024
@@ -324,3 +325,17 @@ def _random_step(rng: random.Random) -> Callable[[Server], None]:
 
     steps = (pin, pin, pin, pin, drop, refuse, start, start, start, end, end, end, flush)
     return steps[int(chance * len(steps))]
+
+
+def test_pins_keep_windows_until_their_pool_needs_them() -> None:
+    """All of a prompt's window rows: a lock of SGLang's keeps the last window only."""
+    rank = Rank(16, shuffle=0, num_windows=2048)
+    for number, pic in enumerate(({"pin": "held"}, {})):
+        rank.start([*range(3 + 20 * number, 3 + 20 * number + 600)], pic, 0)
+        rank.end(rank.running[0], checkpointed=True)
+    assert rank.tree.swa_protected_size() >= 592
+    # Everything in the window pool, of which the other one has plenty.
+    evict_from_tree_cache(rank.tree, 2048)
+    assert rank.allocator.swa_available_size() == 2048
+    assert rank.pins.report().held == []
+    rank.settle()

@@ -31,7 +31,7 @@ def test_faults_are_of_the_requests_that_ask_for_them() -> None:
     rows = [torch.arange(100 * n, 100 * n + 64) for n in range(1, 5)]
     gap = build_gap_batch(plans, [4, 0, 0, 0], [16, 5, 9, 9], [16, 5, 9, 9], rows, torch.device("cpu"))
     keys = torch.ones(1000, 1)
-    path = SimpleNamespace(splicer=SimpleNamespace(view=SimpleNamespace(keys=[keys], values=[])))
+    path = SimpleNamespace(splicer=SimpleNamespace(view=SimpleNamespace(places=lambda slots: [(keys, slots)])))
     faults = _Faults()
     faults.lay_out(gap, path, plans, SimpleNamespace(reqs=reqs), None)
     assert gap.splice.shifts.tolist() == [0] * 6 + [5] * 2 + [6] * 2

@@ -157,7 +157,6 @@ def test_what_gemma3_hands_to_its_layers_is_read(scaling: dict[str, Any]) -> Non
         ("memory_pool", "MHATokenToKVPoolFP4"),
         ("memory_pool", "NoOpMHATokenToKVPool"),
         ("memory_pool", "PageMajorMHATokenToKVPool"),
-        ("swa_memory_pool", "SWAKVPool"),
         ("page_interleave_pool", "PageInterleaveMHATokenToKVPool"),
         ("page_interleave_pool", "PageInterleaveMLATokenToKVPool"),
     ],

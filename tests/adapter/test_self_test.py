@@ -29,8 +29,8 @@ MSCALE = 0.1 * torch.tensor(4.0).log().item() + 1
 class AppliesMscale(Splicer):
     """Multiplies keys that have the magnitude already, as a table of cosines with `mscale` in it would."""
 
-    def splice(self, src: torch.Tensor, dst: torch.Tensor, shifts: torch.Tensor) -> None:
-        super().splice(src, dst, shifts)
+    def splice(self, src: torch.Tensor, dst: torch.Tensor, *others: torch.Tensor | None) -> None:
+        super().splice(src, dst, *others)  # type: ignore[arg-type]
         view = self.view
         for keys in view.keys:
             keys[dst, :, view.rope_offset : view.rope_offset + view.rope_dim] *= MSCALE
@@ -62,7 +62,9 @@ class PageEnds:
         last, size = int(self.table[0, int(batch.seq_lens[-1]) - 1]), self.view.page_size
         behind = torch.arange(last + 1, last - last % size + size)
         self.num_read += len(behind)
-        self.num_nan += int(sum(self.view.read(keys, behind).isnan().sum() for keys in self.view.keys))
+        self.num_nan += int(
+            sum(self.view.read(layer, behind)[0].isnan().sum() for layer in range(self.view.num_layers))
+        )
         return self.forward(runner, batch)
 
 

@@ -1,8 +1,8 @@
-"""Layers with sliding windows in a plain pool: a splice is exact wherever the edge of a window lies.
+"""Layers with sliding windows: a splice is exact wherever the edge of a window lies.
 
-Live models of three families: Gemma 3, whose layers with windows have a rotation of their own, gpt-oss, with sinks, and
-Command-R7B, whose other layers have no positions. Runs are laid out by hand, so that the edge of a window lies where a
-case wants it.
+Live models of three families: Gemma 3, whose layers with windows have a rotation of their own, gpt-oss, with sinks and
+a pool for its windows, and Command-R7B, whose other layers have no positions. Runs are laid out by hand, so that the
+edge of a window lies where a case wants it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def run_cases(runner: Any, _: object) -> dict[str, Any]:
 def found(request: pytest.FixtureRequest, model_dir: Callable[[str], Path]) -> dict[str, Any]:
     """What `run_cases` finds, in one process a model."""
     name, page_size = request.param
-    server = {"dtype": "float32", "page_size": page_size, "max_running_requests": 4, "disable_hybrid_swa_memory": True}
+    server = {"dtype": "float32", "page_size": page_size, "max_running_requests": 4}
     return {"name": name, **on_live_model(run_cases, model_dir(name), **server)}
 
 

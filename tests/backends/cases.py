@@ -88,6 +88,8 @@ class Shape(NamedTuple):
     """Scores `s` become `cap * tanh(s / cap)`."""
     has_sinks: bool = False
     """Each head has a score more, without a value."""
+    has_window_pool: bool = False
+    """The first layer has a pool and slots of its own."""
 
     @property
     def is_mla(self) -> bool:
@@ -99,7 +101,7 @@ SHAPES: Final = {
     "gqa": Shape(4, 2, 32, 32),
     "mla": Shape(2, 1, 288, 256, rope_dim=32),
     "gemma": Shape(4, 2, 32, 32, window=24, cap=2.0),
-    "gpt-oss": Shape(4, 2, 32, 32, window=24, has_sinks=True),
+    "gpt-oss": Shape(4, 2, 32, 32, window=24, has_sinks=True, has_window_pool=True),
 }
 
 

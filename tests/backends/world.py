@@ -15,6 +15,7 @@ from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.runtime_context import get_server_args
 from transformers import LlamaConfig
@@ -75,7 +76,7 @@ class World:
             for buffer, true in zip(self._buffers(layer), (self.keys, self.values), strict=False):
                 buffer.fill_(float("nan"))
                 for i, request in enumerate(self.case.requests):
-                    slots, rows = self.slots(i), true[i][layer]
+                    slots, rows = self._slots_in(layer, self.slots(i)), true[i][layer]
                     buffer[slots[: request.prefix_len]] = rows[: request.prefix_len]
                     for start, end in request.runs:
                         buffer[slots[start:end]] = 0.25 if skip_runs else rows[start:end]
@@ -162,7 +163,20 @@ class World:
         common |= {"device": "cpu", "enable_memory_saver": False}
         if self.shape.is_mla:
             return MLATokenToKVPool(kv_lora_rank=self.shape.value_dim, qk_rope_head_dim=self.shape.rope_dim, **common)
-        return MHATokenToKVPool(head_num=self.shape.kv_heads, head_dim=self.shape.dim, **common)
+        common |= {"head_num": self.shape.kv_heads, "head_dim": self.shape.dim}
+        if not self.shape.has_window_pool:
+            return MHATokenToKVPool(**common)
+        del common["layer_num"]
+        others = [*range(1, LAYERS)]
+        pool = SWAKVPool(size_swa=size, swa_attention_layer_ids=[0], full_attention_layer_ids=others, **common)
+        # The pages in the opposite order.
+        slots = torch.arange(size + self.page_size + 1)
+        reversed_slots = size + self.page_size - slots + 2 * (slots % self.page_size)
+        pool.register_mapping(torch.where(slots < self.page_size, 0, reversed_slots))
+        return pool
+
+    def _slots_in(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
+        return slots if layer or not self.shape.has_window_pool else self.pool.full_to_swa_index_mapping[slots]
 
     def _buffers(self, layer: int) -> list[torch.Tensor]:
         keys = self.pool.get_key_buffer(layer)

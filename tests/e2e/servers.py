@@ -125,7 +125,14 @@ SERVERS = {
     "dsa_page64.tp2": _float32("tiny-dsa", 64, "--tp-size", "2", is_slow=True),
     # With every commit their models run without a server: tests/adapter/test_windows.py.
     "gemma3_page1": _float32("tiny-gemma3", 1, is_slow=True),
-    "gpt_oss_page16": _float32("tiny-gpt-oss", 16, "--disable-hybrid-swa-memory", is_slow=True),
+    "gpt_oss_page16": _float32("tiny-gpt-oss", 16, is_slow=True),
+    # Windows have half as many slots as the other layers, and room for an audit.
+    "gpt_oss_page16.small_pool": _float32(
+        *("tiny-gpt-oss", 16, *_SMALL_POOL, "--max-total-tokens", "5200", "--swa-full-tokens-ratio", "0.5"),
+        config=AUDITED,
+        probe={"request_options": True, **_CHECKED},
+        is_slow=True,
+    ),
 }
 
 

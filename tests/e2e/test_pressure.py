@@ -20,7 +20,7 @@ _DOCUMENTS = [random_tokens(seed, 150) for seed in range(8)]
 
 
 @pytest.mark.feature("aborts and retractions", "mixed chunks", "overlap schedule")
-@on_each_server("gqa_page16.small_pool", "gqa_page1.small_pool")
+@on_each_server("gqa_page16.small_pool", "gqa_page1.small_pool", "gpt_oss_page16.small_pool")
 def test_nothing_leaks_under_pressure(client: Client) -> None:
     """In pages of 16 without audits, in pages of 1 with audits that want the same slots."""
     rng = random.Random(11)

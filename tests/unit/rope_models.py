@@ -163,6 +163,18 @@ class MHATokenToKVPool:
         )
 
 
+class SWAKVPool:
+    """Layers 0 and 2 have windows, in 16 slots."""
+
+    def __init__(self, window: MHATokenToKVPool | None = None, **others: object) -> None:
+        self.full_kv_pool, self.layer_num = MHATokenToKVPool(layer_num=1), 3
+        self.swa_kv_pool = window or MHATokenToKVPool(size=16, head_dim=24, v_head_dim=12, layer_num=2)
+        self.layers_mapping = {0: (0, True), 1: (0, False), 2: (1, True)}
+        self.full_to_swa_index_mapping = torch.zeros(66, dtype=torch.int64)
+        self.swa_req_ring_size = self.request_window = self.swa_uses_full_indices = None
+        vars(self).update(others)
+
+
 class MLATokenToKVPool:
     def __init__(
         self,

@@ -53,7 +53,12 @@ INTERLEAVED = models.named("PageInterleaveMHATokenToKVPool", models.MHATokenToKV
     [
         (models.named("MiniMaxSparseKVPool")(), "MiniMaxSparseKVPool: its sparse-attention indexer"),
         (INTERLEAVED(), "PageInterleaveMHATokenToKVPool, a MHATokenToKVPool with a layout"),
-        (models.named("SWAKVPool")(), "SWAKVPool: .*; start with --disable-hybrid-swa-memory"),
+        (models.named("BaseSWAKVPool")(), "BaseSWAKVPool: rows outside .*; start with"),
+        (models.SWAKVPool(swa_req_ring_size=64), "SWAKVPool of swa_req_ring_size: windows are a ring"),
+        (
+            models.SWAKVPool(models.MHATokenToKVPool(dtype=torch.bfloat16)),
+            "beside windows of mha rows of torch.bfloat16",
+        ),
         (object(), "object: how it stores rows is not known"),
         (models.MHATokenToKVPool(dtype=torch.float8_e5m2), "rows of float8_e5m2: .*--kv-cache-dtype"),
         (models.MHATokenToKVPool(layer_num=0), "no layer"),
@@ -97,6 +102,30 @@ def test_moved_keys_are_the_models_own_at_the_target() -> None:
     for rope, keys, values in zip(ropes, pool.k_buffer, pool.v_buffer, strict=True):
         assert relative_l2(keys[dst], rope.forward_native(start + shift, raw, raw)[1]) < 1e-4
         assert torch.equal(values[dst], values[src])
+
+
+def test_windows_move_in_slots_of_their_own() -> None:
+    """Their keys and values may have other widths, and other slots, than those of other layers; K and V differ too."""
+    pool = models.SWAKVPool()
+    splicer = _splicer(pool)
+    assert [tuple(buffer.shape[1:]) for buffer in splicer.view.keys] == [(2, 24), (2, 16), (2, 24)]
+    assert [tuple(buffer.shape[1:]) for buffer in splicer.view.values] == [(2, 12), (2, 16), (2, 12)]
+    src, dst, shifts = _ids(40, 41), _ids(50, 51), _ids(0, 7)
+    pool.full_to_swa_index_mapping[torch.cat((src, dst))] = _ids(3, 9, 5, 4)
+    whole, window = pool.full_kv_pool, pool.swa_kv_pool
+    before = [buffer.clone() for buffer in (*window.k_buffer, *window.v_buffer)]
+    splicer.splice(src, dst, shifts)
+    assert torch.equal(whole.v_buffer[0][dst], whole.v_buffer[0][src])
+    for old, new in zip(before, (*window.k_buffer, *window.v_buffer), strict=True):
+        assert torch.equal(new[5], old[3])
+        assert torch.equal(new[[*range(4), *range(6, len(new))]], old[[*range(4), *range(6, len(old))]])
+    # What the donors' slots were when they were locked counts, whatever has become of them.
+    pool.full_to_swa_index_mapping[src] = 0
+    splicer.splice(src, dst, shifts, _ids(8, 7))
+    assert torch.equal(window.v_buffer[1][_ids(5, 4)], before[3][_ids(8, 7)])
+    splicer.view.fill(dst, 0)
+    assert not any(rows.any() for layer in range(3) for rows in splicer.view.read(layer, dst))
+    assert window.k_buffer[0][3].any()
 
 
 @pytest.mark.parametrize(

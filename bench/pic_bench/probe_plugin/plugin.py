@@ -164,8 +164,8 @@ class _Faults:
         """Every number of the rows changes its sign."""
         view = path.splicer.view
         for slots in self._flipped:
-            for buffer in (*view.keys, *view.values):
-                buffer[slots] = -buffer[slots]
+            for buffer, at in view.places(slots):
+                buffer[at] = -buffer[at]
         self._flipped = []
 
 

@@ -1,6 +1,6 @@
 """The live audit computes some requests on spliced rows in full, and switches splicing off where they differ too much.
 
-`Audit` decides which requests are drawn, when a step of the full computation runs (`queue`, `full_pass`) and what
+`Audit` decides which requests are drawn, when a step of the full computation runs (`queue`, `PromptPass`) and what
 follows from a verdict (`ledger`). A step runs when the server has nothing else to do, and, on a server that is never
 idle, after `_BUSY_INTERVAL` rounds, as soon as no request waits.
 

@@ -17,7 +17,6 @@ from sglang_pic.adapter.audit.report import BolderReport
 from sglang_pic.adapter.probe.prompt_pass import PromptPass, take_slots
 from sglang_pic.adapter.seams import ModelRunner, Req, Tree
 from sglang_pic.adapter.serve.planning import Planning
-from sglang_pic.adapter.serve.resolver import TreeResolver
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.core import Plan, ReusePolicy, bolder_than
 from sglang_pic.runtime.splice import Splicer
@@ -63,11 +62,12 @@ class Bolder:
         Raises:
             Exception: no donor is locked then, and no slot taken.
         """
-        resolver, host = TreeResolver(self._tree, self._planning.row_names), self._planning.host
+        resolver, host = self._planning.resolver(self._tree, on_host=False), self._planning.host
+        spans = [(run.donor, run.donor_start, run.donor_end) for run in plan.runs]
         try:
-            if any(resolver(run.donor, run.donor_end) < run.donor_end for run in plan.runs):
+            if any(resolver(path, end) < end or resolver.missing(path, start, end) for path, start, end in spans):
                 return None
-            sources = [resolver.rows(run.donor, run.donor_start, run.donor_end).slots for run in plan.runs]
+            sources = [resolver.rows(*span) for span in spans]
             if host is not None:
                 host.wait_for_loads(torch.get_device_module(runner.device).current_stream())
             # What the full computation holds counts as evictable, and must stay.
@@ -78,7 +78,13 @@ class Bolder:
             targets = [table[run.target_start : run.target_end] for run in plan.runs]
             shifts = [torch.full_like(each, run.shift) for run, each in zip(plan.runs, targets, strict=True)]
             try:
-                self._splicer.splice(torch.cat(sources), torch.cat(targets), torch.cat(shifts))
+                windows = [each.window_slots for each in sources if each.window_slots is not None]
+                self._splicer.splice(
+                    torch.cat([each.slots for each in sources]),
+                    torch.cat(targets),
+                    torch.cat(shifts),
+                    torch.cat(windows) if windows else None,
+                )
             except Exception:
                 self._tree.token_to_kv_pool_allocator.free(own)
                 raise

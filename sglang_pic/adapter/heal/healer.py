@@ -31,7 +31,6 @@ from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.planning import as_tokens, is_short, tree_namespace
 from sglang_pic.adapter.serve.renewal import Renewal
-from sglang_pic.adapter.serve.resolver import TreeResolver
 from sglang_pic.adapter.serve.state import RequestState, is_apart
 from sglang_pic.config import PicConfig
 from sglang_pic.core import Path, Tokens, common_len
@@ -203,7 +202,7 @@ class Healer(Renewal, Worker):
             return HealEnd.DONE
         # What a step leaves behind it is whole pages: of a page that two steps share nothing would be known.
         stop = min(at + STEP_TOKENS - (at + STEP_TOKENS) % tree.page_size, end)
-        resolver, path = TreeResolver(tree, tree.planning.row_names), Path(prompt.space, [prompt.tokens[:stop]])
+        resolver, path = tree.planning.resolver(tree), Path(prompt.space, [prompt.tokens[:stop]])
         try:
             if resolver(path, stop) < stop:
                 return HealEnd.EVICTED

@@ -101,13 +101,35 @@ def take_slots(tree: Tree, num_tokens: int, *, kept: int = 0) -> torch.Tensor | 
     """Slots for a prompt, or `None` if evicting unused rows does not free enough; `kept` of these must stay."""
     allocator = tree.token_to_kv_pool_allocator
     needed = whole_pages(num_tokens, allocator.page_size)
-    if needed > allocator.available_size() + tree.evictable_size() - kept:
+    if needed > _least_room(tree) - kept:
         return None
     evict_from_tree_cache(tree, needed)
-    return allocator.alloc(needed)
+    return alloc_anew(tree, needed)
 
 
 def has_adapter(manager: Any, lora_id: str) -> bool:
     """Whether an adapter is on the device; an adapter that SGLang evicted is not loaded again."""
     # NOTE: an adapter that loads beside the forward pass arrives in another round on each rank.
     return not get_lora().enable_lora_overlap_loading and lora_id in manager.memory_pool.uid_to_buffer_id
+
+
+def alloc_anew(tree: Tree, num_tokens: int) -> torch.Tensor | None:
+    """Slots for whole pages of tokens that stand behind none; `None` where there are not enough."""
+    allocator: Any = tree.token_to_kv_pool_allocator
+    if not tree.supports_swa() or allocator.page_size == 1:
+        slots: torch.Tensor | None = allocator.alloc(num_tokens)
+        return slots
+    # With pages SGLang has no `alloc` for two pools: as for a request of its own.
+    start, end = (torch.tensor([length], dtype=torch.int64) for length in (0, num_tokens))
+    there = [each.to(allocator.device) for each in (start, end, start - 1)]
+    slots = allocator.alloc_extend(there[0], start, there[1], end, there[2], num_tokens)
+    return slots
+
+
+def _least_room(tree: Tree) -> int:
+    """Slots that every pool has free or can get from the tree."""
+    allocator: Any = tree.token_to_kv_pool_allocator
+    if not tree.supports_swa():
+        return int(allocator.available_size()) + tree.evictable_size()
+    whole = allocator.full_available_size() + tree.full_evictable_size()
+    return int(min(whole, allocator.swa_available_size() + tree.swa_evictable_size()))

@@ -20,7 +20,7 @@ def borrow_slots(view: PoolView, num_sets: int, num_tokens: int, row: torch.Tens
     """Disjoint sets of slots behind the padding page, each on pages of its own, in order, as backends with pages need.
 
     Nothing is allocated, so the pool must hold nobody's rows yet. At the end the rows are cleared, and what one set may
-    have overwritten of the page-table row `row` is restored.
+    have overwritten of the page-table row `row` is restored. In a pool of windows they have the same numbers.
 
     Yields:
         `num_sets` tensors `[num_tokens]` int64 on the pool's device.
@@ -29,22 +29,38 @@ def borrow_slots(view: PoolView, num_sets: int, num_tokens: int, row: torch.Tens
         PoolTooSmallError: before anything was written.
     """
     stride = whole_pages(num_tokens, view.page_size)
-    if view.page_size + num_sets * stride > view.num_slots:
+    num_slots = view.num_slots if view.windows is None else min(view.num_slots, view.windows.num_slots)
+    if view.page_size + num_sets * stride > num_slots:
+        more = "" if view.windows is None else ", and --swa-full-tokens-ratio 1"
         raise PoolTooSmallError(
-            f"a KV pool of {view.num_slots - view.page_size} tokens is too small: give --max-total-tokens "
-            f"{num_sets * stride} or more."
+            f"a KV pool of {num_slots - view.page_size} tokens is too small: give --max-total-tokens "
+            f"{num_sets * stride} or more{more}."
         )
     index = torch.arange(num_tokens, dtype=torch.int64, device=view.device)
     slots = [index + view.page_size + number * stride for number in range(num_sets)]
     table = row[:num_tokens].clone()
+    with map_windows(view, torch.cat(slots)):
+        try:
+            yield slots
+        finally:
+            row[:num_tokens] = table
+            # NOTE: zeros, as SGLang makes a pool: a kernel that reads beyond a sequence's end and multiplies what it
+            # finds by 0 would spread a NaN. The old rows are not saved, because they are nobody's (captured graphs
+            # write their padding to the first page, which is not borrowed), and a copy may not fit beside the pool.
+            view.fill(torch.cat(slots), 0)
+
+
+@contextmanager
+def map_windows(view: PoolView, slots: torch.Tensor) -> Iterator[None]:
+    """Give slots that nobody has the slots of the same numbers in the pool of windows, if there is one, for a while."""
+    if view.windows is None:
+        yield
+        return
+    view.windows.slots[slots] = slots
     try:
-        yield slots
+        yield
     finally:
-        row[:num_tokens] = table
-        # NOTE: zeros, as SGLang makes a pool: a kernel that reads beyond a sequence's end and multiplies what it finds
-        # by 0 would spread a NaN. The old rows are not saved, because they are nobody's (captured graphs write their
-        # padding to the first page, which is not borrowed), and a copy may not fit beside the pool.
-        view.fill(torch.cat(slots), 0)
+        view.windows.slots[slots] = 0
 
 
 def whole_pages(num_tokens: int, page_size: int) -> int:

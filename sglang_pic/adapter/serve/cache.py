@@ -103,7 +103,7 @@ class PicRadixCache(UnifiedRadixCache):
             # they have behind them. So later requests do not find those rows.
             self.faults.num_restarts += 1
             self.publication.flush()
-            self.pins.abandon(self)
+            self.pins.abandon()
 
     def give_back_pin(self, reason: PinEnd) -> bool:
         """Give back the oldest pin, if there is one; its rows can be evicted then."""
@@ -141,17 +141,37 @@ class PicRadixCache(UnifiedRadixCache):
         """Slots that SGLang can have: the tree's, and those that an audit borrowed."""
         return int(super().evictable_size()) + self.auditor.num_slots
 
+    def full_evictable_size(self) -> int:
+        """The same, where windows have a pool of their own."""
+        return int(super().full_evictable_size()) + self.auditor.num_slots
+
+    def swa_evictable_size(self) -> int:
+        """The same of the pool for windows."""
+        return int(super().swa_evictable_size()) + self.auditor.num_slots
+
     def evict_for_alloc(self, params: base.EvictParams, **kwargs: Any) -> base.EvictResult:
         """Evict as SGLang does; where that is not enough the slots of an audit go back, then pins, oldest first."""
-        allocator = self.token_to_kv_pool_allocator
-        wanted = allocator.available_size() + params.num_tokens
+        free, free_windows = self._free_slots()
+        wanted, wanted_windows = free + params.num_tokens, free_windows + params.swa_num_tokens
+
+        def missing() -> base.EvictParams | None:
+            free, free_windows = self._free_slots()
+            lacking = max(0, wanted - free), max(0, wanted_windows - free_windows)
+            return base.EvictParams(num_tokens=lacking[0], swa_num_tokens=lacking[1]) if any(lacking) else None
+
         result = super().evict_for_alloc(params, **kwargs)
-        if self.auditor.num_slots and allocator.available_size() < wanted:
+        if self.auditor.num_slots and missing() is not None:
             result.num_tokens_evicted += self.auditor.release_slots()
-        while allocator.available_size() < wanted and self.give_back_pin(PinEnd.MEMORY):
-            missing = base.EvictParams(num_tokens=wanted - allocator.available_size())
-            result.num_tokens_evicted += super().evict_for_alloc(missing).num_tokens_evicted
+        while (lacking := missing()) is not None and self.give_back_pin(PinEnd.MEMORY):
+            result.num_tokens_evicted += super().evict_for_alloc(lacking).num_tokens_evicted
         return result
+
+    def _free_slots(self) -> tuple[int, int]:
+        """Of the pool, and of the one for windows if there is one."""
+        allocator = self.token_to_kv_pool_allocator
+        if not self.supports_swa():
+            return allocator.available_size(), 0
+        return allocator.full_available_size(), allocator.swa_available_size()
 
     def loading_check(self, finish_count: int | None = None) -> None:
         """Take note of loads from the host as SGLang does, and of rows that were fetched from there for splices."""
@@ -233,7 +253,7 @@ class PicRadixCache(UnifiedRadixCache):
 
     def insert(self, params: base.InsertParams) -> base.InsertResult:
         """Insert as SGLang does, noting what the tree adopted for the publication that follows."""
-        params.track_adopted_ranges |= self.host is not None
+        params.track_adopted_ranges |= self.host is not None or self.supports_swa()
         result = super().insert(params)
         if self._inserted is not None:
             self._inserted.append((result, len(params.key)))
@@ -283,6 +303,11 @@ class PicRadixCache(UnifiedRadixCache):
 
 
 def adopted_again(result: base.InsertResult) -> list[tuple[int, int]]:
-    """Of what an insertion found in the tree, the spans that were on the host only, and have new rows on the device."""
-    adopted = (result.adopted_ranges or {}).get(ComponentType.FULL, [])
-    return [span for span in adopted if span[0] < result.prefix_len]
+    """Of what an insertion found in the tree, the spans that have new rows on the device.
+
+    They were on the host only, or had lost their window rows. Of the latter the tree takes the new window rows, and all
+    others too unless somebody has locked those that it has.
+    """
+    adopted = result.adopted_ranges or {}
+    spans = adopted.get(ComponentType.SWA) or adopted.get(ComponentType.FULL, [])
+    return [(start, min(end, result.prefix_len)) for start, end in spans if start < result.prefix_len]

@@ -254,7 +254,7 @@ class ForwardPath:
                 self.host.wait_for_loads(_device_module(self.splicer).current_stream())
             for splicer in (self.splicer, self._draft_splicer):
                 if splicer is not None:
-                    splicer.splice(gap.splice.src, gap.splice.dst, gap.splice.shifts)
+                    splicer.splice(gap.splice.src, gap.splice.dst, gap.splice.shifts, gap.splice.windows)
             if gap.fetch is not None:
                 self._fetch(gap.fetch, gap.locks)
         finally:

@@ -33,11 +33,13 @@ _C = TypeVar("_C")
 
 @dataclass(slots=True)
 class Splice:
-    """The rows to move before the pass: all three tensors are `[num_tokens]` on the pool's device."""
+    """The rows to move before the pass: all tensors are `[num_tokens]` on the pool's device."""
 
     src: torch.Tensor
     dst: torch.Tensor
     shifts: torch.Tensor
+    windows: torch.Tensor | None = None
+    """As `Splicer.splice` takes them."""
 
 
 @dataclass(slots=True)
@@ -191,10 +193,8 @@ def build_gap_batch(
         The layout; its splice covers every run of every request.
     """
     owners, starts, ends, firsts, computed, logprob_starts = [], [], [], [], [], []
-    moves: list[_Move] = []
-    fetches: list[_Move] = []
-    locks = ExitStack()
-    offset = 0
+    moves, fetches, windows = list[_Move](), list[_Move](), list[torch.Tensor]()
+    locks, offset = ExitStack(), 0
     for i, (splice, prefix_len, extend_len) in enumerate(zip(pending, prefix_lens, extend_lens, strict=True)):
         gaps = [(prefix_len, prefix_len + extend_len)] if splice is None else splice.plan.gaps
         for start, end in gaps:
@@ -209,13 +209,14 @@ def build_gap_batch(
         if splice is not None:
             moves += [_Move(run, slots, rows[i]) for run, slots in splice.sources]
             fetches += [_Move(run, slots, rows[i]) for run, slots in splice.fetches]
+            windows += splice.window_sources
             locks.push(splice.locks)
         offset += extend_len
     lens = [end - start for start, end in zip(starts, ends, strict=True)]
     places = [0, *itertools.accumulate(lens[:-1])]
     runs = [move.run.num_tokens for move in moves + fetches], [move.run.shift for move in moves + fetches]
     wide, narrow = _stage(_Columns(owners, starts, ends, lens, firsts, places, *runs, computed), device)
-    moved, fetched = _gather_splice(moves, fetches, wide)
+    moved, fetched = _gather_splice(moves, fetches, windows, wide)
     return GapBatch(
         splice=moved,
         fetch=fetched,
@@ -246,7 +247,10 @@ def _kept(columns: _Columns[torch.Tensor], num_computed: int) -> torch.Tensor:
 
 
 def _gather_splice(
-    moves: Sequence[_Move], fetches: Sequence[_Move], columns: _Columns[torch.Tensor]
+    moves: Sequence[_Move],
+    fetches: Sequence[_Move],
+    windows: Sequence[torch.Tensor],
+    columns: _Columns[torch.Tensor],
 ) -> tuple[Splice, Fetch | None]:
     """What is read from the device and from the host; the runs of `columns` are those of the one, then of the other."""
     every = [*moves, *fetches]
@@ -254,12 +258,12 @@ def _gather_splice(
         return Splice(columns.shifts, columns.shifts, columns.shifts), None
     num_spliced = sum(move.run.num_tokens for move in moves)
     num_tokens = num_spliced + sum(move.run.num_tokens for move in fetches)
-    for move in moves:
-        _read_here(move.slots)
+    for slots in (*(move.slots for move in moves), *windows):
+        _read_here(slots)
     dst = torch.cat([row[run.target_start : run.target_end] for run, _, row in every]).to(torch.int64)
     shifts = torch.repeat_interleave(columns.shifts, columns.run_lens, output_size=num_tokens)
     src = torch.cat([slots for _, slots, _ in moves]) if moves else dst[:0]
-    splice = Splice(src, dst[:num_spliced], shifts[:num_spliced])
+    splice = Splice(src, dst[:num_spliced], shifts[:num_spliced], torch.cat([*windows]) if windows else None)
     if not fetches:
         return splice, None
     host_slots = torch.cat([slots for _, slots, _ in fetches])

@@ -11,6 +11,7 @@ import hashlib
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Hashable
+from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 import msgspec
@@ -22,6 +23,7 @@ from sglang_pic.adapter.metrics import Metric, MetricKind, Series, descriptions
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req, Tree
 from sglang_pic.adapter.serve.state import RequestState
+from sglang_pic.adapter.serve.windows import WindowRowsInTree
 from sglang_pic.core import ContentIndex, Path, Reason, Tokens, as_tokens, common_len
 
 
@@ -81,7 +83,8 @@ class _Pin(NamedTuple):
     """Where its rows are in the tree, with our marks."""
     data: bytes
     """Its tokens."""
-    lock: object
+    locks: ExitStack
+    """On its rows."""
     info: PinInfo
 
 
@@ -101,6 +104,8 @@ class Pins:
         self._prompts: defaultdict[Hashable, _SortedPrompts] = defaultdict(_SortedPrompts)
         self.num_tokens = 0
         """KV slots that pins hold."""
+        self.windows: WindowRowsInTree | None = None
+        """Set once there is a tree, where windows have a pool of their own."""
 
     def settle(self, req: Req, tree: Tree, refused: PinEnd | None) -> None:
         """Carry out the pin options of a request that ended well: drop a pin, pin its own prompt.
@@ -133,10 +138,10 @@ class Pins:
             self._end(key, tree, PinEnd.UNLOADED)
         self._show()
 
-    def abandon(self, tree: Tree) -> None:
+    def abandon(self) -> None:
         """Give back every pin, whatever state an exception left them in; the index was flushed before."""
         for pin in self._pins.values():
-            tree.unlock(pin.lock)
+            pin.locks.close()
         self._clear(PinEnd.FAULT)
 
     def flush(self) -> None:
@@ -175,11 +180,15 @@ class Pins:
         data, info = tokens.tobytes(), _describe(key, tokens)
         # NOTE: locked before the older pin of this name goes, so that rows of both are protected all the time. Whatever
         # fails from here on, each lock is held by a pin.
-        pin = _Pin(space, data, tree.lock(found.last_device_node), info)
+        locks = ExitStack()
+        locks.callback(tree.unlock, tree.lock(found.last_device_node))
+        pin = _Pin(space, data, locks, info)
         older = self._pins.pop(key, None)
         self._pins[key] = pin
         if older is not None:
             self._release(older, tree, PinEnd.REPLACED)
+        if self.windows is not None:
+            self.windows.lock(found.last_device_node, 0, length, locks)
         self._index.pin(space, tokens)
         self.num_tokens += self._prompts[space].add(pin.data, tree.page_size)
         while self.num_tokens > self._max_tokens:
@@ -191,7 +200,7 @@ class Pins:
             self._release(pin, tree, reason)
 
     def _release(self, pin: _Pin, tree: Tree, reason: PinEnd) -> None:
-        tree.unlock(pin.lock)
+        pin.locks.close()
         self._index.unpin(pin.space, _tokens(pin.data))
         prompts = self._prompts[pin.space]
         self.num_tokens -= prompts.remove(pin.data, tree.page_size)

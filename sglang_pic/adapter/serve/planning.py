@@ -17,8 +17,9 @@ from sglang_pic.adapter.serve.options import Mode, Skills
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.resolver import TreeResolver
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
+from sglang_pic.adapter.serve.windows import WindowRowsInTree
 from sglang_pic.config import PicConfig
-from sglang_pic.core import CAREFUL, ContentIndex, CostModel, Plan, PlanOptions, ReusePolicy, RowNames, Tokens
+from sglang_pic.core import CAREFUL, ContentIndex, CostModel, Plan, PlanOptions, ReusePolicy, Tokens
 
 # Tokens of an answer.
 _SHORT_ANSWER = 16
@@ -51,6 +52,8 @@ class Planning:
     ) -> None:
         self.host: HostTier | None = None
         """Set once the tree has one."""
+        self.windows: WindowRowsInTree | None = None
+        """Set once there is a tree, where windows have a pool of their own."""
         self._index, self._config, self.cost, self._auditor, self._pins = index, config, cost, auditor, pins
         self._faults = faults or Faults()
         self.max_sequences = max_sequences
@@ -105,7 +108,7 @@ class Planning:
         is_short = num_left <= policy.min_run_tokens
         if is_short or state.is_faulty or state.options.pin is not None or self.refusal(req) is not None:
             return
-        resolver = TreeResolver(tree, self._index.names, self.host)
+        resolver = self.resolver(tree)
         tokens = as_tokens(req.full_untruncated_fill_ids)
         options = self._options(req, policy, resolver, max_gaps, num_before)
         try:
@@ -128,17 +131,16 @@ class Planning:
         Raises:
             Exception: likewise.
         """
-        resolver = TreeResolver(tree, self._index.names, self.host)
+        resolver = self.resolver(tree)
         try:
             options = self._options(req, policy, resolver, self.max_gaps)
             return self._best_plan(req, resolver, as_tokens(req.full_untruncated_fill_ids), prefix_len, options)
         finally:
             resolver.release()
 
-    @property
-    def row_names(self) -> RowNames:
-        """How the tree names rows."""
-        return self._index.names
+    def resolver(self, tree: Tree, *, on_host: bool = True) -> TreeResolver:
+        """Looks donors up for one plan, those with rows on the host too."""
+        return TreeResolver(tree, self._index.names, self.host if on_host else None, self.windows)
 
     def _options(
         self, req: Req, policy: ReusePolicy, resolver: TreeResolver, max_gaps: int, num_before: int = 0
@@ -151,6 +153,7 @@ class Planning:
             cost=self.cost,
             num_to_fetch=None if self.host is None else resolver.num_on_host,
             num_before=num_before,
+            missing=None if self.windows is None else resolver.missing,
             pinned_len=self._pins.pinned_len if req.pic.options.skills is Skills.NEAR else None,
         )
 
@@ -163,7 +166,8 @@ class Planning:
         locks = resolver.keep_locks_of([run.donor for run in plan.runs])
         if plan.runs:
             on_host = [each.host_slots for each in rows] if any(len(each.host_slots) for each in rows) else []
-            state.pending = PendingSplice(plan, [each.slots for each in rows], locks, on_host)
+            in_windows = [each.window_slots for each in rows if each.window_slots is not None]
+            state.pending = PendingSplice(plan, [each.slots for each in rows], locks, on_host, in_windows)
 
     def _best_plan(self, req: Req, resolver: TreeResolver, tokens: Tokens, start: int, options: PlanOptions) -> Plan:
         plans = [

@@ -6,10 +6,10 @@ The match refreshes the path's age. A lock holds the rows until they have been c
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Tree
 from sglang_pic.adapter.serve.host_tier import NOTHING, HostTier, OnHost
-from sglang_pic.core import Path, RowNames
+from sglang_pic.adapter.serve.windows import WindowRowsInTree
+from sglang_pic.core import Path, RowNames, Span, intersect_spans
 
 
 class _Resident(NamedTuple):
@@ -30,6 +31,10 @@ class _Resident(NamedTuple):
     on_host: OnHost
     """What follows them."""
     unlock: Callable[[], object]
+    node: Any
+    """The tree's, at their end."""
+    holes: Sequence[Span] = ()
+    """Spans of them whose window rows are gone."""
 
 
 class Rows(NamedTuple):
@@ -37,6 +42,8 @@ class Rows(NamedTuple):
 
     slots: torch.Tensor
     host_slots: torch.Tensor
+    window_slots: torch.Tensor | None = None
+    """Of the same tokens as `slots`, where windows have a pool of their own."""
 
 
 class ResolveError(Exception):
@@ -51,8 +58,10 @@ class TreeResolver:
     has no row.
     """
 
-    def __init__(self, tree: Tree, names: RowNames, host: HostTier | None = None) -> None:
-        self._tree, self._names, self._host = tree, names, host
+    def __init__(
+        self, tree: Tree, names: RowNames, host: HostTier | None = None, windows: WindowRowsInTree | None = None
+    ) -> None:
+        self._tree, self._names, self._host, self._windows = tree, names, host, windows
         self._found: dict[Path, _Resident] = {}
 
     def __call__(self, path: Path, end: int) -> int:
@@ -82,11 +91,14 @@ class TreeResolver:
         slots = self._tree.path_device_indices(result.last_device_node)[: result.device_prefix_len].to(torch.int64)
         on_host = NOTHING if self._host is None else self._host.find(result)
         num_rows = len(slots) + len(on_host.slots)
-        found = _Resident(num_rows + beyond if num_rows else 0, slots, on_host, self._lock(result, on_host))
+        length, unlock = num_rows + beyond if num_rows else 0, self._lock(result, on_host)
+        found = _Resident(length, slots, on_host, unlock, result.last_device_node)
         # NOTE: the path is locked all the time, and an exception finds exactly one lock on it.
         self._found[path] = found
         if known is not None:
             known.unlock()
+        if self._windows is not None:
+            self._found[path] = found._replace(holes=self._windows.holes(key, num_rows))
         return found.length
 
     def _lock(self, match: MatchResult, on_host: OnHost) -> Callable[[], object]:
@@ -103,6 +115,10 @@ class TreeResolver:
         """How many rows of `[start, end)` on a path that was resolved up to them are on the host."""
         return end - max(start, min(end, len(self._found[path].slots)))
 
+    def missing(self, path: Path, start: int, end: int) -> list[Span]:
+        """The parts of `[start, end)` on a path that was resolved up to them whose window rows are gone."""
+        return intersect_spans(self._found[path].holes, start, end)
+
     def rows(self, path: Path, start: int, end: int) -> Rows:
         """Where the rows of `[start, end)` are on a path that was resolved up to them: `[end - start]` in all.
 
@@ -113,10 +129,20 @@ class TreeResolver:
             return self._rows(path, start, end)
 
     def _rows(self, path: Path, start: int, end: int) -> Rows:
-        _, slots, on_host, _ = self._found[path]
+        found = self._found[path]
+        slots, on_host = found.slots, found.on_host
         num_slots = len(slots)
         assert end <= num_slots + len(on_host.slots), (num_slots, len(on_host.slots), start, end)
-        return Rows(slots[start:end], on_host.slots[max(0, start - num_slots) : max(0, end - num_slots)])
+        rows = Rows(slots[start:end], on_host.slots[max(0, start - num_slots) : max(0, end - num_slots)])
+        if self._windows is None:
+            return rows
+        assert not self.missing(path, start, end), "the planner leaves holes out"
+        with ExitStack() as both:
+            self._windows.lock(found.node, start, end, both)
+            window_slots = self._windows.slots(rows.slots)
+            both.callback(found.unlock)
+            self._found[path] = found._replace(unlock=both.pop_all().close)
+        return rows._replace(window_slots=window_slots)
 
     def keep_locks_of(self, paths: list[Path]) -> ExitStack:
         """The locks of `paths`, each once, which the caller closes; every other lock is given back."""

@@ -44,6 +44,9 @@ class PendingSplice:
     needed any more."""
     host_slots: list[torch.Tensor] = field(default_factory=list)
     """For each run the host's slots of the rest, int64, in host memory; empty where all is on the device."""
+    window_slots: list[torch.Tensor] = field(default_factory=list)
+    """For each run its slots in the pool for windows, as `slots`, read while the donor was locked; empty where there is
+    no such pool. Nothing is on the host then."""
 
     @property
     def sources(self) -> list[tuple[Run, torch.Tensor]]:
@@ -53,6 +56,11 @@ class PendingSplice:
         if not self.host_slots:
             return found
         return [(_part(run, 0, len(slots)), slots) for run, slots in found if len(slots)]
+
+    @property
+    def window_sources(self) -> list[torch.Tensor]:
+        """For each of `sources` its slots in the pool for windows, if there is one."""
+        return [slots[: run.num_tokens] for run, slots in zip(self.plan.runs, self.window_slots, strict=False)]
 
     @property
     def num_fetched(self) -> int:

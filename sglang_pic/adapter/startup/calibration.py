@@ -16,7 +16,7 @@ import torch
 
 from sglang_pic.adapter.probe.extend import PADDING_ROW, different_tokens, trial_batch, trial_forward
 from sglang_pic.adapter.probe.ranks import agree_on_largest
-from sglang_pic.adapter.probe.slots import borrow_slots
+from sglang_pic.adapter.probe.slots import borrow_slots, map_windows
 from sglang_pic.adapter.seams import ForwardBatch, ModelRunner, TpGroup
 from sglang_pic.adapter.serve.forward import hand_over
 from sglang_pic.adapter.serve.gap_batch import GapBatch, build_gap_batch
@@ -95,8 +95,9 @@ class _Stopwatch:
     def splice(self, num_rows: int) -> Timing:
         """Rows that are nobody's yet; slot 0 is the padding slot."""
         src = torch.arange(1, num_rows + 1, dtype=torch.int64, device=self.splicer.view.device)
-        shifts = torch.full_like(src, 7)
-        return self._time(lambda: self.splicer.splice(src, src + num_rows, shifts))
+        dst, shifts = src + num_rows, torch.full_like(src, 7)
+        with map_windows(self.splicer.view, torch.cat((src, dst))):
+            return self._time(lambda: self.splicer.splice(src, dst, shifts))
 
     def gaps(self, num_gaps: int) -> GapTimings:
         """On the way of spliced requests; both passes splice as many rows."""

@@ -49,8 +49,8 @@ class GapRows(NamedTuple):
 
 def read_rows(view: PoolView, slots: Tensor) -> list[Tensor]:
     """The rows of `slots`, one `[num_tokens, width]` float64 for each layer."""
-    layers = zip(view.keys, view.values, strict=True) if view.values else ((keys,) for keys in view.keys)
-    return [torch.cat([view.read(buffer, slots).flatten(1) for buffer in layer], dim=1) for layer in layers]
+    layers = (view.read(layer, slots) for layer in range(view.num_layers))
+    return [torch.cat([rows.flatten(1) for rows in layer], dim=1) for layer in layers]
 
 
 def measure_gaps(rows: Sequence[GapRows], behind: Sequence[int], logits: GapRows) -> Tensor:

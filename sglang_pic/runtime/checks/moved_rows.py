@@ -218,12 +218,11 @@ def _still_layers(errors: Tensor, limits: RowLimits) -> Tensor:
 def _compare(splicer: Splicer, layer: int, src: Tensor, moved: Tensor, fresh: Tensor) -> tuple[float, ...]:
     """The errors of one layer at one shift."""
     view, turns = splicer.view, splicer.rotary_part(layer)
-    unmoved, got, want = (view.read(view.keys[layer], rows) for rows in (src, moved, fresh))
-    got_rest, want_rest = (torch.cat((keys[..., : turns.start], keys[..., turns.stop :]), -1) for keys in (got, want))
-    if view.values:
-        got_values, want_values = (view.read(view.values[layer], rows) for rows in (moved, fresh))
-        got_rest = torch.cat((got_rest.flatten(), got_values.flatten()))
-        want_rest = torch.cat((want_rest.flatten(), want_values.flatten()))
+    (unmoved, *_), (got, *got_values), (want, *want_values) = (view.read(layer, rows) for rows in (src, moved, fresh))
+    got_rest, want_rest = (
+        torch.cat([part.flatten() for part in (keys[..., : turns.start], keys[..., turns.stop :], *values)])
+        for keys, values in ((got, got_values), (want, want_values))
+    )
     got_index, want_index = (view.read_index(layer, rows) for rows in (moved, fresh))
     return (
         _error(got[..., turns], want[..., turns]),

@@ -118,8 +118,9 @@ def measure_prompt(splicer: Splicer, full: PromptPass, spliced: PromptPass) -> T
         error over layers; very large where something is not a number.
     """
     view, errors = splicer.view, []
-    for layer, keys in enumerate(view.keys):
-        want, got = (view.read(keys, slots)[..., splicer.rotary_part(layer)] for slots in (full.slots, spliced.slots))
+    for layer in range(view.num_layers):
+        turns = splicer.rotary_part(layer)
+        want, got = (view.read(layer, each.slots)[0][..., turns] for each in (full, spliced))
         errors.append(relative_l2(got, want))
     kl, differs = kl_and_differs(full.logits, spliced.logits)
     measured = torch.tensor((float(kl), float(differs), errors[0], sum(errors) / len(errors)), dtype=torch.float64)
