@@ -15,9 +15,8 @@ from sglang.srt import server_args
 from sglang.srt.mem_cache import registry
 
 from sglang_pic.adapter.contract import BUILT_FOR, FEATURES, Symbol
-from sglang_pic.adapter.support import SUPPORT, Area, Level, Support, check_features, check_support, find
+from sglang_pic.adapter.support import SUPPORT, Level, Support, check_features, check_support
 from sglang_pic.errors import ContractError, UnsupportedError
-from sglang_pic.runtime.views import REFUSED_POOLS
 
 SERVED = [entry for entry in SUPPORT if entry.path and entry.level in (Level.TESTED, Level.ADMITTED)]
 REFUSALS = [
@@ -215,11 +214,3 @@ def test_the_matrix_says_everything_once_and_what_to_change() -> None:
     assert all(entry.reason for entry in SUPPORT)
     without = {entry.what for entry in SUPPORT if entry.level is Level.REFUSED and not entry.change}
     assert without == {"a version with other symbols", "input embeddings"}
-
-
-def test_pools_without_old_rows_are_refused_with_one_way_out() -> None:
-    """A server says so by its flags, and the doctor before it starts; a pool that is there all the same says it."""
-    windows = find(Area.MODEL, "sliding windows in a pool of their own")
-    assert windows is not None
-    for name in ("BaseSWAKVPool", "SWAKVPool"):
-        assert REFUSED_POOLS[name].change == windows.change
