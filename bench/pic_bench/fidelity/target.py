@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,10 +71,6 @@ class Target:
     def serve(self, tokens: Sequence[int], arm: Arm, *, key: str) -> None:
         """Serve tokens under an arm, on its own cache, with nothing recorded."""
         self._generate(tokens, key, _options(arm, None))
-
-    def answer(self, tokens: Sequence[int], arm: Arm, num_tokens: int, *, key: str) -> Answer:
-        """As `serve`, with an answer of so many tokens."""
-        return self._generate(tokens, key, _options(arm, None), num_tokens)
 
     def flush(self) -> None:
         """Forget every cached row."""
@@ -159,16 +155,14 @@ def serve_target(
     log_path: Path,
     start_timeout_s: float,
     certificate: Path | None = None,
-    more_config: Mapping[str, object] | None = None,
 ) -> Iterator[Target]:
     """A patched server that splices and records what a request asks for, stopped when the block ends.
 
     Args:
         certificate: named to the server, so that it says what a certificate is compared with; it need not exist.
-        more_config: further settings of the operator.
     """
     flags = ["--dtype", dtype, "--max-total-tokens", str(pool_tokens), "--chunked-prefill-size", "-1", *server_args]
-    config: dict[str, object] = {"cost_gate": "off", "self_test": "off", "audit_rate": 0.0, **(more_config or {})}
+    config: dict[str, object] = {"cost_gate": "off", "self_test": "off", "audit_rate": 0.0}
     if certificate is not None:
         config["certificate"] = str(certificate.resolve())
     (arm,) = build_arms(["pic"], server_args=(), pic_config=json.dumps(config))
