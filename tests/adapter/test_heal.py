@@ -195,6 +195,8 @@ def test_one_worker_steps_in_a_round_and_none_before_the_last_pass_is_done(monke
     bench, stepped = Bench(repair_tokens=1024), []
     other: Any = SimpleNamespace(has_work=True, step_if_due=lambda _: stepped.append("due"))
     other.step_if_idle = lambda _: stepped.append("idle")
+    between_rounds.install([])
+    assert not hooks, "a server without workers has no hooks"
     between_rounds.install([bench.healer, other])
     bench.repair()
     waited: list[bool] = []
