@@ -296,7 +296,8 @@ def test_donors_stay_locked_until_their_copy_is_queued(fails: bool) -> None:
         if fails:
             raise RuntimeError("no copy")
 
-    gap: Any = SimpleNamespace(splice=SimpleNamespace(src=None, dst=None, shifts=None, windows=None), fetch=None, locks=locks)
+    moved = SimpleNamespace(src=None, dst=None, shifts=None, windows=None)
+    gap: Any = SimpleNamespace(splice=moved, fetch=None, locks=locks)
     path = ForwardPath(SimpleNamespace(splice=splice))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="no copy") if fails else nullcontext():
         path.move_rows(gap)
