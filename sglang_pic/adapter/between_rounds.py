@@ -6,12 +6,14 @@ before the pass that was queued last is done.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from sglang_pic.adapter.hooks import hook
 from sglang_pic.adapter.seams import Scheduler
+from sglang_pic.adapter.serve.fallback import Fallback
 
 
 class Passes:
@@ -40,24 +42,70 @@ class Passes:
         scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
 
 
-class Worker(Protocol):
-    """One kind of such work, on one scheduler rank; every rank does the same in the same round."""
+class Worker(ABC):
+    """One kind of such work, on one scheduler rank; every rank does the same in the same round.
+
+    Args:
+        passes: shared with the other workers.
+        fault: the reason that counts its exceptions.
+    """
+
+    def __init__(self, passes: Passes, fault: Fallback) -> None:
+        self._passes, self._fault = passes, fault
+        self.recover: Callable[..., None] | None = None
+        """Notes a fault, as `PicRadixCache.recover` does. Until it is set, exceptions are raised."""
 
     @property
+    @abstractmethod
     def has_work(self) -> bool:
-        """Whether `step_if_idle` would do something on an idle server."""
+        """Whether a step would do something on an idle server."""
 
-    def step_if_idle(self, scheduler: Scheduler) -> bool:
-        """Queue a pass if the server is idle, or wait for the one that runs; whether it did either."""
+    @abstractmethod
+    def is_due(self, scheduler: Scheduler) -> bool:
+        """Whether it is time for a step on a server that is not idle; called once after each round."""
 
-    def step_if_due(self, scheduler: Scheduler) -> bool:
-        """Queue a pass after a round if it is time for one; whether it did."""
+    @abstractmethod
+    def step(self, scheduler: Scheduler) -> None:
+        """Queue the next pass, if anything is left to compute; the one before it is done."""
 
+    @abstractmethod
     def abandon(self) -> None:
-        """Drop what waits, because rows or weights are about to change."""
+        """Drop what waits and wait for the running step, because rows or weights are about to change."""
 
     def renew(self) -> None:
         """The weights changed."""
+        self.abandon()
+
+    def step_if_idle(self, scheduler: Scheduler) -> bool:
+        """Step where the scheduler has nothing to do, or wait for the pass that runs; whether it did either."""
+        if not self.has_work or not scheduler.is_fully_idle():
+            return False
+        # NOTE: requests that came during a pass are served before another one is queued. The code does not ask whether
+        # the pass has ended, because ranks would get different answers.
+        with self.guarded(in_pass=True):
+            if not self._passes.wait():
+                self.step(scheduler)
+        return True
+
+    def step_if_due(self, scheduler: Scheduler) -> bool:
+        """Step after a round, if it is time; whether it was."""
+        if not self.is_due(scheduler):
+            return False
+        with self.guarded(in_pass=True):
+            self._passes.wait()
+            self.step(scheduler)
+        return True
+
+    @contextmanager
+    def guarded(self, *, in_pass: bool = False) -> Iterator[None]:
+        """Note an exception, and give up what waits: no answer depends on it."""
+        try:
+            yield
+        except Exception as error:
+            if self.recover is None:
+                raise
+            self.recover((), self._fault, error, in_pass=in_pass)
+            self.abandon()
 
 
 def install(workers: Sequence[Worker]) -> None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +30,7 @@ from sglang_pic.adapter.audit.report import (
     log_suspension,
     log_undecided,
 )
-from sglang_pic.adapter.between_rounds import Passes, may_queue
+from sglang_pic.adapter.between_rounds import Passes, Worker, may_queue
 from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.prompt_pass import is_too_long
@@ -64,8 +63,10 @@ class _Tally:
         return self.sum_kl / max(1, self.num_audited)
 
 
-class Audit(Auditor):
-    """The audit of one scheduler rank, where `audit_rate` is above 0; `Auditor` describes the methods it overrides.
+class Audit(Worker, Auditor):
+    """The audit of one scheduler rank, where `audit_rate` is above 0.
+
+    `Auditor` and `Worker` describe the methods that it overrides.
 
     Four methods give up state, each more than the one before: `release_slots` the slots of an unfinished computation,
     `abandon` also the waiting requests, `renew` also the windows, `flush` also the generations.
@@ -89,7 +90,7 @@ class Audit(Auditor):
         sends_rows: bool = False,
         passes: Passes | None = None,
     ) -> None:
-        self._passes = passes or Passes()
+        super().__init__(passes or Passes(), Fallback.FAULT_AUDIT)
         self._config, self._series, self._tp_group, self._sends_rows = config, series, tp_group, sends_rows
         self._allocator = runner.token_to_kv_pool_allocator
         self._ledger = AuditLedger(config)
@@ -107,8 +108,6 @@ class Audit(Auditor):
         self._num_rounds = 0
         self.bolder: Bolder | None = None
         """Measures the next bolder preset on the same requests; set by `start`."""
-        self.recover: Callable[..., None] | None = None
-        """Notes a fault, as `PicRadixCache.recover` does. Until it is set, exceptions are raised."""
 
     def start(self, recover: Callable[..., None] | None, bolder: Bolder) -> None:
         """The server is about to serve: note faults, and measure bolder presets too."""
@@ -127,7 +126,7 @@ class Audit(Auditor):
 
     def draw(self, req: Req) -> None:
         """Decide whether a request on spliced rows is audited, when the pass of its last prompt token is admitted."""
-        with self._guarded():
+        with self.guarded():
             self._draw(req)
 
     def _draw(self, req: Req) -> None:
@@ -149,7 +148,7 @@ class Audit(Auditor):
             req: the request.
             logits: `[vocab_size]`, copied on the current stream; `None` where the pass formed none.
         """
-        with self._guarded():
+        with self.guarded():
             self._keep(req, logits)
 
     def _keep(self, req: Req, logits: torch.Tensor | None) -> None:
@@ -180,19 +179,8 @@ class Audit(Auditor):
     def num_slots(self) -> int:
         return self._queue.num_slots
 
-    def step_if_idle(self, scheduler: Scheduler) -> bool:
-        """Run a step where the scheduler has nothing to do, or wait for the step that runs."""
-        if not self.has_work or not scheduler.is_fully_idle():
-            return False
-        # NOTE: requests that came during a step are served before another step is queued. The code does not ask whether
-        # the step has ended, because ranks would get different answers.
-        with self._guarded(in_pass=True):
-            if not self._passes.wait():
-                self._step(scheduler)
-        return True
-
-    def step_if_due(self, scheduler: Scheduler) -> bool:
-        """Count a round, and run a step after some of them, as soon as no request waits to be computed."""
+    def is_due(self, scheduler: Scheduler) -> bool:
+        """Count a round; a step is due after some of them, as soon as no request waits to be computed."""
         # NOTE: rounds of prefill count, because a prefill server of PD disaggregation has no others, and is idle only
         # when all rows have been sent.
         if not self.has_work:
@@ -201,9 +189,11 @@ class Audit(Auditor):
         if self._num_rounds < _BUSY_INTERVAL or not may_queue(scheduler):
             return False
         self._num_rounds = 0
-        with self._guarded(in_pass=True):
-            self._step(scheduler)
         return True
+
+    def step(self, scheduler: Scheduler) -> None:
+        self._settle()
+        self._series.add(metrics.TOKENS, self._queue.step(scheduler))
 
     def release_slots(self) -> int:
         return self._queue.release_slots()
@@ -260,22 +250,6 @@ class Audit(Auditor):
             undecided=self._ledger.undecided,
             suspended=self._ledger.suspensions,
         )
-
-    @contextmanager
-    def _guarded(self, *, in_pass: bool = False) -> Iterator[None]:
-        """Note an exception, and give up the audits that wait: no answer depends on them."""
-        try:
-            yield
-        except Exception as error:
-            if self.recover is None:
-                raise
-            self.recover((), Fallback.FAULT_AUDIT, error, in_pass=in_pass)
-            self.abandon()
-
-    def _step(self, scheduler: Scheduler) -> None:
-        self._passes.wait()
-        self._settle()
-        self._series.add(metrics.TOKENS, self._queue.step(scheduler))
 
     def _settle(self) -> None:
         drawn = self._queue.take_measured()

@@ -14,8 +14,6 @@ same stream.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -67,7 +65,7 @@ class _Prompt:
     """What stands before is done, or is not to be done."""
 
 
-class Healer(Renewal, Worker):
+class Healer(Worker, Renewal):
     """Repairs and heals on one scheduler rank; `Renewal` and `Worker` describe the methods that they declare.
 
     Args:
@@ -81,8 +79,9 @@ class Healer(Renewal, Worker):
     def __init__(
         self, runner: ModelRunner, tree: PicRadixCache, config: PicConfig, series: Series, passes: Passes
     ) -> None:
+        super().__init__(passes, Fallback.FAULT_RENEWAL)
+        self.recover = tree.recover
         self._runner, self._tree, self._config, self._series = runner, tree, config, series
-        self._passes = passes
         # The repairs in order, of the others the youngest first: the session that came last is the likeliest to go on.
         self._repairs: deque[_Prompt] = deque()
         self._heals: list[_Prompt] = []
@@ -133,21 +132,8 @@ class Healer(Renewal, Worker):
         if len(self._repairs) > _MAX_WAITING:
             self._end(self._repairs.popleft(), HealEnd.QUEUE_FULL)
 
-    def step_if_idle(self, scheduler: Scheduler) -> bool:
-        if not self.has_work or not scheduler.is_fully_idle():
-            return False
-        with self._guarded():
-            if not self._passes.wait():
-                self._step(scheduler)
-        return True
-
-    def step_if_due(self, scheduler: Scheduler) -> bool:
-        if not self._repairs or not may_queue(scheduler):
-            return False
-        with self._guarded():
-            self._passes.wait()
-            self._step(scheduler)
-        return True
+    def is_due(self, scheduler: Scheduler) -> bool:
+        return bool(self._repairs) and may_queue(scheduler)
 
     def abandon(self) -> None:
         self._passes.wait()
@@ -155,9 +141,6 @@ class Healer(Renewal, Worker):
             self._end(prompt, HealEnd.FLUSHED)
         self._repairs.clear()
         self._heals.clear()
-
-    def renew(self) -> None:
-        self.abandon()
 
     def report(self) -> HealReport:
         """What `/server_info` shows."""
@@ -169,16 +152,7 @@ class Healer(Renewal, Worker):
             ended=dict(self._ended),
         )
 
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Note an exception and give up what waits: rows are as they were, or computed."""
-        try:
-            yield
-        except Exception as error:
-            self._tree.recover((), Fallback.FAULT_RENEWAL, error, in_pass=True)
-            self.abandon()
-
-    def _step(self, scheduler: Scheduler) -> None:
+    def step(self, scheduler: Scheduler) -> None:
         """Compute the next rows of the first prompt that still has some."""
         while self.has_work:
             waiting = self._repairs if self._repairs else self._heals
