@@ -16,6 +16,7 @@ from sglang_pic.adapter.heal.metrics import TOKENS, HealEnd
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
 from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.resolver import TreeResolver
@@ -186,6 +187,16 @@ def test_what_ends_it(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not bench.healer.has_work
     assert len(bench.tree.recovered) == (moment == "fault")
     assert bench.tree.num_locks == 0
+
+
+@pytest.mark.parametrize("moment", ["admitted", "published"])
+def test_a_fault_costs_no_request_anything(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(repair_tokens=1024, heal_ratio=100)
+    monkeypatch.setattr("sglang_pic.adapter.heal.healer.as_tokens", lambda _: 1 / 0)
+    bench.heal() if moment == "admitted" else bench.repair()
+    ((_, reason, error),) = bench.tree.recovered
+    assert (reason, type(error)) == (Fallback.FAULT_RENEWAL, ZeroDivisionError)
+    assert not bench.healer.has_work
 
 
 def test_one_worker_steps_in_a_round_and_none_before_the_last_pass_is_done(monkeypatch: pytest.MonkeyPatch) -> None:

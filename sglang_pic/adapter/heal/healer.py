@@ -99,6 +99,10 @@ class Healer(Worker, Renewal):
         return bool(self._heals) and self._done["heal"] + STEP_TOKENS <= allowed
 
     def admitted(self, req: Req) -> None:
+        with self.guarded():
+            self._admitted(req)
+
+    def _admitted(self, req: Req) -> None:
         state: RequestState = req.pic
         self._num_spliced += state.counted.spliced
         is_first = state.matched_len == state.admitted_from
@@ -113,6 +117,10 @@ class Healer(Worker, Renewal):
             self._end(self._heals.pop(0), HealEnd.QUEUE_FULL)
 
     def published(self, req: Req, path_len: int, adopted_from: int) -> None:
+        with self.guarded():
+            self._published(req, path_len, adopted_from)
+
+    def _published(self, req: Req, path_len: int, adopted_from: int) -> None:
         state: RequestState = req.pic
         # What an earlier chunk left in the tree is this request's own, too.
         if state.own_end is None or adopted_from != state.own_end:
