@@ -54,12 +54,13 @@ class Bench:
         computed = [(0, spliced[0]), (spliced[1], len(tokens))]
         self.index.publish(SPACE, as_tokens(tokens), computed, spliced=[spliced], approximate=behind)
 
-    def repair(self, max_new_tokens: int = 64, *, adopted_from: int = 100, num_tokens: int = len(PROMPT)) -> None:
+    def repair(self, max_new_tokens: int = 64, *, adopted_from: int = 100, num_tokens: int = len(PROMPT)) -> Any:
         """A request was served: the tree adopted its rows from a position on."""
         state = RequestState(RequestOptions(), namespace=SPACE, spliced=[SPLICED], matched_len=100)
         req = request(PROMPT[:num_tokens], pic=state)
         req.sampling_params.max_new_tokens = max_new_tokens
         self.healer.published(req, num_tokens, adopted_from)
+        return req
 
     def heal(self, num_spliced: int = 0, num_tokens: int = len(PROMPT)) -> None:
         """A request begins with the path, and splices some more."""
@@ -102,6 +103,18 @@ def test_a_repair_computes_the_end_from_its_first_spliced_row_on_beside_the_answ
     assert bench.ended == {HealEnd.DONE.value: 1}
     assert bench.index.exactness(SPACE, as_tokens(PROMPT)).exact_len == SPLICED[0], "what stands before is spliced"
     assert bench.tree.num_locks == 0
+
+
+def test_a_prompt_is_repaired_once_for_each_row() -> None:
+    """A request that is retracted has its prompt computed and spliced anew."""
+    bench = Bench(repair_tokens=1024)
+    req = bench.repair()
+    bench.healer.published(req, len(PROMPT), 100)
+    assert bench.healer.report().num_waiting == 1
+    req.pic.release_row()
+    req.pic.spliced = [SPLICED]
+    bench.healer.published(req, len(PROMPT), 100)
+    assert bench.healer.report().num_waiting == 2
 
 
 @pytest.mark.parametrize(

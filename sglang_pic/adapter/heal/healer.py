@@ -27,7 +27,7 @@ from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS, PromptPass, has_ad
 from sglang_pic.adapter.seams import ModelRunner, Req, Scheduler
 from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.planning import as_tokens, is_short, tree_namespace
+from sglang_pic.adapter.serve.planning import as_tokens, tree_namespace, wants_little
 from sglang_pic.adapter.serve.renewal import Renewal
 from sglang_pic.adapter.serve.state import RequestState, is_apart
 from sglang_pic.config import PicConfig
@@ -128,7 +128,7 @@ class Healer(Worker, Renewal):
         state.own_end = path_len
         num_prompt = len(req.origin_input_ids)
         end = num_prompt - num_prompt % self._tree.page_size
-        if not self._config.repair_tokens or path_len < end or state.is_repaired or is_short(req):
+        if not self._config.repair_tokens or path_len < end or state.is_repaired or wants_little(req):
             return
         state.is_repaired = True
         first = max(state.own_from, num_prompt - self._config.repair_tokens)

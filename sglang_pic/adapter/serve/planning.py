@@ -120,7 +120,7 @@ class Planning:
     def _policy(self, req: Req) -> ReusePolicy:
         """The request's policy; before a short answer, which no repair mends, with the careful end of the prompt."""
         policy = req.pic.options.policy(self._config.core)
-        if not self._config.repair_tokens or not is_short(req):
+        if not self._config.repair_tokens or not wants_little(req):
             return policy
         careful = ReusePolicy()
         return msgspec.structs.replace(policy, **{name: getattr(careful, name) for name in _OF_THE_END})
@@ -178,7 +178,7 @@ class Planning:
         return max(plans, key=lambda plan: (plan.num_spliced, plan.num_guarded, sum(plan.dropped.values())))
 
 
-def is_short(req: Req) -> bool:
+def wants_little(req: Req) -> bool:
     """Whether a request wants an answer that is over before a repair of its prompt is."""
     return bool(req.sampling_params.max_new_tokens <= _SHORT_ANSWER)
 

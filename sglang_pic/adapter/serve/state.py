@@ -146,7 +146,7 @@ class RequestState:
     own_end: int | None = None
     """The end of what the tree has of its path; `None` before it has any."""
     is_repaired: bool = False
-    """Whether the end of its prompt was looked at for a repair."""
+    """Whether the end of the prompt's row was looked at for a repair."""
     admitted_from: int = 0
     """Where the chunk that was admitted last begins."""
     counted: Counted = field(default_factory=Counted)
@@ -223,7 +223,7 @@ class RequestState:
         """Forget the row, because the request ended or was retracted; a later prefill starts anew."""
         self.drop_plan()
         self.matched_len, self.own_end, self.prefix = None, None, Exactness()
-        self.is_drawn, self.bolder = False, None
+        self.is_drawn, self.bolder, self.is_repaired = False, None, False
         self.spliced.clear()
         self.generations.clear()
 
