@@ -119,10 +119,11 @@ def pair_arms(first: Mapping[Unit, Probe], second: Mapping[Unit, Probe]) -> Pair
 
 def count_sure(probes: Iterable[Probe]) -> Flips | None:
     """The forced tokens of which the full prefill is sure; None where a record does not say how many."""
-    counts = [(probe.sure_flips, probe.sure_tokens) for probe in probes]
-    flips, tokens = (
-        (sum(each) for each in zip(*counts, strict=True)) if all(None not in one for one in counts) else (0, 0)
-    )
+    flips = tokens = 0
+    for probe in probes:
+        if probe.sure_flips is None or probe.sure_tokens is None:
+            return None
+        flips, tokens = flips + probe.sure_flips, tokens + probe.sure_tokens
     return Flips(flips=flips, tokens=tokens) if tokens else None
 
 
