@@ -14,7 +14,7 @@ import msgspec
 
 from sglang_pic.route.index import FleetIndex
 from sglang_pic.route.policy import Balancer, Route
-from sglang_pic.route.sketch import SAMPLE_EVERY, Sketched
+from sglang_pic.route.sketch import Sketched
 from sglang_pic.route.wire import HEARTBEAT_S, Cutting, Told, decode, unpack
 
 SILENT_S: Final = 5 * HEARTBEAT_S
@@ -122,7 +122,7 @@ class Fleet:
 
     def _begin(self, server: str, heard: _Heard, told: Told, cutting: Cutting) -> bool:
         others = [each for each in self.balancer.servers if each != server]
-        if cutting.sample_every != SAMPLE_EVERY or (others and cutting != self.cutting):
+        if not cutting.is_known or (others and cutting != self.cutting):
             self._give_up(server, "cuts text otherwise than the other servers, or than this router: set them up alike")
             return True
         if cutting != self.cutting:

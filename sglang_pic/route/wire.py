@@ -41,6 +41,14 @@ class Cutting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return cls(**sizes, delimiters=sorted(delimiters))
 
     @property
+    def is_known(self) -> bool:
+        """Whether this version can cut so, and tells the same chunks."""
+        try:
+            return self.sample_every == SAMPLE_EVERY and self.chunker is not None
+        except ConfigError:
+            return False
+
+    @property
     def chunker(self) -> Chunker:
         """Cuts as the server does."""
         return Chunker(CoreConfig(**{name: getattr(self, name) for name in self.__struct_fields__ if "chunk" in name}))
