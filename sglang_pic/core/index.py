@@ -309,22 +309,27 @@ class ContentIndex:
             self._forget(node, resident_len)
             self._drop_if_empty(space)
 
-    def recheck_oldest(self, resident_len: Callable[[Hashable, Tokens], int]) -> None:
+    def recheck_oldest(self, resident_len: Callable[[Hashable, Tokens], int]) -> bool:
         """Ask whether the path that was not used for longest is still resident, and forget what of it is not.
 
         Args:
             resident_len: how many leading tokens of a path the tree holds.
+
+        Returns:
+            Whether something was forgotten.
         """
         self.settle()
         oldest = next(iter(self._ages.values()), None)
         if oldest is None:
-            return
+            return False
         space = self._namespaces[oldest.trie.namespace]
         resident = resident_len(space.trie.namespace, tokens_before(oldest, oldest.end, oldest.end))
         space.trie.touch([oldest])
-        if resident < oldest.end:
-            self._forget(oldest, resident)
-            self._drop_if_empty(space)
+        if resident == oldest.end:
+            return False
+        self._forget(oldest, resident)
+        self._drop_if_empty(space)
+        return True
 
     @property
     def num_tokens(self) -> int:

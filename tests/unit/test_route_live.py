@@ -17,7 +17,6 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-import zmq
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -32,7 +31,8 @@ from sglang_pic.route.prompts import Prompts
 from sglang_pic.route.proxy import KEY_HEADER, WORKER_HEADER, Router
 from sglang_pic.route.publisher import Publisher, all_donors
 from sglang_pic.route.sketch import cut, salted
-from sglang_pic.route.wire import MAX_NAMES, Cutting, Told, decode, encode, pack, unpack
+from sglang_pic.route.wire import MAX_NAMES, Cutting, Told, encode, pack
+from tests.route_listener import Listener
 
 SALT = b"a secret of servers and routers"
 CUTTING = Cutting.of(CoreConfig(), {7})
@@ -56,7 +56,6 @@ def test_a_publisher_tells_what_an_index_can_splice() -> None:
     publisher = Publisher("tcp://127.0.0.1:*", SALT, CUTTING, lambda name: PLAIN if name == "plain" else None)
     changes: list[Any] = []
     index = ContentIndex(CoreConfig(max_index_tokens=3500), watch=lambda *change: changes.append(change))
-    context = zmq.Context()
 
     def publish(*texts: np.ndarray, namespace: str = "plain") -> None:
         for tokens in texts:
@@ -64,10 +63,10 @@ def test_a_publisher_tells_what_an_index_can_splice() -> None:
         publisher.put(changes[:])
         changes.clear()
 
+    listener = Listener(publisher.endpoint)
     try:
         publish(text(1), text(1), np.concatenate([text(9, 50), text(1)]), text(2, 1000), namespace="plain")
         publish(text(3, 500), namespace="other")
-        listener = _Listener(context, publisher.endpoint)
         listener.wait_for(_names(index))
         # The oldest path leaves the index, and donors with it.
         publish(text(4))
@@ -78,42 +77,17 @@ def test_a_publisher_tells_what_an_index_can_splice() -> None:
         publish(text(5))
         listener.wait_for(_names(index))
         assert listener.names
+        assert listener.cutting == CUTTING
         # Whoever is lost asks anew.
         listener.subscribe_anew()
         listener.wait_for(_names(index), num_begun=2)
     finally:
         publisher.stop()
-        context.destroy(linger=0)
+        listener.close()
 
 
 def _names(index: ContentIndex) -> set[int]:
     return set(salted(index.donor_names().get("plain", []), PLAIN, SALT).tolist())
-
-
-class _Listener:
-    def __init__(self, context: zmq.Context[Any], endpoint: str) -> None:
-        self.names: set[int] = set()
-        self.num_begun = 0
-        self._socket = context.socket(zmq.SUB)
-        self._socket.connect(endpoint)
-        self._socket.subscribe(b"")
-
-    def subscribe_anew(self) -> None:
-        self._socket.unsubscribe(b"")
-        self._socket.subscribe(b"")
-
-    def wait_for(self, names: set[int], num_begun: int = 1) -> None:
-        deadline = time.monotonic() + 30
-        while self.names != names or self.num_begun < num_begun:
-            assert time.monotonic() < deadline, (len(self.names ^ names), self.num_begun)
-            if self._socket.poll(100):
-                message = decode(self._socket.recv())
-                if message.begins is not None:
-                    assert message.begins == CUTTING
-                    self.num_begun += 1
-                    self.names.clear()
-                self.names |= set(unpack(message.held).tolist())
-                self.names -= set(unpack(message.gone).tolist())
 
 
 def test_a_scheduler_never_waits_and_what_is_lost_is_told_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,10 +115,10 @@ def test_an_index_asks_for_its_oldest_path_and_forgets_what_is_gone() -> None:
     index = ContentIndex()
     for seed in (1, 2):
         index.publish("n", text(seed, 300), [(0, 300)])
-    index.recheck_oldest(lambda _, tokens: len(tokens) if np.array_equal(tokens, text(2, 300)) else 100)
+    assert index.recheck_oldest(lambda _, tokens: len(tokens) if np.array_equal(tokens, text(2, 300)) else 100)
     assert index.num_tokens == 400
     for _ in range(2):
-        index.recheck_oldest(lambda _, tokens: len(tokens))
+        assert not index.recheck_oldest(lambda _, tokens: len(tokens))
     assert index.num_tokens == 400
 
 

@@ -66,9 +66,9 @@ class Telling:
             return _resident_len(index, tree, namespace, tokens)
 
         for _ in range(_MAX_CHECKS):
-            if index.num_tokens <= tree.tree_core.full_evictable_size() + tree.tree_core.full_protected_size():
+            num_rows = tree.tree_core.full_evictable_size() + tree.tree_core.full_protected_size()
+            if index.num_tokens <= num_rows or not index.recheck_oldest(resident_len):
                 return
-            index.recheck_oldest(resident_len)
 
     def hand_over(self, index: ContentIndex) -> None:
         """Publish what was noted; the thread that does it never makes this one wait."""
