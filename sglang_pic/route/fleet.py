@@ -6,7 +6,7 @@ A server that says nothing, lies or speaks another version is left out or costs 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,9 +57,11 @@ class Fleet:
 
     Args:
         servers: their addresses, as the gateway has them.
+        on_new: called with a server and the names of chunks that it did not hold before.
     """
 
-    def __init__(self, servers: Iterable[str]) -> None:
+    def __init__(self, servers: Iterable[str], on_new: Callable[[str, list[int]], None] | None = None) -> None:
+        self._on_new = on_new
         self._heard = {server: _Heard() for server in servers}
         self.balancer = Balancer(FleetIndex())
         self.cutting: Cutting | None = None
@@ -134,7 +136,10 @@ class Fleet:
 
     def _apply(self, server: str, heard: _Heard, told: Told) -> None:
         heard.run, heard.next_number = told.run, told.number + 1
-        self.balancer.index.add(server, unpack(told.held))
+        held = unpack(told.held)
+        self.balancer.index.add(server, held)
+        if self._on_new is not None and told.begins is None:
+            self._on_new(server, held.tolist())
         self.balancer.index.remove(server, unpack(told.gone))
 
     def _give_up(self, server: str, error: str) -> None:

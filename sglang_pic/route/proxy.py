@@ -11,8 +11,8 @@ import logging
 import re
 import secrets
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
@@ -29,6 +29,7 @@ from starlette.routing import Route as Path
 from sglang_pic.route.fleet import Fleet
 from sglang_pic.route.policy import Route
 from sglang_pic.route.prompts import Prompts
+from sglang_pic.route.sketch import Sketched
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +47,21 @@ _TAIL_BYTES: Final = 8192
 _USAGE: Final = re.compile(rb'"(prompt_tokens|cached_tokens)"\s*:\s*(\d+)')
 _MAX_MESSAGE_BYTES: Final = 1 << 22
 _POLL_S: Final = 1.0
+# Names of text that steered requests brought lately, where the gateway does not say which server answers.
+_MAX_AWAITED: Final = 20_000
 
 
 class Keys:
-    """Which routing key reaches which server, as responses tell; at most one for each path and server."""
+    """Which routing key reaches which server: at most one for each path and server.
+
+    A gateway says in its answer which server it chose, or is found out: the server that tells new text soon after a
+    request with that text is the one that its key reached. A wrong guess costs hits and is mended by the next text.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], str] = {}
+        # By name of a chunk, the path and key of the request that brought it; None where several did.
+        self._awaited: OrderedDict[int, tuple[str, str] | None] = OrderedDict()
 
     def get(self, path: str, server: str) -> str | None:
         """A key that reached the server last time."""
@@ -67,6 +76,20 @@ class Keys:
         }
         self._known[path, server] = key
 
+    def expect(self, path: str, key: str, names: Iterable[int]) -> None:
+        """A request with the key has text of these names, and nobody said which server answers."""
+        for name in names:
+            is_new = self._awaited.pop(name, (path, key)) == (path, key)
+            self._awaited[name] = (path, key) if is_new else None
+        while len(self._awaited) > _MAX_AWAITED:
+            self._awaited.popitem(last=False)
+
+    def told(self, server: str, names: Iterable[int]) -> None:
+        """A server told these names, which it had not before."""
+        for found in {self._awaited.pop(name, None) for name in names}:
+            if found is not None:
+                self.learn(*found, server)
+
 
 class Router:
     """Chooses servers and forwards requests.
@@ -78,9 +101,9 @@ class Router:
     """
 
     def __init__(self, gateway: str, servers: Mapping[str, str], prompts: Prompts) -> None:
-        self.fleet = Fleet(servers)
         self._gateway, self._servers, self._prompts = gateway.rstrip("/"), servers, prompts
         self._keys = Keys()
+        self.fleet = Fleet(servers, self._keys.told)
         self._counts: Counter[str] = Counter()
         # One thread: the tokenizer's cache is not safe for more, and the loop goes on with other requests meanwhile.
         self._sketching = ThreadPoolExecutor(1, thread_name_prefix="sketch")
@@ -130,7 +153,7 @@ class Router:
                     asked_at = now
             self.fleet.expire(time.monotonic())
 
-    async def _choose(self, body: bytes) -> Route | None:
+    async def _choose(self, body: bytes) -> tuple[Route, Sketched] | None:
         """Where a request goes; None leaves it to the gateway."""
         if self.fleet.cutting is None:
             self._counts["no_server"] += 1
@@ -147,17 +170,18 @@ class Router:
             self._counts["fault"] += 1
             return None
         self._counts["steered"] += route is not None
-        return route
+        return None if route is None else (route, sketched)
 
     async def _steer(self, request: Request) -> Response:
         body = await request.body()
         is_chosen = any(name in request.headers for name in _CHOSEN)
-        route = None if is_chosen else await self._choose(body)
-        if route is None:
+        chosen = None if is_chosen else await self._choose(body)
+        if chosen is None:
             return await self._forward(request, body)
+        route, sketched = chosen
         path, server = request.url.path, str(route.server)
         key = self._keys.get(path, server) or secrets.token_hex(8)
-        return await self._forward(request, body, _Steered(self, route, path, key))
+        return await self._forward(request, body, _Steered(self, route, path, key, sketched))
 
     async def _pass_on(self, request: Request) -> Response:
         return await self._forward(request, await request.body())
@@ -193,21 +217,21 @@ class Router:
         ]
         return response
 
-    def learn(self, path: str, key: str, server: str | None) -> None:
-        """A request with a key was answered by a server, if the gateway says which."""
+    def answered_by(self, steered: _Steered, server: str | None) -> None:
+        """A steered request is answered, and the gateway may say by which server."""
         if server is None:
-            if not self._counts["unnamed"]:
-                logger.warning("the gateway does not say which server answers: %s is missing", WORKER_HEADER)
             self._counts["unnamed"] += 1
-            return
-        self._keys.learn(path, key, server.rstrip("/"))
+            self._keys.expect(steered.path, steered.key, steered.names)
+        else:
+            self._keys.learn(steered.path, steered.key, server.rstrip("/"))
 
     async def _say(self, request: Request) -> Response:
         """Where a request would go, for programs that set headers themselves."""
         path = request.query_params.get("path", _STEERED[0])
-        route = await self._choose(await request.body())
-        if route is None:
+        chosen = await self._choose(await request.body())
+        if chosen is None:
             return JSONResponse({"server": None, "headers": {}})
+        route, _ = chosen
         self.fleet.balancer.end(route)
         server = str(route.server)
         key = self._keys.get(path, server)
@@ -223,12 +247,13 @@ class Router:
 class _Steered:
     """A request that was given a key, until it has ended."""
 
-    def __init__(self, router: Router, route: Route, path: str, key: str) -> None:
-        self._router, self._route, self._path, self.key = router, route, path, key
+    def __init__(self, router: Router, route: Route, path: str, key: str, sketched: Sketched) -> None:
+        self._router, self._route, self.path, self.key = router, route, path, key
+        self.names: list[int] = sketched.names.tolist()
         self._is_elsewhere = False
 
     def answered_by(self, server: str | None) -> None:
-        self._router.learn(self._path, self.key, server)
+        self._router.answered_by(self, server)
         self._is_elsewhere = server is not None and server.rstrip("/") != self._route.server
 
     def end(self, tail: bytes = b"") -> None:

@@ -321,6 +321,25 @@ def test_no_request_is_lost(trouble: str, gateway: StandIn, sidecar: Router, mon
     assert all(sidecar.fleet.balancer.outstanding(server) == 0 for server in sidecar.fleet.balancer.servers)
 
 
+def test_what_servers_tell_says_where_a_gateway_sent_a_key(gateway: StandIn, sidecar: Router) -> None:
+    """`sglang-router` does not say which server answers."""
+    gateway.names_workers = False
+    fleet, number = sidecar.fleet, Counter[str]()
+    for seed in range(12):
+        ask(sidecar, prompt(seed))
+        server, _ = gateway.seen[-1]
+        number[server] += 1
+        names = cut(text(seed), PLAIN, SALT).names.tolist()
+        fleet.take(server, told(number[server], held=names), time.monotonic())
+    assert all(gateway.pins[sidecar._keys.get("/generate", server) or ""] == server for server in gateway.servers)
+    sidecar._keys.expect("/generate", "one", [1, 2])
+    sidecar._keys.expect("/generate", "two", [2, 3])
+    sidecar._keys.told("http://a", [2])
+    assert sidecar._keys.get("/generate", "http://a") not in ("one", "two"), "it may be either"
+    sidecar._keys.told("http://a", [3])
+    assert sidecar._keys.get("/generate", "http://a") == "two"
+
+
 def test_a_server_that_dies_gives_its_key_to_the_one_that_answers(gateway: StandIn, sidecar: Router) -> None:
     hold(sidecar, "http://a", 1)
     ask(sidecar, *[prompt(1)] * 3)
