@@ -28,7 +28,7 @@ class ContentEvents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A file with a secret of 16 to 64 bytes that servers and routers share; in a file, from the file's folder on."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"tcp://.+:\d+|ipc://.+", self.endpoint):
+        if not re.fullmatch(r"tcp://.+:(\d+|\*)|ipc://.+", self.endpoint):
             raise ConfigError(
                 f"content_events.endpoint={self.endpoint!r}: must be tcp://HOST:PORT or ipc://PATH, such as tcp://*:5570."
             )

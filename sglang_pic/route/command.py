@@ -67,9 +67,11 @@ def _server(text: str) -> tuple[str, str]:
 _EPILOG = """\
 on each server, in SGLANG_PIC_CONFIG:
   {"content_events": {"endpoint": "tcp://*:5570", "salt_file": "FILE"}}
-the gateway (smg 1.13; it answers with the server it chose, from which the router learns its keys):
+the gateway, one of:
   smg launch --worker-urls URL ... --policy cache_aware --routing-key-override --assignment-mode random
+  sglang-router launch --worker-urls URL ... --policy manual
 clients send what they sent to the gateway to the router. It adds x-smg-routing-key; requests that bring this header
 or x-smg-target-worker, ask for a mode, a preset or an adapter, or cannot be read go to the gateway as they came.
+It learns from answers and content events which key reaches which server.
   POST /route    a request's body: the server and the headers for it, for programs that set them themselves
   GET  /status   what is known of each server, and how many requests were steered"""

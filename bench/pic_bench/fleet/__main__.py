@@ -28,6 +28,7 @@ from typing import NamedTuple
 import msgspec
 from pic_traces.records import ReplaySummary, load_summary
 from pic_traces.replay import ReplayOptions, run_replay
+from pic_traces.source import short_name
 
 from pic_bench.compare.arms import arm_server, build_arms
 from pic_bench.compare.counters import pic_counters
@@ -116,7 +117,7 @@ def main(args: argparse.Namespace, scratch: Path) -> Finding:
             print(f"{policy}{', a server killed' if is_killed else ''}", file=sys.stderr, flush=True)
             outcomes.append(_measure(args, logs, members, policy, is_killed))
             print(markdown_table(_table(outcomes)), file=sys.stderr, flush=True)
-    result = result_of(Fleet, args, model=Path(args.model).name, arms=outcomes)
+    result = result_of(Fleet, args, model=Path(args.model).name, trace=short_name(args.trace), arms=outcomes)
     if args.page is not None:
         args.page.parent.mkdir(parents=True, exist_ok=True)
         args.page.write_text(_page(result), "utf8")
