@@ -107,10 +107,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     model = _read_model(ctx, config, path.splicer, draft)
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
     _attach_tiers(ctx, cache, path, config, model, labels)
-    shown |= {"pins": cache.pins.report, "faults": cache.faults.report}
-    telling = cache.publication.telling
-    if telling is not None and telling.publishes:
-        shown["content_events"] = telling.report
+    shown |= _reports(cache)
     server_info.install(shown, get_parallel().dp_rank)
     # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
     scheduler_hooks.install(cache, config.core, _default_mode(ctx))
@@ -143,6 +140,13 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     text = msgspec.json.encode(config).decode()
     logger.info("sglang_pic: %d delimiters, cost %s, config %s", len(model.delimiters), cost, text)
     return cache
+
+
+def _reports(cache: PicRadixCache) -> dict[str, Callable[[], msgspec.Struct]]:
+    """What the parts of the cache say in `/server_info`."""
+    telling = cache.publication.telling
+    told = {} if telling is None or not telling.publishes else {"content_events": telling.report}
+    return {"pins": cache.pins.report, "faults": cache.faults.report, **told}
 
 
 def warn_of_changes(ctx: BuildContext, changed_bodies: Sequence[str]) -> None:

@@ -7,9 +7,9 @@ import pytest
 from sglang_pic.core import as_tokens
 from sglang_pic.route import wire
 from sglang_pic.route.sketch import cut
+from tests.e2e.listener import Listener
 from tests.e2e.servers import EVENTS_SALT, on_servers
 from tests.e2e.serving import Client, random_tokens
-from tests.route_listener import Listener
 
 _LEN, _LIMIT_S = 400, 60.0
 

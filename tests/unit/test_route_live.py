@@ -32,7 +32,7 @@ from sglang_pic.route.proxy import KEY_HEADER, WORKER_HEADER, Router
 from sglang_pic.route.publisher import Publisher, all_donors
 from sglang_pic.route.sketch import cut, salted
 from sglang_pic.route.wire import MAX_NAMES, Cutting, Told, encode, pack
-from tests.route_listener import Listener
+from tests.e2e.listener import Listener
 
 SALT = b"a secret of servers and routers"
 CUTTING = Cutting.of(CoreConfig(), {7})
