@@ -5,17 +5,21 @@ A server that says nothing, lies or speaks another version is left out or costs 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
 from sglang_pic.route.index import FleetIndex
 from sglang_pic.route.policy import Balancer, Route
-from sglang_pic.route.sketch import Sketched
+from sglang_pic.route.sketch import Names, Sketched
 from sglang_pic.route.wire import HEARTBEAT_S, Cutting, Told, decode, unpack
+
+ASSUMED_S: Final = 60.0
+"""A server that gets a prompt is thought to hold its text for so long; by then it has told so itself."""
 
 SILENT_S: Final = 5 * HEARTBEAT_S
 """A server that was silent for so long is taken for gone, until it speaks again."""
@@ -32,6 +36,8 @@ class _Heard:
     num_bytes: int = 0
     num_gaps: int = 0
     error: str = ""
+    assumed: dict[int, float] = field(default_factory=dict)
+    """Names that it has not told yet, and until when they count, oldest first; shrinks with time, or when it tells."""
 
 
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,18 +95,35 @@ class Fleet:
             return self._begin(server, heard, told, told.begins)
         if (told.run, told.number) != (heard.run, heard.next_number):
             if told.run != heard.run:
-                self.balancer.index.forget(server)
+                self._forget(server)
             heard.num_gaps += heard.next_number >= 0
             heard.next_number = -1
             return False
         self._apply(server, heard, told)
         return True
 
+    def assume(self, server: str, names: Names, now: float) -> None:
+        """Take a server that gets a prompt with these names for one that holds them, before it says so.
+
+        The next call of a session comes sooner than content events do.
+        """
+        heard = self._heard.get(server)
+        if heard is None or server not in self.balancer.servers:
+            return
+        fresh = self.balancer.index.missing(server, names)
+        self.balancer.index.add(server, fresh)
+        heard.assumed.update(dict.fromkeys(fresh.tolist(), now + ASSUMED_S))
+
     def expire(self, now: float) -> None:
-        """Leave out servers that have been silent."""
+        """Leave out servers that have been silent, and what they were thought to hold and never told."""
         for server, heard in self._heard.items():
             if now - heard.at > SILENT_S:
                 self._leave(server)
+            late = [name for name, _ in itertools.takewhile(lambda each: each[1] < now, heard.assumed.items())]
+            if late:
+                self.balancer.index.remove(server, late)
+                for name in late:
+                    del heard.assumed[name]
 
     def route(self, sketched: Sketched) -> Route | None:
         """As `Balancer.route`."""
@@ -129,24 +152,31 @@ class Fleet:
             return True
         if cutting != self.cutting:
             self.cutting = cutting
-        self.balancer.index.forget(server)
+        self._forget(server)
         self.balancer.join(server)
         self._apply(server, heard, told)
         return True
 
     def _apply(self, server: str, heard: _Heard, told: Told) -> None:
         heard.run, heard.next_number = told.run, told.number + 1
-        held = unpack(told.held)
+        held, gone = unpack(told.held), unpack(told.gone)
         self.balancer.index.add(server, held)
+        self.balancer.index.remove(server, gone)
+        for name in [*held.tolist(), *gone.tolist()] if heard.assumed else ():
+            heard.assumed.pop(name, None)
         if self._on_new is not None and told.begins is None:
             self._on_new(server, held.tolist())
-        self.balancer.index.remove(server, unpack(told.gone))
 
     def _give_up(self, server: str, error: str) -> None:
         self._heard[server].error = error
         self._leave(server)
 
+    def _forget(self, server: str) -> None:
+        self.balancer.index.forget(server)
+        self._heard[server].assumed.clear()
+
     def _leave(self, server: str) -> None:
+        self._forget(server)
         self._heard[server].next_number = -1
         self.balancer.leave(server)
         if not self.balancer.servers:

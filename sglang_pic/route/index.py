@@ -68,6 +68,14 @@ class FleetIndex:
         """Names that a server holds."""
         return self._num_held.get(server, 0)
 
+    def missing(self, server: Server, names: Names) -> Names:
+        """Those of some names that a server is not known to hold. Cost O(names)."""
+        bit = self._bits.get(server)
+        if bit is None:
+            return names
+        slots = self._find(names)
+        return names[(slots < 0) | ~self._has_bit(self._sets[slots], bit)]
+
     def add(self, server: Server, names: Sequence[int] | Names) -> None:
         """Note that a server holds chunks. Cost O(names)."""
         bit = self._bits.get(server)

@@ -180,7 +180,10 @@ class Router:
             return await self._forward(request, body)
         route, sketched = chosen
         path, server = request.url.path, str(route.server)
-        key = self._keys.get(path, server) or secrets.token_hex(8)
+        known = self._keys.get(path, server)
+        if known is not None:
+            self.fleet.assume(server, sketched.names, time.monotonic())
+        key = known or secrets.token_hex(8)
         return await self._forward(request, body, _Steered(self, route, path, key, sketched))
 
     async def _pass_on(self, request: Request) -> Response:
@@ -221,9 +224,10 @@ class Router:
         """A steered request is answered, and the gateway may say by which server."""
         if server is None:
             self._counts["unnamed"] += 1
-            self._keys.expect(steered.path, steered.key, steered.names)
+            self._keys.expect(steered.path, steered.key, steered.names.tolist())
         else:
             self._keys.learn(steered.path, steered.key, server.rstrip("/"))
+            self.fleet.assume(server.rstrip("/"), steered.names, time.monotonic())
 
     async def _say(self, request: Request) -> Response:
         """Where a request would go, for programs that set headers themselves."""
@@ -249,7 +253,7 @@ class _Steered:
 
     def __init__(self, router: Router, route: Route, path: str, key: str, sketched: Sketched) -> None:
         self._router, self._route, self.path, self.key = router, route, path, key
-        self.names: list[int] = sketched.names.tolist()
+        self.names = sketched.names
         self._is_elsewhere = False
 
     def answered_by(self, server: str | None) -> None:

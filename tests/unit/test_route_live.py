@@ -26,7 +26,7 @@ from sglang_pic.config import read_config
 from sglang_pic.core import Chunker, ContentIndex, CoreConfig, as_tokens
 from sglang_pic.errors import ConfigError
 from sglang_pic.route import wire
-from sglang_pic.route.fleet import SILENT_S, Fleet
+from sglang_pic.route.fleet import ASSUMED_S, SILENT_S, Fleet
 from sglang_pic.route.prompts import Prompts
 from sglang_pic.route.proxy import KEY_HEADER, WORKER_HEADER, Router
 from sglang_pic.route.publisher import Publisher, all_donors
@@ -175,6 +175,23 @@ def test_messages_that_are_lost_late_or_of_another_kind_cost_what_a_server_told(
     assert not fleet.take("a", told(2, run=2), 9.0), "after a silence it has to begin again"
     assert fleet.take("b", told(0, begins=nonsense), 9.0)
     assert fleet.balancer.servers == []
+
+
+def test_text_that_was_sent_counts_until_its_server_tells_or_does_not() -> None:
+    fleet = Fleet(["a", "b"])
+    index = fleet.balancer.index
+    fleet.assume("a", np.array([1], np.uint64), 0.0)
+    assert len(index) == 0, "it is not there"
+    fleet.take("a", told(0, begins=CUTTING, held=[1]), 0.0)
+    fleet.assume("a", np.array([1, 2, 3, 4], np.uint64), 1.0)
+    fleet.assume("a", np.array([4, 5], np.uint64), 2.0)
+    fleet.take("a", told(1, held=[3], gone=[4]), 3.0)
+    assert index.num_names("a") == 4
+    for at, left in ((1.0 + ASSUMED_S, 4), (1.1 + ASSUMED_S, 3), (2.1 + ASSUMED_S, 2)):
+        fleet.take("a", told(fleet._heard["a"].next_number), at)
+        fleet.expire(at)
+        assert index.num_names("a") == left
+    assert index.missing("a", np.array([1, 2, 3, 4, 5], np.uint64)).tolist() == [2, 4, 5]
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from pic_bench.compare.server import Server, free_port
 from pic_bench.frame import Finding, Result, Study, at_least, result_of
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.config import CONFIG_VARIABLE
+from sglang_pic.errors import BenchError
 
 CONTENT = "content"
 _COMPUTED = "sglang:pic_tokens_total{source=computed}"
@@ -48,6 +49,7 @@ _GATEWAY_FLAGS = (
 _CLI = "import sys; from sglang_pic.cli import main; sys.exit(main())"
 # What the servers tell last is on its way for so long.
 _SETTLE_S = 2.0
+_REGISTER_S = 120.0
 
 STUDY = Study("fleet", __doc__)
 STUDY.add("--model", required=True, metavar="DIR", help="model folder")
@@ -160,6 +162,7 @@ def _measure(args: argparse.Namespace, logs: Path, members: Sequence[_Member], p
     folder = logs / (f"{policy}-killed" if is_killed else policy)
     with ExitStack() as stack:
         entry = stack.enter_context(_gateway(args, folder, members, "cache_aware" if policy == CONTENT else policy))
+        _wait_for_workers(entry, len(members))
         if policy == CONTENT:
             entry = stack.enter_context(_router(args, logs, folder, members, entry))
         with _killing(members[-1].server, args.kill) if is_killed else nullcontext():
@@ -194,6 +197,15 @@ def _gateway(args: argparse.Namespace, folder: Path, members: Sequence[_Member],
     command += ["--prometheus-port", str(metrics_port), "--worker-urls", *urls, "--policy", policy, *_GATEWAY_FLAGS]
     path = os.pathsep.join(filter(None, [str(args.gateway_path.resolve()), os.environ.get("PYTHONPATH")]))
     return Server(command, port=port, log_path=folder / "gateway.log", env={"PYTHONPATH": path})
+
+
+def _wait_for_workers(gateway: Server, number: int) -> None:
+    """The gateway is healthy before it knows its servers."""
+    deadline = time.monotonic() + _REGISTER_S
+    while sum(worker["is_healthy"] for worker in msgspec.json.decode(gateway.get("/workers"))["workers"]) < number:
+        if time.monotonic() > deadline:
+            raise BenchError(f"the gateway has not found its {number} servers; its log: {gateway.log_path}")
+        time.sleep(1)
 
 
 def _router(args: argparse.Namespace, logs: Path, folder: Path, members: Sequence[_Member], gateway: Server) -> Server:
