@@ -41,8 +41,9 @@ WORKER_HEADER: Final = "x-smg-routed-worker-id"
 
 _STEERED: Final = ("/v1/chat/completions", "/v1/completions", "/generate")
 _CHOSEN: Final = (KEY_HEADER, "x-smg-target-worker")
-_HOP: Final = {"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+_HOP: Final = {"connection", "content-length", "host", "keep-alive", "trailer", "transfer-encoding", "upgrade"}
 _GONE: Final = _HOP - {"content-length"}
+_CLIENT_LEFT: Final = 499  # nobody reads it
 _TAIL_BYTES: Final = 8192
 _USAGE: Final = re.compile(rb'"(prompt_tokens|cached_tokens)"\s*:\s*(\d+)')
 _MAX_MESSAGE_BYTES: Final = 1 << 22
@@ -146,12 +147,19 @@ class Router:
         while True:
             if await socket.poll(int(1000 * _POLL_S)):
                 data, now = await socket.recv(), time.monotonic()
-                if not self.fleet.take(server, data, now) and now - asked_at > _POLL_S:
+                if not self._take(server, data, now) and now - asked_at > _POLL_S:
                     # Whoever subscribes is told everything.
                     socket.unsubscribe(b"")
                     socket.subscribe(b"")
                     asked_at = now
             self.fleet.expire(time.monotonic())
+
+    def _take(self, server: str, data: bytes, now: float) -> bool:
+        try:
+            return self.fleet.take(server, data, now)
+        except Exception:
+            logger.warning("%s: a message could not be taken", server, exc_info=True)
+            return False
 
     async def _choose(self, body: bytes) -> tuple[Route, Sketched] | None:
         """Where a request goes; None leaves it to the gateway."""
@@ -200,9 +208,11 @@ class Router:
             answer = await _while_wanted(request, self._client.send(asked, stream=True))
         except httpx.TransportError as error:
             failure = str(error) or type(error).__name__
-        except BaseException:
+        except BaseException as error:
             if steered is not None:
                 steered.end()
+            if isinstance(error, ClientDisconnect):
+                return Response(status_code=_CLIENT_LEFT)
             raise
         if steered is not None and (answer is None or answer.status_code >= 500):
             self._counts["sent_again"] += 1
@@ -214,7 +224,7 @@ class Router:
             return JSONResponse({"error": {"message": f"{self._gateway}: {failure}", "code": 502}}, 502)
         if steered is not None:
             steered.answered_by(answer.headers.get(WORKER_HEADER))
-        response = StreamingResponse(_relay(answer, steered), answer.status_code)
+        response = _Relayed(answer, steered)
         response.raw_headers = [
             (name.lower(), value) for name, value in answer.headers.raw if name.decode("latin-1").lower() not in _GONE
         ]
@@ -254,15 +264,17 @@ class _Steered:
     def __init__(self, router: Router, route: Route, path: str, key: str, sketched: Sketched) -> None:
         self._router, self._route, self.path, self.key = router, route, path, key
         self.names = sketched.names
+        self.tail = b""
+        """The last bytes of the answer."""
         self._is_elsewhere = False
 
     def answered_by(self, server: str | None) -> None:
         self._router.answered_by(self, server)
         self._is_elsewhere = server is not None and server.rstrip("/") != self._route.server
 
-    def end(self, tail: bytes = b"") -> None:
-        """The answer has ended, with these bytes at its end."""
-        usage = {name: int(number) for name, number in _USAGE.findall(tail)}
+    def end(self) -> None:
+        """The request has ended, whatever came of it."""
+        usage = {name: int(number) for name, number in _USAGE.findall(self.tail)}
         computed = usage.get(b"prompt_tokens", 0) - usage.get(b"cached_tokens", 0) if len(usage) == 2 else None
         self._router.fleet.balancer.end(self._route, 0 if self._is_elsewhere else computed)
 
@@ -289,13 +301,23 @@ async def _while_wanted(request: Request, sending: Coroutine[Any, Any, httpx.Res
         left.cancel()
 
 
-async def _relay(answer: httpx.Response, steered: _Steered | None) -> AsyncIterator[bytes]:
-    tail = b""
-    try:
-        async for part in answer.aiter_raw():
-            tail = (tail + part)[-_TAIL_BYTES:] if steered is not None else b""
+class _Relayed(StreamingResponse):
+    """The gateway's answer as it comes; the request has ended when it was sent, or when the client left."""
+
+    def __init__(self, answer: httpx.Response, steered: _Steered | None) -> None:
+        super().__init__(self._parts(), answer.status_code)
+        self._answer, self._steered = answer, steered
+
+    async def __call__(self, *asgi: Any) -> None:
+        try:
+            await super().__call__(*asgi)
+        finally:
+            if self._steered is not None:
+                self._steered.end()
+            await self._answer.aclose()
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        async for part in self._answer.aiter_raw():
+            if self._steered is not None:
+                self._steered.tail = (self._steered.tail + part)[-_TAIL_BYTES:]
             yield part
-    finally:
-        if steered is not None:
-            steered.end(tail)
-        await answer.aclose()

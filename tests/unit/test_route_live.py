@@ -383,5 +383,29 @@ def test_a_gateway_that_is_gone_is_told_and_others_pass_through(gateway: StandIn
     assert (answer.status_code, "gateway" in answer.text) == (502, True)
 
 
+def test_a_client_that_leaves_takes_its_request_along(sidecar: Router) -> None:
+    """So the server aborts it, as it does without the router; its tokens wait no more."""
+    ended: list[str] = []
+
+    async def never(_: httpx.Request) -> httpx.Response:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("aborted")
+        raise AssertionError
+
+    sidecar._client = httpx.AsyncClient(transport=httpx.MockTransport(never))
+    messages = [{"type": "http.request", "body": json.dumps(prompt(1)).encode()}, {"type": "http.disconnect"}]
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0) if len(messages) > 1 else messages[0]
+
+    scope = {"type": "http", "method": "POST", "path": "/generate", "query_string": b"", "headers": []}
+    response = asyncio.run(sidecar._steer(Request(scope, receive)))
+    assert (response.status_code, ended) == (499, ["aborted"])
+    assert sidecar._counts["steered"] == 1
+    assert all(sidecar.fleet.balancer.outstanding(server) == 0 for server in sidecar.fleet.balancer.servers)
+
+
 def _refuse(request: httpx.Request) -> httpx.Response:
     raise httpx.ConnectError("refused", request=request)
