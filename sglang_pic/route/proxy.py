@@ -106,6 +106,8 @@ class Router:
         self._keys = Keys()
         self.fleet = Fleet(servers, self._keys.told)
         self._counts: Counter[str] = Counter()
+        # Of requests that reached the server that was chosen: what it was thought to compute, and what it did.
+        self._tokens: Counter[str] = Counter()
         # One thread: the tokenizer's cache is not safe for more, and the loop goes on with other requests meanwhile.
         self._sketching = ThreadPoolExecutor(1, thread_name_prefix="sketch")
         self._client = httpx.AsyncClient(
@@ -239,6 +241,17 @@ class Router:
             self._keys.learn(steered.path, steered.key, server.rstrip("/"))
             self.fleet.assume(server.rstrip("/"), steered.names, time.monotonic())
 
+    def count(self, what: str, number: int = 1) -> None:
+        """Count requests for `/status`."""
+        self._counts[what] += number
+
+    def ended(self, route: Route, computed: int | None) -> None:
+        """A steered request has ended; its server computed so many tokens, if it said."""
+        self.fleet.balancer.end(route, computed)
+        if computed:
+            self._tokens["estimated"] += route.num_computed
+            self._tokens["computed"] += computed
+
     async def _say(self, request: Request) -> Response:
         """Where a request would go, for programs that set headers themselves."""
         path = request.query_params.get("path", _STEERED[0])
@@ -255,7 +268,8 @@ class Router:
     async def _status(self, _: Request) -> Response:
         servers = {server: msgspec.to_builtins(each) for server, each in self.fleet.status().items()}
         index_bytes = self.fleet.balancer.index.num_bytes
-        return JSONResponse({"servers": servers, "requests": dict(self._counts), "index_bytes": index_bytes})
+        counts = {"requests": dict(self._counts), "tokens": dict(self._tokens)}
+        return JSONResponse({"servers": servers, **counts, "index_bytes": index_bytes})
 
 
 class _Steered:
@@ -271,12 +285,13 @@ class _Steered:
     def answered_by(self, server: str | None) -> None:
         self._router.answered_by(self, server)
         self._is_elsewhere = server is not None and server.rstrip("/") != self._route.server
+        self._router.count("elsewhere", self._is_elsewhere)
 
     def end(self) -> None:
         """The request has ended, whatever came of it."""
         usage = {name: int(number) for name, number in _USAGE.findall(self.tail)}
         computed = usage.get(b"prompt_tokens", 0) - usage.get(b"cached_tokens", 0) if len(usage) == 2 else None
-        self._router.fleet.balancer.end(self._route, 0 if self._is_elsewhere else computed)
+        self._router.ended(self._route, 0 if self._is_elsewhere else computed)
 
 
 async def _while_wanted(request: Request, sending: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:

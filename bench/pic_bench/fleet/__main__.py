@@ -87,6 +87,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Of content events, all servers, for one listener; with a killed server 0."""
     requests: dict[str, int]
     """How the router treated them; empty without it."""
+    tokens: dict[str, int]
+    """What it thought that servers would compute, and what they did, where a request reached the server it was to."""
 
     @property
     def busiest(self) -> float:
@@ -187,6 +189,7 @@ def _measure(args: argparse.Namespace, logs: Path, members: Sequence[_Member], p
         computed_by_server=[] if is_killed else [round(counts.get(_COMPUTED, 0.0)) for counts in grown],
         event_bytes=round(sum(counts.get(_BYTES, 0.0) for counts in grown)),
         requests=status.get("requests", {}),
+        tokens=status.get("tokens", {}),
     )
 
 
