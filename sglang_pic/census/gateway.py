@@ -131,6 +131,8 @@ class Content:
         assert route is not None, "there are servers"
         self._routes[route.number] = route
         assert isinstance(route.server, int), "servers are numbers here"
+        # As the router does: the text counts as held before the server says so.
+        self.index.add(route.server, sketched.names)
         return route.server
 
     def end(self, number: int, server: int, num_computed: int, names: Names) -> None:

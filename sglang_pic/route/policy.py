@@ -19,8 +19,10 @@ from sglang_pic.route.sketch import Sketched
 _STEEPNESS: Final = 2.0
 _IDLE_TOKENS: Final = 4_000
 """Added to what each server got: less is no sign of being busy."""
-_LEAST_COST: Final = 0.03
-"""A server with all of a prompt is thought to compute this share: a seam, the end, what a changed field told on."""
+_LEAST_SHARE: Final = 0.03
+"""A server that holds all of a prompt is thought to compute this share: its end, what a changed field told on."""
+_WAIT_COST: Final = 0.5
+"""What a token that others wait for on a server costs: it delays the prompt, but is computed in any case."""
 _MAX_EXPONENT: Final = 50.0
 
 HALF_LIFE_TOKENS: Final = 200_000
@@ -93,10 +95,10 @@ class Balancer:
         for server, num_held in self.index.held(sketched).items():
             if (place := self._places.get(server)) is not None:
                 costs[place] -= num_held
-        costs += 1 + int(_LEAST_COST * sketched.num_tokens)
+        costs += 1 + int(_LEAST_SHARE * sketched.num_tokens)
         got = self._recent + _IDLE_TOKENS
         prices = np.exp(np.minimum(_MAX_EXPONENT, _STEEPNESS * (got / got.mean() - 1)))
-        place = int(np.lexsort((self._recent, self._outstanding + costs * prices))[0])
+        place = int(np.lexsort((self._recent, costs * prices + _WAIT_COST * self._outstanding))[0])
         route = Route(self.servers[place], int(costs[place]), next(self._numbers))
         self._outstanding[place] += route.num_computed
         self._recent *= 0.5 ** (route.num_computed / (HALF_LIFE_TOKENS * len(self._places)))
