@@ -33,7 +33,7 @@ from pic_traces.source import short_name
 from pic_bench.compare.arms import arm_server, build_arms
 from pic_bench.compare.counters import pic_counters
 from pic_bench.compare.server import Server, free_port
-from pic_bench.frame import Finding, Result, Study, at_least, result_of
+from pic_bench.frame import Finding, Result, Study, at_least, keep, result_of
 from pic_bench.report.markdown import Table, markdown_table
 from sglang_pic.config import CONFIG_VARIABLE
 from sglang_pic.errors import BenchError
@@ -110,18 +110,19 @@ class Fleet(Result, frozen=True, kw_only=True):
 
 @STUDY.measures
 def main(args: argparse.Namespace, scratch: Path) -> Finding:
-    """Run all arms."""
+    """Run all arms; the result so far is kept after each."""
     logs: Path = (args.logs or scratch).resolve()
     logs.mkdir(parents=True, exist_ok=True)
     arms = [(policy, False) for policy in args.policies.split(",")]
     arms += [("cache_aware", True), (CONTENT, True)] if args.kill else []
-    outcomes = []
+    outcomes: list[Outcome] = []
     with _members(args, logs) as members:
         for policy, is_killed in arms:
             print(f"{policy}{', a server killed' if is_killed else ''}", file=sys.stderr, flush=True)
             outcomes.append(_measure(args, logs, members, policy, is_killed))
             print(markdown_table(_table(outcomes)), file=sys.stderr, flush=True)
-    result = result_of(Fleet, args, model=Path(args.model).name, trace=short_name(args.trace), arms=outcomes)
+            result = result_of(Fleet, args, model=Path(args.model).name, trace=short_name(args.trace), arms=outcomes)
+            keep(args, result)
     if args.page is not None:
         args.page.parent.mkdir(parents=True, exist_ok=True)
         args.page.write_text(_page(result), "utf8")
