@@ -232,23 +232,22 @@ class Router:
         ]
         return response
 
-    def answered_by(self, steered: _Steered, server: str | None) -> None:
-        """A steered request is answered, and the gateway may say by which server."""
-        if server is None:
+    def answered_by(self, steered: _Steered, named: str | None) -> str | None:
+        """The server that answers a steered request, if the gateway names one that is known here; noted either way."""
+        server = (named or "").rstrip("/")
+        if server not in self._servers:
             self._counts["unnamed"] += 1
             self._keys.expect(steered.path, steered.key, steered.names.tolist())
-        else:
-            self._keys.learn(steered.path, steered.key, server.rstrip("/"))
-            self.fleet.assume(server.rstrip("/"), steered.names, time.monotonic())
+            return None
+        self._keys.learn(steered.path, steered.key, server)
+        self.fleet.assume(server, steered.names, time.monotonic())
+        return server
 
-    def count(self, what: str, number: int = 1) -> None:
-        """Count requests for `/status`."""
-        self._counts[what] += number
-
-    def ended(self, route: Route, computed: int | None) -> None:
-        """A steered request has ended; its server computed so many tokens, if it said."""
-        self.fleet.balancer.end(route, computed)
-        if computed:
+    def ended(self, route: Route, computed: int | None, *, is_elsewhere: bool) -> None:
+        """A steered request has ended; its server, or another one, computed so many tokens, if it said."""
+        self.fleet.balancer.end(route, 0 if is_elsewhere else computed)
+        self._counts["elsewhere"] += is_elsewhere
+        if computed and not is_elsewhere:
             self._tokens["estimated"] += route.num_computed
             self._tokens["computed"] += computed
 
@@ -282,16 +281,16 @@ class _Steered:
         """The last bytes of the answer."""
         self._is_elsewhere = False
 
-    def answered_by(self, server: str | None) -> None:
-        self._router.answered_by(self, server)
-        self._is_elsewhere = server is not None and server.rstrip("/") != self._route.server
-        self._router.count("elsewhere", self._is_elsewhere)
+    def answered_by(self, named: str | None) -> None:
+        """The gateway answers, and may name the server."""
+        server = self._router.answered_by(self, named)
+        self._is_elsewhere = server not in (None, self._route.server)
 
     def end(self) -> None:
         """The request has ended, whatever came of it."""
         usage = {name: int(number) for name, number in _USAGE.findall(self.tail)}
         computed = usage.get(b"prompt_tokens", 0) - usage.get(b"cached_tokens", 0) if len(usage) == 2 else None
-        self._router.ended(self._route, 0 if self._is_elsewhere else computed)
+        self._router.ended(self._route, computed, is_elsewhere=self._is_elsewhere)
 
 
 async def _while_wanted(request: Request, sending: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:

@@ -316,6 +316,7 @@ def test_requests_go_where_their_text_is(gateway: StandIn, sidecar: Router) -> N
     assert answers[0].text.startswith("data: first\n\ndata: {")
     assert answers[0].headers["content-type"].startswith("text/event-stream")
     assert all(sidecar.fleet.balancer.outstanding(server) == 0 for server in seeds)
+    assert sidecar._counts["elsewhere"] + len(seeds) < sidecar._counts["steered"] == 5 * len(seeds)
     (said,) = ask(sidecar, prompt(2), path="/route?path=/generate")
     assert said.json()["server"] == "http://b"
     assert gateway.pins[said.json()["headers"][KEY_HEADER]] == "http://b"
