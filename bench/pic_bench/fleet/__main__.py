@@ -230,6 +230,8 @@ def _replay(args: argparse.Namespace, base_url: str, folder: Path) -> ReplaySumm
         limit_sessions=args.limit_sessions,
         limit_calls=args.limit_calls,
         max_tokens=args.max_tokens,
+        # The router learns its keys from the first answers.
+        warmup=4 * args.servers,
         force=True,
     )
     return load_summary(run_replay(options))
