@@ -106,7 +106,7 @@ class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Of them, those that were on the host (HiCache)."""
     renewed_rows_checked: int = 0
     """Rows that were computed again in their slots."""
-    renewals: dict[str, int] = {}
+    renewals: dict[str, int] = msgspec.field(default_factory=dict)
     """Prompts of which rows were to be computed again, by how that ended."""
     stored_tokens: int = 0
     """Of these, those that were brought there from a store for their request."""
