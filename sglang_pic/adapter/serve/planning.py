@@ -19,7 +19,7 @@ from sglang_pic.adapter.serve.resolver import TreeResolver
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.adapter.serve.windows import WindowRowsInTree
 from sglang_pic.config import PicConfig
-from sglang_pic.core import CAREFUL, ContentIndex, CostModel, Plan, PlanOptions, ReusePolicy, Tokens
+from sglang_pic.core import ContentIndex, CostModel, Plan, PlanOptions, ReusePolicy, Tokens
 
 # Tokens of an answer.
 _SHORT_ANSWER = 16
@@ -191,8 +191,7 @@ def tree_namespace(req: Req) -> Namespace:
 def donor_namespaces(req: Req) -> list[Namespace]:
     """Where the request's donors may be: among its own rows, and among those of the namespace that its lane is in."""
     state, own = req.pic, tree_namespace(req)
-    # A server with a lane of the careful preset has a bolder one: what it computed may stand behind what it spliced.
-    if state.lane is None or state.lane.split()[0] == CAREFUL:
+    if state.lane is None or state.is_stricter:
         return [own]
     base = own._replace(extra_key=without_lane(own.extra_key, state.lane) or state.namespace.extra_key)
     return [own] if base == own else [own, base]

@@ -97,6 +97,8 @@ class RequestState:
     """How often the chunk index had been lost to a fault when the request was received."""
     lane: str | None = None
     """Where in its namespace its rows are, as `tree_key` takes it."""
+    is_stricter: bool = False
+    """The server's preset is bolder than the request's: what it computed may stand behind what it spliced."""
     is_diverted: bool = False
     """Received while audits had switched the namespace off: served as if it had opted out."""
     is_drawn: bool = False
