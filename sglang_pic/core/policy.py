@@ -66,7 +66,7 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 PRESETS: Final[dict[str, dict[str, Any]]] = {
     "careful": {},
-    # Certified by `tune` at .02 nats a token on three agents' sets: bench/results/study/defaults.md.
+    # `tune` shows it to lose at most .02 nats a token on two agents' sets: bench/results/study/defaults.md.
     "balanced": {"preset": "balanced", "tail_tokens": 64, "near_tokens": 256},
     "most": {"preset": "most", "seam_tokens": 1, "min_spliced_tokens": 8, "tail_tokens": 0, "edit": "in_place"},
 }
