@@ -31,7 +31,7 @@ from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.gathered import gathers
 from sglang_pic.adapter.probe.ranks import check_alike, fault_group, serving_group
 from sglang_pic.adapter.seams import BuildContext, ModelRunner
-from sglang_pic.adapter.serve import accounting, dp_attention, faults, store
+from sglang_pic.adapter.serve import accounting, dp_attention, faults, media, store
 from sglang_pic.adapter.serve import pins as pin_metrics
 from sglang_pic.adapter.serve import scheduler as scheduler_hooks
 from sglang_pic.adapter.serve.accounting import Accounting
@@ -104,6 +104,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     model = _read_model(ctx, config, path.splicer, draft)
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
     _attach_tiers(ctx, cache, path, config, model, labels)
+    _move_images(ctx, cache)
     shown |= {"pins": cache.pins.report, "faults": cache.faults.report}
     server_info.install(shown, get_parallel().dp_rank)
     # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
@@ -330,6 +331,23 @@ def _attach_store(
         series=Series(store.METRICS, labels),
     )
     scheduler_hooks.install_store(cache, cache.store)
+
+
+def _move_images(ctx: BuildContext, cache: PicRadixCache) -> None:
+    """Let images be moved where that is known to be right; elsewhere requests with media are computed."""
+    if not ctx.model_config.is_multimodal:
+        return
+    model = type(ctx.tp_worker.model_runner.model).__name__
+    for is_so, what in (
+        (model not in media.CLASSES, f"on {model}, whose images nobody moved yet"),
+        (cache.cache_controller is not None, "beside HiCache, whose stores know text alone"),
+        (disaggregation_mode(ctx) != "null", "with PD disaggregation"),
+        (gathers(), "with DP attention"),
+    ):
+        if is_so:
+            logger.info("sglang_pic: requests with media are computed in full %s", what)
+            return
+    cache.planning.images = media.Images(is_mrope=ctx.model_config.model_is_mrope)
 
 
 def _checked_path(ctx: BuildContext, audit: Audit | None) -> tuple[ForwardPath, Draft | None]:

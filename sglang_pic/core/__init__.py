@@ -13,10 +13,11 @@ from sglang_pic.core.plan import Context, CostModel, DropReason, Plan, PlanOptio
 from sglang_pic.core.planner import Resolver
 from sglang_pic.core.policy import PRESETS, ReusePolicy, bolder_than, has_bolder_preset, with_preset
 from sglang_pic.core.spans import Span, intersect_spans
-from sglang_pic.core.tokens import Tokens, as_tokens, common_len
+from sglang_pic.core.tokens import MEDIA_FROM, Tokens, as_tokens, common_len
 
 __all__ = [
     "LEAST_UNKNOWN",
+    "MEDIA_FROM",
     "MESSAGE_BREAK",
     "MOST_REUSE",
     "PRESETS",

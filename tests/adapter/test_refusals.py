@@ -65,7 +65,6 @@ def asked_for(req: Any) -> PlanOptions:
 
 
 @pytest.mark.feature(
-    "requests with media",
     "hidden states",
     "streaming sessions",
     "logprobs of the whole prompt",
@@ -78,7 +77,7 @@ def asked_for(req: Any) -> PlanOptions:
         ({"token_indices_to_pool": [10, 20]}, Fallback.SCORING),
         ({"input_embeds": [[0.0]]}, Fallback.EMBEDDINGS),
         ({"positional_embed_overrides": "some"}, Fallback.EMBEDDINGS),
-        ({"multimodal_inputs": "an image"}, Fallback.EMBEDDINGS),
+        ({"multimodal_inputs": "an image"}, Fallback.MEDIA),
         ({"return_hidden_states": True}, Fallback.HIDDEN_STATES),
         ({"session": SimpleNamespace(streaming=True)}, Fallback.SESSION),
         ({"return_logprob": True, "logprob_start_len": 0}, Fallback.INPUT_LOGPROBS),

@@ -138,6 +138,9 @@ class Audit(Worker, Auditor):
             if _window_of(state) is Window.CHANGED:
                 rate = max(rate, self._config.audit_change_rate)
             state.is_drawn = self._chance.random() < rate
+            if state.is_drawn and state.media is not None:
+                state.is_drawn = False
+                self._skip(AuditSkip.MEDIA)
             if state.is_drawn and self.bolder is not None:
                 state.bolder = self.bolder.plan(req)
 

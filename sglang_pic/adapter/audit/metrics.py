@@ -18,6 +18,7 @@ class AuditSkip(Reason):
     ADAPTER = "adapter", "Its LoRA adapter was not on the device any more, or adapters load beside forward passes."
     FLUSHED = "flushed", "The cache was flushed or the weights changed before the full computation was done."
     FULL_NOT_FINITE = "full_not_finite", "The full computation gave NaN or infinite logits: nothing to compare with."
+    MEDIA = "media", "Its prompt has images, and an audit computes token ids alone."
     MEMORY = "memory", "The KV pool had no room for the prompt beside the rows in use."
     NO_LOGITS = "no_logits", "SGLang scored several items at once, which forms no logits of a first token."
     PREEMPTED = "preempted", "Requests needed the slots of the full computation, several times over."

@@ -153,7 +153,7 @@ class PicPrefillAdder(PrefillAdder):
         if pending is None or num_computed is None:
             return None if pending is None else pending.plan.end
         try:
-            return pending.plan.cut(num_computed, page_size=page_size)
+            return pending.plan.cut(num_computed, page_size=page_size, whole=req.pic.whole)
         except Exception as error:
             self.tree_cache.recover([req], Fallback.FAULT_PLAN, error)
             return None

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req
-from sglang_pic.adapter.serve.planning import as_tokens, tree_namespace
+from sglang_pic.adapter.serve.media import tokens_of
+from sglang_pic.adapter.serve.planning import tree_namespace
 from sglang_pic.adapter.serve.state import RequestState, is_apart
 from sglang_pic.core import ContentIndex, Exactness, Span, Tokens, intersect_spans
 
@@ -54,7 +55,7 @@ class Publication:
         behind = state.prefix.approximate(state.spliced, path_len)
         self._index.note(
             tree_namespace(req),
-            as_tokens(req.full_untruncated_fill_ids[: path_len + self._index.names.lookahead]),
+            tokens_of(req, path_len + self._index.names.lookahead),
             [(start, path_len)] if start < path_len else [],
             spliced=spliced,
             approximate=[part for span in adopted for part in intersect_spans(behind, *span)],
@@ -94,7 +95,7 @@ class Publication:
         """What is known of the rows that a request's row begins with, `req.prefix_len` of them."""
         if not req.prefix_len or is_apart(req):
             return Exactness(exact_len=req.prefix_len)
-        return self._index.exactness(tree_namespace(req), as_tokens(req.full_untruncated_fill_ids[: req.prefix_len]))
+        return self._index.exactness(tree_namespace(req), tokens_of(req, req.prefix_len))
 
     def settle(self) -> None:
         """Publish what was noted.
