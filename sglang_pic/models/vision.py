@@ -54,14 +54,6 @@ _IMAGE_PROCESSOR: Final[Config] = {
     "patch_size": _PATCH,
     "temporal_patch_size": _TEMPORAL,
 }
-_CONTENT = "message['content']"
-_PARTS = (
-    "{% set parts = message['content'] %}"
-    "{% if parts is string %}{{ parts }}{% else %}{% for part in parts %}"
-    "{% if part['type'] == 'text' %}{{ part['text'] }}"
-    "{% else %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}"
-    "{% endfor %}{% endif %}"
-)
 
 
 def tower(out: int) -> Shapes:
@@ -88,16 +80,10 @@ def tower(out: int) -> Shapes:
 
 
 def write_processor(target: Path) -> None:
-    """Write the image processor, and give the tokenizer and its template in `target` the family's tokens."""
+    """Write the image processor, and give the tokenizer in `target` the family's tokens."""
     (target / "preprocessor_config.json").write_text(json.dumps(_IMAGE_PROCESSOR, indent=2) + "\n")
     path = target / "tokenizer.json"
     text = path.read_text()
     for given, name in _TOKENS.items():
         text = text.replace(json.dumps(given), json.dumps(name))
     path.write_text(text)
-    path = target / "chat_template.jinja"
-    template = path.read_text()
-    before, after = (f"{{{{'<|im_start|>' + message['role'] + '\n' + {_CONTENT}", " + '<|im_end|>'")
-    assert before in template, template
-    role = before.replace(f" + {_CONTENT}", " }}")
-    path.write_text(template.replace(before + after, role + _PARTS + "{{ '<|im_end|>'"))
