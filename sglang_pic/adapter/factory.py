@@ -45,6 +45,7 @@ from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.store import StoreTier
+from sglang_pic.adapter.serve.traffic_log import TrafficLog
 from sglang_pic.adapter.serve.windows import WindowRowsInTree, keep_rows
 from sglang_pic.adapter.startup import certified
 from sglang_pic.adapter.startup import metrics as startup_metrics
@@ -247,6 +248,7 @@ def _make_cache(
     pool_tokens = ctx.tp_worker.model_runner.token_to_kv_pool_allocator.size
     pins = Pins(index, pool_tokens * config.pin_max_percent // 100, Series(pin_metrics.METRICS, labels))
     ranks = serving_group(ctx.tp_group)
+    logs = ranks is None or ranks.rank_in_group == 0
     noted = Faults(
         config.fault_limit,
         Series(faults.METRICS, labels),
@@ -268,7 +270,7 @@ def _make_cache(
     make = partial(
         PicRadixCache,
         planning=planning,
-        accounting=Accounting(Series(accounting.METRICS, labels)),
+        accounting=Accounting(Series(accounting.METRICS, labels), TrafficLog(auditor) if logs else None),
         auditor=auditor,
         pins=pins,
         publication=Publication(index, model.delimiters),

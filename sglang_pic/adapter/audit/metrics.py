@@ -75,6 +75,11 @@ WORST_KL: Final = Metric(
     label="window",
     values=_WINDOWS,
 )
+LIMIT: Final = Metric(
+    "sglang:pic_audit_kl_limit_nats",
+    MetricKind.GAUGE,
+    "The mean KL above which a namespace is switched off (audit_kl_limit), in nats.",
+)
 UNDECIDED_KL: Final = Metric(
     "sglang:pic_audit_undecided_kl_nats",
     MetricKind.GAUGE,
@@ -114,6 +119,7 @@ METRICS: Final = (
     TOKENS,
     SUSPENDED,
     WORST_KL,
+    LIMIT,
     UNDECIDED_KL,
     BOLDER_KL,
     BOLDER_COMPUTED,
