@@ -221,6 +221,13 @@ VERSION :=
 release: setup ## VERSION=1.2.3: check, set the version, date the changelog, build, test the wheel, tag; ARGS=--dry-run
 	$(BIN)/python .ci/release.py '$(VERSION)' $(ARGS)
 
+.PHONY: images
+images: setup ## with docker: SGLang's image with the plugin, and a CPU image for the demo; ARGS='--build-arg TORCH_INDEX=URL'
+	sglang="$$(sed -n 's/^BUILT_FOR = "\(.*\)"$$/\1/p' sglang_pic/adapter/contract.py)"; \
+	version="$$($(BIN)/sglang-pic --version | cut -d ' ' -f 2)"; \
+	docker build --target server --build-arg SGLANG="$$sglang" --tag "sglang-pic:v$$sglang-$$version" $(ARGS) .; \
+	docker build --target demo --tag "sglang-pic-demo:v$$sglang-$$version" $(ARGS) .
+
 .PHONY: clean
 clean: ## remove caches and build outputs (not .venv, .models, runs)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

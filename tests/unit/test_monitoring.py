@@ -1,4 +1,4 @@
-"""The board and the rules read metrics that exist, in PromQL that parses, and each alert is raised when it should be."""
+"""The board and the rules read metrics that exist, their PromQL parses, and alerts are raised when they should be."""
 
 from __future__ import annotations
 
