@@ -16,7 +16,8 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 
 FROM python:3.11-slim-bookworm AS demo
 SHELL ["/bin/bash", "-eu", "-o", "pipefail", "-c"]
-# hadolint ignore=DL3008 -- Debian keeps one version of a package; the image's tag names the release.
+# Debian keeps one version of a package.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev make \
     && rm -rf /var/lib/apt/lists/* \
