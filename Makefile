@@ -207,8 +207,34 @@ format: setup ## let ruff format the code and fix what it can
 	$(BIN)/ruff format .
 
 .PHONY: wheel
-wheel: setup ## build the wheel into dist/
-	$(PIP) wheel -qq --no-deps --no-build-isolation --wheel-dir dist .
+wheel: setup ## build the sdist, and the wheel from it, into dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build --target sdist --directory dist
+	$(PIP) wheel -qq --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+
+.PHONY: test-wheel
+test-wheel: setup ## install the wheel in an empty environment and run every verb there
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/unit/test_wheel.py
+
+.PHONY: tested
+tested: setup .versions/$(WITH) ## the tests with WITH=sglang==0.5.22, and their counts as a row of CHANGELOG.md
+	mkdir -p runs
+	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+	  --junit-xml runs/tested.xml $(ARGS) || true
+	$(BIN)/python .ci/tested.py $(WITH:sglang==%=%) runs/tested.xml
+
+# On the command line only, like OUT.
+VERSION :=
+.PHONY: release
+release: setup ## VERSION=1.2.3: check, set the version, date the changelog, build, test the wheel, tag; ARGS=--dry-run
+	$(BIN)/python .ci/release.py '$(VERSION)' $(ARGS)
+
+.PHONY: images
+images: setup ## with docker: SGLang's image with the plugin, and a CPU image for the demo; ARGS='--build-arg TORCH_INDEX=URL'
+	sglang="$$(sed -n 's/^BUILT_FOR = "\(.*\)"$$/\1/p' sglang_pic/adapter/contract.py)"; \
+	version="$$($(BIN)/sglang-pic --version | cut -d ' ' -f 2)"; \
+	docker build --target server --build-arg SGLANG="$$sglang" --tag "sglang-pic:v$$sglang-$$version" $(ARGS) .; \
+	docker build --target demo --tag "sglang-pic-demo:v$$sglang-$$version" $(ARGS) .
 
 .PHONY: clean
 clean: ## remove caches and build outputs (not .venv, .models, runs)

@@ -154,7 +154,7 @@ def _check_needs(name: str) -> None:
         return
     extras = [extra for extra in VERBS[name].extras if missing.intersection(EXTRAS[extra])]
     ways = ["install SGLang first"] if missing.difference(*EXTRAS.values()) else []
-    ways += [f"pip install '.[{','.join(extras)}]' in the repository"] if extras else []
+    ways += [f"pip install 'sglang-pic[{','.join(extras)}]'"] if extras else []
     raise PicError(
         f"`sglang-pic {name}` needs {', '.join(sorted(missing))}, not installed here: {', then '.join(ways)}"
     )

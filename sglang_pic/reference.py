@@ -1,4 +1,4 @@
-"""Writes the tables of `sglang_pic/REFERENCE.md`, and the line on features of `OPERATE.md`, from the code.
+"""Writes the tables of `sglang_pic/REFERENCE.md`, the line on features of `OPERATE.md` and the board, from the code.
 
 `python -m sglang_pic.reference` (`make reference`). The text around the tables stands in the page itself; a table
 begins at `<!-- generated: NAME -->` and ends at `<!-- end -->`.
@@ -24,37 +24,42 @@ from sglang_pic import outcomes
 from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.heal import metrics as heal_metrics
 from sglang_pic.adapter.metrics import Metric
-from sglang_pic.adapter.serve import accounting, faults, pins, telling
+from sglang_pic.adapter.serve import accounting, faults, pins, store, telling
 from sglang_pic.adapter.serve.fallback import REASONS
 from sglang_pic.adapter.serve.options import SETTINGS
 from sglang_pic.adapter.startup import metrics as startup_metrics
 from sglang_pic.adapter.support import SUPPORT, Level, Support
 from sglang_pic.config import PicConfig
 from sglang_pic.core.settings import Setting, settings_of
+from sglang_pic.monitoring import board
 
 PAGE: Final = Path(sglang_pic.__file__).with_name("REFERENCE.md")
 OPERATE: Final = PAGE.with_name("OPERATE.md")
 _MATRIX: Final = "REFERENCE.md#what-is-tested-admitted-and-refused"
 
-_METRICS: Final = (
+METRICS: Final = (
     *accounting.METRICS,
     *faults.METRICS,
     *pins.METRICS,
+    *store.METRICS,
     *telling.METRICS,
     *startup_metrics.METRICS,
     *audit_metrics.METRICS,
     *heal_metrics.METRICS,
 )
+"""All that a server can export."""
 _BLOCK: Final = re.compile(r"(?<=<!-- generated: )([a-z-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the pages' tables anew."""
+    """Write the pages' tables and the board anew."""
     parser = argparse.ArgumentParser(prog="python -m sglang_pic.reference", description=__doc__.splitlines()[0])
     parser.parse_args(argv)
     for page in (PAGE, OPERATE):
         page.write_text(render(page.read_text(encoding="utf-8")), encoding="utf-8")
         print(page, file=sys.stderr)
+    board.FILE.write_text(board.render(METRICS), encoding="utf-8")
+    print(board.FILE, file=sys.stderr)
     return 0
 
 
@@ -83,12 +88,12 @@ def _switches(kind: type[msgspec.Struct]) -> str:
 
 
 def _metrics() -> str:
-    rows = [(f"`{m.name}`", m.kind.value, f"`{m.label}`" if m.label else "", m.help) for m in _METRICS]
+    rows = [(f"`{m.name}`", m.kind.value, f"`{m.label}`" if m.label else "", m.help) for m in METRICS]
     return _table(("metric", "kind", "label", "meaning"), rows)
 
 
 def _labels() -> str:
-    with_values = [metric for metric in _METRICS if metric.values and metric is not accounting.FALLBACKS]
+    with_values = [metric for metric in METRICS if metric.values and metric is not accounting.FALLBACKS]
     return "\n".join(f"{_label_title(metric)}\n\n{_values(metric)}" for metric in with_values)
 
 

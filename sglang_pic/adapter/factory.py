@@ -31,7 +31,7 @@ from sglang_pic.adapter.metrics import Series
 from sglang_pic.adapter.probe.gathered import gathers
 from sglang_pic.adapter.probe.ranks import check_alike, fault_group, serving_group
 from sglang_pic.adapter.seams import BuildContext, ModelRunner
-from sglang_pic.adapter.serve import accounting, dp_attention, faults, store
+from sglang_pic.adapter.serve import accounting, dp_attention, faults, media, store
 from sglang_pic.adapter.serve import pins as pin_metrics
 from sglang_pic.adapter.serve import scheduler as scheduler_hooks
 from sglang_pic.adapter.serve.accounting import Accounting
@@ -47,6 +47,7 @@ from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.store import StoreTier
 from sglang_pic.adapter.serve.telling import METRICS as TELLING_METRICS
 from sglang_pic.adapter.serve.telling import Telling, make_telling
+from sglang_pic.adapter.serve.traffic_log import TrafficLog
 from sglang_pic.adapter.serve.windows import WindowRowsInTree, keep_rows
 from sglang_pic.adapter.startup import certified
 from sglang_pic.adapter.startup import metrics as startup_metrics
@@ -107,6 +108,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     model = _read_model(ctx, config, path.splicer, draft)
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
     _attach_tiers(ctx, cache, path, config, model, labels)
+    _move_images(ctx, cache)
     shown |= _reports(cache)
     server_info.install(shown, get_parallel().dp_rank)
     # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
@@ -263,6 +265,7 @@ def _make_cache(
     pool_tokens = ctx.tp_worker.model_runner.token_to_kv_pool_allocator.size
     pins = Pins(index, pool_tokens * config.pin_max_percent // 100, Series(pin_metrics.METRICS, labels))
     ranks = serving_group(ctx.tp_group)
+    logs = ranks is None or ranks.rank_in_group == 0
     noted = Faults(
         config.fault_limit,
         Series(faults.METRICS, labels),
@@ -284,7 +287,7 @@ def _make_cache(
     make = partial(
         PicRadixCache,
         planning=planning,
-        accounting=Accounting(Series(accounting.METRICS, labels)),
+        accounting=Accounting(Series(accounting.METRICS, labels), TrafficLog(auditor) if logs else None),
         auditor=auditor,
         pins=pins,
         publication=Publication(index, model.delimiters, telling),
@@ -372,6 +375,23 @@ def _attach_store(
         series=Series(store.METRICS, labels),
     )
     scheduler_hooks.install_store(cache, cache.store)
+
+
+def _move_images(ctx: BuildContext, cache: PicRadixCache) -> None:
+    """Let images be moved where that is known to be right; elsewhere requests with media are computed."""
+    if not ctx.model_config.is_multimodal:
+        return
+    model = type(ctx.tp_worker.model_runner.model).__name__
+    for is_so, what in (
+        (model not in media.CLASSES, f"on {model}, whose images nobody moved yet"),
+        (cache.cache_controller is not None, "beside HiCache, whose stores know text alone"),
+        (disaggregation_mode(ctx) != "null", "with PD disaggregation"),
+        (gathers(), "with DP attention"),
+    ):
+        if is_so:
+            logger.info("sglang_pic: requests with media are computed in full %s", what)
+            return
+    cache.planning.images = media.Images(is_mrope=ctx.model_config.model_is_mrope)
 
 
 def _checked_path(ctx: BuildContext, audit: Audit | None) -> tuple[ForwardPath, Draft | None]:

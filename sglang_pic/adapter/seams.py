@@ -44,7 +44,7 @@ class Req(Protocol):
     return_hidden_states: bool | str
     input_embeds: object | None
     positional_embed_overrides: object | None
-    multimodal_inputs: object | None
+    multimodal_inputs: MediaInputs | None
     multi_item_delimiter_indices: object | None
     token_indices_to_pool: object | None
     session: Any | None  # `streaming`: the session keeps one row for all its turns
@@ -55,6 +55,24 @@ class Req(Protocol):
     cached_tokens_storage: int
 
     host_hit_length: int  # tokens behind `prefix_len` that HiCache has on the host
+
+
+class MediaItem(Protocol):
+    """`schedule_batch.MultimodalDataItem`: one image, video or sound."""
+
+    hash: int | None
+    identity: bytes | None  # a longer hash, of models that make one
+    offsets: list[tuple[int, int]] | None  # first and last places of its tokens in the prompt
+    model_specific_data: dict[str, object]
+
+    def is_image(self) -> bool: ...
+
+
+class MediaInputs(Protocol):
+    """`schedule_batch.MultimodalInputs`: the media of a request."""
+
+    mm_items: Sequence[MediaItem]
+    mrope_positions: torch.Tensor | None  # `[3, num_tokens]` of the prompt; of what is prefilled after a retraction
 
 
 class ScheduleBatch(Protocol):
@@ -103,6 +121,7 @@ class ModelConfig(Protocol):
     context_len: int
     vocab_size: int
     dtype: torch.dtype
+    is_multimodal: bool
     model_is_mrope: bool
 
 
@@ -224,6 +243,8 @@ class BuildContext(Protocol):
 _SRT = "sglang.srt"
 SEAMS: Final = {
     Req: f"{_SRT}.managers.schedule_batch.Req",
+    MediaItem: f"{_SRT}.managers.schedule_batch.MultimodalDataItem",
+    MediaInputs: f"{_SRT}.managers.schedule_batch.MultimodalInputs",
     ScheduleBatch: f"{_SRT}.managers.schedule_batch.ScheduleBatch",
     ForwardBatch: f"{_SRT}.model_executor.forward_batch_info.ForwardBatch",
     RunnerOutput: f"{_SRT}.model_executor.model_runner.ModelRunnerOutput",

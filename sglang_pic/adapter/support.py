@@ -139,6 +139,7 @@ def _refused(area: Area, what: str, refused: Refused) -> Support:
 _MOVED_ON_SERVERS: Final = (
     "DeepseekScalingRotaryEmbedding",
     "Gemma3RotaryEmbedding",
+    "MRotaryEmbedding",
     "RotaryEmbedding",
     "YaRNScalingRotaryEmbedding",
 )

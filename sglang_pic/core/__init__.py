@@ -11,13 +11,13 @@ from sglang_pic.core.lexicon import MESSAGE_BREAK, Lexicon
 from sglang_pic.core.path import Path
 from sglang_pic.core.plan import Context, CostModel, DropReason, Plan, PlanOptions, Reason, Run
 from sglang_pic.core.planner import Resolver
-from sglang_pic.core.policy import CAREFUL, PRESETS, ReusePolicy, bolder_than, with_preset
+from sglang_pic.core.policy import PRESETS, ReusePolicy, bolder_than, has_bolder_preset, with_preset
 from sglang_pic.core.spans import Span, intersect_spans
-from sglang_pic.core.tokens import Tokens, as_tokens, common_len
+from sglang_pic.core.tokens import MEDIA_FROM, Tokens, as_tokens, common_len
 
 __all__ = [
-    "CAREFUL",
     "LEAST_UNKNOWN",
+    "MEDIA_FROM",
     "MESSAGE_BREAK",
     "MOST_REUSE",
     "PRESETS",
@@ -48,6 +48,7 @@ __all__ = [
     "as_tokens",
     "bolder_than",
     "common_len",
+    "has_bolder_preset",
     "intersect_spans",
     "with_preset",
 ]

@@ -5,8 +5,8 @@
 
 The walk begins at the run, where both sides are in step, and goes back. A difference of at most `max_field_tokens` on
 both sides, between equal flanks, is a changed field; where one side is empty, a quarter of that. Where the two fall out
-of step for longer, one side may still be short: a field changed and a text was added or taken away beside it. Whatever
-else differs is moved or other text.
+of step for longer, one side may still be short: a field changed and a text was added or taken away beside it. An image
+in the place of another is a changed field, however large. Whatever else differs is moved or other text.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
+import numpy as np
+
 from sglang_pic.core.native import compiled
 from sglang_pic.core.plan import Context
 from sglang_pic.core.spans import Span
-from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, common_len
+from sglang_pic.core.tokens import MEDIA_FROM, TOKEN_BYTES, Tokens, common_len
 from sglang_pic.core.trie import ANY, Node, Trie, equal_start, tokens_before
 
 # So many tokens that are equal on both sides put them in step again; fewer are equal by chance.
@@ -118,6 +120,12 @@ class Aligner:
             old_len, new_len = at - shift - shared, at - shared
             if min(old_len, new_len) < 0 or old_len == new_len == 0 or len(fields) > MAX_ALIGNED_FIELDS:
                 return _join(_SAME if shift == first_shift == 0 else _MOVED, fields)
+            images = self._images(node, at - shift, old_len, at, new_len)
+            if images is not None:
+                fields.append(images)
+                old_len, new_len = len(images.old), at - images.new[0]
+                at, shift = at - new_len, shift + old_len - new_len
+                continue
             if max(old_len, new_len) > self._most:
                 short = self._fall_in_step(node, at - shift, at, shared)
                 if short is None:
@@ -141,6 +149,23 @@ class Aligner:
         self._shared.update(dict.fromkeys(line, shared))
         self.work += _WORK_PER_NODE * len(line)
         return shared
+
+    def _images(self, node: Node, old_end: int, old_len: int, new_end: int, new_len: int) -> Difference | None:
+        """The difference, if an image stands at its end on both sides: another one in its place, however large."""
+        if min(old_len, new_len) <= 0 or self._tokens[new_end - 1] < MEDIA_FROM:
+            return None
+        new_image = _image_at_end(self._tokens[new_end - new_len : new_end])
+        # As much of the donor's path as it takes to see where its image begins.
+        length, old = 0, self._tokens[:0]
+        while len(old) == length < old_len:
+            length = min(max(4 * length, new_image), old_len)
+            taken = tokens_before(node, old_end, length)
+            old = taken[length - _image_at_end(taken) :]
+            self.work += length
+        if not len(old):
+            return None
+        before = tokens_before(node, old_end - len(old), min(_FLANK_TOKENS, old_end - len(old)))
+        return Difference(old, before, (new_end - new_image, new_end))
 
     def _fall_in_step(self, node: Node, old_end: int, new_end: int, shared: int) -> tuple[int, int] | None:
         """The lengths of a short difference that ends at these places, with equal text in front of it."""
@@ -203,6 +228,12 @@ class Aligner:
                     parts.append(((old_at, old_from), (new_at, new_from)))
                 old_at, new_at = old_from + length, new_from + length
         return parts
+
+
+def _image_at_end(tokens: Tokens) -> int:
+    """How many trailing tokens stand for media."""
+    text = np.flatnonzero(tokens[::-1] < MEDIA_FROM)
+    return int(text[0]) if len(text) else len(tokens)
 
 
 def _join(rest: Alignment, fields: list[Difference]) -> Alignment:

@@ -22,7 +22,7 @@ from sglang_pic.core.mentions import Mentions, find_mentions
 from sglang_pic.core.plan import Context, CostModel, DropReason, Run
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.spans import Span, merge_spans, subtract_spans
-from sglang_pic.core.tokens import Tokens
+from sglang_pic.core.tokens import Tokens, hold_media
 from sglang_pic.core.trie import Node, Trie
 
 # Fewer tokens between two spans that must be computed are computed too: a gap costs more.
@@ -169,22 +169,29 @@ class Guard:
 
     def _must_compute(self, fields: list[Difference]) -> list[Mentions]:
         """For each field from where on it is named, and what of the prompt has to be computed because of it."""
-        end = len(self._tokens)
         if not fields:
             return []
         if self._policy.edit == "in_place":
             return [Mentions(field.new[0], []) for field in fields]
         if self._policy.edit == "recompile" or self._lexicon is None:
-            return [Mentions(field.new[0], [(field.new[0], end)]) for field in fields]
-        seam, tail = self._policy.seam_tokens, (end - self._policy.edit_tail_tokens, end)
+            return [*map(self._all_behind, fields)]
+        end, seam = len(self._tokens), self._policy.seam_tokens
+        tail = end - self._policy.edit_tail_tokens, end
         found = find_mentions(fields, self._tokens, self._lexicon)
         if found is None:
             self.dropped[DropReason.BUDGET] += 1
-            return [Mentions(field.new[0], [(field.new[0], end)]) for field in fields]
+            return [*map(self._all_behind, fields)]
         return [
-            named._replace(spans=[*named.spans, (field.new[1], field.new[1] + seam), tail])
+            self._all_behind(field)
+            # No word names an image that another one took the place of.
+            if hold_media(field.old) and hold_media(self._tokens[slice(*field.new)])
+            else named._replace(spans=[*named.spans, (field.new[1], field.new[1] + seam), tail])
             for field, named in zip(fields, found, strict=True)
         ]
+
+    def _all_behind(self, field: Difference) -> Mentions:
+        """Nobody can tell what draws on the field."""
+        return Mentions(field.new[0], [(field.new[0], len(self._tokens))])
 
     def _age(self, run: Run, behind: list[Mentions]) -> Run:
         """The run with the generation of its rows where they are spliced: one more behind a field that is named."""

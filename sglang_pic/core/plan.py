@@ -15,7 +15,7 @@ import msgspec
 from sglang_pic.core.path import Path
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.settings import Range, check
-from sglang_pic.core.spans import Span, intersect_spans
+from sglang_pic.core.spans import Span, intersect_spans, whole_part
 
 
 class Reason(Enum):
@@ -145,6 +145,9 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The parts of such a span, ascending, whose rows some layers lack: those with sliding windows, in a pool of their
     own. `None` where every layer has all rows."""
 
+    whole: tuple[Span, ...] = ()
+    """Spans of the prompt, ascending and disjoint, that a run holds whole or not at all: images."""
+
     def __post_init__(self) -> None:
         check(self)
 
@@ -224,12 +227,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Tokens that gaps cover."""
         return self.end - self.prefix_len - self.num_spliced
 
-    def cut(self, budget: int, *, page_size: int = 1) -> int:
+    def cut(self, budget: int, *, page_size: int = 1, whole: Sequence[Span] = ()) -> int:
         """The furthest place to end a prefill chunk of at most `budget` computed tokens.
 
         Args:
             budget: computed tokens that are left; less than 1 counts as 1.
             page_size: inside the prompt a chunk ends on a multiple of this.
+            whole: as in `PlanOptions`; a chunk ends before such a span, if it is spliced, and not inside.
 
         Returns:
             A position in `(prefix_len, end]`: `end` itself where everything fits, and at least one page in any case,
@@ -246,13 +250,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             at = run.target_end
         furthest = min(at + left, self.end)
         aligned = furthest - furthest % page_size
+        # The last token of a chunk is computed.
+        while (start := whole_part(whole, self.prefix_len, aligned - 1)[1]) < aligned - 1 and any(
+            run.target_start <= start < run.target_end for run in self.runs
+        ):
+            aligned = start - start % page_size
         return aligned if aligned > self.prefix_len else min(self.end, self.prefix_len + page_size)
 
-    def clip(self, end: int) -> Plan:
-        """The plan of `[prefix_len, end)`: a run may end early, and the last token of what is left is computed."""
+    def clip(self, end: int, whole: Sequence[Span] = ()) -> Plan:
+        """The plan of `[prefix_len, end)`: a run may end early, and the last token of what is left is computed.
+
+        None ends inside a span of `whole`, as in `PlanOptions`.
+        """
         runs = []
         for run in self.runs:
-            stop = min(run.target_end, end - 1)
+            _, stop = whole_part(whole, run.target_start, min(run.target_end, end - 1))
             if stop > run.target_start:
                 runs.append(run if stop == run.target_end else msgspec.structs.replace(run, target_end=stop))
         return msgspec.structs.replace(

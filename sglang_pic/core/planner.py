@@ -23,7 +23,7 @@ from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.path import Path, PlanPaths
 from sglang_pic.core.plan import DropReason, Plan, PlanOptions, Run
 from sglang_pic.core.policy import ReusePolicy
-from sglang_pic.core.surplus import limit_gaps, limit_runs, repair_seams
+from sglang_pic.core.surplus import hold_whole, limit_gaps, limit_runs, repair_seams
 from sglang_pic.core.tokens import Tokens, equal_around
 from sglang_pic.core.trie import ANY, ELIGIBLE, Node, Trie, equal_end, equal_start
 
@@ -138,7 +138,7 @@ class Planner:
     def plan(self) -> Plan:
         """Choose the runs. Cost O(tokens behind the prefix) in any case."""
         guarded = self._guard.protect(self._collect())
-        runs = self._within_limits(guarded.runs)
+        runs = self._holding_whole(self._within_limits(guarded.runs))
         self._trie.touch(self._used)
         plan = Plan(
             prefix_len=self._prefix_len,
@@ -408,6 +408,15 @@ class Planner:
             kept = limit_gaps(runs, max_gaps)
             self._dropped[DropReason.MAX_GAPS] += len(runs) - len(kept)
             runs = kept
+        return runs
+
+    def _holding_whole(self, runs: list[Run]) -> list[Run]:
+        """The runs, each holding what must stay whole as a whole, with a seam where a run before it ends earlier."""
+        limits, whole = self._limits, self._options.whole
+        while (held := hold_whole(runs, whole, limits.min_spliced)) != runs:
+            repaired = repair_seams(held, self._prefix_len, limits.seam, limits.min_spliced, self._paths)
+            self._dropped[DropReason.BELOW_MIN_RUN] += len(runs) - len(repaired)
+            runs = repaired
         return runs
 
     def _is_given_up(self, ending: int, chunk_end: int) -> bool:

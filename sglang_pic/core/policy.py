@@ -18,9 +18,10 @@ _MAX_LENGTH = 1 << 20
 class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which runs are taken and how much of them is computed; for the defaults see bench/results/study/defaults.md."""
 
-    preset: Literal["careful", "most"] = "careful"
-    """Where the settings come from that are not given: `"careful"`, or `"most"`, which splices whatever is equal,
-    wherever it stands and whatever changed before it."""
+    preset: Literal["careful", "balanced", "most"] = "careful"
+    """Where the settings come from that are not given: `"careful"`; `"balanced"`, which compares contexts in the last
+    256 tokens of a prompt alone; or `"most"`, which splices whatever is equal, wherever it stands and whatever changed
+    before it."""
     sink_tokens: Annotated[int, Range(0, _MAX_LENGTH)] = 32
     """Tokens at the start of a prompt whose rows are neither spliced nor donated."""
     seam_tokens: Annotated[int, Range(0, 1 << 16)] = 32
@@ -63,9 +64,10 @@ class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         check(self)
 
 
-CAREFUL: Final = "careful"
 PRESETS: Final[dict[str, dict[str, Any]]] = {
-    CAREFUL: {},
+    "careful": {},
+    # `tune` shows it to lose at most .02 nats a token on two agents' sets: bench/results/study/defaults.md.
+    "balanced": {"preset": "balanced", "tail_tokens": 64, "near_tokens": 256},
     "most": {"preset": "most", "seam_tokens": 1, "min_spliced_tokens": 8, "tail_tokens": 0, "edit": "in_place"},
 }
 """The settings of each preset that are not the defaults, from the most careful one to the boldest."""
@@ -73,9 +75,17 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
 
 def bolder_than(policy: ReusePolicy) -> ReusePolicy | None:
     """The next bolder preset than a policy's; `None` where there is none."""
-    names = list(PRESETS)
-    bolder = names[names.index(policy.preset) + 1 :]
+    bolder = list(PRESETS)[_boldness(policy) + 1 :]
     return ReusePolicy(**PRESETS[bolder[0]]) if bolder else None
+
+
+def has_bolder_preset(policy: ReusePolicy, other: ReusePolicy) -> bool:
+    """Whether a policy's preset is bolder than the other's."""
+    return _boldness(policy) > _boldness(other)
+
+
+def _boldness(policy: ReusePolicy) -> int:
+    return list(PRESETS).index(policy.preset)
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,13 @@ def holds(spans: Sequence[Span], position: int) -> bool:
     return i >= 0 and position < spans[i][1]
 
 
+def whole_part(spans: Sequence[Span], start: int, end: int) -> Span:
+    """The part of `[start, end)` that begins and ends inside none of `spans`, ascending and disjoint; may be empty."""
+    before, after = (spans[i] if (i := bisect_right(spans, (at, -1)) - 1) >= 0 else (at, at) for at in (start, end))
+    first = before[1] if start < before[1] else start
+    return first, max(first, after[0] if end < after[1] else end)
+
+
 def intersect_spans(spans: Sequence[Span], start: int, end: int) -> list[Span]:
     """The parts of `spans`, ascending and disjoint, inside `[start, end)`. Cost O(log(len(spans)) + result)."""
     parts: list[Span] = []

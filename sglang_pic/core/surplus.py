@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from sglang_pic.core.path import PlanPaths
 from sglang_pic.core.plan import Run
+from sglang_pic.core.spans import Span, whole_part
 
 
 def limit_runs(runs: list[Run], most: int) -> list[Run]:
@@ -24,6 +27,23 @@ def limit_gaps(runs: list[Run], most: int) -> list[Run]:
             stretches.append([run])
     longest = sorted(stretches, key=lambda stretch: stretch[0].target_start - stretch[-1].target_end)[: most - 1]
     return sorted((run for stretch in longest for run in stretch), key=lambda run: run.target_start)
+
+
+def hold_whole(runs: list[Run], whole: Sequence[Span], min_spliced: int) -> list[Run]:
+    """What of the runs begins and ends inside no span of `whole`; what is shorter than `min_spliced` then goes."""
+    held: list[Run] = []
+    for run in runs:
+        start, end = whole_part(whole, run.target_start, run.target_end)
+        if (start, end) == (run.target_start, run.target_end):
+            held.append(run)
+        elif end - start >= min_spliced:
+            seam_len = run.seam_len + start - run.target_start
+            held.append(
+                msgspec.structs.replace(
+                    run, target_start=start, target_end=end, donor_start=start - run.shift, seam_len=seam_len
+                )
+            )
+    return held
 
 
 def repair_seams(runs: list[Run], served: int, seam: int, min_spliced: int, paths: PlanPaths) -> list[Run]:

@@ -14,6 +14,9 @@ Tokens = npt.NDArray[np.int32]
 
 TOKEN_BYTES = 4
 
+MEDIA_FROM = 1 << 30
+"""From here on ids stand for media, which have no text; a vocabulary's own are smaller."""
+
 _FIRST_BLOCK = 64
 _TRUE = b"\x01"
 
@@ -21,6 +24,11 @@ _TRUE = b"\x01"
 def as_tokens(ids: Sequence[int] | npt.NDArray[np.integer]) -> Tokens:
     """The ids as the core wants them; no copy if they are already so."""
     return np.ascontiguousarray(ids, dtype="<i4")
+
+
+def hold_media(tokens: Tokens) -> bool:
+    """Whether any of `tokens` stands for media."""
+    return bool((tokens >= MEDIA_FROM).any())
 
 
 def require_tokens(tokens: Tokens) -> None:

@@ -22,6 +22,7 @@ MODEL_NAMES: dict[str, str] = {
     "tiny-mla": "4-layer DeepSeek-V2 (MLA, MoE, YaRN) with seeded random weights: for tests, its text means nothing",
     "tiny-mtp": "4-layer DeepSeek-V3 (MLA, MoE) with seeded random weights and an MTP layer (NEXTN), for tests",
     "tiny-dsa": "4-layer DeepSeek-V3.2 (MLA, MoE, an indexer that chooses 64 tokens), likewise",
+    "tiny-qwen2.5-vl": "4-layer Qwen2.5-VL (M-RoPE, a vision tower of two layers), likewise",
     "tiny-gemma3": "4-layer Gemma 3 (windows of 48, two rotations) with seeded random weights, likewise",
     "tiny-gpt-oss": "4-layer gpt-oss (windows of 48, attention sinks, MoE, YaRN), for --dtype float32, likewise",
     "tiny-cohere2": "4-layer Command-R7B (windows of 48, no positions in its other layers), likewise",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import msgspec
 import numpy as np
 
-from sglang_pic.models import checkpoint, smollm2
+from sglang_pic.models import checkpoint, smollm2, vision
 from sglang_pic.models.checkpoint import Config, Progress
 
 if TYPE_CHECKING:
@@ -171,6 +171,20 @@ _COHERE2: Config = _COMMON | {
 }
 
 
+_QWEN2_5_VL: Config = (
+    _COMMON
+    | vision.TOKEN_IDS
+    | {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": "qwen2_5_vl",
+        "num_key_value_heads": _NUM_KV_HEADS,
+        # Of a head's 16 frequencies so many turn by time, by height and by width.
+        "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
+        "vision_config": vision.VISION_CONFIG | {"out_hidden_size": HIDDEN},
+    }
+)
+
+
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a random-weight model is made from."""
 
@@ -186,6 +200,7 @@ RECIPES: dict[str, Recipe] = {
     "tiny-gpt-oss": Recipe(seed=20_263, config=_GPT_OSS),
     "tiny-cohere2": Recipe(seed=20_264, config=_COHERE2),
     "tiny-dsa": Recipe(seed=20_265, config=_DSA),
+    "tiny-qwen2.5-vl": Recipe(seed=20_266, config=_QWEN2_5_VL),
 }
 
 
@@ -201,6 +216,8 @@ def write(recipe: Recipe, target: Path, progress: Progress) -> None:
     """Write configuration, weights and tokenizer into the empty folder `target`."""
     progress("drawing the weights")
     write_folder(target, recipe.config, draw_weights(recipe), progress)
+    if "vision_config" in recipe.config:
+        vision.write_processor(target)
 
 
 def draw_weights(recipe: Recipe) -> dict[str, torch.Tensor]:
@@ -221,7 +238,7 @@ def write_folder(target: Path, config: Config, weights: dict[str, torch.Tensor],
 
 
 def _weight(draw: np.random.Generator, name: str, shape: tuple[int, ...], family: str) -> np.ndarray:
-    if "norm.weight" in name or "layernorm.weight" in name:
+    if name.endswith(("norm.weight", "norm1.weight", "norm2.weight", "ln_q.weight")):
         return np.full(shape, _norm(name, family), dtype=np.float32)
     return _draw(draw, shape, _scale(name, shape, family))
 
@@ -248,6 +265,8 @@ def _scale(name: str, shape: tuple[int, ...], family: str) -> float:
         return _CONFIDENCE / math.sqrt(shape[-1])
     if "sinks" in name or "bias" in name:
         return 1.0 if "sinks" in name else _BIAS
+    if len(shape) == 5:
+        return 1.0 / math.sqrt(math.prod(shape[1:]))
     # Experts of gpt-oss lie in one tensor, inputs before outputs.
     inputs = shape[-2] if "experts" in name and len(shape) == 3 else shape[-1]
     sharp = any(part in name for part in ("q_proj", "k_proj", "kv_a_proj"))
@@ -261,6 +280,8 @@ def _shapes(recipe: Recipe) -> Shapes:
         layer = _LAYERS[_family(recipe)](recipe.config, index)
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
     shapes["model.norm.weight"] = (HIDDEN,)
+    if "vision_config" in recipe.config:
+        shapes |= vision.tower(HIDDEN)
     return shapes if recipe.config["tie_word_embeddings"] else shapes | {"lm_head.weight": (_VOCAB_SIZE, HIDDEN)}
 
 
@@ -322,6 +343,12 @@ def _gpt_oss(_config: Config, _index: int) -> Shapes:
     }
 
 
+def _qwen2_5_vl(_config: Config, _index: int) -> Shapes:
+    attention = _gqa_attention()
+    biases = {f"self_attn.{name}_proj.bias": attention[f"{name}_proj"][:1] for name in "qkv"}
+    return _weights(_layer(attention) | _mlp("mlp", _MLP_SIZE)) | biases
+
+
 _LAYERS: Final[dict[str, Callable[[Config, int], Shapes]]] = {
     "llama": _llama,
     "deepseek_v2": _deepseek,
@@ -329,6 +356,7 @@ _LAYERS: Final[dict[str, Callable[[Config, int], Shapes]]] = {
     "gemma3_text": _gemma3,
     "gpt_oss": _gpt_oss,
     "cohere2": _cohere2,
+    "qwen2_5_vl": _qwen2_5_vl,
 }
 
 

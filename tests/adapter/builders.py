@@ -157,7 +157,7 @@ class Kept(Series):
 
     def add(self, metric: Metric, amount: float = 1, *, value: str | None = None) -> None:
         assert value is None or value in metric.values
-        self.counts[metric.name, value] += int(amount)
+        self.counts[metric.name, value] += amount  # type: ignore[assignment]
 
     def set(self, metric: Metric, amount: float, *, value: str | None = None) -> None:
         self.levels[metric.name, value].append(amount)

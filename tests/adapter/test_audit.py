@@ -224,7 +224,7 @@ def test_the_next_bolder_preset_is_measured_on_the_same_request(wrong: int, page
     report = bench.audit.report()
     assert (report.num_audited, report.mean_kl) == (1, 0)
     (found,) = report.bolder
-    assert (found.preset, found.num_measured, found.num_agreed) == ("most", 1, 1 - wrong)
+    assert (found.preset, found.num_measured, found.num_agreed) == ("balanced", 1, 1 - wrong)
     assert (found.mean_kl > 0.01) == bool(wrong)
     assert (found.num_computed, found.num_saved) == (len(PROMPT) - 16 - 64, bench.wanted.num_spliced - 64)
     assert (bench.free, bench.tree.num_locks, bench.audit.has_work) == (free, 0, False)

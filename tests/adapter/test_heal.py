@@ -17,6 +17,7 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS
 from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.media import Media
 from sglang_pic.adapter.serve.options import RequestOptions
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.resolver import TreeResolver
@@ -39,6 +40,8 @@ class Bench:
     def __init__(self, page_size: int = 1, **settings: Any) -> None:
         self.runner, self.scheduler, self.series = Runner(), Scheduler(), Kept()
         self.index = ContentIndex(MOST_REUSE, names=RowNames(page_size))
+        self.media: Media | None = None
+        """Of the requests."""
         tree: Any = Tree(page_size, 0)
         tree.page_size, tree.auditor, tree.recovered = page_size, Auditor(), []
         tree.donors = torch.arange(500, 500 + len(PROMPT))
@@ -56,7 +59,7 @@ class Bench:
 
     def repair(self, max_new_tokens: int = 64, *, adopted_from: int = 100, num_tokens: int = len(PROMPT)) -> Any:
         """A request was served: the tree adopted its rows from a position on."""
-        state = RequestState(RequestOptions(), namespace=SPACE, spliced=[SPLICED], matched_len=100)
+        state = RequestState(RequestOptions(), namespace=SPACE, spliced=[SPLICED], matched_len=100, media=self.media)
         req = request(PROMPT[:num_tokens], pic=state)
         req.sampling_params.max_new_tokens = max_new_tokens
         self.healer.published(req, num_tokens, adopted_from)
@@ -66,6 +69,7 @@ class Bench:
         """A request begins with the path, and splices some more."""
         prefix = Exactness(SPLICED[0], 0, num_tokens - SPLICED[0])
         state = RequestState(RequestOptions(), namespace=SPACE, matched_len=num_tokens, prefix=prefix)
+        state.media = self.media
         state.admitted_from, state.num_inherited = num_tokens, prefix.approximate_len
         state.counted = Counted(num_spliced)
         self.healer.admitted(request([*PROMPT[:num_tokens], 5], pic=state))
@@ -125,6 +129,15 @@ def test_a_prompt_is_repaired_once_for_each_row() -> None:
 def test_nothing_is_repaired(asked: dict[str, int]) -> None:
     bench = Bench(repair_tokens=1024)
     bench.repair(**asked)
+    assert not bench.healer.has_work
+
+
+def test_a_prompt_with_images_is_left_alone() -> None:
+    """A pass of ours computes token ids alone."""
+    bench = Bench(repair_tokens=1024, heal_ratio=100)
+    bench.media = Media(((3, 9),), (1 << 30,))
+    bench.repair()
+    bench.heal(num_spliced=10_000)
     assert not bench.healer.has_work
 
 
@@ -205,7 +218,7 @@ def test_what_ends_it(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("moment", ["admitted", "published"])
 def test_a_fault_costs_no_request_anything(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(repair_tokens=1024, heal_ratio=100)
-    monkeypatch.setattr("sglang_pic.adapter.heal.healer.as_tokens", lambda _: 1 / 0)
+    monkeypatch.setattr("sglang_pic.adapter.heal.healer.tokens_of", lambda *_: 1 / 0)
     bench.heal() if moment == "admitted" else bench.repair()
     ((_, reason, error),) = bench.tree.recovered
     assert (reason, type(error)) == (Fallback.FAULT_RENEWAL, ZeroDivisionError)

@@ -65,8 +65,9 @@ def test_the_better_of_two_plans_is_taken() -> None:
     assert set(server.tree.asked) == {None, own}
 
 
-def test_a_careful_request_on_a_bolder_server_takes_donors_of_careful_requests_alone() -> None:
-    server, lane = Server(preset="most"), {"preset": "careful", "tail_tokens": 0, "edit": "in_place"}
+@pytest.mark.parametrize("preset", ["careful", "balanced"])
+def test_a_request_on_a_bolder_server_takes_donors_of_its_own_preset_alone(preset: str) -> None:
+    server, lane = Server(preset="most"), {"preset": preset, "tail_tokens": 0, "edit": "in_place"}
     server.serve(behind(1)[:140])
     assert server.serve(behind(2), lane) == 0
     assert server.serve(behind(3), {}) > 0

@@ -25,7 +25,7 @@ from sglang_pic.adapter.serve.scheduler import _details, receive
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.adapter.support import max_sequences
 from sglang_pic.config import PicConfig
-from sglang_pic.core import Context, DropReason, Exactness, Plan, PlanOptions, ReusePolicy, RowNames, Run
+from sglang_pic.core import Context, CostModel, DropReason, Exactness, Plan, PlanOptions, ReusePolicy, RowNames, Run
 from sglang_pic.errors import UnsupportedError
 from tests.adapter.builders import DONOR, Kept, hooks_of, make_planning, request
 
@@ -65,7 +65,6 @@ def asked_for(req: Any) -> PlanOptions:
 
 
 @pytest.mark.feature(
-    "requests with media",
     "hidden states",
     "streaming sessions",
     "logprobs of the whole prompt",
@@ -78,7 +77,7 @@ def asked_for(req: Any) -> PlanOptions:
         ({"token_indices_to_pool": [10, 20]}, Fallback.SCORING),
         ({"input_embeds": [[0.0]]}, Fallback.EMBEDDINGS),
         ({"positional_embed_overrides": "some"}, Fallback.EMBEDDINGS),
-        ({"multimodal_inputs": "an image"}, Fallback.EMBEDDINGS),
+        ({"multimodal_inputs": "an image"}, Fallback.MEDIA),
         ({"return_hidden_states": True}, Fallback.HIDDEN_STATES),
         ({"session": SimpleNamespace(streaming=True)}, Fallback.SESSION),
         ({"return_logprob": True, "logprob_start_len": 0}, Fallback.INPUT_LOGPROBS),
@@ -246,6 +245,16 @@ def test_every_prompt_token_has_one_source() -> None:
 def run(start: int, end: int, context: Context) -> Run:
     """A run of a plan, at shift 0."""
     return Run(target_start=start, target_end=end, donor_start=start, donor=DONOR, seam_len=0, context=context)
+
+
+@pytest.mark.parametrize(("gap_us", "saved_us"), [(100.0, 200 * 9 - 2 * 100.0), (5000.0, 0.0)])
+def test_what_splices_save_is_counted_by_the_measured_costs(gap_us: float, saved_us: float) -> None:
+    """Two runs of 100 tokens, with a gap before, between and behind them."""
+    req, series = request(prefix_len=0, extend_end=300), Kept()
+    plan = Plan(prefix_len=0, end=300, runs=(run(20, 120, Context.SAME), run(150, 250, Context.SAME)))
+    cost = CostModel(computed_token_us=10.0, spliced_token_us=1.0, gap_us=gap_us)
+    Accounting(series).count_admitted(req, plan, None, first_chunk=True, cost=cost)
+    assert series.counts["sglang:pic_saved_seconds_total", None] == pytest.approx(saved_us / 1e6)
 
 
 def test_what_changed_fields_cost_is_counted_of_what_is_admitted_and_once() -> None:

@@ -127,7 +127,8 @@ SERVERS = {
     # Each rank gets half of a prefill chunk, which must be whole pages.
     "dsa_page64.dp2": _float32("tiny-dsa", 64, *_DP_ATTENTION, "--chunked-prefill-size", "256", is_slow=True),
     "dsa_page64.tp2": _float32("tiny-dsa", 64, "--tp-size", "2", is_slow=True),
-    # With every commit their models run without a server: tests/adapter/test_windows.py.
+    # With every commit their models run without a server: tests/adapter/test_media.py, test_windows.py.
+    "qwen_vl_page1": _float32("tiny-qwen2.5-vl", 1, config=AUDITED, is_slow=True),
     "gemma3_page1": _float32("tiny-gemma3", 1, is_slow=True),
     "gpt_oss_page16": _float32("tiny-gpt-oss", 16, is_slow=True),
     # Windows have half as many slots as the other layers, and room for an audit.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_pic.errors import BenchError
+from sglang_pic.monitoring import board
 from tests.e2e.servers import on_servers
 from tests.e2e.serving import Client, serve
 
@@ -53,3 +54,14 @@ def test_off_runs_nothing(client: Client) -> None:
     assert client.internal_state()["self_test"]["verdict"] == "off"
     assert not [name for name in client.counters() if name.startswith("self_test")]
     assert "self-test" not in client.log()
+
+
+@on_servers("gqa_page1_tp2")
+def test_what_the_board_and_the_rules_read_is_exported(client: Client) -> None:
+    """Here, because a server without a self-test lacks its metrics."""
+    client.generate(list(range(1_000, 1_100)))
+    rules = (Path(board.__file__).parent / "rules.yaml").read_text()
+    wanted = board.names_in(board.FILE.read_text()) | board.names_in(rules)
+    exported = board.names_in(client.server.get("/metrics"))
+    assert wanted <= exported
+    assert len(wanted) > 20

@@ -153,7 +153,7 @@ def test_verb_without_its_extra_names_the_one_to_install(name: str, tmp_path: Pa
     run = f"from sglang_pic.cli import main; sys.exit(main({[name, *words]}))"
     done = python(without(MODULES) + run, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
-    needs, install = f"sglang-pic: error: `sglang-pic {name}` needs ", f"pip install '.{extra}' in the repository"
+    needs, install = f"sglang-pic: error: `sglang-pic {name}` needs ", f"pip install 'sglang-pic{extra}'"
     assert re.fullmatch(rf"{needs}.+ not installed here: {re.escape(install)}\n", done.stderr)
 
 

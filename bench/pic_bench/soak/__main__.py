@@ -106,6 +106,8 @@ class Soak(Result, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Of them, those that were on the host (HiCache)."""
     renewed_rows_checked: int = 0
     """Rows that were computed again in their slots."""
+    renewals: dict[str, int] = msgspec.field(default_factory=dict)
+    """Prompts of which rows were to be computed again, by how that ended."""
     stored_tokens: int = 0
     """Of these, those that were brought there from a store for their request."""
     compared: int
@@ -138,7 +140,9 @@ def main(args: argparse.Namespace, scratch: Path) -> Finding:
         patient, judge = Patient(pic), Judge(stock)
         control = _control(args, patient, judge) if args.page_size == 1 else None
         run = _Run(args, patient, judge, control, patient.stale_rows(), time.monotonic())
-        waiting = enumerate(sessions(encoder, args.seed))
+        # A prompt that comes back is one to heal.
+        turns = 2 if args.renew == "heal" else 1
+        waiting = enumerate([p for p in session for _ in range(turns)] for session in sessions(encoder, args.seed))
         rng = random.Random(args.seed)
         known: set[str] = set()
         interval = 0.5 if sys.stderr.isatty() else 30.0
@@ -231,6 +235,7 @@ class _Run:
             spliced_rows_checked=books["num_spliced_rows"],
             fetched_rows_checked=books["num_fetched_rows"],
             renewed_rows_checked=books["num_renewed_rows"],
+            renewals=_by_label(counters, "renewals"),
             stored_tokens=counters["stored_tokens_total"],
             compared=len(verdicts),
             mismatches=len(mismatches),

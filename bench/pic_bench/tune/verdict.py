@@ -65,6 +65,8 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Share of the prompt tokens of these calls."""
     sure: Flips | None = None
     """Forced tokens of which the full prefill is sure, and those whose likeliest one is another."""
+    sure_loss: Estimate | None = None
+    """Of a session's sure tokens the share that is another's beyond the exact hit's, capped; paired by call."""
     agreement_loss: Estimate | None = None
     """Share of forced tokens whose likeliest one is another than the full prefill's, less the exact hit's."""
     needed: int | None = None
@@ -170,8 +172,14 @@ class Judge:
         return Verdict.OPEN if first or second else Verdict.UNTRIED
 
     def _figures(self, probes: Sequence[Probe]) -> dict[str, Estimate | Flips | float | None]:
-        floor = {probe.prompt: probe.forced_agreement or 0.0 for probe in self._of(EXACT)}
-        lost = [floor[probe.prompt] - (probe.forced_agreement or 0.0) for probe in probes if probe.prompt in floor]
+        floor = {probe.prompt: probe for probe in self._of(EXACT)}
+        pairs = [(probe, floor[probe.prompt]) for probe in probes if probe.prompt in floor]
+        lost = [(exact.forced_agreement or 0.0) - (probe.forced_agreement or 0.0) for probe, exact in pairs]
+        flipped = [
+            ((probe.sure_flips or 0) - (exact.sure_flips or 0)) / probe.sure_tokens
+            for probe, exact in pairs
+            if probe.sure_tokens
+        ]
         kls = [probe.forced_kl or 0.0 for probe in probes]
         return {
             "loss": _estimate(_losses(probes), 0.0, CAP),
@@ -180,6 +188,7 @@ class Judge:
             "first_kl": fmean(probe.kl for probe in probes),
             "spliced": sum(probe.chunk_hit_tokens for probe in probes) / sum(probe.prompt_tokens for probe in probes),
             "sure": count_sure(probes),
+            "sure_loss": _estimate([min(max(one, 0.0), CAP) / CAP for one in flipped], 0.0, CAP) if flipped else None,
             "agreement_loss": _estimate([(one + 1) / 2 for one in lost], -1.0, 1.0) if lost else None,
         }
 

@@ -36,7 +36,7 @@ from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.probe.prompt_pass import is_too_long
 from sglang_pic.adapter.probe.ranks import agree_on_largest
 from sglang_pic.adapter.seams import ModelRunner, Req, Scheduler, TpGroup
-from sglang_pic.adapter.serve.auditor import Auditor
+from sglang_pic.adapter.serve.auditor import Auditor, Drift
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.config import PicConfig
@@ -103,6 +103,7 @@ class Audit(Worker, Auditor):
         # NOTE: requests are drawn at random, because every n-th one is the same tenant's where tenants take turns.
         self._chance = random.Random(_SEED)
         self._tallies = {window: _Tally() for window in Window}
+        series.set(metrics.LIMIT, config.audit_kl_limit)
         self._num_skipped = 0
         self._has_warned = False
         self._num_rounds = 0
@@ -138,6 +139,9 @@ class Audit(Worker, Auditor):
             if _window_of(state) is Window.CHANGED:
                 rate = max(rate, self._config.audit_change_rate)
             state.is_drawn = self._chance.random() < rate
+            if state.is_drawn and state.media is not None:
+                state.is_drawn = False
+                self._skip(AuditSkip.MEDIA)
             if state.is_drawn and self.bolder is not None:
                 state.bolder = self.bolder.plan(req)
 
@@ -221,6 +225,10 @@ class Audit(Worker, Auditor):
             log_resumption(suspension)
         self._show_windows()
         return bool(ended) or number == 0
+
+    def drift(self) -> Drift:
+        num_audited = sum(tally.num_audited for tally in self._tallies.values())
+        return Drift(num_audited, max(map(self._ledger.worst, Window)), self._config.audit_kl_limit)
 
     def report(self) -> AuditReport:
         """What `/server_info` shows."""

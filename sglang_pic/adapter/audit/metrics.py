@@ -18,6 +18,7 @@ class AuditSkip(Reason):
     ADAPTER = "adapter", "Its LoRA adapter was not on the device any more, or adapters load beside forward passes."
     FLUSHED = "flushed", "The cache was flushed or the weights changed before the full computation was done."
     FULL_NOT_FINITE = "full_not_finite", "The full computation gave NaN or infinite logits: nothing to compare with."
+    MEDIA = "media", "Its prompt has images, and an audit computes token ids alone."
     MEMORY = "memory", "The KV pool had no room for the prompt beside the rows in use."
     NO_LOGITS = "no_logits", "SGLang scored several items at once, which forms no logits of a first token."
     PREEMPTED = "preempted", "Requests needed the slots of the full computation, several times over."
@@ -74,6 +75,11 @@ WORST_KL: Final = Metric(
     label="window",
     values=_WINDOWS,
 )
+LIMIT: Final = Metric(
+    "sglang:pic_audit_kl_limit_nats",
+    MetricKind.GAUGE,
+    "The mean KL above which a namespace is switched off (audit_kl_limit), in nats.",
+)
 UNDECIDED_KL: Final = Metric(
     "sglang:pic_audit_undecided_kl_nats",
     MetricKind.GAUGE,
@@ -113,6 +119,7 @@ METRICS: Final = (
     TOKENS,
     SUSPENDED,
     WORST_KL,
+    LIMIT,
     UNDECIDED_KL,
     BOLDER_KL,
     BOLDER_COMPUTED,

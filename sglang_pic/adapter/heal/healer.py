@@ -27,7 +27,8 @@ from sglang_pic.adapter.probe.prompt_pass import STEP_TOKENS, PromptPass, has_ad
 from sglang_pic.adapter.seams import ModelRunner, Req, Scheduler
 from sglang_pic.adapter.serve.cache import PicRadixCache
 from sglang_pic.adapter.serve.fallback import Fallback
-from sglang_pic.adapter.serve.planning import as_tokens, tree_namespace, wants_little
+from sglang_pic.adapter.serve.media import tokens_of
+from sglang_pic.adapter.serve.planning import tree_namespace, wants_little
 from sglang_pic.adapter.serve.renewal import Renewal
 from sglang_pic.adapter.serve.state import RequestState, is_apart
 from sglang_pic.config import PicConfig
@@ -106,9 +107,10 @@ class Healer(Worker, Renewal):
         state: RequestState = req.pic
         self._num_spliced += state.counted.spliced
         is_first = state.matched_len == state.admitted_from
-        if not (self._config.heal_ratio and is_first and state.num_inherited) or is_apart(req):
+        is_wanted = self._config.heal_ratio and is_first and state.num_inherited and state.media is None
+        if not is_wanted or is_apart(req):
             return
-        tokens = as_tokens(req.full_untruncated_fill_ids[: state.matched_len])
+        tokens = tokens_of(req, state.matched_len)
         prompt = _Prompt("heal", tree_namespace(req), tokens, state, req.lora_id)
         # Of a session the last turn has all that the others have.
         self._heals = [each for each in self._heals if not _begins(prompt, each)]
@@ -128,14 +130,16 @@ class Healer(Worker, Renewal):
         state.own_end = path_len
         num_prompt = len(req.origin_input_ids)
         end = num_prompt - num_prompt % self._tree.page_size
-        if not self._config.repair_tokens or path_len < end or state.is_repaired or wants_little(req):
+        # A pass of ours computes token ids alone.
+        is_wanted = self._config.repair_tokens and state.media is None and not wants_little(req)
+        if not is_wanted or path_len < end or state.is_repaired:
             return
         state.is_repaired = True
         first = max(state.own_from, num_prompt - self._config.repair_tokens)
         start = next((max(first, span[0]) for span in state.spliced if span[1] > first), end)
         if start >= end:
             return
-        tokens = as_tokens(req.full_untruncated_fill_ids[:end])
+        tokens = tokens_of(req, end)
         self._repairs.append(_Prompt("repair", tree_namespace(req), tokens, state, req.lora_id, start))
         if len(self._repairs) > _MAX_WAITING:
             self._end(self._repairs.popleft(), HealEnd.QUEUE_FULL)

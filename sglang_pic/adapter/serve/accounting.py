@@ -12,7 +12,8 @@ from sglang_pic.adapter.metrics import Metric, MetricKind, Series
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.fallback import REASONS, Fallback
 from sglang_pic.adapter.serve.state import RequestState
-from sglang_pic.core import Context, Plan, Reason, intersect_spans
+from sglang_pic.adapter.serve.traffic_log import TrafficLog
+from sglang_pic.core import Context, CostModel, Plan, Reason, intersect_spans
 
 TOKENS: Final = Metric(
     "sglang:pic_tokens_total",
@@ -77,6 +78,12 @@ GUARDED: Final = Metric(
     "Prompt tokens of admitted requests that were computed because a field before them has another value than before "
     "the donor; they would have been spliced otherwise.",
 )
+SAVED: Final = Metric(
+    "sglang:pic_saved_seconds_total",
+    MetricKind.COUNTER,
+    "Prefill time that splices saved, estimated: by the costs that were measured at start-up, as if each prefill chunk "
+    "had a pass of its own. 0 where cost_gate is off.",
+)
 UNDONE: Final = Metric(
     "sglang:pic_undone_tokens_total",
     MetricKind.COUNTER,
@@ -107,6 +114,7 @@ METRICS: Final = (
     INHERITED,
     INHERITED_TOKENS,
     UNKNOWN_TOKENS,
+    SAVED,
     UNDONE,
     GUARDED,
     CHANGED_FIELDS,
@@ -115,12 +123,20 @@ METRICS: Final = (
 
 
 class Accounting:
-    """The counts of one scheduler rank; `series` exports `METRICS`."""
+    """The counts of one scheduler rank; `series` exports `METRICS`, `log` is that of the rank that logs."""
 
-    def __init__(self, series: Series) -> None:
-        self._series = series
+    def __init__(self, series: Series, log: TrafficLog | None = None) -> None:
+        self._series, self._log = series, log
 
-    def count_admitted(self, req: Req, plan: Plan | None, refusal: Fallback | None, *, first_chunk: bool) -> None:
+    def count_admitted(
+        self,
+        req: Req,
+        plan: Plan | None,
+        refusal: Fallback | None,
+        *,
+        first_chunk: bool,
+        cost: CostModel | None = None,
+    ) -> None:
         """Count a prefill chunk that was admitted: `[req.prefix_len, req.extend_end)` runs in the next batch.
 
         Args:
@@ -128,6 +144,7 @@ class Accounting:
             plan: what is spliced of the chunk, if anything.
             refusal: why the request is not reused at all, on its first chunk.
             first_chunk: whether the chunk begins at the exact prefix hit.
+            cost: what tells how much time splices save.
         """
         state: RequestState = req.pic
         if refusal is not None and not req.retracted_stain:
@@ -146,13 +163,26 @@ class Accounting:
         self._series.add(PROMPT_TOKENS, prefix + num_spliced + computed)
         for source, num_tokens in (("prefix", prefix), ("chunk", num_spliced), ("computed", computed)):
             self._series.add(TOKENS, num_tokens, value=source)
+        saved_us = 0.0
         if plan is not None and plan.runs:
+            if cost is not None:
+                saved = cost.request_saves(
+                    num_computed=computed,
+                    num_spliced=num_spliced,
+                    num_gaps=max(0, len(plan.gaps) - 1),
+                    num_fetched=num_fetched,
+                )
+                # Below 0 only where others shared the pass.
+                saved_us = max(0.0, saved)
+            self._series.add(SAVED, saved_us / 1e6)
             self._series.add(RUNS, len(plan.runs))
             self._series.add(SPLICED)
             self._series.add(FETCHED_TOKENS, num_fetched)
             self._series.add(STORED_TOKENS, num_stored)
             for run in plan.runs:
                 self._series.add(SPLICED_TOKENS, run.num_tokens, value=run.context.value)
+        if self._log is not None:
+            self._log.note(is_new=first_chunk, prefix=prefix, spliced=num_spliced, computed=computed, saved_us=saved_us)
         self._count_guard(req)
         self._count_inherited(req, first_chunk=first_chunk)
 

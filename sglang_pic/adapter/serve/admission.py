@@ -153,7 +153,7 @@ class PicPrefillAdder(PrefillAdder):
         if pending is None or num_computed is None:
             return None if pending is None else pending.plan.end
         try:
-            return pending.plan.cut(num_computed, page_size=page_size)
+            return pending.plan.cut(num_computed, page_size=page_size, whole=req.pic.whole)
         except Exception as error:
             self.tree_cache.recover([req], Fallback.FAULT_PLAN, error)
             return None
@@ -206,7 +206,7 @@ class PicPrefillAdder(PrefillAdder):
                 state.prefix = cache.publication.prefix_of(req)
             # A refusal counts once, and a fault was counted when it happened.
             counted = refusal if first_chunk and not state.is_faulty else None
-            cache.accounting.count_admitted(req, plan, counted, first_chunk=first_chunk)
+            cache.accounting.count_admitted(req, plan, counted, first_chunk=first_chunk, cost=cache.planning.cost)
         except Exception as error:
             # The batch may be narrowed for others: this request is one whole gap of it.
             cache.recover([req], Fallback.FAULT_ACCOUNTING, error, is_admitted=True)

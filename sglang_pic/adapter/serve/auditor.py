@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.state import RequestState
+
+
+class Drift(NamedTuple):
+    """What audits found so far."""
+
+    num_audited: int
+    """Requests that were audited, of all time."""
+    kl: float
+    """The largest mean of a namespace's window in nats; 0 until a namespace has `audit_min` requests."""
+    limit: float
+    """Above that, a namespace is switched off."""
 
 
 class Auditor:
@@ -30,6 +43,10 @@ class Auditor:
     def serves(self, state: RequestState) -> bool:
         """Whether a request that was received earlier may still be spliced, and be served rows that were."""
         return True
+
+    def drift(self) -> Drift | None:
+        """What audits found, `None` where there are none."""
+        return None
 
     def draw(self, req: Req) -> None:
         """Consider an admitted request for an audit."""

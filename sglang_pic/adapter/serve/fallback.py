@@ -12,7 +12,7 @@ class Fallback(Reason):
 
     AUDIT = "audit", "Audits have switched splicing off in the request's namespace."
     BATCH = "batch", "Another request of the batch brings input embeddings or wants hidden states."
-    EMBEDDINGS = "embeddings", "The request brings embeddings or media, so its tokens do not determine its KV."
+    EMBEDDINGS = "embeddings", "The request brings embeddings, so its tokens do not determine its KV."
     FAULT_ACCOUNTING = "fault_accounting", "An exception while an admitted request was counted."
     FAULT_AUDIT = "fault_audit", "An exception in an audit; waiting audits were given up, requests are not affected."
     FAULT_GAPS = "fault_gaps", "An exception while a gap prefill was laid out or computed."
@@ -30,6 +30,11 @@ class Fallback(Reason):
     FAULTS = "faults", "Faults have switched splicing off, or a fault emptied the index after the request had come."
     HIDDEN_STATES = "hidden_states", "The request wants hidden states of its prompt."
     INPUT_LOGPROBS = "input_logprobs", "The request wants logprobs of its prompt."
+    MEDIA = (
+        "media",
+        "The request brings video or audio, or images that this server cannot move: of another class of model, with "
+        "HiCache, PD disaggregation or DP attention, or two that SGLang takes for one.",
+    )
     MEMORY = "memory", "The pool was too full to hold the donors while the request was admitted."
     OFF = "off", "The request opted out, or did not opt in where the default mode is off."
     SCORING = "scoring", "The request is scored at places in the middle of its prompt, which must be computed."

@@ -208,7 +208,8 @@ class ForwardPath:
                 is_latent = self.splicer.view.kind is PoolKind.MLA
                 # Ranks replay graphs together or not at all, and this one has voted against. What a draft's graph
                 # captured of hidden states is not tested.
-                replays = not is_moved and replays_gaps(runner, len(gap.owners), is_latent=is_latent)
+                has_media = any(each is not None for each in batch.mm_inputs or ())
+                replays = not (is_moved or has_media) and replays_gaps(runner, len(gap.owners), is_latent=is_latent)
                 stack.enter_context(_prefill_path(runner, replays=replays))
                 stack.enter_context(gap.narrowed(batch, runner))
                 self._running = gap

@@ -64,7 +64,7 @@ class _Columns(NamedTuple, Generic[_C]):
     firsts: _C
     places: _C
     run_lens: _C
-    """Per run, tokens and shift."""
+    """Per run, its tokens and by how many positions its keys turn."""
     shifts: _C
     computed_lens: _C
     """Per request."""
@@ -207,14 +207,15 @@ def build_gap_batch(
         logprob_starts.append(computed[-1] - (extend_len - start_lens[i]))
         assert logprob_starts[-1] >= 0, "a token whose logprob is wanted was spliced"
         if splice is not None:
-            moves += [_Move(run, slots, rows[i]) for run, slots in splice.sources]
-            fetches += [_Move(run, slots, rows[i]) for run, slots in splice.fetches]
+            shifts = iter(splice.shifts)
+            moves += [_Move(run, slots, rows[i], next(shifts)) for run, slots in splice.sources]
+            fetches += [_Move(run, slots, rows[i], next(shifts)) for run, slots in splice.fetches]
             windows += splice.window_sources
             locks.push(splice.locks)
         offset += extend_len
     lens = [end - start for start, end in zip(starts, ends, strict=True)]
     places = [0, *itertools.accumulate(lens[:-1])]
-    runs = [move.run.num_tokens for move in moves + fetches], [move.run.shift for move in moves + fetches]
+    runs = [move.run.num_tokens for move in moves + fetches], [move.shift for move in moves + fetches]
     wide, narrow = _stage(_Columns(owners, starts, ends, lens, firsts, places, *runs, computed), device)
     moved, fetched = _gather_splice(moves, fetches, windows, wide)
     return GapBatch(
@@ -233,11 +234,12 @@ def build_gap_batch(
 
 
 class _Move(NamedTuple):
-    """A run, the slots that it is read from, and the row of slots that it is written to."""
+    """A run, the slots that it is read from, the row of slots that it is written to, and how far its keys turn."""
 
     run: Run
     slots: torch.Tensor
     row: torch.Tensor
+    shift: int
 
 
 # NOTE: without `output_size` torch reads back how long the result of `repeat_interleave` is.
@@ -260,13 +262,13 @@ def _gather_splice(
     num_tokens = num_spliced + sum(move.run.num_tokens for move in fetches)
     for slots in (*(move.slots for move in moves), *windows):
         _read_here(slots)
-    dst = torch.cat([row[run.target_start : run.target_end] for run, _, row in every]).to(torch.int64)
+    dst = torch.cat([row[run.target_start : run.target_end] for run, _, row, _ in every]).to(torch.int64)
     shifts = torch.repeat_interleave(columns.shifts, columns.run_lens, output_size=num_tokens)
-    src = torch.cat([slots for _, slots, _ in moves]) if moves else dst[:0]
+    src = torch.cat([slots for _, slots, _, _ in moves]) if moves else dst[:0]
     splice = Splice(src, dst[:num_spliced], shifts[:num_spliced], torch.cat([*windows]) if windows else None)
     if not fetches:
         return splice, None
-    host_slots = torch.cat([slots for _, slots, _ in fetches])
+    host_slots = torch.cat([slots for _, slots, _, _ in fetches])
     return splice, Fetch(host_slots, dst[num_spliced:], shifts[num_spliced:])
 
 

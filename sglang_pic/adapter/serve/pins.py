@@ -22,9 +22,10 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series, descriptions
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req, Tree
+from sglang_pic.adapter.serve.media import tokens_of
 from sglang_pic.adapter.serve.state import RequestState
 from sglang_pic.adapter.serve.windows import WindowRowsInTree
-from sglang_pic.core import ContentIndex, Path, Reason, Tokens, as_tokens, common_len
+from sglang_pic.core import ContentIndex, Path, Reason, Tokens, common_len
 
 
 class PinEnd(Reason):
@@ -176,7 +177,7 @@ class Pins:
         if refused is not None:
             self._series.add(ENDED, value=refused.value)
             return
-        space, tokens = Namespace(req.extra_key, req.cache_salt), as_tokens(req.origin_input_ids[:length])
+        space, tokens = Namespace(req.extra_key, req.cache_salt), tokens_of(req, length)
         data, info = tokens.tobytes(), _describe(key, tokens)
         # NOTE: locked before the older pin of this name goes, so that rows of both are protected all the time. Whatever
         # fails from here on, each lock is held by a pin.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
 
 import msgspec
-import numpy as np
 
 from sglang_pic.adapter.namespace import Namespace, without_lane
 from sglang_pic.adapter.seams import Req, Tree
@@ -13,13 +13,14 @@ from sglang_pic.adapter.serve.auditor import Auditor
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.faults import Faults
 from sglang_pic.adapter.serve.host_tier import HostTier
+from sglang_pic.adapter.serve.media import Images, plain_ids, tokens_of
 from sglang_pic.adapter.serve.options import Mode, Skills
 from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.resolver import TreeResolver
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.adapter.serve.windows import WindowRowsInTree
 from sglang_pic.config import PicConfig
-from sglang_pic.core import CAREFUL, ContentIndex, CostModel, Plan, PlanOptions, ReusePolicy, Tokens
+from sglang_pic.core import ContentIndex, CostModel, Plan, PlanOptions, ReusePolicy, Run, Tokens
 
 # Tokens of an answer.
 _SHORT_ANSWER = 16
@@ -54,6 +55,8 @@ class Planning:
         """Set once the tree has one."""
         self.windows: WindowRowsInTree | None = None
         """Set once there is a tree, where windows have a pool of their own."""
+        self.images: Images | None = None
+        """Set where the model's images can be moved."""
         self._index, self._config, self.cost, self._auditor, self._pins = index, config, cost, auditor, pins
         self._faults = faults or Faults()
         self.max_sequences = max_sequences
@@ -74,7 +77,8 @@ class Planning:
             (state.options.mode is Mode.OFF, Fallback.OFF),
             (self._faults.is_off or state.restarts != self._faults.num_restarts, Fallback.FAULTS),
             (not self._auditor.serves(state), Fallback.AUDIT),
-            (has_embeddings or req.multimodal_inputs, Fallback.EMBEDDINGS),
+            (has_embeddings, Fallback.EMBEDDINGS),
+            (not self._serves_media(req), Fallback.MEDIA),
             (leaves_nothing, Fallback.INPUT_LOGPROBS),
             (req.return_hidden_states, Fallback.HIDDEN_STATES),
             (is_scored, Fallback.SCORING),
@@ -83,6 +87,14 @@ class Planning:
             if holds:
                 return reason
         return None
+
+    def _serves_media(self, req: Req) -> bool:
+        """Whether a request brings no media, or images that can be moved; SGLang lets go of them before its rows."""
+        state: RequestState = req.pic
+        if req.multimodal_inputs is not None and state.serves_media is None:
+            state.media = None if self.images is None else self.images.read(req)
+            state.serves_media = state.media is not None
+        return state.serves_media is not False
 
     def plan(self, req: Req, tree: Tree, *, max_gaps: int, prefix_len: int | None = None, num_before: int = 0) -> None:
         """Plan what the request's row still lacks, and lock the donors; the plan waits in `req.pic.pending`.
@@ -109,7 +121,7 @@ class Planning:
         if is_short or state.is_faulty or state.options.pin is not None or self.refusal(req) is not None:
             return
         resolver = self.resolver(tree)
-        tokens = as_tokens(req.full_untruncated_fill_ids)
+        tokens = tokens_of(req)
         options = self._options(req, policy, resolver, max_gaps, num_before)
         try:
             self._plan(req, resolver, tokens, start, options)
@@ -134,13 +146,18 @@ class Planning:
         resolver = self.resolver(tree)
         try:
             options = self._options(req, policy, resolver, self.max_gaps)
-            return self._best_plan(req, resolver, as_tokens(req.full_untruncated_fill_ids), prefix_len, options)
+            return self._best_plan(req, resolver, tokens_of(req), prefix_len, options)
         finally:
             resolver.release()
 
+    @property
+    def to_ids(self) -> Callable[[Tokens], array[int]]:
+        """Makes SGLang's ids of a path's tokens."""
+        return plain_ids if self.images is None else self.images.ids
+
     def resolver(self, tree: Tree, *, on_host: bool = True) -> TreeResolver:
         """Looks donors up for one plan, those with rows on the host too."""
-        return TreeResolver(tree, self._index.names, self.host if on_host else None, self.windows)
+        return TreeResolver(tree, self._index.names, self.host if on_host else None, self.windows, to_ids=self.to_ids)
 
     def _options(
         self, req: Req, policy: ReusePolicy, resolver: TreeResolver, max_gaps: int, num_before: int = 0
@@ -155,6 +172,7 @@ class Planning:
             num_before=num_before,
             missing=None if self.windows is None else resolver.missing,
             pinned_len=self._pins.pinned_len if req.pic.options.skills is Skills.NEAR else None,
+            whole=req.pic.whole,
         )
 
     def _plan(self, req: Req, resolver: TreeResolver, tokens: Tokens, start: int, options: PlanOptions) -> None:
@@ -162,12 +180,13 @@ class Planning:
         plan = self._best_plan(req, resolver, tokens, start, options)
         state.dropped, state.changed_fields, state.guarded = plan.dropped, plan.changed_fields, plan.guarded
         # Before the locks change hands: an exception finds all of them with the resolver.
+        turns = [] if self.images is None else turns_of(plan.runs, tokens, self.images)
         rows = [resolver.rows(run.donor, run.donor_start, run.donor_end) for run in plan.runs]
         locks = resolver.keep_locks_of([run.donor for run in plan.runs])
         if plan.runs:
             on_host = [each.host_slots for each in rows] if any(len(each.host_slots) for each in rows) else []
             in_windows = [each.window_slots for each in rows if each.window_slots is not None]
-            state.pending = PendingSplice(plan, [each.slots for each in rows], locks, on_host, in_windows)
+            state.pending = PendingSplice(plan, [each.slots for each in rows], locks, on_host, in_windows, turns)
 
     def _best_plan(self, req: Req, resolver: TreeResolver, tokens: Tokens, start: int, options: PlanOptions) -> Plan:
         plans = [
@@ -191,16 +210,17 @@ def tree_namespace(req: Req) -> Namespace:
 def donor_namespaces(req: Req) -> list[Namespace]:
     """Where the request's donors may be: among its own rows, and among those of the namespace that its lane is in."""
     state, own = req.pic, tree_namespace(req)
-    # A server with a lane of the careful preset has a bolder one: what it computed may stand behind what it spliced.
-    if state.lane is None or state.lane.split()[0] == CAREFUL:
+    if state.lane is None or state.is_stricter:
         return [own]
     base = own._replace(extra_key=without_lane(own.extra_key, state.lane) or state.namespace.extra_key)
     return [own] if base == own else [own, base]
 
 
-def as_tokens(token_ids: array[int]) -> np.ndarray:
-    """SGLang's token array as the core wants it: int32, contiguous."""
-    return np.frombuffer(token_ids, dtype=np.int64).astype(np.int32)
+def turns_of(runs: Sequence[Run], tokens: Tokens, images: Images) -> list[int]:
+    """By how many positions the keys of each run turn."""
+    end = max((run.donor_start for run in runs), default=0)
+    here, there = images.lags(tokens), {path: images.lags(path.tokens(end)) for path in {run.donor for run in runs}}
+    return [run.shift - here.at(run.target_start) + there[run.donor].at(run.donor_start) for run in runs]
 
 
 def _logprob_start(req: Req) -> int | None:

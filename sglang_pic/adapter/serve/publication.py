@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req, Tree
-from sglang_pic.adapter.serve.planning import as_tokens, tree_namespace
+from sglang_pic.adapter.serve.media import plain_ids, tokens_of
+from sglang_pic.adapter.serve.planning import tree_namespace
 from sglang_pic.adapter.serve.state import RequestState, is_apart
 from sglang_pic.adapter.serve.telling import Telling
 from sglang_pic.core import ContentIndex, Exactness, Span, Tokens, intersect_spans
@@ -56,7 +58,7 @@ class Publication:
         behind = state.prefix.approximate(state.spliced, path_len)
         self._index.note(
             tree_namespace(req),
-            as_tokens(req.full_untruncated_fill_ids[: path_len + self._index.names.lookahead]),
+            tokens_of(req, path_len + self._index.names.lookahead),
             [(start, path_len)] if start < path_len else [],
             spliced=spliced,
             approximate=[part for span in adopted for part in intersect_spans(behind, *span)],
@@ -96,7 +98,7 @@ class Publication:
         """What is known of the rows that a request's row begins with, `req.prefix_len` of them."""
         if not req.prefix_len or is_apart(req):
             return Exactness(exact_len=req.prefix_len)
-        return self._index.exactness(tree_namespace(req), as_tokens(req.full_untruncated_fill_ids[: req.prefix_len]))
+        return self._index.exactness(tree_namespace(req), tokens_of(req, req.prefix_len))
 
     def settle(self) -> None:
         """Publish what was noted.
@@ -106,14 +108,14 @@ class Publication:
         """
         self._index.settle()
 
-    def tell(self, tree: Tree) -> None:
-        """Have routers told what is new, and what the tree evicted.
+    def tell(self, tree: Tree, to_ids: Callable[[Tokens], array[int]] = plain_ids) -> None:
+        """Have routers told what is new, and what the tree evicted; `to_ids` makes SGLang's ids of a path's tokens.
 
         Raises:
             Exception: the tree could not be asked, or a publication failed.
         """
         if self.telling is not None:
-            self.telling.forget_evicted(self._index, tree)
+            self.telling.forget_evicted(self._index, tree, to_ids)
             self.telling.hand_over(self._index)
 
     @property

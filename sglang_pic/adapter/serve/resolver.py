@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
 from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -19,8 +18,9 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Tree
 from sglang_pic.adapter.serve.host_tier import NOTHING, HostTier, OnHost
+from sglang_pic.adapter.serve.media import plain_ids
 from sglang_pic.adapter.serve.windows import WindowRowsInTree
-from sglang_pic.core import Path, RowNames, Span, intersect_spans
+from sglang_pic.core import Path, RowNames, Span, Tokens, intersect_spans
 
 
 class _Resident(NamedTuple):
@@ -59,9 +59,15 @@ class TreeResolver:
     """
 
     def __init__(
-        self, tree: Tree, names: RowNames, host: HostTier | None = None, windows: WindowRowsInTree | None = None
+        self,
+        tree: Tree,
+        names: RowNames,
+        host: HostTier | None = None,
+        windows: WindowRowsInTree | None = None,
+        *,
+        to_ids: Callable[[Tokens], array[int]] = plain_ids,
     ) -> None:
-        self._tree, self._names, self._host, self._windows = tree, names, host, windows
+        self._tree, self._names, self._host, self._windows, self._to_ids = tree, names, host, windows, to_ids
         self._found: dict[Path, _Resident] = {}
 
     def __call__(self, path: Path, end: int) -> int:
@@ -84,9 +90,7 @@ class TreeResolver:
         tokens = path.tokens(min(wanted, len(path)) if known is None else None)
         namespace = path.namespace
         assert isinstance(namespace, Namespace), "publication.py names namespaces"
-        token_ids = array("q")
-        token_ids.frombytes(tokens.astype(np.int64).data.cast("B"))
-        key = RadixKey(token_ids, namespace.extra_key, cache_salt=namespace.cache_salt)
+        key = RadixKey(self._to_ids(tokens), namespace.extra_key, cache_salt=namespace.cache_salt)
         result = self._tree.match_prefix(MatchPrefixParams(key=key))
         slots = self._tree.path_device_indices(result.last_device_node)[: result.device_prefix_len].to(torch.int64)
         on_host = NOTHING if self._host is None else self._host.find(result)

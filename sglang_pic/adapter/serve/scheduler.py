@@ -20,7 +20,7 @@ from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.options import Mode, RequestOptions, parse_options
 from sglang_pic.adapter.serve.state import RequestState, is_apart
 from sglang_pic.adapter.serve.store import StoreTier
-from sglang_pic.core import ReusePolicy
+from sglang_pic.core import ReusePolicy, has_bolder_preset
 from sglang_pic.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -134,6 +134,7 @@ def receive(req: Req, auditor: Auditor, policy: ReusePolicy, *, mode: Mode = Mod
         state.generation = auditor.generation(state.namespace)
         state.is_diverted = not auditor.is_on(state.namespace)
     state.lane = OFF_LANE if is_apart(req) else options.lane(policy)
+    state.is_stricter = has_bolder_preset(policy, options.policy(policy))
     req.extra_key = tree_key(
         req.extra_key, adapter=req.lora_id, lane=state.lane, generation=state.generation, restarts=restarts
     )

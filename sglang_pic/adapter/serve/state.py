@@ -15,6 +15,7 @@ import torch
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req
 from sglang_pic.adapter.serve.fallback import Fallback
+from sglang_pic.adapter.serve.media import Media
 from sglang_pic.adapter.serve.options import Mode, RequestOptions
 from sglang_pic.core import DropReason, Exactness, Plan, Run, Span, Tokens, common_len
 
@@ -47,6 +48,14 @@ class PendingSplice:
     window_slots: list[torch.Tensor] = field(default_factory=list)
     """For each run its slots in the pool for windows, as `slots`, read while the donor was locked; empty where there is
     no such pool. Nothing is on the host then."""
+
+    turns: list[int] = field(default_factory=list)
+    """For each run by how many positions its keys turn; empty where that is its shift. Nothing is on the host then."""
+
+    @property
+    def shifts(self) -> list[int]:
+        """For each of `sources`, then of `fetches`, by how many positions its keys turn."""
+        return self.turns[: len(self.plan.runs)] or [run.shift for run, _ in (*self.sources, *self.fetches)]
 
     @property
     def sources(self) -> list[tuple[Run, torch.Tensor]]:
@@ -97,6 +106,8 @@ class RequestState:
     """How often the chunk index had been lost to a fault when the request was received."""
     lane: str | None = None
     """Where in its namespace its rows are, as `tree_key` takes it."""
+    is_stricter: bool = False
+    """The server's preset is bolder than the request's: what it computed may stand behind what it spliced."""
     is_diverted: bool = False
     """Received while audits had switched the namespace off: served as if it had opted out."""
     is_drawn: bool = False
@@ -105,6 +116,10 @@ class RequestState:
     """The next bolder preset, and what it would splice of the prompt, for the audit of a drawn request."""
     is_faulty: bool = False
     """Whether its reuse failed with an exception; the rest of it is computed."""
+    serves_media: bool | None = None
+    """Whether its media can be moved; `None` until they are looked at, and where there are none."""
+    media: Media | None = None
+    """Its images, if so."""
     pending: PendingSplice | None = None
     """The plan that waits for the forward pass."""
     dropped: dict[DropReason, int] = field(default_factory=dict)
@@ -160,6 +175,11 @@ class RequestState:
             self.lost_plan = reason
             self.changed_fields = self.guarded = ()
 
+    @property
+    def whole(self) -> tuple[Span, ...]:
+        """Where its images are."""
+        return () if self.media is None else self.media.spans
+
     def admit(self, start: int, end: int, *, first_chunk: bool) -> Plan | None:
         """Note that `[start, end)` of the row is prefilled next, and clip the plan to it; returns the clipped plan."""
         if first_chunk:
@@ -167,7 +187,7 @@ class RequestState:
         self.admitted_from, self.counted = start, Counted()
         if self.pending is None:
             return None
-        self.pending.plan = plan = self.pending.plan.clip(end)
+        self.pending.plan = plan = self.pending.plan.clip(end, self.whole)
         self.spliced += [(run.target_start, run.target_end) for run in plan.runs]
         self.generations += [(run.target_start, run.generation) for run in plan.runs]
         return plan

@@ -52,7 +52,7 @@ def run_replay(options: ReplayOptions) -> Path:
     """
     options.check()
     if importlib.util.find_spec("locust") is None:
-        raise ReplayError("locust is not installed; the replay needs it: pip install '.[bench]' in the repository")
+        raise ReplayError("locust is not installed; the replay needs it: pip install 'sglang-pic[bench]'")
     out = _prepare_folder(Path(options.out).expanduser(), force=options.force)
     options = msgspec.structs.replace(options, out=str(out))
     try:

@@ -1,0 +1,87 @@
+"""One line a minute in the log, while there is traffic: what was reused, what that saved, and how far answers drift."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from sglang_pic.adapter.serve.auditor import Auditor
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S: Final = 60.0
+"""A line covers at least so long."""
+
+
+@dataclass(slots=True)
+class _Sums:
+    began_at: float
+    num_audited: int
+    """Of all time, when this began."""
+    num_requests: int = 0
+    prefix: int = 0
+    spliced: int = 0
+    computed: int = 0
+    saved_us: float = 0.0
+
+
+class TrafficLog:
+    """Sums admitted requests, and logs the sums with the first request after a minute.
+
+    Args:
+        auditor: knows what audits found.
+        clock: in seconds.
+    """
+
+    def __init__(self, auditor: Auditor, clock: Callable[[], float] = time.monotonic) -> None:
+        self._auditor, self._clock = auditor, clock
+        self._sums: _Sums | None = None
+
+    def note(self, *, is_new: bool, prefix: int, spliced: int, computed: int, saved_us: float) -> None:
+        """Enter an admitted prefill chunk.
+
+        Args:
+            is_new: whether it is the first one of its request.
+            prefix: tokens of the exact prefix hit.
+            spliced: spliced tokens.
+            computed: computed tokens.
+            saved_us: what splicing saved, in microseconds.
+        """
+        now = self._clock()
+        if self._sums is not None and now - self._sums.began_at >= INTERVAL_S:
+            self._log(self._sums, now)
+            self._sums = None
+        if self._sums is None:
+            drift = self._auditor.drift()
+            self._sums = _Sums(now, 0 if drift is None else drift.num_audited)
+        sums = self._sums
+        sums.num_requests += is_new
+        sums.prefix += prefix
+        sums.spliced += spliced
+        sums.computed += computed
+        sums.saved_us += saved_us
+
+    def _log(self, sums: _Sums, now: float) -> None:
+        total = max(1, sums.prefix + sums.spliced + sums.computed)
+        drift = self._auditor.drift()
+        audits = "audits are off"
+        if drift is not None:
+            audits = (
+                f"{drift.num_audited - sums.num_audited} audits, worst mean KL {drift.kl:.4f} of at most "
+                f"{drift.limit:.4g} nats"
+            )
+        logger.info(
+            "sglang_pic: %.0f s: %d requests, %d prompt tokens: %.1f %% prefix hits, %.1f %% spliced, %.1f %% "
+            "computed; about %.2f s of prefill saved; %s",
+            now - sums.began_at,
+            sums.num_requests,
+            total,
+            100 * sums.prefix / total,
+            100 * sums.spliced / total,
+            100 * sums.computed / total,
+            sums.saved_us / 1e6,
+            audits,
+        )

@@ -1,0 +1,84 @@
+"""Prompts with images on a server: spliced with them, and never with another prompt's image."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.e2e.servers import on_servers
+from tests.e2e.serving import Answer, Client, assert_same, greedy, random_tokens
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.feature("images in prompts", "Qwen2_5_VLForConditionalGeneration", "MRotaryEmbedding"),
+    on_servers("qwen_vl_page1"),
+]
+
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+def image(seed: int, width: int, height: int) -> str:
+    """An image of noise, of so many pixels; 28 x 28 of them are a token."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(stream := io.BytesIO(), "PNG")
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+
+
+def words(client: Client, seed: int, count: int) -> str:
+    """Text of about so many tokens."""
+    return str(client.post("/detokenize", {"tokens": random_tokens(seed, count)})["text"])
+
+
+def ask(client: Client, text: str, images: Sequence[str], pic: object = None) -> Answer:
+    body: dict[str, Any] = {"text": text, "sampling_params": greedy(8, pic=pic)}
+    return client.answer(
+        client.post("/generate", {**body, "image_data": images, "return_logprob": True, "top_logprobs_num": 20})
+    )
+
+
+A, B, C = image(1, 280, 196), image(2, 196, 280), image(3, 140, 336)
+
+
+def test_shift_zero_equals_full_prefill(client: Client) -> None:
+    """In float32; the full prefill has several chunks, and answers are decoded behind images."""
+    text = IMAGE.join(words(client, seed, count) for seed, count in ((1, 150), (2, 90), (3, 60)))
+    full = ask(client, text, [A, B])
+    assert full.cached_tokens == 0
+    spliced = ask(client, text, [A, B])
+    assert spliced.chunk_hit_tokens >= full.prompt_tokens - 32 - 1, "all but the sink and the last token"
+    assert_same(full, spliced)
+
+
+def test_equal_text_around_another_image_shares_no_row_of_the_image(client: Client) -> None:
+    before, behind = words(client, 11, 150), words(client, 12, 60)
+    full = ask(client, before + IMAGE + behind, [C], {"mode": "off"})
+    ask(client, before + IMAGE + behind, [image(4, 140, 336)])
+    spliced = ask(client, before + IMAGE + behind, [C], {"edit": "recompile"})
+    assert 0 < spliced.chunk_hit_tokens < 160
+    assert_same(full, spliced)
+
+
+def test_moved_images_in_mixed_batches(client: Client) -> None:
+    """Behind another image, beside requests with and without media; every slot is given back."""
+    body = words(client, 21, 100) + IMAGE + words(client, 22, 90)
+    ask(client, body, [A])
+    moved = words(client, 23, 60) + IMAGE + words(client, 24, 40) + body
+    asked = [(moved, [B, A]), (words(client, 25, 80), []), (words(client, 26, 30) + IMAGE, [C]), (body, [A])]
+    before = client.counters()
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = [*pool.map(lambda each: ask(client, *each), asked)]
+    grown = client.grown(before)
+    assert sum(grown[f"tokens:{source}"] for source in ("prefix", "chunk", "computed")) == grown["prompt_tokens"]
+    assert grown["fallbacks:media"] == 0
+    # With the image's 70 tokens.
+    assert answers[0].chunk_hit_tokens > 70 + 100
+    assert answers[1].chunk_hit_tokens == answers[2].chunk_hit_tokens == 0
+    assert client.audit()["num_audited"] == 0, "an audit would compute token ids alone"
+    assert client.counters()["audit_skipped_requests:media"] > 0

@@ -1,0 +1,113 @@
+"""The wheel: what is in it, and that an environment with nothing else runs its verbs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+from sglang_pic.cli import EXTRAS, VERBS
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGES = ("sglang_pic", "kernels/pic_kernels", "kernels/pic_native", "traces/pic_traces", "bench/pic_bench")
+LEFT_OUT = ("*.md", "sglang_pic/*.png", "sglang_pic/*.svg")
+"""Pages of the repository, and their pictures: nothing reads them where the wheel is installed."""
+NEEDS_SGLANG = ("model", "compare", "fidelity", "tune", "doctor")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel as `make wheel` builds it: from the unpacked sdist, so that the sdist has all that it needs."""
+    pytest.importorskip("hatchling", reason="make setup installs it")
+    folder = tmp_path_factory.mktemp("dist")
+    (sdist,) = build("sdist", ROOT, folder)
+    shutil.unpack_archive(sdist, folder / "unpacked")
+    (source,) = (folder / "unpacked").iterdir()
+    (built,) = build("wheel", source, folder)
+    return built
+
+
+def build(target: str, source: Path, folder: Path) -> list[Path]:
+    """What hatchling builds of a source folder."""
+    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", folder]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=60)
+    return [*folder.glob({"sdist": "*.tar.gz", "wheel": "*.whl"}[target])]
+
+
+def test_every_file_of_the_packages_is_in_the_wheel_but_pages(wheel: Path) -> None:
+    """Also tables, C sources, samples, templates, boards and rules; they are read beside the module that needs them."""
+    wanted = {
+        path.relative_to(folder.parent).as_posix()
+        for folder in (ROOT / package for package in PACKAGES)
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert names == {name for name in wanted if not any(fnmatch(name, pattern) for pattern in LEFT_OUT)}
+    assert {f"{package.rpartition('/')[2]}/py.typed" for package in PACKAGES} <= names
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a command of a new environment that has the wheel and what the wheel depends on."""
+    folder = tmp_path_factory.mktemp("empty")
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True, timeout=120)
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+    def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [folder / "venv" / "bin" / str(words[0]), *words[1:]]
+        return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=240)
+
+    assert run("pip", "install", "-q", wheel).returncode == 0
+    return run
+
+
+@pytest.mark.slow
+def test_every_verb_runs_in_an_environment_with_nothing_else(
+    installed: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """First without the extras, then with those that a verb asks for, then up to where it needs SGLang or a server."""
+    for verb in VERBS:
+        shown = installed("sglang-pic", verb, "--help")
+        assert (shown.returncode, shown.stderr) == (0, ""), verb
+    shutil.copytree(ROOT / "bench" / "results" / "demo", tmp_path / "demo")
+    runs: dict[str, list[str | Path]] = {
+        "census": ["sample:opendevin"],
+        "explain": ["clock:sample:agents", "--out", tmp_path / "page.html"],
+        "report": [tmp_path / "demo"],
+    }
+    asked = []
+    for verb, words in runs.items():
+        done = installed("sglang-pic", verb, *words)
+        if done.returncode:
+            found = re.fullmatch(r"sglang-pic: error: .*: pip install '(.+)'\n", done.stderr)
+            assert found is not None, done.stderr
+            asked.append(found[1])
+            # What is installed brings its extras, wherever it came from.
+            assert installed("pip", "install", "-q", found[1]).returncode == 0
+            done = installed("sglang-pic", verb, *words)
+        assert done.returncode == 0, done.stderr
+    assert asked == ["sglang-pic[census]", "sglang-pic[bench]"]
+    assert installed("pip", "install", "-q", f"sglang-pic[{','.join(EXTRAS)}]").returncode == 0
+    nobody = "http://127.0.0.1:9"
+    for verb, words in {
+        "model": ["tiny-gqa", tmp_path / "m"],
+        "compare": ["sample:agents", "--model", "m", "--out", tmp_path / "c"],
+        "fidelity": ["--model", "m", "--out", tmp_path / "f"],
+        "tune": ["sample:agents", "--model", "m", "--out", tmp_path / "t"],
+        "doctor": ["m"],
+        "replay": ["sample:agents", "--base-url", nobody, "--out", tmp_path / "r"],
+        "skill": ["list", "--base-url", nobody],
+    }.items():
+        done = installed("sglang-pic", verb, *words)
+        assert done.returncode == 1, verb
+        assert re.match("sglang-pic: error: ", done.stderr), f"{verb}: {done.stderr}"
+        assert ("install SGLang first" in done.stderr) == (verb in NEEDS_SGLANG), done.stderr
