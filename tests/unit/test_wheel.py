@@ -18,8 +18,8 @@ from sglang_pic.cli import EXTRAS, VERBS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("sglang_pic", "kernels/pic_kernels", "kernels/pic_native", "traces/pic_traces", "bench/pic_bench")
-LEFT_OUT = ("*.md", "sglang_pic/*.png", "sglang_pic/*.svg")
-"""Pages of the repository, and their pictures: nothing reads them where the wheel is installed."""
+LEFT_OUT = ("*.md", "sglang_pic/site/*", "sglang_pic/*.png", "sglang_pic/*.svg")
+"""Pages of the repository, their site and their pictures: nothing reads them where the wheel is installed."""
 NEEDS_SGLANG = ("model", "compare", "fidelity", "tune", "doctor")
 
 
