@@ -71,6 +71,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_every_verb_runs_in_an_environment_with_nothing_else(
     installed: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
