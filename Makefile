@@ -116,8 +116,11 @@ OVERLAY = $(CURDIR)/.versions/$(WITH)
 test-with: setup .versions/$(WITH) ## tests with another version of one package: WITH=sglang==0.5.22, or triton==3.8.0 ARGS=tests/kernels
 	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-.versions/fuzz:
-	$(PIP) install -qq --target $@ 'atheris>=3'
+# What an extra of pyproject.toml lists, beside .venv and before it on the path.
+.versions/fuzz .versions/docs: pyproject.toml
+	$(PIP) install -qq --upgrade --target $@ $$($(BIN)/python -c 'import tomllib; \
+	  print(*tomllib.load(open("$<", "rb"))["project"]["optional-dependencies"]["$(notdir $@)"])')
+	@touch $@
 
 # Seconds for each of six readers and two kinds of input.
 FUZZ_SECONDS := 60
@@ -138,6 +141,11 @@ reference: setup ## write the tables of sglang_pic/REFERENCE.md from the code
 .PHONY: study
 study: setup ## write the tables of the study's pages from the records in bench/results
 	$(BIN)/python -m pic_bench.report.study
+
+.PHONY: site
+site: setup .versions/docs ## build the documentation and the companion into runs/site; a broken link fails
+	$(if $(filter .models/smollm2,$(MODEL)),$(BIN)/sglang-pic model smollm2 $(MODEL))
+	PYTHONPATH=$(CURDIR)/.versions/docs $(BIN)/python -m sphinx -W --keep-going -q -d build/site -c sglang_pic/site . runs/site
 
 .PHONY: matrix
 matrix: setup ## run the tests that show the matrix of what is supported, and write their outcomes into it

@@ -38,6 +38,9 @@ def main() -> int:
         for command in ("make lint", "make wheel", "make test-wheel"):
             subprocess.run(command.split(), cwd=ROOT, check=True)
         done = not args.dry_run
+    except subprocess.CalledProcessError as error:
+        print(f"release: `{' '.join(error.cmd)}` failed; nothing was changed", file=sys.stderr)
+        return 1
     finally:
         if not done:
             for path, text in before.items():

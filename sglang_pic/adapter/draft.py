@@ -1,8 +1,10 @@
 """The draft model of speculative decoding: which one SGLang serves with, and how its rows are moved.
 
-Draft and target share slots and page tables, and each has a KV pool of its own. A draft's row also depends on the next
-token, because SGLang shifts the draft's input by one; so the last token of an equal span is computed. Spliced draft
-rows affect how many draft tokens are accepted, and no answer.
+Draft and target share slots and page tables, and each has a KV pool of its own. Where the target has a pool for its
+sliding windows, so has a draft with windows, and one table says for both which slot of it a token has. A draft's row
+also depends on the next token, because SGLang shifts the draft's input by one; so the last token of an equal span is
+computed. With multi-layer EAGLE each step has a model of its own, a *head*, whose input is shifted by one more. Spliced
+draft rows affect how many draft tokens are accepted, and no answer.
 """
 
 from __future__ import annotations
@@ -26,18 +28,14 @@ from sglang_pic.runtime.views import view_pool
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """The draft model of one scheduler rank."""
+    """A draft model of one scheduler rank, or one of its heads."""
 
     worker: Any
-    """SGLang's `EagleDraftWorker`."""
+    """SGLang's `EagleDraftWorker` or `MultiLayerEagleDraftWorker`."""
+    runner: ModelRunner
+    """Runs the draft model."""
     splicer: Splicer
     """Moves its rows."""
-
-    @property
-    def runner(self) -> ModelRunner:
-        """Runs the draft model."""
-        runner: ModelRunner = self.worker.draft_runner
-        return runner
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -67,8 +65,8 @@ class Draft:
         return EagleDraftExtendInput(hidden_states=states, num_tokens_per_req=1, num_tokens_for_logprob_per_req=1)
 
 
-def read_draft(ctx: BuildContext, target: Splicer) -> Draft | None:
-    """The draft model of a server, if it has one with KV rows of its own.
+def read_drafts(ctx: BuildContext, target: Splicer) -> list[Draft]:
+    """The draft model of a server, if it has one with KV rows of its own, or its heads in the order of their steps.
 
     Args:
         ctx: what SGLang hands over; its flags were found to be supported.
@@ -80,29 +78,48 @@ def read_draft(ctx: BuildContext, target: Splicer) -> Draft | None:
     """
     algorithm: Any = ctx.tp_worker.model_runner.spec_algorithm
     if not (algorithm.is_eagle() or algorithm.is_standalone()):
-        return None
-    from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
-
+        return []
     found = drafts_of(ctx.tp_worker)
     # Whatever a platform puts in its place has to prefill as SGLang's own does.
-    if len(found) != 1 or type(found[0])._draft_extend_for_prefill is not EagleDraftWorker._draft_extend_for_prefill:
+    if len(found) != 1 or not _prefills_as_known(found[0]):
         raise ContractError(
             f"--speculative-algorithm {algorithm.name}: SGLang serves with {[type(each).__name__ for each in found]}, "
-            "and not with one EagleDraftWorker whose prefill is SGLang's own; start without --speculative-algorithm, "
+            "and not with one draft worker whose prefill is SGLang's own; start without --speculative-algorithm, "
             "or without --radix-cache-backend pic."
         )
-    runner = found[0].draft_runner
+    (worker,) = found
+    runners = getattr(worker, "draft_runner_list", [worker.draft_runner])
+    return [Draft(worker, runner, _read_splicer(ctx, runner, target)) for runner in runners]
+
+
+def _prefills_as_known(worker: Any) -> bool:
+    """Whether a draft worker's prefill is one of SGLang's own two, whose batches are narrowed."""
+    from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+
+    known: Any = EagleDraftWorker
+    if hasattr(worker, "draft_runner_list"):
+        from sglang.srt.speculative.multi_layer_eagle_worker_v2 import MultiLayerEagleDraftWorker
+
+        known = MultiLayerEagleDraftWorker
+    return bool(type(worker)._draft_extend_for_prefill is known._draft_extend_for_prefill)
+
+
+def _read_splicer(ctx: BuildContext, runner: ModelRunner, target: Splicer) -> Splicer:
+    """Moves the rows of a draft model in the slots that its target has."""
     with named(runner):
         refusal = refused_backend(runner.prefill_attention_backend_str)
         if refusal:
             raise UnsupportedError(refusal)
-        splicer = Splicer(
-            view_pool(runner.token_to_kv_pool), read_geometry(runner.model, max_shift=ctx.model_config.context_len)
-        )
+        view = view_pool(runner.token_to_kv_pool)
+        splicer = Splicer(view, read_geometry(runner.model, max_shift=ctx.model_config.context_len))
         if splicer.view.num_slots != target.view.num_slots:
             sizes = f"a KV pool of {splicer.view.num_slots!r} slots beside the target's {target.view.num_slots!r}"
             raise UnsupportedError(Refused("both must have as many, because rows of a slot move together").line(sizes))
-    return Draft(found[0], splicer)
+        windows, theirs = splicer.view.windows, target.view.windows
+        # A donor's slots in the pool of windows are looked up once, in the target's table.
+        if windows is not None and (theirs is None or windows.slots is not theirs.slots):
+            raise UnsupportedError(Refused("both must have the same").line("window slots that are not the target's"))
+    return splicer
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from sglang_pic.adapter.audit.audit import Audit
 from sglang_pic.adapter.audit.bolder import Bolder
 from sglang_pic.adapter.between_rounds import Passes
 from sglang_pic.adapter.contract import changed_attention, describe_changes
-from sglang_pic.adapter.draft import Draft, read_draft
+from sglang_pic.adapter.draft import Draft, read_drafts
 from sglang_pic.adapter.heal import metrics as heal_metrics
 from sglang_pic.adapter.heal.healer import Healer
 from sglang_pic.adapter.hooks import apply_hooks
@@ -58,7 +58,17 @@ from sglang_pic.adapter.startup.self_test import log_result, run_self_test
 from sglang_pic.adapter.startup.tokenizer import Tokenizer, delimiters_of, read_tokenizer, texts_of
 from sglang_pic.adapter.support import check_features, check_support, disaggregation_mode, max_sequences, opts_out
 from sglang_pic.config import CONFIG_VARIABLE, PicConfig, load_config
-from sglang_pic.core import Chunker, ContentIndex, CostModel, Directory, Lexicon, Objects, RowNames, costs
+from sglang_pic.core import (
+    Chunker,
+    ContentIndex,
+    CostModel,
+    Directory,
+    Lexicon,
+    Objects,
+    PositionSteps,
+    RowNames,
+    costs,
+)
 from sglang_pic.errors import UnsupportedError
 from sglang_pic.route.wire import Cutting
 from sglang_pic.runtime.host_rows import view_host_pool
@@ -104,8 +114,8 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     runner, labels, passes = ctx.tp_worker.model_runner, _labels(ctx), Passes()
     audit = _make_audit(ctx, config, Series(audit_metrics.METRICS, labels), passes)
     shown: dict[str, Callable[[], msgspec.Struct]] = {} if audit is None else {"audit": audit.report}
-    path, draft = _checked_path(ctx, audit)
-    model = _read_model(ctx, config, path.splicer, draft)
+    path, drafts = _checked_path(ctx, audit)
+    model = _read_model(ctx, config, path.splicer, drafts)
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
     _attach_tiers(ctx, cache, path, config, model, labels)
     _move_images(ctx, cache)
@@ -115,7 +125,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     scheduler_hooks.install(cache, config.core, _default_mode(ctx))
     if runner.lora_manager is not None:
         scheduler_hooks.install_adapters(cache)
-    healer = _make_healer(ctx, cache, config, draft, Series(heal_metrics.METRICS, labels), passes)
+    healer = _make_healer(ctx, cache, config, drafts, Series(heal_metrics.METRICS, labels), passes)
     if healer is not None:
         cache.renewal, shown["renewal"] = healer, healer.report
     if audit is not None:
@@ -177,7 +187,7 @@ def _make_healer(
     ctx: BuildContext,
     cache: PicRadixCache,
     config: PicConfig,
-    draft: Draft | None,
+    drafts: Sequence[Draft],
     series: Series,
     passes: Passes,
 ) -> Healer | None:
@@ -192,7 +202,7 @@ def _make_healer(
         (cache.cache_controller is not None, "HiCache, whose copies would stay as they were"),
         (disaggregation_mode(ctx) != "null", "PD disaggregation, whose decode servers have the rows already"),
         (cache.planning.windows is not None, "a pool for sliding windows, of which rows may be gone"),
-        (draft is not None, "a draft model, whose rows depend on the states of the others"),
+        (bool(drafts), "a draft model, whose rows depend on the states of the others"),
         (serving_group(ctx.tp_group) is not ctx.tp_group, "DP attention, where a pass needs every rank"),
     ):
         if is_on:
@@ -210,7 +220,7 @@ def _default_mode(ctx: BuildContext) -> Mode:
     return Mode.OFF if reason else Mode.AUTO
 
 
-def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer, draft: Draft | None) -> _LiveModel:
+def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer, drafts: Sequence[Draft]) -> _LiveModel:
     runner = ctx.tp_worker.model_runner
     tokenizer = read_tokenizer(ctx.server_args)
     delimiters = frozenset() if tokenizer is None else delimiters_of(tokenizer)
@@ -223,10 +233,10 @@ def _read_model(ctx: BuildContext, config: PicConfig, splicer: Splicer, draft: D
         },
         ctx.tp_group,
     )
-    sequences = min(max_sequences(each) for each in (runner, *([] if draft is None else [draft.runner])))
+    sequences = min(max_sequences(each) for each in (runner, *(draft.runner for draft in drafts)))
     cost = _read_costs(ctx, config, splicer, sequences)
     lexicon = None if texts is None else Lexicon(texts)
-    return _LiveModel(splicer, tokenizer, delimiters, lexicon, sequences, cost, row_lookahead=int(draft is not None))
+    return _LiveModel(splicer, tokenizer, delimiters, lexicon, sequences, cost, row_lookahead=len(drafts))
 
 
 def _read_costs(ctx: BuildContext, config: PicConfig, splicer: Splicer, max_sequences: int) -> CostModel | None:
@@ -281,6 +291,8 @@ def _make_cache(
         pins=pins,
         faults=noted,
     )
+    chunk, steps = ctx.model_config.attention_chunk_size, model.splicer.geometry.steps
+    planning.steps = (*([] if steps is None else [steps]), *([PositionSteps(chunk)] if chunk else []))
     window_rows = model.splicer.view.windows
     if window_rows is not None:
         keep_rows()
@@ -394,27 +406,27 @@ def _move_images(ctx: BuildContext, cache: PicRadixCache) -> None:
     cache.planning.images = media.Images(is_mrope=ctx.model_config.model_is_mrope)
 
 
-def _checked_path(ctx: BuildContext, audit: Audit | None) -> tuple[ForwardPath, Draft | None]:
-    """The hooked forward passes, with the splicer of the live model and of its draft, proved on modules and rows."""
+def _checked_path(ctx: BuildContext, audit: Audit | None) -> tuple[ForwardPath, list[Draft]]:
+    """The hooked forward passes, with the splicers of the live model and of its drafts, proved on modules and rows."""
     runner = ctx.tp_worker.model_runner
     view = view_pool(runner.token_to_kv_pool)
     geometry = read_geometry(runner.model, max_shift=ctx.model_config.context_len)
     splicer = Splicer(view, geometry)
-    draft = read_draft(ctx, splicer)
+    drafts = read_drafts(ctx, splicer)
     path = ForwardPath(
         splicer,
         [] if audit is None else [audit_hooks.FirstTokens(audit)],
-        draft_splicer=None if draft is None else draft.splicer,
+        draft_splicers=[draft.splicer for draft in drafts],
     )
     path.install()
     if gathers():
         dp_attention.install(path)
     apply_hooks()
     _check_rows(ctx, runner, splicer)
-    if draft is not None:
+    for draft in drafts:
         with draft.serving():
             _check_rows(ctx, draft.runner, draft.splicer, draft_input=draft.spec_info)
-    return path, draft
+    return path, drafts
 
 
 def _check_rows(
@@ -438,7 +450,7 @@ def _check_rows(
         gaps.unread,
         1e3 * (time.perf_counter() - started_at),
     )
-    if view.index:
+    if view.index_dtype is not None:
         logger.info("sglang_pic: moved index keys differ from computed ones by a relative L2 of %.1e", rows.index_keys)
     if rows.still_layers:
         logger.info("sglang_pic: %d layers use no positions; their keys are moved as they are", len(rows.still_layers))

@@ -123,6 +123,7 @@ class ModelConfig(Protocol):
     dtype: torch.dtype
     is_multimodal: bool
     model_is_mrope: bool
+    attention_chunk_size: int | None  # positions that attend to each other only
 
 
 class ModelRunner(Protocol):

@@ -73,6 +73,8 @@ class Support(NamedTuple):
     """The values at `path` of servers with it; empty if these are all others."""
     beside: str = ""
     """The path of a second value that a server must have, too."""
+    unless: str = ""
+    """The path of a value that a server with this must not have."""
     change: str = ""
     """What to do about a refusal."""
     feature: str = ""
@@ -192,7 +194,9 @@ def present(ctx: BuildContext, *levels: Level) -> Iterator[Support]:
     for entry in SUPPORT:
         if entry.level in levels and (entry.level is not Level.REFUSED or mode in entry.modes):
             values = [_value(path, ctx) for path in entry.path.split()]
-            if any(_has(entry, value) for value in values) and (not entry.beside or _value(entry.beside, ctx)):
+            beside = not entry.beside or _value(entry.beside, ctx)
+            spared = entry.unless and _value(entry.unless, ctx)
+            if beside and not spared and any(_has(entry, value) for value in values):
                 yield entry
 
 

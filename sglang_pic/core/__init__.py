@@ -13,6 +13,7 @@ from sglang_pic.core.plan import Context, CostModel, DropReason, Plan, PlanOptio
 from sglang_pic.core.planner import Resolver
 from sglang_pic.core.policy import PRESETS, ReusePolicy, bolder_than, has_bolder_preset, with_preset
 from sglang_pic.core.spans import Span, intersect_spans
+from sglang_pic.core.steps import PositionSteps
 from sglang_pic.core.tokens import MEDIA_FROM, Tokens, as_tokens, common_len
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Path",
     "Plan",
     "PlanOptions",
+    "PositionSteps",
     "Reason",
     "Resolver",
     "ReusePolicy",

@@ -16,6 +16,7 @@ from sglang_pic.core.path import Path
 from sglang_pic.core.policy import ReusePolicy
 from sglang_pic.core.settings import Range, check
 from sglang_pic.core.spans import Span, intersect_spans, whole_part
+from sglang_pic.core.steps import PositionSteps
 
 
 class Reason(Enum):
@@ -42,6 +43,10 @@ class DropReason(Reason):
     GENERATION = "generation", "The donor's rows have too many changed fields behind them."
     MAX_GAPS = "max_gaps", "The plan had more gaps than the settings or the attention backend allow."
     MAX_RUNS = "max_runs", "The plan had more runs than the settings allow."
+    POSITION_STEP = (
+        "position_step",
+        "The model scales or cuts its attention otherwise at the donor's positions.",
+    )
     SINK = "sink", "The rows are among the first `sink_tokens` positions, of this prompt or of the donor's."
     TAIL = "tail", "The run is near the prompt's end, and the donor's context does not fit there."
 
@@ -144,6 +149,8 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     missing: Callable[[Path, int, int], Sequence[Span]] | None = None
     """The parts of such a span, ascending, whose rows some layers lack: those with sliding windows, in a pool of their
     own. `None` where every layer has all rows."""
+    steps: tuple[PositionSteps, ...] = ()
+    """Of the model, by which it scales or cuts its attention: a row stays within its step of each."""
 
     whole: tuple[Span, ...] = ()
     """Spans of the prompt, ascending and disjoint, that a run holds whole or not at all: images."""

@@ -23,6 +23,7 @@ from sglang_pic.core.lexicon import Lexicon
 from sglang_pic.core.path import Path, PlanPaths
 from sglang_pic.core.plan import DropReason, Plan, PlanOptions, Run
 from sglang_pic.core.policy import ReusePolicy
+from sglang_pic.core.spans import merge_spans
 from sglang_pic.core.surplus import hold_whole, limit_gaps, limit_runs, repair_seams
 from sglang_pic.core.tokens import Tokens, equal_around
 from sglang_pic.core.trie import ANY, ELIGIBLE, Node, Trie, equal_end, equal_start
@@ -230,11 +231,15 @@ class Planner:
         return None
 
     def _whole(self, run: Run) -> Run | None:
-        """The first part of a resolved run that all layers have rows of; None, counted, where none is worth a run."""
+        """The first part of a resolved run whose rows are there and right in all layers; None, counted, if none is."""
         asked = self._options.missing
-        missing = () if asked is None else asked(run.donor, run.donor_start, run.donor_end)
+        holes = () if asked is None else asked(run.donor, run.donor_start, run.donor_end)
+        all_steps = self._options.steps
+        crossed = [part for steps in all_steps for part in steps.crossed(run.donor_start, run.donor_end, run.shift)]
+        if crossed:
+            holes = merge_spans([*holes, *crossed])
         start, seam = run.donor_start, run.seam_len
-        for hole_start, hole_end in (*missing, (run.donor_end, run.donor_end)):
+        for hole_start, hole_end in (*holes, (run.donor_end, run.donor_end)):
             num_tokens = hole_start - start
             if num_tokens == run.num_tokens:
                 return run
@@ -244,7 +249,7 @@ class Planner:
                     run, target_start=target, target_end=target + num_tokens, donor_start=start, seam_len=seam
                 )
             start, seam = hole_end + self._limits.seam, self._limits.seam
-        self._dropped[DropReason.DONOR_EVICTED] += 1
+        self._dropped[DropReason.POSITION_STEP if crossed else DropReason.DONOR_EVICTED] += 1
         return None
 
     def _best(self, donors: Sequence[int], chunk_end: int, shift: int | None) -> _Candidate | None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import zlib
+from collections.abc import Sequence
 
 import msgspec
-from jinja2 import Environment, PackageLoader
+from jinja2 import ChoiceLoader, Environment, PackageLoader
 
 from sglang_pic.explain.cause import TEXTS
 from sglang_pic.explain.data import Payload
@@ -27,24 +28,55 @@ def html_page(payload: Payload, title: str) -> str:
         payload: what it shows.
         title: what the calls are of, e.g. the names of the files.
     """
-    assets = Environment(
-        loader=PackageLoader("sglang_pic.explain", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    assert assets.loader is not None
-    style, *scripts = (assets.loader.get_source(assets, name)[0] for name in ("page.css", *_SCRIPTS))
-    script = f'\n(() => {{\n"use strict";\n{"".join(scripts)}}})();\n'
-    return assets.get_template("page.html.j2").render(
+    return self_contained(
+        ("sglang_pic.explain",),
+        "page.html.j2",
+        ("page.css",),
+        _SCRIPTS,
+        payload,
         title=title,
         payload=payload,
         figures=payload.figures(),
         words=TEXTS["words"],
         percent=_percent,
         short=_short,
+    )
+
+
+def self_contained(
+    packages: Sequence[str],
+    template: str,
+    styles: Sequence[str],
+    scripts: Sequence[str],
+    data: msgspec.Struct,
+    **values: object,
+) -> str:
+    """A page that needs no other file and may ask for none, from assets of the packages' folders `assets`.
+
+    Args:
+        packages: where an asset is looked for, in this order.
+        template: extends `base.html.j2`, and sees `values`.
+        styles: files of style, in their order.
+        scripts: files of one script, each using only what is in those before it.
+        data: what `readPayload` of payload.js gives the script.
+    """
+    assets = Environment(
+        loader=ChoiceLoader([PackageLoader(package, "assets") for package in packages]),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    loader = assets.loader
+    assert loader is not None
+    style, source = ("".join(loader.get_source(assets, name)[0] for name in names) for names in (styles, scripts))
+    script = f'\n(() => {{\n"use strict";\n{source}}})();\n'
+    return assets.get_template(template).render(
+        **values,
         style=style,
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         # Deflated JSON in base64: no markup can be written in this alphabet.
-        packed=base64.b64encode(zlib.compress(msgspec.json.encode(payload), 9)).decode(),
+        packed=base64.b64encode(zlib.compress(msgspec.json.encode(data), 9)).decode(),
     )
 
 

@@ -1,8 +1,9 @@
-"""Drafts for speculative decoding beside the tiny models: `tiny-gqa-eagle`, `tiny-gqa-eagle3` and `tiny-mtp`.
+"""Drafts for speculative decoding beside the tiny models: `tiny-gqa-eagle`, `tiny-gqa-eagle3`, `tiny-mtp` and
+`tiny-mimo`, which has a head for each step.
 
-A draft with random weights never guesses a token. The first and the last are made of layers of their target, so that
-some guesses are right and how many depends on every row of the draft's KV; the target's hidden states enter with a
-seeded share. The EAGLE3 head is random: its layer reads the tokens through attention alone.
+A draft with random weights never guesses a token. All but one are made of layers of their target, so that some guesses
+are right and how many depends on every row of the draft's KV; the target's hidden states enter with a seeded share. The
+EAGLE3 head is random: its layer reads the tokens through attention alone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _HIDDEN_SHARE = 0.02
 """Standard deviation of what the target's hidden state adds to a token's embedding; that of the embedding is 1."""
 
 _QUIET = 0.3
-"""Factor of what the layers above the first add in `tiny-mtp`, whose MTP layer is its first layer."""
+"""Factor of what the layers above the first add where MTP layers are the first layer."""
 
 _DRAFT_VERSION = 1
 """Raise when the same recipe makes other weights."""
@@ -34,10 +35,13 @@ _MTP = tiny.Recipe(
     | {"architectures": ["DeepseekV3ForCausalLM"], "first_k_dense_replace": 0, "num_nextn_predict_layers": 1},
 )
 
+_NUM_HEADS = 3
+
 
 def fingerprint() -> str:
     """Identifies the recipes that drafts are made from, and the way they are made."""
-    return f"drafts:{tiny.fingerprint(_TARGET)}:{tiny.fingerprint(_MTP)}:v{_DRAFT_VERSION}"
+    made_from = ":".join(map(tiny.fingerprint, (_TARGET, _MTP, tiny.MIMO)))
+    return f"drafts:{made_from}:v{_DRAFT_VERSION}"
 
 
 def _write_eagle(target: Path, progress: Progress) -> None:
@@ -85,18 +89,35 @@ def _write_eagle3(target: Path, progress: Progress) -> None:
 
 
 def _write_mtp(target: Path, progress: Progress) -> None:
+    layer = f"model.layers.{_MTP.config['num_hidden_layers']}."
+    norms = ("enorm", "hnorm", "shared_head.norm")
+    _write_with_first_layers(target, _MTP, [layer], norms, progress)
+
+
+def _write_mimo(target: Path, progress: Progress) -> None:
+    norms = ("enorm", "hnorm", "final_layernorm")
+    places = [f"model.mtp.layers.{head}." for head in range(_NUM_HEADS)]
+    _write_with_first_layers(target, tiny.MIMO, places, norms, progress)
+
+
+def _write_with_first_layers(
+    target: Path, recipe: tiny.Recipe, places: list[str], norms: tuple[str, ...], progress: Progress
+) -> None:
+    """A model whose layers above the first are quiet, with the first one at each of `places`, beside `norms`."""
     import torch
 
     progress("drawing the weights")
-    drawn, hidden = tiny.draw_weights(_MTP), tiny.HIDDEN
-    first, mtp = "model.layers.0.", f"model.layers.{_MTP.config['num_hidden_layers']}."
+    drawn, hidden = tiny.draw_weights(recipe), tiny.HIDDEN
+    first = "model.layers.0."
     for name in drawn:
         if not name.startswith(first) and ("o_proj" in name or "down_proj" in name):
             drawn[name] *= _QUIET
-    drawn |= {name.replace(first, mtp): weight for name, weight in drawn.items() if name.startswith(first)}
-    drawn |= {f"{mtp}{norm}.weight": torch.ones(hidden) for norm in ("enorm", "hnorm", "shared_head.norm")}
-    drawn[f"{mtp}eh_proj.weight"] = torch.cat([torch.eye(hidden), _share(hidden, hidden)], dim=1)
-    tiny.write_folder(target, _MTP.config, drawn, progress)
+    of_first = {name: weight for name, weight in drawn.items() if name.startswith(first)}
+    for place in places:
+        drawn |= {name.replace(first, place): weight for name, weight in of_first.items()}
+        drawn |= {f"{place}{norm}.weight": torch.ones(hidden) for norm in norms}
+        drawn[f"{place}eh_proj.weight"] = torch.cat([torch.eye(hidden), _share(hidden, hidden)], dim=1)
+    tiny.write_folder(target, recipe.config, drawn, progress)
 
 
 def _share(rows: int, columns: int) -> torch.Tensor:
@@ -113,5 +134,6 @@ DRAFTS: Final[dict[str, Callable[[Path, Progress], None]]] = {
     "tiny-gqa-eagle": _write_eagle,
     "tiny-gqa-eagle3": _write_eagle3,
     "tiny-mtp": _write_mtp,
+    "tiny-mimo": _write_mimo,
 }
 """What writes each of them."""

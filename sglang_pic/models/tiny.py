@@ -39,6 +39,12 @@ _QUERY_RANK, _INDEX_HEADS, _INDEX_DIM = 128, 4, 128
 _WINDOW, _GPT_OSS_HEAD_DIM = 48, 64
 """Of the families with sliding windows: tokens that a query sees in a windowed layer, its own with them."""
 
+_CHUNK = 64
+"""Of the family whose attention is cut in chunks."""
+
+_MIMO_HEAD_DIM = 48
+"""Of queries and keys; values are as wide as in GQA."""
+
 _SHARPNESS = 2.0
 """Factor of the weights that make queries and keys; 1 keeps their variance."""
 
@@ -185,6 +191,82 @@ _QWEN2_5_VL: Config = (
 )
 
 
+_MIMO: Config = _COMMON | {
+    "architectures": ["MiMoV2ForCausalLM"],
+    "model_type": "mimo_v2_flash",
+    "add_swa_attention_sink_bias": True,
+    "attention_value_scale": 0.707,
+    "head_dim": _MIMO_HEAD_DIM,
+    # 1 is a layer with a window.
+    "hybrid_layer_pattern": [1, 0, 1, 0],
+    "layernorm_epsilon": 1e-5,
+    "moe_layer_freq": [0] * _NUM_LAYERS,
+    "n_routed_experts": _NUM_EXPERTS,
+    "num_key_value_heads": _NUM_KV_HEADS // 2,
+    # A third of a key turns.
+    "partial_rotary_factor": 0.334,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5_000_000.0},
+    "rope_theta": 5_000_000.0,
+    "sliding_window_size": _WINDOW - 1,
+    "swa_head_dim": _MIMO_HEAD_DIM,
+    "swa_num_attention_heads": _NUM_HEADS,
+    "swa_num_key_value_heads": _NUM_KV_HEADS,
+    "swa_rope_theta": 10_000.0,
+    "swa_v_head_dim": _HEAD_DIM,
+    "v_head_dim": _HEAD_DIM,
+}
+
+
+_LLAMA4: Config = {
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "model_type": "llama4",
+    "bos_token_id": smollm2.BOS_ID,
+    "dtype": "bfloat16",
+    "eos_token_id": smollm2.EOS_ID,
+    "pad_token_id": smollm2.EOS_ID,
+    "tie_word_embeddings": False,
+    "text_config": _COMMON
+    | {
+        "model_type": "llama4_text",
+        "attention_chunk_size": _CHUNK,
+        "head_dim": _HEAD_DIM,
+        "intermediate_size_mlp": _MLP_SIZE,
+        # No layer has experts.
+        "interleave_moe_layer_step": _NUM_LAYERS + 1,
+        "num_key_value_heads": _NUM_KV_HEADS,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+        # On a CPU SGLang norms keys in bfloat16.
+        "use_qk_norm": False,
+    },
+}
+
+
+_MINIMAX: Config = _COMMON | {
+    "architectures": ["MiniMaxM3SparseForCausalLM"],
+    "model_type": "minimax_m2",
+    "dense_intermediate_size": _MLP_SIZE,
+    "head_dim": _HEAD_DIM,
+    "moe_layer_freq": [0] * _NUM_LAYERS,
+    "num_key_value_heads": _NUM_KV_HEADS,
+    "num_local_experts": _NUM_EXPERTS,
+    "qk_norm_type": "per_head",
+    "rotary_dim": _HEAD_DIM // 2,
+    "sparse_attention_config": {
+        # The first layer has no indexer.
+        "sparse_attention_freq": [0, 1, 1, 1],
+        "sparse_block_size": 16,
+        "sparse_disable_index_value": [0, 1, 1, 1],
+        "sparse_index_dim": _HEAD_DIM,
+        "sparse_init_block": 0,
+        "sparse_local_block": 1,
+        "sparse_num_index_heads": _NUM_KV_HEADS,
+        "sparse_topk_blocks": 4,
+    },
+    "use_gemma_norm": False,
+    "use_qk_norm": True,
+}
+
+
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a random-weight model is made from."""
 
@@ -201,7 +283,12 @@ RECIPES: dict[str, Recipe] = {
     "tiny-cohere2": Recipe(seed=20_264, config=_COHERE2),
     "tiny-dsa": Recipe(seed=20_265, config=_DSA),
     "tiny-qwen2.5-vl": Recipe(seed=20_266, config=_QWEN2_5_VL),
+    "tiny-llama4": Recipe(seed=20_267, config=_LLAMA4),
+    "tiny-minimax": Recipe(seed=20_268, config=_MINIMAX),
 }
+
+MIMO: Final = Recipe(seed=20_266, config=_MIMO)
+"""Of a model that has heads beside its layers; `drafts` makes them."""
 
 
 def fingerprint(recipe: Recipe) -> str:
@@ -267,6 +354,8 @@ def _scale(name: str, shape: tuple[int, ...], family: str) -> float:
         return 1.0 if "sinks" in name else _BIAS
     if len(shape) == 5:
         return 1.0 / math.sqrt(math.prod(shape[1:]))
+    if "sink" in name or "bias" in name:
+        return 1.0 if "sink" in name else _BIAS
     # Experts of gpt-oss lie in one tensor, inputs before outputs.
     inputs = shape[-2] if "experts" in name and len(shape) == 3 else shape[-1]
     sharp = any(part in name for part in ("q_proj", "k_proj", "kv_a_proj"))
@@ -323,6 +412,31 @@ def _gemma3(_config: Config, _index: int) -> Shapes:
     return _weights(_layer(_gqa_attention() | of_heads) | _mlp("mlp", _MLP_SIZE) | norms)
 
 
+def _llama4(_config: Config, _index: int) -> Shapes:
+    return _weights(_layer(_gqa_attention()) | _mlp("feed_forward", _MLP_SIZE))
+
+
+def _minimax(_config: Config, index: int) -> Shapes:
+    attention = _gqa_attention() | {f"{part}_norm": (_HEAD_DIM,) for part in "qk"}
+    if index:
+        attention |= {"index_q_proj": (_NUM_KV_HEADS * _HEAD_DIM, HIDDEN), "index_k_proj": (_HEAD_DIM, HIDDEN)}
+        attention |= {f"index_{part}_norm": (_HEAD_DIM,) for part in "qk"}
+    return _weights(_layer(attention) | _mlp("mlp", _MLP_SIZE))
+
+
+def _mimo(config: Config, index: int) -> Shapes:
+    has_window = list(config["hybrid_layer_pattern"])[index] == 1  # type: ignore[call-overload]
+    kv_heads = _NUM_KV_HEADS if has_window else _NUM_KV_HEADS // 2
+    attention: Shapes = {
+        "q_proj": (_NUM_HEADS * _MIMO_HEAD_DIM, HIDDEN),
+        "k_proj": (kv_heads * _MIMO_HEAD_DIM, HIDDEN),
+        "v_proj": (kv_heads * _HEAD_DIM, HIDDEN),
+        "o_proj": (HIDDEN, _NUM_HEADS * _HEAD_DIM),
+    }
+    sinks: Shapes = {"self_attn.attention_sink_bias": (_NUM_HEADS,)} if has_window else {}
+    return _weights(_layer(attention) | _mlp("mlp", _MLP_SIZE)) | sinks
+
+
 def _cohere2(_config: Config, _index: int) -> Shapes:
     layer = _layer(_gqa_attention()) | _mlp("mlp", _MLP_SIZE)
     return _weights({name: shape for name, shape in layer.items() if name != "post_attention_layernorm"})
@@ -357,6 +471,9 @@ _LAYERS: Final[dict[str, Callable[[Config, int], Shapes]]] = {
     "gpt_oss": _gpt_oss,
     "cohere2": _cohere2,
     "qwen2_5_vl": _qwen2_5_vl,
+    "llama4": _llama4,
+    "mimo_v2_flash": _mimo,
+    "minimax_m2": _minimax,
 }
 
 

@@ -9,12 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
-from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, KVWriteLoc, MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import (
+    DSATokenToKVPool,
+    KVWriteLoc,
+    MHATokenToKVPool,
+    MiniMaxSparseKVPool,
+    MLATokenToKVPool,
+)
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from sglang_pic.errors import UnsupportedError
@@ -49,18 +55,21 @@ class CpuAttentionBackend(AttentionBackend):
         self.token_to_kv_pool = model_runner.token_to_kv_pool
         self._is_latent = check_pool(self.token_to_kv_pool)
         pools = getattr(self.token_to_kv_pool, "layers_mapping", {})
+        self._chunk: int | None = model_runner.model_config.attention_chunk_size
         self._in_window_pool = frozenset(layer for layer, (_, is_window) in pools.items() if is_window)
         for name, module in model_runner.model.named_modules():
             if isinstance(module, RadixAttention):
                 check_layer(name, module)
             elif "Indexer" in type(module).__name__:
                 check_indexer(name, module)
+            elif type(module).__name__ == "Llama4Attention" and module.rotary_emb is not None:
+                rotate_in_place(module.rotary_emb)
         self._masks: dict[tuple[int, torch.dtype, int | None], CausalMask] = {}
         self._chooses = type(self.token_to_kv_pool) is DSATokenToKVPool
         self._extend: ExtendPlan | None = None
         # The same batch in the slots of the window pool.
         self._window_extend: ExtendPlan | None = None
-        self._decode = self._window_decode = _DecodePlans(lambda _: [])
+        self._decode = self._window_decode = _DecodePlans(lambda *_: [])
         self._window_out: torch.Tensor | None = None
 
     @property
@@ -98,7 +107,7 @@ class CpuAttentionBackend(AttentionBackend):
         self._window_out = look_up(forward_batch.out_cache_loc)
         self._window_extend = None if whole is None else replace(whole, rows=[look_up(slots) for slots in whole.rows])
         self._window_decode = _DecodePlans(
-            lambda window: [replace(group, slots=look_up(group.slots)) for group in decode.groups(window)]
+            lambda *reach: [replace(group, slots=look_up(group.slots)) for group in decode.groups(*reach)]
         )
 
     def init_draft_step(self, forward_batch: ForwardBatch, topk: int, num_steps: int, step: int) -> None:
@@ -139,10 +148,11 @@ class CpuAttentionBackend(AttentionBackend):
         in_window_pool = layer.layer_id in self._in_window_pool
         plan = self._window_extend if in_window_pool else self._extend
         window = layer.sliding_window_size if layer.sliding_window_size > -1 else None
-        scoring = Scoring(layer.scaling, window, layer.logit_cap or 0.0, sinks)
+        chunk = self._chunk if layer.use_irope else None
+        scoring = Scoring(layer.scaling, window, layer.logit_cap or 0.0, chunk, sinks)
         if plan is None:
             decode = self._window_decode if in_window_pool else self._decode
-            attend_decode(query, keys, values, decode.groups(window), scoring, out)
+            attend_decode(query, keys, values, decode.groups(window, chunk), scoring, out)
         else:
             assert plan.num_queries <= query.shape[0], "the batch changed after its metadata was made"
             # Ranks that gather tokens pad theirs.
@@ -167,17 +177,18 @@ class CpuAttentionBackend(AttentionBackend):
 
 
 class _DecodePlans:
-    """The decode groups of a batch, looked up once for each window that a layer asks for."""
+    """The decode groups of a batch, looked up once for each reach that a layer asks for."""
 
-    def __init__(self, look_up: Callable[[int | None], list[DecodeGroup]]) -> None:
+    def __init__(self, look_up: Callable[[int | None, int | None], list[DecodeGroup]]) -> None:
         self._look_up = look_up
-        self._groups: dict[int | None, list[DecodeGroup]] = {}
+        self._groups: dict[tuple[int | None, int | None], list[DecodeGroup]] = {}
 
-    def groups(self, window: int | None) -> list[DecodeGroup]:
-        """The groups of layers with this window."""
-        if window not in self._groups:
-            self._groups[window] = self._look_up(window)
-        return self._groups[window]
+    def groups(self, window: int | None, chunk: int | None) -> list[DecodeGroup]:
+        """The groups of layers with this window and chunks of this length."""
+        reach = window, chunk
+        if reach not in self._groups:
+            self._groups[reach] = self._look_up(*reach)
+        return self._groups[reach]
 
 
 def check_pool(pool: object) -> bool:
@@ -188,6 +199,9 @@ def check_pool(pool: object) -> bool:
     """
     if type(pool) in (DSATokenToKVPool, MLATokenToKVPool):
         return True
+    if isinstance(pool, MiniMaxSparseKVPool):
+        # SGLang's backend for its layers with an indexer stands beside this one.
+        pool = pool.main_pool
     parts = (pool.full_kv_pool, pool.swa_kv_pool) if isinstance(pool, SWAKVPool) else (pool,)
     if all(type(part) is MHATokenToKVPool for part in parts):
         return False
@@ -195,6 +209,17 @@ def check_pool(pool: object) -> bool:
         f"KV pool {type(pool).__name__!r}: the attention backend {ATTENTION_BACKEND!r} serves plain multi-head and "
         "latent pools (no state-space layers or FP4); use a machine with an accelerator."
     )
+
+
+def rotate_in_place(rotary: Any) -> None:
+    """Have a rotary embedding write over its operands, as its kernel does and Llama-4 relies on; idempotent."""
+
+    def turn(positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for given, turned in zip((query, key), rotary.forward_native(positions, query, key), strict=True):
+            given.copy_(turned.view_as(given))
+        return query, key
+
+    rotary._forward_method = turn
 
 
 def check_layer(name: str, layer: RadixAttention) -> None:
@@ -205,7 +230,6 @@ def check_layer(name: str, layer: RadixAttention) -> None:
     """
     for is_used, what in (
         (layer.logit_cap and layer.logit_capping_method != "tanh", f"capping by {layer.logit_capping_method!r}"),
-        (layer.use_irope, "attention in chunks"),
         (layer.is_cross_attention, "cross attention"),
         (layer.attn_type != AttentionType.DECODER, f"attn_type={layer.attn_type!r}"),
         (layer.xai_temperature_len > 0, f"xai_temperature_len={layer.xai_temperature_len!r}"),

@@ -11,12 +11,13 @@ written out, because torch has no kernel for them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from sglang_pic.platform.attention_plan import DecodeGroup, ExtendPlan
+from sglang_pic.platform.attention_plan import DecodeGroup, ExtendPlan, ExtendSequence
 
 _MAX_BLOCK_QUERIES = 128
 _MIN_BLOCK_QUERIES = 16
@@ -32,6 +33,8 @@ class Scoring(NamedTuple):
     """Keys before its own that a query sees; None for all."""
     cap: float = 0.0
     """Scores `s` become `cap * tanh(s / cap)`; 0 leaves them."""
+    chunk: int | None = None
+    """Positions that attend to each other only, counted from 0; None for all."""
     sinks: torch.Tensor | None = None
     """Per query head, a further score that takes a share of the softmax and has no value, `[num_heads]`."""
 
@@ -138,10 +141,11 @@ def attend_extend(
         return
     for sequence in plan.sequences:
         keys, values = gathered[sequence.row]
-        for offset in range(0, sequence.query_len, mask.block_len):
-            block_len = min(mask.block_len, sequence.query_len - offset)
+        for offset, block_len in _blocks(sequence, mask.block_len, scoring.chunk):
             start, prefix_len = sequence.query_start + offset, sequence.prefix_len + offset
             seen = prefix_len if mask.window is None else min(prefix_len, mask.window)
+            if scoring.chunk is not None:
+                seen = prefix_len % scoring.chunk
             rows, span = slice(start, start + block_len), slice(prefix_len - seen, prefix_len + block_len)
             _attend(
                 query[rows][None],
@@ -151,6 +155,17 @@ def attend_extend(
                 scoring,
                 out[rows][None],
             )
+
+
+def _blocks(sequence: ExtendSequence, longest: int, chunk: int | None) -> Iterator[tuple[int, int]]:
+    """Where each block of a sequence's queries begins, and its length; each within a chunk."""
+    offset = 0
+    while offset < sequence.query_len:
+        length = min(longest, sequence.query_len - offset)
+        if chunk is not None:
+            length = min(length, chunk - (sequence.prefix_len + offset) % chunk)
+        yield offset, length
+        offset += length
 
 
 def attend_chosen(

@@ -117,6 +117,7 @@ def plan_draft(
     num_steps: int,
     step: int,
     window: int | None = None,
+    chunk: int | None = None,
 ) -> list[DecodeGroup]:
     """Look up the slots of one step of a draft that goes on in `topk` branches behind each sequence.
 
@@ -133,19 +134,24 @@ def plan_draft(
         num_steps: Slots of a branch.
         step: From 0.
         window: As in `plan_decode`.
+        chunk: As there.
     """
     if topk == 1:
-        return plan_decode(page_table, table_rows, seq_lens + step + 1, window)
+        return plan_decode(page_table, table_rows, seq_lens + step + 1, window, chunk)
     rows, lengths = table_rows.long().repeat_interleave(topk), seq_lens.long().repeat_interleave(topk)
     branch = torch.arange(len(rows)) % topk
     own = torch.arange(step + 1)[None, :]
     slots = page_table[rows, : int(lengths.max()) + step + 1]
     slots.scatter_(1, lengths[:, None] + own, page_table[rows[:, None], (lengths + branch * num_steps)[:, None] + own])
-    return plan_decode(slots, torch.arange(len(rows)), lengths + step + 1, window)
+    return plan_decode(slots, torch.arange(len(rows)), lengths + step + 1, window, chunk)
 
 
 def plan_decode(
-    page_table: torch.Tensor, table_rows: torch.Tensor, seq_lens: torch.Tensor, window: int | None = None
+    page_table: torch.Tensor,
+    table_rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    window: int | None = None,
+    chunk: int | None = None,
 ) -> list[DecodeGroup]:
     """Look up the slots of a decode batch, grouped so that padding wastes little.
 
@@ -154,9 +160,12 @@ def plan_decode(
         table_rows: Row of each sequence, `[num_sequences]`.
         seq_lens: Keys of each sequence, its own included, all above 0.
         window: Keys before its own that a query sees; None for all.
+        chunk: Positions that attend to each other only, counted from 0; None for all.
     """
     seq_lens = seq_lens.long()
     num_seen = seq_lens if window is None else seq_lens.clamp(max=window + 1)
+    if chunk is not None:
+        num_seen = (seq_lens - 1) % chunk + 1
     lengths = num_seen.tolist()
     groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):

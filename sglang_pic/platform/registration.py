@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sglang_pic.platform import ATTENTION_BACKEND, gathering, host_tier, sparse_index
+from sglang_pic.platform import ATTENTION_BACKEND, block_sparse, gathering, host_tier, sparse_index
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -73,13 +73,18 @@ def register_backend() -> None:
     gathering.install()
     host_tier.install()
     sparse_index.install()
+    block_sparse.allow_pool()
 
 
 def _create_backend(runner: ModelRunner) -> AttentionBackend:
+    from sglang.srt.configs.model_config import is_minimax_sparse
+
     from sglang_pic.platform.attention_backend import CpuAttentionBackend
 
     if runner.use_mla_backend:
         _register_latent_method()
+    if is_minimax_sparse(runner.model_config.hf_config):
+        block_sparse.install()
     return CpuAttentionBackend(runner)
 
 

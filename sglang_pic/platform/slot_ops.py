@@ -138,6 +138,32 @@ def bonus_tokens(
     bonus_tokens.copy_(tokens.gather(1, accept_lens.long()[:, None] - 1)[:, 0])
 
 
+def shift_tokens(
+    input_ids: torch.Tensor,
+    extend_start_loc: torch.Tensor,
+    extend_seq_lens: torch.Tensor,
+    topk_index: torch.Tensor,
+    select_index: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Move each sequence's tokens one place to the front, and put a new one at its end.
+
+    Args:
+        input_ids: `[num_tokens]`, written in place.
+        extend_start_loc: Where each sequence begins, `[batch_size]`.
+        extend_seq_lens: Tokens of each sequence, `[batch_size]`.
+        topk_index: The new tokens, `[batch_size]` or `[batch_size, 1]`.
+        select_index: Where the new tokens are put, `[batch_size]`; by default the last place of each sequence.
+
+    Returns:
+        `input_ids`.
+    """
+    for start, length in zip(extend_start_loc.tolist(), extend_seq_lens.tolist(), strict=True):
+        input_ids[start : start + length - 1] = input_ids[start + 1 : start + length].clone()
+    ends = extend_start_loc + extend_seq_lens - 1 if select_index is None else select_index
+    input_ids[ends[extend_seq_lens > 0].long()] = topk_index.flatten()[extend_seq_lens > 0].to(input_ids.dtype)
+    return input_ids
+
+
 def _cells(table_rows: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     lengths = (ends - starts).long()
     firsts = lengths.cumsum(0) - lengths

@@ -1,8 +1,9 @@
 """Speculative decoding on the platform: what it supports, and what it puts in the place of SGLang's kernels.
 
-SGLang's workers (EAGLE, EAGLE3, MTP, STANDALONE, NGRAM) run as they are. For an out-of-tree platform SGLang has a seam
-for the slots of a window and none for the other operators, so their names are bound to plain PyTorch where the workers
-look them up. On a CPU SGLang runs drafts and verification one after the other, without overlap scheduling.
+SGLang's workers (EAGLE, also with a head for each step, EAGLE3, MTP, STANDALONE, NGRAM) run as they are. For an
+out-of-tree platform SGLang has a seam for the slots of a window and none for the other operators, so their names are
+bound to plain PyTorch where the workers look them up. On a CPU SGLang runs drafts and verification one after the other,
+without overlap scheduling.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ ALGORITHMS: Final = ("EAGLE", "EAGLE3", "NGRAM", "STANDALONE")
 """Names as SGLang resolves them: NEXTN is EAGLE."""
 
 _REFUSED_FLAGS: Final = {
-    "enable_multi_layer_eagle": "its drafts have attention backends of their own",
     "speculative_use_rejection_sampling": "its sampler is a Triton kernel",
 }
 
@@ -43,6 +43,7 @@ _REPLACED: Final[dict[str, dict[str, Callable[..., object]]]] = {
         "assign_draft_cache_locs_contiguous_func": slot_ops.draft_slots,
         "fill_bonus_tokens_func": slot_ops.bonus_tokens,
     },
+    "sglang.srt.speculative.multi_layer_eagle_worker_v2": {"rotate_input_ids": slot_ops.shift_tokens},
     "sglang.srt.speculative.spec_utils": {
         "fill_accept_out_cache_loc_func": slot_ops.accepted_slots,
         "fill_front_out_cache_loc_func": slot_ops.front_slots,
@@ -79,10 +80,14 @@ def install() -> None:
                 )
             setattr(module, name, function)
     _bind_what_has_a_torch_form()
-    from sglang.srt.speculative import eagle_worker_v2
+    from sglang.srt.speculative import eagle_worker_v2, multi_layer_eagle_worker_v2
     from sglang.srt.speculative.draft_utils import DraftBackendFactory
 
-    eagle_worker_v2.DraftBackendFactory = _make_factory(DraftBackendFactory)  # type: ignore[attr-defined]
+    factory = _make_factory(DraftBackendFactory)
+    for worker in (eagle_worker_v2, multi_layer_eagle_worker_v2):
+        worker.DraftBackendFactory = factory  # type: ignore[attr-defined]
+    # It captures graphs unless this is SGLang's own CPU platform.
+    multi_layer_eagle_worker_v2._is_cpu = True
 
 
 def _bind_what_has_a_torch_form() -> None:

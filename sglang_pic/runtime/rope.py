@@ -3,11 +3,12 @@
 Modules are recognised by class name and attributes, because nothing of SGLang is imported here. What is read is how far
 one position turns a key: the frequencies after scaling, and which dimensions form a pair. A magnitude (YaRN's `mscale`)
 is left out, because it is the same at every position, so a moved key keeps it. What cannot be shifted exactly is
-refused: frequencies that depend on the length, layers that use positions in another way, and every unknown class. Keys
-of a layer that says it uses no positions stay as they are; layers that do not say so are found by the start-up check
-(`checks.moved_rows`).
+refused: frequencies that depend on the length, layers that use positions in another way, and every unknown class. Where
+queries are scaled by steps of positions, a row is shifted within its step only. Keys of a layer that says it uses no
+positions stay as they are; layers that do not say so are found by the start-up check (`checks.moved_rows`).
 
-A sparse-attention indexer (DeepSeek-V3.2, GLM-5) turns keys of its own, by a rotary embedding of its own.
+A sparse-attention indexer (DeepSeek-V3.2, GLM-5) turns keys of its own, by a rotary embedding of its own. MiniMax-M3's
+turns them as its layer does.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pic_kernels import RopeParams
 from pic_kernels.numerics import relative_l2
 from torch import Tensor, nn
 
+from sglang_pic.core import PositionSteps
 from sglang_pic.errors import ContractError, Refused, UnsupportedError
 
 
@@ -44,12 +46,14 @@ class RopeGeometry:
         params: the rotation of each of `layer_ids`; equal rotations are one object.
         max_shift: the largest shift, in tokens and either direction, the reader asked for.
         index: per layer its indexer, `None` where it has none; empty where no layer has one.
+        steps: within which a shift is exact; `None` where it is at all positions.
     """
 
     layer_ids: tuple[int, ...]
     params: tuple[RopeParams, ...]
     max_shift: int
     index: tuple[IndexRope | None, ...] = ()
+    steps: PositionSteps | None = None
 
     def holding(self, indices: Sequence[int]) -> RopeGeometry:
         """The same, with keys that do not turn in the layers at `indices` into `layer_ids`."""
@@ -102,8 +106,45 @@ def read_geometry(model: nn.Module, *, max_shift: int) -> RopeGeometry:
         params=tuple(by_module[id(turning[0] if rotary is None else rotary)] for rotary in layers.values()),
         max_shift=max_shift,
         index=tuple(index.get(layer) for layer in layers) if index else (),
+        steps=_read_steps(model),
     )
     return geometry.holding([index for index, rotary in enumerate(layers.values()) if rotary is None])
+
+
+def _read_steps(model: nn.Module) -> PositionSteps | None:
+    """The steps of positions by which a model scales queries, if it does."""
+    found = {
+        steps
+        for module in model.modules()
+        if (read := _STEPS.get(type(module).__name__)) is not None and (steps := read(module)) is not None
+    }
+    if len(found) > 1:
+        raise _unsupported(f"queries scaled by {sorted(found)}", "layers must agree on the steps")
+    return found.pop() if found else None
+
+
+def _llama4_steps(attention: Any) -> PositionSteps | None:
+    # Layers with a rotary embedding are not scaled.
+    is_scaled = attention.attn_temperature_tuning and not attention.use_rope
+    return PositionSteps(int(attention.floor_scale), offset=1) if is_scaled else None
+
+
+def _mistral_steps(model: Any) -> PositionSteps | None:
+    scaling = model.llama_4_scaling_config
+    return None if scaling is None else PositionSteps(int(scaling["original_max_position_embeddings"]))
+
+
+def _ministral_steps(attention: Any) -> PositionSteps | None:
+    is_scaled = attention.llama_4_scaling_beta is not None
+    return PositionSteps(int(attention.max_position_embeddings)) if is_scaled else None
+
+
+_STEPS: Final[dict[str, Callable[[Any], PositionSteps | None]]] = {
+    "DeepseekV2Model": _mistral_steps,
+    "Llama4Attention": _llama4_steps,
+    "Ministral3Attention": _ministral_steps,
+}
+"""The modules that scale queries so, and how the steps are read: their keys and values are left alone."""
 
 
 def refuse_length(name: str, rotary: object, context_len: int) -> None:
@@ -313,7 +354,6 @@ _SEVERAL: Final = "which has several rotary embeddings"
 _SHARED: Final = "which reads the rows of another layer"
 _CROSS: Final = "which attends to other text"
 _NORMED: Final = "which normalises keys after their rotation"
-_IN_CHUNKS: Final = "which attends in chunks"
 
 REFUSED_LAYERS: Final = {
     _WITHOUT_ROPE: "as no layer of its model has one, and how its keys depend on positions is not known",
@@ -321,7 +361,6 @@ REFUSED_LAYERS: Final = {
     _SHARED: "each layer must have rows of its own",
     _CROSS: "its keys do not belong to the prompt's tokens",
     _NORMED: "so that a moved key is no rotation of it",
-    _IN_CHUNKS: "a chunk begins at certain positions, so rows depend on where they stand",
 }
 """Attention layers whose rows cannot be moved, and why."""
 
@@ -330,7 +369,6 @@ _TRAITS: Final[dict[str, Callable[[nn.Module, nn.Module], bool]]] = {
     _NORMED: lambda parent, _: (
         type(parent).__name__ in _KEY_NORM_AFTER_ROPE and bool(getattr(parent, "use_qk_norm", True))
     ),
-    _IN_CHUNKS: lambda _, core: bool(getattr(core, "use_irope", False)),
 }
 
 _LENGTH: Final = "its frequencies change with the length, so a shift is not a rotation"

@@ -74,6 +74,10 @@ class Splicer:
             if not fits:
                 found = f"rotary_dim={rope.rotary_dim!r} in {view.kind.value} rows"
                 raise UnsupportedError(Refused(f"their rotary part has {view.rope_dim!r} dimensions").line(found))
+        for layer, rows in enumerate(view.index_rows):
+            if rows is not None and geometry.params[layer].rotary_dim > rows.shape[2]:
+                found = f"rotary_dim={geometry.params[layer].rotary_dim!r} in index keys"
+                raise UnsupportedError(Refused(f"they have {rows.shape[2]!r} dimensions").line(found))
         self.view = view
         self._max_shift = geometry.max_shift
         self._host: tuple[HostView, Sequence[Source]] | None = None
@@ -101,6 +105,11 @@ class Splicer:
             for rope, indices in geometry.groups()
             for is_window, part in _by_pool(view, indices)
         ]
+        for rope, indices in geometry.groups() if view.index_rows else ():
+            of_layers = [rows for index in indices if (rows := view.index_rows[index]) is not None]
+            if of_layers:
+                keys = LayerBuffers(of_layers, name="index keys")
+                self._groups.append(_Group(rope.to(view.device), keys, values=None, is_window=False))
 
     def splice(self, src: Tensor, dst: Tensor, shifts: Tensor, windows: Tensor | None = None) -> None:
         """Copy the rows of `src` to `dst` in all layers, keys turned by each token's shift.
@@ -130,7 +139,7 @@ class Splicer:
         Raises:
             UnsupportedError: the fused kernel does not cover the pool's rows, and nothing else reads host memory.
         """
-        if self._index:
+        if self.view.index_dtype is not None:
             raise UnsupportedError(INDEX_FETCH.line("a sparse-attention indexer with a host pool"))
         if any(self._choose(group).backend is Backend.DEVICE for group in self._groups):
             raise UnsupportedError(UNFUSED_FETCH.line(f"rows of {self.view.dtype} in a host pool"))

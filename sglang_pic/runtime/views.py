@@ -62,6 +62,8 @@ class PoolView:
         start_layer: layer id of the first buffer (pipeline parallelism).
         index: per layer the pages of a sparse-attention indexer's keys, see `pic_kernels.index_pages`, of no length
             where a layer has none; empty where no layer has any.
+        index_rows: per layer the keys of another indexer, `[num_slots, 1, index_dim]`, rows like all others, which turn
+            as the layer's keys do; None where a layer has none, empty where no layer has any.
         windows: the layers whose rows are in a second pool; None where one pool has all.
     """
 
@@ -75,12 +77,20 @@ class PoolView:
     rope_dim: int
     start_layer: int
     index: tuple[Tensor, ...] = ()
+    index_rows: tuple[Tensor | None, ...] = ()
     windows: WindowRows | None = None
 
     @property
     def num_layers(self) -> int:
         """Layers that the pool holds on this rank."""
         return len(self.keys)
+
+    @property
+    def index_dtype(self) -> torch.dtype | None:
+        """Of the index keys; None where no layer has any."""
+        if self.index:
+            return torch.float8_e4m3fn
+        return next((rows.dtype for rows in self.index_rows if rows is not None), None)
 
     @property
     def device(self) -> torch.device:
@@ -98,10 +108,13 @@ class PoolView:
                 scales.view(torch.uint8).unflatten(1, (PAGE_TOKENS, 4))[place(slots)] = byte
 
     def places(self, slots: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every buffer of every layer, each with where in it the rows of `slots` are."""
+        """Every buffer of every layer but pages of index keys, each with where in it the rows of `slots` are."""
         for layer in range(self.num_layers):
             for buffer in self._buffers(layer):
                 yield buffer, self._slots_in(layer, slots)
+        for rows in self.index_rows:
+            if rows is not None:
+                yield rows, slots
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, ...]:
         """The rows of `slots` in one of the layers, in float64: keys and values, or the latent rows alone."""
@@ -117,6 +130,9 @@ class PoolView:
 
     def read_index(self, layer: int, slots: Tensor) -> Tensor | None:
         """The index keys of `slots` in a layer, as they are stored, in float64; `None` where it has none."""
+        rows = self.index_rows[layer] if self.index_rows else None
+        if rows is not None:
+            return rows.view(torch.uint8)[slots].view(rows.dtype).to(torch.float64)
         has_any = bool(self.index) and len(self.index[layer]) > 0
         return read_keys(self.index[layer], slots).to(torch.float64) if has_any else None
 
@@ -133,7 +149,19 @@ def view_pool(kv_pool: object) -> PoolView:
     """
     name = type(kv_pool).__name__
     if name == WINDOW_POOL:
-        return _view_both(cast(_WindowPool, kv_pool))
+        view = _view_both(cast(_WindowPool, kv_pool))
+    elif name == BLOCK_POOL:
+        view = _view_blocks(cast(_BlockPool, kv_pool))
+    else:
+        view = _view_one(kv_pool)
+    if not view.keys:
+        raise UnsupportedError(Refused("it holds no layer").line(f"the KV pool {name}"))
+    return view
+
+
+def _view_one(kv_pool: object) -> PoolView:
+    """The view of a plain pool, which may hold no layer where another one is beside it."""
+    name = type(kv_pool).__name__
     kind = KNOWN_POOLS.get(name)
     if kind is None:
         raise UnsupportedError(_refusal(kv_pool))
@@ -152,8 +180,6 @@ def view_pool(kv_pool: object) -> PoolView:
         index = _index_pages(pool) if getattr(pool, "use_dsa", False) else ()
     except AttributeError as error:
         raise ContractError(_MISSING.format(f"{name}.{error.name}")) from error
-    if not keys:
-        raise UnsupportedError(Refused("it holds no layer").line(f"the KV pool {name}"))
     return PoolView(
         kind=kind,
         keys=keys,
@@ -174,7 +200,7 @@ def _view_both(pool: _WindowPool) -> PoolView:
         for attribute, reason in _OTHER_WINDOWS.items():
             if getattr(pool, attribute):
                 raise UnsupportedError(Refused(reason).line(f"the KV pool {WINDOW_POOL} of {attribute}"))
-        whole, window = view_pool(pool.full_kv_pool), view_pool(pool.swa_kv_pool)
+        whole, window = _view_one(pool.full_kv_pool), _view_one(pool.swa_kv_pool)
         layers, slots = [pool.layers_mapping[layer] for layer in range(pool.layer_num)], pool.full_to_swa_index_mapping
     except AttributeError as error:
         raise ContractError(_MISSING.format(f"{WINDOW_POOL}.{error.name}")) from error
@@ -188,13 +214,31 @@ def _view_both(pool: _WindowPool) -> PoolView:
         whole,
         keys=tuple(part.keys[index] for part, index in parts),
         values=tuple(part.values[index] for part, index in parts),
-        rope_dim=min(whole.rope_dim, window.rope_dim),
+        rope_dim=min((part.rope_dim for part, _ in parts), default=0),
         windows=WindowRows(
             layers=frozenset(layer for layer, (_, is_window) in enumerate(layers) if is_window),
             slots=slots,
             num_slots=window.num_slots,
         ),
     )
+
+
+def _view_blocks(pool: _BlockPool) -> PoolView:
+    """The view of a pool of keys and values beside one of index keys, which some of the layers have."""
+    try:
+        for attribute, reason in _OTHER_BLOCKS.items():
+            if getattr(pool, attribute):
+                raise UnsupportedError(Refused(reason).line(f"the KV pool {BLOCK_POOL} of {attribute}"))
+        main, places = _view_one(pool.main_pool), pool.index_k_layer_id_mapping
+        rows: tuple[Tensor, ...] = ()
+        if pool.index_k_pool is not None:
+            _refuse_layout(pool.index_k_pool)
+            shape = (main.num_slots, 1, pool.index_k_pool.head_dim)
+            rows = _typed(pool.index_k_pool, pool.index_k_pool.k_buffer, shape)
+    except AttributeError as error:
+        raise ContractError(_MISSING.format(f"{BLOCK_POOL}.{error.name}")) from error
+    layers = range(main.start_layer, main.start_layer + main.num_layers)
+    return replace(main, index_rows=tuple(rows[places[layer]] if layer in places else None for layer in layers))
 
 
 _MISSING: Final = "{}: missing; this version was built for SGLang 0.5.23."
@@ -204,6 +248,12 @@ _OTHER_WINDOWS: Final = {
     "swa_req_ring_size": "windows are a ring of each request, and the tree keeps none of their rows",
     "request_window": "windows are rows of each request, and the tree keeps none of them",
     "swa_uses_full_indices": "its windows have no slots of their own",
+}
+BLOCK_POOL: Final = "MiniMaxSparseKVPool"
+"""Two plain pools: one of keys and values, one of the keys by which an indexer chooses blocks of tokens."""
+_OTHER_BLOCKS: Final = {
+    "dense_pool": "layers without an indexer have a pool of their own",
+    "index_kv_pool": "its indexer has values, which are not moved yet",
 }
 KNOWN_POOLS: Final = {
     "DSATokenToKVPool": PoolKind.MLA,
@@ -217,15 +267,13 @@ _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m
 _FP8: Final = "use --kv-cache-dtype auto or fp8_e4m3"
 _PLAIN_ROWS: Final = "unset SGLANG_USE_HND_KVCACHE and the layout flags"
 
-_INDEXER: Final = Refused("its sparse-attention indexer keeps rotated keys of its own, which are not moved yet")
-
 REFUSED_POOLS: Final = {
     "BaseSWAKVPool": Refused("rows outside sliding windows are dropped", _KEEP_ALL_ROWS),
     "HybridLinearKVPool": Refused("linear-attention state is not made of rows, and never will be"),
     "MHATokenToKOnlyPool": Refused("it holds no values"),
     "MHATokenToKVPoolFP4": Refused("FP4 rows cannot be rotated", _FP8),
     "MHATokenToKVPoolMXFP8": Refused("block-scaled rows cannot be rotated", _FP8),
-    "MiniMaxSparseKVPool": _INDEXER,
+    "MiniMaxM3Nvfp4KVPool": Refused("NVFP4 rows cannot be rotated", _FP8),
     "MLATokenToKVPoolFP4": Refused("FP4 rows cannot be rotated", _FP8),
     "NoOpMHATokenToKVPool": Refused("it keeps no rows"),
     "PageInterleaveKVPoolMixin": Refused("its pages are spread over ranks", "remove --enable-kv-cache-sharding"),
@@ -295,6 +343,17 @@ class _WindowPool(Protocol):
     layers_mapping: dict[int, tuple[int, bool]]
     """By layer: its index in its pool, and whether that is the one of windows."""
     full_to_swa_index_mapping: Tensor
+
+
+class _BlockPool(Protocol):
+    """What is read of `BLOCK_POOL`."""
+
+    main_pool: object
+    dense_pool: object | None
+    index_kv_pool: object | None
+    index_k_pool: _Pool | None
+    index_k_layer_id_mapping: dict[int, int]
+    """By layer that has an indexer: its index in `index_k_pool`."""
 
 
 def _refusal(kv_pool: object) -> str:

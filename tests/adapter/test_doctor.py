@@ -135,7 +135,7 @@ def answers(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         "decoding kept": on("b200", mla, *_SPLIT),
         "long": on("h100", phi, "--context-length", "2048"),
         "too long": on("h100", phi),
-        "chunks": on("h100", without_weights("tiny-gqa", attention_chunk_size=8192)),
+        "chunks": on("h100", without_weights("tiny-gqa", attention_chunk_size=8192), "--enable-mixed-chunk"),
     }
     # SGLang finds its platform once: here no process may have asked for it before.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
@@ -166,7 +166,7 @@ REFUSED = {
     "states": [("a model with state-space layers", "")],
     "refused": [("--pp-size 2", ""), ("rows of float8_e5m2", "; start with --kv-cache-dtype auto or fp8_e4m3")],
     "too long": [(r"the rotary embedding Phi3\w+ in a context of 8192 tokens", "; start with --context-length 2048")],
-    "chunks": [("attention in chunks", "; serve .*")],
+    "chunks": [("mixed chunks with attention in chunks", "; remove --enable-mixed-chunk")],
     "few rows": [("--max-running-requests 1", "; allow 2 or more")],
 }
 """What is named, and how the line ends."""

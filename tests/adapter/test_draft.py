@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_pic.adapter import draft_workers
-from sglang_pic.adapter.draft import named, read_draft
+from sglang_pic.adapter.draft import named, read_drafts
 from sglang_pic.adapter.probe.extend import trial_batch
 from sglang_pic.adapter.serve.fallback import Fallback
 from sglang_pic.adapter.serve.forward import ForwardPath
@@ -55,15 +56,22 @@ class DraftRunner(Runner):
 
 
 class Pair:
-    """A target and its draft over the same slots, and requests on them as SGLang's worker serves them."""
+    """A target and its draft over the same slots, and requests on them as SGLang's worker serves them.
 
-    def __init__(self, *, reads_hidden_states: bool) -> None:
-        self.target, self.draft = Runner(), DraftRunner(reads_hidden_states=reads_hidden_states)
-        self.draft.req_to_token_pool = self.target.req_to_token_pool
+    Of several heads each is given the tokens shifted by one more.
+    """
+
+    def __init__(self, *, reads_hidden_states: bool, num_heads: int = 1) -> None:
+        self.target = Runner()
+        self.heads = [DraftRunner(reads_hidden_states=reads_hidden_states) for _ in range(num_heads)]
+        self.draft = self.heads[0]
+        for head in self.heads:
+            head.req_to_token_pool = self.target.req_to_token_pool
         self.table = self.target.req_to_token_pool.req_to_token
         self.tokens = torch.arange(END) * 7 % 1_000
-        self.path = ForwardPath(splicer_of(self.target), draft_splicer=splicer_of(self.draft))
-        self.target.path = self.draft.path = self.path
+        self.path = ForwardPath(splicer_of(self.target), draft_splicers=[*map(splicer_of, self.heads)])
+        for runner in (self.target, *self.heads):
+            runner.path = self.path
         self.noted: list[tuple[object, ...]] = []
         self.path.recover = lambda *given, **how: self.noted.append((*given[:2], how["is_admitted"]))
 
@@ -74,22 +82,25 @@ class Pair:
         req = request(pic=state, kv=SimpleNamespace(req_pool_idx=0))
         batch = scheduled([req], [END])
 
-        def run(runner: Runner, tokens: torch.Tensor, states: torch.Tensor | None) -> Any:
-            made = trial_batch(runner, [END], first_position=position, input_ids=tokens, slots=slots)  # type: ignore[arg-type]
+        def run(runners: list[Any], tokens: torch.Tensor, states: torch.Tensor | None) -> Any:
+            made: Any = trial_batch(runners[0], [END], first_position=position, input_ids=tokens, slots=slots)
             made.spec_info = SimpleNamespace(hidden_states=states)
-            self.path._prepare(made, object, batch, runner)  # type: ignore[arg-type]
-            return runner.forward(made).logits_output.hidden_states.flatten(1)
+            self.path._prepare(made, object, batch, runners[0])  # type: ignore[arg-type]
+            for runner in runners:
+                output = runner.forward(replace(made) if len(runners) > 1 else made)
+                made.input_ids[:] = torch.cat((made.input_ids[1:], torch.tensor([following])))
+            return output.logits_output.hidden_states.flatten(1)
 
-        states = run(self.target, self.tokens, None)
+        states = run([self.target], self.tokens.clone(), None)
         shifted = torch.cat((self.tokens[1:], torch.tensor([following])))
-        run(self.draft, shifted, states if self.draft.reads_hidden_states else None)
+        run(self.heads, shifted, states if self.draft.reads_hidden_states else None)
 
     def spliced(self, arm: Callable[[], object] = lambda: None) -> list[float]:
-        """How far rows are from those of a full prefill, the target's and the draft's, at gaps and at runs."""
+        """How far rows are from those of a full prefill, the target's and any head's, at gaps and at runs."""
         self.prefill(DONOR_SLOTS, DONOR_POSITION, None, following=5)
         self.prefill(HERE, 0, None, following=6)
-        whole = [rows_of(runner) for runner in (self.target, self.draft)]
-        for runner in (self.target, self.draft):
+        whole = [rows_of(runner) for runner in (self.target, *self.heads)]
+        for runner in (self.target, *self.heads):
             for buffer in (*runner.token_to_kv_pool.k_buffer, *runner.token_to_kv_pool.v_buffer):
                 buffer[HERE] = 9.0
         arm()
@@ -98,12 +109,12 @@ class Pair:
         at_runs = torch.zeros(END, dtype=torch.bool)
         for start, end in RUNS:
             at_runs[start:end] = True
-        found = [rows_of(runner) for runner in (self.target, self.draft)]
-        return [
-            relative_l2(rows[places].double(), right[places].double())
+        found = [rows_of(runner) for runner in (self.target, *self.heads)]
+        target, *heads = (
+            [relative_l2(rows[places].double(), right[places].double()) for places in (~at_runs, at_runs)]
             for rows, right in zip(found, whole, strict=True)
-            for places in (~at_runs, at_runs)
-        ]
+        )
+        return [*target, *map(max, zip(*heads, strict=True))]
 
 
 def splicer_of(runner: Runner) -> Splicer:
@@ -115,13 +126,18 @@ def rows_of(runner: Runner) -> torch.Tensor:
     return torch.cat([buffer[HERE].flatten(1) for buffer in (*pool.k_buffer, *pool.v_buffer)], dim=1)
 
 
-kinds = pytest.mark.parametrize("reads_hidden_states", [True, False], ids=["eagle", "standalone"])
+KINDS = {
+    "eagle": {"reads_hidden_states": True},
+    "standalone": {"reads_hidden_states": False},
+    "heads": {"reads_hidden_states": True, "num_heads": 3},
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 @kinds
-def test_rows_of_target_and_draft_are_those_of_a_full_prefill(reads_hidden_states: bool) -> None:
+def test_rows_of_target_and_draft_are_those_of_a_full_prefill(kind: str) -> None:
     """At a gap's end the draft reads the next token of the prompt, which is a run's, and the gap's hidden state."""
-    pair = Pair(reads_hidden_states=reads_hidden_states)
+    pair = Pair(**KINDS[kind])  # type: ignore[arg-type]
     assert max(pair.spliced()) < 2e-2, "as far off as bfloat16 rounds"
     assert pair.draft.positions == [DONOR_POSITION, 0, 0]
     assert pair.noted == []
@@ -130,7 +146,7 @@ def test_rows_of_target_and_draft_are_those_of_a_full_prefill(reads_hidden_state
 def test_a_draft_that_is_not_spliced_or_not_narrowed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The measure of the test above tells."""
     pair = Pair(reads_hidden_states=True)
-    monkeypatch.setattr(pair.path._draft_splicer, "splice", lambda *_: None)
+    monkeypatch.setattr(pair.path._draft_splicers[0], "splice", lambda *_: None)
     assert pair.spliced()[3] > 0.5
     pair, prepare = Pair(reads_hidden_states=True), ForwardPath._prepare
 
@@ -145,14 +161,14 @@ def test_a_draft_that_is_not_spliced_or_not_narrowed_is_seen(monkeypatch: pytest
 @kinds
 @pytest.mark.parametrize("stage", [Fallback.FAULT_SPLICE, Fallback.FAULT_GAPS])
 def test_a_fault_before_the_drafts_pass_computes_both_whole(
-    reads_hidden_states: bool, stage: Fallback, monkeypatch: pytest.MonkeyPatch
+    kind: str, stage: Fallback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the splice of the draft's rows, or in the target's pass."""
-    pair = Pair(reads_hidden_states=reads_hidden_states)
+    pair = Pair(**KINDS[kind])  # type: ignore[arg-type]
 
     def arm() -> None:
         if stage is Fallback.FAULT_SPLICE:
-            monkeypatch.setattr(pair.path._draft_splicer, "splice", fail)
+            monkeypatch.setattr(pair.path._draft_splicers[-1], "splice", fail)
         else:
             monkeypatch.setattr(pair.target, "compute", half(pair.target.compute))
 
@@ -162,21 +178,21 @@ def test_a_fault_before_the_drafts_pass_computes_both_whole(
 
 @kinds
 def test_a_fault_in_the_drafts_pass_costs_what_the_draft_knows_of_the_runs_at_most(
-    reads_hidden_states: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The target has computed its gaps: there are hidden states of these alone."""
-    pair = Pair(reads_hidden_states=reads_hidden_states)
+    """The target has computed its gaps: there are hidden states of these alone; heads behind it compute all, too."""
+    pair = Pair(**KINDS[kind])  # type: ignore[arg-type]
     target_gaps, target_runs, _, draft_runs = pair.spliced(
         lambda: monkeypatch.setattr(pair.draft, "compute", half(pair.draft.compute))
     )
     assert max(target_gaps, target_runs) < 2e-2
-    assert (draft_runs < 2e-2) == (not reads_hidden_states)
+    assert (draft_runs < 2e-2) == (kind == "standalone")
     # What was spliced of the target was, and stays counted.
     assert [note[1:] for note in pair.noted] == [(Fallback.FAULT_GAPS, False)]
     assert pair.path._running is None
 
 
-@kinds
+@pytest.mark.parametrize("reads_hidden_states", [True, False], ids=["eagle", "standalone"])
 def test_start_up_checks_the_rows_of_the_draft(reads_hidden_states: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = DraftRunner(reads_hidden_states=reads_hidden_states)
     pool = runner.token_to_kv_pool
@@ -205,7 +221,7 @@ def context(algorithm: str) -> Any:
 
 @pytest.mark.parametrize("algorithm", ["NONE", "NGRAM"])
 def test_a_server_without_a_draft_model_has_none(algorithm: str) -> None:
-    assert read_draft(context(algorithm), None) is None  # type: ignore[arg-type]
+    assert read_drafts(context(algorithm), None) == []  # type: ignore[arg-type]
 
 
 def test_a_draft_that_prefills_in_another_way_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,11 +235,11 @@ def test_a_draft_that_prefills_in_another_way_is_refused_by_name(monkeypatch: py
     ctx = context("EAGLE")
     monkeypatch.setattr(draft_workers, "_workers", [])
     with pytest.raises(ContractError, match=r"^--speculative-algorithm EAGLE: SGLang serves with \[\], "):
-        read_draft(ctx, None)  # type: ignore[arg-type]
+        read_drafts(ctx, None)  # type: ignore[arg-type]
     draft_workers._note(None, SimpleNamespace(target_worker=ctx.tp_worker, draft_worker=OtherWorker()))
     draft_workers._note(None, SimpleNamespace(target_worker=None, draft_worker=object()))
     with pytest.raises(ContractError, match=r"\['OtherWorker'\], .*start without --speculative-algorithm"):
-        read_draft(ctx, None)  # type: ignore[arg-type]
+        read_drafts(ctx, None)  # type: ignore[arg-type]
 
 
 def test_a_draft_whose_rows_cannot_be_moved_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +247,7 @@ def test_a_draft_whose_rows_cannot_be_moved_is_refused_by_name(monkeypatch: pyte
 
     def refuses(match: str, target: Any = None) -> None:
         with pytest.raises(UnsupportedError, match=match):
-            read_draft(ctx, target)
+            read_drafts(ctx, target)
 
     pool = type("NoOpMHATokenToKVPool", (), {})()
     fields = {"spec_algorithm": SpeculativeAlgorithm.STANDALONE, "model": torch.nn.Identity(), "token_to_kv_pool": pool}
@@ -244,7 +260,7 @@ def test_a_draft_whose_rows_cannot_be_moved_is_refused_by_name(monkeypatch: pyte
     plain = type("MHATokenToKVPool", (), {"dtype": torch.float8_e5m2})()
     worker.draft_runner.token_to_kv_pool = plain
     refuses(r"; start with --speculative-draft-kv-cache-dtype auto or fp8_e4m3; ")
-    target = SimpleNamespace(view=SimpleNamespace(num_slots=7))
+    target = SimpleNamespace(view=SimpleNamespace(num_slots=7, windows=SimpleNamespace(slots=torch.zeros(8))))
     ctx.model_config = SimpleNamespace(context_len=8)
     with monkeypatch.context() as patch:
         for name, made in (
@@ -254,6 +270,12 @@ def test_a_draft_whose_rows_cannot_be_moved_is_refused_by_name(monkeypatch: pyte
         ):
             patch.setattr(f"sglang_pic.adapter.draft.{name}", lambda *_, made=made, **__: made)
         refuses("a KV pool of 5 slots beside the target's 7: both must have as many,", target)
+        windows = SimpleNamespace(slots=torch.zeros(8))
+        moved = SimpleNamespace(view=SimpleNamespace(num_slots=7, windows=windows))
+        patch.setattr("sglang_pic.adapter.draft.Splicer", lambda *_: moved)
+        refuses("window slots that are not the target's: both must have the same;", target)
+        target.view.windows = windows
+        assert [draft.splicer for draft in read_drafts(ctx, target)] == [moved]
     worker.draft_runner.prefill_attention_backend_str = "trtllm_mla"
     refuses("start with --speculative-draft-attention-backend flashinfer")
     worker.draft_runner.prefill_attention_backend_str = "unheard_of"

@@ -35,7 +35,7 @@ def context(backend: str = "triton") -> Any:
     """SGLang's `TreeCacheBuildContext` of a server that is served, as far as it is read."""
     ctx = SimpleNamespace(
         server_args=SimpleNamespace(disaggregation_mode="null", attn_dp_size=1, enable_lora=False, lora_paths=None),
-        model_config=SimpleNamespace(),
+        model_config=SimpleNamespace(hf_config=SimpleNamespace()),
         tp_worker=SimpleNamespace(model_runner=SimpleNamespace(prefill_attention_backend_str=backend)),
     )
     for entry in (*SERVED, *REFUSALS):

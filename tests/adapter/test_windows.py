@@ -1,8 +1,9 @@
 """Layers with sliding windows: a splice is exact wherever the edge of a window lies.
 
-Live models of three families: Gemma 3, whose layers with windows have a rotation of their own, gpt-oss, with sinks and
-a pool for its windows, and Command-R7B, whose other layers have no positions. Runs are laid out by hand, so that the
-edge of a window lies where a case wants it.
+Live models of six families: Gemma 3, whose layers with windows have a rotation of their own, gpt-oss, with sinks and a
+pool for its windows, Command-R7B, whose other layers have no positions, MiMo-V2, whose keys are wider than its values,
+Llama-4, whose attention is cut in chunks of 64, and MiniMax-M3, whose indexer chooses 4 blocks of 16. Runs are laid out
+by hand, so that the edge of a window lies where a case wants it.
 """
 
 from __future__ import annotations
@@ -120,13 +121,24 @@ def run_cases(runner: Any, _: object) -> dict[str, Any]:
         results["one rotation for all"] = bench.measure(runs, shift=SHIFT)
         path.splicer = splicer
         for layer in layers:
-            layer.sliding_window_size = -1
+            layer.sliding_window_size, layer.use_irope = -1, False
+        if view.index_rows:
+            runner.attn_backend.sparse.topk_blocks = NUM_TOKENS
         results["no windows"] = bench.measure(runs, shift=0)
     return results
 
 
 @pytest.fixture(
-    scope="module", params=[("tiny-gemma3", 1), ("tiny-gpt-oss", 16), ("tiny-cohere2", 1)], ids=lambda setup: setup[0]
+    scope="module",
+    params=[
+        ("tiny-gemma3", 1),
+        ("tiny-gpt-oss", 16),
+        ("tiny-cohere2", 1),
+        ("tiny-mimo", 16),
+        ("tiny-llama4", 16),
+        ("tiny-minimax", 1),
+    ],
+    ids=lambda setup: setup[0],
 )
 def found(request: pytest.FixtureRequest, model_dir: Callable[[str], Path]) -> dict[str, Any]:
     """What `run_cases` finds, in one process a model."""
@@ -135,7 +147,9 @@ def found(request: pytest.FixtureRequest, model_dir: Callable[[str], Path]) -> d
     return {"name": name, **on_live_model(run_cases, model_dir(name), **server)}
 
 
-@pytest.mark.feature("Cohere2ForCausalLM", "Gemma3ForCausalLM", "GptOssForCausalLM")
+@pytest.mark.feature("Cohere2ForCausalLM", "Gemma3ForCausalLM", "GptOssForCausalLM", "Llama4ForConditionalGeneration")
+@pytest.mark.feature("MiMoV2ForCausalLM", "MiniMaxM3SparseForCausalLM")
+@pytest.mark.feature("attention in chunks", "block-sparse attention with an indexer")
 @pytest.mark.parametrize("case", CASES)
 def test_a_splice_at_shift_zero_is_a_full_prefill(found: dict[str, Any], case: str) -> None:
     """In float32, over the whole vocabulary; runs were given other tokens, so that nothing computes them again."""
@@ -156,14 +170,22 @@ def test_rows_moved_from_elsewhere_are_those_computed_here(found: dict[str, Any]
 
 
 def test_windows_and_rotations_are_read_layer_by_layer(found: dict[str, Any]) -> None:
-    gemma, cohere = (found["name"] == name for name in ("tiny-gemma3", "tiny-cohere2"))
-    assert found["windows"] == ([WINDOW, WINDOW, -1, WINDOW] if gemma else [WINDOW, -1, WINDOW, -1])
-    assert found["rotations"] == ([[0, 1, 3], [2]] if gemma else [[0, 1, 2, 3]])
-    rotary = "Gemma3RotaryEmbedding" if gemma else "RotaryEmbedding" if cohere else "YaRNScalingRotaryEmbedding"
+    in_turn = [WINDOW, -1, WINDOW, -1]
+    windows, rotary, rotations, turning = {
+        "tiny-cohere2": (in_turn, "RotaryEmbedding", [[0, 1, 2, 3]], [0, 2]),
+        "tiny-gemma3": ([WINDOW, WINDOW, -1, WINDOW], "Gemma3RotaryEmbedding", [[0, 1, 3], [2]], [0, 1, 2, 3]),
+        "tiny-gpt-oss": (in_turn, "YaRNScalingRotaryEmbedding", [[0, 1, 2, 3]], [0, 1, 2, 3]),
+        # Chunks are no windows.
+        "tiny-llama4": ([-1] * 4, "RotaryEmbedding", [[0, 1, 2], [3]], [0, 1, 2]),
+        "tiny-mimo": (in_turn, "RotaryEmbedding", [[0, 2], [1, 3]], [0, 1, 2, 3]),
+        "tiny-minimax": ([-1] * 4, "RotaryEmbedding", [[0, 1, 2, 3]], [0, 1, 2, 3]),
+    }[found["name"]]
+    assert found["windows"] == windows
+    assert found["rotations"] == rotations
     assert rotary in found["rotary"]
+    assert found["turning"] == turning
     # Its module says nothing: keys that turn are told from others by measuring.
-    assert found["start-up"]["still_layers"] == ((1, 3) if cohere else ())
-    assert found["turning"] == ([0, 2] if cohere else [0, 1, 2, 3])
+    assert found["start-up"]["still_layers"] == ((1, 3) if found["name"] == "tiny-cohere2" else ())
     assert found["start-up"]["keys"] < 1e-3
     assert found["start-up"]["unmoved_keys"] > 0.1
 
@@ -171,6 +193,6 @@ def test_windows_and_rotations_are_read_layer_by_layer(found: dict[str, Any]) ->
 def test_a_wrong_window_and_a_wrong_rotation_show(found: dict[str, Any]) -> None:
     """By far: no rounding looks like them."""
     assert found["no windows"]["kl"] > 1e-2
-    if found["name"] != "tiny-gpt-oss":
+    if found["name"] not in ("tiny-gpt-oss", "tiny-minimax"):  # which have one
         assert found["one rotation for all"]["rows"] > 0.1
         assert found["one rotation for all"]["kl"] > 1e-3

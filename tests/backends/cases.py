@@ -90,6 +90,8 @@ class Shape(NamedTuple):
     """Each head has a score more, without a value."""
     has_window_pool: bool = False
     """The first layer has a pool and slots of its own."""
+    chunk: int | None = None
+    """Positions of the first layer that attend to each other only."""
 
     @property
     def is_mla(self) -> bool:
@@ -102,6 +104,7 @@ SHAPES: Final = {
     "mla": Shape(2, 1, 288, 256, rope_dim=32),
     "gemma": Shape(4, 2, 32, 32, window=24, cap=2.0),
     "gpt-oss": Shape(4, 2, 32, 32, window=24, has_sinks=True, has_window_pool=True),
+    "llama4": Shape(4, 2, 32, 32, has_window_pool=True, chunk=32),
 }
 
 

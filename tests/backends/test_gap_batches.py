@@ -53,6 +53,8 @@ SUBJECTS = [
     Subject("fa3", "mla"),
     Subject("fa3", "gemma", pages=(16,)),
     Subject("fa3", "gpt-oss", pages=(1,)),
+    # Mixed batches are refused: in these it forgets the chunks.
+    Subject("fa3", "llama4", pages=(16,), cases=tuple(name for name, case in CASES.items() if not case.is_mixed)),
     # As on SM100, where SGLang chooses it for models with windows.
     Subject("fa4", "gqa", "bfloat16", pages=(128,)),
     Subject("fa4", "gpt-oss", pages=(128,)),

@@ -7,6 +7,7 @@ the narrowed batch, writes the new rows, and must give what dense attention over
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,6 +63,7 @@ class World:
                 logit_cap=shape.cap,
                 v_head_dim=shape.value_dim,
                 sliding_window_size=-1 if i or shape.window is None else shape.window,
+                use_irope=not i and shape.chunk is not None,
             )
             for i in range(LAYERS)
         ]
@@ -131,8 +133,10 @@ class World:
         window = -1 if layer or shape.window is None else shape.window - unseen
         scoring = Scoring(window, shape.cap, None if self.sinks is None else self.sinks[layer])
         out = []
-        for i, start, end in spans:
-            keys, values = self.keys[i][layer, :end], self.values[i][layer, :end]
+        chunk = CONTEXT_LEN if layer or shape.chunk is None else shape.chunk
+        for i, start, end in (part for span in spans for part in _in_chunks(*span, chunk)):
+            first = start // chunk * chunk
+            keys, values = self.keys[i][layer, first:end], self.values[i][layer, first:end]
             query = self.queries[i][layer, start:end].double()
             out.append(attend(query, keys, values, shape.dim**-0.5, causal=True, scoring=scoring))
         return torch.cat(out)
@@ -212,7 +216,8 @@ class World:
             qk_rope_head_dim=shape.rope_dim,
             scaling=shape.dim**-0.5,
             attention_arch=AttentionArch.MLA if shape.is_mla else AttentionArch.MHA,
-            **dict.fromkeys(("is_encoder_decoder", "is_multimodal", "is_local_attention_model"), False),
+            **dict.fromkeys(("is_encoder_decoder", "is_multimodal"), False),
+            is_local_attention_model=shape.chunk is not None,
             linear_attn_registry_result=None,
             hf_config=text_config,
             hf_text_config=text_config,
@@ -230,6 +235,7 @@ class World:
             kv_cache_dtype_str="auto",
             page_size=self.page_size,
             sliding_window_size=shape.window,
+            attention_chunk_size=shape.chunk,
             is_draft_worker=False,
             **dict.fromkeys(("spec_algorithm", "lora_manager", "prefill_cuda_graph_runner")),
             server_args=get_server_args(),
@@ -248,6 +254,14 @@ class World:
                 device="cpu",
             ),
         )
+
+
+def _in_chunks(index: int, start: int, end: int, chunk: int) -> Iterator[tuple[int, int, int]]:
+    """The parts of a span that lie in one chunk each."""
+    while start < end:
+        stop = min(end, (start // chunk + 1) * chunk)
+        yield index, start, stop
+        start = stop
 
 
 _DONOR = Path("donor", [as_tokens(range(2 * CONTEXT_LEN))])

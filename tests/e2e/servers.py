@@ -131,6 +131,8 @@ SERVERS = {
     "qwen_vl_page1": _float32("tiny-qwen2.5-vl", 1, config=AUDITED, is_slow=True),
     "gemma3_page1": _float32("tiny-gemma3", 1, is_slow=True),
     "gpt_oss_page16": _float32("tiny-gpt-oss", 16, is_slow=True),
+    "llama4_page16": _float32("tiny-llama4", 16, is_slow=True),
+    "minimax_page16": _float32("tiny-minimax", 16, is_slow=True),
     # Windows have half as many slots as the other layers, and room for an audit.
     "gpt_oss_page16.small_pool": _float32(
         *("tiny-gpt-oss", 16, *_SMALL_POOL, "--max-total-tokens", "5200", "--swa-full-tokens-ratio", "0.5"),

@@ -55,10 +55,15 @@ DRAFTS = {
     "eagle": TREE,
     "eagle-tp2": Draft("tiny-gqa", "tiny-gqa-eagle", ("EAGLE", *_CHAIN, "--page-size", "16", "--tp-size", "2")),
     "nextn": Draft("tiny-mtp", None, ("NEXTN", *_CHAIN)),
+    # A head for each step, with window layers alone, whose rows are in a pool of their own.
+    "mimo": Draft("tiny-mimo", None, ("EAGLE", *_CHAIN, "--page-size", "16")),
     # The heads of a random model guess nothing.
     "eagle3": Draft("tiny-gqa", "tiny-gqa-eagle3", ("EAGLE3", *_CHAIN, "--page-size", "16"), num_right=0),
     "ngram": Draft("tiny-mla", None, ("NGRAM", "--speculative-num-draft-tokens", "8")),
 }
+
+
+_FEATURES = {"mimo": "multi-layer EAGLE", "ngram": "NGRAM"}
 
 
 class Served(NamedTuple):
@@ -141,10 +146,7 @@ def answers_of(
 @as_built_for
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.feature("NGRAM" if name == "ngram" else "speculative decoding"))
-        for name in DRAFTS
-    ],
+    [pytest.param(name, marks=pytest.mark.feature(_FEATURES.get(name, "speculative decoding"))) for name in DRAFTS],
 )
 def test_every_draft_is_spliced_with_its_target(
     name: str, answers_of: Callable[[str], list[list[int]]], model_dir: Callable[[str], Path], tmp_path: Path

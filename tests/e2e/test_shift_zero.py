@@ -15,14 +15,14 @@ from tests.e2e.serving import Client, assert_same, random_tokens
 pytestmark = pytest.mark.e2e
 
 # Every model family, number of ranks that share a request and page size at least once with each of the others.
-at_shift_zero = on_each_server(
+FAMILIES = (
     *("gqa_page16", "gqa_page1_tp2", "mla_page1_dp2", "mla_page16_tp2"),
-    *("mla_page1", "gemma3_page1", "gpt_oss_page16"),
+    *("mla_page1", "gemma3_page1", "gpt_oss_page16", "minimax_page16"),
 )
 
 
 @pytest.mark.feature("rows of float32", "pages of 1", "pages of 16", "tensor parallelism of 2")
-@at_shift_zero
+@on_each_server(*FAMILIES, "llama4_page16")
 def test_shift_zero_equals_full_prefill(client: Client) -> None:
     """In float32, over prompts below and above the prefill chunk."""
     for seed, length in enumerate((150, 600)):
@@ -34,7 +34,7 @@ def test_shift_zero_equals_full_prefill(client: Client) -> None:
         assert_same(full, spliced)
 
 
-@at_shift_zero
+@on_each_server(*FAMILIES)
 def test_several_donors_gaps_and_shifts_in_mixed_batches(client: Client) -> None:
     """Runs from three donors with gaps between, beside requests without runs; every slot is given back.
 

@@ -175,6 +175,25 @@ class SWAKVPool:
         vars(self).update(others)
 
 
+class MHATokenToKOnlyPool(MHATokenToKVPool):
+    """Index keys of one head."""
+
+    def __init__(self, *, size: int, layer_num: int, dtype: torch.dtype) -> None:
+        super().__init__(size=size, head_dim=24, layer_num=layer_num, dtype=dtype)
+        self.k_buffer = [buffer[:, :1].contiguous() for buffer in self.k_buffer]
+
+
+class MiniMaxSparseKVPool:
+    """Layers 1 and 2 have an indexer."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32, **others: object) -> None:
+        self.main_pool = MHATokenToKVPool(dtype=dtype)
+        self.index_k_pool = MHATokenToKOnlyPool(size=64, layer_num=2, dtype=torch.bfloat16)
+        self.index_k_layer_id_mapping = {1: 0, 2: 1}
+        self.dense_pool = self.index_kv_pool = None
+        vars(self).update(others)
+
+
 class MLATokenToKVPool:
     def __init__(
         self,

@@ -14,19 +14,17 @@ from pic_bench.report.markdown import Table, markdown_table
 from pic_bench.report.numbers import percent, seconds, times
 
 from sglang_pic.reference import OPERATE, PAGE, render
+from sglang_pic.site import conf
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [
-    ROOT / "README.md",
-    ROOT / "SECURITY.md",
-    ROOT / "sglang_pic" / "README.md",
-    OPERATE,
-    ROOT / "sglang_pic" / "MODELS.md",
-    PAGE,
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "sglang_pic").glob("*.md")),
     ROOT / "bench" / "results" / "README.md",
     *sorted(study.PAGES.glob("*.md")),
     ROOT / "traces" / "pic_traces" / "README.md",
     ROOT / "traces" / "pic_traces" / "data" / "README.md",
+    *sorted((ROOT / "sglang_pic" / "site").glob("*.md")),
 ]
 
 
@@ -79,6 +77,25 @@ def test_links_lead_somewhere() -> None:
             if not is_web and not (path.exists() and (not anchor or anchor in anchors(path))):
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert broken == []
+
+
+def test_the_sites_menu_and_sections_are_there() -> None:
+    """Sphinx is not needed to see it; `make site` builds the site and refuses what leads nowhere."""
+    shown = set()
+    for page, menu in conf.TOCTREES.items():
+        names = re.findall(r"^(?!:)(?:.*<)?([\w./-]+)>?$", menu, re.MULTILINE)
+        shown |= {(ROOT / page).parent.joinpath(f"{name}.md").resolve() for name in names if name != "self"}
+    assert shown | {ROOT / "README.md"} == set(PAGES)
+    for page in (ROOT / "sglang_pic" / "site").glob("*.md"):
+        for source, heading in re.findall(r"^<!-- section: (\S+) (.+) -->$", page.read_text(), re.MULTILINE):
+            assert conf.section_of(source, heading, page.parent).strip()
+
+
+def test_links_to_folders_lead_to_what_tells_most() -> None:
+    study_pages = study.PAGES
+    assert conf.file_of(study_pages, "../fidelity-edits") == "../fidelity-edits/report.md"
+    assert conf.file_of(study_pages, "../most-reuse") == "../most-reuse/../README.md"
+    assert conf.file_of(study_pages, "gain.md") == "gain.md"
 
 
 def test_files_that_the_architecture_names_exist() -> None:

@@ -62,6 +62,31 @@ def test_index_keys_are_moved_with_their_rows() -> None:
         assert relative_l2(got, read_keys(pages, dst)) <= INDEX_REL_L2
 
 
+def test_index_keys_in_rows_turn_as_the_keys_of_their_layer() -> None:
+    """In a dtype of their own; what is behind the rotary part is copied, and a layer without an indexer has none."""
+    pool = models.MiniMaxSparseKVPool()
+    view, model = view_pool(pool), models.make_llama(3)
+    assert ([rows is None for rows in view.index_rows], view.index_dtype) == ([True, False, False], torch.bfloat16)
+    splicer = Splicer(view, read_geometry(model, max_shift=1_024))
+    src, dst = torch.arange(5, 15), torch.arange(40, 50)
+    before = [rows[src].clone() for rows in pool.index_k_pool.k_buffer]
+    splicer.splice(src, dst, torch.full((10,), 345))
+    for rows, raw in zip(pool.index_k_pool.k_buffer, before, strict=True):
+        assert torch.equal(rows[dst][..., 16:], raw[..., 16:])
+        positions, turns = torch.full((10,), 345), raw[..., :16].float()
+        turned = model.layers[0].rotary_emb.forward_native(positions, turns, turns)[1]
+        assert relative_l2(rows[dst][..., :16], turned) < 1e-2
+    splicer.splice(dst, src, torch.full((10,), -345))
+    for rows, raw in zip(pool.index_k_pool.k_buffer, before, strict=True):
+        assert relative_l2(rows[src], raw) < 1e-2
+    view.fill(dst, 0)
+    assert not any(rows[dst].any() for rows in pool.index_k_pool.k_buffer)
+    wide = models.make_llama(3, models.RotaryEmbedding(head_size=32, rotary_dim=32))
+    narrow = view_pool(models.MiniMaxSparseKVPool(main_pool=models.MHATokenToKVPool(head_dim=32)))
+    with pytest.raises(UnsupportedError, match=r"^--radix.* rotary_dim=32 in index keys: they have 24 dimensions"):
+        Splicer(narrow, read_geometry(wide, max_shift=1_024))
+
+
 def test_the_start_up_check_sees_index_keys() -> None:
     errors = Model().check(Model().geometry)
     assert errors.index_keys < INDEX_REL_L2

@@ -86,6 +86,8 @@ PINNED = {
     "tiny-mla": ([-0.7073795199394226, -0.9506328701972961, 1.409203052520752], 118),
     "tiny-gemma3": ([0.9921296834945679, 0.43949687480926514, -1.1706393957138062], 54),
     "tiny-cohere2": ([0.997266411781311, 1.5963566303253174, 0.42841899394989014], 34),
+    "tiny-llama4": ([-0.7590775489807129, -0.6224373579025269, -1.5987286567687988], 39),
+    "tiny-minimax": ([-1.5246281623840332, 0.9798020124435425, -0.8198198676109314], 59),
     "tiny-gpt-oss": ([1.210831880569458, -1.347508192062378, -1.6313573122024536], 71),
 }
 
@@ -152,11 +154,15 @@ def test_drafts_are_made_of_layers_that_they_can_load(
         assert made["midlayer.self_attn.k_proj.weight"] == (128, 2 * hidden)
         assert len(made) == 9 + 4
     else:
-        mtp, first = (
-            {name.split(".", 3)[3] for name in made if name.startswith(f"model.layers.{layer}.")} for layer in (4, 0)
+        places = ["model.layers.4."] if name == "tiny-mtp" else [f"model.mtp.layers.{head}." for head in range(3)]
+        first, *heads = (
+            {key.removeprefix(place) for key in made if key.startswith(place)} for place in ("model.layers.0.", *places)
         )
-        assert mtp - first == {"eh_proj.weight", "enorm.weight", "hnorm.weight", "shared_head.norm.weight"}
-        assert json.loads((tmp_path / "config.json").read_text())["num_nextn_predict_layers"] == 1
+        norm = "shared_head.norm" if name == "tiny-mtp" else "final_layernorm"
+        for head in heads:
+            assert head - first == {"eh_proj.weight", "enorm.weight", "hnorm.weight", f"{norm}.weight"}
+        if name == "tiny-mtp":
+            assert json.loads((tmp_path / "config.json").read_text())["num_nextn_predict_layers"] == 1
 
 
 def test_two_processes_build_once(tmp_path: Path) -> None:

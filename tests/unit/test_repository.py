@@ -11,12 +11,13 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 
-from sglang_pic.cli import main
+from sglang_pic.cli import VERBS, main
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -202,6 +203,20 @@ def test_help_in_the_documentation_is_what_the_command_prints(capsys: pytest.Cap
             main(shlex.split(command)[2:])
         assert stop.value.code == 0
         assert printed.rstrip() == capsys.readouterr().out.rstrip(), f"{page}: {command}"
+
+
+def test_documented_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every `sglang-pic` in a console block has arguments that its verb takes; words in capitals stand for values."""
+    seen: list[str] = []
+    for verb in VERBS:
+        monkeypatch.setattr(import_module(VERBS[verb].module), "run", lambda args: seen.append(args.verb) or 0)
+    monkeypatch.setattr("sglang_pic.cli._check_needs", lambda name: None)
+    for page, block in fenced_blocks():
+        for command in re.findall(r"^\$ sglang-pic (.*)$", block, re.MULTILINE):
+            words = shlex.split(command, comments=True)
+            if "--help" not in words:
+                assert main(words) == 0, f"{page}: sglang-pic {command}"
+    assert {"census", "compare", "doctor", "explain", "tune"} <= set(seen)
 
 
 def test_documented_make_targets_exist() -> None:

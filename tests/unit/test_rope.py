@@ -83,7 +83,6 @@ def _with_two_rotations() -> nn.Module:
         (_layer(_rotary("DualChunkRotaryEmbedding")), "DualChunkRotaryEmbedding: key positions wrap"),
         (_layer(_rotary("NovelRotaryEmbedding")), "NovelRotaryEmbedding: how it rotates keys is not known"),
         (_layer(models.RotaryEmbedding(), is_cross_attention=True), "which attends to other text"),
-        (_layer(models.RotaryEmbedding(), use_irope=True), "which attends in chunks"),
         (_with_two_rotations(), r"several rotary embeddings \(RotaryEmbedding, RotaryEmbedding\)"),
         (_layer(models.RotaryEmbedding(), 0), "on the rows of layer 'layers.0'"),
         (HUNYUAN(models.RotaryEmbedding(), CORE, use_qk_norm=True), "which normalises keys after their rotation"),

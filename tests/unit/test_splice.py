@@ -51,7 +51,8 @@ INTERLEAVED = models.named("PageInterleaveMHATokenToKVPool", models.MHATokenToKV
 @pytest.mark.parametrize(
     ("pool", "match"),
     [
-        (models.named("MiniMaxSparseKVPool")(), "MiniMaxSparseKVPool: its sparse-attention indexer"),
+        (models.MiniMaxSparseKVPool(index_kv_pool=object()), "MiniMaxSparseKVPool of index_kv_pool: its indexer has"),
+        (models.named("Other", models.MiniMaxSparseKVPool)(), "the KV pool Other: how it stores rows is not known"),
         (INTERLEAVED(), "PageInterleaveMHATokenToKVPool, a MHATokenToKVPool with a layout"),
         (models.named("BaseSWAKVPool")(), "BaseSWAKVPool: rows outside .*; start with"),
         (models.SWAKVPool(swa_req_ring_size=64), "SWAKVPool of swa_req_ring_size: windows are a ring"),

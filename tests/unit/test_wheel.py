@@ -18,8 +18,8 @@ from sglang_pic.cli import EXTRAS, VERBS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("sglang_pic", "kernels/pic_kernels", "kernels/pic_native", "traces/pic_traces", "bench/pic_bench")
-LEFT_OUT = ("*.md", "sglang_pic/*.png", "sglang_pic/*.svg")
-"""Pages of the repository, and their pictures: nothing reads them where the wheel is installed."""
+LEFT_OUT = ("*.md", "sglang_pic/site/*", "sglang_pic/*.png", "sglang_pic/*.svg")
+"""Pages of the repository, their site and their pictures: nothing reads them where the wheel is installed."""
 NEEDS_SGLANG = ("model", "compare", "fidelity", "tune", "doctor")
 
 
@@ -71,6 +71,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_every_verb_runs_in_an_environment_with_nothing_else(
     installed: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

@@ -53,7 +53,7 @@ def render(page: str) -> str:
 
     def filled(found: re.Match[str]) -> str:
         wanted = TABLES[found[1]]
-        return f"{found[1]}{found[2]}\n{markdown_table(table_of(wanted['columns'], _rows(wanted)))}\n"
+        return f"{found[1]}{found[2]}\n{markdown_table(table_of(wanted['columns'], rows_of(wanted)))}\n"
 
     return _BLOCK.sub(filled, page)
 
@@ -63,7 +63,7 @@ def _read(name: str) -> Any:
     return json.loads(gzip.decompress(content) if name.endswith(".gz") else content)
 
 
-def _rows(wanted: Json) -> Iterator[Json]:
+def rows_of(wanted: Json) -> Iterator[Json]:
     """What a table shows in a row each: of every record the rows, or groups of them, with the record's title.
 
     A group has the fields of its first row, and all its rows as `group`.

@@ -142,10 +142,6 @@ def _read(args: Any) -> Resolved:
 
 
 def _refused_pool(context: Any, view: Any, dtype: torch.dtype) -> str | None:
-    from sglang.srt.configs.model_config import is_minimax_sparse
-
-    if is_minimax_sparse(context.model_config.hf_config):
-        return "MiniMaxSparseKVPool"
     kernels = {view.dsa_prefill_backend, view.dsa_decode_backend}
     # SGLang's rule for rows with scales (`calculate_mla_kv_cache_dim`), which asks a running server.
     if context.is_dsa and dtype == torch.float8_e4m3fn and "trtllm" not in kernels and kernels != {"tilelang"}:

@@ -9,7 +9,8 @@ passes as an `Observer`. A batch with neither splices nor observers costs one at
     LogitsMetadata             see the narrowed batch request by request again
 
 A draft model's rows are moved with the target's. Its pass follows over the same batch and is narrowed by the same
-layout, because the target's hidden states exist for the gaps' tokens only.
+layout, because the target's hidden states exist for the gaps' tokens only. With multi-layer EAGLE a pass of each head
+follows, over copies of one batch, which share what the draft is given beside its tokens: the layout is attached there.
 
 If any of this raises, the batch is computed whole: its slots are reserved, and a pass writes each row before it reads
 it, over spliced and half computed rows. The pass may have more tokens than the prefill budget, which costs time only. A
@@ -63,7 +64,7 @@ class Recover(Protocol):
 
 
 class _Pass(NamedTuple):
-    """Attached to a `ForwardBatch` between the two hooks."""
+    """Attached to a `ForwardBatch` between the two hooks, or to the `spec_info` of a draft's."""
 
     gap: GapBatch | None
     observers: Sequence[Callable[[RunnerOutput], None]] = ()
@@ -81,13 +82,13 @@ class ForwardPath:
     Args:
         splicer: moves rows.
         observers: watch passes of the target model.
-        draft_splicer: moves the rows that the draft model has in the same slots, if there is one.
+        draft_splicers: move the rows that the draft model, or each of its heads, has in the same slots.
     """
 
     def __init__(
-        self, splicer: Splicer, observers: Sequence[Observer] = (), *, draft_splicer: Splicer | None = None
+        self, splicer: Splicer, observers: Sequence[Observer] = (), *, draft_splicers: Sequence[Splicer] = ()
     ) -> None:
-        self.splicer, self._observers, self._draft_splicer = splicer, observers, draft_splicer
+        self.splicer, self._observers, self._draft_splicers = splicer, observers, draft_splicers
         # Narrows the draft model's pass over the same batch, which comes next.
         self._for_draft: _Pass | None = None
         # SGLang's runner rebuilds the batch, so attributes of the batch do not reach the layers and the logits.
@@ -110,11 +111,11 @@ class ForwardPath:
     ) -> None:
         if not batch.forward_mode.is_extend_without_speculative():
             return
-        if self._draft_splicer is not None:
+        if self._draft_splicers:
             of_draft, self._for_draft = self._for_draft, None
             if model_runner.is_draft_worker:
                 if of_draft is not None:
-                    setattr(forward_batch, _ATTRIBUTE, of_draft)
+                    setattr(forward_batch.spec_info, _ATTRIBUTE, of_draft)
                 return
         ahead, self._ahead = self._ahead, None
         if ahead is None:
@@ -180,9 +181,12 @@ class ForwardPath:
         self, original: Callable[..., RunnerOutput], runner: ModelRunner, batch: ForwardBatch, *args: Any, **kwargs: Any
     ) -> RunnerOutput:
         planned: _Pass | None = getattr(batch, _ATTRIBUTE, None)
+        if planned is not None:
+            delattr(batch, _ATTRIBUTE)
+        elif self._draft_splicers and runner.is_draft_worker:
+            planned = getattr(batch.spec_info, _ATTRIBUTE, None)
         if planned is None:
             return original(runner, batch, *args, **kwargs)
-        delattr(batch, _ATTRIBUTE)
         compute = partial(original, runner, batch, *args, **kwargs)
         output = compute() if planned.gap is None else self._compute_gaps(compute, runner, batch, planned, planned.gap)
         for told in planned.observers:
@@ -216,7 +220,7 @@ class ForwardPath:
                 stack.callback(setattr, self, "_running", None)
                 in_pass = True
                 output = compute()
-            if self._draft_splicer is not None and planned.spliced and not planned.of_draft:
+            if self._draft_splicers and planned.spliced and not planned.of_draft:
                 self._for_draft = planned._replace(observers=(), of_draft=True)
             return output
         except Exception as error:
@@ -227,6 +231,8 @@ class ForwardPath:
         vars(batch).update(whole)
         if planned.of_draft:
             gap.widen_hidden_states(batch)
+            # The heads behind this one are given states of the whole batch, too.
+            delattr(batch.spec_info, _ATTRIBUTE)
         if runner.lora_manager is not None:
             runner.lora_manager.prepare_lora_batch(batch)
         return compute()
@@ -253,9 +259,8 @@ class ForwardPath:
         try:
             if self.host is not None:
                 self.host.wait_for_loads(_device_module(self.splicer).current_stream())
-            for splicer in (self.splicer, self._draft_splicer):
-                if splicer is not None:
-                    splicer.splice(gap.splice.src, gap.splice.dst, gap.splice.shifts, gap.splice.windows)
+            for splicer in (self.splicer, *self._draft_splicers):
+                splicer.splice(gap.splice.src, gap.splice.dst, gap.splice.shifts, gap.splice.windows)
             if gap.fetch is not None:
                 self._fetch(gap.fetch, gap.locks)
         finally:
@@ -330,9 +335,10 @@ def _prefill_path(runner: ModelRunner, *, replays: bool) -> Iterator[None]:
     from sglang.srt.environ import envs
 
     captured = runner.prefill_cuda_graph_runner
-    # Under `prefill_backend` a hybrid backend has its backend for prefill, FlashInfer the name of a kernel.
+    # Under `prefill_backend` a hybrid backend has its backend for prefill, FlashInfer the name of a kernel. Under
+    # `dense` MiniMax-M3's has the one for its other layers.
     served = runner.attn_backend
-    candidates = (served, getattr(served, "prefill_backend", None))
+    candidates = (served, getattr(served, "prefill_backend", None), getattr(served, "dense", None))
     switched = [
         (backend, name, getattr(backend, name))
         for backend in candidates

@@ -20,7 +20,7 @@ from sglang_pic.adapter.serve.resolver import TreeResolver
 from sglang_pic.adapter.serve.state import PendingSplice, RequestState
 from sglang_pic.adapter.serve.windows import WindowRowsInTree
 from sglang_pic.config import PicConfig
-from sglang_pic.core import ContentIndex, CostModel, Plan, PlanOptions, ReusePolicy, Run, Tokens
+from sglang_pic.core import ContentIndex, CostModel, Plan, PlanOptions, PositionSteps, ReusePolicy, Run, Tokens
 
 # Tokens of an answer.
 _SHORT_ANSWER = 16
@@ -57,6 +57,8 @@ class Planning:
         """Set once there is a tree, where windows have a pool of their own."""
         self.images: Images | None = None
         """Set where the model's images can be moved."""
+        self.steps: tuple[PositionSteps, ...] = ()
+        """Of the model; set while the server starts."""
         self._index, self._config, self.cost, self._auditor, self._pins = index, config, cost, auditor, pins
         self._faults = faults or Faults()
         self.max_sequences = max_sequences
@@ -171,6 +173,7 @@ class Planning:
             num_to_fetch=None if self.host is None else resolver.num_on_host,
             num_before=num_before,
             missing=None if self.windows is None else resolver.missing,
+            steps=self.steps,
             pinned_len=self._pins.pinned_len if req.pic.options.skills is Skills.NEAR else None,
             whole=req.pic.whole,
         )

@@ -64,7 +64,8 @@ def check_rows(
             spliced rows, or the pool is too small for the check.
     """
     view = splicer.view
-    shifts = checked_shifts(splicer.geometry.max_shift, _NUM_TOKENS)
+    steps, longest = splicer.geometry.steps, splicer.geometry.max_shift
+    shifts = checked_shifts(longest if steps is None else min(longest, steps.first_len), _NUM_TOKENS)
     tokens, wrong = (different_tokens(runner, _NUM_TOKENS, view.device, first=first) for first in (13, 14))
     row = runner.req_to_token_pool.req_to_token[PADDING_ROW]
     with borrow_slots(view, 3, _NUM_TOKENS, row) as slots, torch.no_grad():

@@ -115,21 +115,4 @@ class Explorer {
   }
 }
 
-async function start() {
-  const began = performance.now();
-  try {
-    const model = buildModel(await readPayload());
-    new Explorer(model);
-    document.documentElement.dataset.state = "ready";
-  } catch (error) {
-    document.documentElement.dataset.state = "failed";
-    const text = typeof DecompressionStream === "undefined"
-      ? "This browser cannot unpack the page's data (DecompressionStream is missing): use one from 2023 or later."
-      : `The page's data cannot be shown: ${error}`;
-    document.getElementById("headline").textContent = text;
-    throw error;
-  }
-  document.documentElement.dataset.readyMs = Math.round(performance.now() - began);
-}
-
-start();
+begin((data) => new Explorer(buildModel(data)));

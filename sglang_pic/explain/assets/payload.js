@@ -13,6 +13,23 @@ async function readPayload() {
   return new Response(stream).json();
 }
 
+// Shows the data, or says on the page why it cannot be shown; the page's state says which of it came about.
+async function begin(show) {
+  const began = performance.now();
+  try {
+    show(await readPayload());
+    document.documentElement.dataset.state = "ready";
+  } catch (error) {
+    document.documentElement.dataset.state = "failed";
+    const text = typeof DecompressionStream === "undefined"
+      ? "This browser cannot unpack the page's data (DecompressionStream is missing): use one from 2023 or later."
+      : `The page's data cannot be shown: ${error}`;
+    document.getElementById("headline").textContent = text;
+    throw error;
+  }
+  document.documentElement.dataset.readyMs = Math.round(performance.now() - began);
+}
+
 // Numbers of sessions, agents, groups, donors and texts become what they stand for, and sums are added.
 function buildModel({ files, sessions, agents, causes, groups, calls, texts }) {
   sessions.forEach((session, number) => {

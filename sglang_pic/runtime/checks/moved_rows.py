@@ -81,7 +81,7 @@ class RowErrors:
     unmoved_keys: float
     """Of keys that were not rotated, at the longest shift, the smallest over layers that turn: how a fault looks."""
     index_keys: float = 0.0
-    """Of an indexer's keys in any layer; they are FP8 whatever the rows are."""
+    """Of an indexer's keys in any layer; they may have another dtype than the rows."""
     noisy_layers: tuple[int, ...] = ()
     """Layers behind the first whose error is larger than in the tested models, though nothing in them is wrong."""
     still_layers: tuple[int, ...] = ()
@@ -167,11 +167,13 @@ def judge_rows(errors: Tensor, view: PoolView, shifts: Sequence[int]) -> RowErro
     _judge_index(index, errors[..., :2].amax(dim=-1), view, shifts)
     farthest = max(range(len(shifts)), key=lambda at: abs(shifts[at]))
     worst = errors[..., :2].amax(dim=(0, 2))
+    # Keys of other layers are the same whether they are moved or not.
+    turns = errors[farthest, :, 2] > errors[farthest, :, 0]
     return RowErrors(
         first_keys=float(keys[:, 0].max()),
         keys=float(keys.max()),
         rest=float(rest.max()),
-        unmoved_keys=float(errors[farthest, ~still, 2].min()),
+        unmoved_keys=float(errors[farthest, turns, 2].min()) if turns.any() else 0.0,
         index_keys=float(index.max()),
         noisy_layers=tuple(view.start_layer + int(layer) for layer in (worst > limits.deeper).nonzero()[:, 0]),
         still_layers=tuple(int(layer) for layer in still.nonzero()[:, 0]),
@@ -195,7 +197,9 @@ def _judge_index(errors: Tensor, rows: Tensor, view: PoolView, shifts: Sequence[
         rows: of the layers' other rows, the same.
         view: see `judge_rows`, like `shifts`.
     """
-    limits = ROW_LIMITS[torch.float8_e4m3fn]
+    if view.index_dtype is None:
+        return
+    limits = ROW_LIMITS[view.index_dtype]
     wrong = errors.isinf() | ((errors > limits.deeper) & (errors > _UNEXPLAINED * rows))
     wrong[:, 0] |= errors[:, 0] > limits.first
     for layer, at in wrong.T.nonzero().tolist()[:1]:
@@ -203,7 +207,7 @@ def _judge_index(errors: Tensor, rows: Tensor, view: PoolView, shifts: Sequence[
         raise ContractError(
             f"layer {view.start_layer + layer}: index keys moved by {shifts[at]} positions differ from keys computed "
             f"there by a relative L2 of {error:.2g}; allowed is {limit:.2g}. The indexer's rotation, its Hadamard "
-            "transform or its pages are not what was read from the model; serve without --radix-cache-backend pic."
+            "transform or its places are not what was read from the model; serve without --radix-cache-backend pic."
         )
 
 
