@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[routing.value for routing in Routing],
         metavar="POLICY",
         help="compare policies of a router instead, with pools without limit: content (this plugin's), cache_aware and "
-        "round_robin (modelled on SGLang's gateway)",
+        "round_robin (modelled on SGLang's gateway), behind_head (cache_aware, told the tokens behind what changes)",
     )
     group.add_argument(
         "--restart",

@@ -1,4 +1,4 @@
-"""The policies between which a census of many servers compares: ours, and two of SGLang's gateway.
+"""The policies that a census of many servers compares: ours, and those of SGLang's gateway.
 
 `cache_aware` follows the documented behaviour of `sglang-router` 0.3 with its default thresholds, over tokens where the
 gateway has characters. Its trees are not evicted, which the gateway begins with at 67 million characters a server.
@@ -15,6 +15,9 @@ from sglang_pic.core import Tokens
 from sglang_pic.core.trie import Node, Trie
 from sglang_pic.route import Balancer, FleetIndex, Names, Route, Sketched
 
+HEADER_TOKENS: Final = 512
+"""Token ids that the gateway `smg` takes in the header `X-SMG-Routing-Tokens`."""
+
 _CACHE_THRESHOLD: Final = 0.3
 _BALANCE_ABS_THRESHOLD: Final = 64
 _BALANCE_REL_THRESHOLD: Final = 1.5
@@ -27,6 +30,9 @@ class Routing(Enum):
     """`sglang_pic.route`: the server with the least to compute until the prompt is done."""
     CACHE_AWARE = "cache_aware"
     """The gateway's: the server that was sent the longest equal prefix, if it is long enough."""
+    BEHIND_HEAD = "behind_head"
+    """The gateway's cache_aware, given tokens that stand for the prompt: `HEADER_TOKENS` from where text begins that a
+    prompt had before."""
     ROUND_ROBIN = "round_robin"
     """The gateway's: one after the other."""
 
@@ -114,6 +120,23 @@ class CacheAware:
                 self._sizes[server] += len(each.tokens)
 
 
+class BehindHead(CacheAware):
+    """`CacheAware` for the tokens behind a prompt's volatile head, as a gateway gets them that knows no content."""
+
+    def __init__(self, num_servers: int) -> None:
+        super().__init__(num_servers)
+        # All names of all prompts.
+        self._seen: set[int] = set()
+
+    def choose(self, tokens: Tokens, sketched: Sketched) -> int:
+        """As `CacheAware`, from the first chunk that was seen before on."""
+        names = sketched.names.tolist()
+        known = next((number for number, name in enumerate(names) if name in self._seen), 0)
+        self._seen.update(names)
+        start = int(sketched.ends[known - 1]) if known else 0
+        return super().choose(tokens[start : start + HEADER_TOKENS], sketched)
+
+
 class Content:
     """Ours."""
 
@@ -131,8 +154,6 @@ class Content:
         assert route is not None, "there are servers"
         self._routes[route.number] = route
         assert isinstance(route.server, int), "servers are numbers here"
-        # As the router does: the text counts as held before the server says so.
-        self.index.add(route.server, sketched.names)
         return route.server
 
     def end(self, number: int, server: int, num_computed: int, names: Names) -> None:
@@ -153,5 +174,7 @@ def make_policy(routing: Routing, num_servers: int) -> Policy:
             return Content(num_servers)
         case Routing.CACHE_AWARE:
             return CacheAware(num_servers)
+        case Routing.BEHIND_HEAD:
+            return BehindHead(num_servers)
         case Routing.ROUND_ROBIN:
             return RoundRobin(itertools.cycle(range(num_servers)))

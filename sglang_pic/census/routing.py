@@ -23,7 +23,7 @@ from sglang_pic.census.lasting import PacedCall, pace_calls
 from sglang_pic.census.outcome import CallRef
 from sglang_pic.census.simulate import Cache
 from sglang_pic.core import Chunker, CoreConfig, Lexicon, Tokens
-from sglang_pic.route import Names, Sketched, cut
+from sglang_pic.route import FleetIndex, Names, Sketched, cut
 
 PREFILL_TOKENS_PER_S: Final = 10_000
 _NAMESPACE, _SALT = b"census", b"census"
@@ -149,6 +149,8 @@ class _Run:
         self._computed, self._free_at = [0] * num_servers, [0.0] * num_servers
         self._open: list[_Computed] = []
         self._waits: list[float] = []
+        # What servers have told, so that nothing is counted twice.
+        self._told = FleetIndex()
         self._told_bytes, self._route_s, self._cut_s = 0, 0.0, 0.0
         self.num_tokens = self.second_half_tokens = self._second_half_computed = 0
 
@@ -205,10 +207,13 @@ class _Run:
     def _choose(self, tokens: Tokens) -> int:
         begun = time.thread_time()
         sketched = self._cut(tokens)
-        cut = time.thread_time()
+        cut_at = time.thread_time()
         server = self._policy.choose(tokens, sketched)
-        self._cut_s += cut - begun
-        self._route_s += time.thread_time() - cut
+        self._cut_s += cut_at - begun
+        self._route_s += time.thread_time() - cut_at
+        if isinstance(self._policy, Content):
+            # As the router does: the text counts as held before the server says so.
+            self._policy.index.add(server, sketched.names)
         return server
 
     def _cut(self, tokens: Tokens) -> Sketched:
@@ -218,12 +223,10 @@ class _Run:
         """Servers tell what they have computed by then."""
         while self._open and self._open[0].at_s <= at_s:
             _, number, server, num_computed, names = heapq.heappop(self._open)
-            before = self._num_names(server)
             self._policy.end(number, server, num_computed, names)
-            self._told_bytes += names.itemsize * (self._num_names(server) - before)
-
-    def _num_names(self, server: int) -> int:
-        return self._policy.index.num_names(server) if isinstance(self._policy, Content) else 0
+            before = self._told.num_names(server)
+            self._told.add(server, names)
+            self._told_bytes += names.itemsize * (self._told.num_names(server) - before)
 
     def _restart(self) -> None:
         """Restart a share of the servers, once what is being computed is done."""
@@ -232,4 +235,5 @@ class _Run:
             self._end_until(math.inf)
         for server in range(num_restarts):
             self._caches[server] = self._cache()
+            self._told.forget(server)
             self._policy.restart(server)
