@@ -129,11 +129,11 @@ class BehindHead(CacheAware):
         self._seen: set[int] = set()
 
     def choose(self, tokens: Tokens, sketched: Sketched) -> int:
-        """As `CacheAware`, from the first chunk that was seen before on."""
+        """As `CacheAware`, for what follows the first chunk that was seen before."""
         names = sketched.names.tolist()
-        known = next((number for number, name in enumerate(names) if name in self._seen), 0)
+        known = next((number for number, name in enumerate(names) if name in self._seen), None)
         self._seen.update(names)
-        start = int(sketched.ends[known - 1]) if known else 0
+        start = 0 if known is None else int(sketched.ends[known])
         return super().choose(tokens[start : start + HEADER_TOKENS], sketched)
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from sglang_pic.census.command import add_arguments, run
-from sglang_pic.census.gateway import CacheAware, Routing
+from sglang_pic.census.gateway import BehindHead, CacheAware, Routing
 from sglang_pic.cli import main
 from sglang_pic.core import Tokens
 from sglang_pic.errors import ConfigError
-from sglang_pic.route import Sketched
+from sglang_pic.route import Sketched, cut
 
 _WORDS = ["census", "--hours", "0.1", "--servers", "3", "--pause-s", "3"]
 _NONE = Sketched(np.zeros(0, np.uint64), np.zeros(0, np.int64), 0)
@@ -41,6 +41,17 @@ def test_text_behind_a_clock_is_found_by_content_alone(capsys: pytest.CaptureFix
     printed = " ".join(capsys.readouterr().out.split())
     assert "2 sessions start within 0.1 h" in printed
     assert "bytes for a million cached tokens" in printed
+
+
+def test_behind_a_changing_head_prompts_are_alike() -> None:
+    policy, rng = BehindHead(2), np.random.default_rng(3)
+    body = rng.integers(0, 1000, 1500, dtype=np.int32)
+    chosen = []
+    for head in range(4):
+        tokens = np.concatenate([rng.integers(0, 1000, 200 + 3 * head, dtype=np.int32), body])
+        chosen.append(policy.choose(tokens, cut(tokens, b"", b"")))
+    assert len(set(chosen)) == 2, "the first prompt's body was not known"
+    assert len(set(chosen[1:])) == 1
 
 
 def _text(*parts: tuple[int, int]) -> Tokens:
