@@ -66,19 +66,13 @@ def cut(
         delimiters: ids of tokens that open or close a message, as on the servers.
     """
     chunker = chunker or Chunker(CoreConfig())
-    data = tokens.data.cast("B")
     ends = chunker.cut(tokens, delimiters=delimiters)
-    names = np.array(
-        [chunker.name(data, start, end) for start, end in zip([0, *ends], ends, strict=False)], dtype=np.uint64
-    )
+    names = np.array(chunker.names(tokens, ends), dtype=np.uint64)
+    bounds = np.array([0, *ends], dtype=np.int64)
     told = np.flatnonzero(_is_told(names))
     # What lies between two told chunks is shared between them.
-    stops = np.asarray(ends, dtype=np.int64)[told]
-    middles = stops.copy()
-    if len(stops):
-        starts = np.asarray([0, *ends], dtype=np.int64)[told]
-        middles[:-1] = (stops[:-1] + starts[1:]) // 2
-        middles[-1] = len(tokens)
+    middles = (bounds[told + 1] + np.append(bounds[told[1:]], bounds[told[-1:] + 1])) // 2
+    middles[-1:] = len(tokens)
     return Sketched(_salt(names[told], namespace, salt), middles, len(tokens))
 
 
