@@ -42,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shared-cache", action="store_true", help="keep one cache for all files (default: an empty one for each)"
     )
+    _add_lasting_arguments(parser)
+    add_policy_arguments(parser)
+
+
+def _add_lasting_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "does the gain last?", "sessions side by side in simulated time, in a pool that is too small for them"
     )
@@ -76,6 +81,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "apart",
     )
     group.add_argument(
+        "--pause-s", type=float, default=15.0, metavar="S", help="mean pause between a session's calls (default: 15)"
+    )
+    group.add_argument("--pace-seed", type=int, default=1, metavar="N", help="seed of starts and pauses (default: 1)")
+    _add_routing_arguments(group)
+
+
+def _add_routing_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--routing",
         nargs="+",
         choices=[routing.value for routing in Routing],
@@ -91,11 +104,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --routing: so many of the servers restart and hold nothing, before the second half of the calls "
         "(default: none)",
     )
-    group.add_argument(
-        "--pause-s", type=float, default=15.0, metavar="S", help="mean pause between a session's calls (default: 15)"
-    )
-    group.add_argument("--pace-seed", type=int, default=1, metavar="N", help="seed of starts and pauses (default: 1)")
-    add_policy_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
