@@ -6,6 +6,7 @@ An unknown key or a value out of range stops the server.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,6 +17,21 @@ from sglang_pic.core.settings import Range, check
 from sglang_pic.errors import ConfigError
 
 CONFIG_VARIABLE = "SGLANG_PIC_CONFIG"
+
+
+class ContentEvents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a server tells routers what it can splice."""
+
+    endpoint: str
+    """Where routers connect: `tcp://*:PORT`, an address of this machine, or `ipc://PATH`."""
+    salt_file: str
+    """A file with a secret of 16 to 64 bytes that servers and routers share; in a file, from the file's folder on."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"tcp://.+:(\d+|\*)|ipc://.+", self.endpoint):
+            raise ConfigError(
+                f"content_events.endpoint={self.endpoint!r}: must be tcp://HOST:PORT or ipc://PATH, such as tcp://*:5570."
+            )
 
 
 class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +88,10 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Path of a certificate of `sglang-pic tune`; in a file, from the file's folder on. Start-up says whether it fits
     this server, and changes nothing."""
 
+    content_events: ContentEvents | None = None
+    """`{"endpoint": "tcp://*:5570", "salt_file": "FILE"}` tells routers what this server can splice, as salted names;
+    the file has a secret of 16 to 64 bytes that servers and routers share. `null` tells nothing."""
+
     def __post_init__(self) -> None:
         check(self)
         if self.audit_kl_limit >= self.audit_kl_cap:
@@ -113,9 +133,13 @@ def read_config(text: str) -> PicConfig:
         raise ConfigError(f"{CONFIG_VARIABLE}: {error} (in {source}).") from error
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ConfigError(f"{CONFIG_VARIABLE}: {source} is not valid JSON: {error}.") from error
-    if config.certificate is None:
-        return config
-    return msgspec.structs.replace(config, certificate=str(folder / config.certificate))
+    if config.certificate is not None:
+        config = msgspec.structs.replace(config, certificate=str(folder / config.certificate))
+    events = config.content_events
+    if events is not None:
+        events = msgspec.structs.replace(events, salt_file=str(folder / events.salt_file))
+        config = msgspec.structs.replace(config, content_events=events)
+    return config
 
 
 def load_config() -> PicConfig:

@@ -24,7 +24,7 @@ from sglang_pic import outcomes
 from sglang_pic.adapter.audit import metrics as audit_metrics
 from sglang_pic.adapter.heal import metrics as heal_metrics
 from sglang_pic.adapter.metrics import Metric
-from sglang_pic.adapter.serve import accounting, faults, pins, store
+from sglang_pic.adapter.serve import accounting, faults, pins, store, telling
 from sglang_pic.adapter.serve.fallback import REASONS
 from sglang_pic.adapter.serve.options import SETTINGS
 from sglang_pic.adapter.startup import metrics as startup_metrics
@@ -42,6 +42,7 @@ METRICS: Final = (
     *faults.METRICS,
     *pins.METRICS,
     *store.METRICS,
+    *telling.METRICS,
     *startup_metrics.METRICS,
     *audit_metrics.METRICS,
     *heal_metrics.METRICS,

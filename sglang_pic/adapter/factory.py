@@ -45,6 +45,8 @@ from sglang_pic.adapter.serve.pins import Pins
 from sglang_pic.adapter.serve.planning import Planning
 from sglang_pic.adapter.serve.publication import Publication
 from sglang_pic.adapter.serve.store import StoreTier
+from sglang_pic.adapter.serve.telling import METRICS as TELLING_METRICS
+from sglang_pic.adapter.serve.telling import Telling, make_telling
 from sglang_pic.adapter.serve.traffic_log import TrafficLog
 from sglang_pic.adapter.serve.windows import WindowRowsInTree, keep_rows
 from sglang_pic.adapter.startup import certified
@@ -68,6 +70,7 @@ from sglang_pic.core import (
     costs,
 )
 from sglang_pic.errors import UnsupportedError
+from sglang_pic.route.wire import Cutting
 from sglang_pic.runtime.host_rows import view_host_pool
 from sglang_pic.runtime.rope import read_geometry
 from sglang_pic.runtime.splice import Splicer
@@ -116,7 +119,7 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     cache = _make_cache(ctx, config, model, audit or Auditor(), labels)
     _attach_tiers(ctx, cache, path, config, model, labels)
     _move_images(ctx, cache)
-    shown |= {"pins": cache.pins.report, "faults": cache.faults.report}
+    shown |= _reports(cache)
     server_info.install(shown, get_parallel().dp_rank)
     # NOTE: they have targets in common, and SGLang wraps a target once, with all the hooks that it has by then.
     scheduler_hooks.install(cache, config.core, _default_mode(ctx))
@@ -149,6 +152,13 @@ def create_cache(ctx: BuildContext, *, changed_bodies: Sequence[str] = ()) -> Un
     text = msgspec.json.encode(config).decode()
     logger.info("sglang_pic: %d delimiters, cost %s, config %s", len(model.delimiters), cost, text)
     return cache
+
+
+def _reports(cache: PicRadixCache) -> dict[str, Callable[[], msgspec.Struct]]:
+    """What the parts of the cache say in `/server_info`."""
+    telling = cache.publication.telling
+    told = {} if telling is None or not telling.publishes else {"content_events": telling.report}
+    return {"pins": cache.pins.report, "faults": cache.faults.report, **told}
 
 
 def warn_of_changes(ctx: BuildContext, changed_bodies: Sequence[str]) -> None:
@@ -254,7 +264,14 @@ def _make_cache(
 ) -> PicRadixCache:
     """The tree with all that its constructor and admission find on it."""
     names = RowNames(ctx.params.page_size, int(ctx.params.is_eagle))
-    index = ContentIndex(config.core, lexicon=model.lexicon, names=names, row_lookahead=model.row_lookahead)
+    telling = _make_telling(ctx, config, model, labels)
+    index = ContentIndex(
+        config.core,
+        lexicon=model.lexicon,
+        names=names,
+        row_lookahead=model.row_lookahead,
+        watch=telling.note if telling is not None and telling.publishes else None,
+    )
     pool_tokens = ctx.tp_worker.model_runner.token_to_kv_pool_allocator.size
     pins = Pins(index, pool_tokens * config.pin_max_percent // 100, Series(pin_metrics.METRICS, labels))
     ranks = serving_group(ctx.tp_group)
@@ -285,13 +302,38 @@ def _make_cache(
         accounting=Accounting(Series(accounting.METRICS, labels), TrafficLog(auditor) if logs else None),
         auditor=auditor,
         pins=pins,
-        publication=Publication(index, model.delimiters),
+        publication=Publication(index, model.delimiters, telling),
         faults=noted,
     )
     cache: PicRadixCache = create_unified_radix_cache(ctx, cache_class=make)
     if window_rows is not None:
         planning.windows = pins.windows = WindowRowsInTree(cache, window_rows.slots)
     return cache
+
+
+def _make_telling(
+    ctx: BuildContext, config: PicConfig, model: _LiveModel, labels: dict[str, str] | None
+) -> Telling | None:
+    """What tells routers of donors, if the operator wants that.
+
+    Raises:
+        UnsupportedError: the server has several caches, and a router could not say which.
+        ConfigError: the secret cannot be read, or the port is taken.
+    """
+    if config.content_events is None:
+        return None
+    ranks = serving_group(ctx.tp_group)
+    if get_parallel().dp_rank is not None or ranks is not ctx.tp_group:
+        raise UnsupportedError(
+            "content_events with data parallelism: a router reaches the server and not one of its caches; start a "
+            f"server for each, or take content_events out of {CONFIG_VARIABLE}."
+        )
+    return make_telling(
+        config.content_events,
+        Cutting.of(config.core, model.delimiters),
+        publishes=ranks is None or ranks.rank_in_group == 0,
+        series=Series(TELLING_METRICS, labels),
+    )
 
 
 def _attach_tiers(

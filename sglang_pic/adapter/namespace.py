@@ -20,6 +20,10 @@ OFF_LANE: Final = "off"
 """The lane of requests that are kept apart from spliced rows."""
 
 
+RESTART: Final = "restart"
+"""Begins the mark of a namespace that began anew because the chunk index was lost."""
+
+
 class Namespace(NamedTuple):
     """Rows are shared only within a namespace."""
 
@@ -50,7 +54,7 @@ def tree_key(
     """
     marks = [] if lane is None else [lane]
     marks += [str(generation)] if generation and lane != OFF_LANE else []
-    marks += [f"restart {restarts}"] if restarts and lane != OFF_LANE else []
+    marks += [f"{RESTART} {restarts}"] if restarts and lane != OFF_LANE else []
     marks += [] if adapter is None else ["lora"]
     return "".join(map(_mark, marks)) + (extra_key or "") if marks else extra_key
 
@@ -68,6 +72,19 @@ def is_strict(key: str | None) -> bool:
 def is_shared(key: str | None) -> bool:
     """Whether other servers put the same rows under a key of the tree: it has none of our marks."""
     return key is None or not key.startswith(KEY_MARK)
+
+
+def told_key(key: str | None) -> str | None:
+    """The client's key behind a key of the tree, empty for none; None for lanes and LoRA adapters.
+
+    A namespace that began anew is the same one to its clients.
+    """
+    while key is not None and key.startswith(KEY_MARK):
+        mark, _, rest = key.removeprefix(KEY_MARK).partition("\x1f")
+        if not mark.isdigit() and not mark.startswith(RESTART):
+            return None
+        key = rest
+    return key or ""
 
 
 def _mark(name: str) -> str:

@@ -166,7 +166,7 @@ class Tree(Protocol):
     token_to_kv_pool_allocator: Allocator
     page_size: int
     # HiCache: `build_load_back_spec`, `inc_host_lock_ref`, `dec_host_lock_ref`; windows: `swa_tombstone_ranges`,
-    # `collect_path_info`
+    # `collect_path_info`; content events: `match_full_device_prefix`, `full_evictable_size`, `full_protected_size`
     tree_core: Any
     swa_retain_window: int | None  # tokens that the tree takes for a window
     # HiCache's, or None: `ack_load_queue`, `mem_pool_host`, `storage_backend`, `storage_host_pool`, `backup_skip`

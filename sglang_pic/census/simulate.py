@@ -83,17 +83,23 @@ class Cache:
         encoder: made the calls' tokens.
         pool_tokens: evict what is beyond the pool, and keep the index within its bounds; None does neither.
         store: other servers read and write it, too.
+        lexicon: shared with caches of the same encoder; its own one by default.
     """
 
     def __init__(
-        self, config: CoreConfig, encoder: Encoder, pool_tokens: int | None = None, store: Store | None = None
+        self,
+        config: CoreConfig,
+        encoder: Encoder,
+        pool_tokens: int | None = None,
+        store: Store | None = None,
+        lexicon: Lexicon | None = None,
     ) -> None:
         server = PicConfig()
         options = PlanOptions(max_gaps=server.max_gaps, max_runs=server.max_runs)
         if pool_tokens is None:
             config = msgspec.structs.replace(config, max_index_tokens=_UNLIMITED, max_index_bytes=_UNLIMITED)
         self._encoder = encoder
-        self._lexicon = Lexicon()
+        self._lexicon = Lexicon() if lexicon is None else lexicon
         self._index = ContentIndex(config, lexicon=self._lexicon)
         self._prefixes = PrefixTree(pool_tokens)
         resolve = _resident if pool_tokens is None else self._resolve

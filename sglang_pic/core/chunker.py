@@ -10,7 +10,9 @@ Only what is published is cut; a prompt is scanned for the endings of known chun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from operator import attrgetter
 
 import numpy as np
 import xxhash
@@ -26,6 +28,7 @@ _BYTES_AT_AVG = 256
 # How far before a position cutting begins when nothing better is known. FastCDC forgets where it began within a few
 # chunks, so eight average chunks are enough to be in step with a cut from position 0.
 _WARM_UP_CHUNKS = 8
+_LENGTH = attrgetter("length")
 
 
 def xxh3_name(data: memoryview) -> int:
@@ -84,6 +87,12 @@ class Chunker:
         """The name of chunk `[start, end)` of the tokens whose bytes are `data`."""
         return self._hash(data[TOKEN_BYTES * start : TOKEN_BYTES * end])
 
+    def names(self, tokens: Tokens, ends: Sequence[int]) -> list[int]:
+        """The names of the chunks that end at `ends`, the first of which begins with the tokens."""
+        data, named = tokens.data.cast("B"), self._hash
+        offsets = [0, *(TOKEN_BYTES * end for end in ends)]
+        return [named(data[start:end]) for start, end in pairwise(offsets)]
+
     def _cut_piece(self, tokens: Tokens, start: int, end: int, ends: list[int]) -> None:
         config, unit = self._config, TOKEN_BYTES * self._repeat
         if end - start <= config.chunk_min_tokens:
@@ -92,8 +101,9 @@ class Chunker:
         data = np.repeat(tokens[start:end], self._repeat).data.cast("B")
         sizes = (config.chunk_min_tokens * unit, config.chunk_avg_tokens * unit, config.chunk_max_tokens * unit)
         # Rounded up: offset -> first token boundary at or after it, as an absolute position.
-        up = unit * start + unit - 1
-        ends.extend([(chunk.offset + chunk.length + up) // unit for chunk in fastcdc(data, *sizes)])
+        offsets = accumulate(map(_LENGTH, fastcdc(data, *sizes)), initial=unit * start + unit - 1)
+        next(offsets)
+        ends.extend([offset // unit for offset in offsets])
         if len(ends) > 1 and ends[-1] == ends[-2]:
             # The last two cuts fell into the last token.
             ends.pop()

@@ -7,7 +7,7 @@ into flat arrays instead of an object each.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,12 +46,19 @@ class DonorTable:
         max_per_name: most donors of chunks with one name; the oldest one leaves for a new one, pinned ones last.
         hash_function: names chunks.
         size: updated with every change.
+        watch: called with a chunk's name and 1 for every new donor, and -1 for every one that goes.
     """
 
-    def __init__(self, max_per_name: int, hash_function: HashFunction, size: TableSize) -> None:
+    def __init__(
+        self,
+        max_per_name: int,
+        hash_function: HashFunction,
+        size: TableSize,
+        watch: Callable[[int, int], None] | None = None,
+    ) -> None:
         self.max_per_name = max_per_name
         self.hash_function = hash_function
-        self._size = size
+        self._size, self._watch = size, watch
         self.filter = EndingFilter()
         size.num_filter_slots += self.filter.num_slots
         self.heads: dict[int, int] = {}
@@ -90,6 +97,8 @@ class DonorTable:
         self._places[donor] = len(node.donors)
         node.donors.append(donor)
         self._size.num_donors += 1
+        if self._watch is not None:
+            self._watch(name, 1)
 
     def scan(self, tokens: Tokens, start: int, end: int) -> tuple[memoryview, memoryview]:
         """Where in `(start, end]` a known chunk may end, ascending, and the ending hash of each place.
@@ -155,6 +164,12 @@ class DonorTable:
     def end(self, donor: int) -> int:
         """The position after the donor's last token."""
         return self.starts[donor] + self.lengths[donor]
+
+    def live_names(self) -> list[int]:
+        """The name of each donor's chunk. Cost O(donors)."""
+        is_live = np.ones(len(self.nodes), dtype=np.bool_)
+        is_live[self._free] = False
+        return np.frombuffer(self.names, dtype=np.uint64)[is_live].tolist()
 
     def remove(self, donor: int) -> None:
         """Take out one donor. Cost O(1), as lists are bounded."""
@@ -249,6 +264,8 @@ class DonorTable:
         self.nodes[donor] = None
         self._free.append(donor)
         self._size.num_donors -= 1
+        if self._watch is not None:
+            self._watch(self.names[donor], -1)
 
 
 def _take(column: array[int], rows: npt.NDArray[np.int64]) -> array[int]:

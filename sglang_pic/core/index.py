@@ -30,7 +30,7 @@ from sglang_pic.core.plan import Plan, PlanOptions
 from sglang_pic.core.planner import Planner, Resolver
 from sglang_pic.core.spans import Span, intersect_spans, merge_spans, subtract_spans
 from sglang_pic.core.tokens import TOKEN_BYTES, Tokens, require_tokens
-from sglang_pic.core.trie import Node, Trie, hand_down_generations
+from sglang_pic.core.trie import Node, Trie, hand_down_generations, tokens_before
 
 # Of equal chunks in one publication only the first ones become donors: of a text that repeats itself the first copy
 # has the most equal text after it.
@@ -91,6 +91,8 @@ class ContentIndex:
         names: what the radix tree names a row by.
         row_lookahead: tokens behind a row that it depends on, beside those before it: 1 where a row of a draft model
             was computed from the next token, else 0. A run ends so many tokens before its equal text does.
+        watch: called with a namespace, the name of one of its chunks, and 1 for every new donor of the chunk, -1 for
+            every one that goes; a flush of everything is not told.
     """
 
     def __init__(
@@ -101,8 +103,9 @@ class ContentIndex:
         hash_function: HashFunction = xxh3_name,
         names: RowNames | None = None,
         row_lookahead: int = 0,
+        watch: Callable[[Hashable, int, int], None] | None = None,
     ) -> None:
-        self.names, self._row_lookahead = names or RowNames(), row_lookahead
+        self.names, self._row_lookahead, self._watch = names or RowNames(), row_lookahead, watch
         native.load()  # No request waits for the compiler.
         self.config = config or CoreConfig()
         self._lexicon = lexicon
@@ -306,6 +309,38 @@ class ContentIndex:
             self._forget(node, resident_len)
             self._drop_if_empty(space)
 
+    def recheck_oldest(self, resident_len: Callable[[Hashable, Tokens], int]) -> bool:
+        """Ask whether the path that was not used for longest is still resident, and forget what of it is not.
+
+        Args:
+            resident_len: how many leading tokens of a path the tree holds.
+
+        Returns:
+            Whether something was forgotten.
+        """
+        self.settle()
+        oldest = next(iter(self._ages.values()), None)
+        if oldest is None:
+            return False
+        space = self._namespaces[oldest.trie.namespace]
+        resident = resident_len(space.trie.namespace, tokens_before(oldest, oldest.end, oldest.end))
+        space.trie.touch([oldest])
+        if resident == oldest.end:
+            return False
+        self._forget(oldest, resident)
+        self._drop_if_empty(space)
+        return True
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all paths, as far as they are published."""
+        return self._num_tokens
+
+    def donor_names(self) -> dict[Hashable, list[int]]:
+        """The name of each donor's chunk, by namespace. Cost O(donors)."""
+        self.settle()
+        return {namespace: space.donors.live_names() for namespace, space in self._namespaces.items()}
+
     def unknown(self, namespace: Hashable, tokens: Tokens, start: int, least: int) -> list[Span]:
         """The spans of `[start, len(tokens))` of `least` tokens and more in which no known chunk ends, by its ending.
 
@@ -400,9 +435,10 @@ class ContentIndex:
     def _space(self, namespace: Hashable) -> _Namespace:
         space = self._namespaces.get(namespace)
         if space is None:
+            watch = None if self._watch is None else partial(self._watch, namespace)
             space = _Namespace(
                 Trie(namespace, self._ages, self._serials),
-                DonorTable(self.config.max_donors_per_chunk, self._hash, self._size),
+                DonorTable(self.config.max_donors_per_chunk, self._hash, self._size, watch),
             )
             self._namespaces[namespace] = space
         return space

@@ -121,9 +121,10 @@ def test_extras_are_those_of_the_package() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for extra, modules in EXTRAS.items():
         names = {re.split(r"[^\w-]", requirement)[0] for requirement in extras[extra]}
-        assert {name.replace("-", "_").removesuffix("_py") for name in names} == set(modules)
+        assert {_IMPORTED.get(name, name.replace("-", "_").removesuffix("_py")) for name in names} == set(modules)
 
 
+_IMPORTED = {"pyzmq": "zmq"}
 MODULES = sorted({module for modules in EXTRAS.values() for module in modules})
 GENERATED = "gen:random?sessions=1"
 RUNS = {
@@ -135,6 +136,11 @@ RUNS = {
     "census": ("[census]", "sglang_pic.census.table", [GENERATED]),
     "explain": ("[census]", "sglang_pic.explain.page", [GENERATED, "--out", "page.html"]),
     "skill": ("[client]", "sglang_pic.client", ["list"]),
+    "route": (
+        "[route]",
+        "sglang_pic.route.proxy",
+        ["--gateway", "http://g", "--server", "http://s=tcp://s:1", "--salt-file", "f"],
+    ),
 }
 """The extra that a verb asks for, what its `run` imports, and words for it."""
 

@@ -221,6 +221,7 @@ class Server:
         return msgspec.json.decode(text) if text.startswith((b"{", b"[")) else text.decode("utf8")
 
     def _start(self) -> None:
+        self.ready_after_s = 0.0
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         env = {name: value for name, value in {**os.environ, **self._env}.items() if value is not None}
         with self.log_path.open("wb", buffering=0) as log:

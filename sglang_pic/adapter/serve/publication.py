@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sglang_pic.adapter.namespace import Namespace
-from sglang_pic.adapter.seams import Req
+from sglang_pic.adapter.seams import Req, Tree
 from sglang_pic.adapter.serve.media import tokens_of
 from sglang_pic.adapter.serve.planning import tree_namespace
 from sglang_pic.adapter.serve.state import RequestState, is_apart
+from sglang_pic.adapter.serve.telling import Telling
 from sglang_pic.core import ContentIndex, Exactness, Span, Tokens, intersect_spans
 
 
@@ -18,10 +19,11 @@ class Publication:
     Args:
         index: what is filled.
         delimiters: ids of tokens that open or close a message, where text is cut anew.
+        telling: tells routers; None where nobody is told.
     """
 
-    def __init__(self, index: ContentIndex, delimiters: frozenset[int]) -> None:
-        self._index, self._delimiters = index, delimiters
+    def __init__(self, index: ContentIndex, delimiters: frozenset[int], telling: Telling | None = None) -> None:
+        self._index, self._delimiters, self.telling = index, delimiters, telling
 
     def publish(
         self, req: Req, path_len: int, *, adopted_from: int, adopted_again: Sequence[tuple[int, int]] = ()
@@ -105,6 +107,16 @@ class Publication:
         """
         self._index.settle()
 
+    def tell(self, tree: Tree) -> None:
+        """Have routers told what is new, and what the tree evicted.
+
+        Raises:
+            Exception: the tree could not be asked, or a publication failed.
+        """
+        if self.telling is not None:
+            self.telling.forget_evicted(self._index, tree)
+            self.telling.hand_over(self._index)
+
     @property
     def is_whole(self) -> bool:
         """Whether every change of the index was carried out."""
@@ -113,3 +125,5 @@ class Publication:
     def flush(self) -> None:
         """The tree was emptied: there are no donors."""
         self._index.flush()
+        if self.telling is not None:
+            self.telling.flush()

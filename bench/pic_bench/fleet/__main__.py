@@ -1,0 +1,317 @@
+"""Replays a trace against several servers behind the gateway: by its own policies, and steered by `sglang-pic route`.
+
+All arms have the same servers, emptied before each arm, and the same gateway `smg`, started anew. With --kill the last
+two arms are the gateway alone and steered, while one server is killed and started again.
+
+examples:
+  make fleet
+  python -m pic_bench.fleet --model .models/tiny-gqa --trace gen:skills --page runs/fleet.md --kill 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import shlex
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from pic_traces.records import ReplaySummary, load_summary
+from pic_traces.replay import ReplayOptions, run_replay
+from pic_traces.source import short_name
+
+from pic_bench.compare.arms import arm_server, build_arms
+from pic_bench.compare.counters import pic_counters
+from pic_bench.compare.server import Server, free_port
+from pic_bench.frame import Finding, Result, Study, at_least, keep, result_of
+from pic_bench.report.markdown import Table, markdown_table
+from sglang_pic.config import CONFIG_VARIABLE
+from sglang_pic.errors import BenchError
+
+CONTENT = "content"
+_COMPUTED = "sglang:pic_tokens_total{source=computed}"
+_BYTES = "sglang:pic_content_events_bytes_total"
+# A server that comes back is used again within seconds; by default minutes.
+_GATEWAY_FLAGS = (
+    *("--routing-key-override", "--assignment-mode", "random", "--log-level", "warn"),
+    *("--health-check-interval-secs", "2", "--health-success-threshold", "1", "--cb-timeout-duration-secs", "5"),
+)
+_CLI = "import sys; from sglang_pic.cli import main; sys.exit(main())"
+# What the servers tell last is on its way for so long.
+_SETTLE_S = 2.0
+_REGISTER_S = 120.0
+
+STUDY = Study("fleet", __doc__)
+STUDY.add("--model", required=True, metavar="DIR", help="model folder")
+STUDY.add("--trace", default="sample:opendevin", help="as for `sglang-pic compare`")
+STUDY.add("--policies", default="round_robin,cache_aware,content", metavar="A,B,..", help="the gateway's, and content")
+STUDY.add("--servers", type=at_least(2), default=3, metavar="N", help="servers")
+STUDY.add("--sessions", type=at_least(1), default=6, metavar="N", help="sessions side by side")
+STUDY.add("--limit-sessions", type=int, metavar="N", help="only the first N sessions")
+STUDY.add("--limit-calls", type=int, metavar="N", help="only the first N calls")
+STUDY.add("--max-tokens", type=at_least(1), default=8, metavar="N", help="output tokens a request")
+STUDY.add("--server-arg", action="append", default=[], metavar="ARGS", help="more flags for every server")
+STUDY.add("--kill", type=at_least(0.1), metavar="S", help="also: kill a server after S seconds, and start it again")
+STUDY.add("--gateway-path", type=Path, default=Path(".versions/smg"), metavar="DIR", help="where smg is installed")
+STUDY.add("--logs", type=Path, metavar="DIR", help="keep logs and records there")
+STUDY.add("--page", type=Path, metavar="FILE", help="write the table with its circumstances as Markdown there")
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One arm."""
+
+    policy: str
+    is_killed: bool
+    """Whether a server was killed and started again meanwhile."""
+    planned: int
+    completed: int
+    failed: int
+    prompt_tokens: int
+    computed_tokens: int
+    """Of completed requests."""
+    ttft_p50_s: float
+    ttft_p99_s: float
+    computed_by_server: list[int]
+    """Empty where a server was killed, whose counts are lost."""
+    event_bytes: int
+    """Of content events, all servers, for one listener; with a killed server 0."""
+    requests: dict[str, int]
+    """How the router treated them; empty without it."""
+    tokens: dict[str, int]
+    """What it thought that servers would compute, and what they did, where a request reached the server it was to."""
+
+    @property
+    def busiest(self) -> float:
+        """Computed tokens of the busiest server, over the mean."""
+        return max(self.computed_by_server) / max(1.0, statistics.mean(self.computed_by_server))
+
+
+class Fleet(Result, frozen=True, kw_only=True):
+    """The result."""
+
+    model: str
+    trace: str
+    servers: int
+    sessions: int
+    max_tokens: int
+    gateway: str = "smg"
+    arms: list[Outcome]
+
+
+@STUDY.measures
+def main(args: argparse.Namespace, scratch: Path) -> Finding:
+    """Run all arms; the result so far is kept after each."""
+    logs: Path = (args.logs or scratch).resolve()
+    logs.mkdir(parents=True, exist_ok=True)
+    arms = [(policy, False) for policy in args.policies.split(",")]
+    arms += [("cache_aware", True), (CONTENT, True)] if args.kill else []
+    outcomes: list[Outcome] = []
+    with _members(args, logs) as members:
+        for policy, is_killed in arms:
+            print(f"{policy}{', a server killed' if is_killed else ''}", file=sys.stderr, flush=True)
+            outcomes.append(_measure(args, logs, members, policy, is_killed))
+            print(markdown_table(_table(outcomes)), file=sys.stderr, flush=True)
+            result = result_of(Fleet, args, model=Path(args.model).name, trace=short_name(args.trace), arms=outcomes)
+            keep(args, result)
+    if args.page is not None:
+        args.page.parent.mkdir(parents=True, exist_ok=True)
+        args.page.write_text(_page(result), "utf8")
+    return Finding(result, _table(outcomes), 0 if not any(arm.failed for arm in outcomes if not arm.is_killed) else 1)
+
+
+class _Member(NamedTuple):
+    """A server, and where it tells content events."""
+
+    server: Server
+    events: str
+
+
+@contextmanager
+def _members(args: argparse.Namespace, logs: Path) -> Iterator[list[_Member]]:
+    """The servers, started side by side."""
+    salt = logs / "salt"
+    salt.write_text(secrets.token_hex(24))
+    flags = [word for text in args.server_arg for word in shlex.split(text)]
+    (arm,) = build_arms(["pic"], server_args=flags, pic_config=None)
+    members = []
+    for number in range(args.servers):
+        events = f"tcp://127.0.0.1:{free_port()}"
+        config = msgspec.json.encode({"content_events": {"endpoint": events, "salt_file": str(salt)}}).decode()
+        server = arm_server(args.model, arm, logs / f"server-{number}.log", env={CONFIG_VARIABLE: config})
+        members.append(_Member(server, events))
+    with ExitStack() as stack:
+        for member in members:
+            stack.callback(member.server.stop)
+        with ThreadPoolExecutor(len(members)) as pool:
+            list(pool.map(lambda member: member.server.__enter__(), members))
+        yield members
+
+
+def _measure(args: argparse.Namespace, logs: Path, members: Sequence[_Member], policy: str, is_killed: bool) -> Outcome:
+    """Replay the trace through a gateway of its own, against empty servers."""
+    for member in members:
+        member.server.post("/flush_cache", {})
+    before = [_counts(member) for member in members]
+    folder = logs / (f"{policy}-killed" if is_killed else policy)
+    with ExitStack() as stack:
+        entry = stack.enter_context(_gateway(args, folder, members, "cache_aware" if policy == CONTENT else policy))
+        _wait_for_workers(entry, len(members))
+        if policy == CONTENT:
+            entry = stack.enter_context(_router(args, logs, folder, members, entry))
+        with _killing(members[-1].server, args.kill) if is_killed else nullcontext():
+            summary = _replay(args, entry.base_url, folder)
+        status = msgspec.json.decode(entry.get("/status")) if policy == CONTENT else {}
+    time.sleep(_SETTLE_S)
+    after = [{}] * len(members) if is_killed else [_counts(member) for member in members]
+    grown = [
+        {name: count - was.get(name, 0.0) for name, count in now.items()}
+        for now, was in zip(after, before, strict=True)
+    ]
+    return Outcome(
+        policy=policy,
+        is_killed=is_killed,
+        planned=summary.planned,
+        completed=summary.completed,
+        failed=summary.failed,
+        prompt_tokens=summary.prompt_tokens,
+        computed_tokens=summary.computed_tokens or 0,
+        ttft_p50_s=summary.ttft_s.p50 or 0.0,
+        ttft_p99_s=summary.ttft_s.p99 or 0.0,
+        computed_by_server=[] if is_killed else [round(counts.get(_COMPUTED, 0.0)) for counts in grown],
+        event_bytes=round(sum(counts.get(_BYTES, 0.0) for counts in grown)),
+        requests=status.get("requests", {}),
+        tokens=status.get("tokens", {}),
+    )
+
+
+def _gateway(args: argparse.Namespace, folder: Path, members: Sequence[_Member], policy: str) -> Server:
+    port, metrics_port = free_port(), free_port()
+    urls = [member.server.base_url for member in members]
+    command = [sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--prometheus-port", str(metrics_port), "--worker-urls", *urls, "--policy", policy, *_GATEWAY_FLAGS]
+    path = os.pathsep.join(filter(None, [str(args.gateway_path.resolve()), os.environ.get("PYTHONPATH")]))
+    return Server(command, port=port, log_path=folder / "gateway.log", env={"PYTHONPATH": path})
+
+
+def _wait_for_workers(gateway: Server, number: int) -> None:
+    """The gateway is healthy before it knows its servers."""
+    deadline = time.monotonic() + _REGISTER_S
+    while sum(worker["is_healthy"] for worker in msgspec.json.decode(gateway.get("/workers"))["workers"]) < number:
+        if time.monotonic() > deadline:
+            raise BenchError(f"the gateway has not found its {number} servers; its log: {gateway.log_path}")
+        time.sleep(1)
+
+
+def _router(args: argparse.Namespace, logs: Path, folder: Path, members: Sequence[_Member], gateway: Server) -> Server:
+    port = free_port()
+    command = [sys.executable, "-c", _CLI, "route", "--gateway", gateway.base_url, "--port", str(port)]
+    command += ["--salt-file", str(logs / "salt"), "--tokenizer", args.model]
+    for member in members:
+        command += ["--server", f"{member.server.base_url}={member.events}"]
+    return Server(command, port=port, log_path=folder / "router.log")
+
+
+def _replay(args: argparse.Namespace, base_url: str, folder: Path) -> ReplaySummary:
+    options = ReplayOptions(
+        trace=args.trace,
+        base_url=base_url,
+        out=str(folder / "replay"),
+        sessions=args.sessions,
+        limit_sessions=args.limit_sessions,
+        limit_calls=args.limit_calls,
+        max_tokens=args.max_tokens,
+        # The router learns its keys from the first answers.
+        warmup=4 * args.servers,
+        force=True,
+    )
+    return load_summary(run_replay(options))
+
+
+@contextmanager
+def _killing(server: Server, after_s: float) -> Iterator[None]:
+    """Kill a server so many seconds after the body began, and start it again; the body's end waits for that."""
+    failures: list[BaseException] = []
+
+    def kill() -> None:
+        time.sleep(after_s)
+        try:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.stop()
+            server.__enter__()
+        except BaseException as error:
+            failures.append(error)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    try:
+        yield
+    finally:
+        killer.join()
+    if failures:
+        raise failures[0]
+
+
+def _counts(member: _Member) -> dict[str, float]:
+    return pic_counters(member.server.get("/metrics"))
+
+
+def _table(arms: Sequence[Outcome]) -> Table:
+    header = [
+        "arm",
+        "completed",
+        "failed",
+        "computed",
+        "of prompts",
+        "busiest / mean",
+        "TTFT p50",
+        "TTFT p99",
+        "events",
+    ]
+    rows = [
+        [
+            f"{arm.policy}, a server killed" if arm.is_killed else arm.policy,
+            f"{arm.completed:,} of {arm.planned:,}",
+            f"{arm.failed:,}",
+            f"{arm.computed_tokens:,}",
+            f"{arm.computed_tokens / max(1, arm.prompt_tokens):.1%}",
+            f"{arm.busiest:.2f}" if arm.computed_by_server else "-",
+            f"{arm.ttft_p50_s:.2f} s",
+            f"{arm.ttft_p99_s:.2f} s",
+            "-" if arm.is_killed else f"{arm.event_bytes / 1000:,.0f} kB",
+        ]
+        for arm in arms
+    ]
+    return Table(header, rows)
+
+
+def _page(fleet: Fleet) -> str:
+    steered = [f"- {arm.policy}: {arm.requests}" for arm in fleet.arms if arm.requests]
+    return "\n".join(
+        [
+            f"# {fleet.servers} servers behind {fleet.gateway}",
+            "",
+            f"{fleet.trace} on {fleet.model}, {fleet.sessions} sessions at once, {fleet.max_tokens} output tokens. "
+            "All servers run the plugin. `content` is the gateway steered by `sglang-pic route`; the other arms are "
+            "its own policies. Computed tokens are those of completed requests, events the bytes for one listener.",
+            "",
+            markdown_table(_table(fleet.arms)),
+            "",
+            "Requests as the router treated them:",
+            *steered,
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Tells routers what this server can splice: the content events, on a port of their own beside SGLang's KV events.
+
+Every rank looks after its index alike; the first of those that serve the same requests publishes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable
+from typing import Final
+
+import numpy as np
+from sglang.srt.mem_cache.radix_cache import RadixKey
+
+from sglang_pic.adapter.metrics import Metric, MetricKind, Series
+from sglang_pic.adapter.namespace import Namespace, told_key
+from sglang_pic.adapter.seams import Tree
+from sglang_pic.config import ContentEvents
+from sglang_pic.core import ContentIndex, Tokens
+from sglang_pic.route.publisher import Change, Publisher, PublisherReport, all_donors
+from sglang_pic.route.wire import Cutting, namespace_bytes, read_salt
+
+MESSAGES: Final = Metric(
+    "sglang:pic_content_events_total",
+    MetricKind.COUNTER,
+    "Content events that were published, those that only say that the server is there too.",
+)
+BYTES: Final = Metric("sglang:pic_content_events_bytes_total", MetricKind.COUNTER, "Their bytes, for one listener.")
+METRICS: Final = (MESSAGES, BYTES)
+
+# Paths that are looked up in the tree after one round, about .1 ms each.
+_MAX_CHECKS: Final = 4
+
+
+class Telling:
+    """What a rank notes of its donors for routers.
+
+    Args:
+        publisher: gets the notes; None where another rank publishes.
+    """
+
+    def __init__(self, publisher: Publisher | None) -> None:
+        self._publisher = publisher
+        # Emptied by `hand_over`.
+        self._changes: list[Change] = []
+
+    @property
+    def publishes(self) -> bool:
+        """Whether this rank publishes."""
+        return self._publisher is not None
+
+    def note(self, namespace: Hashable, name: int, change: int) -> None:
+        """A chunk has a donor more or less, as `ContentIndex` tells it."""
+        self._changes.append((namespace, name, change))
+
+    def forget_evicted(self, index: ContentIndex, tree: Tree) -> None:
+        """Forget paths that the tree evicted, instead of waiting for a plan to find out.
+
+        As long as the index has more tokens than the tree, some of its paths are gone, and those that were not used for
+        longest are looked up. NOTE: with HiCache evicted rows are still spliced, from the host.
+        """
+        if tree.cache_controller is not None:
+            return
+
+        def resident_len(namespace: Hashable, tokens: Tokens) -> int:
+            return _resident_len(index, tree, namespace, tokens)
+
+        for _ in range(_MAX_CHECKS):
+            num_rows = tree.tree_core.full_evictable_size() + tree.tree_core.full_protected_size()
+            if index.num_tokens <= num_rows or not index.recheck_oldest(resident_len):
+                return
+
+    def hand_over(self, index: ContentIndex) -> None:
+        """Publish what was noted; the thread that does it never makes this one wait."""
+        if self._publisher is None:
+            return
+        if self._publisher.is_behind:
+            self._publish_all(index)
+        elif self._changes:
+            self._publisher.put(self._changes)
+        self._changes = []
+
+    def flush(self) -> None:
+        """The index was emptied."""
+        self._changes = []
+        if self._publisher is not None:
+            self._publisher.put([], is_all=True)
+
+    def report(self) -> PublisherReport:
+        """What was published; only where this rank publishes."""
+        assert self._publisher is not None
+        return self._publisher.report()
+
+    def _publish_all(self, index: ContentIndex) -> None:
+        assert self._publisher is not None
+        self._publisher.put(all_donors(index.donor_names()), is_all=True)
+
+
+def make_telling(settings: ContentEvents, cutting: Cutting, *, publishes: bool, series: Series) -> Telling:
+    """What a rank of a server with content events has.
+
+    Raises:
+        ConfigError: the secret cannot be read, or the port is taken.
+    """
+    if not publishes:
+        return Telling(None)
+
+    def count(size: int) -> None:
+        series.add(MESSAGES)
+        series.add(BYTES, size)
+
+    salt = read_salt(settings.salt_file)
+    return Telling(Publisher(settings.endpoint, salt, cutting, _told_namespace, count))
+
+
+def _told_namespace(namespace: Hashable) -> bytes | None:
+    """The bytes of a namespace by what its clients send; None where a router cannot know it, or nobody splices there.
+
+    Told is what ordinary requests find: no lane, and no LoRA adapter, whose id each server draws for itself.
+    """
+    assert isinstance(namespace, Namespace), "publication.py names namespaces"
+    key = told_key(namespace.extra_key)
+    return None if key is None else namespace_bytes(key, namespace.cache_salt)
+
+
+def _resident_len(index: ContentIndex, tree: Tree, namespace: Hashable, tokens: Tokens) -> int:
+    """How many leading tokens of a path are on the device; all of them if only the rest of a page is not."""
+    assert isinstance(namespace, Namespace), "publication.py names namespaces"
+    page_size, beyond = index.names
+    token_ids = array("q")
+    token_ids.frombytes(tokens.astype(np.int64).data.cast("B"))
+    key = RadixKey(token_ids, namespace.extra_key, cache_salt=namespace.cache_salt)
+    num_rows, _, _ = tree.tree_core.match_full_device_prefix(key)
+    if num_rows >= (len(tokens) - beyond) // page_size * page_size:
+        return len(tokens)
+    return num_rows + beyond if num_rows else 0

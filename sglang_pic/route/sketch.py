@@ -1,0 +1,93 @@
+"""What servers tell of the text they hold: salted names of some of their chunks, and the same of a prompt.
+
+One chunk in `SAMPLE_EVERY` is told, chosen by its name, so that servers and prompts choose alike. A name is hashed
+again with a secret key and its namespace: whoever has not the key learns no text, and equal text of two namespaces has
+two names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_pic.core import Chunker, CoreConfig, Tokens
+
+SAMPLE_EVERY: Final = 4
+"""One chunk in so many is told: with chunks of 16 tokens one in 64 tokens."""
+
+Names = npt.NDArray[np.uint64]
+"""Names of chunks: `[num_chunks]`."""
+
+_NAME_BYTES = 8
+
+
+class Sketched(NamedTuple):
+    """A prompt as its told chunks."""
+
+    names: Names
+    """The salted name of each, in the order of the prompt."""
+    ends: npt.NDArray[np.int64]
+    """Up to where each stands for the prompt's tokens, from where the one before ends: `[num_chunks]`."""
+    num_tokens: int
+    """Length of the prompt."""
+
+
+def salted(names: Sequence[int] | Names, namespace: bytes, salt: bytes) -> Names:
+    """The names that are told of those of a namespace's chunks, in their order; a keyed BLAKE2b of each. About .3 us.
+
+    Args:
+        names: what the core names the chunks by.
+        namespace: the canonical bytes of the namespace.
+        salt: the secret that servers and router share, up to 64 bytes.
+    """
+    plain = np.asarray(names, dtype=np.uint64)
+    return _salt(plain[_is_told(plain)], namespace, salt)
+
+
+def cut(
+    tokens: Tokens,
+    namespace: bytes,
+    salt: bytes,
+    *,
+    chunker: Chunker | None = None,
+    delimiters: frozenset[int] = frozenset(),
+) -> Sketched:
+    """The sketch of a prompt, cut as servers cut what they publish. Cost O(tokens), about 50 ns each.
+
+    Args:
+        tokens: the prompt.
+        namespace: the canonical bytes of its namespace.
+        salt: the secret that servers and router share.
+        chunker: cuts as the servers do; by default with the default settings.
+        delimiters: ids of tokens that open or close a message, as on the servers.
+    """
+    chunker = chunker or Chunker(CoreConfig())
+    ends = chunker.cut(tokens, delimiters=delimiters)
+    names = np.array(chunker.names(tokens, ends), dtype=np.uint64)
+    bounds = np.array([0, *ends], dtype=np.int64)
+    told = np.flatnonzero(_is_told(names))
+    # What lies between two told chunks is shared between them.
+    middles = (bounds[told + 1] + np.append(bounds[told[1:]], bounds[told[-1:] + 1])) // 2
+    middles[-1:] = len(tokens)
+    return Sketched(_salt(names[told], namespace, salt), middles, len(tokens))
+
+
+def _is_told(names: Names) -> npt.NDArray[np.bool_]:
+    return names % np.uint64(SAMPLE_EVERY) == 0
+
+
+def _salt(names: Names, namespace: bytes, salt: bytes) -> Names:
+    key = hashlib.blake2b(namespace, digest_size=32, key=salt).digest()
+    # The key is hashed once.
+    keyed = hashlib.blake2b(key=key, digest_size=_NAME_BYTES)
+    raw = names.astype("<u8").tobytes()
+    digests = []
+    for at in range(0, len(raw), _NAME_BYTES):
+        each = keyed.copy()
+        each.update(raw[at : at + _NAME_BYTES])
+        digests.append(each.digest())
+    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)

@@ -1,0 +1,128 @@
+"""What servers and routers say to each other: messages of salted names, and the secret that both know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from sglang_pic.core import Chunker, CoreConfig
+from sglang_pic.errors import ConfigError
+from sglang_pic.route.sketch import SAMPLE_EVERY, Names
+
+WIRE_VERSION: Final = 1
+
+MAX_NAMES: Final = 16_384
+"""Most names in one message, held and gone together: 128 KiB."""
+
+HEARTBEAT_S: Final = 1.0
+"""A server that has nothing to tell sends an empty message so often."""
+
+_SALT_BYTES: Final = (16, 64)
+
+
+class Cutting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a server cuts text into chunks, and which of them it tells: a router has to do the same."""
+
+    chunk_min_tokens: int
+    chunk_avg_tokens: int
+    chunk_max_tokens: int
+    delimiters: list[int] = []
+    """Ids of the tokens that open or close a message, ascending."""
+    sample_every: int = SAMPLE_EVERY
+
+    @classmethod
+    def of(cls, config: CoreConfig, delimiters: Iterable[int]) -> Cutting:
+        """That of a server with these settings."""
+        sizes = {name: getattr(config, name) for name in cls.__struct_fields__ if name.startswith("chunk_")}
+        return cls(**sizes, delimiters=sorted(delimiters))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether this version can cut so, and tells the same chunks."""
+        try:
+            return self.sample_every == SAMPLE_EVERY and self.chunker is not None
+        except ConfigError:
+            return False
+
+    @property
+    def chunker(self) -> Chunker:
+        """Cuts as the server does."""
+        return Chunker(CoreConfig(**{name: getattr(self, name) for name in self.__struct_fields__ if "chunk" in name}))
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One message of a server. Names are 8 bytes each, little-endian."""
+
+    version: int = WIRE_VERSION
+    run: int
+    """Drawn when the server starts."""
+    number: int
+    """Counts the messages of a run; a gap means that one was lost."""
+    begins: Cutting | None = None
+    """Set where the server tells everything anew, in this message and those that follow: forget what it told before."""
+    held: bytes = b""
+    """Names of chunks that it can splice from now on."""
+    gone: bytes = b""
+    """Names of chunks that it can splice no longer."""
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def encode(told: Told) -> bytes:
+    """The bytes of a message."""
+    return msgspec.msgpack.encode(told)
+
+
+def decode(data: bytes) -> Told:
+    """A message from its bytes.
+
+    Raises:
+        ValueError: it is none, or of another version.
+    """
+    version = msgspec.msgpack.decode(data, type=_Version).version
+    if version != WIRE_VERSION:
+        raise ValueError(f"content events of version {version}: this router reads version {WIRE_VERSION}; update both")
+    told = msgspec.msgpack.decode(data, type=Told)
+    if len(told.held) % 8 or len(told.gone) % 8 or len(told.held) + len(told.gone) > 8 * MAX_NAMES:
+        raise ValueError(f"names of {len(told.held)} and {len(told.gone)} bytes: 8 each, {MAX_NAMES} at most")
+    return told
+
+
+def pack(names: Iterable[int]) -> bytes:
+    """Names as a message has them."""
+    return np.fromiter(names, dtype="<u8").tobytes()
+
+
+def unpack(data: bytes) -> Names:
+    """The names of a message."""
+    return np.frombuffer(data, dtype="<u8").astype(np.uint64)
+
+
+def namespace_bytes(extra_key: str | None, cache_salt: str | None) -> bytes:
+    """The canonical bytes of a namespace, by what its clients send; empty strings are none, as for SGLang."""
+    return msgspec.msgpack.encode((extra_key or None, cache_salt or None))
+
+
+def read_salt(path: str) -> bytes:
+    """The secret in a file, without the white space around it.
+
+    Raises:
+        ConfigError: it cannot be read, or is too short or too long.
+    """
+    try:
+        salt = Path(path).expanduser().read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"salt_file={path!r}: cannot be read ({error.strerror}); {_HOW}") from error
+    low, high = _SALT_BYTES
+    if not low <= len(salt) <= high:
+        raise ConfigError(f"salt_file={path!r}: has {len(salt)} bytes: {low} to {high} are allowed; {_HOW}")
+    return salt
+
+
+_HOW: Final = "make one with: openssl rand -hex 24 > FILE, and give it to every server and router."

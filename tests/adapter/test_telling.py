@@ -1,0 +1,104 @@
+"""What a server tells routers: the namespaces that they can know, and no row that its tree has evicted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+
+from sglang_pic.adapter import factory
+from sglang_pic.adapter.namespace import OFF_LANE, Namespace, told_key, tree_key
+from sglang_pic.adapter.serve.publication import Publication
+from sglang_pic.adapter.serve.telling import Telling
+from sglang_pic.config import ContentEvents, PicConfig
+from sglang_pic.core import ContentIndex, RowNames, as_tokens
+from sglang_pic.errors import UnsupportedError
+from tests.adapter.builders import make_allocator, make_tree, request
+from tests.e2e.serving import random_tokens
+
+_POOL, _LEN = 2048, 200
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        (None, ""),
+        ("tenant", "tenant"),
+        (tree_key("tenant", generation=2, restarts=1), "tenant"),
+        (tree_key(None, restarts=3), ""),
+        (tree_key("tenant", lane=OFF_LANE), None),
+        (tree_key(None, lane="most"), None),
+        (tree_key("tenant" + "0" * 32, adapter="0" * 32), None),
+    ],
+)
+def test_only_ordinary_requests_rows_are_told(key: str | None, told: str | None) -> None:
+    assert told_key(key) == told
+
+
+class _Publisher:
+    """Keeps what it is given, and at times is behind."""
+
+    def __init__(self) -> None:
+        self.donors: Counter[Any] = Counter()
+        self.is_behind = False
+
+    def put(self, changes: list[Any], *, is_all: bool = False) -> None:
+        if is_all:
+            self.donors.clear()
+            self.is_behind = False
+        for namespace, name, change in [] if self.is_behind else changes:
+            self.donors[namespace, name] += change
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("is_eagle", [False, True], ids=["plain", "eagle"])
+def test_what_the_tree_evicts_is_told_without_a_plan(page_size: int, is_eagle: bool) -> None:
+    publisher: Any = _Publisher()
+    telling = Telling(publisher)
+    names = RowNames(page_size, int(is_eagle))
+    index = ContentIndex(names=names, watch=telling.note)
+    publication = Publication(index, frozenset(), telling)
+    allocator = make_allocator(_POOL, page_size)
+    flushed = SimpleNamespace(flush=lambda: None)
+    tree: Any = make_tree(allocator, is_eagle=is_eagle, planning=flushed, pins=flushed, publication=publication)
+    for seed in range(8):
+        tokens = random_tokens(seed, _LEN - _LEN % page_size + int(is_eagle))
+        num_rows = (len(tokens) - names.lookahead) // page_size * page_size
+        slots = allocator.alloc(num_rows)
+        key = RadixKey(request(tokens).origin_input_ids)
+        tree.insert(InsertParams(key=key, value=torch.cat([slots, slots[-1:]])[: len(tokens)]))
+        index.publish(Namespace(), as_tokens(tokens), [(0, num_rows)])
+        publication.tell(tree)
+    before = index.num_tokens
+    assert _told(index) == +publisher.donors
+    publisher.is_behind = True
+    tree.evict(EvictParams(num_tokens=3 * _LEN))
+    for _ in range(8):
+        publication.tell(tree)
+    assert before - index.num_tokens >= 3 * (_LEN - page_size)
+    assert index.num_tokens > 0
+    assert _told(index) == +publisher.donors
+    tree.reset()
+    publication.tell(tree)
+    assert not +publisher.donors
+
+
+@pytest.mark.parametrize(("dp_rank", "group"), [(1, None), (None, "others")])
+def test_a_server_with_several_caches_is_refused(
+    dp_rank: int | None, group: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(factory, "get_parallel", lambda: SimpleNamespace(dp_rank=dp_rank))
+    monkeypatch.setattr(factory, "serving_group", lambda _: group)
+    ctx, model = SimpleNamespace(tp_group=None), SimpleNamespace(delimiters=frozenset())
+    events = ContentEvents(endpoint="tcp://*:1", salt_file="none")
+    with pytest.raises(UnsupportedError, match="start a server for each"):
+        factory._make_telling(ctx, PicConfig(content_events=events), model, None)  # type: ignore[arg-type]
+
+
+def _told(index: ContentIndex) -> Counter[Any]:
+    return Counter((space, name) for space, names in index.donor_names().items() for name in names)
