@@ -75,8 +75,8 @@ def test_every_experiment_runs_on_an_mla_model_and_goes_on_after_its_server_was_
     out, trace_file = tmp_path / "run", tmp_path / "clock.jsonl"
     write_trace(trace_file)
     command = ["fidelity", "--model", str(model_dir("tiny-mla")), "--out", str(out), "--dtype", "float32", "--quick"]
-    command += ["--experiment", "shift", "--experiment", "qa", "--experiment", "trace", "--data", str(trace_file)]
-    command += ["--experiment", "edits", "--edits", "2", "--shift-prompts", "1", "--shifts", "1,64"]
+    command += ["--experiment", "grid", "--experiment", "qa", "--experiment", "trace", "--data", str(trace_file)]
+    command += ["--experiment", "edits", "--edits", "2", "--prompts", "1", "--blocks", "2", "--seams", "1"]
     command += ["--questions", "1", "--keys", "1"]
     command += ["--policy", "default", "--policy", "seam-8=seam:8", "--max-total-tokens", "8000", "--quiet"]
     with killed_once_it_records(out, "probes.jsonl", "sglang.launch_server"):
@@ -89,11 +89,11 @@ def test_every_experiment_runs_on_an_mla_model_and_goes_on_after_its_server_was_
     assert main([*command, "--resume"]) == 0
     probes = read_probes(out)
     assert probes[: len(measured)] == measured
-    shift = [p for p in probes if p.experiment is Experiment.SHIFT]
-    assert {p.shift for p in shift} == {1, 64}
-    errors = {(p.shift, p.arm): p.key_error for p in shift if p.key_error is not None}
+    grid = [p for p in probes if p.experiment is Experiment.GRID]
+    errors = {(p.donors, p.arm): p.key_error for p in grid if p.key_error is not None}
     assert len(errors) == 4
-    assert errors[64, "naive"] > errors[64, "seam-1"] > 0
+    for donors in (Donors.ISOLATED, Donors.CONTEXT):
+        assert errors[donors, "naive"] > errors[donors, "seam-1"] > 0
     qa = [p for p in probes if p.experiment is Experiment.QA]
     assert {p.source for p in qa} == set(GENERATED)
     assert all(p.score is not None and p.greedy_tokens >= 32 for p in qa)
