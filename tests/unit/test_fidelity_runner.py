@@ -111,6 +111,7 @@ class Server:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *left_out: str) -> None:
         self.left_out = left_out
+        self.killed_at = ""
         self.starts = 0
         self.served: list[str] = []
         monkeypatch.setattr(runner, "serve_target", self._start)
@@ -124,6 +125,8 @@ class Server:
     def _measure(self, job: Job, *_: object, dtype: str, page_size: int) -> list[Probe]:
         assert page_size == 1
         case = job.case
+        if case.name == self.killed_at:
+            raise BenchError("the server was ended by signal 9")
         self.served.append(case.name)
         if case.name in self.left_out:
             raise Unrealised("not as meant")
@@ -171,6 +174,26 @@ def test_a_run_stops_where_too_much_is_left_out(grid_run: tuple[Plan, Path], mon
     with pytest.raises(BenchError, match="3 of 26 prompts were not served as meant"):
         go_on(grid_run)
     assert len(server.served) == 26
+
+
+def test_a_run_whose_server_was_killed_goes_on(
+    model_dir: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server, out = Server(monkeypatch), tmp_path / "run"
+    command = ["fidelity", "--model", str(model_dir("smollm2")), "--experiment", "grid", "--dtype", "float32"]
+    command += ["--prompts", "3", "--blocks", "1", "--seams", "0,1", "--quiet", "--out", str(out)]
+    server.killed_at = "grid-1-1"
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    assert "sglang-pic: error: the server was ended by signal 9" in error
+    assert f"what was measured stays in {out}; go on with --resume" in error
+    measured, server.killed_at = read_probes(out), ""
+    assert main([*command, "--resume"]) == 0
+    assert server.served == ["grid-1-0", "grid-1-1", "grid-1-2"]
+    assert read_probes(out)[: len(measured)] == measured
 
 
 def test_a_resumed_run_names_every_commit_and_no_other_machine(
