@@ -42,8 +42,68 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shared-cache", action="store_true", help="keep one cache for all files (default: an empty one for each)"
     )
-    _add_pace_arguments(parser)
+    _add_lasting_arguments(parser)
     add_policy_arguments(parser)
+
+
+def _add_lasting_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "does the gain last?", "sessions side by side in simulated time, in a pool that is too small for them"
+    )
+    group.add_argument("--hours", type=float, metavar="H", help="start sessions at random moments within H hours")
+    group.add_argument("--windows", type=float, default=10.0, metavar="MINUTES", help="window length (default: 10)")
+    group.add_argument(
+        "--pool-share",
+        type=float,
+        default=0.1,
+        metavar="SHARE",
+        help="size of the pool, as a share of the tokens that a cache without limit holds in the end (default: 0.1)",
+    )
+    group.add_argument(
+        "--host-share",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="size of the host's memory for rows (HiCache), likewise; what it serves beyond the pool is told apart "
+        "(default: none)",
+    )
+    group.add_argument(
+        "--servers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="servers, each with a pool and a host of that size; every call goes to one of them by chance (default: 1)",
+    )
+    group.add_argument(
+        "--store",
+        action="store_true",
+        help="let the servers share a store without limit (HiCache's); what it serves beyond pool and host is told "
+        "apart",
+    )
+    group.add_argument(
+        "--pause-s", type=float, default=15.0, metavar="S", help="mean pause between a session's calls (default: 15)"
+    )
+    group.add_argument("--pace-seed", type=int, default=1, metavar="N", help="seed of starts and pauses (default: 1)")
+    _add_routing_arguments(group)
+
+
+def _add_routing_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--routing",
+        nargs="+",
+        choices=[routing.value for routing in Routing],
+        metavar="POLICY",
+        help="compare policies of a router instead, with pools without limit: content (this plugin's), cache_aware and "
+        "round_robin (modelled on SGLang's gateway), behind_head (cache_aware, told the tokens behind what changes)",
+    )
+    group.add_argument(
+        "--restart",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="with --routing: so many of the servers restart and hold nothing, before the second half of the calls "
+        "(default: none)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,62 +161,6 @@ def _run_lasting(args: argparse.Namespace, config: CoreConfig) -> int:
     assert isinstance(result, Lasting), "the result comes last"
     print(msgspec.json.format(msgspec.json.encode(result)).decode() if args.json else render_lasting(result))
     return 0
-
-
-def _add_pace_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "does the gain last?", "sessions side by side in simulated time, in a pool that is too small for them"
-    )
-    group.add_argument("--hours", type=float, metavar="H", help="start sessions at random moments within H hours")
-    group.add_argument("--windows", type=float, default=10.0, metavar="MINUTES", help="window length (default: 10)")
-    group.add_argument(
-        "--pool-share",
-        type=float,
-        default=0.1,
-        metavar="SHARE",
-        help="size of the pool, as a share of the tokens that a cache without limit holds in the end (default: 0.1)",
-    )
-    group.add_argument(
-        "--host-share",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="size of the host's memory for rows (HiCache), likewise; what it serves beyond the pool is told apart "
-        "(default: none)",
-    )
-    group.add_argument(
-        "--servers",
-        type=int,
-        default=1,
-        metavar="N",
-        help="servers, each with a pool and a host of that size; every call goes to one of them by chance (default: 1)",
-    )
-    group.add_argument(
-        "--store",
-        action="store_true",
-        help="let the servers share a store without limit (HiCache's); what it serves beyond pool and host is told "
-        "apart",
-    )
-    group.add_argument(
-        "--routing",
-        nargs="+",
-        choices=[routing.value for routing in Routing],
-        metavar="POLICY",
-        help="compare policies of a router instead, with pools without limit: content (this plugin's), cache_aware and "
-        "round_robin (modelled on SGLang's gateway), behind_head (cache_aware, told the tokens behind what changes)",
-    )
-    group.add_argument(
-        "--restart",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="with --routing: so many of the servers restart and hold nothing, before the second half of the calls "
-        "(default: none)",
-    )
-    group.add_argument(
-        "--pause-s", type=float, default=15.0, metavar="S", help="mean pause between a session's calls (default: 15)"
-    )
-    group.add_argument("--pace-seed", type=int, default=1, metavar="N", help="seed of starts and pauses (default: 1)")
 
 
 def _run_routing(args: argparse.Namespace, config: CoreConfig) -> int:

@@ -51,7 +51,7 @@ class Policy(Protocol):
         """
 
     def restart(self, server: int) -> None:
-        """A server holds nothing any more, and what it was computing is lost."""
+        """A server holds nothing any more; it computes nothing at that moment."""
 
 
 class RoundRobin(NamedTuple):

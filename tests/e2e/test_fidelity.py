@@ -28,7 +28,6 @@ from pic_traces.questions import GENERATED
 from pic_traces.vocabulary import make_text
 
 from sglang_pic.cli import main
-from tests.e2e.serving import assert_nothing_runs, killed_once_it_records
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("quick_servers")]
 
@@ -68,32 +67,22 @@ def test_exact_hits_are_exact_and_keys_that_are_not_rotated_do_harm(
     assert read_probes(out) == probes
 
 
-def test_every_experiment_runs_on_an_mla_model_and_goes_on_after_its_server_was_killed(
-    model_dir: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_experiment_runs_on_an_mla_model(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     """Random weights answer nothing, but every path is gone through, also those of latent rows and of a trace."""
     out, trace_file = tmp_path / "run", tmp_path / "clock.jsonl"
     write_trace(trace_file)
     command = ["fidelity", "--model", str(model_dir("tiny-mla")), "--out", str(out), "--dtype", "float32", "--quick"]
-    command += ["--experiment", "shift", "--experiment", "qa", "--experiment", "trace", "--data", str(trace_file)]
-    command += ["--experiment", "edits", "--edits", "2", "--shift-prompts", "1", "--shifts", "1,64"]
+    command += ["--experiment", "grid", "--experiment", "qa", "--experiment", "trace", "--data", str(trace_file)]
+    command += ["--experiment", "edits", "--edits", "2", "--prompts", "1", "--blocks", "2", "--seams", "1"]
     command += ["--questions", "1", "--keys", "1"]
     command += ["--policy", "default", "--policy", "seam-8=seam:8", "--max-total-tokens", "8000", "--quiet"]
-    with killed_once_it_records(out, "probes.jsonl", "sglang.launch_server"):
-        assert main(command) == 1
-    error = capsys.readouterr().err
-    assert "sglang-pic: error: the server was ended by signal 9" in error
-    assert f"what was measured stays in {out}; go on with --resume" in error
-    assert_nothing_runs(error)
-    measured = read_probes(out)
-    assert main([*command, "--resume"]) == 0
+    assert main(command) == 0
     probes = read_probes(out)
-    assert probes[: len(measured)] == measured
-    shift = [p for p in probes if p.experiment is Experiment.SHIFT]
-    assert {p.shift for p in shift} == {1, 64}
-    errors = {(p.shift, p.arm): p.key_error for p in shift if p.key_error is not None}
+    grid = [p for p in probes if p.experiment is Experiment.GRID]
+    errors = {(p.donors, p.arm): p.key_error for p in grid if p.key_error is not None}
     assert len(errors) == 4
-    assert errors[64, "naive"] > errors[64, "seam-1"] > 0
+    for donors in (Donors.ISOLATED, Donors.CONTEXT):
+        assert errors[donors, "naive"] > errors[donors, "seam-1"] > 0
     qa = [p for p in probes if p.experiment is Experiment.QA]
     assert {p.source for p in qa} == set(GENERATED)
     assert all(p.score is not None and p.greedy_tokens >= 32 for p in qa)

@@ -56,35 +56,6 @@ def test_warmup_and_other_prompts_are_no_pairs() -> None:
     assert compare_arms("stock", base, "pic", arm).prompts_differ == 1
 
 
-def test_paired_figures() -> None:
-    paired = compare_arms("stock", STOCK, "pic", PIC)
-    assert paired.requests == 3
-    assert paired.first_token_agreement == pytest.approx(2 / 3)
-    assert paired.output_agreement == pytest.approx(2 / 3)
-    assert paired.ttft_speedup_p50 == 2.0
-    assert paired.computed_tokens_ratio == pytest.approx((900 + 600 + 100) / 2700)
-    assert paired.first_token_kl is not None
-    assert paired.first_token_kl.max == pytest.approx(0.8 * math.log(9), rel=1e-6)
-    buckets = {bucket.low: bucket for bucket in paired.by_chunk_hit_tokens}
-    assert {low: bucket.requests for low, bucket in buckets.items()} == {0: 1, 1: 0, 256: 2, 1000: 0, 4000: 0}
-    assert buckets[256].ttft_speedup_p50 == 3.0
-    assert buckets[256].baseline_ttft_p50_s == 3.0
-    assert buckets[1].ttft_speedup_p50 is None
-    assert [bucket.requests for bucket in paired.at_least_chunk_hit_tokens] == [2, 0]
-
-
-def test_figures_from_a_session_s_second_call_on_leave_out_every_first_call() -> None:
-    later = compare_arms("stock", STOCK, "pic", PIC).from_second_call
-    assert later.requests == 2
-    assert (later.baseline_ttft_p50_s, later.ttft_p50_s, later.ttft_speedup_p50) == (3.0, 1.0, 3.0)
-    assert (later.baseline_computed_tokens, later.computed_tokens) == (1800, 700)
-    assert later.computed_tokens_ratio == pytest.approx(700 / 1800)
-    assert later.first_token_agreement == 0.5
-    none = compare_arms("stock", STOCK[:1], "pic", PIC[1:2]).from_second_call
-    assert none.requests == 0
-    assert none.ttft_speedup_p50 is none.computed_tokens_ratio is none.first_token_agreement is None
-
-
 def arm_of(records: list[RequestRecord]) -> ArmSummary:
     replayed = summarize(records, trace="t", model="m", planned=len(records))
     return summarize_arm(replayed, records, kind=ArmKind.PIC, ready_s=1.0, server_args=[], pic_counters={})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -203,16 +202,6 @@ def test_scenes_share_an_arms_server_and_no_rows(tmp_path: Path, capfd: pytest.C
     told = capfd.readouterr().err
     assert "s, replaying clock:gen:random" in told
     assert "[2/2] pic: 4 requests, 0 failed, 0 left out, replaying gen:random" in told
-
-
-def test_a_server_that_dies_during_the_replay_fails_the_comparison(tmp_path: Path) -> None:
-    def replay(options: ReplayOptions) -> Path:
-        probe = "import sys, urllib.request as r; r.build_opener(r.ProxyHandler({})).open(sys.argv[1] + '/crash')"
-        subprocess.run([sys.executable, "-c", probe, options.base_url], check=False, capture_output=True)
-        return Replay()(options)
-
-    with pytest.raises(BenchError, match="out of slots"):
-        run_compare(_settings(tmp_path / "run", ["stock"]), replay=replay)
 
 
 def _files(folder: Path) -> set[str]:

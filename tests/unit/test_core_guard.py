@@ -263,7 +263,7 @@ def plant(rng: np.random.Generator) -> Planted:
 
 def test_no_mention_no_label_and_no_tail_of_a_changed_field_is_ever_spliced() -> None:
     num_runs = 0
-    for seed in range(10_000):
+    for seed in range(4_000):
         planted = plant(np.random.default_rng(seed))
         index = ContentIndex(CONFIG, lexicon=LEXICON)
         old, new = map(as_tokens, planted.prompts)
@@ -277,4 +277,4 @@ def test_no_mention_no_label_and_no_tail_of_a_changed_field_is_ever_spliced() ->
             assert not any(taken[place : place + num_tokens].any() for place in places), seed
         assert not behind or not taken[len(new) - TAIL :].any(), seed
         num_runs += len(behind)
-    assert num_runs > 10_000
+    assert num_runs > 4_000

@@ -1,35 +1,26 @@
-"""Prompts and donors of the experiments: equal ids, edges that do not grow, seams and shifts as asked; policies."""
+"""Prompts and donors of the experiments: equal ids, edges that do not grow, seams as asked; policies."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 
 import msgspec
 import pytest
-from fidelity_records import Asked, StandIn, probe, recorded
+from fidelity_records import recorded
 from pic_bench.fidelity.arms import CONTROLS, DEFAULT_POLICIES, EXACT, FULL, Arm, parse_policy, place_sessions
-from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Job, Span, find_block, place_blocks
-from pic_bench.fidelity.cases.compose import ORDERS_PER_LIBRARY, SEAMS, compose_jobs
-from pic_bench.fidelity.cases.passages import grid_jobs, shift_jobs
+from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Span, find_block, place_blocks
+from pic_bench.fidelity.cases.passages import grid_jobs
 from pic_bench.fidelity.cases.qa import QA_MIN_SPLICED, qa_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
-from pic_bench.fidelity.compared import make_cells, make_panels
 from pic_bench.fidelity.config import QUICK_SIZES
-from pic_bench.fidelity.measure import Unrealised, check_realised, measure
-from pic_bench.fidelity.record import Donors, Experiment, append_lines
-from pic_bench.fidelity.report import write_report
-from pic_bench.fidelity.summary import Thresholds
-from pic_bench.fidelity.tables import cell_table, crossed
-from pic_bench.fidelity.target import Recorded
+from pic_bench.fidelity.measure import Unrealised, check_realised
+from pic_bench.fidelity.record import Donors, Experiment
 from pic_traces.questions import GENERATED, Question, generated_questions, read_questions
 
 from sglang_pic.errors import BenchError, ConfigError
-
-SIZES = msgspec.structs.replace(QUICK_SIZES, skills=(1, 2, 3, 4), compositions=8)
 
 
 @pytest.fixture(scope="module")
@@ -79,23 +70,6 @@ def test_a_grid_prompt_and_its_donors_and_arms(text: ModelText, pool: TextPool) 
     assert len({arm.label for arm in arms}) == len(arms) == 3 + 2 * (3 + 1)
     assert all(not arm.rotate and arm.seam_tokens == 1 for arm in arms if arm.name == "naive")
     assert {arm.seam_tokens for arm in arms[3:] if arm.rotate} == {*sizes.seams}
-
-
-def test_a_shifted_prompt_moves_its_block_by_so_much(text: ModelText, pool: TextPool) -> None:
-    sizes = msgspec.structs.replace(QUICK_SIZES, shift_prompts=2, shifts=(1, 16, 1024, 100_000))
-    cases = [job.case for job in shift_jobs(sizes, pool, text, 0)]
-    assert [case.shift for case in cases] == [1, 16, 1024] * 2, "there is no room for more"
-    for case in cases:
-        check_case(case)
-        ((start, end),) = case.blocks
-        assert start - find_block(case.donors[Donors.ISOLATED][0], case.prompt[start:end]) == case.shift
-        assert case.prompt[: case.warm_len] == cases[2].prompt[: case.warm_len]
-        assert MIN_HEADER <= case.warm_len < start
-    same, other = cases[:3], cases[3:]
-    assert all(case.donors == same[0].donors and case.gold == same[0].gold for case in same), "the same block"
-    assert other[0].donors != same[0].donors
-    with pytest.raises(ConfigError, match="no shift of"):
-        next(shift_jobs(msgspec.structs.replace(sizes, shifts=(100_000,)), pool, text, 0))
 
 
 def test_blocks_of_a_prompt_share_no_passage(text: ModelText) -> None:
@@ -245,126 +219,3 @@ def test_orders_of_sessions() -> None:
     for wrong in ("", "shuffled", "shuffled-0", "shuffled-10000", "Recorded", "../x"):
         with pytest.raises(ConfigError, match="--order"):
             place_sessions(sessions, wrong)
-
-
-@pytest.fixture(scope="module")
-def jobs(text: ModelText, pool: TextPool) -> list[Job]:
-    return list(compose_jobs(SIZES, text, pool, 0))
-
-
-def test_every_skill_has_the_ids_that_it_was_compiled_with(jobs: list[Job]) -> None:
-    assert [sum(len(job.case.blocks) == count for job in jobs) for count in SIZES.skills] == [8] * 4
-    for case in (job.case for job in jobs):
-        assert case.warm_len >= MIN_HEADER
-        assert case.blocks[0].start == case.warm_len
-        assert all(before.end == after.start for before, after in zip(case.blocks, case.blocks[1:], strict=False))
-        skills = [case.prompt[start:end] for start, end in case.blocks]
-        header = case.prompt[: case.warm_len]
-        for skill in skills:
-            assert SIZES.skill_tokens[0] <= len(skill) <= SIZES.skill_tokens[1]
-            (alone,) = [
-                donor for donor in case.donors[Donors.ISOLATED] if donor[case.warm_len :][: len(skill)] == skill
-            ]
-            assert alone[: case.warm_len] == header
-            # A run that grew beyond the skill would splice what stands behind it.
-            behind = {donor[case.warm_len + len(skill)] for donor in (alone, *case.donors.get(Donors.CONTEXT, ()))}
-            assert case.prompt[case.blocks[-1].end] not in behind
-        if len(skills) > 1:
-            (together,) = case.donors[Donors.CONTEXT]
-            assert together[: len(header)] == header
-            assert sorted(chain(*skills)) == sorted(together[len(header) :][: sum(map(len, skills))])
-            assert together[len(header) :][: sum(map(len, skills))] != list(chain(*skills)), "another order"
-
-
-def test_prompts_of_a_library_differ_in_order_and_share_their_donors_and_arms(jobs: list[Job], text: ModelText) -> None:
-    assert len({job.case.name for job in jobs}) == len({tuple(job.case.prompt) for job in jobs}) == len(jobs)
-    four = [job.case for job in jobs if len(job.case.blocks) == 4]
-    assert [case.library for case in four] == ["compose-4-0"] * ORDERS_PER_LIBRARY + ["compose-4-1"] * 2
-    assert all(case.donors == four[0].donors for case in four[:ORDERS_PER_LIBRARY])
-    assert four[0].donors != four[-1].donors
-    three = [job.case.library for job in jobs if len(job.case.blocks) == 3]
-    assert three == ["compose-3-0"] * 5 + ["compose-3-1"] * 3, "three skills have five other orders"
-    assert {job.case.library for job in jobs if len(job.case.blocks) == 1} == {f"compose-1-{n}" for n in range(8)}
-    assert text.text(four[0].prompt).count("## Skill ") == 4
-    for job in jobs:
-        kinds = [Donors.ISOLATED] if len(job.case.blocks) == 1 else [Donors.ISOLATED, Donors.CONTEXT]
-        assert job.arms[:2] == (FULL, EXACT)
-        assert [(arm.donors, arm.seam_tokens) for arm in job.arms[2:]] == [(k, seam) for k in kinds for seam in SEAMS]
-
-
-def test_numbers_of_skills_that_do_not_fit_are_left_out_or_refused(text: ModelText, pool: TextPool) -> None:
-    long = msgspec.structs.replace(SIZES, skill_tokens=(100, 600), skills=(1, 16))
-    assert {len(job.case.blocks) for job in compose_jobs(long, text, pool, 0)} == {1}
-    with pytest.raises(ConfigError, match="at 9000 tokens each none"):
-        next(compose_jobs(msgspec.structs.replace(long, skill_tokens=(100, 9000)), text, pool, 0))
-    with pytest.raises(ConfigError, match="skill_tokens"):
-        msgspec.structs.replace(SIZES, skill_tokens=(50, 400))
-
-
-def test_a_seam_may_be_left_out_between_skills_and_nothing_else_is_spliced(jobs: list[Job]) -> None:
-    job = next(job for job in jobs if len(job.case.blocks) == 4)
-    case, arm = job.case, job.arms[-1]
-    first, last = case.blocks[0].start, case.blocks[-1].end
-    check_realised(case, arm, recorded([(first, last)]), 1)
-    with pytest.raises(Unrealised, match="2 tokens outside"):
-        check_realised(case, arm, recorded([(first, last + 2)]), 1)
-
-
-class Server(StandIn):
-    """Notes what is pinned, and splices all skills but for controls."""
-
-    def __init__(self, case: Case) -> None:
-        super().__init__()
-        self._case = case
-        self.pinned: dict[tuple[str, str], list[int]] = {}
-
-    def compute(self, tokens: list[int], *, key: str, off: bool = False, pin: str | None = None) -> None:
-        if pin is not None:
-            assert not off
-            self.pinned[key, pin] = tokens
-
-    def answer(self, asked: Asked) -> Recorded:
-        blocks = self._case.blocks
-        prefix = len(asked.prompt) - 1 if asked.arm == EXACT else self._case.warm_len
-        return recorded([] if asked.arm.is_control else [(blocks[0].start, blocks[-1].end)], prefix=prefix)
-
-
-def test_skills_are_pinned_where_the_prompts_of_their_library_find_them(jobs: list[Job], text: ModelText) -> None:
-    first, second = [job for job in jobs if job.case.library == "compose-4-0"][:2]
-    servers = [Server(job.case) for job in (first, second)]
-    for job, server in zip((first, second), servers, strict=True):
-        probes = measure(job, server, text, dtype="float32", page_size=1)
-        assert [p.chunk_hit_tokens == p.block_tokens for p in probes] == [not arm.is_control for arm in job.arms]
-        spliced = [asked for asked in server.asked if not asked.arm.is_control]
-        assert {asked.donors_from for asked in spliced} == {key for key, _ in server.pinned}
-        assert all(asked.arm.options == {"skills": "near"} for asked in spliced)
-        assert len(server.pinned) == 4 + 1
-    assert servers[0].pinned == servers[1].pinned
-
-
-def test_the_report_says_what_share_of_the_skills_is_spliced(tmp_path: Path) -> None:
-    common = {"experiment": Experiment.COMPOSE, "block_tokens": 500, "prefix_hit_tokens": 60}
-    arms = [("full", Donors.NONE, 0.0, 0), ("exact", Donors.NONE, 1e-9, 0)]
-    for kind in (Donors.ISOLATED, Donors.CONTEXT):
-        arms += [("seam-0", kind, 0.2, 500), ("seam-32", kind, 0.05, 450)]
-    places = [
-        {"num_blocks": count, "prompt": f"c-{count}-{n % 2}-{n}", **common} for count in (2, 16) for n in range(4)
-    ]
-    probes = [
-        probe(arm=arm, donors=kind, kl=kl, chunk_hit_tokens=hit, **place)
-        for place in places
-        for arm, kind, kl, hit in arms
-    ]
-    cells = make_cells(make_panels(probes, Thresholds())[0], Thresholds())
-    table = cell_table(cells)
-    rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
-    assert {row["of the blocks"] for row in rows if row["arm"] == "seam 32"} == {"90.0 %"}
-    assert {row["of the blocks"] for row in rows if row["arm"] == "seam 0"} == {"100 %"}
-    assert crossed(cells, "Mean KL").rows[-1] == ["seam 32", "4", ".050", ".050"]
-    append_lines(tmp_path / "probes.jsonl", probes)
-    write_report(tmp_path)
-    written = (tmp_path / "report.md").read_text()
-    for donors in ("alone", "in context"):
-        assert f"**Mean KL: float32, sample, donors {donors}**" in written
-        drawn = (tmp_path / f"plot-kl-by-skills-float32-sample-donors-{donors.replace(' ', '-')}.svg").read_text()
-        assert all(f"{arm}, 16: " in drawn for arm in ("seam 0", "seam 32"))

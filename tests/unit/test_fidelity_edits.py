@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,9 +9,8 @@ from itertools import chain
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-from fidelity_records import Asked, StandIn, probe, recorded
+from fidelity_records import Asked, StandIn, recorded
 from pic_bench.fidelity.arms import EDIT_ARMS, FULL, STALE, parse_policy
 from pic_bench.fidelity.cases.case import MIN_HEADER, Job
 from pic_bench.fidelity.cases.edits import (
@@ -26,9 +24,7 @@ from pic_bench.fidelity.cases.edits import (
 )
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.measure import Unrealised, measure
-from pic_bench.fidelity.record import Donors, Edit, Experiment, Family, Probe, TemplateSet, append_lines
-from pic_bench.fidelity.recovery import GATED, UNAFFECTED
-from pic_bench.fidelity.report import write_report
+from pic_bench.fidelity.record import Donors, TemplateSet
 from pic_bench.fidelity.target import NOBODY, Recorded
 from pic_bench.report.stats import common_len
 
@@ -162,59 +158,3 @@ def test_a_prompt_whose_field_the_model_does_not_use_is_served_no_further(job: J
     assert not job.is_done(probes[:1])
     with pytest.raises(Unrealised, match="full-none: 7 prefix hit and 0 chunk hit tokens, 0 and 0 were meant"):
         measure(job, Server(job, server.logits, prefix=7), text, dtype="float32", page_size=1)
-
-
-def records(number: int, s: dict[str, float], family: Family = Family.JSON, **edit: object) -> list[Probe]:
-    """The records of one prompt; half of it is spliced in place, a quarter under notes."""
-    values = {"template": f"t{number % 3}", "family": family, "distance": 32, "old_tokens": 1, "new_tokens": 1}
-    says = msgspec.convert({**values, "num_fields": 1, **edit}, Edit)
-    common = {"experiment": Experiment.EDITS, "prompt": f"edits-{number}", "num_blocks": None, "prompt_tokens": 200}
-    return [
-        probe(
-            arm=arm,
-            donors=Donors.NONE if arm == "full" else Donors.EDITED,
-            prefix_hit_tokens=200 if arm == "stale" else 0,
-            chunk_hit_tokens={"in_place": 100, "notes": 50}.get(arm, 0),
-            log_odds=odds if family.is_gated else None,
-            kl=0.0 if arm == "full" else 0.1,
-            edit=says,
-            **common,
-        )
-        for arm, odds in s.items()
-    ]
-
-
-def test_recovery_is_the_share_of_the_way_from_the_old_answer_to_the_new_one(tmp_path: Path) -> None:
-    s = {"full": 2.0, "stale": -2.0, "in_place": -2.0, "notes": 1.0, "recompile": 2.0}
-    probes = [record for number in range(9) for record in records(number, s, old_tokens=9)]
-    probes += records(9, {**s, "notes": -2.0}, distance=512, num_fields=2)
-    probes += records(10, {"full": 0.4, "stale": 0.0})
-    probes += [record for number in (11, 12) for record in records(number, s, Family.CLOCK)]
-    probes += records(13, {"full": 1.0})
-    probes += [msgspec.structs.replace(record, chunk_hit_tokens=0) for record in records(14, s)]
-    append_lines(tmp_path / "probes.jsonl", probes)
-    summary = write_report(tmp_path)
-    assert (summary.edits_alike, summary.edits_computed) == (1, 1)
-    cells = {(cell.group, cell.arm): cell for cell in summary.cells}
-    notes, in_place = cells[GATED, "notes"], cells[GATED, "in_place"]
-    assert notes.recovery is not None
-    assert (notes.n, notes.num_units) == (10, 3)
-    assert notes.recovery.value == pytest.approx((9 * 0.75 + 0) / 10)
-    assert notes.recovery_median == 0.75
-    assert notes.recovery_p10 == pytest.approx(np.percentile([0.75] * 9 + [0], 10))
-    assert (notes.prompt_tokens, notes.chunk_hit_tokens, notes.spliced_of_in_place) == (2000, 500, 0.5)
-    assert in_place.recovery is not None
-    assert (in_place.recovery.value, in_place.spliced_of_in_place) == (0, 1)
-    assert cells["distance: 512", "notes"].recovery_median == 0
-    groups = {"tokens of the edit: 9 to 32": 9, "old and new value: as long": 1, "changed fields: 2": 1}
-    assert {group: cells[group, "notes"].n for group in groups} == groups
-    clocks = cells[f"{UNAFFECTED}: clock", "notes"]
-    assert (clocks.n, clocks.recovery, clocks.spliced_of_in_place, clocks.kl.value) == (2, None, 0.5, 0.1)
-    in_order = ["distance: 32", "distance: 512", "tokens of the edit: 1 to 2", "tokens of the edit: 9 to 32"]
-    assert list(dict.fromkeys(cell.group for cell in summary.cells))[:5] == [GATED, *in_order]
-    written = (tmp_path / "report.md").read_text()
-    assert "1 prompt whose two full prefills differ by less than 0.5 nats, and 1 prompt of which no policy" in written
-    assert re.search(r"\| distance: 512 +\| +1 \| +.00 / .00 \| +.00 / .00 \| 1.00 / 1.00 ", written)
-    drawn = (tmp_path / "plot-recovery-by-cost-float32-sample.svg").read_text()
-    assert "notes, 75.0% computed: .68 [" in drawn
-    assert "stale, 0.0% computed: .00 [" in drawn

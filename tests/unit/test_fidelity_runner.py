@@ -17,7 +17,7 @@ from pic_bench.fidelity.config import Sizes
 from pic_bench.fidelity.folder import claim_run, merge_runs, read_config, read_environment, read_left_out, read_probes
 from pic_bench.fidelity.measure import Unrealised
 from pic_bench.fidelity.plan import Plan, chosen_questions, make_plan, named_policies
-from pic_bench.fidelity.record import Change, Experiment, Probe, TemplateSet, append_lines
+from pic_bench.fidelity.record import Experiment, Probe, TemplateSet, append_lines
 from pic_bench.fidelity.runner import Outcome, run_fidelity
 from pic_bench.out_folder import write_json
 from pic_traces.questions import GENERATED
@@ -35,19 +35,18 @@ def test_arguments_become_a_configuration() -> None:
     quick = parse("--quick --prompts 3 --blocks 2,16 --dtype float32 --server-arg='--page-size 16'")
     assert (quick.sizes.prompts, quick.sizes.blocks, quick.dtypes) == (3, (2, 16), ("float32",))
     assert quick.server_args == ("--page-size", "16")
-    assert not {Experiment.TRACE, Experiment.TURNS} & {*quick.experiments}
+    assert Experiment.TRACE not in quick.experiments
     assert parse("--experiment trace --quick").experiments == (Experiment.TRACE,)
-    words = " ".join([f"--change {change.name.lower()}" for change in Change])
-    words += " ".join(["", *(f"--experiment {experiment.value}" for experiment in Experiment)])
-    assert (parse(words).changes, parse(words).experiments) == (tuple(Change), tuple(Experiment))
+    words = " ".join(f"--experiment {experiment.value}" for experiment in Experiment)
+    assert parse(words).experiments == tuple(Experiment)
     assert [parse(f"--set {of.value}").edit_set for of in TemplateSet] == list(TemplateSet)
     with pytest.raises(SystemExit):
         parse("--greedy 0")
 
 
-def test_turns_and_edits_have_the_policies_that_are_named() -> None:
+def test_edits_have_the_policies_that_are_named() -> None:
     assert named_policies(parse()) == []
-    (named,) = named_policies(parse("--experiment turns --policy one=edit:notes,max_generation:1"))
+    (named,) = named_policies(parse("--experiment edits --policy one=edit:notes,max_generation:1"))
     assert named.overrides == {"edit": "notes", "max_generation": 1}
 
 
@@ -57,7 +56,6 @@ def test_turns_and_edits_have_the_policies_that_are_named() -> None:
         ("--blocks 0", "blocks"),
         ("--blocks 17", "blocks"),
         ("--seams 80", "seams"),
-        ("--shifts 0,1", "shifts"),
         ("--prompts 0", "prompts"),
         ("--order sorted", "--order 'sorted'"),
         ("--policy exact", "policy"),
@@ -113,6 +111,7 @@ class Server:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *left_out: str) -> None:
         self.left_out = left_out
+        self.killed_at = ""
         self.starts = 0
         self.served: list[str] = []
         monkeypatch.setattr(runner, "serve_target", self._start)
@@ -126,6 +125,8 @@ class Server:
     def _measure(self, job: Job, *_: object, dtype: str, page_size: int) -> list[Probe]:
         assert page_size == 1
         case = job.case
+        if case.name == self.killed_at:
+            raise BenchError("the server was ended by signal 9")
         self.served.append(case.name)
         if case.name in self.left_out:
             raise Unrealised("not as meant")
@@ -173,6 +174,26 @@ def test_a_run_stops_where_too_much_is_left_out(grid_run: tuple[Plan, Path], mon
     with pytest.raises(BenchError, match="3 of 26 prompts were not served as meant"):
         go_on(grid_run)
     assert len(server.served) == 26
+
+
+def test_a_run_whose_server_was_killed_goes_on(
+    model_dir: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server, out = Server(monkeypatch), tmp_path / "run"
+    command = ["fidelity", "--model", str(model_dir("smollm2")), "--experiment", "grid", "--dtype", "float32"]
+    command += ["--prompts", "3", "--blocks", "1", "--seams", "0,1", "--quiet", "--out", str(out)]
+    server.killed_at = "grid-1-1"
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    assert "sglang-pic: error: the server was ended by signal 9" in error
+    assert f"what was measured stays in {out}; go on with --resume" in error
+    measured, server.killed_at = read_probes(out), ""
+    assert main([*command, "--resume"]) == 0
+    assert server.served == ["grid-1-0", "grid-1-1", "grid-1-2"]
+    assert read_probes(out)[: len(measured)] == measured
 
 
 def test_a_resumed_run_names_every_commit_and_no_other_machine(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -11,15 +10,12 @@ import msgspec
 import pytest
 from pic_bench.compare.pairing import compare_all, summarize_arm
 from pic_bench.compare.report import write_all
-from pic_bench.compare.run_folder import Config, ScenesConfig, arm_folder
-from pic_bench.compare.summary import ArmKind, Measured, Model, ScenesSummary, Summary, Trace
+from pic_bench.compare.run_folder import Config, arm_folder
+from pic_bench.compare.summary import ArmKind, Measured, Model, Summary, Trace
 from pic_bench.environment import Environment, capture_environment
 from pic_bench.out_folder import write_json
-from pic_bench.report.numbers import percent, times
-from pic_traces.errors import ReplayError
 from pic_traces.records import RequestRecord, summarize
 
-from sglang_pic.cli import main
 from sglang_pic.errors import BenchError
 from tests.unit.html_page import Page
 from tests.unit.replay_records import record, write_records
@@ -91,23 +87,6 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary]:
     return folder, summary
 
 
-def test_report_says_the_numbers_of_the_summary(reported: tuple[Path, Summary]) -> None:
-    folder, summary = reported
-    paired = summary.paired
-    assert paired is not None
-    for name in ("report.md", "report.html"):
-        text = (folder / name).read_text("utf8")
-        for arm in summary.arms.values():
-            for tokens in (arm.prompt_tokens, arm.prefix_hit_tokens, arm.chunk_hit_tokens, arm.computed_tokens):
-                assert f"{tokens:,}" in text
-        for figure in (paired.computed_tokens_ratio, paired.first_token_agreement, paired.output_agreement):
-            assert percent(figure) in text
-        assert times(paired.ttft_speedup_p50) in text
-        assert "noise floor" in text
-        assert "1 x HTTP 500" in text
-        assert "context of 8192" in text
-
-
 def test_page_and_drawing_are_self_contained_and_well_formed(reported: tuple[Path, Summary]) -> None:
     text = (reported[0] / "report.html").read_text("utf8")
     page = Page(text)
@@ -150,65 +129,3 @@ def test_a_run_without_answers_renders(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="sglang-pic compare --out"):
         write_all(tmp_path)
-
-
-def test_a_kept_run_is_compared_anew_from_packed_records_if_they_can_be_unpacked(tmp_path: Path) -> None:
-    told = make_run(tmp_path)
-    assert told.paired is not None
-    outdated = [msgspec.structs.replace(pair, first_token_agreement=0.5) for pair in told.comparisons]
-    write_json(tmp_path / "summary.json", msgspec.structs.replace(told, comparisons=outdated, paired=outdated[0]))
-    for arm in told.arms:
-        records = arm_folder(tmp_path, arm) / "requests.jsonl"
-        records.with_name("requests.jsonl.gz").write_bytes(gzip.compress(records.read_bytes()))
-        records.unlink()
-    (run,) = write_all(tmp_path)
-    assert run.summary == told
-    assert msgspec.json.decode((tmp_path / "summary.json").read_bytes(), type=Summary) == told
-    packed = arm_folder(tmp_path, "pic") / "requests.jsonl.gz"
-    packed.write_bytes(packed.read_bytes()[:-20])
-    with pytest.raises(ReplayError, match=r"requests\.jsonl\.gz cannot be unpacked"):
-        write_all(tmp_path)
-
-
-@pytest.fixture
-def scenes(tmp_path: Path) -> Path:
-    """A comparison on two traces, without reports."""
-    folder = tmp_path / "run"
-    names = {"clock": "clock:sample:<agents>", "agents": "sample:<agents>"}
-    for scene, trace in names.items():
-        where = folder / scene
-        where.mkdir(parents=True)
-        summary = make_run(where, arms=("stock", "pic"))
-        told = msgspec.structs.replace(summary, trace=msgspec.structs.replace(summary.trace, name=trace))
-        write_json(where / "summary.json", told)
-    write_json(folder / "config.json", ScenesConfig(scenes=list(names)))
-    write_json(folder / "environment.json", _environment())
-    return folder
-
-
-def test_several_scenes_have_one_report_that_opens_with_a_picture_and_six_lines_in_the_terminal(
-    scenes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["report", str(scenes)]) == 0
-    told = msgspec.json.decode((scenes / "summary.json").read_bytes(), type=ScenesSummary)
-    assert list(told.scenes) == ["clock", "agents"]
-    markdown, html = ((scenes / f"report.{kind}").read_text("utf8") for kind in ("md", "html"))
-    assert markdown.splitlines()[2].startswith("![")
-    drawing = (scenes / "report.svg").read_text("utf8")
-    ET.fromstring(drawing)
-    assert Page(html).fetched == ["clock/report.html", "agents/report.html"]
-    assert "<agents>" not in html
-    for scene, summary in told.scenes.items():
-        assert msgspec.json.decode((scenes / scene / "summary.json").read_bytes(), type=Summary) == summary
-        assert (scenes / scene / "report.html").is_file()
-        paired = summary.paired
-        assert paired is not None
-        for figure in (percent(paired.first_token_agreement), times(paired.from_second_call.ttft_speedup_p50)):
-            assert all(figure in text for text in (markdown, html, drawing))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["clock:sample:<agents>", "sample:<agents>"]
-    assert [line.split()[0] for line in lines[1:4]] == ["Tokens", "TTFT", "Same"]
-    assert "approximate" in lines[4]
-    assert lines[5:] == [f"Report: {scenes / 'report.html'}"]
-    assert main(["report", str(scenes), "--json"]) == 0
-    assert capsys.readouterr().out == (scenes / "summary.json").read_text("utf8")

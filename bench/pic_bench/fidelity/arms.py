@@ -23,8 +23,6 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     rotate: bool = True
     overrides: dict[str, int | str] = {}
     """Settings of the reuse policy; the server's hold for the others."""
-    options: dict[str, str] = {}
-    """What a request asks for beside, as any client may."""
 
     @property
     def seam_tokens(self) -> int | None:

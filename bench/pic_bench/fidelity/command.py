@@ -11,7 +11,7 @@ import msgspec
 
 from pic_bench.fidelity.arms import DEFAULT_POLICIES, RECORDED, parse_policy
 from pic_bench.fidelity.config import QUICK_SIZES, Config, Sizes
-from pic_bench.fidelity.record import Change, Experiment, TemplateSet
+from pic_bench.fidelity.record import Experiment, TemplateSet
 from pic_bench.frame import add_options, interrupt_on_sigterm, retire
 from sglang_pic.core.settings import settings_of
 from sglang_pic.errors import BenchError, ConfigError
@@ -19,8 +19,6 @@ from sglang_pic.errors import BenchError, ConfigError
 EXIT_FAILED = 1
 OPTIONS = Path(__file__).with_name("options.toml")
 DTYPES = ("float32", "bfloat16")
-SLOW = (Experiment.TRACE, Experiment.TURNS)
-"""Not of a quick run, unless they are asked for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,12 +89,12 @@ def _shown(size: int | tuple[int, ...] | None) -> str:
 
 
 def _config(args: argparse.Namespace) -> Config:
-    chosen = [one.value for one in Experiment if not (args.quick and one in SLOW)]
+    chosen = [one.value for one in Experiment if not (args.quick and one is Experiment.TRACE)]
     for policy in args.policy:
         parse_policy(policy)
     experiments = tuple(Experiment(name) for name in dict.fromkeys(args.experiment or chosen))
-    if args.policy and not {Experiment.TRACE, Experiment.EDITS, Experiment.TURNS} & {*experiments}:
-        raise ConfigError(f"--policy {args.policy[0]!r}: trace, edits and turns have policies; add --experiment trace.")
+    if args.policy and not {Experiment.TRACE, Experiment.EDITS} & {*experiments}:
+        raise ConfigError(f"--policy {args.policy[0]!r}: trace and edits have policies; add --experiment trace.")
     asked = {name: getattr(args, name) for name in settings_of(Sizes)}
     sizes = QUICK_SIZES if args.quick else Sizes()
     # A run that has no use for policies can be resumed after the default ones have changed.
@@ -112,7 +110,6 @@ def _config(args: argparse.Namespace) -> Config:
         min_chunk_hit=args.min_chunk_hit,
         pool_tokens=args.max_total_tokens,
         edit_set=TemplateSet(args.set),
-        changes=tuple(Change[name.upper()] for name in args.change) or tuple(Change),
         server_args=tuple(word for text in args.server_arg for word in shlex.split(text)),
         seed=args.seed,
     )

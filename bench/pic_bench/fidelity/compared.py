@@ -27,14 +27,12 @@ Unit = tuple[int | None, str]
 Arm = dict[Unit, Probe]
 Pairs = Sequence[tuple[Probe, Probe]]
 
-_PLACE = ("experiment", "dtype", "source", "num_blocks", "shift", "group", "min_chunk_hit")
+_PLACE = ("experiment", "dtype", "source", "num_blocks", "group", "min_chunk_hit")
 _MEANS = {name: name for name in ("kl", "cosine", "forced_kl", "forced_agreement", "agreed_tokens", "answers_alike")}
 _MEANS |= {name: name for name in ("score", "exact_match", "key_error")}
 _MEANS["top1"] = "top1_agrees"
 """Fields of records whose means are figures of a cell, by the figure's name."""
 _SUMS = ("prompt_tokens", "chunk_hit_tokens", "block_tokens", "computed_tokens")
-_MIN_SHIFT = 16
-"""Of the check: a key turned by fewer positions is hardly turned."""
 
 
 @dataclass(slots=True)
@@ -45,7 +43,6 @@ class Panel:
     dtype: str
     source: str
     num_blocks: int | None
-    shift: int | None
     group: str = ""
     min_chunk_hit: int = 0
     arms: dict[tuple[Donors, str], Arm] = field(default_factory=lambda: defaultdict(dict))
@@ -101,9 +98,8 @@ def make_panels(probes: Iterable[Probe], thresholds: Thresholds) -> tuple[list[P
     panels: dict[tuple[object, ...], Panel] = {}
     repeated = 0
     for probe in probes:
-        shift = probe.shift if probe.experiment is Experiment.SHIFT else None
-        varied = probe.experiment in (Experiment.GRID, Experiment.SHIFT, Experiment.COMPOSE)
-        key = (probe.experiment, probe.dtype, probe.source, probe.num_blocks if varied else None, shift)
+        num_blocks = probe.num_blocks if probe.experiment is Experiment.GRID else None
+        key = (probe.experiment, probe.dtype, probe.source, num_blocks)
         arm = panels.setdefault(key, Panel(*key)).arms[probe.donors, probe.arm]
         unit = (probe.num_blocks, probe.prompt)
         repeated += unit in arm
@@ -137,18 +133,17 @@ def make_cells(panels: Sequence[Panel], thresholds: Thresholds) -> list[Cell]:
 
 
 def make_comparisons(panels: Sequence[Panel]) -> list[Comparison]:
-    """All comparisons of the grid and of shifts that the records allow, those of one kind side by side."""
+    """All comparisons of the grid that the records allow, those of one kind side by side."""
     found: list[Comparison] = []
-    for experiment in (Experiment.GRID, Experiment.SHIFT):
-        of = [panel for panel in panels if panel.experiment is experiment]
-        for dtype in dict.fromkeys(panel.dtype for panel in of):
-            some = [panel for panel in of if panel.dtype == dtype]
-            where = f"{dtype}, {experiment.value}"
-            for donors, words in SPLICED.items():
-                for what, first, second in _settings(some, donors):
-                    found += _compared(what, f"{where}, {words}", [p.pair(first, second, donors) for p in some])
-            apart = [pair_arms(*(panel.arm("seam-1", donors) for donors in SPLICED)) for panel in some]
-            found += _compared("donors alone less in context, seam 1", where, apart)
+    of = [panel for panel in panels if panel.experiment is Experiment.GRID]
+    for dtype in dict.fromkeys(panel.dtype for panel in of):
+        some = [panel for panel in of if panel.dtype == dtype]
+        where = f"{dtype}, {Experiment.GRID.value}"
+        for donors, words in SPLICED.items():
+            for what, first, second in _settings(some, donors):
+                found += _compared(what, f"{where}, {words}", [p.pair(first, second, donors) for p in some])
+        apart = [pair_arms(*(panel.arm("seam-1", donors) for donors in SPLICED)) for panel in some]
+        found += _compared("donors alone less in context, seam 1", where, apart)
     order = list(dict.fromkeys(one.what for one in found))
     return sorted(found, key=lambda one: order.index(one.what))
 
@@ -156,14 +151,10 @@ def make_comparisons(panels: Sequence[Panel]) -> list[Comparison]:
 def check_naive(probes: Iterable[Probe]) -> list[Checked]:
     """The check that CI makes of a run: keys that are not rotated must do harm, or nothing could be seen.
 
-    For every number format of GRID or SHIFT. A prompt counts once, and intervals draw texts. The KL is the mean over
+    For every number format of GRID. A prompt counts once, and intervals draw texts. The KL is the mean over
     the gold continuation: less noisy than one token's.
     """
-    panels = [
-        panel
-        for panel in make_panels(probes, Thresholds())[0]
-        if panel.experiment is Experiment.GRID or (panel.shift is not None and panel.shift >= _MIN_SHIFT)
-    ]
+    panels = [panel for panel in make_panels(probes, Thresholds())[0] if panel.experiment is Experiment.GRID]
     checks = []
     for dtype in dict.fromkeys(panel.dtype for panel in panels):
         some = [panel.pair("naive", "seam-1", donors) for panel in panels if panel.dtype == dtype for donors in SPLICED]
@@ -189,7 +180,6 @@ def _cell(panel: Panel, donors: Donors, arm: str, thresholds: Thresholds) -> Cel
     with_full = panel.pair(arm, "full", donors)
     floor = panel.floor(donors)
     kls = [probe.kl for probe in probes]
-    turns = sorted(probes, key=lambda probe: probe.prompt) if panel.experiment is Experiment.TURNS else []
     decided = [p for p in probes if p.top1_probability >= thresholds.decided_probability]
     probability = float(np.median([p.top1_probability for p in probes]))
     recoveries = _recoveries(panel, donors, arm)
@@ -205,7 +195,6 @@ def _cell(panel: Panel, donors: Donors, arm: str, thresholds: Thresholds) -> Cel
         kl_median=float(np.median(kls)),
         kl_p95=float(np.percentile(kls, 95)),
         kl_max=max(kls),
-        kl_by_turn=[probe.kl for probe in turns],
         top1_decided=_estimate((p.top1_agrees, p.unit) for p in decided),
         undecided=probability < thresholds.competent_probability,
         nll_change=_difference(with_full, "gold_nll"),
@@ -303,10 +292,10 @@ def _ratio_of_sums(pairs: Pairs, field: str) -> float | None:
 
 
 def _order_of_panels(panel: Panel) -> tuple[object, ...]:
-    """Experiments as they are declared, float32 before bfloat16, then data, blocks, shift."""
+    """Experiments as they are declared, float32 before bfloat16, then data and blocks."""
     experiment = list(Experiment).index(panel.experiment)
     dtype = (panel.dtype != "float32", panel.dtype)
-    return experiment, dtype, panel.source, panel.num_blocks or 0, panel.shift or 0
+    return experiment, dtype, panel.source, panel.num_blocks or 0
 
 
 def _order_of_arms(donors: Donors, arm: str, thresholds: Thresholds) -> tuple[object, ...]:

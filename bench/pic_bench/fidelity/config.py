@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from pic_bench.fidelity.arms import RECORDED, place_sessions
-from pic_bench.fidelity.record import Change, Experiment, TemplateSet
+from pic_bench.fidelity.record import Experiment, TemplateSet
 from sglang_pic.core.settings import Range, check
 from sglang_pic.errors import ConfigError
 
@@ -16,8 +16,6 @@ BLOCK_TOKENS = 80
 """Of GRID. From 80 tokens on every repeated span of random text is found whole (study), so each block is one run."""
 MAX_BLOCKS = 16
 """As many blocks have markers."""
-MIN_SKILL_TOKENS = 100
-"""Less than a seam and the shortest run would never be spliced."""
 
 
 Number = Annotated[int, Range(0)]
@@ -28,45 +26,25 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
     prompts: Number = 100
     """Prompts of grid for each number of blocks."""
-    shift_prompts: Number = 100
-    """Prompts for each shift."""
     questions: Number = 60
     """Questions from each source."""
     blocks: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Numbers of blocks of grid."""
     seams: tuple[int, ...] = (0, 1, 2, 4, 8, 16, 32)
     """Seam tokens of grid."""
-    shifts: tuple[int, ...] = (1, 16, 64, 256, 1024, 4096)
-    """Positions by which shift moves a block."""
-    skills: tuple[int, ...] = (1, 2, 4, 8, 16)
-    """Numbers of skills that compose puts together."""
-    skill_tokens: tuple[int, int] = (100, 400)
-    """Tokens of compose's shortest and longest skill."""
-    compositions: Number = 24
-    """Prompts of compose for each number of skills."""
-    turns: Number = 64
-    """Turns of each conversation of turns."""
     edits: Number = 240
     """Prompts of edits, from the templates in turn."""
     calls: int | None = None
     """Only the first N calls of every trace."""
     key_prompts: int = 10
-    """Prompts of each number of blocks and of each shift whose keys are compared."""
+    """Prompts of each number of blocks whose keys are compared."""
 
     def __post_init__(self) -> None:
         check(self)
-        for name, counts in (("blocks", self.blocks), ("skills", self.skills)):
-            if not counts or not all(1 <= count <= MAX_BLOCKS for count in counts):
-                raise ConfigError(f"{name}={list(counts)!r}: must be numbers from 1 to {MAX_BLOCKS}.")
-        if not (len(self.skill_tokens) == 2 and MIN_SKILL_TOKENS <= self.skill_tokens[0] <= self.skill_tokens[1]):
-            raise ConfigError(
-                f"skill_tokens={list(self.skill_tokens)!r}: must be two numbers, the shortest and the longest skill, "
-                f"from {MIN_SKILL_TOKENS} on."
-            )
+        if not self.blocks or not all(1 <= count <= MAX_BLOCKS for count in self.blocks):
+            raise ConfigError(f"blocks={list(self.blocks)!r}: must be numbers from 1 to {MAX_BLOCKS}.")
         if not self.seams or not all(0 <= seam < BLOCK_TOKENS for seam in self.seams):
             raise ConfigError(f"seams={list(self.seams)!r}: must be numbers from 0 to {BLOCK_TOKENS - 1}.")
-        if not all(shift >= 1 for shift in self.shifts):
-            raise ConfigError(f"shifts={list(self.shifts)!r}: must be 1 or more.")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,7 +59,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dtypes: tuple[str, ...]
     sizes: Sizes
     policies: tuple[str, ...]
-    """Of TRACE, as on the command line; of EDITS, beside its own; of TURNS, in place of them."""
+    """Of TRACE, as on the command line; of EDITS, beside its own."""
     orders: tuple[str, ...] = (RECORDED,)
     """Of TRACE's sessions."""
     min_chunk_hit: int
@@ -90,8 +68,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Of the server's KV pool; None for the plan's."""
     server_args: tuple[str, ...]
     edit_set: TemplateSet = TemplateSet.REPORT
-    changes: tuple[Change, ...] = tuple(Change)
-    """Of TURNS."""
     seed: int
 
     @property
@@ -107,15 +83,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 QUICK_SIZES = Sizes(
     prompts=8,
-    shift_prompts=8,
     questions=4,
     calls=12,
     edits=16,
     blocks=(1, 4),
     seams=(0, 1, 8),
-    shifts=(1, 16, 64, 256),
-    skills=(1, 4),
-    compositions=3,
-    turns=8,
     key_prompts=2,
 )

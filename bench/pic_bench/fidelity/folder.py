@@ -34,7 +34,7 @@ LEFT_OUT = "left_out.jsonl"
 VAULT = "vault"
 
 _UNITED = ("data", "experiments", "dtypes", "policies", "orders")
-_AMOUNTS = ("prompts", "shift_prompts", "questions", "edits", "compositions", "key_prompts")
+_AMOUNTS = ("prompts", "questions", "edits", "key_prompts")
 """Of the sizes, those that say how much was measured, not what: every figure stands beside its own number."""
 
 _RUN = RunKind(
@@ -166,8 +166,8 @@ def _united(folders: Sequence[Path], configs: Sequence[Config]) -> Config:
     names = {Path(config.model).name for config in configs}
     if len(names) > 1:
         raise BenchError(f"the runs are of several models ({', '.join(sorted(names))}); a report speaks of one.")
-    if any({Experiment.GRID, Experiment.SHIFT, Experiment.COMPOSE} & {*one.experiments} for one in configs):
-        require_equal(named, ["data"], "grid, shift and compose take their text from the first file")
+    if any(Experiment.GRID in one.experiments for one in configs):
+        require_equal(named, ["data"], "grid takes its text from the first file")
     united = {name: tuple(dict.fromkeys(chain(*(getattr(one, name) for one in configs)))) for name in _UNITED}
     most = {name: max(getattr(config.sizes, name) for config in configs) for name in _AMOUNTS}
     return msgspec.structs.replace(configs[0], sizes=msgspec.structs.replace(configs[0].sizes, **most), **united)

@@ -13,7 +13,7 @@ from pic_bench.fidelity import metrics
 from pic_bench.fidelity.arms import EXACT, FULL, STALE, Arm
 from pic_bench.fidelity.cases.case import Case, Edited, Job, Span
 from pic_bench.fidelity.cases.text import ModelText
-from pic_bench.fidelity.record import SURE, Donors, Experiment, Probe
+from pic_bench.fidelity.record import SURE, Donors, Probe
 from pic_bench.fidelity.target import NOBODY, Recorded, Target
 from pic_bench.report.stats import common_len
 
@@ -93,7 +93,6 @@ def compare(reference: Reference, recorded: Recorded, arm: Arm, case: Case, dtyp
         arm=arm.name,
         num_blocks=len(case.blocks) or None,
         donors=arm.donors,
-        shift=case.shift,
         prompt_tokens=len(case.prompt),
         prefix_hit_tokens=recorded.prefix_hit_tokens,
         chunk_hit_tokens=recorded.chunk_hit_tokens,
@@ -123,10 +122,8 @@ def check_realised(case: Case, arm: Arm, recorded: Recorded, page_size: int) -> 
     """
     if arm.is_control or arm == STALE:
         # The first gold position's logits are asked for, so the last token of the prompt is computed in any case.
-        wanted = len(case.prompt) - 1 if arm == EXACT else case.warm_len
-        short = wanted - recorded.prefix_hit_tokens
-        slack = _SLACK if case.warm_len else 1
-        if recorded.chunk_hit_tokens or not (0 <= short < page_size if arm == EXACT else abs(short) < slack):
+        wanted = len(case.prompt) - 1 if arm == EXACT else 0
+        if recorded.chunk_hit_tokens or not 0 <= wanted - recorded.prefix_hit_tokens < page_size:
             raise Unrealised(
                 f"{arm.label}: {recorded.prefix_hit_tokens} prefix hit and {recorded.chunk_hit_tokens} chunk hit "
                 f"tokens, {wanted} and 0 were meant"
@@ -135,8 +132,7 @@ def check_realised(case: Case, arm: Arm, recorded: Recorded, page_size: int) -> 
     if arm.seam_tokens is None or case.edited is not None:
         return
     slack = 2 * (page_size - 1)
-    # Where skills stand as they were compiled, no seam parts them, so that each is spliced for as much as can be.
-    for block in () if case.experiment is Experiment.COMPOSE else case.blocks:
+    for block in case.blocks:
         inside = _inside(recorded, block)
         meant = block.end - block.start - arm.seam_tokens
         if not meant - slack <= inside <= meant:
@@ -144,10 +140,6 @@ def check_realised(case: Case, arm: Arm, recorded: Recorded, page_size: int) -> 
     outside = sum(end - start for start, end in recorded.spliced) - sum(_inside(recorded, b) for b in case.blocks)
     if outside:
         raise Unrealised(f"{arm.label}: {outside} tokens outside all blocks were spliced")
-
-
-# What is warm is a prefix; the token behind it may by chance be the one that stood there before.
-_SLACK = 8
 
 
 def _add_edit(probe: Probe, edited: Edited, recorded: Recorded) -> Probe:
@@ -177,24 +169,19 @@ def _inside(recorded: Recorded, block: Span) -> int:
 
 
 def _prepare(case: Case, arms: Sequence[Arm], target: Target) -> None:
-    """Have the donors computed, and every arm's warm prefix; the hit of the exact arm is on the full prefill's rows."""
+    """Have the donors computed."""
     for kind in dict.fromkeys(arm.donors for arm in arms if not arm.is_control):
-        for number, donor in enumerate(case.donors.get(kind, ())):
-            target.compute(donor, key=_donors_key(case, kind), pin=f"skill-{number}" if case.library else None)
-    if case.warm_len:
-        for arm in arms:
-            if arm != EXACT:
-                target.compute(case.prompt[: case.warm_len], key=_key(case, arm), off=arm.is_control)
+        for donor in case.donors.get(kind, ()):
+            target.compute(donor, key=_donors_key(case, kind))
 
 
 def _key(case: Case, arm: Arm) -> str:
-    """The namespace of an arm's own rows. Warm prefixes are shared by the prompts of one shift, within an arm."""
-    scope = f"{case.experiment.value}-{case.shift}" if case.shift is not None else case.name
-    return f"{scope}/{(FULL if arm == EXACT else arm).label}"
+    """The namespace of an arm's own rows; the hit of the exact arm is on the full prefill's."""
+    return f"{case.name}/{(FULL if arm == EXACT else arm).label}"
 
 
 def _donors_key(case: Case, kind: Donors) -> str:
-    return _key(case, STALE) if kind is Donors.EDITED else f"{case.library or case.name}/donors-{kind.value}"
+    return _key(case, STALE) if kind is Donors.EDITED else f"{case.name}/donors-{kind.value}"
 
 
 def _key_error(reference: npt.NDArray[np.float32] | None, recorded: Recorded) -> float | None:

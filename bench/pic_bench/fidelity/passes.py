@@ -1,4 +1,4 @@
-"""The experiments TRACE and TURNS: calls in order, under each policy with a cache that fills up as in life.
+"""The experiment TRACE: calls in order, under each policy with a cache that fills up as in life.
 
 A pass serves every call under one arm, after a flush, so that the arm has the pool to itself, and later calls build on
 what earlier ones left. So the full prefills are computed once and their logits kept in files, the *vault*. A pass that
@@ -20,7 +20,7 @@ from pic_bench.fidelity.cases.calls import Call
 from pic_bench.fidelity.cases.case import Case
 from pic_bench.fidelity.cases.text import ModelText
 from pic_bench.fidelity.measure import Reference, Step, compare
-from pic_bench.fidelity.record import Experiment, Probe
+from pic_bench.fidelity.record import Probe
 from pic_bench.fidelity.target import Recorded, Target
 from pic_bench.out_folder import write_whole
 from sglang_pic.errors import BenchError
@@ -35,14 +35,14 @@ class Passes:
     """What is served in passes: calls, in which orders, and under which arms."""
 
     source: str
-    """The trace's name, or how the field of the conversation changes."""
+    """The trace's name."""
     calls: Sequence[Call]
     """In recorded order, those of a session one after the other."""
     arms: Sequence[Arm]
     """Each has a pass of its own; the most telling one first, for a run that is broken off."""
     orders: Sequence[str] = (RECORDED,)
     finder: Arm | None = None
-    """Served before all others: of TRACE the policy that says which calls are measured. None measures all."""
+    """Served before all others: the policy that says which calls are measured. None measures all."""
     min_chunk_hit: int = 0
     """A call is measured where the finder splices so many of its tokens."""
     measured: AbstractSet[str] | None = None
@@ -51,18 +51,9 @@ class Passes:
     """Served after each full prefill, behind an exact hit on half of the prompt."""
 
     @property
-    def experiment(self) -> Experiment:
-        """TRACE or TURNS."""
-        return self.calls[0].case.experiment
-
-    @property
     def cost(self) -> int:
         """Prompt tokens of all passes; the full prefills of all calls are one, as is the pass of a finder."""
         return len(self.orders) * (1 + len(self.arms)) * sum(len(call.case.prompt) for call in self.calls)
-
-    def is_done(self, done: AbstractSet[tuple[str, str]]) -> bool:
-        """Whether these are the `(prompt, arm)` of all records of passes without a finder: its choice is not known."""
-        return done >= {(call.case.name, arm.name) for call in self.calls for arm in (FULL, *self.arms)}
 
 
 class Vault:

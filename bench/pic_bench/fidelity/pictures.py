@@ -1,4 +1,4 @@
-"""The pictures of a fidelity report: KL against places, turns or cost, and recovery against cost."""
+"""The pictures of a fidelity report: KL against places or cost, and recovery against cost."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from pic_bench.fidelity.summary import CONTROLS, Cell
 from pic_bench.fidelity.tables import UNITS, arm_name, place_name
 from pic_bench.report.figures import LINES, Drawing, colour, drawing, log_ticks, place
 from pic_bench.report.numbers import divergence, tick, two
-from pic_bench.report.stats import Estimate, bootstrap
+from pic_bench.report.stats import Estimate
 
 WIDTH = 540.0
 KL = "mean KL of the first token, nats"
 RECOVERY = "mean recovery"
 MARKS = "oDs"
 FLOOR = "line-6"
-WINDOW = 8
-"""Turns of a conversation that are one point."""
 DECADES = 5
 """Of KL that are shown: a float32 prefix hit differs by 1e-12, and would press everything else together."""
 _FOOT = "95 % intervals; what lies five decades below the largest KL stands at the foot."
@@ -49,9 +47,7 @@ def pictures_of(cells: Sequence[Cell], where: str) -> Iterator[Picture]:
     experiment = cells[0].experiment
     if all(cell.arm in CONTROLS for cell in cells):
         return
-    if experiment is Experiment.TURNS:
-        yield _by_turn(cells, where)
-    elif experiment in (Experiment.TRACE, Experiment.EDITS):
+    if experiment in (Experiment.TRACE, Experiment.EDITS):
         some = [cell for cell in cells if cell.group in ("", GATED)]
         yield from (_by_cost(some, what, where) for what in ("kl", "recovery") if any(getattr(c, what) for c in some))
     elif len({cell.place for cell in cells}) > 1:
@@ -68,7 +64,6 @@ def _by_place(cells: Sequence[Cell], where: str) -> Picture:
         if cell.arm not in CONTROLS and cell.seam in (None, 0, 1, 8, longest) and isinstance(cell.place, int):
             curves.setdefault(cell.arm, []).append((places.index(cell.place), cell.kl))
     series = [Curve(arm_name(arm), points, "--" if arm == "naive" else "-") for arm, points in curves.items()]
-    # One skill behind its own system prompt is an exact hit: the floor is that of the most.
     floor = _floor([cell for cell in cells if cell.place == places[-1]])
     title = f"KL against {unit}: {where}"
     drawn = plot(title, series, floor, unit, slots=list(map(place_name, places)))
@@ -89,19 +84,6 @@ def _by_cost(cells: Sequence[Cell], what: str, where: str) -> Picture:
     drawn = plot(title, series, floor, "share of the prompt that is computed", y_title=y_title)
     note = f"{closer} is closer to the full prefill, left computes less. {_FOOT if what == 'kl' else '95 % intervals.'}"
     return Picture(slug(word, "by-cost", where), title, note, drawn)
-
-
-def _by_turn(cells: Sequence[Cell], where: str) -> Picture:
-    """A curve for each policy over a conversation."""
-    turns = range(0, max(len(cell.kl_by_turn) for cell in cells), WINDOW)
-    series = []
-    for cell in (cell for cell in cells if cell.arm not in CONTROLS):
-        windows = [cell.kl_by_turn[turn : turn + WINDOW] for turn in turns]
-        series.append(Curve(cell.arm, [(at, bootstrap(kls)) for at, kls in enumerate(windows) if kls]))
-    title = f"KL over the turns: {where}"
-    drawn = plot(title, series, {}, "turns", slots=[f"{i + 1} to {i + WINDOW}" for i in turns])
-    note = f"A point is the mean of {WINDOW} turns; the very first turn has no donors. {_FOOT}"
-    return Picture(slug("turns", where), title, note, drawn)
 
 
 def plot(

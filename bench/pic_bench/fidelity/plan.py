@@ -10,12 +10,11 @@ from pathlib import Path
 import msgspec
 from pic_traces.questions import GENERATED, Question, generated_questions, is_question_set, read_questions
 
-from pic_bench.fidelity.arms import DEFAULT_POLICIES, EDIT_ARMS, EXACT, Arm, parse_policy
-from pic_bench.fidelity.cases.calls import conversation, trace_calls
+from pic_bench.fidelity.arms import DEFAULT_POLICIES, EXACT, Arm, parse_policy
+from pic_bench.fidelity.cases.calls import trace_calls
 from pic_bench.fidelity.cases.case import Job
-from pic_bench.fidelity.cases.compose import compose_jobs
 from pic_bench.fidelity.cases.edits import edit_jobs
-from pic_bench.fidelity.cases.passages import grid_jobs, shift_jobs
+from pic_bench.fidelity.cases.passages import grid_jobs
 from pic_bench.fidelity.cases.qa import qa_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
 from pic_bench.fidelity.config import Config
@@ -26,8 +25,6 @@ DEFAULT_TRACE = "sample:opendevin"
 MAX_TEXT_QUESTIONS = 200
 CASES_POOL_TOKENS, PASSES_POOL_TOKENS = 60_000, 120_000
 """Of the KV pool: for one prompt after the other, and for a cache that lives on."""
-TURNS_POLICIES = tuple(msgspec.structs.replace(arm, donors=Donors.TRACE) for arm in EDIT_ARMS)
-"""Where the command line names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,6 @@ class Plan:
     text: ModelText
     jobs: list[Job]
     passes: list[Passes]
-    """Conversations, then traces: a trace that is whole is known by the end of the run."""
     pool_tokens: int
 
 
@@ -55,13 +51,11 @@ def make_plan(config: Config) -> Plan:
     policies = [msgspec.structs.replace(arm, donors=Donors.EDITED) for arm in named_policies(config)]
     makers: dict[Experiment, Callable[[], Iterable[Job]]] = {
         Experiment.GRID: lambda: grid_jobs(sizes, pool, text, seed),
-        Experiment.SHIFT: lambda: shift_jobs(sizes, pool, text, seed),
         Experiment.QA: lambda: qa_jobs(chosen_questions(config), text, seed),
-        Experiment.COMPOSE: lambda: compose_jobs(sizes, text, pool, seed),
         Experiment.EDITS: lambda: edit_jobs(config.edit_set, sizes.edits, text, seed, policies),
     }
     jobs = [job for experiment, make in makers.items() if experiment in config.experiments for job in make()]
-    passes = [*_conversations(config, text), *_traces(config, text)]
+    passes = [*_traces(config, text)]
     pool_tokens = config.pool_tokens or (PASSES_POOL_TOKENS if passes else CASES_POOL_TOKENS)
     return Plan(config, text, jobs, passes, pool_tokens)
 
@@ -83,20 +77,13 @@ def chosen_questions(config: Config) -> list[Question]:
 
 
 def _text_source(config: Config) -> tuple[str, list[str]]:
-    """Name and texts of the file that GRID and SHIFT take their text from: the first."""
+    """Name and texts of the file that GRID takes its text from: the first."""
     name = config.data[0] if config.data else DEFAULT_TRACE
     path = Path(name)
     if not is_question_set(path):
         return path.name, trace_texts(name)
     questions = read_questions(path, limit=MAX_TEXT_QUESTIONS, seed=config.seed)
     return path.name, list(dict.fromkeys(document for question in questions for document in question.documents))
-
-
-def _conversations(config: Config, text: ModelText) -> Iterator[Passes]:
-    if Experiment.TURNS in config.experiments:
-        for change in config.changes:
-            calls = conversation(change, config.sizes.turns, text, config.seed)
-            yield Passes(source=change.value, calls=calls, arms=named_policies(config) or TURNS_POLICIES)
 
 
 def _traces(config: Config, text: ModelText) -> Iterator[Passes]:

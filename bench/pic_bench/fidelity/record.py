@@ -23,11 +23,8 @@ class Experiment(Enum):
     """What is varied."""
 
     GRID = "grid"  # seam tokens, number of runs, donors alone or in context
-    SHIFT = "shift"  # how far a run is moved
     QA = "qa"  # questions over documents in another order
     TRACE = "trace"  # the calls of a trace in order, under policies
-    COMPOSE = "compose"  # skills compiled alone or together, in other orders
-    TURNS = "turns"  # a conversation whose field changes at each turn
     EDITS = "edits"  # a prompt behind the same prompt with other values in its fields
 
 
@@ -39,15 +36,6 @@ class Donors(Enum):
     CONTEXT = "context"  # in one request with the other blocks, in another order
     TRACE = "trace"  # wherever earlier calls of the trace computed them
     EDITED = "edited"  # in the same prompt with other values in its fields
-
-
-class Change(Enum):
-    """How the value of the field of TURNS goes on."""
-
-    NEW = "new values"  # a value that was never there before
-    TOGGLE = "toggle"  # two values in turn
-    RETURN = "return"  # the first value at every second turn, and a new one between
-    CLOCK = "clock"  # the time of day, which no other line mentions
 
 
 class TemplateSet(Enum):
@@ -106,8 +94,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     num_blocks: int | None
     """Blocks that were meant to be spliced; None for a trace."""
     donors: Donors
-    shift: int | None
-    """Positions by which the blocks moved, where they all moved alike."""
+    shift: int | None = None
+    """Records of earlier versions have it; nothing reads it."""
     prompt_tokens: int
     prefix_hit_tokens: int
     chunk_hit_tokens: int
@@ -170,18 +158,13 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """The unit that intervals draw: records that share text, and so resemble each other, have the same unit.
 
         A trace's session, in whatever order it is served; of questions, the item whose documents they are asked of; of
-        shifts, the passage that is moved; of compositions, the library; of turns, the conversation; of edits, the
-        template; else the prompt.
+        edits, the template; else the prompt.
         """
         match self.experiment:
             case Experiment.TRACE:
                 return self.prompt.rpartition("/")[2].rpartition("-")[0]
-            case Experiment.QA | Experiment.COMPOSE:
+            case Experiment.QA:
                 return self.prompt.rpartition("-")[0]
-            case Experiment.SHIFT:
-                return self.prompt.rpartition("-")[2]
-            case Experiment.TURNS:
-                return self.source
             case Experiment.EDITS if self.edit is not None:
                 return self.edit.template
             case _:

@@ -65,7 +65,7 @@ class _FormatRun:
         """Serve what is not measured yet; a server is only started where there is anything."""
         probes = [probe for probe in read_probes(self.folder) if probe.dtype == self.dtype]
         jobs = self._missing_jobs(probes)
-        passes = [each for each in self.plan.passes if not self._is_whole(each, probes)]
+        passes = [] if trace_mark(self.folder, self.dtype).exists() else self.plan.passes
         if not jobs and not passes:
             return
         write_json(self.folder / ENVIRONMENT, joined_environment(self.folder))
@@ -85,7 +85,7 @@ class _FormatRun:
                 vault = Vault(self.folder / VAULT / self.dtype / each.source.replace("/", "_"))
                 run = PassRun(each, target, self.plan.text, vault, self.dtype, _done(each, probes))
                 self._keep(f"{self.dtype} {each.source}", each.cost, run.steps())
-            if any(each.finder for each in self.plan.passes):
+            if self.plan.passes:
                 trace_mark(self.folder, self.dtype).touch()
             shutil.rmtree(self.folder / VAULT / self.dtype, ignore_errors=True)
 
@@ -100,11 +100,6 @@ class _FormatRun:
         self.outcome.resumed += len(tried) - len(missing)
         self.outcome.left_out += len(left_out)
         return missing
-
-    def _is_whole(self, passes: Passes, probes: Sequence[Probe]) -> bool:
-        if passes.finder is not None:
-            return trace_mark(self.folder, self.dtype).exists()
-        return passes.is_done(_done(passes, probes))
 
     def _measured(self, jobs: Iterable[Job], target: Target) -> Iterator[Step]:
         page_size = self.plan.config.page_size
@@ -143,7 +138,7 @@ class _FormatRun:
 
 def _done(passes: Passes, probes: Iterable[Probe]) -> set[tuple[str, str]]:
     """`(prompt, arm)` of the records that are there."""
-    at = passes.experiment, passes.source
+    at = Experiment.TRACE, passes.source
     return {(probe.prompt, probe.arm) for probe in probes if (probe.experiment, probe.source) == at}
 
 

@@ -59,8 +59,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     source: str
     num_blocks: int | None
     """None for experiments whose prompts differ in it."""
-    shift: int | None
-    """None but in the shift experiment."""
     group: str
     """Of EDITS, what these prompts have in common."""
     min_chunk_hit: int
@@ -74,8 +72,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     kl_median: float
     kl_p95: float
     kl_max: float
-    kl_by_turn: list[float]
-    """Of TURNS, in order."""
     cosine: Estimate
     top1: Estimate
     top1_decided: Estimate | None
@@ -118,8 +114,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def place(self) -> int | str | None:
-        """Where in the experiment: a shift, a number of blocks, a group of prompts."""
-        return self.group or (self.num_blocks if self.shift is None else self.shift)
+        """Where in the experiment: a number of blocks, a group of prompts."""
+        return self.group or self.num_blocks
 
     @property
     def says_little(self) -> bool:

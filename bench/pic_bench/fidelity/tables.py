@@ -5,7 +5,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 from msgspec.structs import asdict
@@ -18,7 +17,7 @@ from pic_bench.report.markdown import Table
 
 UNDECIDED = "†"
 FLOOR_NAMES = {"exact": "exact hit (noise floor)", "retest": "full prefill again", "full": "full prefill"}
-UNITS = {Experiment.GRID: "runs", Experiment.COMPOSE: "skills", Experiment.SHIFT: "positions moved"}
+UNITS = {Experiment.GRID: "runs"}
 """What the places of an experiment are counted in; those of the others are groups of prompts."""
 DONORS = {Donors.ISOLATED: "donors alone", Donors.CONTEXT: "donors in context"}
 _TOML = tomllib.loads((Path(__file__).parent / "tables.toml").read_text("utf8"))
@@ -36,12 +35,6 @@ class Titled(NamedTuple):
 def arm_name(arm: str) -> str:
     """An arm as the head of its row."""
     return FLOOR_NAMES.get(arm, "naive (not rotated)" if arm == "naive" else arm.replace("seam-", "seam "))
-
-
-def quarter(values: Sequence[float], number: int) -> float | None:
-    """The mean of the first (0) or the last (-1) quarter of the turns, of 64 turns 16; None of no turns."""
-    size = max(1, len(values) // 4)
-    return fmean(values[:size] if number == 0 else values[-size:]) if values else None
 
 
 def cell_table(cells: Iterable[Cell]) -> Table:
@@ -109,8 +102,8 @@ def _row(cell: Cell) -> Mapping[str, object]:
     return {**asdict(cell), "place": cell.place, "floor": floor, "where": words, "mark": UNDECIDED}
 
 
-def _size(cell: Cell) -> tuple[int, int, int, bool]:
-    return cell.num_blocks or 0, cell.shift or 0, cell.min_chunk_hit, cell.group == GATED
+def _size(cell: Cell) -> tuple[int, int, bool]:
+    return cell.num_blocks or 0, cell.min_chunk_hit, cell.group == GATED
 
 
 def _measured(table: Table) -> Table:
@@ -119,4 +112,4 @@ def _measured(table: Table) -> Table:
     return Table([table.header[i] for i in kept], [[row[i] for i in kept] for row in table.rows])
 
 
-JINJA.filters |= {"arm_name": arm_name, "place_name": place_name, "quarter": quarter}
+JINJA.filters |= {"arm_name": arm_name, "place_name": place_name}

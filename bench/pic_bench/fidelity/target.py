@@ -58,14 +58,13 @@ class Target:
         self.server = server
         self._record_dir = record_dir
 
-    def compute(self, tokens: Sequence[int], *, key: str, off: bool = False, pin: str | None = None) -> None:
+    def compute(self, tokens: Sequence[int], *, key: str, off: bool = False) -> None:
         """Have tokens computed in full in a namespace; they become donors and prefix there.
 
         Args:
             off: in the namespace of requests that opted out, where a control's rows are; they are no donors.
-            pin: the name under which the rows are kept; None for rows that may be evicted.
         """
-        options: dict[str, Any] = {"mode": "off"} if off else {"testing": {"donors_from": NOBODY}, "pin": pin}
+        options: dict[str, Any] = {"mode": "off"} if off else {"testing": {"donors_from": NOBODY}}
         self._generate(tokens, key, options)
 
     def serve(self, tokens: Sequence[int], arm: Arm, *, key: str) -> None:
@@ -142,7 +141,7 @@ class Target:
 def _options(arm: Arm, donors_from: str | None) -> dict[str, Any]:
     if arm.is_control:
         return {"mode": "off", "testing": {}}
-    return {**arm.options, "testing": {"donors_from": donors_from, "rotate": arm.rotate, "policy": arm.overrides}}
+    return {"testing": {"donors_from": donors_from, "rotate": arm.rotate, "policy": arm.overrides}}
 
 
 @contextmanager

@@ -95,11 +95,6 @@ class Case:
     blocks: tuple[Span, ...] = ()
     donors: Mapping[Donors, tuple[Ids, ...]] = field(default_factory=dict)
     """Those of the kinds that no arm takes are never computed."""
-    shift: int | None = None
-    library: str | None = None
-    """Prompts with the same library have the same donors, which stay computed from one prompt to the next."""
-    warm_len: int = 0
-    """So many of the prompt's first tokens are an exact prefix hit in every arm."""
     answers: tuple[str, ...] = ()
     exact_score: bool = False
     """The answer is right when it contains a gold answer; otherwise it is scored by the words it shares."""
