@@ -41,10 +41,12 @@ from sglang_pic.errors import BenchError
 CONTENT = "content"
 _COMPUTED = "sglang:pic_tokens_total{source=computed}"
 _BYTES = "sglang:pic_content_events_bytes_total"
-# A server that comes back is used again within seconds; by default minutes.
+# A server that comes back is used again within seconds; by default minutes. SGLang's answer to a health check waits for
+# prefills, which on a busy CPU take longer than the gateway waits by default: it would send requests elsewhere.
 _GATEWAY_FLAGS = (
     *("--routing-key-override", "--assignment-mode", "random", "--log-level", "warn"),
-    *("--health-check-interval-secs", "2", "--health-success-threshold", "1", "--cb-timeout-duration-secs", "5"),
+    *("--health-check-interval-secs", "2", "--health-check-timeout-secs", "60"),
+    *("--health-success-threshold", "1", "--cb-timeout-duration-secs", "5"),
 )
 _CLI = "import sys; from sglang_pic.cli import main; sys.exit(main())"
 # What the servers tell last is on its way for so long.

@@ -281,7 +281,7 @@ class PicRadixCache(UnifiedRadixCache):
         super().flush_pending_backups()
         try:
             self.publication.settle()
-            self.publication.tell(self)
+            self.publication.tell(self, self.planning.to_ids)
         except Exception as error:
             self.recover((), Fallback.FAULT_PUBLICATION, error)
 

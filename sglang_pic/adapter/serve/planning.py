@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -151,10 +152,14 @@ class Planning:
         finally:
             resolver.release()
 
+    @property
+    def to_ids(self) -> Callable[[Tokens], array[int]]:
+        """Makes SGLang's ids of a path's tokens."""
+        return plain_ids if self.images is None else self.images.ids
+
     def resolver(self, tree: Tree, *, on_host: bool = True) -> TreeResolver:
         """Looks donors up for one plan, those with rows on the host too."""
-        to_ids = plain_ids if self.images is None else self.images.ids
-        return TreeResolver(tree, self._index.names, self.host if on_host else None, self.windows, to_ids=to_ids)
+        return TreeResolver(tree, self._index.names, self.host if on_host else None, self.windows, to_ids=self.to_ids)
 
     def _options(
         self, req: Req, policy: ReusePolicy, resolver: TreeResolver, max_gaps: int, num_before: int = 0

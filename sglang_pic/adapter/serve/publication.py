@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 
 from sglang_pic.adapter.namespace import Namespace
 from sglang_pic.adapter.seams import Req, Tree
-from sglang_pic.adapter.serve.media import tokens_of
+from sglang_pic.adapter.serve.media import plain_ids, tokens_of
 from sglang_pic.adapter.serve.planning import tree_namespace
 from sglang_pic.adapter.serve.state import RequestState, is_apart
 from sglang_pic.adapter.serve.telling import Telling
@@ -107,14 +108,14 @@ class Publication:
         """
         self._index.settle()
 
-    def tell(self, tree: Tree) -> None:
-        """Have routers told what is new, and what the tree evicted.
+    def tell(self, tree: Tree, to_ids: Callable[[Tokens], array[int]] = plain_ids) -> None:
+        """Have routers told what is new, and what the tree evicted; `to_ids` makes SGLang's ids of a path's tokens.
 
         Raises:
             Exception: the tree could not be asked, or a publication failed.
         """
         if self.telling is not None:
-            self.telling.forget_evicted(self._index, tree)
+            self.telling.forget_evicted(self._index, tree, to_ids)
             self.telling.hand_over(self._index)
 
     @property

@@ -6,10 +6,9 @@ Every rank looks after its index alike; the first of those that serve the same r
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Final
 
-import numpy as np
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_pic.adapter.metrics import Metric, MetricKind, Series
@@ -53,7 +52,7 @@ class Telling:
         """A chunk has a donor more or less, as `ContentIndex` tells it."""
         self._changes.append((namespace, name, change))
 
-    def forget_evicted(self, index: ContentIndex, tree: Tree) -> None:
+    def forget_evicted(self, index: ContentIndex, tree: Tree, to_ids: Callable[[Tokens], array[int]]) -> None:
         """Forget paths that the tree evicted, instead of waiting for a plan to find out.
 
         As long as the index has more tokens than the tree, some of its paths are gone, and those that were not used for
@@ -63,7 +62,9 @@ class Telling:
             return
 
         def resident_len(namespace: Hashable, tokens: Tokens) -> int:
-            return _resident_len(index, tree, namespace, tokens)
+            assert isinstance(namespace, Namespace), "publication.py names namespaces"
+            key = RadixKey(to_ids(tokens), namespace.extra_key, cache_salt=namespace.cache_salt)
+            return _resident_len(index, tree, key, len(tokens))
 
         for _ in range(_MAX_CHECKS):
             num_rows = tree.tree_core.full_evictable_size() + tree.tree_core.full_protected_size()
@@ -123,14 +124,10 @@ def _told_namespace(namespace: Hashable) -> bytes | None:
     return None if key is None else namespace_bytes(key, namespace.cache_salt)
 
 
-def _resident_len(index: ContentIndex, tree: Tree, namespace: Hashable, tokens: Tokens) -> int:
+def _resident_len(index: ContentIndex, tree: Tree, key: RadixKey, path_len: int) -> int:
     """How many leading tokens of a path are on the device; all of them if only the rest of a page is not."""
-    assert isinstance(namespace, Namespace), "publication.py names namespaces"
     page_size, beyond = index.names
-    token_ids = array("q")
-    token_ids.frombytes(tokens.astype(np.int64).data.cast("B"))
-    key = RadixKey(token_ids, namespace.extra_key, cache_salt=namespace.cache_salt)
     num_rows, _, _ = tree.tree_core.match_full_device_prefix(key)
-    if num_rows >= (len(tokens) - beyond) // page_size * page_size:
-        return len(tokens)
+    if num_rows >= (path_len - beyond) // page_size * page_size:
+        return path_len
     return num_rows + beyond if num_rows else 0
