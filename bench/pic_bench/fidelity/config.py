@@ -47,8 +47,8 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"seams={list(self.seams)!r}: must be numbers from 0 to {BLOCK_TOKENS - 1}.")
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """config.json; its `kind` marks the folder."""
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """config.json; its `kind` marks the folder. Earlier runs have fields of experiments that are gone."""
 
     schema_version: int = 1
     kind: str = KIND
