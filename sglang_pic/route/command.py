@@ -68,7 +68,7 @@ _EPILOG = """\
 on each server, in SGLANG_PIC_CONFIG:
   {"content_events": {"endpoint": "tcp://*:5570", "salt_file": "FILE"}}
 the gateway, one of:
-  smg launch --worker-urls URL ... --policy cache_aware --routing-key-override --assignment-mode random
+  smg launch --worker-urls URL ... --policy manual --assignment-mode random
   sglang-router launch --worker-urls URL ... --policy manual
 clients send what they sent to the gateway to the router. It adds x-smg-routing-key; requests that bring this header
 or x-smg-target-worker, ask for a mode, a preset or an adapter, or cannot be read go to the gateway as they came.

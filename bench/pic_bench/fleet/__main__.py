@@ -39,12 +39,14 @@ from sglang_pic.config import CONFIG_VARIABLE
 from sglang_pic.errors import BenchError
 
 CONTENT = "content"
+# Where the gateway's own policy is `manual`, a key stays with its server however many of its requests run.
+_STEERED = "manual"
 _COMPUTED = "sglang:pic_tokens_total{source=computed}"
 _BYTES = "sglang:pic_content_events_bytes_total"
 # A server that comes back is used again within seconds; by default minutes. SGLang's answer to a health check waits for
 # prefills, which on a busy CPU take longer than the gateway waits by default: it would send requests elsewhere.
 _GATEWAY_FLAGS = (
-    *("--routing-key-override", "--assignment-mode", "random", "--log-level", "warn"),
+    *("--assignment-mode", "random", "--log-level", "warn"),
     *("--health-check-interval-secs", "2", "--health-check-timeout-secs", "60"),
     *("--health-success-threshold", "1", "--cb-timeout-duration-secs", "5"),
 )
@@ -166,7 +168,7 @@ def _measure(args: argparse.Namespace, logs: Path, members: Sequence[_Member], p
     before = [_counts(member) for member in members]
     folder = logs / (f"{policy}-killed" if is_killed else policy)
     with ExitStack() as stack:
-        entry = stack.enter_context(_gateway(args, folder, members, "cache_aware" if policy == CONTENT else policy))
+        entry = stack.enter_context(_gateway(args, folder, members, _STEERED if policy == CONTENT else policy))
         _wait_for_workers(entry, len(members))
         if policy == CONTENT:
             entry = stack.enter_context(_router(args, logs, folder, members, entry))
