@@ -89,7 +89,7 @@ class PicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     this server, and changes nothing."""
 
     content_events: ContentEvents | None = None
-    """`{"endpoint": "tcp://*:5570", "salt_file": "FILE"}` tells routers what this server can splice, as salted names;
+    """Tells routers what this server can splice, as salted names: `{"endpoint": "tcp://*:5570", "salt_file": "FILE"}`;
     the file has a secret of 16 to 64 bytes that servers and routers share. `null` tells nothing."""
 
     def __post_init__(self) -> None:

@@ -40,6 +40,7 @@ class Cache:
         self.planning = self.accounting = self.publication = self
         self.auditor, self.renewal = Auditor(), Renewal()
         self.refused: Fallback | None = None
+        self.cost = None
         self.pins = Pins(ContentIndex(), 0, Series((), None))
         self.max_sequences, self.place_waits = max_sequences, False
         self.allowed: list[int] = []
@@ -76,7 +77,7 @@ class Cache:
     def prefix_of(self, req: Any) -> Exactness:
         return Exactness(exact_len=req.prefix_len)
 
-    def count_admitted(self, req: Any, plan: Plan | None, _: object, *, first_chunk: bool) -> None:
+    def count_admitted(self, req: Any, plan: Plan | None, _: object, *, first_chunk: bool, cost: None) -> None:
         self.counted.append((plan.num_spliced if plan else 0, req.pic.lost_plan))
 
 

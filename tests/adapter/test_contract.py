@@ -80,7 +80,7 @@ def test_only_a_server_that_wants_the_backend_is_stopped() -> None:
         "        sys.argv = ['launch_server', *args]\n"
         "        load_plugins()\n"
         "        sys.exit(0)\n"
-        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)\n"
     )
     command = [sys.executable, "-W", "ignore", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)

@@ -325,7 +325,6 @@ def test_unsupported_layers_are_refused() -> None:
     check_layer("model.layers.0", SimpleNamespace(**usual))  # type: ignore[arg-type]
     for name, value, said in (
         ("logit_capping_method", "sigmoid", "capping by 'sigmoid'"),
-        ("use_irope", True, "attention in chunks"),
         ("attn_type", AttentionType.ENCODER_ONLY, "attn_type"),
     ):
         with pytest.raises(UnsupportedError, match=rf"model\.layers\.7.*{said}"):

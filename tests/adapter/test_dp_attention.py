@@ -115,7 +115,7 @@ def test_what_fails_afterwards_ends_the_server(rank: Rank, monkeypatch: pytest.M
     """A whole pass would have other tokens than the ranks wait for."""
     batch = rank.batch(plans=True)
     rank.sync(batch)
-    rank.path._prepare(made := SimpleNamespace(), object, batch, rank.runner)  # type: ignore[arg-type]
+    rank.path._prepare(made := SimpleNamespace(mm_inputs=None), object, batch, rank.runner)  # type: ignore[arg-type]
     monkeypatch.setattr(rank.path, "splicer", SimpleNamespace(view=SimpleNamespace(kind=None)))
     monkeypatch.setattr(GapBatch, "narrowed", lambda *_: 1 / 0)
     rank.runner.prefill_cuda_graph_runner = rank.runner.attn_backend = None
