@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from fidelity_records import recorded
 from pic_bench.fidelity.arms import CONTROLS, DEFAULT_POLICIES, EXACT, FULL, Arm, parse_policy, place_sessions
-from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Span, find_block, place_blocks
+from pic_bench.fidelity.cases.case import MIN_HEADER, Case, Frame, Span, place_blocks
 from pic_bench.fidelity.cases.passages import grid_jobs
 from pic_bench.fidelity.cases.qa import QA_MIN_SPLICED, qa_jobs
 from pic_bench.fidelity.cases.text import ModelText, TextPool, trace_texts
@@ -21,6 +21,11 @@ from pic_bench.fidelity.record import Donors, Experiment
 from pic_traces.questions import GENERATED, Question, generated_questions, read_questions
 
 from sglang_pic.errors import BenchError, ConfigError
+
+
+def find_block(ids: list[int], block: list[int]) -> int:
+    """Where a block begins in a donor that has it."""
+    return next(start for start in range(len(ids)) if ids[start : start + len(block)] == block)
 
 
 @pytest.fixture(scope="module")

@@ -164,11 +164,6 @@ def place_blocks(target: Frame, donor: Frame, blocks: Sequence[Ids], foreign: Id
     return Placed(prompt, spans, {Donors.ISOLATED: tuple(ids for ids, _ in isolated), Donors.CONTEXT: (context,)})
 
 
-def find_block(ids: Ids, block: Ids) -> int:
-    """Where a block begins in a donor that has it."""
-    return next(start for start in range(len(ids)) if ids[start : start + len(block)] == block)
-
-
 def _lay_out(frame: Frame, blocks: Sequence[Ids]) -> tuple[Ids, tuple[Span, ...]]:
     if len(frame.header) < MIN_HEADER:
         raise BenchError(f"a header of {len(frame.header)} tokens leaves blocks in the sink: {MIN_HEADER} are needed.")
