@@ -31,7 +31,7 @@ class Runner:
         self.rows = torch.zeros(POOL + 64, dtype=torch.int64)
         self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros((3, POOL), dtype=torch.int32))
         self.model_config = SimpleNamespace(vocab_size=VOCAB, model_is_mrope=False)
-        self.kv_index_translator = TRANSLATOR
+        self.kv_index_translator, self.prefill_aware_swa = TRANSLATOR, False
         self.num_steps = 0
 
     def forward(self, batch: Any) -> Any:

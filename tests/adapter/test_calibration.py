@@ -29,7 +29,7 @@ class Machine:
     prefill_cuda_graph_runner = None
     attn_backend = SimpleNamespace()
     model_config = SimpleNamespace(vocab_size=1_000, model_is_mrope=False)
-    kv_index_translator = TRANSLATOR
+    kv_index_translator, prefill_aware_swa = TRANSLATOR, False
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ class Runner:
         )
         self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros((3, 64), dtype=torch.int32))
         self.model_config = SimpleNamespace(vocab_size=1_000, model_is_mrope=False)
-        self.kv_index_translator = TRANSLATOR
+        self.kv_index_translator, self.prefill_aware_swa = TRANSLATOR, False
         self.rotary = factory.get_rope(64, 64, 9_000, 10_000, True, None, dtype=torch.float32)
         self.embedding = torch.randn((1_000, 2, 64), generator=torch.Generator().manual_seed(0))
         self.model = nn.ModuleList(

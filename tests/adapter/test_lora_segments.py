@@ -58,7 +58,7 @@ def test_each_computed_token_has_its_requests_adapter(name: str, monkeypatch: py
     gap = build_gap_batch(pending, [0] * 4, lens, lens, rows, torch.device("cpu"))
     batch = extend_batch(lens, lora_ids=[*adapters])
     manager = make_manager(name, monkeypatch)
-    runner: Any = SimpleNamespace(lora_manager=manager, kv_index_translator=TRANSLATOR)
+    runner: Any = SimpleNamespace(lora_manager=manager, kv_index_translator=TRANSLATOR, prefill_aware_swa=False)
     manager.prepare_lora_batch(batch)
     owners = [adapter for adapter, n in zip(adapters, lens, strict=True) for _ in range(n)]
     assert slots_of_tokens(manager.lora_backend.batch_info, sum(lens)) == [_SLOTS[owner] for owner in owners]

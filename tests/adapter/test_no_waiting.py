@@ -109,6 +109,7 @@ def serve(kind: PoolKind, to: Callable[[Tensor], Tensor], **fields: Any) -> dict
     runner: Any = SimpleNamespace(
         req_to_token_pool=SimpleNamespace(req_to_token=table),
         kv_index_translator=translator,
+        prefill_aware_swa=False,
         lora_manager=None,
         attn_backend=None,
         prefill_cuda_graph_runner=None,

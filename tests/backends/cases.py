@@ -93,6 +93,9 @@ class Shape(NamedTuple):
     chunk: int | None = None
     """Positions of the first layer that attend to each other only."""
 
+    answer_window: int | None = None
+    """Keys that a token of the answer sees beside those of the prompt."""
+
     @property
     def is_mla(self) -> bool:
         """Whether the value is the first part of the key row."""
@@ -105,6 +108,7 @@ SHAPES: Final = {
     "gemma": Shape(4, 2, 32, 32, window=24, cap=2.0),
     "gpt-oss": Shape(4, 2, 32, 32, window=24, has_sinks=True, has_window_pool=True),
     "llama4": Shape(4, 2, 32, 32, has_window_pool=True, chunk=32),
+    "unlimited-ocr": Shape(4, 2, 32, 32, answer_window=4),
 }
 
 

@@ -55,6 +55,7 @@ SUBJECTS = [
     Subject("fa3", "gpt-oss", pages=(1,)),
     # Mixed batches are refused: in these it forgets the chunks.
     Subject("fa3", "llama4", pages=(16,), cases=tuple(name for name, case in CASES.items() if not case.is_mixed)),
+    Subject("fa3", "unlimited-ocr", pages=(1,), cases=("beside_plain",)),
     # As on SM100, where SGLang chooses it for models with windows.
     Subject("fa4", "gqa", "bfloat16", pages=(128,)),
     Subject("fa4", "gpt-oss", pages=(128,)),

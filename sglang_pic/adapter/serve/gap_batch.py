@@ -113,6 +113,7 @@ class GapBatch:
         finally:
             for name, value in saved.items():
                 setattr(forward_batch, name, value)
+            _note_prompt_ends(forward_batch, model_runner)
 
     def per_request_view(self, forward_batch: ForwardBatch) -> ForwardBatch:
         """The batch as the logits step must see it: lengths by request, in computed tokens.
@@ -165,6 +166,17 @@ class GapBatch:
         if fb.global_num_token_non_padded is not None:
             fields["global_num_token_non_padded"] = torch.full_like(fb.global_num_token_non_padded, total)
         return fields
+
+
+def _note_prompt_ends(forward_batch: ForwardBatch, model_runner: ModelRunner) -> None:
+    """Have answers see their whole prompt where all else they see is a window (Unlimited-OCR).
+
+    SGLang's FlashAttention notes a prompt's length by its row, which all gaps of a request share: on a GPU any of them
+    may be the last to write. Its other backends know no such windows.
+    """
+    ends = getattr(model_runner.attn_backend, "_pa_swa_prefill_lens", None) if model_runner.prefill_aware_swa else None
+    if ends is not None:
+        ends[forward_batch.req_pool_indices] = forward_batch.seq_lens.to(ends.dtype)
 
 
 # What `KVLocPlan.bind` sets on a batch beside `out_cache_loc`.
