@@ -76,7 +76,8 @@ def test_adapters_and_media_go_with_the_tokens_that_are_computed() -> None:
         assert batch.extend_seq_lens.tolist() == lens
         prepared.append((batch.batch_size, lens, batch.extend_logprob_start_lens_cpu, batch.lora_ids))
 
-    runner = SimpleNamespace(lora_manager=SimpleNamespace(prepare_lora_batch=prepare), kv_index_translator=TRANSLATOR, prefill_aware_swa=False)
+    adapters = SimpleNamespace(prepare_lora_batch=prepare)
+    runner = SimpleNamespace(lora_manager=adapters, kv_index_translator=TRANSLATOR, prefill_aware_swa=False)
     # Of the second request's media its own sequence must know, and its tokens what kind they are.
     media = {"mm_inputs": [None, "image"], "mm_token_modalities": torch.tensor([0] * 20 + [1] * 5)}
     slots = torch.cat([rows[0][:20], rows[1][10:15]])
