@@ -247,11 +247,19 @@ def test_calls_behind_changed_fields_have_a_test_of_their_own(loss: float, numbe
     assert not judge.is_told("careful", may_fail=False), "those behind changed fields are to come"
 
 
-def test_nothing_is_certified_where_unrotated_keys_would_be(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("flipped", [1.0, 1e-3])
+def test_a_control_has_to_fail(
+    tune: Tune, servers: list[Server], monkeypatch: pytest.MonkeyPatch, flipped: float
+) -> None:
+    """Where unrotated keys are right, because text stands where it did, rows of the wrong sign are not."""
     monkeypatch.setitem(LOSSES, "naive", 1e-3)
+    monkeypatch.setitem(LOSSES, "flipped", flipped)
     code, summary = tune()
-    assert (code, summary.certified, summary.rungs[0].verdict) == (1, None, Verdict.CERTIFIED)
-    assert "keys that are not rotated were not shown to lose more" in summary.said
+    assert servers[0].passes[:4] == ["exact", "naive", "flipped", "careful"]
+    assert summary.rungs[0].verdict is Verdict.CERTIFIED
+    assert (code, summary.certified is None) == ((0, False) if flipped == 1.0 else (1, True))
+    if flipped < 1:
+        assert "rows of the wrong sign were not shown to lose more" in summary.said
 
 
 def info(**changed: Any) -> str:

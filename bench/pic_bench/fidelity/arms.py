@@ -21,6 +21,8 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     donors: Donors = Donors.NONE
     rotate: bool = True
+    flip: bool = False
+    """Turn the signs of every spliced row, which does harm wherever the text stands."""
     overrides: dict[str, int | str] = {}
     """Settings of the reuse policy; the server's hold for the others."""
 

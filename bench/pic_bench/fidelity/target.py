@@ -141,7 +141,8 @@ class Target:
 def _options(arm: Arm, donors_from: str | None) -> dict[str, Any]:
     if arm.is_control:
         return {"mode": "off", "testing": {}}
-    return {"testing": {"donors_from": donors_from, "rotate": arm.rotate, "policy": arm.overrides}}
+    wrong = {"rotate": arm.rotate, "flip_donors": arm.flip}
+    return {"testing": {"donors_from": donors_from, "policy": arm.overrides, **wrong}}
 
 
 @contextmanager

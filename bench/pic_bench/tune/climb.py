@@ -25,7 +25,7 @@ from pic_bench.fidelity.record import Probe, append_lines, read_lines, whole_lin
 from pic_bench.fidelity.runner import joined_environment
 from pic_bench.fidelity.target import Target, serve_target
 from pic_bench.out_folder import ENVIRONMENT, read_json, write_json, write_whole
-from pic_bench.tune.config import CERTIFICATE, GOLDS, NAIVE, RECORDS, SERVED, VAULT, Config
+from pic_bench.tune.config import CERTIFICATE, FLIPPED, GOLDS, NAIVE, RECORDS, SERVED, VAULT, Config
 from pic_bench.tune.ladder import worth_climbing
 from pic_bench.tune.running import attach
 from pic_bench.tune.sample import SOURCE, Drawn
@@ -51,8 +51,9 @@ def climb(
     write_whole(records, whole_lines(records))
     rungs = tuple(worth_climbing(drawn.sample.reuse))
     naive = msgspec.structs.replace(rungs[-1], name=NAIVE, rotate=False)
+    flipped = msgspec.structs.replace(rungs[-1], name=FLIPPED, flip=True)
     judge = Judge(drawn.sample, config.budget, read_lines(records, Probe))
-    run = _Climb(judge, drawn, text, folder, (EXACT, naive, *rungs), until, quiet)
+    run = _Climb(judge, drawn, text, folder, (EXACT, naive, flipped, *rungs), until, quiet)
     if run.next_arm() is None:
         return
     write_json(folder / ENVIRONMENT, joined_environment(folder))
@@ -85,7 +86,7 @@ def _target(
 
 @dataclass(frozen=True, slots=True)
 class _Climb:
-    """The arms in the order in which they are served: exact hits with the full prefills, the control, the ladder."""
+    """The arms in the order in which they are served: exact hits with the full prefills, controls, the ladder."""
 
     judge: Judge
     drawn: Drawn
@@ -97,10 +98,10 @@ class _Climb:
 
     def next_arm(self) -> Arm | None:
         """What is to be served next; None where no verdict can change any more."""
-        for number, arm in enumerate(self.arms):
+        for arm in self.arms:
             if not self._is_told(arm):
                 return arm
-            if number > 1 and self.judge.judge(arm.name).verdict is not Verdict.CERTIFIED:
+            if arm in self._rungs and self.judge.judge(arm.name).verdict is not Verdict.CERTIFIED:
                 break
         return None
 
@@ -143,9 +144,15 @@ class _Climb:
                 write_json(path, golds)
             yield replace(call, case=replace(case, gold=golds[case.name]))
 
+    @property
+    def _rungs(self) -> Sequence[Arm]:
+        return self.arms[3:]
+
     def _is_told(self, arm: Arm) -> bool:
+        if arm.name == FLIPPED and self.judge.judge(NAIVE).verdict is Verdict.OVER:
+            return True
         # The first rung is measured to its end, so that it can be said how many sessions it takes.
-        return self.judge.is_told(arm.name, may_fail=arm not in (EXACT, self.arms[2]))
+        return self.judge.is_told(arm.name, may_fail=arm not in (EXACT, self._rungs[0]))
 
 
 def _keep_served(target: Target, path: Path) -> None:

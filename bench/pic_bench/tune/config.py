@@ -16,6 +16,8 @@ from sglang_pic.errors import ConfigError
 KIND: Final = "tune"
 NAIVE: Final = "naive"
 """The arm of the control."""
+FLIPPED: Final = "flipped"
+"""The control's arm where unrotated keys do no harm, because text seldom moves."""
 CAP: Final = 0.05
 """Nats a token that one session counts at most."""
 SAMPLE, SERVED, GOLDS, RECORDS, VAULT = "sample.json", "served.json", "answers.json", "losses.jsonl", "vault"

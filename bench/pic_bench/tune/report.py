@@ -18,7 +18,7 @@ from pic_bench.report.numbers import divergence, percent
 from pic_bench.report.page import render_pages
 from pic_bench.report.stats import Estimate
 from pic_bench.tune.bounds import ALPHA
-from pic_bench.tune.config import CAP, CERTIFICATE, NAIVE, PIC_CONFIG, RECORDS, SAMPLE, SERVED, Config, Sample
+from pic_bench.tune.config import CAP, CERTIFICATE, FLIPPED, NAIVE, PIC_CONFIG, RECORDS, SAMPLE, SERVED, Config, Sample
 from pic_bench.tune.ladder import rungs, settings
 from pic_bench.tune.verdict import EXACT, Judge, Rung, Verdict
 from sglang_pic.certificate import Bounded, Certificate, Served, policy_settings
@@ -41,6 +41,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     rungs: list[Rung]
     exact: Rung
     naive: Rung
+    flipped: Rung | None = None
+    """Measured where the naive control does not fail."""
     config: Config
     sample: Sample
 
@@ -58,9 +60,9 @@ def write_report(folder: Path) -> Summary:
     if summary.certified is not None:
         _write_certificate(folder, summary)
     title, drawing = f"Settings for {Path(summary.config.model).name}", _picture(summary)
-    shown = [
-        asdict(rung) | {"is_naive": rung is summary.naive} for rung in (*summary.rungs, summary.exact, summary.naive)
-    ]
+    controls = [rung for rung in (summary.naive, summary.flipped) if rung]
+    rows = [*summary.rungs, summary.exact, *controls]
+    shown = [asdict(rung) | {"must_fail": rung in controls} for rung in rows]
     pages = render_pages(
         "tune.md.j2",
         title,
@@ -92,21 +94,25 @@ def summarize(folder: Path) -> Summary:
     """
     config, sample = read_json(folder / CONFIG, Config, _WORD), read_json(folder / SAMPLE, Sample, _WORD)
     judge = Judge(sample, config.budget, read_lines(folder / RECORDS, Probe))
-    judged, naive = [judge.judge(rung.name) for rung in rungs()], judge.judge(NAIVE)
+    judged, controls = [judge.judge(rung.name) for rung in rungs()], [judge.judge(NAIVE), judge.judge(FLIPPED)]
     judged = [replace(one, needed=judge.needed(one.name)) if one.chosen_on else one for one in judged]
     certified: Rung | None = None
-    for rung in judged if naive.verdict is Verdict.OVER else []:
+    is_sensitive = any(control.verdict is Verdict.OVER for control in controls)
+    for rung in judged if is_sensitive else []:
         if rung.verdict not in (Verdict.CERTIFIED, Verdict.UNTRIED):
             break
         certified = rung if rung.verdict is Verdict.CERTIFIED else certified
     half = judge.needed(judged[0].name)
+    naive, flipped = controls
+    last = flipped if flipped.sessions else naive
     return Summary(
-        said=_success(config, certified, judged[0]) if certified else _failure(config, sample, judged[0], naive, half),
+        said=_success(config, certified, judged[0]) if certified else _failure(config, sample, judged[0], last, half),
         certified=certified.name if certified else None,
         needed=2 * half if half else None,
         rungs=judged,
         exact=judge.judge(EXACT),
         naive=naive,
+        flipped=flipped if flipped.sessions else None,
         config=config,
         sample=sample,
     )
@@ -133,10 +139,11 @@ def _shown_changed(config: Config, rung: Rung) -> Estimate | None:
     return rung.changed_loss if rung.changed_loss and rung.changed_loss.high < config.budget else None
 
 
-def _failure(config: Config, sample: Sample, first: Rung, naive: Rung, half: int | None) -> str:
+def _failure(config: Config, sample: Sample, first: Rung, control: Rung, half: int | None) -> str:
     model, budget = Path(config.model).name, divergence(config.budget)
     if first.verdict is Verdict.CERTIFIED:
-        why = f"on {naive.sessions} sessions keys that are not rotated were not shown to lose more than exact hits, "
+        what = "keys that are not rotated" if control.name == NAIVE else "rows of the wrong sign"
+        why = f"on {control.sessions} sessions {what} were not shown to lose more than exact hits, "
         why += f"and {budget} nats a token: too little is spliced, or a loss would not be noticed"
     elif first.verdict is Verdict.OVER_CHANGED and first.changed_loss:
         loss = divergence(first.changed_loss.value)

@@ -21,11 +21,12 @@ from pic_bench.fidelity.record import Probe
 from pic_bench.fidelity.summary import Flips
 from pic_bench.report.stats import Estimate
 from pic_bench.tune.bounds import bounds, is_below, num_needed
-from pic_bench.tune.config import CAP, NAIVE, Sample, place_of
+from pic_bench.tune.config import CAP, FLIPPED, NAIVE, Sample, place_of
 
 HOPELESS_ALPHA = 0.2
 """A rung is given up on the first half where its loss is above the budget with so small a chance of error."""
 EXACT = "exact"
+MUST_FAIL = (NAIVE, FLIPPED)
 
 
 class Verdict(Enum):
@@ -38,7 +39,7 @@ class Verdict(Enum):
     OPEN = "not shown"
     UNTRIED = "not measured"
     CONTROL = "control"
-    """Of exact hits, and of unrotated keys that are not over the budget."""
+    """Of exact hits, and of a control that is not over the budget."""
 
 
 class Rung(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,11 +87,11 @@ class Judge:
     probes: list[Probe]
 
     def judge(self, name: str) -> Rung:
-        """What the records say of an arm; of the naive one `OVER` if it fails, as it must.
+        """What the records say of an arm; of a control that must fail `OVER` if it does.
 
-        It fails where it is shown to lose more than exact hits do, and its mean is over the budget.
+        It does where it is shown to lose more than exact hits do, and its mean is over the budget.
         """
-        every, changed, is_control = self._of(name), self._behind_change(name), name in (EXACT, NAIVE)
+        every, changed, is_control = self._of(name), self._behind_change(name), name in (EXACT, *MUST_FAIL)
         at = 0 if is_control else self._num_choosing(every)
         first, second = every[:at], every[at:]
         if not is_control:
@@ -116,7 +117,7 @@ class Judge:
         if sum(probe.arm == name for probe in self.probes) == self.sample.num_measured:
             return True
         failed = rung.verdict in (Verdict.HOPELESS, Verdict.OVER, Verdict.OVER_CHANGED)
-        if failed or name == NAIVE or not may_fail:
+        if failed or name in MUST_FAIL or not may_fail:
             return failed and may_fail
         to_come = self.sample.sessions - self.sample.num_choosing - rung.sessions
         losses = _losses(self._of(name)[rung.chosen_on :])
@@ -155,7 +156,7 @@ class Judge:
         if not losses or fmean(losses) <= self._limit:
             return Verdict.CONTROL
         worse = bounds(losses).low > bounds(_losses(self._of(EXACT))).high
-        return Verdict.OVER if name == NAIVE and worse else Verdict.CONTROL
+        return Verdict.OVER if name in MUST_FAIL and worse else Verdict.CONTROL
 
     def _verdict(self, first: Sequence[float], second: Sequence[float], changed: Sequence[float]) -> Verdict:
         if bounds(second).low > self._limit:
