@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
+from sglang_pic.runtime.views import view_pool
 from tests.e2e import plugins
 
 STAND_IN: Final = Path(__file__).parent / "stand_in"
@@ -52,15 +53,24 @@ def _received(reqs: list[Any], queue: Any, *_: object) -> None:
         _write(queue.scheduler, req, "received")
 
 
+def _rows(runner: Any, slots: Any) -> Any:
+    """What each layer has of a prompt's tokens, as bytes' values, `[tokens, numbers]`; of windows the last one only."""
+    view = view_pool(runner.token_to_kv_pool)
+    for layer in range(view.num_layers):
+        is_window = view.windows is not None and layer in view.windows.layers
+        here = slots[-runner.sliding_window_size :] if is_window else slots
+        index = view.read_index(layer, here)
+        for rows in (*view.read(layer, here), *(() if index is None else (index,))):
+            yield rows.flatten(1)
+
+
 def _write(scheduler: Any, req: Any, name: str) -> None:
     import torch
 
     runner = scheduler.tp_worker.model_runner
-    pool = runner.token_to_kv_pool
     slots = runner.req_to_token_pool.req_to_token[req.kv.req_pool_idx, : len(req.origin_input_ids)].long()
-    layers = range(pool.layer_num)
     kept = {
-        "rows": torch.stack([torch.stack([pool.k_buffer[i][slots], pool.v_buffer[i][slots]]) for i in layers]),
+        "rows": list(_rows(runner, slots)),
         "spliced": list(req.pic.spliced) if hasattr(req, "pic") else [],
         "prefix_len": req.prefix_len,
     }

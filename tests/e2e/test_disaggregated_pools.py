@@ -1,0 +1,33 @@
+"""Prefill and decode on servers of their own, where a prompt's rows are not all of one kind and in one pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import pd_plugin
+from tests.e2e.servers import on_each_server
+from tests.e2e.serving import Client, assert_same, random_tokens
+from tests.e2e.test_disaggregation import a_pair, assert_arrived
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.feature("PD disaggregation")]
+
+
+@on_each_server("dsa_page64", "gpt_oss_page16", "minimax_page16")
+def test_index_keys_and_windows_arrive(
+    client: Client, servers: tuple[str], model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """With spliced rows too, in prompts that end with a run, and answers are those of one server."""
+    donor, fresh = random_tokens(1, 500), random_tokens(2, 200)
+    # Of a prompt whose answer stands elsewhere the prefill server keeps whole pages.
+    prompts = [donor, [*fresh[:40], *donor[40:420]], [*fresh[50:190], *donor[30:440], fresh[0]]]
+    answers = [client.generate(prompt, max_new_tokens=40) for prompt in prompts]
+    with a_pair(servers[0], model_dir, tmp_path, pd_plugin.STAND_IN) as pair:
+        for prompt, alone in zip(prompts, answers, strict=True):
+            answer, rows = pair.generate(prompt, max_new_tokens=40)
+            assert_arrived(rows)
+            assert_same(alone, answer)
+            assert answer.chunk_hit_tokens == alone.chunk_hit_tokens
+            assert (answer.chunk_hit_tokens > 200) == (prompt is not donor)
