@@ -75,7 +75,9 @@ def start(
     """Starts both servers, once, with the model and the settings of the shared server `gqa_page16`."""
     engine = (pd_plugin.STAND_IN,) if request.param == "stand_in" else _mooncake()
     with ExitStack() as stack:
-        yield cache(lambda: stack.enter_context(a_pair("gqa_page16", model_dir, tmp_path_factory.mktemp("pd"), *engine)))
+        yield cache(
+            lambda: stack.enter_context(a_pair("gqa_page16", model_dir, tmp_path_factory.mktemp("pd"), *engine))
+        )
 
 
 @contextmanager
