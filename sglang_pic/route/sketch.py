@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_pic.core import Chunker, CoreConfig, Tokens
+from sglang_pic.core.ending_filter import ENDING_LEN
 
 SAMPLE_EVERY: Final = 4
 """One chunk in so many is told: with chunks of 16 tokens one in 64 tokens."""
@@ -65,11 +66,14 @@ def cut(
         chunker: cuts as the servers do; by default with the default settings.
         delimiters: ids of tokens that open or close a message, as on the servers.
     """
-    chunker = chunker or Chunker(CoreConfig())
+    config = CoreConfig()
+    chunker = chunker or Chunker(config)
     ends = chunker.cut(tokens, delimiters=delimiters)
     names = np.array(chunker.names(tokens, ends), dtype=np.uint64)
     bounds = np.array([0, *ends], dtype=np.int64)
-    told = np.flatnonzero(_is_told(names))
+    # NOTE: servers make no donors of shorter chunks, such as delimiters, and none of the sink.
+    is_donor = np.diff(np.maximum(bounds, config.sink_tokens)) >= ENDING_LEN
+    told = np.flatnonzero(_is_told(names) & is_donor)
     # What lies between two told chunks is shared between them.
     middles = (bounds[told + 1] + np.append(bounds[told[1:]], bounds[told[-1:] + 1])) // 2
     middles[-1:] = len(tokens)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_pic.core import ContentIndex
 from sglang_pic.route.index import FleetIndex
 from sglang_pic.route.policy import Balancer, Route
 from sglang_pic.route.sketch import SAMPLE_EVERY, Sketched, cut, salted
@@ -50,6 +51,14 @@ def test_the_index_is_a_set_of_names_for_each_server(changes: list[Any], spread:
     assert len(index._numbers) == 1, "sets that no name has are dropped"
 
 
+def test_a_server_is_thought_to_compute_the_tail_and_half_of_what_stands_behind_a_difference() -> None:
+    index = FleetIndex()
+    for server, names in {"all": range(1, 21), "moved": range(2, 21), "tail": [19, 20], "short": [3]}.items():
+        index.add(server, list(names))
+    half = (2000 - 256 - 100 - 32) // 2
+    assert index.held(_sketched(list(range(1, 21)))) == {"all": 2000, "moved": half, "short": (100 - 32) // 2}
+
+
 def test_an_index_keeps_so_many_names_of_a_server() -> None:
     index = FleetIndex(max_names_per_server=5)
     index.add("liar", range(1, 100))
@@ -76,6 +85,16 @@ def test_equal_text_has_equal_names_within_a_namespace_and_a_salt() -> None:
     for namespace, salt in ((b"m", b"salt"), (b"n", b"other")):
         assert not len(np.intersect1d(names, cut(text, namespace, salt).names))
     assert len(salted(range(100), b"n", b"salt")) == 100 // SAMPLE_EVERY
+
+
+def test_a_prompt_is_named_as_servers_tell_it() -> None:
+    """Neither by the sink nor by delimiters, which are chunks of a token."""
+    text, delimiters = np.random.default_rng(1).integers(0, 200, 4000, dtype=np.int32), frozenset(range(9))
+    index = ContentIndex()
+    index.publish("n", text, [(0, len(text))], delimiters=delimiters)
+    told = salted(index.donor_names()["n"], b"n", b"salt")
+    names = cut(text, b"n", b"salt", delimiters=delimiters).names
+    assert 10 < len(names) == len(np.intersect1d(names, told))
 
 
 @given(
