@@ -15,12 +15,12 @@ from sglang_pic.route.sketch import Sketched
 
 # A token costs exp(STEEPNESS * (x - 1)) on a server that got x times what servers get on average. A flatter price
 # computes less and spreads less. Both numbers were swept in simulations of 8 servers on OpenDevin and the generator
-# `subagents`, for a busiest server of about 1.25 times the mean.
-_STEEPNESS: Final = 2.0
-_IDLE_TOKENS: Final = 4_000
+# `tool_aging`.
+_STEEPNESS: Final = 4.0
+_IDLE_TOKENS: Final = 16_000
 """Added to what each server got: less is no sign of being busy."""
 _LEAST_SHARE: Final = 0.03
-"""A server that holds all of a prompt is thought to compute this share: its end, what a changed field told on."""
+"""A server that holds all of a prompt is thought to compute this share: busy servers cost more for it, too."""
 _WAIT_COST: Final = 0.5
 """What a token that others wait for on a server costs: it delays the prompt, but is computed in any case."""
 _MAX_EXPONENT: Final = 50.0
