@@ -93,8 +93,14 @@ def _add_routing_arguments(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         choices=[routing.value for routing in Routing],
         metavar="POLICY",
-        help="compare policies of a router instead, with pools without limit: content (this plugin's), cache_aware and "
+        help="compare policies of a router instead: content (this plugin's), cache_aware and "
         "round_robin (modelled on SGLang's gateway), behind_head (cache_aware, told the tokens behind what changes)",
+    )
+    group.add_argument(
+        "--pool-tokens",
+        type=int,
+        metavar="N",
+        help="with --routing: tokens that the pool of each server holds (default: all)",
     )
     group.add_argument(
         "--restart",
@@ -192,8 +198,11 @@ def _fleet_of(args: argparse.Namespace) -> Fleet:
         raise ConfigError("--store, --host-share, --upper-bound and --shared-cache have no meaning with --routing.")
     if not 0 <= args.restart < 1:
         raise ConfigError(f"--restart={args.restart!r}: must be 0 or more, and less than 1.")
+    if args.pool_tokens is not None and args.pool_tokens < 1:
+        raise ConfigError(f"--pool-tokens={args.pool_tokens!r}: must be 1 or more; leave it out to evict nothing.")
     _check_pace(args)
-    return Fleet(Pace(args.hours * 3600, args.pause_s, args.pace_seed), args.servers, args.restart)
+    pace = Pace(args.hours * 3600, args.pause_s, args.pace_seed)
+    return Fleet(pace, args.servers, args.restart, args.pool_tokens)
 
 
 def _check_pace(args: argparse.Namespace) -> None:

@@ -11,9 +11,11 @@ from collections import OrderedDict
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from sglang_pic.core import Tokens
+from sglang_pic.core import CoreConfig, Tokens
 from sglang_pic.core.trie import Node, Trie
-from sglang_pic.route import Balancer, FleetIndex, Names, Route, Sketched
+from sglang_pic.route import Route, Sketched
+from sglang_pic.route.fleet import Fleet
+from sglang_pic.route.wire import Cutting, Told, encode, pack
 
 HEADER_TOKENS: Final = 512
 """Token ids that the gateway `smg` takes in the header `X-SMG-Routing-Tokens`."""
@@ -21,6 +23,7 @@ HEADER_TOKENS: Final = 512
 _CACHE_THRESHOLD: Final = 0.3
 _BALANCE_ABS_THRESHOLD: Final = 64
 _BALANCE_REL_THRESHOLD: Final = 1.5
+_CUTTING: Final = Cutting.of(CoreConfig(), ())
 
 
 class Routing(Enum):
@@ -37,20 +40,28 @@ class Routing(Enum):
     """The gateway's: one after the other."""
 
 
+class Computed(NamedTuple):
+    """A prompt that is computed; the server tells which names it holds since, and which no longer."""
+
+    at_s: float
+    number: int
+    """Counts the prompts that were chosen for, from 0."""
+    server: int
+    num_computed: int
+    held: list[int]
+    gone: list[int]
+
+
 class Policy(Protocol):
     """Chooses servers, by their numbers."""
 
-    def choose(self, tokens: Tokens, sketched: Sketched) -> int:
+    def choose(self, tokens: Tokens, sketched: Sketched, at_s: float) -> int:
         """The server for a prompt, which is sent there."""
 
-    def end(self, number: int, server: int, num_computed: int, names: Names) -> None:
-        """The prompt that was chosen for as the `number`th, from 0, is computed; the server tells what it holds.
+    def end(self, computed: Computed) -> None:
+        """A prompt is computed."""
 
-        Args:
-            names: what the server tells of the chunks of the prompt and its answer.
-        """
-
-    def restart(self, server: int) -> None:
+    def restart(self, server: int, at_s: float) -> None:
         """A server holds nothing any more; it computes nothing at that moment."""
 
 
@@ -59,15 +70,15 @@ class RoundRobin(NamedTuple):
 
     numbers: itertools.cycle[int]
 
-    def choose(self, tokens: Tokens, sketched: Sketched) -> int:
+    def choose(self, tokens: Tokens, sketched: Sketched, at_s: float) -> int:
         """The next server."""
-        del tokens, sketched
+        del tokens, sketched, at_s
         return next(self.numbers)
 
-    def end(self, number: int, server: int, num_computed: int, names: Names) -> None:
+    def end(self, computed: Computed) -> None:
         """Nothing is kept."""
 
-    def restart(self, server: int) -> None:
+    def restart(self, server: int, at_s: float) -> None:
         """Nothing is kept."""
 
 
@@ -85,9 +96,9 @@ class CacheAware:
         self._sizes = [0] * num_servers
         self._open = [0] * num_servers
 
-    def choose(self, tokens: Tokens, sketched: Sketched) -> int:
+    def choose(self, tokens: Tokens, sketched: Sketched, at_s: float) -> int:
         """As the class says."""
-        del sketched
+        del sketched, at_s
         most, fewest = max(self._open), min(self._open)
         node, stored = self._trie.walk(tokens)
         if most - fewest > _BALANCE_ABS_THRESHOLD and most > _BALANCE_REL_THRESHOLD * fewest:
@@ -100,11 +111,11 @@ class CacheAware:
         self._open[server] += 1
         return server
 
-    def end(self, number: int, server: int, num_computed: int, names: Names) -> None:
+    def end(self, computed: Computed) -> None:
         """The server has one request less."""
-        self._open[server] -= 1
+        self._open[computed.server] -= 1
 
-    def restart(self, server: int) -> None:
+    def restart(self, server: int, at_s: float) -> None:
         """The gateway does not know what a server lost."""
 
     def _insert(self, tokens: Tokens, node: Node, stored: int, server: int) -> None:
@@ -128,43 +139,55 @@ class BehindHead(CacheAware):
         # All names of all prompts.
         self._seen: set[int] = set()
 
-    def choose(self, tokens: Tokens, sketched: Sketched) -> int:
+    def choose(self, tokens: Tokens, sketched: Sketched, at_s: float) -> int:
         """As `CacheAware`, for what follows the first chunk that was seen before."""
         names = sketched.names.tolist()
         known = next((number for number, name in enumerate(names) if name in self._seen), None)
         self._seen.update(names)
         start = 0 if known is None else int(sketched.ends[known])
-        return super().choose(tokens[start : start + HEADER_TOKENS], sketched)
+        return super().choose(tokens[start : start + HEADER_TOKENS], sketched, at_s)
 
 
 class Content:
-    """Ours."""
+    """Ours, told by messages as by real servers."""
 
     def __init__(self, num_servers: int) -> None:
-        self.index = FleetIndex()
-        self._balancer = Balancer(self.index)
-        for server in range(num_servers):
-            self._balancer.join(server)
+        self.fleet = Fleet(map(str, range(num_servers)))
+        # By server: its restarts, and its messages since.
+        self._runs, self._numbers = [-1] * num_servers, [0] * num_servers
         # Of prompts that are not computed; shrinks with `end`.
         self._routes: dict[int, Route] = {}
+        for server in range(num_servers):
+            self.restart(server, 0.0)
 
-    def choose(self, tokens: Tokens, sketched: Sketched) -> int:
-        """As `Balancer.route`."""
-        route = self._balancer.route(sketched)
+    def choose(self, tokens: Tokens, sketched: Sketched, at_s: float) -> int:
+        """As `Fleet.route`; the text counts as held before the server says so."""
+        self.fleet.expire(at_s)
+        route = self.fleet.route(sketched)
         assert route is not None, "there are servers"
         self._routes[route.number] = route
-        assert isinstance(route.server, int), "servers are numbers here"
-        return route.server
+        self.fleet.assume(str(route.server), sketched.names, at_s)
+        return int(str(route.server))
 
-    def end(self, number: int, server: int, num_computed: int, names: Names) -> None:
+    def end(self, computed: Computed) -> None:
         """What the server really computed, and what it tells."""
-        self._balancer.end(self._routes.pop(number), num_computed)
-        self.index.add(server, names)
+        self.fleet.balancer.end(self._routes.pop(computed.number), computed.num_computed)
+        self._tell(computed.server, computed.at_s, held=pack(computed.held), gone=pack(computed.gone))
 
-    def restart(self, server: int) -> None:
+    def restart(self, server: int, at_s: float) -> None:
         """The server leaves and joins again."""
-        self._balancer.leave(server)
-        self._balancer.join(server)
+        self.fleet.balancer.leave(str(server))
+        self._runs[server] += 1
+        self._numbers[server] = 0
+        self._tell(server, at_s, begins=_CUTTING)
+
+    def _tell(
+        self, server: int, at_s: float, *, begins: Cutting | None = None, held: bytes = b"", gone: bytes = b""
+    ) -> None:
+        number, self._numbers[server] = self._numbers[server], self._numbers[server] + 1
+        told = Told(run=self._runs[server], number=number, begins=begins, held=held, gone=gone)
+        taken = self.fleet.take(str(server), encode(told), at_s)
+        assert taken, "no message is lost"
 
 
 def make_policy(routing: Routing, num_servers: int) -> Policy:

@@ -141,17 +141,19 @@ def render_routings(result: Routings) -> str:
     restarts = f" {result.restart_share:.0%} of the servers restart before the second half." * bool(
         result.restart_share
     )
+    size = result.pool_tokens
+    pools = "none of which evicts" if size is None else f"each with a pool of {_tokens(size)}"
     return as_text(
         f"{result.sessions:,} sessions start within {result.hours:g} h and pause {result.pause_s:g} s between calls, "
-        f"on {result.servers:,} servers with the plugin, none of which evicts.{restarts}",
+        f"on {result.servers:,} servers with the plugin, {pools}.{restarts}",
         "",
         table,
         "",
         *(_index_cost(each, each.index, result.calls) for each in result.policies if each.index is not None),
         "",
-        "computed: share of the prompt tokens, also of the second half of the calls. one: a single server that holds "
-        f"everything; to one: computed tokens to its. TTFT: simulated, servers compute {PREFILL_TOKENS_PER_S:,} tokens "
-        "a second one prompt after the other, and answers take no time.",
+        "computed: share of the prompt tokens, also of the second half of the calls. one: a single server with the "
+        f"pools of all; to one: computed tokens to its. TTFT: simulated, servers compute {PREFILL_TOKENS_PER_S:,} "
+        "tokens a second one prompt after the other, and answers take no time.",
     )
 
 

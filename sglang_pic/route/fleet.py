@@ -114,11 +114,15 @@ class Fleet:
         self.balancer.index.add(server, fresh)
         heard.assumed.update(dict.fromkeys(fresh.tolist(), now + ASSUMED_S))
 
-    def expire(self, now: float) -> None:
-        """Leave out servers that have been silent, and what they were thought to hold and never told."""
+    def leave_silent(self, now: float) -> None:
+        """Leave out servers that have been silent."""
         for server, heard in self._heard.items():
             if now - heard.at > SILENT_S:
                 self._leave(server)
+
+    def expire(self, now: float) -> None:
+        """Leave out what servers were thought to hold and never told."""
+        for server, heard in self._heard.items():
             late = [name for name, _ in itertools.takewhile(lambda each: each[1] < now, heard.assumed.items())]
             if late:
                 self.balancer.index.remove(server, late)

@@ -154,6 +154,7 @@ class Router:
                     socket.unsubscribe(b"")
                     socket.subscribe(b"")
                     asked_at = now
+            self.fleet.leave_silent(time.monotonic())
             self.fleet.expire(time.monotonic())
 
     def _take(self, server: str, data: bytes, now: float) -> bool:

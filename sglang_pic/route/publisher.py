@@ -11,7 +11,6 @@ import queue
 import secrets
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +18,7 @@ import msgspec
 import zmq
 
 from sglang_pic.errors import ConfigError
-from sglang_pic.route.sketch import salted
+from sglang_pic.route.told import Change, ToldNames
 from sglang_pic.route.wire import HEARTBEAT_S, MAX_NAMES, Cutting, Told, encode, pack
 
 logger = logging.getLogger(__name__)
@@ -36,9 +35,6 @@ _MAX_BATCHES: Final = 256
 _MAX_UNSENT: Final = 64
 # How many names are salted before another thread gets its turn.
 _SLICE: Final = 1_000
-
-Change = tuple[Hashable, int, int]
-"""A namespace, the name of one of its chunks, and 1 for a new donor or -1 for one that went."""
 
 
 class _Batch(NamedTuple):
@@ -84,13 +80,9 @@ class Publisher:
         namespace_of: Callable[[Hashable], bytes | None],
         count: Callable[[int], None] = lambda size: None,
     ) -> None:
-        self._salt, self._cutting, self._namespace_of, self._count = salt, cutting, namespace_of, count
+        self._cutting, self._count = cutting, count
         self._waiting: queue.Queue[_Batch] = queue.Queue(_MAX_BATCHES)
-        # Donors of each told name, over all chunks and namespaces; shrinks with their donors.
-        self._donors: Counter[int] = Counter()
-        # What listeners have, and the names of which that may be wrong. Shrink likewise.
-        self._told: set[int] = set()
-        self._changed: set[int] = set()
+        self._names = ToldNames(salt, namespace_of)
         self._run, self._number = secrets.randbits(63), 0
         self._wants_begin, self._begun_at, self._sent_at = False, 0.0, 0.0
         self.is_behind = False
@@ -132,7 +124,7 @@ class Publisher:
         """What was published so far."""
         return PublisherReport(
             endpoint=self.endpoint,
-            num_names=len(self._told),
+            num_names=len(self._names),
             num_messages=self._number,
             num_bytes=self.num_bytes,
             num_begun=self.num_begun,
@@ -168,33 +160,19 @@ class Publisher:
         while not self._waiting.empty():
             batch = self._waiting.get()
             if batch.is_all:
-                self._changed.update(self._donors)
-                self._donors.clear()
+                self._names.lose_all()
             for first in range(0, len(batch.changes), _SLICE):
-                self._apply(batch.changes[first : first + _SLICE])
+                self._names.apply(batch.changes[first : first + _SLICE])
                 if first:
                     time.sleep(0)
-
-    def _apply(self, changes: Iterable[Change]) -> None:
-        by_kind: dict[tuple[Hashable, int], list[int]] = {}
-        for namespace, name, change in changes:
-            by_kind.setdefault((namespace, change), []).append(name)
-        for (namespace, change), names in by_kind.items():
-            key = self._namespace_of(namespace)
-            for name in [] if key is None else salted(names, key, self._salt).tolist():
-                self._donors[name] += change
-                if not self._donors[name]:
-                    del self._donors[name]
-                self._changed.add(name)
 
     def _send(self) -> None:
         now, begins = time.monotonic(), None
         if self._wants_begin and now - self._begun_at >= _BEGIN_PERIOD_S:
             self._wants_begin, self._begun_at, begins = False, now, self._cutting
             self.num_begun += 1
-            self._told.clear()
-            self._changed = set(self._donors)
-        held, gone = self._next_names()
+            self._names.begin()
+        held, gone = self._names.take(MAX_NAMES)
         if begins is None and not held and not gone and now - self._sent_at < HEARTBEAT_S:
             return
         told = Told(run=self._run, number=self._number, begins=begins, held=pack(held), gone=pack(gone))
@@ -203,22 +181,6 @@ class Publisher:
         self._number, self._sent_at = self._number + 1, now
         self.num_bytes += len(data)
         self._count(len(data))
-
-    def _next_names(self) -> tuple[list[int], list[int]]:
-        """As many changed names as one message holds."""
-        held: list[int] = []
-        gone: list[int] = []
-        while self._changed and len(held) + len(gone) < MAX_NAMES:
-            name = self._changed.pop()
-            if (name in self._donors) is (name in self._told):
-                continue
-            if name in self._donors:
-                held.append(name)
-                self._told.add(name)
-            else:
-                gone.append(name)
-                self._told.discard(name)
-        return held, gone
 
 
 def all_donors(names: Mapping[Any, Iterable[int]]) -> list[Change]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sglang_pic.census.command import add_arguments, run
-from sglang_pic.census.gateway import BehindHead, CacheAware, Routing
+from sglang_pic.census.gateway import BehindHead, CacheAware, Computed, Routing
 from sglang_pic.cli import main
 from sglang_pic.core import Tokens
 from sglang_pic.errors import ConfigError
@@ -37,6 +37,11 @@ def test_text_behind_a_clock_is_found_by_content_alone(capsys: pytest.CaptureFix
     # A restart costs what the server held.
     restarted = _json([trace, "--routing", "content", "--restart", "0.34"], capsys)["content"]
     assert restarted["second_half_tokens"] > content["second_half_tokens"]
+    # So does an eviction, of which servers tell.
+    pooled = _json([trace, "--routing", "content", "--pool-tokens", "4000"], capsys)
+    assert pooled["one"]["computed_tokens"] > one["computed_tokens"]
+    assert pooled["content"]["cached_tokens"] <= 3 * 4000
+    assert pooled["content"]["index"]["names"] < content["index"]["names"]
     assert main([*_WORDS, trace, "--routing", "content", "--limit-sessions", "2"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "2 sessions start within 0.1 h" in printed
@@ -49,7 +54,7 @@ def test_behind_a_changing_head_prompts_are_alike() -> None:
     chosen = []
     for head in range(4):
         tokens = np.concatenate([rng.integers(0, 1000, 200 + 3 * head, dtype=np.int32), body])
-        chosen.append(policy.choose(tokens, cut(tokens, b"", b"")))
+        chosen.append(policy.choose(tokens, cut(tokens, b"", b""), 0.0))
     assert len(set(chosen)) == 2, "the first prompt's body was not known"
     assert len(set(chosen[1:])) == 1
 
@@ -60,17 +65,17 @@ def _text(*parts: tuple[int, int]) -> Tokens:
 
 def test_the_gateways_policy_follows_prefixes_then_sizes_then_queues() -> None:
     policy = CacheAware(3)
-    assert policy.choose(_text((0, 100)), _NONE) == 0
-    assert policy.choose(_text((0, 40), (500, 560)), _NONE) == 0, "4 in 10 are a prefix"
-    assert policy.choose(_text((0, 20), (600, 680)), _NONE) == 1, "2 in 10 are not: the smallest tree"
-    assert policy.choose(_text((700, 710)), _NONE) == 2
-    assert policy.choose(_text((800, 900)), _NONE) == 2
+    assert policy.choose(_text((0, 100)), _NONE, 0.0) == 0
+    assert policy.choose(_text((0, 40), (500, 560)), _NONE, 0.0) == 0, "4 in 10 are a prefix"
+    assert policy.choose(_text((0, 20), (600, 680)), _NONE, 0.0) == 1, "2 in 10 are not: the smallest tree"
+    assert policy.choose(_text((700, 710)), _NONE, 0.0) == 2
+    assert policy.choose(_text((800, 900)), _NONE, 0.0) == 2
     for _ in range(64):
-        assert policy.choose(_text((0, 100)), _NONE) == 0
-    assert policy.choose(_text((0, 100)), _NONE) == 1, "0 has 65 requests more than it"
+        assert policy.choose(_text((0, 100)), _NONE, 0.0) == 0
+    assert policy.choose(_text((0, 100)), _NONE, 0.0) == 1, "0 has 65 requests more than it"
     for number in range(10):
-        policy.end(number, 0, 1, _NONE.names)
-    assert policy.choose(_text((0, 100)), _NONE) == 0
+        policy.end(Computed(0.0, number, 0, 1, [], []))
+    assert policy.choose(_text((0, 100)), _NONE, 0.0) == 0
 
 
 @pytest.mark.parametrize(
@@ -80,6 +85,7 @@ def test_the_gateways_policy_follows_prefixes_then_sizes_then_queues() -> None:
         (["--hours", "0"], r"--hours=0\.0: must be more than 0"),
         (["--hours", "1", "--store"], "have no meaning with --routing"),
         (["--hours", "1", "--restart", "1"], r"--restart=1\.0: must be 0 or more, and less than 1"),
+        (["--hours", "1", "--pool-tokens", "0"], "--pool-tokens=0: must be 1 or more"),
         (["--hours", "1", "--servers", "0"], "--servers=0: must be 1 or more"),
     ],
 )

@@ -105,7 +105,7 @@ def test_a_scheduler_never_waits_and_what_is_lost_is_told_anew(monkeypatch: pyte
         publisher.put(all_donors({"plain": [4, 8, 8]}), is_all=True)
         publisher._take_changes()
         assert not publisher.is_behind
-        assert publisher._donors == Counter(salted([4, 8, 8], PLAIN, SALT).tolist())
+        assert publisher._names.donors == Counter(salted([4, 8, 8], PLAIN, SALT).tolist())
     finally:
         publisher.stop()
         publisher._context.destroy(linger=0)
@@ -168,9 +168,9 @@ def test_messages_that_are_lost_late_or_of_another_kind_cost_what_a_server_told(
         assert "not a message" in fleet.status()["b"].error
     assert fleet.take("b", encode(Told(run=1, number=0, begins=CUTTING, held=bytes(8 * MAX_NAMES + 8))), 1.0)
     assert fleet.balancer.servers == ["a"]
-    fleet.expire(1.0 + SILENT_S)
+    fleet.leave_silent(1.0 + SILENT_S)
     assert fleet.balancer.servers == ["a"]
-    fleet.expire(1.1 + SILENT_S)
+    fleet.leave_silent(1.1 + SILENT_S)
     assert (fleet.balancer.servers, len(index), fleet.cutting) == ([], 0, None)
     assert not fleet.take("a", told(2, run=2), 9.0), "after a silence it has to begin again"
     assert fleet.take("b", told(0, begins=nonsense), 9.0)
@@ -331,7 +331,7 @@ def test_no_request_is_lost(trouble: str, gateway: StandIn, sidecar: Router, mon
     if trouble == "sketch":
         monkeypatch.setattr(sidecar._prompts, "sketch", lambda *_: 1 / 0)
     if trouble == "nobody_told":
-        sidecar.fleet.expire(time.monotonic() + 60)
+        sidecar.fleet.leave_silent(time.monotonic() + 60)
     (answer,) = ask(sidecar, body, headers=headers)
     assert answer.status_code == 200
     ((_, key),) = gateway.seen

@@ -16,7 +16,8 @@ from sglang_pic.adapter.namespace import Namespace, told_key
 from sglang_pic.adapter.seams import Tree
 from sglang_pic.config import ContentEvents
 from sglang_pic.core import ContentIndex, Tokens
-from sglang_pic.route.publisher import Change, Publisher, PublisherReport, all_donors
+from sglang_pic.route.publisher import Publisher, PublisherReport, all_donors
+from sglang_pic.route.told import Change
 from sglang_pic.route.wire import Cutting, namespace_bytes, read_salt
 
 MESSAGES: Final = Metric(
