@@ -62,15 +62,16 @@ class Chunker:
                 cutting begins afresh there, so that equal messages are cut equally wherever they stand.
         """
         stop = len(tokens) if end is None else end
+        data = np.repeat(tokens[start:stop], self._repeat).data.cast("B")
         ends: list[int] = []
         at = start
         for delimiter in _delimiter_positions(tokens, start, stop, delimiters):
             if delimiter > at:
-                self._cut_piece(tokens, at, delimiter, ends)
+                self._cut_piece(data, start, at, delimiter, ends)
             ends.append(delimiter + 1)
             at = delimiter + 1
         if stop > at:
-            self._cut_piece(tokens, at, stop, ends)
+            self._cut_piece(data, start, at, stop, ends)
         return ends
 
     def sync_start(self, tokens: Tokens, position: int, delimiters: frozenset[int] = frozenset()) -> int:
@@ -93,15 +94,16 @@ class Chunker:
         offsets = [0, *(TOKEN_BYTES * end for end in ends)]
         return [named(data[start:end]) for start, end in pairwise(offsets)]
 
-    def _cut_piece(self, tokens: Tokens, start: int, end: int, ends: list[int]) -> None:
+    def _cut_piece(self, data: memoryview, first: int, start: int, end: int, ends: list[int]) -> None:
+        """Cut `[start, end)`; `data` has the tokens from `first` on, as they are fed."""
         config, unit = self._config, TOKEN_BYTES * self._repeat
         if end - start <= config.chunk_min_tokens:
             ends.append(end)
             return
-        data = np.repeat(tokens[start:end], self._repeat).data.cast("B")
+        piece = data[unit * (start - first) : unit * (end - first)]
         sizes = (config.chunk_min_tokens * unit, config.chunk_avg_tokens * unit, config.chunk_max_tokens * unit)
         # Rounded up: offset -> first token boundary at or after it, as an absolute position.
-        offsets = accumulate(map(_LENGTH, fastcdc(data, *sizes)), initial=unit * start + unit - 1)
+        offsets = accumulate(map(_LENGTH, fastcdc(piece, *sizes)), initial=unit * start + unit - 1)
         next(offsets)
         ends.extend([offset // unit for offset in offsets])
         if len(ends) > 1 and ends[-1] == ends[-2]:
