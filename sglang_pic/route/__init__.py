@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_pic.route.index import FleetIndex, Server
-from sglang_pic.route.policy import Balancer, Route
-from sglang_pic.route.sketch import Names, Sketched, cut, salted
+from sglang_pic.route.policy import Route
+from sglang_pic.route.sketch import Sketched, cut
 
-__all__ = ["Balancer", "FleetIndex", "Names", "Route", "Server", "Sketched", "cut", "salted"]
+__all__ = ["Route", "Sketched", "cut"]
