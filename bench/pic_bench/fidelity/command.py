@@ -28,8 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         several = isinstance(size.default, tuple)
         text = size.description[0].lower() + size.description[1:].removesuffix(".")
         parser.add_argument(
-            "--keys" if size.name == "key_prompts" else f"--{size.name.replace('_', '-')}",
-            dest=size.name,
+            f"--{size.name}",
             type=_numbers if several else int,
             metavar="N,N,..." if several else "N",
             help=f"{text} (default: {_shown(size.default)}; --quick: {_shown(getattr(QUICK_SIZES, size.name))})",
