@@ -13,33 +13,16 @@ from fidelity_records import parse, probe
 from pic_bench.environment import capture_environment
 from pic_bench.fidelity import runner
 from pic_bench.fidelity.cases.case import Job
-from pic_bench.fidelity.config import Sizes
-from pic_bench.fidelity.folder import claim_run, read_config, read_environment, read_left_out, read_probes
+from pic_bench.fidelity.folder import claim_run, read_environment, read_left_out, read_probes
 from pic_bench.fidelity.measure import Unrealised
 from pic_bench.fidelity.plan import Plan, chosen_questions, make_plan, named_policies
-from pic_bench.fidelity.record import Experiment, Probe, TemplateSet, append_lines
+from pic_bench.fidelity.record import Probe, append_lines
 from pic_bench.fidelity.runner import Outcome, run_fidelity
 from pic_bench.out_folder import write_json
 from pic_traces.questions import GENERATED
 
 from sglang_pic.cli import main
 from sglang_pic.errors import BenchError, ConfigError
-
-
-def test_arguments_become_a_configuration() -> None:
-    whole = parse()
-    assert whole.sizes == Sizes()
-    assert whole.experiments == tuple(Experiment)
-    assert whole.dtypes == ("float32", "bfloat16")
-    assert whole.policies[0] == "default"
-    quick = parse("--quick --prompts 3 --blocks 2,16 --dtype float32 --server-arg='--page-size 16'")
-    assert (quick.sizes.prompts, quick.sizes.blocks, quick.dtypes) == (3, (2, 16), ("float32",))
-    assert quick.server_args == ("--page-size", "16")
-    assert Experiment.TRACE not in quick.experiments
-    assert parse("--experiment trace --quick").experiments == (Experiment.TRACE,)
-    words = " ".join(f"--experiment {experiment.value}" for experiment in Experiment)
-    assert parse(words).experiments == tuple(Experiment)
-    assert [parse(f"--set {of.value}").edit_set for of in TemplateSet] == list(TemplateSet)
 
 
 def test_edits_have_the_policies_that_are_named() -> None:
@@ -95,13 +78,6 @@ def test_a_folder_is_new_or_an_earlier_run_that_is_spoken_of(tmp_path: Path) -> 
         with pytest.raises(ConfigError, match=why):
             claim_run(other, config, resume=False, force=True)
     assert (folder / "mine.txt").exists()
-
-
-def test_an_order_that_is_none_is_refused_in_a_folder(tmp_path: Path) -> None:
-    written = msgspec.to_builtins(parse("--quick")) | {"orders": ["sorted"]}
-    (tmp_path / "config.json").write_bytes(msgspec.json.encode(written))
-    with pytest.raises(BenchError, match=r"not of a fidelity run that this version can read .*sorted"):
-        read_config(tmp_path)
 
 
 class Server:
