@@ -168,12 +168,6 @@ def test_recorded_sessions_in_a_folder(tmp_path: Path) -> None:
     assert [session.session_id for session in load(str(tmp_path))] == ["x", "q", "q"]
 
 
-def test_one_pretty_printed_file(tmp_path: Path) -> None:
-    (session,) = load(write(tmp_path / "one.json", request("1"), indent=4))
-    assert contents(session) == ["1"]
-    assert session.source == "one.json"
-
-
 def test_equal_messages_of_a_log_are_held_once(tmp_path: Path) -> None:
     """Requests repeat their history; a log of them must not take the memory of all prompts."""
     history: list[Any] = [{"role": "user", "content": f"text {number}"} for number in range(3)]
