@@ -113,7 +113,7 @@ def test_settings_are_measured_up_to_a_verdict(
     assert main([*command, str(out), "--dtype", "float32", "--max-total-tokens", "40000"]) == 1
     losses = {(probe.prompt, probe.arm): probe for probe in read_lines(out / "losses.jsonl", Probe)}
     exact = [probe for (_, arm), probe in losses.items() if arm == "exact"]
-    assert {arm for _, arm in losses} == {"full", "exact", "naive", "careful"}
+    assert {arm for _, arm in losses} == {"full", "exact", "naive", "flipped", "careful"}
     assert len(exact) == 4, "one more of a session with a changed field"
     assert all(probe.kl < 1e-6 and probe.prefix_hit_tokens == probe.prompt_tokens // 2 for probe in exact)
     served = json.loads((out / "served.json").read_text())
